@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import queue
 import sys
 import threading
@@ -19,6 +18,7 @@ from nsa.contract import ExitCode, NSAError
 from nsa.data.open import open_source
 from nsa.data.source import DataStallError, Source
 from nsa.launch.output import shout
+from nsa.launch.process import leave
 from nsa.settings import DataSection, refusal
 
 _DESCRIPTION = "Read a few batches of a data set as the trainer would, and say how long they took."
@@ -131,7 +131,5 @@ def _opened(data: DataSection, args: argparse.Namespace) -> Source:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
     # The reading thread may be deep in a request; nothing is left to write.
-    os._exit(code)
+    leave(main(sys.argv[1:]))

@@ -20,7 +20,7 @@ from nsa.toggles import ToggleSet
 _CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
 
 
-class Ways:
+class Dispatch:
     """How the two branches run in one launch.
 
     `barred`: ways that may not be used, and why. A self-test has to show that they compute what

@@ -10,9 +10,10 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from nsa.contract import RUN_TOKEN_VARIABLE, STACKDUMPS, ExitCode
+from nsa.launch.output import shout
 
 _PR_SET_PDEATHSIG = 1
 # A rank that cannot finish its step after SIGTERM is stuck; torchrun would kill it after 30 s.
@@ -115,3 +116,29 @@ class Termination:
 
 def _nothing(_number: int, _frame: object) -> None:
     """A handler that Python has, so that the signal is written to the wake-up pipe."""
+
+
+def take_signals(environ: Mapping[str, str]) -> Termination:
+    """What every rank does first: die with its launcher, show stacks, end in an orderly way."""
+    arm_death_signal(environ)
+    dump_stacks_on_usr1()
+    termination = Termination()
+    termination.install()
+    return termination
+
+
+def refuse(error: Exception, environ: Mapping[str, str]) -> int:
+    """Say why the launch cannot start; returns the exit code.
+
+    Every rank says it: torchrun may end rank 0 before it has come to its own refusal.
+    """
+    text = environ.get("RANK", "0")
+    shout(f"[rank {text}] {error}" if text.isdigit() and int(text) else str(error))
+    return int(ExitCode.CONFIG)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process: all is written and on the disk, and tearing torch down only takes time."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -17,7 +17,7 @@ from nsa.data.source import Batch
 from nsa.dense import Dense, mean_loss
 from nsa.kernels import compiled, liger
 from nsa.kernels import cuda_graphs as replay
-from nsa.kernels.dispatch import Ways
+from nsa.kernels.dispatch import Dispatch
 from nsa.kernels.kernel_check import KernelGap, compare
 from nsa.launch.kernels import other_kernels, why_not
 from nsa.launch.plan import LaunchPlan
@@ -70,7 +70,7 @@ class Engine:
             backoff_factor=toggles.number("NSA_SCALER_BACKOFF_FACTOR"),
         )
         self.wrapped: Wrapped | None = None
-        self.ways = Ways(plan, self.model.cfg, dtype=self.dtype, device=self.device)
+        self.dispatch = Dispatch(plan, self.model.cfg, dtype=self.dtype, device=self.device)
         self.dense: Dense | None = None
         self.gaps: list[KernelGap] = []
         self.on_loss: Callable[[Tensor], None] | None = None
@@ -88,7 +88,7 @@ class Engine:
         Raises Refused where the dense parts or the selected branch cannot run as asked here, or the
         former give other numbers.
         """
-        ways = self.ways.put_on(self.model, toggles)
+        ways = self.dispatch.put_on(self.model, toggles)
         self._use_dense(toggles)
         fused = toggles.flag("NSA_OPT_FUSED")
         if is_fused(self.optimizer) != fused:

@@ -237,7 +237,7 @@ class Loop:
         if witness.end_trace():
             clock.restart()
         self._memory_dump("post")
-        if witness.told(timed=not warmup):
+        if witness.written(timed=not warmup):
             clock.restart()
 
     def _post(self, outcome: StepOutcome) -> Posted:

@@ -250,14 +250,14 @@ def _window(seen: Seen) -> Evidence:
     asked, ran = seen.toggles.text("NSA_WINDOW"), seen.ranges.in_window
     kernels = {VARLEN_OPERATOR: "varlen", WINDOW_OPERATOR: "triton"}
     found = next((way for name, way in kernels.items() if name in ran), "masked")
-    evidence = {"ran": found, "chosen": str(seen.engine.ways.window(seen.toggles))}
+    evidence = {"ran": found, "chosen": str(seen.engine.dispatch.window(seen.toggles))}
     if not ran:
         return None, evidence | {"ran": "no operator of the window branch was seen"}
     return found == asked or asked == "auto", evidence
 
 
 def _self_test(seen: Seen) -> Evidence:
-    asked, tested = seen.toggles.text("NSA_SELF_TEST"), seen.engine.ways.tested
+    asked, tested = seen.toggles.text("NSA_SELF_TEST"), seen.engine.dispatch.tested
     return asked == "auto" or bool(tested) == (asked == "on"), {"tested": list(tested)}
 
 
@@ -273,7 +273,7 @@ def _triton(seen: Seen) -> Evidence:
     """The kernels' operator inside the branch's range is what ran, whatever was chosen."""
     asked = seen.toggles.values["NSA_USE_TRITON_SEL"]
     found = "triton" if SELECTED_OPERATOR in seen.ranges.in_selected else "sdpa"
-    evidence = {"ran": found, "chosen": str(seen.engine.ways.selected(seen.toggles))}
+    evidence = {"ran": found, "chosen": str(seen.engine.dispatch.selected(seen.toggles))}
     return asked == "auto" or (found == "triton") == (asked == "1"), evidence
 
 

@@ -195,7 +195,7 @@ class Bias:
             count=self.count + int(seen.sum()),
         )
 
-    def told(self) -> dict[str, float]:
+    def report(self) -> dict[str, float]:
         """By which share gradients are too near to 0, too low; `weight`: of how many elements."""
         return {
             "toward_zero": -self.along / self.weight if self.weight else 0.0,

@@ -99,9 +99,9 @@ def wanted(engine: Engine, toggles: ToggleSet) -> tuple[bool, str]:
 def self_test(engine: Engine) -> SelfTest:
     """Test the ways to run attention that this launch's blocks want. A collective of all ranks.
 
-    Afterwards `engine.ways.barred` holds those that may not be used. Leaves random numbers, memory
-    statistics and gradients as they were. Raises SelfTestError if masked SDPA does not agree, and
-    ConfigError where a way is asked for by name that cannot run, or cannot be tested.
+    Afterwards `engine.dispatch.barred` holds those that may not be used. Leaves random numbers,
+    memory statistics and gradients as they were. Raises SelfTestError if masked SDPA does not
+    agree, and ConfigError where a way is asked for by name that cannot run, or cannot be tested.
     """
     plan = engine.plan
     allow_kernels(plan.toggles)
@@ -114,14 +114,14 @@ def self_test(engine: Engine) -> SelfTest:
         bound=Bound.of(engine.dtype),
     )
     if not run:
-        engine.ways.barred |= dict.fromkeys(("varlen", _TRITON), f"no self-test ({reason})")
+        engine.dispatch.barred |= dict.fromkeys(("varlen", _TRITON), f"no self-test ({reason})")
         return found
     # Last, beside the window that was found to agree.
     todo = [name for name in todo if name != _TRITON] + [_TRITON] * _wants_triton(engine)
     rejected = [name for name in todo if not _agrees(engine, found, name)]
     if rejected and "masked" not in todo:
         _agrees(engine, found, "masked")
-    engine.ways.tested = tuple(found.paths)
+    engine.dispatch.tested = tuple(found.paths)
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()  # the test is no part of the training
@@ -133,7 +133,7 @@ def _ways(engine: Engine, run: bool, reason: str) -> list[str]:
     ways, problems = set(), []
     for block in engine.plan.blocks:
         try:
-            ways.add(engine.ways.window(block.toggles, tested=False).value)
+            ways.add(engine.dispatch.window(block.toggles, tested=False).value)
         except NSAError as error:
             problems.append(f"NSA_WINDOW: {error}")
         else:
@@ -148,7 +148,7 @@ def _ways(engine: Engine, run: bool, reason: str) -> list[str]:
 def _selected_problems(engine: Engine, toggles: ToggleSet, run: bool, reason: str) -> list[str]:
     """Why the kernels that are asked for by name cannot run; an arm of its own says so itself."""
     try:
-        choice = engine.ways.selected(toggles, tested=False)
+        choice = engine.dispatch.selected(toggles, tested=False)
     except NSAError as error:
         return [str(error)] if engine.plan.schedule is None else []
     asked = triton_asked(toggles, engine.plan.config.runtime.use_triton_sel)
@@ -159,7 +159,7 @@ def _selected_problems(engine: Engine, toggles: ToggleSet, run: bool, reason: st
 
 def _wants_triton(engine: Engine, branch: str = "") -> bool:
     """Does a block want the Triton kernels (of a branch, "" for any), and could they run?"""
-    ways = {"window": engine.ways.window, "selected": engine.ways.selected}
+    ways = {"window": engine.dispatch.window, "selected": engine.dispatch.selected}
     for block in engine.plan.blocks:
         for name, way in ways.items():
             try:
@@ -180,7 +180,7 @@ def _agrees(engine: Engine, found: SelfTest, name: str) -> bool:
     outcome = "; ".join(here.problems) or f"agrees, off by at most {worst:.2g} of itself"
     say(f"[self-test] {label}: {outcome} ({here.seconds:.1f} s)", rank=engine.ranks.rank)
     if not wrong:
-        engine.ways.barred.pop(name, None)
+        engine.dispatch.barred.pop(name, None)
         return True
     why = "; ".join(here.problems)
     if not why:
@@ -191,7 +191,7 @@ def _agrees(engine: Engine, found: SelfTest, name: str) -> bool:
             f"({engine.device}, {found.dtype}, S={found.seq_len}): {why}. Nothing was trained. Run "
             "`pytest --pyargs nsa.tests`, and check the driver, torch's build and the memory"
         )
-    engine.ways.barred[name] = f"the self-test rejected {name}: {why}"
+    engine.dispatch.barred[name] = f"the self-test rejected {name}: {why}"
     return False
 
 
@@ -207,7 +207,9 @@ def _measure(engine: Engine, name: str) -> Agreement:
     window, selected = name, "sdpa"
     if name == _TRITON:
         # The other branch runs as it was found to agree.
-        window = _TRITON if _wants_triton(engine, "window") else engine.ways.window(toggles).value
+        window = (
+            _TRITON if _wants_triton(engine, "window") else engine.dispatch.window(toggles).value
+        )
         selected = _TRITON if _wants_triton(engine, "selected") else "sdpa"
     run = partial(
         attend,

@@ -146,7 +146,7 @@ class Shadow:
             rates=tuple(float(group["lr"]) for group in self._engine.optimizer.param_groups),
         )
 
-    def told(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """The steps watched, and the largest gap of each kind. Synchronizes.
 
         `weight`, `first_moment`, `second_moment`: from AdamW's equation, in roundoffs of float32;
@@ -168,7 +168,7 @@ class Shadow:
         left = sum(int(found) for found in self._left)
         return {"steps": list(self._seen), **plain_floats(worst), "jumps": jumps, "left": left}
 
-    def told_again(self) -> dict[str, Any]:
+    def report_recomputed(self) -> dict[str, Any]:
         """The steps computed twice, the losses that they had to have, the gradients' largest gap.
 
         `gradient`: of a piece, in root mean squares, as a share of what the ranks' gradients are.
@@ -191,7 +191,7 @@ class Shadow:
                 apart += [] if again.apart is None else [float(again.apart)]
         losses = [float(self._again[step].loss) for step in ended]
         told = plain_floats({"gradient": _worst(gaps), "ranks": _worst(apart)})
-        told["bias"] = plain_floats(bias.told())
+        told["bias"] = plain_floats(bias.report())
         gates = [self._again[step].gates.tolist() for step in ended]
         first = self._engine.ranks.rank == 0
         return {"steps": ended, "losses": losses, **told, "gates": gates if first else None}

@@ -105,7 +105,7 @@ class Witness:
             self._first_update = plain_floats({"moved": farthest, "lr": rate})
         return self.meter.take()
 
-    def told(self, *, timed: bool) -> bool:
+    def written(self, *, timed: bool) -> bool:
         """The step's row is written; `timed`: its time counts. Says whether looking took time."""
         self.compiling.note("step", timed=timed and self._watched.emitted)
         return self._watched.step_done()
@@ -169,8 +169,8 @@ class Witness:
             "largest_lr": self._largest_lr,
             "updates": updates(self._engine.optimizer),
             "first_update": self._first_update,
-            "shadow": self._shadow.told(),
-            "recomputed": self._shadow.told_again(),
+            "shadow": self._shadow.report(),
+            "recomputed": self._shadow.report_recomputed(),
             "proof": self._last_proof,
         }
 

@@ -172,7 +172,7 @@ def test_a_real_step_never_waits(window: Window) -> None:
     precision = torch.get_float32_matmul_precision()
     engine = production()
     if window == "varlen":
-        engine.ways.barred.clear()
+        engine.dispatch.barred.clear()
     engine.configure(engine.plan.toggles)
     clock = StepClock(engine.device)
     batches = [Batch(tokens=torch.randint(256, (1, 2049)).pin_memory()) for _ in range(2)]

@@ -148,7 +148,7 @@ def production(window: Window, n_layers: int) -> Engine:
     with device, patch.object(NSALanguageModel, "to", lambda self, _: self):
         engine = Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
         if window == "varlen":
-            engine.ways.barred.clear()
+            engine.dispatch.barred.clear()
         engine.configure(plan.toggles)
     assert {layer.attention.window for layer in engine.model.layers} == {window}
     return engine

@@ -255,7 +255,7 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
                 state.add_(int(step == broken))
         store.begin(step=step, position=POSITION, val_loss=None)
         store.finish()
-    told = noted.told(store.folder)
+    told = noted.report(store.folder)
     assert told is not None
     assert (told["read"], told["wrong"]) == (3, [] if broken is None else [broken])
     assert (told["other"] > 0) == (broken == 3)
@@ -322,7 +322,7 @@ def test_why_a_checkpoint_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     noted.note(1)
     store.begin(step=1, position=POSITION, val_loss=None)
     (store.finish().path / METADATA_FILE).write_bytes(pickle.dumps(print))
-    told = noted.told(store.folder)
+    told = noted.report(store.folder)
     assert told is not None and told["positions"] is None
     assert told["unreadable"].endswith(f"{METADATA_FILE} names builtins.print")
     told_shape = EVENTS[Event.EXIT]

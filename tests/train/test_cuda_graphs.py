@@ -258,7 +258,7 @@ class TestOnADevice:
         plan = plan_launch(words, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", **given})
         device = torch.device("cuda", 0)
         engine = Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
-        engine.ways.barred.clear()
+        engine.dispatch.barred.clear()
         engine.configure(engine.plan.toggles)
         generator = torch.Generator().manual_seed(7)
         clock, losses = StepClock(device), []

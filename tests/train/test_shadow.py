@@ -56,8 +56,8 @@ def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
         made.update(step, clock)
         shadow.updated(step, outcome.norm)
     return {
-        **shadow.told(),
-        "recomputed": {**shadow.told_again(), "own_losses": losses, "own_gates": gates},
+        **shadow.report(),
+        "recomputed": {**shadow.report_recomputed(), "own_losses": losses, "own_gates": gates},
     }
 
 
@@ -123,7 +123,7 @@ def test_the_way_gradients_are_rounded_is_seen(way: str, seen: str) -> None:
         asked=[], scale=1.0, least=torch.finfo(torch.bfloat16).tiny, gates=own, apart=None,
     )  # fmt: skip
     reduced = (WAYS[way](own[0] / 2) + WAYS[way](own[1] / 2)).bfloat16().float()
-    told = Bias().with_step(again, reduced).told()
+    told = Bias().with_step(again, reduced).report()
     assert told["weight"] > 200
     work = replace(WORK, dtype="fp32", wire="bf16", device="cpu", nproc=2)
     found = _bias_problems(told, work)
@@ -163,7 +163,7 @@ def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: 
     outcome = made.compute(batches, clock, count_ranges())
     made.update(1, clock)
     shadow.updated(1, outcome.norm)
-    gap = shadow.told_again()["gradient"]
+    gap = shadow.report_recomputed()["gradient"]
     assert gap < 1e-6 if from_host else gap > 1e-4
 
 
@@ -422,7 +422,7 @@ def test_what_changes_while_all_has_to_rest_is_counted(
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
     with shadow.unchanged():
         change(made)
-    found = shadow.told()["jumps"]
+    found = shadow.report()["jumps"]
     assert found > 1 if jumps is None else found == jumps
 
 

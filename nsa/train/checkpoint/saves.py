@@ -91,12 +91,12 @@ class Saves:
         )
 
     def read_back(self) -> dict[str, Any] | None:
-        """What the newest save holds against what the run held, as `ReadBack.told` says it."""
-        return self._noted.told(self._checkpoints.folder)
+        """What the newest save holds against what the run held, as `ReadBack.report` says it."""
+        return self._noted.report(self._checkpoints.folder)
 
 
 class ReadBack:
-    """Notes what a save has to hold; `check` reads it back, `told` says what came of all."""
+    """Notes what a save has to hold; `check` reads it back, `report` says what came of all."""
 
     def __init__(self, engine: Engine, *, token: str) -> None:
         self._engine = engine
@@ -146,7 +146,7 @@ class ReadBack:
         found = saved.reshape(-1).index_select(0, places.cpu())
         return int((found != self._noted[name].cpu()).sum())
 
-    def told(self, folder: Path) -> dict[str, Any] | None:
+    def report(self, folder: Path) -> dict[str, Any] | None:
         """`step`, `tensors`, `elements` compared, how many of them are `other` ones, and `kept`.
 
         Of the newest one; `read` counts all that were read back, `wrong` are the steps of those
