@@ -40,7 +40,7 @@ test test-all:
 # pytest and hypothesis are what its stage `tests` needs.
 gpu:
 	@$(INSTALL) --dev
-	$(BIN)/runbook gpu-acceptance $(GPU_ARGS)
+	$(BIN)/python -m benchmarks.gpu_session $(GPU_ARGS)
 
 lint:
 	@$(INSTALL) --dev

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from runbook import __version__
 from runbook.cli._parser import Command, parse_all
-from runbook.cli.acceptance import GPU_ACCEPTANCE
 from runbook.cli.completion import ASKED, COMPLETION, complete
 from runbook.cli.drill import DRILL
 from runbook.cli.export import EXPORT
@@ -30,7 +29,7 @@ from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "run": (INIT, RUN, LAUNCH, NIGHTLY, GPU_ACCEPTANCE),
+    "run": (INIT, RUN, LAUNCH, NIGHTLY),
     "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, PRUNE, EXPORT),
     "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
     "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),

@@ -377,7 +377,6 @@ def test_bytes_that_are_no_text_start_nothing(tmp_path: Path, words: tuple[str, 
         ("run", "--profile", "./pipe.yaml", "--dry-run"),
         ("launch", "--plan", "./pipe.yaml", "--profile", "cpu", "--dry-run"),
         ("nightly", "--pin", "pipe.yaml", "--dry-run"),
-        ("gpu-acceptance", "--stages", "pipe.yaml", "--dry-run"),
         ("inspect", "pipe.yaml"),
     ],
 )

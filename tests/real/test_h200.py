@@ -8,8 +8,7 @@ from runbook.collect.gpu_facts import gpu_drafts
 from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
 from runbook.config import load_profile
 from runbook.config.detect import profile_for
-from runbook.tools.acceptance.device import unread_fields
-from tests.real import H200
+from tests.real import H200, unread_fields
 
 SMI = (H200 / "nvidia_smi.xml").read_text()
 
