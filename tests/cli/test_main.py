@@ -155,8 +155,8 @@ def test_version(tmp_path: Path) -> None:
             "see runbook report --help",
         ),
         (
-            ["export", "--to", "tensorboard", __file__],
-            f"--to tensorboard {__file__}: needs a folder; see runbook export --help",
+            ["export", "--to", "csv", "."],
+            "--to csv .: is a folder; name a file in it; see runbook export --help",
         ),
         (
             ["report"],
