@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from runbook import __version__
 from runbook.cli._parser import Command, parse_all
+from runbook.cli.bundle import BUNDLE
 from runbook.cli.completion import ASKED, COMPLETION, complete
 from runbook.cli.drill import DRILL
 from runbook.cli.export import EXPORT
@@ -16,7 +17,6 @@ from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.guide import HELP, named, overview
 from runbook.cli.history import HISTORY
 from runbook.cli.init import INIT
-from runbook.cli.keep import BUNDLE, PRUNE
 from runbook.cli.launch import LAUNCH
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
 from runbook.cli.live import STACKS, WATCH
@@ -30,7 +30,7 @@ from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
     "run": (INIT, RUN, LAUNCH, NIGHTLY),
-    "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, PRUNE, EXPORT),
+    "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, EXPORT),
     "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
     "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),
     "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP, COMPLETION),

@@ -177,10 +177,6 @@ def test_one_message_for_what_is_wrong(tmp_path: Path, words: list[str], message
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("prune --keep 0", "--keep: must be a whole number, 1 or more, not '0'"),
-        ("prune --older-than 30", "--older-than: must be like 30d or 8w, not '30'"),
-        ("prune --kep 3", "unknown option --kep (did you mean '--keep'?)"),
-        ("prune all", "unexpected argument 'all'"),
         ("decide target x.csv --target fast", "--target: must be a number, not 'fast'"),
         ("decide target x.csv --tagret 39", "unknown option --tagret (did you mean '--target'?)"),
         ("decide scaling x.csv --devices 0", "--devices: must be a whole number, 1 or more, not"),
