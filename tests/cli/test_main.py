@@ -25,7 +25,7 @@ from tests.cli.shell import inside, runbook
 HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich", "jinja2", "yaml")
 # Light ones, each of which costs some milliseconds of the tenth of a second that help may take.
 NOT_FOR_HELP = ("nsa.contract", "difflib", "tempfile", "importlib.resources", "datetime")
-_FORMATS = "details, github, html, json, junit, md, terminal"
+_FORMATS = "details, github, html, junit, md, terminal"
 
 
 def loaded_modules(tmp_path: Path, *words: str) -> set[str]:
