@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from runbook import __version__
-from runbook.cli._parser import Command, parse_all
+from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, parse_all
 from runbook.cli.bundle import BUNDLE
-from runbook.cli.completion import ASKED, COMPLETION, complete
 from runbook.cli.drill import DRILL
 from runbook.cli.export import EXPORT
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
@@ -33,7 +32,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, EXPORT),
     "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
     "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),
-    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP, COMPLETION),
+    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
@@ -113,7 +112,7 @@ def _defect(console: Console, error: Exception) -> int:
 
 def _dispatch(words: list[str]) -> int:
     console = Console()
-    if ASKED in os.environ:
+    if ASKED_BY_SHELL in os.environ:
         return complete(COMMANDS.values())
     if not words:
         from runbook.cli._here import print_next
