@@ -115,7 +115,6 @@ def _describe(place: Place) -> list[Program]:
     smi = [] if place.stand_in else [
         Program(log="nvidia_smi.xml", words=("nvidia-smi", "-q", "-x")),
         Program(log="topology.txt", words=("nvidia-smi", "topo", "-m"), needed=False),
-        Program(log="query_help.txt", words=("nvidia-smi", "--help-query-gpu"), needed=False),
     ]  # fmt: skip
     torch = (sys.executable, "-m", "torch.utils.collect_env")
     return [*smi, Program(log="collect_env.txt", words=torch)]

@@ -84,7 +84,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
-    from runbook.config import detect_profile
+    from runbook.collect.detect import detect_profile
     from runbook.config.precedence import shell_settings
     from runbook.engine.options import RunOptions, prepare
     from runbook.engine.where import tool_problems

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from nsa.contract import HEARTBEATS, STACKDUMPS
-from runbook.config import detect_profile, load_profile
+from runbook.collect.detect import detect_profile
+from runbook.config import load_profile
 from runbook.launch import Budgets, run_launch
 from runbook.launch.classify import said_by_watchdog
 from runbook.launch.nccl_flight import nccl_flight_files, read_nccl_rows
