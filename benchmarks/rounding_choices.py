@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from benchmarks.program import markdown_table
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.train.engine import Engine
 from nsa.witness.accounts import pieces
-from runbook.tools.acceptance.program import markdown_table
 
 _CONFIG = "configs/m7c_125m_1gpu.yaml"
 _ULP = 2.0**-8
