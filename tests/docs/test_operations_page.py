@@ -14,8 +14,8 @@ import pytest
 
 import runbook as package
 from nsa.contract import NSAError
+from nsa.launch.plan import plan_launch
 from nsa.toggles import TOGGLES
-from nsa.train.launch import plan_launch
 from runbook.cli import main
 from runbook.config import load_profile
 from runbook.config.presets import load_preset

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from nsa.train.evidence import kernel_name, operators_by_branch
-from nsa.train.profiling import HOST, WORK, Recorded, summarize
+from nsa.witness.effect_watch import kernel_name, operators_by_branch
+from nsa.witness.profiling import HOST, WORK, Recorded, summarize
 from runbook.collect.device_counters import counters_of_xml
 from runbook.collect.gpu_facts import gpu_drafts
 from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
