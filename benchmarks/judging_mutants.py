@@ -46,6 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENTS = Path(__file__).with_name("judging_equivalents.yaml")
 JUDGES = (
     "phases/**/*.py",
+    "runbook/accounts/**/*.py",
     "runbook/read/**/*.py",
     "runbook/stats/**/*.py",
     "runbook/engine/intact.py",

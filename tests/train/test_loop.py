@@ -17,8 +17,8 @@ from nsa.train.loop import Loop
 from nsa.train.ranks import choose_device, start_ranks
 from nsa.train.restore import Restored
 from nsa.train.trial import trial_step
+from runbook.accounts.clocks import BusySteps, step_clock
 from runbook.read import read_training_csv
-from runbook.read.clocks import BusySteps, step_clock
 from runbook.read.history import read_heartbeats
 from tests.train.launching import SMOKE
 
