@@ -47,7 +47,7 @@ EQUIVALENTS = Path(__file__).with_name("judging_equivalents.yaml")
 JUDGES = (
     "phases/**/*.py",
     "runbook/accounts/**/*.py",
-    "runbook/read/**/*.py",
+    "runbook/folder/**/*.py",
     "runbook/stats/**/*.py",
     "runbook/engine/intact.py",
     "runbook/tools/decide.py",

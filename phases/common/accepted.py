@@ -22,7 +22,7 @@ from phases.common.measure import derived, in_file, shown_only, with_limit
 from phases.common.rates import launch_rates, pooled_rate
 from phases.common.training import require_sound
 from phases.limits import ACCEPTED_LOSS
-from runbook.read.alike import SAME, device_facts, env_facts, unlike
+from runbook.folder.comparability import SAME, device_facts, env_facts, unlike
 from runbook.records import Reason
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
 

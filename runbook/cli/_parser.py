@@ -15,6 +15,7 @@ from unicodedata import category
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError, did_you_mean, shown
+from runbook.folder.names import RECORD_FILE
 
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
@@ -271,6 +272,6 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None
 def not_in_a_run(flag: str, path: Path) -> list[str]:
     """One sentence where a file would be written among those of a run, whose records are kept."""
     for folder in path.absolute().parents:
-        if (folder / "run.json").is_file():
+        if (folder / RECORD_FILE).is_file():
             return [f"{flag} {path}: lies in the folder of the run {folder.name}; name another"]
     return []

@@ -40,7 +40,7 @@ def tell_webhook(
     args: argparse.Namespace, record: RunRecord, run_root: Path, code: int, console: Console
 ) -> None:
     """Send the verdict if it was asked for. Whatever happens, the run's exit code stays."""
-    from runbook.engine.outputs import report_files
+    from runbook.registry import report_files
     from runbook.tools.export.webhook import send, verdict_document
 
     if args.checked_webhook is None:

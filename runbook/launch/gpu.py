@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from runbook.collect.probe import run_tool
+from runbook.folder.documents import GPU_SAMPLES
+from runbook.folder.names import GPU_SAMPLER_TXT, GPU_SAMPLES_CSV
 from runbook.launch.counters import NVML_PROGRAM
 from runbook.launch.processes import spawn
-from runbook.read.documents import GPU_SAMPLER_TXT, GPU_SAMPLES, GPU_SAMPLES_CSV
 
 # The first columns of GPU_SAMPLES, as nvidia-smi calls them.
 _FIELDS = (

@@ -8,10 +8,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from runbook.engine.history import metric_names, metric_rows
-from runbook.engine.journal import EVENTS_FILE, is_going_on, locked, read_events
-from runbook.engine.outputs import RUN_ID, run_files
 from runbook.engine.trends import trends
 from runbook.errors import RunbookError
+from runbook.folder.journal import is_going_on, locked, read_events
+from runbook.folder.manifest import run_files
+from runbook.folder.names import EVENTS_FILE
+from runbook.folder.record import RUN_ID
 from runbook.records import Verdict
 from runbook.stats.levels import LEVEL_WINDOW, level_runs
 

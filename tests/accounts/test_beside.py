@@ -10,10 +10,10 @@ import pytest
 
 from nsa.drawn import recomputed_steps
 from runbook.accounts.between_steps import beside_account, beside_words
-from runbook.read.heartbeats import fold_file
-from runbook.read.history import RankHistory
+from runbook.folder.heartbeats import fold_file
+from runbook.folder.rank_log import RankHistory
 from tests.accounts.launches import RANKS, STEPS, Ranks, rank, rows
-from tests.read.files import beat
+from tests.folder.files import beat
 
 NOTHING_ASKED: dict[str, Any] = {"config": {"train": {"eval_every": 0, "save_every": 0}}}
 

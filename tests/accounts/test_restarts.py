@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from runbook.accounts.between_steps import restart_account
-from runbook.read.history import read_heartbeats
+from runbook.folder.rank_log import read_heartbeats
 from tests.accounts.launches import Ranks, honest, steps_of
-from tests.read.files import beat
+from tests.folder.files import beat
 
 EVALUATED = ("eval_start", "eval")
 SAVED = ("eval_start", "eval", "checkpoint_start", "checkpoint")

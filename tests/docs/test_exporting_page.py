@@ -16,7 +16,7 @@ import pytest
 
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
-from runbook.engine.outputs import record_text
+from runbook.folder.record import record_text
 from runbook.tools.export.numbers import csv_text
 from runbook.tools.export.prometheus import prometheus_text
 from runbook.tools.export.webhook import PAUSES_S, TIMEOUT_S, verdict_document

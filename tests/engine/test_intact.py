@@ -12,12 +12,12 @@ import pytest
 
 from runbook.engine.intact import (
     differing_fields,
-    folder_problems,
     journal_problems,
     planned_problems,
     unjudged_problems,
     was_judged,
 )
+from runbook.folder.integrity import folder_problems
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
 from tests.engine.toys import Toy, run, setup
 

@@ -119,7 +119,7 @@ def test_another_config_is_another_configuration(tmp_path: Path) -> None:
 
 
 def test_two_runs_under_other_variables_are_not_alike() -> None:
-    from runbook.read.alike import SAME, unlike, variable_facts
+    from runbook.folder.comparability import SAME, unlike, variable_facts
 
     ring, tree = variable_facts({"NCCL_ALGO": "Ring"}), variable_facts({"NCCL_ALGO": "Tree"})
     ((kind, name, *_),) = unlike(ring, tree, absent="absent")

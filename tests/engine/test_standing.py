@@ -24,13 +24,14 @@ from runbook.config.plan import load_plan, with_plan
 from runbook.engine import validated
 from runbook.engine.extend import Extension, _added
 from runbook.engine.identity import identity
+from runbook.engine.matches import ground_of
 from runbook.engine.options import RunOptions, prepare
-from runbook.engine.outputs import record_text, write_manifest
 from runbook.engine.pace import pace_of_the_go
 from runbook.engine.scope import caveats_of
 from runbook.engine.standing import Standing, find_standing, require_standing
-from runbook.engine.validated import ground_of
 from runbook.errors import UsageError
+from runbook.folder.manifest import write_manifest
+from runbook.folder.record import record_text
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from runbook.records.phase import PlanContext
 from tests import executed

@@ -13,8 +13,8 @@ from runbook.launch.classify import rank_exits
 from runbook.launch.lookout import Lookout
 from runbook.launch.observer import Observer
 from runbook.launch.ranks import RankWatch
+from tests.folder.files import HEADER, beat, row
 from tests.launch.helpers import trainer
-from tests.read.files import HEADER, beat, row
 
 TOKEN = "ab12"
 

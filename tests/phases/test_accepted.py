@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runbook.read.alike import SAME, env_facts, unlike
+from runbook.folder.comparability import SAME, env_facts, unlike
 from runbook.records import Check, Outcome, Reason, Verdict, judge_run
 from tests.phases import builder, heartbeats, traces
 from tests.phases.answers import WHERE

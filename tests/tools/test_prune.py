@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine.journal import Journal
 from runbook.errors import RunbookError
+from runbook.folder.journal import Journal
 from runbook.records import RunRecord, Verdict
 from runbook.tools.prune import find_old, remove_run
 from tests.engine.test_trends import at

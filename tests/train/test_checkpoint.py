@@ -30,7 +30,7 @@ from nsa.train.output import RecordWriteError
 from nsa.train.ranks import choose_device, start_ranks
 from nsa.train.read_back import ReadBack
 from nsa.train.retention import Retention
-from runbook.read.shapes import EVENTS, shaped
+from runbook.folder.shapes import EVENTS, shaped
 from tests.train.launching import SMOKE
 
 S = 32

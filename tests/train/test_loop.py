@@ -18,8 +18,8 @@ from nsa.train.ranks import choose_device, start_ranks
 from nsa.train.restore import Restored
 from nsa.train.trial import trial_step
 from runbook.accounts.clocks import BusySteps, step_clock
-from runbook.read import read_training_csv
-from runbook.read.history import read_heartbeats
+from runbook.folder.launch import read_training_csv
+from runbook.folder.rank_log import read_heartbeats
 from tests.train.launching import SMOKE
 
 SMALL = ("--ddp", "0", "--seq-len", "32", "--set", "model.n_layers=1", "--steps", "16")

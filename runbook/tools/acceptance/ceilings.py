@@ -16,10 +16,10 @@ from typing import Any
 
 from nsa.contract import CEILINGS_JSON, Ceiling
 from runbook.config import Profile, load_profile
+from runbook.folder.ceilings import CeilingsError, read_measured
+from runbook.folder.names import RESULT_JSON
 from runbook.launch import StopRequest, run_launch, set_aside, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.read.ceilings import CeilingsError, read_measured
-from runbook.read.documents import RESULT_JSON
 from runbook.records import Launch, LaunchResult
 from runbook.tools.acceptance.program import Program, markdown_table
 from runbook.tools.acceptance.stages import TO_BE_CONTINUED

@@ -19,8 +19,8 @@ from runbook.collect.nvidia import GpuState, NvidiaSmi, parse_nvidia_smi, parse_
 from runbook.collect.probe import run_tool
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
+from runbook.folder.redact import redact_text
 from runbook.launch.gpu import query_fields
-from runbook.read.redact import redact_text
 from runbook.tools.acceptance.program import Program, markdown_table
 
 _ASK_S = 40.0

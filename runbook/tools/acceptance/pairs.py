@@ -23,12 +23,12 @@ from nsa.contract import ENV_JSON, TRAINING_CSV, NSAError
 from nsa.toggles import ARM_TOGGLES, TOGGLES
 from runbook.config import Profile, load_profile
 from runbook.files import data_path
+from runbook.folder.heartbeats import heartbeat_files
+from runbook.folder.launch import read_training_csv
+from runbook.folder.names import RESULT_JSON
+from runbook.folder.rank_log import read_heartbeats
 from runbook.launch import StopRequest, run_launch, set_aside, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.read import read_training_csv
-from runbook.read.documents import RESULT_JSON
-from runbook.read.heartbeats import heartbeat_files
-from runbook.read.history import read_heartbeats
 from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import TrainingLog
 from runbook.records.measurement import Record

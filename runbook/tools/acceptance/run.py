@@ -22,9 +22,9 @@ from runbook.config import Profile, Settings, is_profile_file, load_profile
 from runbook.engine import resume_run, run_plan
 from runbook.engine.options import RunOptions, Setup
 from runbook.files import write_atomic
+from runbook.folder.launch import read_training_csv
 from runbook.launch import StopRequest, run_launch, set_aside, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.read import read_training_csv
 from runbook.records import Launch, LaunchResult, Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.registry import report_names, select
 from runbook.stats import step_times

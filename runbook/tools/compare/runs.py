@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runbook.read.load import load_of
+from runbook.folder.load import load_of
 from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready
 from runbook.stats import Decided

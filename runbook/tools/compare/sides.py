@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, record_is_changed
-from runbook.read import read_launch
-from runbook.read.alike import Facts, device_facts, env_facts, unlike
+from runbook.folder.comparability import Facts, device_facts, env_facts, unlike
+from runbook.folder.launch import read_launch
+from runbook.folder.manifest import record_is_changed
+from runbook.folder.names import MANIFEST_FILE, RECORD_FILE
 from runbook.records import PhaseRecord, RunRecord
 from runbook.records.evidence import LaunchEvidence
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from nsa.contract import TRAINING_CSV
 from runbook.errors import RunbookError, UsageError
-from runbook.read import read_training_csv
+from runbook.folder.launch import read_training_csv
 from runbook.records import LaunchEntry, RunRecord
 from runbook.tools.export.numbers import Number, numbers_of
 

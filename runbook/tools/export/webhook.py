@@ -20,10 +20,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from runbook import __version__
-from runbook.engine.outputs import fingerprint_of
 from runbook.errors import UsageError
 from runbook.files import read_given
-from runbook.read.redact import REDACTED, redact_text
+from runbook.folder.record import fingerprint_of
+from runbook.folder.redact import REDACTED, redact_text
 from runbook.records import RunRecord
 from runbook.records.measurement import json_ready
 from runbook.tools.export.numbers import duration_s, numbers_of

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from nsa.contract import CEILINGS_JSON, Ceiling
-from runbook.read.shapes import CEILINGS, shaped
+from runbook.folder.shapes import CEILINGS, shaped
 
 # Fewer are no median.
 FEWEST_REPEATS = 3

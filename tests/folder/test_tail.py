@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runbook.read import read_training_csv
-from runbook.read.tail import LineTail, TableTail
+from runbook.folder.launch import read_training_csv
+from runbook.folder.lines import LineTail, TableTail
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
 

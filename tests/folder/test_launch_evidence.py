@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runbook.read import read_launch
+from runbook.folder.launch import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from tests.read.files import heartbeats, training
+from tests.folder.files import heartbeats, training
 from tests.tiers import few
 
 RESULT = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token="ab12")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runbook.read.forms import COUNTER, DIGEST, Form, Hole, form_of
+from runbook.folder.forms import COUNTER, DIGEST, Form, Hole, form_of
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

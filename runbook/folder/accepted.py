@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runbook.read.documents import read_json_object
+from runbook.folder.documents import read_json_object
+from runbook.folder.names import ACCEPTED_JSON
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
 
-ACCEPTED_JSON = "accepted.json"
 _VERSION = 2
 # Version 1 did not tell damaged runs from others that were not taken.
 _READ = (1, _VERSION)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsa.contract import THREAD_VARIABLES, Ceiling, Event
-from runbook.read.forms import DIGEST_TEXT
+from runbook.folder.forms import DIGEST_TEXT
 
 # Of a GPU in devices_before.json and devices_after.json.
 DEVICE_COUNTERS = (

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
-from runbook.read.documents import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, name_below
-from runbook.read.heartbeats import whole_number
-from runbook.read.rows import RowSpec, read_rows
+from runbook.folder.documents import name_below
+from runbook.folder.heartbeats import whole_number
+from runbook.folder.names import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER
+from runbook.folder.rows import RowSpec, read_rows
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.records.own_trainer import COLUMNS, CONSOLE, OUT, LogMap, OwnTrainer
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runbook.read.shapes import (
+from runbook.folder.shapes import (
     ENV,
     EVENTS,
     Each,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook.read.blocks import WholeLines
-from runbook.read.table import Numbers
+from runbook.folder.lines import WholeLines
+from runbook.folder.table import Numbers
 
 if TYPE_CHECKING:
     import numpy as np

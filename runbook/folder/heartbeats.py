@@ -1,7 +1,7 @@
 """heartbeat_rank*.jsonl: what one rank said about itself, and how it ended.
 
 `RankFold` is the one fold over heartbeat records: a run that is watched, a run that is judged and
-a directory of unknown origin are all read by it. `runbook.read.history` keeps what a judge needs.
+a directory of unknown origin are all read by it. `runbook.folder.history` keeps what a judge needs.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from nsa.contract import HEARTBEATS, Event, ExitCode, Phase
 from runbook.files import LARGEST_LOG_BYTES
-from runbook.read.blocks import LONGEST_LINE, WholeLines
-from runbook.read.shapes import is_count, is_number
+from runbook.folder.lines import LONGEST_LINE, WholeLines
+from runbook.folder.shapes import is_count, is_number
 
 if TYPE_CHECKING:
-    from runbook.read.columns import Bools, Columns, Floats, Ints
+    from runbook.folder.columns import Bools, Columns, Floats, Ints
 
 _MARK = -7_340_033
 _BETWEEN = f",{_MARK},".encode()

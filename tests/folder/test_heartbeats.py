@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runbook.folder.rank_log import read_heartbeats
 from runbook.launch.ranks import RankWatch
-from runbook.read import read_heartbeats
 from runbook.records.evidence import RankLog
 from runbook.tools.inspect.folder import inspect_heartbeats
 from runbook.tools.inspect.types import RemarkCode
-from tests.read.files import beat, heartbeats
+from tests.folder.files import beat, heartbeats
 from tests.tiers import examples, few
 
 

@@ -6,30 +6,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa import contract
-from runbook.read.documents import (
-    CHECKOUT_JSON,
-    CONSOLE_LOG,
-    DEVICES_AFTER_JSON,
-    DEVICES_BEFORE_JSON,
+from runbook.folder.documents import (
     GPU_SAMPLES,
-    GPU_SAMPLES_CSV,
-    JUNIT_XML,
-    KERNEL_LOG_JSON,
-    LOAD_JSON,
-    PROCESSES_CSV,
     RESOURCES,
-    RESOURCES_CSV,
     file_sha256,
     name_below,
     read_console,
     read_json_object,
     read_junit,
 )
-from runbook.read.heartbeats import heartbeat_files
-from runbook.read.history import read_heartbeats
-from runbook.read.own_log import PROCESSES, last_steps, read_own_log
-from runbook.read.rows import RowSpec, read_rows
-from runbook.read.shapes import (
+from runbook.folder.heartbeats import heartbeat_files
+from runbook.folder.names import (
+    CHECKOUT_JSON,
+    CONSOLE_LOG,
+    DEVICES_AFTER_JSON,
+    DEVICES_BEFORE_JSON,
+    GPU_SAMPLES_CSV,
+    JUNIT_XML,
+    KERNEL_LOG_JSON,
+    LOAD_JSON,
+    PROCESSES_CSV,
+    RESOURCES_CSV,
+)
+from runbook.folder.own_log import PROCESSES, last_steps, read_own_log
+from runbook.folder.rank_log import read_heartbeats
+from runbook.folder.rows import RowSpec, read_rows
+from runbook.folder.shapes import (
     AUDIT,
     CEILINGS,
     CHECKOUT,

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from nsa.contract import Event
 from runbook.errors import first_of
-from runbook.read.documents import name_below
-from runbook.read.heartbeats import STEPPING, RankFold, fold_file, whole_number
-from runbook.read.shapes import EVENTS, is_any_number, is_digest, shaped
-from runbook.read.table import Table
+from runbook.folder.documents import name_below
+from runbook.folder.heartbeats import STEPPING, RankFold, fold_file, whole_number
+from runbook.folder.shapes import EVENTS, is_any_number, is_digest, shaped
+from runbook.folder.table import Table
 from runbook.records.evidence import Effect, RankLog
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from runbook.read.columns import Columns, Floats, Forms, Ints
+    from runbook.folder.columns import Columns, Floats, Forms, Ints
 
 _KEPT_PER_KIND = 4096
 # What a step is made of: any other event between two steps' ends is time of its own.
@@ -58,7 +58,7 @@ class RankHistory(RankFold):
 
     def take_lines(self, block: bytes) -> None:
         """Fold whole lines in: those of one form together, in columns, the others one by one."""
-        from runbook.read.columns import Forms
+        from runbook.folder.columns import Forms
 
         self._forms = self._forms or Forms(_for_columns)
         columns = self._forms.columns(block)

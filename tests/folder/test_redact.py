@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsa.contract import is_secret_name
-from runbook.read.redact import (
+from runbook.folder.redact import (
     REDACTED,
     recorded_environment,
     redact_diff,
