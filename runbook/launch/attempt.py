@@ -134,6 +134,7 @@ class Attempt:
             loopback=self.launch.voices > 0 and options.launcher.name == LocalLauncher.name,
             folder=self.command.folder,
             own=self.launch.own.env if self.launch.own else (),
+            installed=self.command.is_ours,
         )
         return Start(
             launch=self.launch,

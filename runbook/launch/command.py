@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, option, with_option
 
 TORCHRUN = "torchrun"
+# Top-level packages of modules that a launch of ours runs.
+_INSTALLED = ("nsa", "runbook", "pytest", "torch")
 _OURS = (TORCHRUN, "python", "python3")
 # torchrun's own folder of logs: without it, one is left in the machine's folder for temporary files
 # by every launch, empty. What the ranks write goes to the launch's console log.
@@ -46,6 +49,12 @@ class Command:
     port: int | None
     steps: int
     folder: Path | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Does it run nothing but installed modules of this program, pytest and torch?"""
+        run = [word for flag, word in pairwise(self.argv) if flag == "-m"]
+        return bool(run) and all(word.partition(".")[0] in _INSTALLED for word in run)
 
 
 @dataclass(frozen=True, kw_only=True)
