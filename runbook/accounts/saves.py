@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from nsa.contract import Event, checkpoint_step
-from runbook.accounts.workload import Keeping
+from runbook.accounts.workload import Keeping, Workload
 from runbook.records.evidence import RankLog
 
 # A long run saves hundreds of times.
@@ -17,9 +17,9 @@ _NAMED = 8
 def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
     """Rank 0 has read some tensors of each checkpoint back, and those that were to go went.
 
-    Where one was not written at all, `left_out_account` says so.
+    Where one was not written at all, `checkpoints_left_out` says so.
     """
-    if not ranks or not ranks[0].checkpoints or left_out_account(ranks, keeping):
+    if not ranks or not ranks[0].checkpoints or checkpoints_left_out(ranks, keeping):
         return []
     newest = PurePath(str(ranks[0].checkpoints[-1].get("path"))).name
     told: Mapping[str, Any] = ranks[0].ending.get("saved") or {}
@@ -42,19 +42,21 @@ def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
     ]
 
 
-def position_account(ranks: Sequence[RankLog], accumulation: int) -> list[str]:
+def position_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """Every rank goes on behind the last micro-batch of the step that was saved.
 
     Of generated data, whose position is the number of micro-batches; what place in documents is
-    the right one nobody else knows. accumulation: micro-batches of a step.
+    the right one nobody else knows.
     """
+    if work.data is None:
+        return []
     told: Mapping[str, Any] = (ranks[0].ending.get("saved") if ranks else None) or {}
     if not told or told.get("unreadable"):  # `saved_account` says why
         return []
     step, found = told.get("step"), told.get("positions")
     if not isinstance(found, list) or len(found) != len(ranks) or not isinstance(step, int):
         return ["the checkpoint does not tell where each rank goes on in its data"]
-    wanted = {"step": step * accumulation}
+    wanted = {"step": step * work.data.accumulation}
     return [
         f"rank {rank} goes on from step {step} at {place} in its data, behind that step is {wanted}"
         for rank, place in enumerate(found)
@@ -81,7 +83,7 @@ def _written(rank: RankLog) -> list[int]:
     return [step for step in map(checkpoint_step, names) if step is not None]
 
 
-def left_out_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
+def checkpoints_left_out(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
     """Steps that lack their checkpoint; of the last step the end of the launch decides."""
     if not ranks or not keeping.saves or ranks[0].steps is None:
         return []

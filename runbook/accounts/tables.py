@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 # Memory of a process as two readings of one step show it.
 MEMORY_TOLERANCE_MIB = 16.0
+# Columns that have a second source in every rank's heartbeats.
+_COPIED = ("step", "loss", "toks_per_s", "grad_norm", "tokens", "dt_s")
+
+
+def column_account(frame: pd.DataFrame) -> list[str]:
+    """training.csv has every column that heartbeats tell too."""
+    lacking = [name for name in _COPIED if name not in frame]
+    return [f"the CSV has no column {', '.join(lacking)}"] if lacking else []
 
 
 def process_account(ranks: Sequence[RankLog]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Is a finished run's folder what its record says? Everything that needs no judging again.
+"""Does a finished run's record follow from its journal, its profile, its plan and its launches?
 
-Names and entries of the folder, the journal, the profile, the plan and the end of each launch, and
-the facts that are shown. Each function returns what differs, in words; none changes anything.
+Everything that needs no judging again; the files of the folder are `folder.integrity`'s. Each
+function returns what differs, in words; none changes anything.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ def test_one_account_alone_gives_its_row_topic_and_reason() -> None:
 
 
 def test_an_account_from_which_others_follow_gives_it_beside_them_too() -> None:
-    both = _off("first weights", "oracle").account
+    both = _off("first_weights", "oracle").account
     assert both is not None and both.topic == "first_weights"
-    left = _off("AdamW", "left over").account
+    left = _off("shadow", "left_over").account
     assert left is not None and (left.topic, left.reason) == ("left_over", Reason.NOT_LEARNING)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from runbook.accounts.saves import left_out_account, position_account, saved_account
+from runbook.accounts.saves import checkpoints_left_out, position_account, saved_account
 from runbook.accounts.workload import Keeping
 from runbook.records.evidence import RankLog
-from tests.accounts.launches import honest
+from tests.accounts.launches import DATA, WORK, honest
 
+THREE = replace(WORK, data=replace(DATA, accumulation=3))
 WRITTEN = {"path": "checkpoints/step_20", "seconds": 1.0}
 TOLD = {
     "step": 20,
@@ -71,12 +72,12 @@ def test_anything_else_is_told(told: Any, said: str) -> None:
 )
 def test_every_rank_goes_on_behind_the_step_that_was_saved(places: Any, said: list[str]) -> None:
     """Three micro-batches a step."""
-    problems = position_account(ranks({**TOLD, "positions": places}), 3)
+    problems = position_account(ranks({**TOLD, "positions": places}), THREE)
     assert len(problems) == len(said)
     assert all(text.startswith(begin) for text, begin in zip(problems, said, strict=True))
-    assert position_account(ranks(None, written=False), 3) == []
+    assert position_account(ranks(None, written=False), THREE) == []
     unread = {**TOLD, "unreadable": "why", "positions": None}
-    assert position_account(ranks(unread), 3) == [], "saved_account says why"
+    assert position_account(ranks(unread), THREE) == [], "saved_account says why"
 
 
 def test_of_more_checkpoints_than_are_kept_as_evidence_the_count_is_held() -> None:
@@ -94,12 +95,12 @@ def test_a_step_without_the_checkpoint_that_is_due_is_told() -> None:
     rank = replace(first, checkpoints=written, ending={**first.ending, "saved": told})
     # The last step's is the launch's end to decide.
     assert saved_account((rank, *others), Keeping(saves=20)) == []
-    (problem,) = left_out_account((rank, *others), Keeping(saves=10))
+    (problem,) = checkpoints_left_out((rank, *others), Keeping(saves=10))
     assert problem == (
         "no checkpoint of step 10, 30, 50 was written, train.save_every=10 asks for it; "
         "those of 20, 40 were"
     )
-    (problem,) = left_out_account((replace(rank, checkpoints=()), *others), Keeping(saves=20))
+    (problem,) = checkpoints_left_out((replace(rank, checkpoints=()), *others), Keeping(saves=20))
     assert problem.startswith("no checkpoint of step 20, 40 was written")
     assert problem.endswith("; none was")
 
@@ -107,7 +108,7 @@ def test_a_step_without_the_checkpoint_that_is_due_is_told() -> None:
 def test_of_many_steps_without_a_checkpoint_the_first_are_named() -> None:
     first, *others = honest()[1]
     none = replace(first, checkpoints=())
-    (problem,) = left_out_account((none, *others), Keeping(saves=1))
+    (problem,) = checkpoints_left_out((none, *others), Keeping(saves=1))
     assert problem.startswith("no checkpoint of step 1, 2, 3, 4, 5, 6, 7, 8 and 51 more was")
 
 
