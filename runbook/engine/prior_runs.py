@@ -19,11 +19,10 @@ from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.folder.accepted import accepted_document
 from runbook.folder.comparability import (
-    SAME,
     Facts,
     device_facts,
     env_facts,
-    unlike,
+    other_work,
     variable_facts,
 )
 from runbook.folder.documents import file_sha256, read_json_object
@@ -93,9 +92,8 @@ def _accepted(
     theirs = _phase_facts(folder, entries)
     if theirs is None:
         raise RunbookError(f"it has no env.json of {phase}")
-    other = [one for one in unlike(theirs, mine, absent="absent") if one[0] in SAME]
-    if other:
-        raise RunbookError("; ".join(f"{what}: {a}, here {b}" for _, what, a, b in other[:3]))
+    if other := other_work(theirs, mine):
+        raise RunbookError("; ".join(f"{one.what}: {one.a}, here {one.b}" for one in other[:3]))
     rates = []
     for entry in entries:
         path = folder / entry.launch.run_dir / contract.TRAINING_CSV
@@ -149,8 +147,8 @@ def _phase_facts(run_root: Path, entries: Sequence[LaunchEntry]) -> Facts | None
         if env is not None:
             devices = _document(folder / DEVICES_BEFORE_JSON, DEVICES)
             found.append(env_facts(env) | device_facts(devices) | variable_facts(entry.launch.env))
-    other = [fact for one in found[1:] for fact in unlike(found[0], one, absent="absent")]
-    return found[0] if found and not any(fact[0] in SAME for fact in other) else None
+    other = any(other_work(found[0], one) for one in found[1:])
+    return found[0] if found and not other else None
 
 
 def _document(path: Path, shape: Fields) -> Mapping[str, Any] | None:

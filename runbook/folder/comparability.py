@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from nsa.toggles import PREFIX
@@ -14,7 +15,7 @@ _KINDS = {"git": "code", "versions": "software", "device": "machine"}
 _CARDS = ("device", "uuids")
 _WORK = ("seq_len", "global_batch", "accumulation", "dtype", "attention_path", "steps")
 # Of another kind than these are differences that a comparison names and is still made with.
-SAME = ("work", "toggles", "machine")
+_SAME = ("work", "toggles", "machine")
 
 
 def env_facts(env: Mapping[str, Any]) -> Facts:
@@ -60,12 +61,37 @@ def device_facts(devices: Mapping[str, Any] | None) -> Facts:
     return facts
 
 
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Something that is not the same on both sides.
+
+    `kind` groups what changes together: code, machine, cards, software, work (profile, config, data
+    shapes), toggles or harness. Numbers may be compared only if one kind differs, and not work.
+    """
+
+    kind: str
+    what: str
+    a: str
+    b: str
+
+
 def unlike(
-    a: Mapping[tuple[str, str], str], b: Mapping[tuple[str, str], str], *, absent: str
-) -> list[tuple[str, str, str, str]]:
-    """What differs, each as kind, name, and its text on both sides (`absent` where it has none)."""
+    a: Mapping[tuple[str, str], str], b: Mapping[tuple[str, str], str], *, absent: str = "absent"
+) -> list[Difference]:
+    """What differs, with its text on both sides (`absent` where it has none)."""
     values = {fact: (a.get(fact, absent), b.get(fact, absent)) for fact in {**a, **b}}
-    return [(*fact, left, right) for fact, (left, right) in values.items() if left != right]
+    return [
+        Difference(kind=kind, what=what, a=left, b=right)
+        for (kind, what), (left, right) in values.items()
+        if left != right
+    ]
+
+
+def other_work(
+    a: Mapping[tuple[str, str], str], b: Mapping[tuple[str, str], str]
+) -> list[Difference]:
+    """What differs in work, toggles and machine: then no comparison is made at all."""
+    return [one for one in unlike(a, b) if one.kind in _SAME]
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

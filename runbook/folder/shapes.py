@@ -68,11 +68,6 @@ def is_digest(value: object) -> bool:
     return isinstance(value, str) and DIGEST_TEXT.fullmatch(value) is not None
 
 
-def is_truth(value: object) -> bool:
-    """Yes or no."""
-    return isinstance(value, bool)
-
-
 def anything(value: object) -> bool:
     """Whatever it is: only shown, or compared as it stands."""
     del value
@@ -170,7 +165,7 @@ ENV = Fields(
                             ("warmup_steps", "seed", "eval_every", "eval_batches"), is_count
                         ),
                         **dict.fromkeys(("keep_last", "keep_every"), is_count),
-                        "keep_best": is_truth,
+                        "keep_best": is_flag,
                         "lr_schedule": is_text,
                     }
                 ),
@@ -180,7 +175,7 @@ ENV = Fields(
                             ("dim", "n_layers", "n_heads", "n_kv_groups", "d_k", "d_v"), is_count
                         ),
                         "mlp_ratio": is_number,
-                        "tie_embeddings": is_truth,
+                        "tie_embeddings": is_flag,
                     }
                 ),
                 "nsa": Fields({**dict.fromkeys(("l", "l_sel", "n_sel"), is_count), "phi": is_text}),
@@ -204,14 +199,14 @@ ENV = Fields(
                 "selected": Fields({"value": is_text, "reason": is_text}),
                 "self_test": Fields(
                     {
-                        "ran": is_truth,
+                        "ran": is_flag,
                         "reason": is_text,
                         "seq_len": is_count,
                         "dtype": is_text,
                         "paths": Each(
                             Fields(
                                 {
-                                    "agrees": is_truth,
+                                    "agrees": is_flag,
                                     "refused": is_text,
                                     "problems": Items(is_text),
                                     "whole": Fields({}),
