@@ -8,17 +8,26 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
-from unicodedata import category
 
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import ProgramExit, UsageError, did_you_mean, shown
+from runbook.errors import (
+    ProgramExit,
+    RunbookError,
+    UsageError,
+    did_you_mean,
+    not_one_line,
+    shown,
+)
 from runbook.folder.names import RECORD_FILE
 
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
+# A shell sets it when it asks what may follow (argcomplete's protocol).
+ASKED_BY_SHELL = "_ARGCOMPLETE"
 _COLUMNS = 100
 # Of a whole number that anybody means.
 _MOST_DIGITS = 15
@@ -146,10 +155,8 @@ def add_settings(parser: argparse._ActionsContainer, help: str) -> None:
 
 def path_type(text: str) -> Path:
     """An argparse type: a path. One that is empty is the current folder to whoever reads it on."""
-    if not text or any(category(char) in ("Cc", "Zl", "Zp") for char in text):
-        raise argparse.ArgumentTypeError(
-            f"must be a path without line breaks and control characters, not {shown(text)}"
-        )
+    if problem := not_one_line(text) or ("" if text else "must be a path, not ''"):
+        raise argparse.ArgumentTypeError(problem)
     return Path(text)
 
 
@@ -262,9 +269,9 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None
     for index, word in enumerate(argv):
         name, equals, _ = word.partition("=")
         if name in names and name.startswith("-"):
-            # Like argparse: -1 is a value, --one is the next option.
-            value = "" if equals else "".join(argv[index + 1 : index + 2])
-            taken = re.match(r"[^-]|-$|-[0-9.]", value) is not None
+            # Like argparse: -1 and nothing in quotes are values, --one is the next option.
+            values = [] if equals else argv[index + 1 : index + 2]
+            taken = any(re.match(r"[^-]|-?$|-[0-9.]", value) for value in values)
             return argv[:index] + argv[index + 1 + taken :]
     return None
 
@@ -275,3 +282,22 @@ def not_in_a_run(flag: str, path: Path) -> list[str]:
         if (folder / RECORD_FILE).is_file():
             return [f"{flag} {path}: lies in the folder of the run {folder.name}; name another"]
     return []
+
+
+def complete(commands: Iterable[Command]) -> int:
+    """Answer the shell that asked, on the file descriptor that it reads, and end the process.
+
+    Raises RunbookError without the package argcomplete.
+    """
+    try:
+        import argcomplete
+    except ImportError as error:
+        raise RunbookError(
+            f"completion needs argcomplete ({error}); pip install 'nsa-runbook[completion]'"
+        ) from error
+    parser = CommandParser(prog="runbook")
+    below = parser.add_subparsers(parser_class=CommandParser)
+    for command in commands:
+        command.parser(partial(below.add_parser, command.name, help=command.help))
+    argcomplete.autocomplete(parser, always_complete_options=False)
+    return ProgramExit.GO

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from runbook.engine.judge import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
-from runbook.folder.journal import Event
+from runbook.folder.journal import Event, as_it_writes
 from runbook.folder.names import ENDS
 from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
 from runbook.records.run import Invocation, Repeated
 
 
+@as_it_writes()
 def phase_records(events: Sequence[Event]) -> dict[str, PhaseRecord]:
     """The latest record of every phase that was judged, in the order of their first judgement.
 
@@ -32,6 +33,7 @@ def phase_records(events: Sequence[Event]) -> dict[str, PhaseRecord]:
     return records
 
 
+@as_it_writes()
 def derive_record(events: Sequence[Event]) -> RunRecord:
     """The record of a run from its journal, finished or not.
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from runbook.errors import RunbookError
 from runbook.files import read_given, sync_folder, utc_text
 from runbook.folder.names import EVENTS_FILE
@@ -132,6 +134,22 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     return events, end
 
 
+@contextmanager
+def as_it_writes() -> Iterator[None]:
+    """A function that reads events: one that the program never writes is told as that."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise RunbookError(
+            f"{EVENTS_FILE} holds an event that this program never writes: {what}"
+        ) from error
+
+
+@as_it_writes()
 def recorded_settings(run_root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """What a person gave for a run, by its journal, and the source of each.
 

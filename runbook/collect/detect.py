@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
+from runbook.collect.nvidia import ask_nvidia_smi
+from runbook.collect.visible import visible_gpus
 from runbook.errors import UsageError
 
-_QUERY = ("--query-gpu=name,pcie.link.gen.max", "--format=csv,noheader")
-_TIMEOUT_S = 20.0
 # Kinds of cards with a profile, by what nvidia-smi calls them, and the profile by their number. Two
 # of them without PCI in the name are modules that NVLink joins.
 _KINDS = {"a100": r"A100.*80GB", "h100": r"H100 80GB HBM3", "h200": r"H200"}
@@ -37,43 +37,32 @@ def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
         if signs:
             raise _refused([*signs, "nvidia-smi is not installed"])
         return "cpu", "nvidia-smi is not installed and no NVIDIA device is seen: no GPU to use"
-    visible = os.environ.get(VISIBLE_DEVICES)
-    if visible == "":
-        raise _refused([f"{VISIBLE_DEVICES} is empty, which hides all GPUs", *signs])
-    chosen = ("-i", visible) if visible else ()
-    try:
-        done = subprocess.run(
-            [program, *_QUERY, *chosen],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _refused([f"nvidia-smi could not be asked: {error}", *signs]) from error
-    if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise _refused([f"nvidia-smi ended with {done.returncode}: {said}", *signs])
-    if not done.stdout.strip():
+    smi, problem = ask_nvidia_smi(program)
+    if smi is None:
+        raise _refused([problem, *signs])
+    if not smi.gpus:
         if signs:
             raise _refused(["nvidia-smi lists no GPU", *signs])
         return "cpu", "nvidia-smi lists no GPU"
-    return profile_for(done.stdout)
+    shown = visible_gpus(smi.gpus, environment=os.environ)
+    if not shown:
+        hidden = f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)} hides all GPUs"
+        raise _refused([hidden, *signs])
+    return profile_for([(gpu.name, gpu.pcie_gen_max) for gpu in shown])
 
 
-def profile_for(listing: str) -> tuple[str, str]:
-    """Name of the profile for nvidia-smi's lines `name, highest PCIe generation`, and why.
+def profile_for(cards: Sequence[tuple[str, int | None]]) -> tuple[str, str]:
+    """Name of the profile for cards by name and highest PCIe generation, and why.
 
     Raises UsageError for cards that no shipped profile has limits for.
     """
-    cards = [line.rsplit(",", 1) for line in listing.splitlines() if line.strip()]
-    names = [card[0].strip() for card in cards]
+    names = [name for name, _ in cards]
     seen = f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
-    generations = {card[1].strip() for card in cards if len(card) == 2}
+    generations = {generation for _, generation in cards}
     if len(names) == 2 and all("A100" in name and "PCI" in name for name in names):
-        older = generations != {"4"}
-        found = "a100x2_pcie3" if older else "a100x2_pcie4"
-        return found, f"found {seen}, PCIe generation {'/'.join(sorted(generations))}"
+        found = "a100x2_pcie4" if generations == {4} else "a100x2_pcie3"
+        told = "/".join(sorted("?" if one is None else str(one) for one in generations))
+        return found, f"found {seen}, PCIe generation {told}"
     for kind, part in _KINDS.items():
         if len(names) in _PROFILES and all(re.search(part, name) for name in names):
             return _PROFILES[len(names)].format(kind), f"found {seen}"

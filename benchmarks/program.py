@@ -1,4 +1,4 @@
-"""What the programs of the stages share: their options, their time, and how they end."""
+"""What benchmarks that can be cut off share: their options, their time, and lines that survive."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runbook.console import Console
 from runbook.files import write_atomic
 
-TABLE_MD = "table.md"
-RESULT_JSON = "result.json"
+# What a program exits with when its time is over and it can go on: EX_TEMPFAIL of sysexits.
+TO_BE_CONTINUED = 75
 
 
 class Program:
-    """The options of every stage's program, and the time that it has."""
+    """The options of such a benchmark, and the time that it has."""
 
     def __init__(self, description: str | None) -> None:
         self.began = time.monotonic()
@@ -25,12 +24,10 @@ class Program:
         )
         self.parser.add_argument("--out", type=Path, required=True, metavar="DIR")
         self.parser.add_argument("--left-s", type=float, default=480.0, metavar="S")
-        self.parser.add_argument("--profile", default="cpu", metavar="NAME|FILE")
-        self.parser.add_argument("--stand-in", action="store_true")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Read the command line; the folder exists afterwards."""
-        self.args, self.rest = self.parser.parse_known_args(argv)
+        self.args = self.parser.parse_args(argv)
         self.args.out.mkdir(parents=True, exist_ok=True)
         return self.args
 
@@ -42,14 +39,11 @@ class Program:
     def write(self, summary: str, table: str, document: Mapping[str, object]) -> None:
         """What there is so far, for whoever is cut off after this; the table is Markdown."""
         out: Path = self.args.out
-        whole = {"summary": summary, "stand_in": bool(self.args.stand_in), **document}
-        write_atomic(out / RESULT_JSON, json.dumps(whole, indent=2) + "\n")
-        write_atomic(out / TABLE_MD, table.rstrip("\n") + "\n")
-        self.say(summary)
-
-    def say(self, text: str) -> None:
-        """A line for the stage's console: the last one is shown while it runs."""
-        Console().result(text)
+        write_atomic(
+            out / "result.json", json.dumps({"summary": summary, **document}, indent=2) + "\n"
+        )
+        write_atomic(out / "table.md", table.rstrip("\n") + "\n")
+        print(summary, flush=True)
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

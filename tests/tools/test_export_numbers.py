@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict
 
 from runbook.records import Check, Outcome, Reason, Verdict
-from runbook.tools.export.numbers import csv_text, duration_s, numbers_of
+from runbook.tools.export import csv_text, numbers_of
 from tests.reports import samples
 
 
@@ -28,11 +28,6 @@ def test_texts_and_truths_are_no_numbers_and_nothing_comes_twice() -> None:
     assert [one.name for one in numbers_of(samples.run(Verdict.GO, (again,)))] == [
         "long_run.no_halt"
     ]
-
-
-def test_the_duration_is_known_at_the_end_only() -> None:
-    assert duration_s(samples.go()) == 3600 + 12 * 60 + 57
-    assert duration_s(samples.go().model_copy(update={"finished_at": None})) is None
 
 
 def test_csv_has_each_number_in_full_and_its_run() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, judge_run
-from runbook.tools.export.prometheus import prometheus_text
+from runbook.tools.export import prometheus_text
 from tests.reports import samples
 
 parser = pytest.importorskip(

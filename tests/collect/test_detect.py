@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config import detect_profile, profile_names
-from runbook.config.detect import profile_for
+from runbook.collect.detect import detect_profile, profile_for
+from runbook.config import profile_names
 from runbook.engine import RunOptions, plan_all
 from runbook.errors import UsageError
 
@@ -16,6 +16,23 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 A100 = "NVIDIA A100 80GB PCIe, 4\n"
+
+
+def cards(listing: str) -> list[tuple[str, int]]:
+    """A line for each card: its name and highest PCIe generation."""
+    rows = (line.rsplit(", ", 1) for line in listing.splitlines())
+    return [(name, int(generation)) for name, generation in rows]
+
+
+def xml(listing: str) -> str:
+    """The same as `nvidia-smi -q -x` tells it."""
+    link = "<pci><pci_gpu_link_info><pcie_gen><max_link_gen>{}</max_link_gen></pcie_gen>"
+    gpus = [
+        f"<gpu><product_name>{name}</product_name>{link.format(generation)}"
+        "</pci_gpu_link_info></pci></gpu>"
+        for name, generation in cards(listing)
+    ]
+    return f"<nvidia_smi_log>{''.join(gpus)}</nvidia_smi_log>"
 
 
 @pytest.mark.parametrize(
@@ -34,7 +51,7 @@ A100 = "NVIDIA A100 80GB PCIe, 4\n"
     ],
 )
 def test_profile_by_cards(listing: str, profile: str, reason: str) -> None:
-    found, why = profile_for(listing)
+    found, why = profile_for(cards(listing))
     assert found == profile and found in profile_names()
     assert reason in why
 
@@ -46,6 +63,10 @@ def fake(folder: Path, script: str) -> None:
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)
+
+
+def lists(folder: Path, listing: str) -> None:
+    fake(folder, f"echo '{xml(listing)}'")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +82,7 @@ def fake(folder: Path, script: str) -> None:
 )
 def test_cards_without_a_profile_are_refused_and_never_cpu(listing: str, seen: str) -> None:
     with pytest.raises(UsageError, match="--profile cpu") as caught:
-        profile_for(listing)
+        profile_for(cards(listing))
     assert seen in str(caught.value)
 
 
@@ -115,23 +136,24 @@ def test_the_program_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PATH", str(tmp_path))
     name, reason = detect_profile(tmp_path)
     assert name == "cpu" and "no NVIDIA device is seen" in reason
-    fake(tmp_path, "echo 'NVIDIA H200, 5'")
+    lists(tmp_path, "NVIDIA H200, 5\n")
     assert detect_profile(tmp_path) == ("h200x1", "found 1 x NVIDIA H200")
     fake(tmp_path, "echo 'driver mismatch' >&2; exit 9")
-    with pytest.raises(UsageError, match="nvidia-smi ended with 9: driver mismatch"):
+    with pytest.raises(UsageError, match="driver mismatch"):
         detect_profile(tmp_path)
 
 
 def test_only_visible_cards_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA reads the variable: nothing counts from the first entry on that is no GPU."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    fake(
-        tmp_path, 'if [ "$3 $4" = "-i 1" ]; then echo "NVIDIA H200, 5"; else echo "Tesla T4, 3"; fi'
-    )
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert detect_profile(tmp_path)[0] == "h200x1"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UsageError, match="CUDA_VISIBLE_DEVICES is empty"):
-        detect_profile(tmp_path)
+    lists(tmp_path, "Tesla T4, 3\nNVIDIA H200, 5\n")
+    for named in ("1", "1,-1,0", " 1 "):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        assert detect_profile(tmp_path)[0] == "h200x1", named
+    for named in ("", "-1,1", "7"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        with pytest.raises(UsageError, match=f"CUDA_VISIBLE_DEVICES={named} hides all GPUs"):
+            detect_profile(tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(UsageError, match="Tesla T4"):
         detect_profile(tmp_path)
@@ -147,7 +169,7 @@ def test_a_run_on_an_unknown_card_is_a_usage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    fake(tmp_path, "echo 'Tesla T4, 3'")
+    lists(tmp_path, "Tesla T4, 3\n")
     with pytest.raises(UsageError, match="1 x Tesla T4"):
         plan_all(RunOptions(out=tmp_path))
     assert plan_all(RunOptions(out=tmp_path, profile="cpu")), "asked for by name, it is taken"
