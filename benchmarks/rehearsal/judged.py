@@ -24,7 +24,8 @@ from benchmarks.rehearsal.tools import Bench
 from benchmarks.rehearsal.trainer import Ended, Order, Trainer
 from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.collect import host
-from runbook.engine.options import RunOptions, prepare
+from runbook.config.setup import RunOptions
+from runbook.engine.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
 from runbook.launch import attempt as attempts

@@ -23,7 +23,7 @@ from runbook.launch.command import pasteable
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
     from runbook.records import Launch
     from runbook.records.phase import Phase
 

@@ -99,9 +99,9 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     Raises UsageError where its plan has no such phase, or where it was asked for more.
     """
     from runbook.cli.finished import find_run
+    from runbook.config.setup import setup_of_record
     from runbook.engine.journal import EVENTS_FILE, derive_record, read_events
     from runbook.engine.launching import asked_for
-    from runbook.engine.options import setup_of_record
 
     folder = find_run(args.resume, args.out)
     record = derive_record(read_events(Path(folder) / EVENTS_FILE)[0])

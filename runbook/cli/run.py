@@ -88,7 +88,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
     """
     from runbook.config import detect_profile
     from runbook.config.precedence import shell_settings
-    from runbook.engine.options import RunOptions, prepare
+    from runbook.config.setup import RunOptions
+    from runbook.engine.prepare import prepare
     from runbook.engine.where import tool_problems
     from runbook.registry import report_names
     from runbook.tools.export.webhook import blanked

@@ -23,13 +23,10 @@ from runbook.collect.probe import run_tool
 from runbook.collect.visible import visible_gpus
 from runbook.errors import UsageError
 from runbook.records import RunRecord
+from runbook.records.run import PACKAGE
 
 # Under this name the record's environment keeps `code_digest`.
 CODE = "code"
-# And under this one the digest of the package under test, which every launch says of itself.
-PACKAGE = "package"
-# Its folder is no part of the identity: the same code may lie elsewhere when a run goes on.
-PACKAGE_PATH = "package.path"
 _NONE = "none"
 _SILENT = "nvidia-smi does not say"
 _QUERY = ("--query-gpu=index,uuid,driver_version", "--format=csv,noheader")

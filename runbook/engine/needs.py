@@ -27,7 +27,7 @@ from runbook.records.launch import DATASET_FLAG, option
 
 if TYPE_CHECKING:
     from runbook.config import Profile
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
 
 _OF_THE_HUB = "fineweb_edu"
 _READ = (_OF_THE_HUB, "local")

@@ -38,7 +38,7 @@ from runbook.records.evidence import Fact
 from runbook.records.run import NODE_NAMES
 
 if TYPE_CHECKING:
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
 
 # What has to be the same on all nodes of a run, or is held against a limit on each.
 COMPARED = (

@@ -13,7 +13,7 @@ from runbook.errors import RunbookError
 from runbook.read import read_training_csv
 
 if TYPE_CHECKING:
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
 
 # The first steps allocate, compile and rebuild buckets.
 SKIPPED = 3

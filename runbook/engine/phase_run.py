@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from nsa.contract import LATEST_LINK, link_latest
+from runbook.config.setup import Setup
 from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.engine.accepted import keep_accepted
 from runbook.engine.checkpoints import begin_at
@@ -26,7 +27,6 @@ from runbook.engine.judge import (
 )
 from runbook.engine.needs import needs_of
 from runbook.engine.not_started import known_end, not_run
-from runbook.engine.options import Setup
 from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
 from runbook.engine.scope import what_ran
 from runbook.engine.where import launcher_of

@@ -33,7 +33,7 @@ from runbook.records.launch import option
 from runbook.records.phase import Phase
 
 if TYPE_CHECKING:
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
 
 _PROFILE = "profile "
 _OF_RANKS = ("NSA_DDP_", "NCCL_")

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runbook import __version__
+from runbook.config.setup import Setup, setup_to_resume
 from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
 from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.intact import artifact_problems, evidence_problems
 from runbook.engine.journal import ENDS, EVENTS_FILE, Journal, derive_record
 from runbook.engine.judge import read_facts, read_phase
-from runbook.engine.options import Setup, setup_to_resume
 from runbook.engine.outputs import MANIFEST_FILE, changed_files, read_manifest, report_files
 from runbook.engine.part import Part
 from runbook.engine.phase_run import RunState

@@ -14,14 +14,14 @@ from pathlib import Path
 from runbook import __version__, registry
 from runbook.checkout import how_to_call
 from runbook.collect import git
+from runbook.config.setup import RunOptions, Setup
 from runbook.engine.earlier import Earlier
 from runbook.engine.extend import keep_aside, repeat
-from runbook.engine.identity import PACKAGE_PATH, identity, package_path
+from runbook.engine.identity import identity, package_path
 from runbook.engine.intact import was_judged
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.engine.not_started import held_back
-from runbook.engine.options import RunOptions, Setup, prepare
 from runbook.engine.outputs import (
     RECORD_FILE,
     artifact_records,
@@ -33,6 +33,7 @@ from runbook.engine.outputs import (
 from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.planned_config import config_before
+from runbook.engine.prepare import prepare
 from runbook.engine.progress import Forecaster
 from runbook.engine.refused import NOT_WRITTEN, refused
 from runbook.errors import UsageError
@@ -43,6 +44,7 @@ from runbook.launch.commits import remove_checkouts
 from runbook.launch.observer import Observer
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.phase import Phase
+from runbook.records.run import PACKAGE_PATH
 
 _SHORT_SHA = 7
 _TRIES = 100

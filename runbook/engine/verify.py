@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook import registry
+from runbook.config.setup import Setup, setup_of_record
 from runbook.engine.intact import (
     differing_fields,
     fact_problems,
@@ -24,7 +25,6 @@ from runbook.engine.intact import (
 )
 from runbook.engine.journal import assemble
 from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads
-from runbook.engine.options import Setup, setup_of_record
 from runbook.engine.outputs import (
     RECORD_FILE,
     record_text,

@@ -13,7 +13,7 @@ from runbook.launch.place import Launcher
 
 if TYPE_CHECKING:
     from runbook.config import Profile
-    from runbook.engine.options import RunOptions, Setup
+    from runbook.config.setup import RunOptions, Setup
     from runbook.launch.slurm.script import Request
 
 

@@ -28,6 +28,12 @@ from runbook.records.measurement import Measurement, Record, Scalar
 from runbook.records.outcome import Check, Outcome, Verdict
 from runbook.records.shown import Comparison, Series, Table
 
+# Under this name a record's environment keeps the digest of the package under test, which every
+# launch says of itself.
+PACKAGE = "package"
+# Its folder is no part of the identity: the same code may lie elsewhere when a run goes on.
+PACKAGE_PATH = "package.path"
+
 
 class LaunchEntry(Record):
     """A planned launch beside its result."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runbook.config.profile import Profile
+from runbook.config.setup import Setup
 from runbook.engine.extend import (
     Extension,
     failed_phases,
@@ -18,7 +19,6 @@ from runbook.engine.extend import (
 )
 from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, read_events
-from runbook.engine.options import Setup
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.verify import verify_run

@@ -16,8 +16,8 @@ from nsa.train import kernels
 from nsa.train.launch import plan_launch
 from runbook.cli import main
 from runbook.engine import RunOptions, plan_all
-from runbook.engine.options import prepare
 from runbook.engine.planned_config import config_before
+from runbook.engine.prepare import prepare
 from runbook.errors import UsageError
 from runbook.files import data_path
 from runbook.launch.command import completed

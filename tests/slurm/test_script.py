@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from runbook.config.setup import RunOptions
 from runbook.engine.judge import write_facts
 from runbook.engine.on_nodes import _gathered
-from runbook.engine.options import RunOptions, prepare
+from runbook.engine.prepare import prepare
 from runbook.engine.where import request_of
 from runbook.errors import UsageError
 from runbook.launch import run_launch

@@ -19,8 +19,8 @@ import yaml
 
 from nsa.contract import TRAINING_CSV
 from runbook.config import Profile, Settings, is_profile_file, load_profile
+from runbook.config.setup import RunOptions, Setup
 from runbook.engine import resume_run, run_plan
-from runbook.engine.options import RunOptions, Setup
 from runbook.files import write_atomic
 from runbook.launch import StopRequest, run_launch, set_aside, stop_on_signals
 from runbook.launch.observer import Observer

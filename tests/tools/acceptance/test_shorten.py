@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from runbook.config import Profile, Settings, load_profile
-from runbook.engine.options import RunOptions, Setup, prepare
+from runbook.config.setup import RunOptions, Setup
+from runbook.engine.prepare import prepare
 from runbook.engine.scope import departures
 from runbook.records import Launch
 from runbook.registry import select

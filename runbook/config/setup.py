@@ -1,39 +1,27 @@
-"""What a run is asked to do, and everything that follows from it before anything starts."""
+"""What a run is asked to do, and that resolved: a profile, settings and phases, as plain values.
+
+Nothing here starts, reads or looks for anything; `runbook.engine.prepare` resolves what a person
+asked for.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runbook.config import (
-    detect_profile,
-    is_profile_file,
-    load_profile,
-    load_profile_document,
-    parse_settings,
-)
-from runbook.config.precedence import gathered, with_config, words
-from runbook.config.presets import load_preset
-from runbook.config.settings import torch_variable_problems
-from runbook.defaults import PROTOCOLS
-from runbook.engine.commits import with_commits
-from runbook.engine.identity import PACKAGE, PACKAGE_PATH, package_path, package_under_test
-from runbook.engine.planned import planned_problems
-from runbook.engine.where import place_problems
-from runbook.errors import UsageError, did_you_mean
-from runbook.files import is_text
+from runbook.config.load import is_profile_file, load_profile_document
+from runbook.config.precedence import with_config
+from runbook.config.profile import Profile
+from runbook.config.settings import Settings, parse_settings
+from runbook.errors import UsageError
 from runbook.records import Launch, RunRecord
 from runbook.records.own_trainer import for_own
 from runbook.records.phase import Phase, PlanContext
-from runbook.records.run import Invocation, lasting
+from runbook.records.run import PACKAGE, PACKAGE_PATH, Invocation, lasting
 from runbook.registry import select
-
-if TYPE_CHECKING:
-    from runbook.config import Profile, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,103 +175,6 @@ class Setup:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def prepare(options: RunOptions) -> Setup:
-    """Resolve the options and plan every phase, which starts nothing.
-
-    Raises `UsageError` with everything that is wrong with the options; only sound ones are planned,
-    and then with every contradiction in a planned launch.
-    """
-    problems = _not_text(options)
-    found: dict[str, Any] = {}
-    named = options.profile != "auto"
-
-    def resolve(key: str, read: Callable[[], object]) -> None:
-        try:
-            found[key] = read()
-        except UsageError as error:
-            problems.extend(f"{t}; {error.hint}" if error.hint else t for t in error.problems)
-
-    resolve("profile", lambda: load_profile(options.profile if named else detect_profile()[0]))
-    resolve("settings", lambda: _known(parse_settings(options.settings)))
-    resolve("preset", lambda: load_preset(options.preset) if options.preset else None)
-    preset = found.pop("preset", None)
-    if {"profile", "settings"} <= found.keys():
-        given = {"shell": options.from_shell, "preset": preset}
-        profile, typed = found["profile"], found["settings"]
-        resolve("settings", lambda: gathered(profile, typed, **given))
-        found["profile"] = with_config(profile, found["settings"].config)
-    if options.plan:
-        # A GO is asked for only once the rest is right: it has to be one of these settings.
-        standing = options if not problems else replace(options, without_go=True)
-        names = _with_plan(standing, found, resolve, problems)
-        options = replace(options, phases=names) if names else options
-    elif "profile" in found:
-        resolve("phases", lambda: tuple(select(options.phases, found["profile"].phases)))
-    else:
-        resolve("phases", lambda: tuple(select(options.phases)))
-    if "profile" in found:
-        problems += place_problems(options, found["profile"])
-        problems += _without_settings(found["profile"], found.get("phases", ()))
-    if options.protocol not in PROTOCOLS:
-        problems.append(
-            f"--protocol {options.protocol!r}: no such protocol"
-            f"{did_you_mean(options.protocol, PROTOCOLS)}; there are: {', '.join(PROTOCOLS)}"
-        )
-    if "phases" in found:
-        options, wrong = with_commits(options, found["phases"])
-        problems += wrong
-    if not options.steps_scale > 0:
-        problems.append(f"steps scale {options.steps_scale!r}: expected a number above 0")
-    if problems:
-        raise UsageError(problems)
-    options = replace(options, settings=words(found["settings"]))
-    package, path = package_under_test(), package_path()
-    setup = Setup(options=options, package=package, package_path=path, **found)
-    if problems := planned_problems(setup):
-        raise UsageError(problems)
-    return with_launches(setup)
-
-
-def _not_text(options: RunOptions) -> list[str]:
-    """Words that no file of the run could repeat."""
-    named = {**vars(options), "command": ""}  # the command repeats all of them
-    given = [str(value) for value in named.values() if isinstance(value, str | Path)]
-    given += [*options.settings, *(f"{name}={value}" for name, value in options.from_shell.items())]
-    return [
-        f"{text!r} is not UTF-8 text, and a run's files are" for text in given if not is_text(text)
-    ]
-
-
-def _known(settings: Settings) -> Settings:
-    """The settings, if torch reads every name: said before a plan asks for a GO of them."""
-    if problems := torch_variable_problems(settings.toggles):
-        raise UsageError([f"--set {text}" for text in problems])
-    return settings
-
-
-def _with_plan(
-    options: RunOptions,
-    found: dict[str, Any],
-    resolve: Callable[[str, Callable[[], object]], None],
-    problems: list[str],
-) -> str:
-    """The names of the plan's phases; its profile and phases go into `found`."""
-    from runbook.engine.launching import asked_for, planned_profile
-
-    if not {"profile", "settings"} <= found.keys():
-        return ""
-    resolve("planned", lambda: planned_profile(options, found["profile"], found["settings"]))
-    if "planned" not in found:
-        return ""
-    found["profile"], refused = found.pop("planned")
-    if refused and not options.dry_run:
-        problems.append(refused)
-    found["refused"] = refused
-    names = ",".join(asked_for(found["profile"], options.until))
-    resolve("phases", lambda: tuple(select(names, found["profile"].phases)))
-    return names
-
-
 def with_launches(setup: Setup) -> Setup:
     """The setup with the launches of its phases."""
     context = setup.context({})
@@ -291,7 +182,8 @@ def with_launches(setup: Setup) -> Setup:
     return replace(setup, planned=launches)
 
 
-def _without_settings(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:
+def phase_problems(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:
+    """The phases of which the profile says nothing, each in a line."""
     known = ", ".join(profile.phases)
     return [
         f"profile {profile.name} says nothing of phase {phase.name}; it has: {known}"
@@ -318,7 +210,7 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
     )
     profile = profile or load_profile_document(record.profile_document, where="run.json")
     phases = tuple(select(options.phases, profile.phases))
-    if problems := _without_settings(profile, phases):
+    if problems := phase_problems(profile, phases):
         raise UsageError(problems)
     settings = replace(parse_settings(options.settings), sources=record.given_by)
     profile = with_config(profile, settings.config)
@@ -335,12 +227,3 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
 def setup_to_resume(record: RunRecord) -> Setup:
     """The setup of a run that goes on, with its plan."""
     return with_launches(setup_of_record(record))
-
-
-def plan_all(options: RunOptions) -> list[tuple[Phase, list[Launch]]]:
-    """The plan of every phase, as far as it is known before anything ran.
-
-    A phase that uses another one's choice (the long run takes the best bucket) is shown with the
-    profile's own value. Starts nothing, writes nothing. Raises `UsageError`.
-    """
-    return prepare(options).plan()
