@@ -23,15 +23,16 @@ from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
 from benchmarks.rehearsal.trainer import Ended, Order, Trainer
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook.collect import host
 from runbook.config.setup import RunOptions
 from runbook.engine.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
 from runbook.launch import attempt as attempts
-from runbook.launch import counters, kernel_log, launcher, local
 from runbook.launch import host as hosts
+from runbook.launch import launcher, local
 from runbook.launch.observer import Observer
+from runbook.machine import host, kernel_log
+from runbook.machine.gpu import devices as counters
 from runbook.read.documents import GPU_SAMPLES
 from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, satisfies
 

@@ -104,7 +104,7 @@ def _accept(args: argparse.Namespace, console: Console) -> int:
 
 def _device(args: argparse.Namespace) -> str:
     """The folder's name: that of the first GPU, with their number if there are several."""
-    from runbook.collect.probe import run_tool
+    from runbook.machine.tools import run_tool
 
     if args.stand_in:
         return _STAND_IN_DEVICE
@@ -120,7 +120,8 @@ def _device(args: argparse.Namespace) -> str:
 
 
 def _place(args: argparse.Namespace) -> Place:
-    from runbook.config import detect_profile, is_profile_file, load_profile
+    from runbook.config import is_profile_file, load_profile
+    from runbook.machine.detect import detect_profile
     from runbook.tools.acceptance.stages import Place, find_checkout
 
     name = args.profile

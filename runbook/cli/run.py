@@ -86,11 +86,11 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
-    from runbook.config import detect_profile
     from runbook.config.precedence import shell_settings
     from runbook.config.setup import RunOptions
     from runbook.engine.prepare import prepare
     from runbook.engine.where import tool_problems
+    from runbook.machine.detect import detect_profile
     from runbook.registry import report_names
     from runbook.tools.export.webhook import blanked
 
@@ -160,7 +160,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
 def _around(args: argparse.Namespace) -> list[str]:
     """What is wrong with this machine, before anything is started on it."""
-    from runbook.collect.surroundings import surroundings_problems
+    from runbook.machine.surroundings import surroundings_problems
 
     planned = args.setup.planned if "setup" in args and not args.goes_on else ()
     return surroundings_problems(max((one.timeout_s for one in planned), default=0.0))

@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runbook.config.detect import detect_profile
     from runbook.config.load import (
         is_profile_file,
         load_profile,
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 _HOME = {
     "Profile": "runbook.config.profile",
     "Settings": "runbook.config.settings",
-    "detect_profile": "runbook.config.detect",
     "is_profile_file": "runbook.config.load",
     "load_profile": "runbook.config.load",
     "load_profile_document": "runbook.config.load",
@@ -34,7 +32,6 @@ _HOME = {
 __all__ = [
     "Profile",
     "Settings",
-    "detect_profile",
     "is_profile_file",
     "load_profile",
     "load_profile_document",

@@ -17,11 +17,11 @@ from importlib import metadata
 
 from nsa.contract import installed_digest, package_digest
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.collect import git
-from runbook.collect.packages import package_folders
-from runbook.collect.probe import run_tool
-from runbook.collect.visible import visible_gpus
 from runbook.errors import UsageError
+from runbook.machine import git
+from runbook.machine.gpu.visible import visible_gpus
+from runbook.machine.packages import package_folders
+from runbook.machine.tools import run_tool
 from runbook.records import RunRecord
 from runbook.records.run import PACKAGE
 

@@ -17,8 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.collect.preflight import collect_preflight
-from runbook.collect.probe import Draft, finish
 from runbook.engine.judge import FACTS_FILE, read_facts, write_facts
 from runbook.errors import RunbookError
 from runbook.launch import StopRequest, run_launch, set_aside
@@ -32,6 +30,8 @@ from runbook.launch.slurm.files import (
     kept_nodes,
     last_state,
 )
+from runbook.machine.preflight import collect_preflight
+from runbook.machine.tools import Draft, finish
 from runbook.read.documents import CONSOLE_LOG, LAUNCH_JSON, file_sha256
 from runbook.records import Launch, LaunchResult
 from runbook.records.evidence import Fact

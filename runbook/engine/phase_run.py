@@ -183,7 +183,7 @@ class PhaseRun:
         return facts
 
     def _facts_of_this_machine(self) -> dict[str, Fact]:
-        from runbook.collect.preflight import collect_preflight
+        from runbook.machine.preflight import collect_preflight
 
         state = self.state
         profile, needs = state.setup.profile, needs_of(state.setup)

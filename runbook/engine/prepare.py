@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runbook.collect import git
-from runbook.config import Settings, detect_profile, load_profile, parse_settings
+from runbook.config import Settings, load_profile, parse_settings
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
 from runbook.config.settings import torch_variable_problems
@@ -20,6 +19,8 @@ from runbook.engine.planned import planned_problems
 from runbook.engine.where import place_problems
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import is_text
+from runbook.machine import git
+from runbook.machine.detect import detect_profile
 from runbook.records import Launch
 from runbook.records.phase import Phase
 from runbook.registry import select

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from runbook import __version__, registry
 from runbook.checkout import how_to_call
-from runbook.collect import git
 from runbook.config.setup import RunOptions, Setup
 from runbook.engine.earlier import Earlier
 from runbook.engine.extend import keep_aside, repeat
@@ -42,6 +41,7 @@ from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.commits import remove_checkouts
 from runbook.launch.observer import Observer
+from runbook.machine import git
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.phase import Phase
 from runbook.records.run import PACKAGE_PATH

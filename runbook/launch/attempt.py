@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import HALT_FILE, ExitCode
-from runbook.collect.surroundings import free_bytes
 from runbook.files import utc_text, write_atomic
 from runbook.launch.classify import (
     End,
@@ -39,6 +38,7 @@ from runbook.launch.place import Aftermath, Launcher, Running, Start
 from runbook.launch.processes import build_environment
 from runbook.launch.ranks import RankWatch
 from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
+from runbook.machine.surroundings import free_bytes
 from runbook.read.documents import (
     CONSOLE_LOG,
     JUNIT_XML,

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from runbook.launch.counters import When, write_devices
 from runbook.launch.endings import oom_kills
-from runbook.launch.gpu import GpuSampler
-from runbook.launch.kernel_log import KernelLog
-from runbook.launch.load import LoadMeter
 from runbook.launch.place import Aftermath
 from runbook.launch.processes import Reaper, end_kept, spawn_kept
 from runbook.launch.reaper import TOKEN_VARIABLE, kill_all
+from runbook.machine.gpu.devices import When, write_devices
+from runbook.machine.gpu.sampler import GpuSampler
+from runbook.machine.kernel_log import KernelLog
+from runbook.machine.load import LoadMeter
 from runbook.read.documents import CONSOLE_LOG
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook.launch.gpu import GpuSampler
+from runbook.machine.gpu.sampler import GpuSampler
 from runbook.read import read_launch
 from runbook.read.documents import GPU_SAMPLES
 from runbook.read.rows import read_rows

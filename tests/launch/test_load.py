@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from phases.limits import OTHER_WORK_SHARE
-from runbook.launch.load import LoadMeter
+from runbook.machine.load import LoadMeter
 from runbook.read.documents import LOAD_JSON
 from runbook.read.load import Load, load_of
 from tests.launch.helpers import fake_launch, run

@@ -12,14 +12,13 @@ import pytest
 
 from nsa.train.evidence import kernel_name, operators_by_branch
 from nsa.train.profiling import HOST, WORK, Recorded, summarize
-from runbook.collect.device_counters import counters_of_xml
-from runbook.collect.gpu_facts import gpu_drafts
-from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
 from runbook.config import load_profile
-from runbook.launch import gpu
 from runbook.launch.classify import End
 from runbook.launch.incident import bundle
 from runbook.launch.nccl_flight import read_nccl_rows
+from runbook.machine.gpu import sampler as gpu
+from runbook.machine.gpu.facts import gpu_drafts
+from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
 from runbook.read.documents import GPU_SAMPLES, read_console
 from runbook.read.rows import read_rows
 from runbook.records import LaunchResult, LaunchStatus
@@ -74,7 +73,7 @@ def test_the_matrix_is_read_behind_its_escape_codes() -> None:
 
 
 def test_the_xml_and_nvml_tell_the_same_counters() -> None:
-    (by_smi,) = counters_of_xml(SMI)["gpus"]
+    (by_smi,) = parse_nvidia_smi(SMI).document()["gpus"]
     (by_nvml,) = DEVICES["gpus"]
     for name, value in by_nvml["counters"].items():
         if not name.endswith("_violation_s"):  # times, which the XML does not have

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from nsa.attention.triton.tuned import file_of
-from runbook.collect.device_counters import counters_of_xml
-from runbook.collect.gpu_facts import gpu_drafts
-from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
 from runbook.config import load_profile
-from runbook.config.detect import profile_for
+from runbook.machine.detect import profile_for
+from runbook.machine.gpu.facts import gpu_drafts
+from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
 from runbook.tools.acceptance.device import unread_fields
 from tests.real import H200
 
@@ -35,6 +34,6 @@ def test_its_facts_hold_no_fault() -> None:
 
 
 def test_its_counters_count_nothing() -> None:
-    (card,) = counters_of_xml(SMI)["gpus"]
+    (card,) = parse_nvidia_smi(SMI).document()["gpus"]
     wrong = {name: n for name, n in card["counters"].items() if n and "violation" not in name}
     assert wrong == {}

@@ -15,11 +15,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runbook.collect.nvidia import GpuState, NvidiaSmi, parse_nvidia_smi, parse_topology
-from runbook.collect.probe import run_tool
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
-from runbook.launch.gpu import query_fields
+from runbook.machine.gpu.nvidia_smi import GpuState, NvidiaSmi, parse_nvidia_smi, parse_topology
+from runbook.machine.gpu.sampler import query_fields
+from runbook.machine.tools import run_tool
 from runbook.read.redact import redact_text
 from runbook.tools.acceptance.program import Program, markdown_table
 
@@ -53,7 +53,7 @@ def _asked() -> tuple[tuple[str, tuple[str, ...], bool], ...]:
 # What the program reads of a card; one that is empty on this driver is news.
 _READ = (
     "name", "pcie_gen", "pcie_gen_max", "pcie_width", "pcie_width_max", "memory_total_mib",
-    "memory_used_mib", "performance_state", "ecc_uncorrected", "remap_pending", "mig",
+    "memory_used_mib", "performance_state", "ecc_uncorrected_volatile", "remap_pending", "mig",
 )  # fmt: skip
 
 
@@ -82,7 +82,9 @@ def _hashed(match: re.Match[str]) -> str:
 
 def unread_fields(gpu: GpuState) -> list[str]:
     """What the program would read of a card and this driver does not say."""
-    return [name for name in _READ if getattr(gpu, name) in (None, "")]
+    link = {f"pcie_{name}": value for name, value in gpu.link.items()}
+    told = {**vars(gpu), **link, **gpu.counters}
+    return [name for name in _READ if told[name] in (None, "")]
 
 
 def _fields_row(gpu: GpuState) -> tuple[str, str]:

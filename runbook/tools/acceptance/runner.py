@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nsa.contract import RUN_TOKEN_VARIABLE, is_secret_name
-from runbook.collect import git
 from runbook.errors import UsageError
 from runbook.files import utc_text
 from runbook.launch import StopRequest, set_aside
 from runbook.launch.processes import Reaper, spawn
 from runbook.launch.reaper import carriers, kill_all, signal_owned
+from runbook.machine import git
 from runbook.read.documents import CONSOLE_LOG, LAUNCH_JSON
 from runbook.tools.acceptance.handover import LOG_FILE, hand_over
 from runbook.tools.acceptance.stages import TO_BE_CONTINUED, Place, Stage, StageCommand

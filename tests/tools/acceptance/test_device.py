@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect.nvidia import parse_nvidia_smi
+from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi
 from runbook.tools.acceptance.device import _fields_row, anonymous, main, unread_fields
 from runbook.tools.acceptance.state import read_result
 from tests.tools.acceptance.made import fake_smi
 
-FIXTURES = sorted((Path(__file__).parents[2] / "collect" / "fixtures").glob("*.xml"))
+FIXTURES = sorted((Path(__file__).parents[2] / "machine" / "fixtures").glob("*.xml"))
 UUID = "GPU-8A1b2c3d-1111-2222-3333-444455556666"
 XML = f"""<nvidia_smi_log><gpu id="00000000:18:00.0"><product_name>NVIDIA H200</product_name>
 <serial>1650523012345</serial><uuid>{UUID}</uuid><board_id>0x1800</board_id>

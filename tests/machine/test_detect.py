@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config import detect_profile, profile_names
-from runbook.config.detect import profile_for
+from runbook.config import profile_names
 from runbook.engine import RunOptions, plan_all
 from runbook.errors import UsageError
+from runbook.machine.detect import detect_profile, profile_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -1,4 +1,4 @@
-"""Preflight: what the machine, the checkout, torch and the environment are like, as facts.
+"""The machine: host, checkout, GPUs, kernel log and surroundings, as they are.
 
 A collector reads or asks and never judges; whatever a machine lacks is a fact with its reason.
 """

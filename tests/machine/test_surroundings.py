@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect.surroundings import CPU, FILE, MEMORY, Allowance, limit_met
+from runbook.machine.surroundings import CPU, FILE, MEMORY, Allowance, limit_met
 from runbook.records import LaunchStatus
 from tests.launch.helpers import fake_launch, run
 
 _RUN = shlex.join([sys.executable, "-P", "-m", "runbook", "run", "--profile", "cpu"])
 _ASK = shlex.join(
     [sys.executable, "-P", "-c",
-     "from runbook.collect.surroundings import surroundings_problems as ask; print(ask())"]
+     "from runbook.machine.surroundings import surroundings_problems as ask; print(ask())"]
 )  # fmt: skip
 _CLOCK = Path(__file__).with_name("clock_stand_in.c")
 

@@ -18,9 +18,9 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.collect.host import count_cpus
-from runbook.collect.probe import run_tool
 from runbook.config.settings import is_passed_on
+from runbook.machine.host import count_cpus
+from runbook.machine.tools import run_tool
 
 _GIB, _MIB = 1024**3, 1024**2
 _SHM = Path("/dev/shm")  # noqa: S108 - its room is looked at, nothing is written

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from runbook.collect.probe import run_tool
-from runbook.launch.counters import NVML_PROGRAM
 from runbook.launch.processes import spawn
+from runbook.machine.gpu.devices import NVML_PROGRAM
+from runbook.machine.tools import run_tool
 from runbook.read.documents import GPU_SAMPLER_TXT, GPU_SAMPLES, GPU_SAMPLES_CSV
 
 # The first columns of GPU_SAMPLES, as nvidia-smi calls them.

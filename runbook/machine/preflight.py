@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nsa.contract import package_digest
-from runbook.collect import git, host
-from runbook.collect.gpu_facts import collect_gpus
-from runbook.collect.host import TorchFacts, TrainerProcess, ask_torch, find_trainers
-from runbook.collect.host_settings import collect_host_settings
-from runbook.collect.packages import package_folders, startup_code
-from runbook.collect.probe import NO_VARIABLES, Draft, finish
 from runbook.config.settings import environment_notes, environment_problems
+from runbook.machine import git, host
+from runbook.machine.gpu.facts import collect_gpus
+from runbook.machine.host import TorchFacts, TrainerProcess, ask_torch, find_trainers
+from runbook.machine.host_settings import collect_host_settings
+from runbook.machine.packages import package_folders, startup_code
+from runbook.machine.tools import NO_VARIABLES, Draft, finish
 from runbook.read.redact import recorded_environment, redact_diff, redact_text
 from runbook.records.evidence import Fact
 

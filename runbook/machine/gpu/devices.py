@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -18,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.collect.device_counters import counters_of_xml
-from runbook.collect.probe import run_tool
-from runbook.collect.visible import visible_gpus
 from runbook.errors import RunbookError
 from runbook.files import utc_text, write_atomic
+from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, find_nvidia_smi, parse_nvidia_smi
+from runbook.machine.gpu.visible import visible_gpus
+from runbook.machine.tools import run_tool
 from runbook.read.documents import (
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,
@@ -115,10 +114,10 @@ def _ask_nvml(timeout_s: float) -> dict[str, Any]:
 
 def _ask_smi() -> tuple[str, str]:
     """The XML, or an empty text and why there is none."""
-    tool = shutil.which("nvidia-smi")
+    tool = find_nvidia_smi()
     if tool is None:
         return "", "no nvidia-smi"
-    result = run_tool([tool, "-q", "-x"], timeout_s=_SMI_TIMEOUT_S)
+    result = ask_nvidia_smi(tool, timeout_s=_SMI_TIMEOUT_S)
     return result.stdout, result.problem
 
 
@@ -127,7 +126,7 @@ def _from_smi(xml: str, smi_problem: str, problem: str) -> tuple[str, dict[str, 
     if smi_problem or not xml:
         return "", {}, f"{problem}; {smi_problem or 'nvidia-smi printed nothing'}"
     try:
-        return "nvidia-smi", counters_of_xml(xml), problem
+        return "nvidia-smi", parse_nvidia_smi(xml).document(), problem
     except RunbookError as error:
         return "", {}, f"{problem}; {error}"
 

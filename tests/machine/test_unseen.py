@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect import git
-from tests.collect.test_git import git_in
+from runbook.machine import git
+from tests.machine.test_git import git_in
 
 
 @pytest.fixture

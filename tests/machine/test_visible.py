@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect.gpu_facts import collect_gpus, gpu_drafts
-from runbook.collect.nvidia import GpuState, parse_nvidia_smi, parse_topology
-from runbook.collect.visible import visible_gpus
-from tests.collect.test_nvidia import FIXTURES, stand_in_nvidia_smi
+from runbook.machine.gpu.facts import collect_gpus, gpu_drafts
+from runbook.machine.gpu.nvidia_smi import GpuState, parse_nvidia_smi, parse_topology
+from runbook.machine.gpu.visible import visible_gpus
+from tests.machine.test_nvidia import FIXTURES, stand_in_nvidia_smi
 
 SMI = parse_nvidia_smi((FIXTURES / "a100x2_pcie4.xml").read_text(encoding="utf-8"))
 UUIDS = ("GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333", "GPU-cccc4444")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.collect.nvidia import GpuState, NvidiaSmi, parse_nvidia_smi, parse_topology
-from runbook.collect.probe import Draft, run_tool
-from runbook.collect.visible import visible_gpus
 from runbook.errors import RunbookError
+from runbook.machine.gpu.nvidia_smi import (
+    GpuState,
+    NvidiaSmi,
+    ask_nvidia_smi,
+    ask_topology,
+    find_nvidia_smi,
+    parse_nvidia_smi,
+    parse_topology,
+)
+from runbook.machine.gpu.visible import visible_gpus
+from runbook.machine.tools import Draft
 from runbook.read.redact import redact_text
 
 _XML = "nvidia_smi.xml"
 _TOPOLOGY = "nvidia_topo.txt"
-_TIMEOUT_S = 60.0
 _Read = Callable[[str, NvidiaSmi], Draft]
 _UNITS = {"gpu.memory_used_mib": "MiB", "gpu.memory_total_mib": "MiB"}
 
@@ -34,11 +40,11 @@ def collect_gpus(
     The files tell of all GPUs, the facts of those that a launch in `environment` can see.
     `torch_count` is torch's number of devices; without nvidia-smi it is the number of GPUs.
     """
-    program = shutil.which("nvidia-smi")
+    program = find_nvidia_smi()
     if program is None:
         note = "no nvidia-smi on this machine"
         return no_gpu_drafts(note, file=host_file, torch_count=torch_count)
-    listing = run_tool([program, "-q", "-x"], timeout_s=_TIMEOUT_S)
+    listing = ask_nvidia_smi(program)
     (run_root / _XML).write_text(redact_text(listing.stdout), encoding="utf-8")
     if not listing.ok:
         return no_gpu_drafts(listing.problem, file=_XML, torch_count=torch_count)
@@ -46,7 +52,7 @@ def collect_gpus(
         smi = parse_nvidia_smi(listing.stdout)
     except RunbookError as error:
         return no_gpu_drafts(str(error), file=_XML, torch_count=torch_count)
-    topology = run_tool([program, "topo", "-m"], timeout_s=_TIMEOUT_S)
+    topology = ask_topology(program)
     (run_root / _TOPOLOGY).write_text(topology.stdout or topology.problem, encoding="utf-8")
     shown = visible_gpus(smi.gpus, environment=environment, uuids=torch_uuids)
     chosen = environment.get(VISIBLE_DEVICES)
@@ -119,7 +125,7 @@ def _worst(
     return draft
 
 
-def _any(read: Callable[[GpuState], bool | None]) -> _Read:
+def _any(read: Callable[[GpuState], int | None]) -> _Read:
     def draft(name: str, smi: NvidiaSmi) -> Draft:
         values = {gpu.index: read(gpu) for gpu in smi.gpus}
         if yes := [str(index) for index, value in values.items() if value]:
@@ -151,10 +157,11 @@ def _power_limit(name: str, smi: NvidiaSmi) -> Draft:
     """Of the GPU that is held down most: its power limit over the one that it is sold with."""
     shares, told = [], []
     for gpu in smi.gpus:
-        if not gpu.power_limit_w or not gpu.power_default_w:
+        limit, default = gpu.power["limit_w"], gpu.power["default_w"]
+        if not limit or not default:
             return _fact(name, None, note=f"nvidia-smi does not say for GPU {gpu.index}")
-        shares.append(gpu.power_limit_w / gpu.power_default_w)
-        told.append(f"GPU {gpu.index}: {gpu.power_limit_w:g} of {gpu.power_default_w:g} W")
+        shares.append(limit / default)
+        told.append(f"GPU {gpu.index}: {limit:g} of {default:g} W")
     return _fact(name, min(shares, default=None), note="; ".join(told))
 
 
@@ -179,18 +186,18 @@ _FACTS: dict[str, _Read | None] = {
     "gpu.driver": lambda name, smi: _fact(
         name, smi.driver, note=f"CUDA {smi.cuda}" if smi.cuda else ""
     ),
-    "gpu.pcie_gen": _worst(lambda gpu: gpu.pcie_gen, min),
-    "gpu.pcie_gen_max": _worst(lambda gpu: gpu.pcie_gen_max, min),
-    "gpu.pcie_width": _worst(lambda gpu: gpu.pcie_width, min),
-    "gpu.pcie_width_max": _worst(lambda gpu: gpu.pcie_width_max, min),
+    "gpu.pcie_gen": _worst(lambda gpu: gpu.link["gen"], min),
+    "gpu.pcie_gen_max": _worst(lambda gpu: gpu.link["gen_max"], min),
+    "gpu.pcie_width": _worst(lambda gpu: gpu.link["width"], min),
+    "gpu.pcie_width_max": _worst(lambda gpu: gpu.link["width_max"], min),
     "gpu.link_idle": _any(lambda gpu: gpu.link_idle),
     "gpu.processes": _processes,
     "gpu.memory_used_mib": _worst(lambda gpu: gpu.memory_used_mib, max),
     "gpu.memory_total_mib": _worst(lambda gpu: gpu.memory_total_mib, min),
     "gpu.nvlink": None,
-    "gpu.ecc_uncorrected": _worst(lambda gpu: gpu.ecc_uncorrected, max),
-    "gpu.remap_pending": _any(lambda gpu: gpu.remap_pending),
-    "gpu.remap_failure": _any(lambda gpu: gpu.remap_failure),
+    "gpu.ecc_uncorrected": _worst(lambda gpu: gpu.counters["ecc_uncorrected_volatile"], max),
+    "gpu.remap_pending": _any(lambda gpu: gpu.counters["remap_pending"]),
+    "gpu.remap_failure": _any(lambda gpu: gpu.counters["remap_failure"]),
     "gpu.throttle": _reasons(lambda gpu: gpu.throttle),
     "gpu.caps": _reasons(lambda gpu: gpu.caps),
     "gpu.power_limit": _power_limit,

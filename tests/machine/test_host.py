@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runbook.collect import host
-from runbook.collect.host import Seen, find_trainers, live_processes
 from runbook.config.settings import environment_notes, environment_problems, torch_variables
+from runbook.machine import host
+from runbook.machine.host import Seen, find_trainers, live_processes
 
 
 def test_infiniband_ports_with_their_state(tmp_path: Path) -> None:

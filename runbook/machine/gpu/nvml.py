@@ -1,6 +1,6 @@
 """Reads NVIDIA's management library in a process of its own: it may hang when a card is gone.
 
-Run by path with `python -I nvml.py counters` or `nvml.py samples EVERY_MS`; standard library and
+Run by path with `python -P nvml.py counters` or `nvml.py samples EVERY_MS`; standard library and
 `pynvml` only. `counters` prints one JSON object, `samples` a CSV row for each GPU and time until it
 is killed. A driver that cannot be asked is `{"problem": ...}` and exit code 3.
 """

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect.host import ask_torch
-from runbook.collect.preflight import collect_preflight
-from runbook.collect.probe import Draft, finish, run_tool
+from runbook.machine.host import ask_torch
+from runbook.machine.preflight import collect_preflight
+from runbook.machine.tools import Draft, finish, run_tool
 from runbook.records.evidence import Fact
 from tests.shared import crowded
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect import git
+from runbook.machine import git
 
 
 def git_in(folder: Path, *words: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.collect.device_counters import counters_of_xml
 from runbook.errors import RunbookError
+from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi
 from runbook.read.shapes import DEVICE_COUNTERS
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -33,7 +33,7 @@ VOLTA = """<nvidia_smi_log><driver_version>525.60.13</driver_version><gpu id="00
 
 
 def test_the_form_before_ampere() -> None:
-    document = counters_of_xml(VOLTA)
+    document = parse_nvidia_smi(VOLTA).document()
     assert document["driver"] == "525.60.13"
     (gpu,) = document["gpus"]
     found = gpu["counters"]
@@ -49,7 +49,7 @@ def test_the_form_before_ampere() -> None:
     ("name", "gpus"), [("a100x2_pcie4", 2), ("a100x2_gen3_degraded", 2), ("h200x1", 1)]
 )
 def test_the_newer_form(name: str, gpus: int) -> None:
-    document = counters_of_xml((FIXTURES / f"{name}.xml").read_text())
+    document = parse_nvidia_smi((FIXTURES / f"{name}.xml").read_text()).document()
     assert len(document["gpus"]) == gpus
     for gpu in document["gpus"]:
         assert set(gpu["counters"]) == set(DEVICE_COUNTERS)
@@ -59,11 +59,11 @@ def test_the_newer_form(name: str, gpus: int) -> None:
 
 def test_errors_of_all_memories_are_added_up() -> None:
     text = (FIXTURES / "h200x1.xml").read_text()
-    base = counters_of_xml(text)["gpus"][0]["counters"]["ecc_uncorrected_volatile"]
+    base = parse_nvidia_smi(text).document()["gpus"][0]["counters"]["ecc_uncorrected_volatile"]
     more = text.replace("<sram_uncorrectable>0<", "<sram_uncorrectable>2<", 1)
     more = more.replace("<sram_uncorrectable_parity>0<", "<sram_uncorrectable_parity>2<", 1)
     assert more != text
-    changed = counters_of_xml(more)["gpus"][0]["counters"]
+    changed = parse_nvidia_smi(more).document()["gpus"][0]["counters"]
     assert changed["ecc_uncorrected_volatile"] == base + 2
     assert changed["ecc_corrected_volatile"] == 0
 
@@ -71,9 +71,9 @@ def test_errors_of_all_memories_are_added_up() -> None:
 @pytest.mark.parametrize("text", ["", "<a/>", "<nvidia_smi_log>"])
 def test_another_document_is_refused(text: str) -> None:
     with pytest.raises(RunbookError):
-        counters_of_xml(text)
+        parse_nvidia_smi(text).document()
 
 
 def test_an_empty_gpu_tells_nothing_and_breaks_nothing() -> None:
-    (gpu,) = counters_of_xml("<nvidia_smi_log><gpu/></nvidia_smi_log>")["gpus"]
+    (gpu,) = parse_nvidia_smi("<nvidia_smi_log><gpu/></nvidia_smi_log>").document()["gpus"]
     assert set(gpu["counters"].values()) == {None} and gpu["clock_events"] is None

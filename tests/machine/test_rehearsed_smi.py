@@ -17,10 +17,9 @@ from benchmarks.rehearsal.cards import A100_PCIE, CARDS, Card
 from benchmarks.rehearsal.drivers import DRIVERS, Driver, Gpu, Process
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
-from runbook.collect.device_counters import counters_of_xml
-from runbook.collect.gpu_facts import collect_gpus, gpu_drafts
-from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
-from runbook.launch.gpu import query_fields
+from runbook.machine.gpu.facts import collect_gpus, gpu_drafts
+from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
+from runbook.machine.gpu.sampler import query_fields
 
 EVERY = [
     pytest.param(driver, card, id=f"{name}-{kind}")
@@ -132,7 +131,7 @@ def test_collector_and_sampler_ask_a_program_on_path(
 def test_counters_tell_power_limits_and_the_highest_clock(driver: Driver, card: Card) -> None:
     """Element names changed with 535: both documents of a launch have to say the same."""
     xml = smi.query_xml(driver, pair(card, {}, {"power_limit_w": 200.0}))
-    first, second = counters_of_xml(xml)["gpus"]
+    first, second = parse_nvidia_smi(xml).document()["gpus"]
     assert first["power"] == {"limit_w": card.power_w, "default_w": card.power_w}
     assert second["power"] == {"limit_w": 200.0, "default_w": card.power_w}
     assert first["sm_max_mhz"] == card.sm_mhz
