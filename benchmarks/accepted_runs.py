@@ -1,4 +1,4 @@
-"""Error rates of the comparisons with earlier runs, as docs/statistics.md has them.
+"""Error rates of the comparisons with earlier runs, in results/accepted_runs.md.
 
 `python -m benchmarks.accepted_runs` prints the tables; half a minute on one core. Half of the
 variance of a launch is that of its night, as on the simulated machines of that page.

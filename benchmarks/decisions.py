@@ -1,6 +1,6 @@
 """False-decision rates of our rules and of the hand-written runbook's, side by side.
 
-    python -m benchmarks.decisions --runs 4000 --json decisions.json --write docs/statistics.md
+    python -m benchmarks.decisions --runs 4000 --write benchmarks/results/decisions.md
 
 Exit status 1 if a published figure is missed. One core, a few minutes.
 """

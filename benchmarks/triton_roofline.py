@@ -3,7 +3,7 @@
     python -m benchmarks.triton_roofline [--length 1024 ... 131072]    for all parts, beside dense
     python -m benchmarks.triton_roofline --kernels [--length 2048]     kernel by kernel
     python -m benchmarks.triton_roofline --forms                       the selected branch's forms
-    python -m benchmarks.triton_roofline --write docs/gpu.md           rewrites the tables there
+    python -m benchmarks.triton_roofline --write benchmarks/results/triton.md
 
 Products and bytes are counted over the launch grids (`benchmarks.grids`), tiles' waste included,
 for one layer and one sequence of the production shape in bf16, forward and backward. A kernel takes

@@ -100,6 +100,7 @@ LEAST_WINDOW = 2
 # More values than any profile or config has, with every alias written out, and deeper than any.
 _MOST_NODES, _DEEPEST = 100_000, 64
 _MOST_BYTES = 1 << 20
+_TOO_DEEP = f"its lists and maps are nested over {_DEEPEST} deep"
 
 
 def _outsize(root: yaml.Node) -> str:
@@ -109,7 +110,7 @@ def _outsize(root: yaml.Node) -> str:
         node, depth = left.pop()
         count += 1
         if depth > _DEEPEST:
-            return f"its lists and maps are nested over {_DEEPEST} deep"
+            return _TOO_DEEP
         if count > _MOST_NODES:
             return f"its aliases stand for over {_MOST_NODES} values"
         if isinstance(node, yaml.MappingNode):
@@ -131,9 +132,13 @@ def _parsed(text: str) -> tuple[Any, list[str]]:
             return None, [f"not usable YAML: {outsize}"]
         data = None if node is None else loader.construct_document(node)
     except RecursionError:
-        return None, [f"not usable YAML: its lists and maps are nested over {_DEEPEST} deep"]
+        return None, [f"not usable YAML: {_TOO_DEEP}"]
     except yaml.YAMLError as error:
-        return None, [f"not valid YAML: {' '.join(str(error).split())}"]
+        text = " ".join(str(error).split())
+        # libyaml's own bound, in versions that have one.
+        if "exceeded maximum nesting depth" in text:
+            return None, [f"not usable YAML: {_TOO_DEEP}"]
+        return None, [f"not valid YAML: {text}"]
     finally:
         loader.dispose()
     return data, loader.problems

@@ -107,13 +107,13 @@ _ON_A_DEVICE = """
 From a GPU, an NVIDIA H200 on 2026-11-23, the first GO of one, with fewer steps and cut off once
 between its parts: [report.md](nvidia-h200/report.md), [details.md](nvidia-h200/details.md) and
 [report.html](nvidia-h200/report.html) of commit 56265cc
-([more](../gpu.md#measured-one-nvidia-h200)). The paths of the checkout, the packages and the
+([more](../../benchmarks/results/h200.md)). The paths of the checkout, the packages and the
 environment, and the name of a startup file of the image, were replaced.
 
 From an NVIDIA H100 on 2026-11-22, cut short to fit ten minutes:
 [report.md](nvidia-h100-80gb-hbm3/report.md), [details.md](nvidia-h100-80gb-hbm3/details.md) and
 [report.html](nvidia-h100-80gb-hbm3/report.html) as the run ended there, with a false alarm of the
-program ([what](../gpu.md#measured-one-nvidia-h100)), and the same evidence
+program ([what](../../benchmarks/results/h100.md)), and the same evidence
 [judged again](nvidia-h100-80gb-hbm3/judged-again.md) once that was mended. The checkout's folder is
 left out.
 """

@@ -72,7 +72,7 @@ class Rank:
     def memory(self, step: int) -> tuple[float, float, float]:
         """MiB after a step: tensors, the most that tensors took, the most that was reserved.
 
-        Weights, both moments and DDP's buckets are float32. docs/performance.md counts 1,913 MiB
+        Weights, both moments and DDP's buckets are float32. results/step_calls.md counts 1,913 MiB
         for one sequence with weights and gradients.
         """
         weights = self.job.shape.parameters * 4 / MIB

@@ -2,8 +2,8 @@
 
 A micro-batch takes as long as the slower of two: the device (products at a share of the data
 sheet's peak, attention with an explicit mask, bytes over memory) and the host, which launches
-2,400 operators in 23 ms (docs/performance.md counts the operators; the time is an estimate of this
-project for one core of a server). Gradients travel while the last micro-batch's backward pass
+2,400 operators in 23 ms (results/step_calls.md counts the operators; the time is an estimate of
+this project for one core of a server). Gradients travel while the last micro-batch's backward pass
 runs; what does not fit behind it, and the last bucket, is waited for.
 
 The constants that no document gives are assumptions, and stand together here.

@@ -1,4 +1,4 @@
-"""The table of machines and verdicts, for a screen and for docs/gpu.md."""
+"""The table of machines and verdicts, for a screen and for benchmarks/results/rehearsal.md."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def screen(results: Sequence[Judged]) -> str:
 
 
 def page_table(results: Sequence[Judged]) -> str:
-    """The table of docs/gpu.md."""
+    """The table of benchmarks/results/rehearsal.md."""
     lines = [
         "| machine | profile | what is wrong | should be stopped by | verdict | stopped by |",
         "|---|---|---|---|---|---|",

@@ -75,7 +75,7 @@ a clean checkout of its own, and say whether it is slower. The reference is pinn
   runbook nightly --resume artifacts/NIGHT            go on with a night that was cut off
   runbook nightly --phase preflight,regression --profile cpu --reference HEAD~1
 
-A loss is FAIL only at the declared error after all rounds: see docs/statistics.md.""",
+A loss is FAIL only at the declared error after all rounds: see docs/trust.md.""",
     exits="the same as of `runbook run`; a regression is NO-GO (1), no evidence INCOMPLETE (3)",
     json_help=RUN.json_help,
     add_arguments=_add_arguments,

@@ -33,7 +33,7 @@ _OUTRO = """
 The production config fixes the *global* batch, so one GPU runs all of it: E compares N ranks with
 one at the same global batch (strong scaling). One GPU gains from the larger batch per device, which
 makes this E a cautious one. Gradient checkpointing is off on both sides, as DDP switches it off.
-[Statistics](statistics.md) has the error rates that were measured.
+[How far to trust this](trust.md) has the error rates that were measured.
 """
 
 

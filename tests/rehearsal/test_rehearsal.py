@@ -22,7 +22,7 @@ from runbook.config import load_profile
 from runbook.launch.local import LocalRun
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "gpu.md"
+PAGE = ROOT / "benchmarks/results/rehearsal.md"
 BY_NAME = {machine.name: machine for machine in MACHINES}
 # Stopped before anything starts, so that each takes a second.
 QUICK = ("driver_too_old", "mig_on", "pcie_x8", "ecc_before", "remap_failed", "half_clock",

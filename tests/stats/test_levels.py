@@ -20,7 +20,7 @@ MOST_WRONG = 0.01 + 2 * math.sqrt(0.01 * 0.99 / RUNS)
 
 
 def nights(spread: float, seed: int, loss: float = 0.0) -> Iterator[list[float]]:
-    """Three launches a night; half of their variance is the night's own, as docs/statistics.md."""
+    """Three launches a night; half of their variance is the night's own."""
     random = np.random.default_rng(seed)
     part = spread * math.sqrt(0.5)
     while True:

@@ -41,7 +41,7 @@ def test_nothing_else_is_simulated_and_the_page_has_all_of_it() -> None:
     for question in ("best arm", "fused", "throughput", "scaling", "nightly", "v2", "A/A"):
         cells = [cell for cell in decision_cells.all_cells() if cell.question.startswith(question)]
         assert cells and all(cell.plan is not None for cell in cells)
-    page = (Path(__file__).parents[2] / "docs/statistics.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "benchmarks/results/decisions.md").read_text("utf-8")
     assert decisions.plan_table() in page
 
 

@@ -1,7 +1,7 @@
 """Every kind of fault, injected for real once: noticed, named, with evidence, nothing left or lost.
 
 Other tests run beside these, so the seconds are checked loosely; the figures that are
-promised are measured one at a time (docs/reliability.md).
+promised are measured one at a time (benchmarks/results/drill.md).
 """
 
 from __future__ import annotations
