@@ -104,7 +104,7 @@ def _accept(args: argparse.Namespace, console: Console) -> int:
 
 def _device(args: argparse.Namespace) -> str:
     """The folder's name: that of the first GPU, with their number if there are several."""
-    from runbook.machine.tools import run_tool
+    from runbook.process.start import run_tool
 
     if args.stand_in:
         return _STAND_IN_DEVICE

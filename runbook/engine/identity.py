@@ -6,22 +6,19 @@ what that version did not know; only what both know is compared.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import platform
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import metadata
 
 from nsa.contract import installed_digest, package_digest
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.errors import UsageError
+from runbook.errors import RunbookError, UsageError
 from runbook.machine import git
+from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, find_nvidia_smi, parse_nvidia_smi
 from runbook.machine.gpu.visible import visible_gpus
 from runbook.machine.packages import package_folders
-from runbook.machine.tools import run_tool
 from runbook.records import RunRecord
 from runbook.records.run import PACKAGE
 
@@ -29,7 +26,6 @@ from runbook.records.run import PACKAGE
 CODE = "code"
 _NONE = "none"
 _SILENT = "nvidia-smi does not say"
-_QUERY = ("--query-gpu=index,uuid,driver_version", "--format=csv,noheader")
 _TIMEOUT_S = 20.0
 _DIGITS = 12
 _WORDS = {
@@ -95,32 +91,23 @@ def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:
         raise UsageError([*problems, *differ[1:]], hint="start a new run instead")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Gpu:
-    index: int
-    uuid: str
-    mig: bool | None = None
-
-
 def _gpus() -> dict[str, str]:
     """Driver, and the UUIDs of the GPUs that are visible here as one digest."""
-    program = shutil.which("nvidia-smi")
+    program = find_nvidia_smi()
     if program is None:
         return {"gpus": _NONE, "driver": _NONE}
-    answer = run_tool([program, *_QUERY], timeout_s=_TIMEOUT_S)
+    answer = ask_nvidia_smi(program, timeout_s=_TIMEOUT_S)
     try:
-        lines = list(csv.reader(answer.stdout.splitlines(), skipinitialspace=True))
-        gpus = [_Gpu(index=int(index), uuid=uuid) for index, uuid, _ in lines]
-    except ValueError:
-        gpus = []
-    if not answer.ok or not gpus:
+        smi = parse_nvidia_smi(answer.stdout)
+    except RunbookError:
+        smi = None
+    if not answer.ok or smi is None or not smi.gpus:
         return {"gpus": _SILENT, "driver": _SILENT}
     # Of instances of a GPU (MIG) only the variable tells which.
     named = os.environ.get(VISIBLE_DEVICES, "")
-    seen = visible_gpus(gpus, environment=os.environ)
-    uuids = sorted(gpu.uuid for gpu in seen) if seen else [*(gpu.uuid for gpu in gpus), named]
-    drivers = dict.fromkeys(driver for _, _, driver in lines)
-    return {"gpus": _digest("\n".join(uuids)), "driver": ", ".join(drivers)}
+    seen = visible_gpus(smi.gpus, environment=os.environ)
+    uuids = sorted(gpu.uuid for gpu in seen) if seen else [*(gpu.uuid for gpu in smi.gpus), named]
+    return {"gpus": _digest("\n".join(uuids)), "driver": smi.driver or _SILENT}
 
 
 def _digest(text: str) -> str:

@@ -20,7 +20,7 @@ from nsa.settings import VOCAB_SIZES, TrainerConfig
 from runbook.config.plan import phases_without_board
 from runbook.engine.planned_config import config_of
 from runbook.extras import BOARD_TOGGLE, absent, is_installed
-from runbook.machine.tools import run_tool
+from runbook.process.start import run_tool
 from runbook.read.size_account import DISK_MARGIN, checkpoint_gib, parameters
 from runbook.records import Launch
 from runbook.records.launch import DATASET_FLAG, option

@@ -30,8 +30,8 @@ from runbook.launch.slurm.files import (
     kept_nodes,
     last_state,
 )
+from runbook.machine.draft import Draft, finish
 from runbook.machine.preflight import collect_preflight
-from runbook.machine.tools import Draft, finish
 from runbook.read.documents import CONSOLE_LOG, LAUNCH_JSON, file_sha256
 from runbook.records import Launch, LaunchResult
 from runbook.records.evidence import Fact

@@ -22,6 +22,7 @@ from runbook.launch.classify import (
     rank_exits,
 )
 from runbook.launch.command import Command
+from runbook.launch.environment import build_environment
 from runbook.launch.incident import (
     bundle,
     collect_stacks,
@@ -35,7 +36,6 @@ from runbook.launch.lookout import Lookout
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.own import OwnWatch, classify_own
 from runbook.launch.place import Aftermath, Launcher, Running, Start
-from runbook.launch.processes import build_environment
 from runbook.launch.ranks import RankWatch
 from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
 from runbook.machine.surroundings import free_bytes

@@ -8,7 +8,7 @@ import struct
 import time
 from pathlib import Path
 
-from runbook.launch.reaper import TOKEN_VARIABLE, environment_holds
+from runbook.process.reaper import TOKEN_VARIABLE, environment_holds
 
 # linux/pidfd.h, since Linux 6.15: struct pidfd_info as of its first version, 64 bytes.
 _PIDFD_INFO = struct.Struct("=QQ11Ii")

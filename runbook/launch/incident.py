@@ -27,9 +27,9 @@ from runbook.launch.flight import (
 )
 from runbook.launch.nccl_flight import nccl_flight_files
 from runbook.launch.ranks import RankState
-from runbook.launch.reaper import signal_owned
 from runbook.launch.straggler import find_straggler, one_machine
 from runbook.launch.watchdog import STOPPED, Hang, Watchdog
+from runbook.process.reaper import signal_owned
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.read.load import Load
 from runbook.records import Kind, LaunchStatus

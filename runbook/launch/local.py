@@ -10,7 +10,7 @@ from runbook.launch.host import Host
 from runbook.launch.incident import read_outside
 from runbook.launch.place import Aftermath, Running, Start
 from runbook.launch.ranks import RankState
-from runbook.launch.reaper import signal_owned
+from runbook.process.reaper import signal_owned
 from runbook.read.documents import CONSOLE_LOG
 
 

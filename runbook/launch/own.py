@@ -24,10 +24,10 @@ from runbook.launch.classify import (
     told_by_parent,
 )
 from runbook.launch.ranks import RankState, RankWatch
-from runbook.launch.reaper import carriers
 from runbook.launch.refusals import said_by_machine
 from runbook.launch.resources import resident_mib
 from runbook.launch.watchdog import Hang
+from runbook.process.reaper import carriers
 from runbook.read.documents import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
 from runbook.read.own_log import (
     ARRIVALS,

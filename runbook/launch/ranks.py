@@ -14,8 +14,8 @@ from typing import Any
 
 from nsa.contract import Event, Phase
 from runbook.launch.endings import exit_code_of, has_ended_under, process_state
-from runbook.launch.reaper import environment_holds, holds_file
 from runbook.launch.wall_clock import WallGap
+from runbook.process.reaper import environment_holds, holds_file
 from runbook.read.heartbeats import RankFold, heartbeat_files, parse_heartbeat
 from runbook.read.tail import LineTail
 

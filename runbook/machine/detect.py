@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.errors import UsageError
+from runbook.errors import RunbookError, UsageError
+from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, find_nvidia_smi, parse_nvidia_smi
+from runbook.machine.gpu.visible import visible_gpus
 
-_QUERY = ("--query-gpu=name,pcie.link.gen.max", "--format=csv,noheader")
 _TIMEOUT_S = 20.0
 # Kinds of cards with a profile, by what nvidia-smi calls them, and the profile by their number. Two
 # of them without PCI in the name are modules that NVLink joins.
@@ -32,7 +32,7 @@ def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
     or driver is seen that no shipped profile fits: `cpu` has to be asked for by name then.
     """
     signs = _nvidia_signs(root)
-    program = shutil.which("nvidia-smi")
+    program = find_nvidia_smi()
     if program is None:
         if signs:
             raise _refused([*signs, "nvidia-smi is not installed"])
@@ -40,36 +40,34 @@ def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
     visible = os.environ.get(VISIBLE_DEVICES)
     if visible == "":
         raise _refused([f"{VISIBLE_DEVICES} is empty, which hides all GPUs", *signs])
-    chosen = ("-i", visible) if visible else ()
+    answer = ask_nvidia_smi(program, timeout_s=_TIMEOUT_S)
+    if answer.code is None:
+        raise _refused([f"nvidia-smi could not be asked: {answer.problem}", *signs])
+    if answer.code != 0:
+        said = " ".join((answer.stderr or answer.stdout).split())
+        raise _refused([f"nvidia-smi ended with {answer.code}: {said}", *signs])
     try:
-        done = subprocess.run(
-            [program, *_QUERY, *chosen],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _refused([f"nvidia-smi could not be asked: {error}", *signs]) from error
-    if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise _refused([f"nvidia-smi ended with {done.returncode}: {said}", *signs])
-    if not done.stdout.strip():
+        gpus = parse_nvidia_smi(answer.stdout).gpus
+    except RunbookError as error:
+        raise _refused([str(error), *signs]) from error
+    if not gpus:
         if signs:
             raise _refused(["nvidia-smi lists no GPU", *signs])
         return "cpu", "nvidia-smi lists no GPU"
-    return profile_for(done.stdout)
+    shown = visible_gpus(gpus, environment=os.environ)
+    if not shown:
+        raise _refused([f"{VISIBLE_DEVICES}={visible} hides all {len(gpus)} GPUs", *signs])
+    return profile_for([(gpu.name, gpu.link["gen_max"]) for gpu in shown])
 
 
-def profile_for(listing: str) -> tuple[str, str]:
-    """Name of the profile for nvidia-smi's lines `name, highest PCIe generation`, and why.
+def profile_for(cards: Sequence[tuple[str, int | None]]) -> tuple[str, str]:
+    """Name of the profile for cards, each with its highest PCIe generation, and why.
 
     Raises UsageError for cards that no shipped profile has limits for.
     """
-    cards = [line.rsplit(",", 1) for line in listing.splitlines() if line.strip()]
-    names = [card[0].strip() for card in cards]
+    names = [name for name, _ in cards]
     seen = f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
-    generations = {card[1].strip() for card in cards if len(card) == 2}
+    generations = {str(generation or "unknown") for _, generation in cards}
     if len(names) == 2 and all("A100" in name and "PCI" in name for name in names):
         older = generations != {"4"}
         found = "a100x2_pcie3" if older else "a100x2_pcie4"

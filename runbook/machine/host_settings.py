@@ -15,8 +15,9 @@ from pathlib import Path
 
 import psutil
 
+from runbook.machine.draft import Draft
 from runbook.machine.host import cgroup_cpu_limit, count_cpus
-from runbook.machine.tools import Draft, run_tool
+from runbook.process.start import run_tool
 
 _GIB = 1024**3
 _MIB = 1024**2

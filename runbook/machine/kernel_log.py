@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runbook.files import utc_text, write_atomic
-from runbook.machine.tools import run_tool
+from runbook.process.start import run_tool
 from runbook.read.documents import KERNEL_LOG_JSON
 from runbook.read.kernel_lines import KernelLine, parse_line
 from runbook.read.redact import redact_text

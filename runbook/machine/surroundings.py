@@ -20,7 +20,7 @@ from pathlib import Path
 
 from runbook.config.settings import is_passed_on
 from runbook.machine.host import count_cpus
-from runbook.machine.tools import run_tool
+from runbook.process.start import run_tool
 
 _GIB, _MIB = 1024**3, 1024**2
 _SHM = Path("/dev/shm")  # noqa: S108 - its room is looked at, nothing is written

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.machine.tools import ToolResult
+from runbook.process.start import ToolResult
 
 _LINK, _FILE = "120000", ("100644", "100755")
 _LFS = "version https://git-lfs"

@@ -21,8 +21,8 @@ from runbook.launch.incident import (
     write_summary,
 )
 from runbook.launch.ranks import RankState, RankWatch
-from runbook.launch.reaper import environment_holds, holds_file
 from runbook.launch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
+from runbook.process.reaper import environment_holds, holds_file
 from runbook.read.documents import LAUNCH_JSON
 from runbook.read.heartbeats import heartbeat_files, heartbeats_in
 

@@ -12,7 +12,8 @@ from runbook.errors import UsageError
 from runbook.records import RunRecord, Verdict
 from tests.reports.samples import run as sample_run
 
-CARDS = "0, GPU-aaaa-1111, 580.95.05\n1, GPU-bbbb-2222, 580.95.05\n"
+CARDS = """<nvidia_smi_log><driver_version>580.95.05</driver_version>
+<gpu><uuid>GPU-aaaa-1111</uuid></gpu><gpu><uuid>GPU-bbbb-2222</uuid></gpu></nvidia_smi_log>"""
 
 
 @pytest.fixture
@@ -41,7 +42,11 @@ def test_another_card_of_the_same_kind_is_another_machine(smi: Path) -> None:
 
 def test_the_order_of_the_cards_makes_no_other_machine(smi: Path) -> None:
     then = identity()
-    smi.write_text("0, GPU-bbbb-2222, 580.95.05\n1, GPU-aaaa-1111, 580.95.05\n")
+    smi.write_text(
+        CARDS.replace("aaaa-1111", "x")
+        .replace("bbbb-2222", "aaaa-1111")
+        .replace("-x", "-bbbb-2222")
+    )
     assert identity() == then
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runbook.errors import UsageError
-from runbook.launch.processes import build_environment
+from runbook.launch.environment import build_environment
 
 MACHINE = {
     "PATH": "/bin",

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from runbook.machine.draft import Draft
 from runbook.machine.host_settings import Places, collect_host_settings
-from runbook.machine.tools import Draft
 
 
 def settings(where: Places) -> dict[str, Draft]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from runbook.errors import RunbookError
+from runbook.machine.draft import Draft
 from runbook.machine.gpu.facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.machine.gpu.nvidia_smi import NvidiaSmi, parse_nvidia_smi, parse_topology
-from runbook.machine.tools import Draft
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from runbook.machine.draft import Draft, finish
 from runbook.machine.host import ask_torch
 from runbook.machine.preflight import collect_preflight
-from runbook.machine.tools import Draft, finish, run_tool
+from runbook.process.start import run_tool
 from runbook.records.evidence import Fact
 from tests.shared import crowded
 

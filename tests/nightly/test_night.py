@@ -15,7 +15,7 @@ import pytest
 from runbook.engine.outputs import check_manifest
 from runbook.errors import ProgramExit
 from runbook.launch.commits import CHECKOUTS
-from runbook.launch.reaper import carriers
+from runbook.process.reaper import carriers
 from runbook.records import Outcome, RunRecord
 
 ROOT = Path(__file__).parents[2]

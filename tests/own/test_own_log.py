@@ -11,8 +11,8 @@ import pytest
 
 from nsa.contract import Phase
 from runbook.errors import UsageError
+from runbook.launch.environment import build_environment
 from runbook.launch.own import Growth, OwnWatch, classify_own
-from runbook.launch.processes import build_environment
 from runbook.read.own_log import read_own_log, rows_of
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import LogMap, OwnTrainer

@@ -16,7 +16,7 @@ SMI = (H200 / "nvidia_smi.xml").read_text()
 def test_it_is_the_card_of_its_profile() -> None:
     (card,) = parse_nvidia_smi(SMI).gpus
     assert unread_fields(card) == []
-    name, why = profile_for(f"{card.name}, 5\n")
+    name, why = profile_for([(card.name, card.link["gen_max"])])
     assert (name, why) == ("h200x1", "found 1 x NVIDIA H200")
     hardware = load_profile(name).hardware
     assert hardware is not None and hardware.gpu_name in card.name

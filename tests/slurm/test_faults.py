@@ -20,8 +20,8 @@ import pytest
 
 from runbook.launch import StopRequest, adopt_launch
 from runbook.launch.observer import Observer
-from runbook.launch.reaper import carriers
 from runbook.launch.slurm.files import JOB_JSON, NODE_TOKEN_VARIABLE, last_state
+from runbook.process.reaper import carriers
 from runbook.read import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.shared import crowded

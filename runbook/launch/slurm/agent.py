@@ -20,7 +20,6 @@ from runbook.files import make_private_dir
 from runbook.launch.command import NO_LOG_FOLDER, free_port, on_loopback
 from runbook.launch.host import Host
 from runbook.launch.incident import read_outside
-from runbook.launch.reaper import signal_owned
 from runbook.launch.slurm.commands import node_words
 from runbook.launch.slurm.files import (
     ASKS_JSONL,
@@ -44,6 +43,7 @@ from runbook.launch.slurm.files import (
     write_record,
 )
 from runbook.launch.slurm.ranks import OwnRanks
+from runbook.process.reaper import signal_owned
 from runbook.read.documents import CONSOLE_LOG
 from runbook.read.tail import LineTail
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runbook.launch.place import RefusedError
-from runbook.machine.tools import run_tool
+from runbook.process.start import run_tool
 
 TOOLS = ("sbatch", "scontrol", "squeue", "scancel")
 _TIMEOUT_S = 20.0

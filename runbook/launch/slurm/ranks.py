@@ -12,7 +12,6 @@ from pathlib import Path
 
 from runbook.launch.endings import has_ended_under
 from runbook.launch.ranks import RankState, RankWatch
-from runbook.launch.reaper import environment_holds
 from runbook.launch.slurm.files import (
     NODE_JSONL,
     NODE_TOKEN_VARIABLE,
@@ -20,6 +19,7 @@ from runbook.launch.slurm.files import (
     node_folders,
     parse_record,
 )
+from runbook.process.reaper import environment_holds
 from runbook.read.tail import LineTail
 
 

@@ -21,7 +21,7 @@ from runbook.errors import RunbookError
 from runbook.files import utc_text, write_atomic
 from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, find_nvidia_smi, parse_nvidia_smi
 from runbook.machine.gpu.visible import visible_gpus
-from runbook.machine.tools import run_tool
+from runbook.process.start import run_tool
 from runbook.read.documents import (
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,

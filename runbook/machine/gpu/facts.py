@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import RunbookError
+from runbook.machine.draft import Draft
 from runbook.machine.gpu.nvidia_smi import (
     GpuState,
     NvidiaSmi,
@@ -18,7 +19,6 @@ from runbook.machine.gpu.nvidia_smi import (
     parse_topology,
 )
 from runbook.machine.gpu.visible import visible_gpus
-from runbook.machine.tools import Draft
 from runbook.read.redact import redact_text
 
 _XML = "nvidia_smi.xml"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runbook.errors import RunbookError
-from runbook.machine.tools import ToolResult, run_tool
+from runbook.process.start import ToolResult, run_tool
 from runbook.read.shapes import POWER_FIELDS
 
 _TIMEOUT_S = 60.0

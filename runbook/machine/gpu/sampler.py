@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from runbook.launch.processes import spawn
 from runbook.machine.gpu.devices import NVML_PROGRAM
-from runbook.machine.tools import run_tool
+from runbook.process.start import run_tool, spawn
 from runbook.read.documents import GPU_SAMPLER_TXT, GPU_SAMPLES, GPU_SAMPLES_CSV
 
 # The first columns of GPU_SAMPLES, as nvidia-smi calls them.

@@ -19,7 +19,7 @@ from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.machine.gpu.nvidia_smi import GpuState, NvidiaSmi, parse_nvidia_smi, parse_topology
 from runbook.machine.gpu.sampler import query_fields
-from runbook.machine.tools import run_tool
+from runbook.process.start import run_tool
 from runbook.read.redact import redact_text
 from runbook.tools.acceptance.program import Program, markdown_table
 

@@ -26,7 +26,7 @@ from runbook.launch import Budgets, StopRequest, run_launch, set_aside, stop_on_
 from runbook.launch.classify import said_by_watchdog
 from runbook.launch.nccl_flight import nccl_flight_files, read_nccl_rows
 from runbook.launch.observer import Observer
-from runbook.launch.reaper import carriers
+from runbook.process.reaper import carriers
 from runbook.read.documents import CONSOLE_LOG, INCIDENT_JSON, RESULT_JSON
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.acceptance.device import anonymous

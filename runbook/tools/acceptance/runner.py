@@ -18,9 +18,10 @@ from nsa.contract import RUN_TOKEN_VARIABLE, is_secret_name
 from runbook.errors import UsageError
 from runbook.files import utc_text
 from runbook.launch import StopRequest, set_aside
-from runbook.launch.processes import Reaper, spawn
-from runbook.launch.reaper import carriers, kill_all, signal_owned
 from runbook.machine import git
+from runbook.process.guard import Reaper
+from runbook.process.reaper import carriers, kill_all, signal_owned
+from runbook.process.start import spawn
 from runbook.read.documents import CONSOLE_LOG, LAUNCH_JSON
 from runbook.tools.acceptance.handover import LOG_FILE, hand_over
 from runbook.tools.acceptance.stages import TO_BE_CONTINUED, Place, Stage, StageCommand

@@ -1,6 +1,6 @@
 """Stands above a launch's command: nothing that the command starts leaves its tree of processes.
 
-`python -I -S keeper.py`, standard library alone. Whatever becomes an orphan below the command
+`python -I -S subreaper.py`, standard library alone. Whatever becomes an orphan below the command
 becomes a child of this process, whatever it did to its session and its environment. Command and
 environment come through the pipe on stdin. When the command has ended, or the other end of the pipe
 is closed (the harness asks, or is gone), everything below is killed, and this ends as the command
@@ -145,7 +145,7 @@ def main() -> int:
     """Keep one command. 1: there was nothing to do, or it could not be ended."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        sys.stderr.write(f"keeper: adopts no orphans: {os.strerror(ctypes.get_errno())}\n")
+        sys.stderr.write(f"subreaper: adopts no orphans: {os.strerror(ctypes.get_errno())}\n")
         return 1
     if (order := _order()) is None:
         return 1

@@ -15,8 +15,8 @@ import pytest
 from runbook.launch import StopRequest
 from runbook.launch.endings import process_state
 from runbook.launch.observer import Observer
-from runbook.launch.processes import end_kept, spawn_kept
-from runbook.launch.reaper import carriers, environment_holds
+from runbook.process.guard import end_kept, spawn_kept
+from runbook.process.reaper import carriers, environment_holds
 from runbook.records import Launch, LaunchStatus
 from tests.launch.helpers import FAKE, fake_launch, run
 from tests.launch.test_faults import HARNESS
@@ -129,7 +129,7 @@ def kept(
     [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", -9), ("kill -ABRT $$", -6),
      ("kill -TERM $$", -15), ("kill -SEGV $$", -11)],
 )  # fmt: skip
-def test_the_keeper_ends_as_its_command_did(tmp_path: Path, script: str, code: int) -> None:
+def test_the_subreaper_ends_as_its_command_did(tmp_path: Path, script: str, code: int) -> None:
     child = kept(tmp_path, "sh", "-c", script)
     assert child.wait(10) == code
     end_kept(child)
@@ -161,7 +161,7 @@ def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert "cannot start no-such-program" in (tmp_path / "console").read_text()
 
 
-def test_the_keeper_carries_no_token_and_is_deaf_to_who_signals_its_command(tmp_path: Path) -> None:
+def test_the_subreaper_carries_no_token_and_is_deaf_to_who_signals_its_command(tmp_path: Path) -> None:
     """A `kill 0` of the command, or a signal to each process by somebody, opens no cage."""
     script = "trap '' TERM; kill -TERM 0; sleep 600 & echo ready; wait"
     child = kept(tmp_path, "sh", "-c", script, variables={"RUNBOOK_RUN_TOKEN": "ab" * 8})
@@ -177,7 +177,7 @@ def test_the_keeper_carries_no_token_and_is_deaf_to_who_signals_its_command(tmp_
     assert (child.returncode, carriers("ab" * 8)) == (-9, [])
 
 
-def test_a_keeper_takes_leave_of_those_that_end(tmp_path: Path) -> None:
+def test_a_subreaper_takes_leave_of_those_that_end(tmp_path: Path) -> None:
     """Orphans that ended while the command goes on stay no zombies: they would fill the table."""
     script = "for i in 1 2 3; do (sleep 0.05 &); done; sleep 0.5; echo ready; sleep 600"
     child = kept(tmp_path, "sh", "-c", script)
