@@ -89,7 +89,6 @@ def _problems(args: argparse.Namespace) -> list[str]:
     from runbook.config.precedence import shell_settings
     from runbook.config.setup import RunOptions
     from runbook.engine.prepare import prepare
-    from runbook.engine.where import tool_problems
     from runbook.machine.detect import detect_profile
     from runbook.registry import report_names
     from runbook.tools.export.webhook import blanked
@@ -104,9 +103,11 @@ def _problems(args: argparse.Namespace) -> list[str]:
     if args.measure and not args.dry_run:
         found.append("--measure is for --dry-run: a run measures its first steps by itself")
     if args.measure and args.launcher != DEFAULT_LAUNCHER:
-        found.append("--measure starts the trainer on this machine: not with --launcher slurm")
+        found.append(
+            f"--measure starts the trainer on this machine: not with --launcher {args.launcher}"
+        )
     found.extend(_output_problems(args))
-    found.extend([] if args.dry_run else tool_problems(args.launcher))
+    found.extend(_launcher_lacks(args))
     found.extend(_continued(args))
     phases = "all" if args.phase is None else args.phase
     if args.goes_on and args.plan:
@@ -156,6 +157,14 @@ def _problems(args: argparse.Namespace) -> list[str]:
     if not args.dry_run and args.launcher == DEFAULT_LAUNCHER:
         found.extend(_around(args))
     return found
+
+
+def _launcher_lacks(args: argparse.Namespace) -> list[str]:
+    """What the launcher lacks here; a name that is none is told with the options."""
+    from runbook.registry import launcher, launcher_names
+
+    known = args.launcher in launcher_names()
+    return launcher(args.launcher).lacks() if known and not args.dry_run else []
 
 
 def _around(args: argparse.Namespace) -> list[str]:

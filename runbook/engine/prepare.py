@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runbook.config import Settings, load_profile, parse_settings
+from runbook import registry
+from runbook.config import Profile, Settings, load_profile, parse_settings
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
 from runbook.config.settings import torch_variable_problems
@@ -16,7 +17,6 @@ from runbook.defaults import PROTOCOLS
 from runbook.engine.identity import package_path, package_under_test
 from runbook.engine.launching import asked_for, planned_profile
 from runbook.engine.planned import planned_problems
-from runbook.engine.where import place_problems
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import is_text
 from runbook.machine import git
@@ -61,7 +61,7 @@ def prepare(options: RunOptions) -> Setup:
     else:
         resolve("phases", lambda: tuple(select(options.phases)))
     if "profile" in found:
-        problems += place_problems(options, found["profile"])
+        problems += _launcher_problems(options, found["profile"])
         problems += phase_problems(found["profile"], found.get("phases", ()))
     if options.protocol not in PROTOCOLS:
         problems.append(
@@ -81,6 +81,14 @@ def prepare(options: RunOptions) -> Setup:
     if problems := planned_problems(setup):
         raise UsageError(problems)
     return with_launches(setup)
+
+
+def _launcher_problems(options: RunOptions, profile: Profile) -> list[str]:
+    """What is wrong with the launcher, or with running this profile by it."""
+    try:
+        return registry.launcher(options.launcher).problems(options, profile)
+    except UsageError as error:
+        return list(error.problems)
 
 
 def _not_text(options: RunOptions) -> list[str]:

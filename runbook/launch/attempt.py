@@ -31,11 +31,11 @@ from runbook.launch.incident import (
     write_summary,
 )
 from runbook.launch.kernel_cause import with_kernel_log, with_limits
+from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
 from runbook.launch.local import LocalLauncher
 from runbook.launch.lookout import Lookout
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.own import OwnWatch, classify_own
-from runbook.launch.place import Aftermath, Launcher, Running, Start
 from runbook.launch.ranks import RankWatch
 from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
 from runbook.machine.surroundings import free_bytes
@@ -136,7 +136,7 @@ class Attempt:
             self.command.env,
             token=self.token,
             run_dir=self.run_dir.resolve(),
-            loopback=self.launch.voices > 0 and options.launcher.name == LocalLauncher.name,
+            loopback=self.launch.voices > 0 and options.launcher.here,
             folder=self.command.folder,
             own=self.launch.own.env if self.launch.own else (),
         )

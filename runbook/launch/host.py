@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from runbook.launch.endings import oom_kills
-from runbook.launch.place import Aftermath
+from runbook.launch.launcher_api import Aftermath
 from runbook.machine.gpu.devices import When, write_devices
 from runbook.machine.gpu.sampler import GpuSampler
 from runbook.machine.kernel_log import KernelLog

@@ -109,10 +109,10 @@ def run_tool(
     try:
         said = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        said = _gave_up(process)
+        left = _gave_up(process)
         problem = f"{argv[0]}: no answer within {timeout_s:g} s"
-        problem += "" if said else ", and it does not end"
-        stdout, stderr = (_text(data, errors) for data in said or (b"", b""))
+        problem += "" if left else ", and it does not end"
+        stdout, stderr = (_text(data, errors) for data in left or (b"", b""))
         return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
     except BaseException:
         _gave_up(process)

@@ -217,7 +217,7 @@ class Invocation:
     `profile` is a name, or the path of a file; a path is kept absolute, since the line may be
     pasted anywhere. `settings` are `KEY=VALUE` words. `reference` and `head` are commits. `plan`, a
     name or the path of a file, makes it a `runbook launch`, with `without_go`. `launcher` is
-    where launches run: on this machine, or as jobs of Slurm, of which the other four speak.
+    where launches run: on this machine, or on nodes of a cluster, of which the other four speak.
     """
 
     profile: str

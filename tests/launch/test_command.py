@@ -16,7 +16,8 @@ from nsa.tests import maths
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.launch import Budgets
-from runbook.launch.command import build_command, free_port, keep_config, pasteable
+from runbook.launch.command import build_command, keep_config, pasteable
+from runbook.launch.torchrun import free_port
 from runbook.read import read_launch
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note

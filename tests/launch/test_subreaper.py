@@ -161,7 +161,9 @@ def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert "cannot start no-such-program" in (tmp_path / "console").read_text()
 
 
-def test_the_subreaper_carries_no_token_and_is_deaf_to_who_signals_its_command(tmp_path: Path) -> None:
+def test_the_subreaper_carries_no_token_and_is_deaf_to_who_signals_its_command(
+    tmp_path: Path,
+) -> None:
     """A `kill 0` of the command, or a signal to each process by somebody, opens no cage."""
     script = "trap '' TERM; kill -TERM 0; sleep 600 & echo ready; wait"
     child = kept(tmp_path, "sh", "-c", script, variables={"RUNBOOK_RUN_TOKEN": "ab" * 8})

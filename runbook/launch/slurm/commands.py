@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runbook.launch.place import RefusedError
+from runbook.launch.launcher_api import RefusedError
 from runbook.process.start import run_tool
 
 TOOLS = ("sbatch", "scontrol", "squeue", "scancel")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nsa.contract import STACKDUMPS
 from runbook.launch.classify import End
-from runbook.launch.place import Aftermath, Start
+from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.ranks import RankState
 from runbook.launch.slurm.commands import (
     JobState,

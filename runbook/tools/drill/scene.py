@@ -33,6 +33,7 @@ from runbook.launch.watchdog import Thresholds
 from runbook.process.reaper import TOKEN_VARIABLE, carriers
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records.launch import torchrun
 from runbook.tools.drill.faults import BUDGET_S, FAULTS, Fault
 
 _TIMEOUT_S = 240.0
@@ -74,7 +75,7 @@ def drill_launch(fault: Fault, *, name: str, extra: tuple[str, ...] = ()) -> Lau
         name=name,
         phase="drill",
         kind="trainer",
-        argv=("torchrun", "--nproc_per_node=2", *inject, *trainer, *steps, *extra),
+        argv=(*torchrun(2), *inject, *trainer, *steps, *extra),
         env={"NSA_PREFILL_BATCHED": "1"},
         run_dir=name,
         nproc=2,

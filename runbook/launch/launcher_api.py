@@ -1,17 +1,20 @@
-"""What an attempt needs of the place where its launch runs: this machine, or nodes of a cluster.
+"""What a launcher is: where the launches of a run are started, on this machine or on others.
 
-A `Launcher` starts a command somewhere, or finds one again that an earlier harness started there. A
-`Running` is that command: it is waited for, signaled and ended through it. All else that is
-watched and judged lies in the run directory.
+A `LauncherKind` is what a package installs under a name in the entry points `runbook.launchers`: it
+says what does not fit, and makes the `Launcher` of a run. That one starts a command somewhere, or
+finds one again that an earlier harness started there. A `Running` is that command: it is waited
+for, signaled and ended through it. All else that is watched and judged lies in the run directory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from runbook.config.profile import Profile
+from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
 from runbook.launch.classify import End
 from runbook.launch.command import Command
@@ -19,6 +22,9 @@ from runbook.launch.ranks import RankState, RankWatch
 from runbook.read.kernel_lines import KernelLine
 from runbook.read.load import Load
 from runbook.records import Launch
+
+# The folder of what belongs to a node, for a program that a launcher starts there.
+NODE_FOLDER_VARIABLE = "RUNBOOK_NODE_FOLDER"
 
 
 class RefusedError(RunbookError):
@@ -97,12 +103,41 @@ class Running(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts commands, and finds those again that a killed harness left running."""
+    """Starts the commands of one run, and finds those that a killed harness left running."""
 
-    name: str
+    here: bool
+    """Does everything run on this machine?"""
 
     def start(self, start: Start) -> Running:
         """Start the command. Raises OSError, or RefusedError."""
 
     def adopt(self, start: Start) -> Running | None:
         """The command that was started in this run directory, if it outlived its harness."""
+
+    def nodes(self, run_dir: Path) -> list[Path]:
+        """The folders of the nodes of a launch, the run's first node first.
+
+        Empty where there is only this machine. Raises RunbookError if one of them is damaged.
+        """
+
+    def is_own_file(self, name: str) -> bool:
+        """Is this file in the folder of a node the launcher's own?"""
+
+
+class LauncherKind(Protocol):
+    """A way to run launches, as the command line names it."""
+
+    here: bool
+    """Does everything run on this machine?"""
+
+    def lacks(self) -> list[str]:
+        """What a run with it lacks here, in words."""
+
+    def problems(self, options: RunOptions, profile: Profile) -> list[str]:
+        """What is wrong with its options, or with running this profile by it, in words."""
+
+    def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
+        """The launcher of a run. `note` is told what a person should read."""
+
+    def printed(self, launch: Launch, setup: Setup) -> str:
+        """What a person types to start the launch so, in lines."""
