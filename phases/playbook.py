@@ -299,8 +299,9 @@ _TRAINING: dict[str, Remedy] = {
         "survive an interruption until it passes"
     ),
     "stopping": (
-        "read the console and the last lines of the heartbeats: they tell whether the ranks heard "
-        "of the signal or the file .HALT, agreed on a step, and saved it. Start no run under a "
+        "read the console and the last lines of the heartbeats (of a test: the failing assertion "
+        "in junit.xml): they tell whether the ranks heard of the signal or the file .HALT, agreed "
+        "on a step, and saved it. Start no run under a "
         "scheduler, or that a watchdog is to halt, until this passes: its last steps would be lost"
     ),
     "self_test": (

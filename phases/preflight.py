@@ -103,9 +103,17 @@ _OF_CHECKPOINTS = (
     "test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped",
     "test_a_save_is_of_one_moment_however_long_it_takes",
     "test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none",
+    "test_random_numbers_go_on_as_after_the_step_that_was_saved",
+    "test_the_scale_of_fp16_goes_on_as_it_was",
+    "test_a_damaged_checkpoint_is_refused_and_an_evaluation_that_is_owed_is_made",
+    "test_the_newest_checkpoint_is_that_of_the_highest_step",
+    "test_a_checkpoint_of_more_ranks_is_refused",
+    "test_every_rank_goes_on_at_its_own_place_in_the_data",
+    "test_nothing_is_added_to_a_folder_that_was_used",
 )
+_OF_STOPPING = ("test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it",)
 # What has a remedy of its own where no other test of its module failed.
-_TOPICS = {"beginning": _OF_THE_BEGINNING, "checkpoints": _OF_CHECKPOINTS}
+_TOPICS = {"beginning": _OF_THE_BEGINNING, "checkpoints": _OF_CHECKPOINTS, "stopping": _OF_STOPPING}
 _OF_OUR_TRAINER = ("trainer_imports", "prefill", *(what for what, *_ in _SANITY_TESTS))
 
 

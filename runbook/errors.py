@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from unicodedata import category
 
 
 class ProgramExit(IntEnum):
@@ -58,6 +59,13 @@ def shown(value: object) -> str:
     """A wrong value as a message repeats it; of a very long one the beginning."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def not_one_line(text: str) -> str:
+    """Why a value that is printed again cannot be taken; empty if it is one printable line."""
+    if any(category(char) in ("Cc", "Zl", "Zp") for char in text):
+        return f"must be without line breaks and control characters, not {shown(text)}"
+    return ""
 
 
 def first_of(found: Sequence[str]) -> str:

@@ -107,9 +107,15 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 @pytest.fixture(scope="session")
 def preflight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """The first phase for real, by the command, in a folder of its own: for reading only."""
+    """The first phase for real, by the command, in a folder of its own: for reading only.
+
+    Modules with the names of ours lie in that folder, and no launch imports them.
+    """
 
     def run(folder: Path) -> tuple[Path, Ended]:
+        (folder / "nsa").mkdir()
+        for name in ("nsa/__init__.py", "pytest.py", "torch.py"):
+            (folder / name).write_text("raise ImportError('the folder of whoever started the run')")
         words = ("run", "--phase", "preflight", "--profile", "cpu")
         return folder, runbook(*words, cwd=folder, HF_TOKEN="canary-5566")
 

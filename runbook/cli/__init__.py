@@ -25,7 +25,7 @@ from runbook.cli.nightly import NIGHTLY
 from runbook.cli.questions import DECIDE, INSPECT, REPLAY
 from runbook.cli.run import RUN
 from runbook.cli.triage import TRIAGE
-from runbook.console import Console, console_for, drop
+from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 
 # In the order of the help text: a new command is one name in its group.
@@ -152,7 +152,9 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             mode = "w" if number else "r"
             handle = os.open(os.devnull, os.O_RDWR)  # the lowest free number
-            setattr(sys, name, os.fdopen(handle, mode, encoding="utf-8", closefd=False))
+            stream = os.fdopen(handle, mode, encoding="utf-8", closefd=False)
+            setattr(stream, CLOSED, True)
+            setattr(sys, name, stream)
 
 
 def _never_fail_on_encoding() -> None:

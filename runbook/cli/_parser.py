@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
-from unicodedata import category
 
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import ProgramExit, UsageError, did_you_mean, shown
+from runbook.errors import ProgramExit, UsageError, did_you_mean, not_one_line, shown
 
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
@@ -145,10 +144,8 @@ def add_settings(parser: argparse._ActionsContainer, help: str) -> None:
 
 def path_type(text: str) -> Path:
     """An argparse type: a path. One that is empty is the current folder to whoever reads it on."""
-    if not text or any(category(char) in ("Cc", "Zl", "Zp") for char in text):
-        raise argparse.ArgumentTypeError(
-            f"must be a path without line breaks and control characters, not {shown(text)}"
-        )
+    if problem := not_one_line(text) or ("" if text else "must be a path, not ''"):
+        raise argparse.ArgumentTypeError(problem)
     return Path(text)
 
 
@@ -261,9 +258,9 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None
     for index, word in enumerate(argv):
         name, equals, _ = word.partition("=")
         if name in names and name.startswith("-"):
-            # Like argparse: -1 is a value, --one is the next option.
-            value = "" if equals else "".join(argv[index + 1 : index + 2])
-            taken = re.match(r"[^-]|-$|-[0-9.]", value) is not None
+            # Like argparse: -1 and nothing in quotes are values, --one is the next option.
+            values = [] if equals else argv[index + 1 : index + 2]
+            taken = any(re.match(r"[^-]|-?$|-[0-9.]", value) for value in values)
             return argv[:index] + argv[index + 1 + taken :]
     return None
 

@@ -22,7 +22,7 @@ from runbook.config.settings import (
     may_be_set,
     variable_problems,
 )
-from runbook.errors import UsageError
+from runbook.errors import UsageError, not_one_line
 from runbook.extras import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.files import data_path
 
@@ -90,7 +90,10 @@ def gathered(
     every unknown variable and bad value of the shell.
     """
     in_shell = {name: value for name, value in shell.items() if name != CONFIG_VARIABLE}
-    if problems := [f"in this shell: {text}" for text in variable_problems(in_shell)]:
+    problems = [*variable_problems(in_shell)]
+    if problem := not_one_line(shell.get(CONFIG_VARIABLE, "")):
+        problems.append(f"{CONFIG_VARIABLE}: {problem}")
+    if problems := [f"in this shell: {text}" for text in problems]:
         raise UsageError(problems)
     layers = [
         _Layer(source=SHELL, values=in_shell, config=shell.get(CONFIG_VARIABLE, "")),

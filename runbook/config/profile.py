@@ -211,7 +211,7 @@ class Profile(Record):
     schema_version: Literal[1] = 1
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     title: str = Field(min_length=1)
-    ranks: int = Field(ge=1)
+    ranks: int = Field(ge=1, le=65_536)
     config: str = Field(pattern=r"\.ya?ml$")
     config_single: str = Field(pattern=r"\.ya?ml$")
     trainer: str = Field(default="nsa.train", pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")

@@ -18,7 +18,7 @@ from nsa.settings import TrainerConfig, scalar
 from nsa.toggles import TOGGLES, parse_toggles
 from nsa.torch_env import TORCH_VARIABLES
 from runbook.config.nccl import mistyped, unknown_note
-from runbook.errors import UsageError, did_you_mean, shown
+from runbook.errors import UsageError, did_you_mean, not_one_line, shown
 
 Scalar = str | int | float | bool
 
@@ -98,6 +98,8 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
             problems.append(f"--set {pair!r}: expected KEY=VALUE")
         elif name in toggles or name in overrides or (name == CONFIG_VARIABLE and config):
             problems.append(f"--set {name}: given twice")
+        elif problem := not_one_line(value):
+            problems.append(f"--set {name}: {problem}")
         elif name == CONFIG_VARIABLE:
             config = value
         elif is_variable(name):
@@ -156,7 +158,18 @@ def variable_problems(values: Mapping[str, str]) -> list[str]:
         if name not in TOGGLES and (name.startswith("NSA_") or not may_be_set(name))
     ]
     toggles = {name: value for name, value in values.items() if name in TOGGLES}
-    return [*problems, *_nccl_problems(values), *_toggle_problems(toggles)]
+    return [
+        *problems,
+        *_broken_lines(values),
+        *_nccl_problems(values),
+        *_toggle_problems(toggles),
+    ]
+
+
+def _broken_lines(values: Mapping[str, Scalar]) -> list[str]:
+    """Values that would not stay one line where they are printed: the rest would look like ours."""
+    found = {name: not_one_line(str(value)) for name, value in values.items()}
+    return [f"{name}: {problem}" for name, problem in found.items() if problem]
 
 
 def _nccl_problems(values: Iterable[str]) -> list[str]:
@@ -174,7 +187,7 @@ def override_problems(values: Mapping[str, Scalar]) -> list[str]:
         else f"{name}: no such config key{did_you_mean(name, keys)}"
         for name, value in values.items()
     ]
-    return [problem for problem in problems if problem]
+    return [*_broken_lines(values), *filter(None, problems)]
 
 
 def _typed(problems: Iterable[str]) -> list[str]:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from runbook.engine.judge import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
@@ -137,6 +139,22 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     return events, end
 
 
+@contextmanager
+def _as_it_writes() -> Iterator[None]:
+    """A function that reads events: one that the program never writes is told as that."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise RunbookError(
+            f"{EVENTS_FILE} holds an event that this program never writes: {what}"
+        ) from error
+
+
+@_as_it_writes()
 def phase_records(events: Sequence[Event]) -> dict[str, PhaseRecord]:
     """The latest record of every phase that was judged, in the order of their first judgement.
 
@@ -156,6 +174,7 @@ def phase_records(events: Sequence[Event]) -> dict[str, PhaseRecord]:
     return records
 
 
+@_as_it_writes()
 def derive_record(events: Sequence[Event]) -> RunRecord:
     """The record of a run from its journal, finished or not.
 
@@ -261,6 +280,7 @@ def _environment(skeleton: RunRecord, events: Sequence[Event]) -> Mapping[str, s
     return {**known, **{name: text for load in loads for name, text in load.items()}}
 
 
+@_as_it_writes()
 def recorded_settings(run_root: Path) -> tuple[dict[str, str], dict[str, str]]:
     """What a person gave for a run, by its journal, and the source of each.
 

@@ -203,7 +203,8 @@ def changed_files(
     for name, sha256 in wanted.items():
         path = files.get(name)
         if path is None:
-            inside = (run_root / name).resolve().is_relative_to(run_root.resolve())
+            # Unlike Path.resolve, it ends where links lead in a circle.
+            inside = Path(os.path.realpath(run_root / name)).is_relative_to(run_root.resolve())
             outside = f"{MANIFEST_FILE} names a file outside the run"
             found[name] = "missing" if inside else outside
         elif sizes and has_grown(path, sizes.get(name, 0)):

@@ -139,6 +139,7 @@ class Attempt:
             loopback=self.launch.voices > 0 and options.launcher.here,
             folder=self.command.folder,
             own=self.launch.own.env if self.launch.own else (),
+            installed=self.command.is_ours,
         )
         return Start(
             launch=self.launch,

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from runbook.read.documents import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_F
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, TORCHRUN, option, with_option
 
+# Top-level packages of modules that a launch of ours runs.
+_INSTALLED = ("nsa", "runbook", "pytest", "torch")
 _OURS = (TORCHRUN, "python", "python3")
 
 
@@ -42,6 +45,12 @@ class Command:
     port: int | None
     steps: int
     folder: Path | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Does it run nothing but installed modules of this program, pytest and torch?"""
+        run = [word for flag, word in pairwise(self.argv) if flag == "-m"]
+        return bool(run) and all(word.partition(".")[0] in _INSTALLED for word in run)
 
 
 @dataclass(frozen=True, kw_only=True)

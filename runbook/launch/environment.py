@@ -30,19 +30,25 @@ def build_environment(
     loopback: bool,
     folder: Path | None = None,
     own: Iterable[str] = (),
+    installed: bool = False,
 ) -> dict[str, str]:
     """The whole environment of one launch.
 
     `machine` is the harness's own environment, of which only a fixed list is passed on; `plan` is
     what the launch sets. `loopback` keeps gloo's sockets on this machine. The packages of `folder`
     come before all others. `own` are variables of a trainer of one's own, checked in
-    its profile. Raises `UsageError` for a variable that a plan may not set.
+    its profile. `installed`: nothing is imported from the folder that the launch runs in, where
+    somebody's `nsa` or `pytest.py` may lie.
+
+    Raises `UsageError` for a variable that a plan may not set.
     """
     check_launch_variables(set(plan) - set(own))
     environment = {name: value for name, value in machine.items() if is_passed_on(name)}
     environment["PYTHONUNBUFFERED"] = "1"
     # Python's stack for a crash in native code; the trainer's own handler comes much later.
     environment["PYTHONFAULTHANDLER"] = "1"
+    if installed:
+        environment["PYTHONSAFEPATH"] = "1"
     if loopback:
         environment["GLOO_SOCKET_IFNAME"] = "lo"
     environment.update(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,8 @@ _TIMEOUT_S = 30.0
 _GIT = ("git", "--no-optional-locks", "--no-pager", "--no-replace-objects", "-c",
         "core.fsmonitor=false")  # fmt: skip
 _NO_HOOKS = ("-c", "core.hooksPath=/dev/null")
+# What git says of a checkout of another user's, and whose configuration it does not read then.
+_REFUSED = re.compile(r"dubious ownership in repository at '([^']+)'")
 _DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary")
 
 
@@ -61,13 +64,29 @@ def find_checkout() -> Path | None:
 
     A package in site-packages is not part of a checkout that merely contains the environment.
     """
-    spec = importlib.util.find_spec("nsa")
-    if spec is not None and spec.origin is not None:
-        package = Path(spec.origin).resolve().parent
+    if package := _package_folder():
         known = _git(package, "ls-files", "--error-unmatch", "__init__.py")
         if known.ok and (top := _top_level(package)):
             return top
     return _top_level(Path.cwd())
+
+
+def _package_folder() -> Path | None:
+    spec = importlib.util.find_spec("nsa")
+    return Path(spec.origin).resolve().parent if spec and spec.origin else None
+
+
+def why_no_checkout() -> str:
+    """Why `find_checkout` found none, and what to do where git refuses one that is there."""
+    for folder in filter(None, (_package_folder(), Path.cwd())):
+        said = _git(folder, "rev-parse", "--show-toplevel")
+        if not said.ok and (refused := _REFUSED.search(said.stderr)):
+            path = refused[1]
+            return (
+                f"git refuses {path}, which another user owns: "
+                f"`git config --global --add safe.directory {path}`"
+            )
+    return "neither the nsa package nor the current folder belongs to a git checkout"
 
 
 def head_sha(checkout: Path) -> str | None:
@@ -130,5 +149,6 @@ def _git(folder: Path, *arguments: str) -> ToolResult:
         [*_GIT, "-C", str(folder), *arguments],
         timeout_s=_TIMEOUT_S,
         errors="surrogateescape",
+        variables={"LC_ALL": "C"},  # what it refuses is known by its words
         without=GIT_PLACES,
     )

@@ -74,7 +74,7 @@ def _fact(name: str, value: str | float | bool | None, note: str = "", *, unit: 
 def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
     checkout = git.find_checkout()
     if checkout is None:
-        note = "neither the nsa package nor the current folder belongs to a git checkout"
+        note = git.why_no_checkout()
         for name in (_SHA, _STATUS, _DIFF):
             _write(run_root / name, "")
         return [

@@ -204,6 +204,33 @@ def test_one_slip_is_one_problem(tmp_path: Path, words: str, problem: str) -> No
     assert len(ended.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("command", ["run", "launch", "triage", "report"])
+@pytest.mark.parametrize(
+    ("out", "problem"),
+    [
+        ("", "must be a path, not ''"),
+        ("x\nGO (forged)", r"must be without line breaks and control characters, not 'x\nGO"),
+    ],
+)
+def test_a_folder_is_one_line_of_text(tmp_path: Path, command: str, out: str, problem: str) -> None:
+    ended = inside(command, "--out", out, cwd=tmp_path)
+    assert (ended.code, ended.out, list(tmp_path.iterdir())) == (2, "", [])
+    assert ended.err.startswith(f"runbook: error: --out: {problem}")
+    assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG_FILE", "data.local_path", "CONFIG"])
+@pytest.mark.parametrize("command", ["run", "launch"])
+def test_no_setting_prints_a_line_of_its_own(tmp_path: Path, command: str, name: str) -> None:
+    ended = inside(command, "--dry-run", "--set", f"{name}=/x\nGO (forged)", cwd=tmp_path)
+    assert (ended.code, ended.out) == (2, "") and len(ended.err.splitlines()) == 1
+    assert f"--set {name}: must be without line breaks and control characters" in ended.err
+    if name != "data.local_path":
+        ended = inside(command, "--dry-run", cwd=tmp_path, **{name: "/x\x1b[2K\nGO (forged)"})
+        assert (ended.code, ended.out) == (2, "") and len(ended.err.splitlines()) == 1
+        assert f"in this shell: {name}: must be without line breaks" in ended.err
+
+
 def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
     ended = inside(
         *("run", "--phase", "basline,nope", "--profile", "h200x2", "--set", "NSA_DDP_BUKET_MB=5"),

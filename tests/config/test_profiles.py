@@ -283,6 +283,11 @@ def test_unknown_phases_limits_and_checks_are_told_together(tmp_path: Path) -> N
             "phases.bucket_sweep.arms: NSA_DDP_BUCKET_MB",
         ),
         ("extends: cpu\nranks: yes\n", "ranks: Input should be a valid integer, got 'yes'"),
+        ("extends: cpu\nranks: 99999999999999999999\n", "ranks: Input should be less than or"),
+        (
+            "extends: cpu\nphases: {baseline: {config_overrides: {train.out_dir: /etc}}}\n",
+            "train.out_dir: every launch has a folder of its own in the run's",
+        ),
         ("extends: h200x1\nranks: 4\n", "ranks 4 need that many GPUs, not 1"),
         ("extends: cpu\nhardware: {gpus: 2}\n", "cpu has 0, cuda has 1+"),
         ("extends: cpu\nrequired: []\n", "required"),
@@ -326,3 +331,10 @@ def test_what_may_be_meant_has_never_fewer_gpus_than_were_typed(typed: str, mean
     with pytest.raises(UsageError) as caught:
         load_profile(typed)
     assert f"no profile {typed!r}{meant} are: a100x1, " in str(caught.value)
+
+
+def test_the_cpu_profile_trains_with_two_micro_batches_in_a_required_phase() -> None:
+    """What goes wrong with accumulation shows only where there is some."""
+    profile = load_profile("cpu")
+    assert profile.phases["nvtx"].env["NSA_ACCUM"].value == "2"
+    assert {"nvtx.gradients", "nvtx.accounts"} <= set(profile.required)

@@ -18,7 +18,10 @@ from runbook.engine.intact import (
     unjudged_problems,
     was_judged,
 )
+from runbook.engine.journal import derive_record
+from runbook.errors import RunbookError
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
+from tests.cli.shell import inside
 from tests.engine.toys import Toy, run, setup
 
 PHASES = {"baseline": Toy("baseline", count=2)}
@@ -97,6 +100,31 @@ def test_a_torn_journal_is_said(folder: Path, record: RunRecord) -> None:
     (folder / "events.jsonl").write_text("{}\n")
     (text,) = journal_problems(folder, record)
     assert text.startswith("events.jsonl: ")
+
+
+@pytest.mark.parametrize(
+    ("event", "change", "why"),
+    [
+        ("run_started", {"record": None}, "Input should be a valid dictionary"),
+        ("run_started", {"record": {}}, "tool_version: Field required"),
+        ("phase_finished", {"record": 5}, "Input should be a valid dictionary"),
+        ("phase_finished", {}, "it lacks 'record'"),
+        ("run_finished", {"artifacts": 5}, "not iterable"),
+    ],
+)
+def test_an_event_that_this_program_never_writes_is_told(
+    folder: Path, event: str, change: dict[str, Any], why: str
+) -> None:
+    path = folder / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    place = next(number for number, one in enumerate(events) if one["event"] == event)
+    taken = {name: value for name, value in events[place].items() if name not in ("record",)}
+    events[place] = taken | change
+    with pytest.raises(RunbookError, match=f"events.jsonl holds an event .*{why}"):
+        derive_record(events)
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    ended = inside("run", "--resume", str(folder), "--out", str(folder.parent), cwd=folder.parent)
+    assert ended.code == 2 and "internal error" not in ended.err, ended.err
 
 
 def ended(folder: Path, record: RunRecord, **change: Any) -> list[str]:

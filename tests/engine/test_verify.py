@@ -102,6 +102,13 @@ def test_a_file_without_an_end_is_named(
     assert any(name in text for text in found.differences)
 
 
+@pytest.mark.parametrize("name", ["events.jsonl", "baseline/run1/training.csv", "report.md"])
+def test_a_link_that_leads_to_itself_is_named(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    (folder / name).symlink_to(Path(name).name)
+    assert f"{name}: missing" in verify(folder).differences
+
+
 @pytest.mark.parametrize(
     ("name", "sign"),
     [

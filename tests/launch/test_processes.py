@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runbook.errors import UsageError
+from runbook.launch.command import Command
 from runbook.launch.environment import build_environment
 
 MACHINE = {
@@ -48,3 +49,16 @@ def test_a_plan_cannot_change_how_programs_are_found() -> None:
         environment(dict.fromkeys(names, "x"))
     assert len(caught.value.problems) == 5
     assert all(name in str(caught.value) for name in names[:5])
+
+
+def test_only_what_is_installed_is_kept_from_the_folder_of_the_caller() -> None:
+    where = {"token": "ab", "run_dir": Path("/runs/x"), "loopback": False}
+    assert build_environment(MACHINE, {}, installed=True, **where)["PYTHONSAFEPATH"] == "1"
+
+    def ours(*words: str) -> bool:
+        return Command(argv=words, env={}, port=None, steps=1).is_ours
+
+    assert ours("python", "-m", "torch.distributed.run", "-m", "nsa.train", "--ddp", "1")
+    assert ours("python", "-m", "pytest", "-q", "--pyargs", "nsa.tests.test_modes")
+    assert not ours("python", "-m", "nsa.loopback", "-m", "my_trainer")
+    assert not ours("python", "train.py")

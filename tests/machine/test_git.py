@@ -161,3 +161,16 @@ def test_the_package_under_test_is_found_before_the_current_folder(
     monkeypatch.chdir(checkout)
     found = git.find_checkout()
     assert found == (home.parent if tracked.returncode == 0 else checkout)
+
+
+def test_a_checkout_of_another_user_is_refused_by_git_and_told_as_that(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkout)
+    assert "belongs to a git checkout" in git.why_no_checkout()
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    assert git.find_checkout() is None
+    why = git.why_no_checkout()
+    assert why.startswith("git refuses ") and "which another user owns" in why
+    assert "git config --global --add safe.directory /" in why

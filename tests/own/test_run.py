@@ -157,6 +157,18 @@ def test_a_stdout_that_takes_nothing_costs_neither_the_run_nor_its_exit_code(
         assert f"the run ended with GO; its files are in {out}/{folder.name}" in run.stderr
 
 
+@pytest.mark.slow
+def test_a_run_whose_stdout_is_closed_says_how_it_ended(made: tuple[Path, list[str]]) -> None:
+    words = "run --profile ./counting.yaml --phase baseline --out=closed >&-"
+    run = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m runbook {words}'],
+        cwd=made[0], text=True, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    folder = next((made[0] / "closed").glob("*/run.json")).parent
+    assert run.returncode == 0 and check_manifest(folder) == []
+    assert f"the run ended with GO; its files are in closed/{folder.name}" in run.stderr
+
+
 def test_the_block_blocks(tmp_path: Path) -> None:
     program = _NO_TORCH.replace("from runbook.cli import main", "import torch")
     done = subprocess.run(

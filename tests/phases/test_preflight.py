@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
@@ -323,11 +324,21 @@ SAVE, STOP = (
 )
 
 
+_SAVES, _STOPS = "how the trainer saves and resumes", "the signal or the file .HALT"
+_NUMBERS = "a number that is not finite"
+
+
 @pytest.mark.parametrize(
-    ("failed", "of_checkpoints"), [((SAVE,), True), ((STOP,), False), ((SAVE, STOP), False)]
+    ("failed", "advice"),
+    [
+        *(((name,), _SAVES) for name in preflight._OF_CHECKPOINTS),
+        *(((name,), _STOPS) for name in preflight._OF_STOPPING),
+        ((STOP,), _NUMBERS),
+        ((SAVE, STOP), _NUMBERS),
+    ],
 )
-def test_a_save_that_failed_has_a_remedy_of_its_own(
-    failed: tuple[str, ...], of_checkpoints: bool
+def test_saves_and_stops_that_failed_have_remedies_of_their_own(
+    failed: tuple[str, ...], advice: str
 ) -> None:
     """Where numbers that are not finite go through too, those are looked at first."""
 
@@ -339,15 +350,14 @@ def test_a_save_that_failed_has_a_remedy_of_its_own(
     found = builder.evidence("preflight", WHERE, change=change, only=("sanity",))
     check = builder.row("preflight", "safeguards", found, WHERE)
     assert said(check) == (Outcome.FAIL, Reason.TEST_FAILED)
-    assert ("how the trainer saves and resumes" in check.remedy) is of_checkpoints
-    assert ("not finite" in check.remedy) is not of_checkpoints
+    assert [text for text in (_SAVES, _STOPS, _NUMBERS) if text in check.remedy] == [advice]
 
 
 @pytest.mark.parametrize(
     ("module", "names"),
     [
         ("test_whole_model.py", preflight._OF_THE_BEGINNING),
-        ("test_safeguards.py", preflight._OF_CHECKPOINTS),
+        ("test_safeguards.py", preflight._OF_CHECKPOINTS + preflight._OF_STOPPING),
     ],
 )
 def test_the_tests_with_a_remedy_of_their_own_are_there(
@@ -356,6 +366,18 @@ def test_the_tests_with_a_remedy_of_their_own_are_there(
     text = files("nsa.tests").joinpath(module).read_text("utf-8")
     for name in names:
         assert f"def {name}(" in text
+
+
+def test_each_safeguard_is_about_numbers_saves_or_stops() -> None:
+    """A test that is added to the module gets the remedy of what it is about."""
+    text = files("nsa.tests").joinpath("test_safeguards.py").read_text("utf-8")
+    known = {*preflight._OF_CHECKPOINTS, *preflight._OF_STOPPING}
+    others = set(re.findall(r"^def (test_\w+)", text, re.MULTILINE)) - known
+    assert others == {
+        "test_training_stops_at_a_number_that_is_not_finite",
+        "test_a_gradient_that_overflows_in_fp16_updates_nothing",
+        "test_what_one_rank_sees_ends_all",
+    }
 
 
 @pytest.mark.parametrize(
