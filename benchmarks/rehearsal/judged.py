@@ -233,7 +233,7 @@ class _Stage:
                 child: Any = self.place._host.child
                 child.returncode = self._ended_with = stage.run(self, child)
                 self.watch.update()
-                self.lookout.tell_step(self.watch.ranks)
+                self.live_status.tell_step(self.watch.ranks)
 
         return Rehearsed
 

@@ -20,7 +20,7 @@ from runbook.errors import ProgramExit, UsageError
 
 _RECORD, _JOURNAL = "run.json", "events.jsonl"
 _ENDS = ("run_finished", "run_interrupted")
-# A launch may be silent for as long (`runbook.launch.watchdog.Budgets.silence_s`).
+# A launch may be silent for as long (`runbook.launch.watch.watchdog.Budgets.silence_s`).
 SILENT_S = 300.0
 # Ends of a launch that leave nothing to triage (`runbook.tools.triage_target`).
 NO_FAULT = ("completed", "not_run", "interrupted")

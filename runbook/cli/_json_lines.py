@@ -12,7 +12,7 @@ from runbook.console import Console
 from runbook.engine.outputs import fingerprint_of
 from runbook.files import utc_text_ms
 from runbook.launch.observer import Forecast
-from runbook.launch.pulse import Pulse
+from runbook.launch.watch.pulse import Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
 
 _STEP_EVERY_S = 0.5

@@ -22,7 +22,7 @@ from nsa.contract import ARMS_JSON, CONFIG_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path, make_private_dir
 from runbook.launch.commits import folder_of
-from runbook.launch.own import own_words
+from runbook.launch.foreign.trainer import own_words
 from runbook.launch.torchrun import as_typed, free_port, on_loopback
 from runbook.read.documents import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
 from runbook.records import Launch

@@ -10,13 +10,13 @@ from pathlib import Path
 from runbook.errors import UsageError
 from runbook.files import make_private_dir, write_atomic
 from runbook.launch.attempt import Attempt, AttemptOptions
-from runbook.launch.classify import End, is_communication_failure
 from runbook.launch.command import build_command
 from runbook.launch.commits import CheckoutError, check_out
+from runbook.launch.end.classify import End, is_communication_failure
 from runbook.launch.launcher_api import Launcher, RefusedError
 from runbook.launch.local import LocalLauncher, other_launchers
 from runbook.launch.observer import Observer, StopRequest
-from runbook.launch.watchdog import Budgets, Thresholds
+from runbook.launch.watch.watchdog import Budgets, Thresholds
 from runbook.read.documents import (
     CONSOLE_LOG,
     LAUNCH_JSON,

@@ -16,9 +16,9 @@ from typing import Protocol
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
-from runbook.launch.classify import End
 from runbook.launch.command import Command
-from runbook.launch.ranks import RankState, RankWatch
+from runbook.launch.end.classify import End
+from runbook.launch.watch.ranks import RankState, RankWatch
 from runbook.read.kernel_lines import KernelLine
 from runbook.read.load import Load
 from runbook.records import Launch

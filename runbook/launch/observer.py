@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from runbook.launch.pulse import Pulse
+from runbook.launch.watch.pulse import Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -15,8 +15,8 @@ from runbook.config.extends import merged
 from runbook.config.profile import Profile
 from runbook.errors import UsageError
 from runbook.launch import StopRequest, run_launch
+from runbook.launch.end.refusals import last_words
 from runbook.launch.observer import Observer
-from runbook.launch.refusals import last_words
 from runbook.read.documents import CONSOLE_LOG, read_console
 from runbook.read.launch import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus

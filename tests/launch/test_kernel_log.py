@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.classify import End
-from runbook.launch.kernel_cause import with_kernel_log
+from runbook.launch.end.classify import End
+from runbook.launch.end.kernel_cause import with_kernel_log
 from runbook.launch.observer import Observer
 from runbook.machine import kernel_log
 from runbook.machine.kernel_log import MOST_LINES, KernelLog

@@ -14,7 +14,7 @@ import pytest
 from nsa.train.heartbeat import Heartbeat
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.watchdog import Thresholds
+from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import carriers
 from runbook.read import read_training_csv
 from runbook.records import Launch, LaunchStatus

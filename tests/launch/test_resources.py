@@ -12,8 +12,8 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from runbook.launch.ranks import RankState
-from runbook.launch.resources import ResourceLog
+from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.resources import ResourceLog
 from runbook.read.documents import RESOURCES, RESOURCES_CSV
 from runbook.read.rows import read_rows
 

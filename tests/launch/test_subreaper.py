@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from runbook.launch import StopRequest
-from runbook.launch.endings import process_state
 from runbook.launch.observer import Observer
+from runbook.process.ended import process_state
 from runbook.process.guard import end_kept, spawn_kept
 from runbook.process.reaper import carriers, environment_holds
 from runbook.records import Launch, LaunchStatus

@@ -13,9 +13,9 @@ import pytest
 from nsa.train.evidence import kernel_name, operators_by_branch
 from nsa.train.profiling import HOST, WORK, Recorded, summarize
 from runbook.config import load_profile
-from runbook.launch.classify import End
-from runbook.launch.incident import bundle
-from runbook.launch.nccl_flight import read_nccl_rows
+from runbook.launch.end.classify import End
+from runbook.launch.incident.bundle import bundle
+from runbook.launch.incident.nccl_flight import read_nccl_rows
 from runbook.machine.gpu import sampler as gpu
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology

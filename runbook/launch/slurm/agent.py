@@ -18,7 +18,7 @@ from types import FrameType
 from runbook.errors import RunbookError
 from runbook.files import make_private_dir
 from runbook.launch.host import Host
-from runbook.launch.incident import read_outside
+from runbook.launch.incident.bundle import read_outside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
 from runbook.launch.slurm.commands import node_words
 from runbook.launch.slurm.files import (

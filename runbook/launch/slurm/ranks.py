@@ -10,8 +10,6 @@ import os
 import time
 from pathlib import Path
 
-from runbook.launch.endings import has_ended_under
-from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.slurm.files import (
     NODE_JSONL,
     NODE_TOKEN_VARIABLE,
@@ -19,6 +17,8 @@ from runbook.launch.slurm.files import (
     node_folders,
     parse_record,
 )
+from runbook.launch.watch.ranks import RankState, RankWatch
+from runbook.process.ended import has_ended_under
 from runbook.process.reaper import environment_holds
 from runbook.read.tail import LineTail
 

@@ -23,8 +23,8 @@ from nsa.contract import FLIGHTS, HEARTBEATS, STACKDUMPS
 from runbook.config import Profile, load_profile
 from runbook.files import write_atomic
 from runbook.launch import Budgets, StopRequest, run_launch, set_aside, stop_on_signals
-from runbook.launch.classify import said_by_watchdog
-from runbook.launch.nccl_flight import nccl_flight_files, read_nccl_rows
+from runbook.launch.end.classify import said_by_watchdog
+from runbook.launch.incident.nccl_flight import nccl_flight_files, read_nccl_rows
 from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.read.documents import CONSOLE_LOG, INCIDENT_JSON, RESULT_JSON

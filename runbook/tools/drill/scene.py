@@ -29,7 +29,7 @@ from nsa.contract import (
 )
 from runbook.launch import Budgets, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.launch.watchdog import Thresholds
+from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import TOKEN_VARIABLE, carriers
 from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
 from runbook.records import Launch, LaunchResult, LaunchStatus

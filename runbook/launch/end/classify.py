@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsa.contract import ELSEWHERE, RANK_LINE, ExitCode
-from runbook.launch.ranks import RankState
-from runbook.launch.refusals import last_words, one_line, said_by_machine, said_by_trainer
+from runbook.launch.end.refusals import last_words, one_line, said_by_machine, said_by_trainer
+from runbook.launch.watch.ranks import RankState
 from runbook.machine.surroundings import DISK_FULL
 from runbook.records import Kind, LaunchStatus, RankExit
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nsa.contract import CHECKPOINTS_DIR
-from runbook.launch.ranks import RankState
+from runbook.launch.watch.ranks import RankState
 from runbook.read.documents import RESOURCES, RESOURCES_CSV
 
 _SHM = Path("/dev/shm")  # noqa: S108 - what is there is counted, nothing is written

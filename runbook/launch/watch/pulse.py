@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runbook.launch.ranks import RankState
-from runbook.launch.watchdog import SLOW_PHASES, STOPPED, blame
+from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.watchdog import SLOW_PHASES, STOPPED, blame
 
 # Silence is worth a word from this many of a rank's usual pauses on, and never before LEAST_S: the
 # files are looked at ten times a second, and a busy machine is late by itself.

@@ -2,23 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from nsa.contract import ENOUGH_FILE, TRAINING_CSV
-from runbook.launch.detectors import Monitor
-from runbook.launch.late_rows import LateRows
+from nsa.contract import ENOUGH_FILE, TRAINING_CSV, VAL_CSV, Event
 from runbook.launch.observer import Observer
-from runbook.launch.pulse import pulse_of
-from runbook.launch.ranks import RankState
-from runbook.launch.resources import ResourceLog
-from runbook.launch.watchdog import Thresholds
+from runbook.launch.watch.detectors import Monitor
+from runbook.launch.watch.pulse import pulse_of
+from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.readings import step_of
+from runbook.launch.watch.resources import ResourceLog
+from runbook.launch.watch.watchdog import Thresholds
+from runbook.read.launch import LEGACY_COLUMNS
+from runbook.read.tail import TableTail
 from runbook.records import Launch
 
 _EVERY_S = 0.5
+# Which heartbeat tells that a row of a file was written.
+_TOLD_BY = {TRAINING_CSV: Event.PROGRESS, VAL_CSV: Event.EVAL}
 
 
-class Lookout:
+class LateRows:
+    """Rows that rank 0 says it has written, and that are not in their file yet.
+
+    A row comes before the heartbeat that tells of it. So whoever reads the heartbeat first and the
+    file then finds the row there, however busy the machine is; a trainer that keeps its rows in
+    memory loses them when it is killed. `look` is called after its heartbeats were read.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._tails = {
+            name: TableTail(run_dir / name, headerless=LEGACY_COLUMNS) for name in _TOLD_BY
+        }
+        self._newest = dict.fromkeys(_TOLD_BY, 0.0)
+
+    def look(self, rank: RankState) -> None:
+        """Note in the rank's state how many steps each file is behind, where it is.
+
+        Files of another machine come late by themselves, so of a rank there nothing is noted.
+        """
+        if rank.elsewhere:
+            return
+        for name, tail in self._tails.items():
+            told = rank.latest.get(_TOLD_BY[name], {}).get("step")
+            for row in tail.rows():
+                if (step := step_of(row)) < math.inf:
+                    self._newest[name] = max(self._newest[name], step)
+            if isinstance(told, int) and told > self._newest[name]:
+                behind = told - int(self._newest[name])
+                rank.late_rows[name] = max(rank.late_rows.get(name, 0), behind)
+
+
+class LiveStatus:
     """Looks at one attempt of a launch from its run directory; decides nothing about its end.
 
     `notes`: every anomaly of its numbers, in a line of its own. `steps`: how many it will do.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from runbook.launch.classify import End, signal_name
+from runbook.launch.end.classify import End, signal_name
 from runbook.machine.surroundings import limit_met
 from runbook.read.kernel_lines import KernelLine, concerns
 from runbook.read.xid import XIDS, describe, is_hardware_fault

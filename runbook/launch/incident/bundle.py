@@ -16,8 +16,8 @@ from pathlib import Path
 
 from nsa.contract import STACKDUMPS
 from runbook.files import write_atomic
-from runbook.launch.classify import End, said_by_watchdog
-from runbook.launch.flight import (
+from runbook.launch.end.classify import End, said_by_watchdog
+from runbook.launch.incident.flight import (
     Flight,
     find_desync,
     flight_files,
@@ -25,10 +25,10 @@ from runbook.launch.flight import (
     left_the_pattern,
     read_flights,
 )
-from runbook.launch.nccl_flight import nccl_flight_files
-from runbook.launch.ranks import RankState
-from runbook.launch.straggler import find_straggler, one_machine
-from runbook.launch.watchdog import STOPPED, Hang, Watchdog
+from runbook.launch.incident.nccl_flight import nccl_flight_files
+from runbook.launch.incident.straggler import find_straggler, one_machine
+from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.watchdog import STOPPED, Hang, Watchdog
 from runbook.process.reaper import signal_owned
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.read.load import Load

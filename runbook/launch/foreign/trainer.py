@@ -16,17 +16,17 @@ from pathlib import Path
 
 from nsa.contract import Phase
 from runbook.files import LARGEST_TABLE_BYTES
-from runbook.launch.classify import (
+from runbook.launch.end.classify import (
     End,
     killed_for_memory,
     last_error,
     signal_name,
     told_by_parent,
 )
-from runbook.launch.ranks import RankState, RankWatch
-from runbook.launch.refusals import said_by_machine
-from runbook.launch.resources import resident_mib
-from runbook.launch.watchdog import Hang
+from runbook.launch.end.refusals import said_by_machine
+from runbook.launch.watch.ranks import RankState, RankWatch
+from runbook.launch.watch.resources import resident_mib
+from runbook.launch.watch.watchdog import Hang
 from runbook.process.reaper import carriers
 from runbook.read.documents import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
 from runbook.read.own_log import (
@@ -88,7 +88,7 @@ class Growth:
         return found
 
 
-class OwnWatch(RankWatch):
+class ForeignWatch(RankWatch):
     """Follows the log, the console and the processes of such a launch; nothing here judges.
 
     There is one state, of the whole launch, or one for each rank that writes heartbeats of its own.
@@ -246,7 +246,7 @@ def own_words(words: Sequence[str], folder: str) -> list[str]:
     return [word.replace(OUT, folder) for word in words]
 
 
-def classify_own(
+def classify_foreign(
     child_code: int | None,
     *,
     oom: tuple[int | None, int | None],

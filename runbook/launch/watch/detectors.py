@@ -13,8 +13,8 @@ from pathlib import Path
 
 from nsa.contract import GATES_CSV, HALT_FILE
 from runbook.files import utc_text, write_atomic
-from runbook.launch.readings import Readings
-from runbook.launch.watchdog import Thresholds
+from runbook.launch.watch.readings import Readings
+from runbook.launch.watch.watchdog import Thresholds
 from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE
 from runbook.read.tail import TableTail
 

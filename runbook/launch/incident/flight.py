@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import FLIGHTS
-from runbook.launch.nccl_flight import nccl_flight_files, read_nccl_rows
+from runbook.launch.incident.nccl_flight import nccl_flight_files, read_nccl_rows
 
 _LARGEST_BYTES = 64 << 20
 _CONTEXT = 12

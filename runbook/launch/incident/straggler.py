@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from runbook.launch.flight import Collective, Flight
+from runbook.launch.incident.flight import Collective, Flight
 from runbook.read.load import Load
 
 # How a note begins that blames the machine for a late rank, and not the rank.
