@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from nsa.contract import Phase
 from runbook.errors import UsageError
 from runbook.launch.environment import build_environment
-from runbook.launch.foreign.trainer import ForeignWatch, Growth, classify_foreign
+from runbook.launch.foreign.trainer import ForeignWatch, classify_foreign
 from runbook.read.own_log import read_own_log, rows_of
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import LogMap, OwnTrainer
@@ -121,26 +120,6 @@ def test_steps_that_go_back_are_damage(tmp_path: Path) -> None:
 
 def test_a_log_without_arrivals_has_no_clock(tmp_path: Path) -> None:
     assert _read(tmp_path, "step,train/loss\n1,4\n", "0,1,1\n") == (None, ())
-
-
-def test_a_file_that_is_written_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
-    growth = Growth()
-    growth.path = tmp_path / "m.csv"
-    assert growth.lines() == []
-    growth.path.write_text("a\n1\n")
-    assert growth.lines() == [b"a", b"1"]
-    with growth.path.open("a") as more:
-        more.write("2\n3")
-    assert growth.lines() == [b"2"] and growth.again == 0
-    growth.path.write_text("a,b\n1,\n2,\n3,\n4,\n")
-    assert growth.lines()[0] == b"a,b" and growth.again == 1
-
-
-def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
-    growth = Growth()
-    growth.path = tmp_path / "m.csv"
-    os.mkfifo(growth.path)
-    assert growth.lines() == [] and growth.at is None
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,12 @@ When each row came is written down here: that clock is the only one that its rat
 from __future__ import annotations
 
 import csv
-import os
 import re
-import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from nsa.contract import Phase
-from runbook.files import LARGEST_TABLE_BYTES
 from runbook.launch.end.classify import (
     End,
     killed_for_memory,
@@ -35,9 +32,9 @@ from runbook.read.own_log import (
     RowReader,
     heartbeat_path,
     heartbeat_step,
-    lines_of,
     log_path,
 )
+from runbook.read.tail import LineTail
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import OUT, OwnTrainer
 
@@ -49,43 +46,6 @@ _OUT_OF_MEMORY = re.compile(
 )
 # A thread that ends while it destroys something: what C++ says of one that wants Python then.
 _TERMINATED = "terminate called without an active exception"
-_HEAD_BYTES = 256
-
-
-class Growth:
-    """Whole lines that a file gained since the last call; of one that is written anew, all."""
-
-    def __init__(self) -> None:
-        self.path: Path | None = None
-        self.at: float | None = None  # wall time of its last change
-        self.again = 0
-        self._offset, self._head, self._torn = 0, b"", b""
-
-    def lines(self) -> list[bytes]:
-        """The new lines; none while there is no file."""
-        if self.path is None:
-            return []
-        try:
-            # Nobody may ever write to a pipe in its place, and to wait for that would be a hang.
-            handle = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            with open(handle, "rb") as stream:  # noqa: PTH123 - of a handle
-                status = os.fstat(handle)
-                if not stat.S_ISREG(status.st_mode):
-                    return []
-                if status.st_size < self._offset or stream.read(len(self._head)) != self._head:
-                    self.again += 1
-                    self._offset, self._head, self._torn = 0, b"", b""
-                if status.st_size <= self._offset:
-                    return []
-                stream.seek(0)
-                self._head = stream.read(min(_HEAD_BYTES, status.st_size))
-                stream.seek(self._offset)
-                data = stream.read(min(status.st_size - self._offset, LARGEST_TABLE_BYTES))
-        except OSError:
-            return []
-        self._offset, self.at = status.st_size, status.st_mtime
-        found, self._torn = lines_of(self._torn + data)
-        return found
 
 
 class ForeignWatch(RankWatch):
@@ -100,8 +60,8 @@ class ForeignWatch(RankWatch):
         self._own: OwnTrainer = launch.own
         self._steps = launch.steps
         (run_dir / OWN_FOLDER).mkdir(exist_ok=True)
-        self._log, self._console = Growth(), Growth()
-        self._console.path = run_dir / CONSOLE_LOG
+        self._log: LineTail | None = None
+        self._console = _tail(run_dir / CONSOLE_LOG)
         self._reader, self._rows, self._read_again = RowReader(self._own.log), 0, 0
         self._ready = re.compile(self._own.ready) if self._own.ready else None
         self._found_at = self._read_at = -_FIND_EVERY_S
@@ -113,8 +73,9 @@ class ForeignWatch(RankWatch):
         _write(self._arrivals, ARRIVALS.columns)
         _write(self._processes, PROCESSES.columns)
         _write(self._arrivals, (0, started_at, time.time() - (time.monotonic() - started_at)))
-        self._beats = {rank: Growth() for rank in range(launch.voices)}
-        for rank in self._beats:
+        beats = {r: heartbeat_path(run_dir, self._own, r) for r in range(launch.voices)}
+        self._beats = {rank: _tail(path) for rank, path in beats.items() if path is not None}
+        for rank in beats:
             self.ranks[rank] = RankState(
                 rank=rank,
                 path=self._arrivals,
@@ -125,7 +86,7 @@ class ForeignWatch(RankWatch):
 
     def update(self) -> None:
         """Read what has been written since the last call."""
-        spoken = self._console.lines()
+        spoken = list(self._console.lines())
         if any(self._is_ready(line) for line in spoken):
             self._ready = None
             for state in self.ranks.values():
@@ -147,32 +108,34 @@ class ForeignWatch(RankWatch):
 
     def _read_log(self) -> tuple[int | None, bool]:
         """The newest step in the log, and whether the log grew at all."""
-        if self._log.path is None:
-            self._log.path = log_path(self.run_dir, self._own.log)
-        lines = self._log.lines()
-        if self._log.again > self._read_again:
+        if self._log is None:
+            path = log_path(self.run_dir, self._own.log)
+            if path is None:
+                return None, False
+            self._log = _tail(path)
+        lines = list(self._log.lines())
+        if self._log.anew > self._read_again:
             # Written anew, as some loggers do for another column: read from its beginning.
-            self._read_again = self._log.again
+            self._read_again = self._log.anew
             self._reader, self._rows = RowReader(self._own.log), 0
         rows = self._reader.take_all(lines)
         if not rows:
             return None, bool(lines)
         self._rows += len(rows)
-        self._note_arrival()
+        self._note_arrival(self._log.changed_at)
         return int(rows[-1]["step"]), True
 
-    def _note_arrival(self) -> None:
+    def _note_arrival(self, changed_at: float | None) -> None:
         """When the file was changed, which may be a tenth of a second before it was read."""
         now, wall = time.monotonic(), time.time()
-        late = min(max(wall - (self._log.at or wall), 0.0), now - self._arrived_at)
+        late = min(max(wall - (changed_at or wall), 0.0), now - self._arrived_at)
         at = max(now - late, self._arrived_at + 1e-6)
         self._arrived_at = at
         _write(self._arrivals, (self._rows, f"{at:.6f}", f"{wall - late:.6f}"))
 
     def _read_beats(self) -> None:
-        for rank, growth in self._beats.items():
-            growth.path = heartbeat_path(self.run_dir, self._own, rank)
-            lines = growth.lines()
+        for rank, tail in self._beats.items():
+            lines = list(tail.lines())
             steps = [s for line in lines if (s := heartbeat_step(line, self._own)) is not None]
             if steps:
                 self._go_on(self.ranks[rank], steps[-1])
@@ -223,6 +186,11 @@ class ForeignWatch(RankWatch):
         where = f"at step {state.step}" if state.step > 0 else "before its first row"
         cause = f"hang: neither its log nor its console grew for {age:.1f} s {where}"
         return Hang(rank=found.rank, cause=cause, kind=found.kind)
+
+
+def _tail(path: Path) -> LineTail:
+    """Follows a file of a trainer that is not ours; a progress bar ends its lines otherwise."""
+    return LineTail(path, replaced=True, ends=b"\n\r")
 
 
 def _write(path: Path, cells: Sequence[object]) -> None:
