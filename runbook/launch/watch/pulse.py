@@ -6,8 +6,8 @@ This is for whoever looks on. It ends nothing: what is a hang, the watchdog deci
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from runbook.launch.observer import Pulse, Silence
 from runbook.launch.watch.ranks import RankState
 from runbook.launch.watch.watchdog import SLOW_PHASES, STOPPED, blame
 
@@ -17,40 +17,6 @@ _TIMES_USUAL = 3.0
 _LEAST_S = 2.0
 # A rank that was heard too seldom to have a usual pause.
 _UNKNOWN_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Silence:
-    """A rank that has said nothing for longer than it usually does.
-
-    `usual_s` is its median pause, None if it was heard too seldom; `state` is in words why it
-    cannot speak, if the kernel knows.
-    """
-
-    rank: int
-    silent_s: float
-    usual_s: float | None = None
-    state: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pulse:
-    """The ranks of a launch now; `wanted` is 0 for one that has no heartbeats.
-
-    `busy` is what the slowest rank is in where that may take long (a `nsa.contract.Phase`), since
-    `busy_s`. `silent` begins with the rank that the others wait for.
-    """
-
-    alive: int = 0
-    wanted: int = 0
-    busy: str = ""
-    busy_s: float = 0.0
-    silent: tuple[Silence, ...] = ()
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """What makes it worth telling anew: all but the seconds."""
-        return (self.alive, self.wanted, self.busy, tuple(one.rank for one in self.silent))
 
 
 def pulse_of(ranks: Sequence[RankState], *, wanted: int, now: float) -> Pulse:
