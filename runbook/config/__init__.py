@@ -1,7 +1,6 @@
 """Profiles, and the settings given with `--set`.
 
-Names are resolved on first use: which profile fits this machine is found without the validation
-of any.
+Names are resolved on first use.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from importlib import metadata
 
 from nsa.contract import installed_digest, package_digest
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.errors import RunbookError, UsageError
+from runbook.errors import UsageError
 from runbook.machine import git
-from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, find_nvidia_smi, parse_nvidia_smi
+from runbook.machine.gpu.nvidia_smi import find_nvidia_smi, read_nvidia_smi
 from runbook.machine.gpu.visible import visible_gpus
 from runbook.machine.packages import package_folders
 from runbook.records import RunRecord
@@ -26,7 +26,6 @@ from runbook.records.run import PACKAGE
 CODE = "code"
 _NONE = "none"
 _SILENT = "nvidia-smi does not say"
-_TIMEOUT_S = 20.0
 _DIGITS = 12
 _WORDS = {
     "changes": "changes against the commit (digest)",
@@ -96,17 +95,14 @@ def _gpus() -> dict[str, str]:
     program = find_nvidia_smi()
     if program is None:
         return {"gpus": _NONE, "driver": _NONE}
-    answer = ask_nvidia_smi(program, timeout_s=_TIMEOUT_S)
-    try:
-        smi = parse_nvidia_smi(answer.stdout)
-    except RunbookError:
-        smi = None
-    if not answer.ok or smi is None or not smi.gpus:
+    smi, _ = read_nvidia_smi(program)
+    if smi is None or not smi.gpus:
         return {"gpus": _SILENT, "driver": _SILENT}
     # Of instances of a GPU (MIG) only the variable tells which.
     named = os.environ.get(VISIBLE_DEVICES, "")
     seen = visible_gpus(smi.gpus, environment=os.environ)
-    uuids = sorted(gpu.uuid for gpu in seen) if seen else [*(gpu.uuid for gpu in smi.gpus), named]
+    uuids = sorted(gpu.uuid for gpu in seen or smi.gpus)
+    uuids += [named] if not seen or "MIG-" in named else []
     return {"gpus": _digest("\n".join(uuids)), "driver": smi.driver or _SILENT}
 
 

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.errors import RunbookError, UsageError
-from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, find_nvidia_smi, parse_nvidia_smi
+from runbook.errors import UsageError
+from runbook.machine.gpu.nvidia_smi import find_nvidia_smi, read_nvidia_smi
 from runbook.machine.gpu.visible import visible_gpus
 
-_TIMEOUT_S = 20.0
 # Kinds of cards with a profile, by what nvidia-smi calls them, and the profile by their number. Two
 # of them without PCI in the name are modules that NVLink joins.
 _KINDS = {"a100": r"A100.*80GB", "h100": r"H100 80GB HBM3", "h200": r"H200"}
@@ -37,41 +36,32 @@ def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
         if signs:
             raise _refused([*signs, "nvidia-smi is not installed"])
         return "cpu", "nvidia-smi is not installed and no NVIDIA device is seen: no GPU to use"
-    visible = os.environ.get(VISIBLE_DEVICES)
-    if visible == "":
-        raise _refused([f"{VISIBLE_DEVICES} is empty, which hides all GPUs", *signs])
-    answer = ask_nvidia_smi(program, timeout_s=_TIMEOUT_S)
-    if answer.code is None:
-        raise _refused([f"nvidia-smi could not be asked: {answer.problem}", *signs])
-    if answer.code != 0:
-        said = " ".join((answer.stderr or answer.stdout).split())
-        raise _refused([f"nvidia-smi ended with {answer.code}: {said}", *signs])
-    try:
-        gpus = parse_nvidia_smi(answer.stdout).gpus
-    except RunbookError as error:
-        raise _refused([str(error), *signs]) from error
-    if not gpus:
+    smi, problem = read_nvidia_smi(program)
+    if smi is None:
+        raise _refused([problem, *signs])
+    if not smi.gpus:
         if signs:
             raise _refused(["nvidia-smi lists no GPU", *signs])
         return "cpu", "nvidia-smi lists no GPU"
-    shown = visible_gpus(gpus, environment=os.environ)
+    shown = visible_gpus(smi.gpus, environment=os.environ)
     if not shown:
-        raise _refused([f"{VISIBLE_DEVICES}={visible} hides all {len(gpus)} GPUs", *signs])
+        hidden = f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)} hides all GPUs"
+        raise _refused([hidden, *signs])
     return profile_for([(gpu.name, gpu.link["gen_max"]) for gpu in shown])
 
 
 def profile_for(cards: Sequence[tuple[str, int | None]]) -> tuple[str, str]:
-    """Name of the profile for cards, each with its highest PCIe generation, and why.
+    """Name of the profile for cards by name and highest PCIe generation, and why.
 
     Raises UsageError for cards that no shipped profile has limits for.
     """
     names = [name for name, _ in cards]
     seen = f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
-    generations = {str(generation or "unknown") for _, generation in cards}
+    generations = {generation for _, generation in cards}
     if len(names) == 2 and all("A100" in name and "PCI" in name for name in names):
-        older = generations != {"4"}
-        found = "a100x2_pcie3" if older else "a100x2_pcie4"
-        return found, f"found {seen}, PCIe generation {'/'.join(sorted(generations))}"
+        found = "a100x2_pcie4" if generations == {4} else "a100x2_pcie3"
+        told = "/".join(sorted("?" if one is None else str(one) for one in generations))
+        return found, f"found {seen}, PCIe generation {told}"
     for kind, part in _KINDS.items():
         if len(names) in _PROFILES and all(re.search(part, name) for name in names):
             return _PROFILES[len(names)].format(kind), f"found {seen}"

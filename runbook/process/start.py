@@ -65,15 +65,11 @@ def spawn(
 
 @dataclass(frozen=True, kw_only=True)
 class ToolResult:
-    """What a tool printed; `problem` is empty if it ran and exited with 0.
-
-    `code` is None where it could not be started, or did not end in time.
-    """
+    """What a tool printed; `problem` is empty if it ran and exited with 0."""
 
     stdout: str
     stderr: str
     problem: str
-    code: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -119,7 +115,7 @@ def run_tool(
         raise
     stdout, stderr = (_text(data, errors) for data in said)
     problem = _exit_problem(argv[0], process.returncode, stderr)
-    return ToolResult(stdout=stdout, stderr=stderr, problem=problem, code=process.returncode)
+    return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
 
 
 def _gave_up(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes] | None:

@@ -12,8 +12,9 @@ from runbook.errors import UsageError
 from runbook.records import RunRecord, Verdict
 from tests.reports.samples import run as sample_run
 
-CARDS = """<nvidia_smi_log><driver_version>580.95.05</driver_version>
-<gpu><uuid>GPU-aaaa-1111</uuid></gpu><gpu><uuid>GPU-bbbb-2222</uuid></gpu></nvidia_smi_log>"""
+FIRST, SECOND = (f"<gpu><uuid>GPU-{one}</uuid></gpu>" for one in ("aaaa-1111", "bbbb-2222"))
+DRIVER = "<driver_version>580.95.05</driver_version>"
+CARDS = f"<nvidia_smi_log>{DRIVER}{FIRST}{SECOND}</nvidia_smi_log>"
 
 
 @pytest.fixture
@@ -42,11 +43,7 @@ def test_another_card_of_the_same_kind_is_another_machine(smi: Path) -> None:
 
 def test_the_order_of_the_cards_makes_no_other_machine(smi: Path) -> None:
     then = identity()
-    smi.write_text(
-        CARDS.replace("aaaa-1111", "x")
-        .replace("bbbb-2222", "aaaa-1111")
-        .replace("-x", "-bbbb-2222")
-    )
+    smi.write_text(CARDS.replace(FIRST + SECOND, SECOND + FIRST))
     assert identity() == then
 
 
@@ -67,7 +64,7 @@ def test_other_visible_cards_are_refused(smi: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_driver_that_does_not_answer_is_not_the_same_as_no_gpu(smi: Path) -> None:
     then = identity()
-    for text in ("", "No devices were found\n"):
+    for text in ("", "No devices were found\n", "<nvidia_smi_log/>"):
         smi.write_text(text)
         assert identity()["gpus"] not in (then["gpus"], "none")
         with pytest.raises(UsageError, match="nvidia-smi does not say now"):

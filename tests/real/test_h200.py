@@ -7,8 +7,7 @@ from runbook.config import load_profile
 from runbook.machine.detect import profile_for
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
-from runbook.tools.acceptance.device import unread_fields
-from tests.real import H200
+from tests.real import H200, unread_fields
 
 SMI = (H200 / "nvidia_smi.xml").read_text()
 

@@ -17,7 +17,7 @@ from runbook.errors import RunbookError
 from runbook.process.start import ToolResult, run_tool
 from runbook.read.shapes import POWER_FIELDS
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S, _SHORT_S = 60.0, 20.0
 _NOT_IN_XML = "nvidia-smi's XML does not tell"
 _MISSING = frozenset({"", "N/A", "[N/A]", "Not Supported", "Unknown Error", "None"})
 # NVML's bits of what holds the clocks back.
@@ -128,6 +128,17 @@ def find_nvidia_smi() -> str | None:
 def ask_nvidia_smi(program: str, *, timeout_s: float = _TIMEOUT_S) -> ToolResult:
     """All that it says of every GPU, as XML."""
     return run_tool([program, "-q", "-x"], timeout_s=timeout_s)
+
+
+def read_nvidia_smi(program: str) -> tuple[NvidiaSmi | None, str]:
+    """What it tells now; None and the reason where it does not answer."""
+    answer = ask_nvidia_smi(program, timeout_s=_SHORT_S)
+    if not answer.ok:
+        return None, answer.problem
+    try:
+        return parse_nvidia_smi(answer.stdout), ""
+    except RunbookError as error:
+        return None, str(error)
 
 
 def ask_topology(program: str) -> ToolResult:
