@@ -15,7 +15,7 @@ from nsa.witness.profiling import HOST, WORK, Recorded, summarize
 from runbook.config import load_profile
 from runbook.launch.end.classify import End
 from runbook.launch.incident.bundle import bundle
-from runbook.launch.incident.nccl_flight import read_nccl_rows
+from runbook.launch.incident.flight import read_nccl_rows
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
 from runbook.read.documents import GPU_SAMPLES, read_console

@@ -23,9 +23,9 @@ from runbook.launch.incident.flight import (
     flight_files,
     last_numbers,
     left_the_pattern,
+    nccl_flight_files,
     read_flights,
 )
-from runbook.launch.incident.nccl_flight import nccl_flight_files
 from runbook.launch.incident.straggler import find_straggler, one_machine
 from runbook.launch.watch.ranks import RankState
 from runbook.launch.watch.watchdog import STOPPED, Hang, Watchdog
