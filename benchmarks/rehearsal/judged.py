@@ -26,13 +26,13 @@ from runbook.config.setup import RunOptions
 from runbook.engine.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
+from runbook.folder.documents import GPU_SAMPLES
 from runbook.launch import attempt as attempts
 from runbook.launch import host as hosts
 from runbook.launch import launcher, local
 from runbook.launch.observer import Observer
 from runbook.machine import host, kernel_log
 from runbook.machine.gpu import devices as counters
-from runbook.read.documents import GPU_SAMPLES
 from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, satisfies
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")

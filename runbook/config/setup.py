@@ -17,6 +17,7 @@ from runbook.config.precedence import with_config
 from runbook.config.profile import Profile
 from runbook.config.settings import Settings, parse_settings
 from runbook.errors import UsageError
+from runbook.folder.names import RECORD_FILE
 from runbook.records import Launch, RunRecord
 from runbook.records.own_trainer import for_own
 from runbook.records.phase import Phase, PlanContext
@@ -208,7 +209,7 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         retry=bool(kept["retry"]),
         keep_going=bool(kept.get("keep_going")),
     )
-    profile = profile or load_profile_document(record.profile_document, where="run.json")
+    profile = profile or load_profile_document(record.profile_document, where=RECORD_FILE)
     phases = tuple(select(options.phases, profile.phases))
     if problems := phase_problems(profile, phases):
         raise UsageError(problems)

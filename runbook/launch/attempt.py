@@ -14,6 +14,9 @@ from typing import Any
 
 from nsa.contract import HALT_FILE, ExitCode
 from runbook.files import utc_text, write_atomic
+from runbook.folder.documents import read_console
+from runbook.folder.names import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
+from runbook.folder.redact import redact_text, redact_variables
 from runbook.launch.command import Command
 from runbook.launch.end.classify import (
     End,
@@ -39,14 +42,6 @@ from runbook.launch.watch.live_status import LiveStatus
 from runbook.launch.watch.ranks import RankWatch
 from runbook.launch.watch.watchdog import Budgets, Thresholds, Watchdog
 from runbook.machine.surroundings import free_bytes
-from runbook.read.documents import (
-    CONSOLE_LOG,
-    JUNIT_XML,
-    KERNEL_LOG_JSON,
-    LAUNCH_JSON,
-    read_console,
-)
-from runbook.read.redact import redact_text, redact_variables
 from runbook.records import Begun, Kind, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 
 _POLL_S = 0.1

@@ -21,10 +21,10 @@ from typing import Any
 from nsa.contract import ARMS_JSON, CONFIG_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path, make_private_dir
+from runbook.folder.names import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
 from runbook.launch.commits import folder_of
 from runbook.launch.foreign.trainer import own_words
 from runbook.launch.torchrun import as_typed, free_port, on_loopback
-from runbook.read.documents import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, TORCHRUN, option, with_option
 

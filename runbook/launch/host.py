@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from runbook.folder.names import CONSOLE_LOG
 from runbook.launch.launcher_api import Aftermath
 from runbook.machine.gpu.devices import When, write_devices
 from runbook.machine.gpu.sampler import GpuSampler
@@ -15,7 +16,6 @@ from runbook.machine.load import LoadMeter
 from runbook.process.ended import oom_kills
 from runbook.process.guard import Reaper, end_kept, spawn_kept
 from runbook.process.reaper import TOKEN_VARIABLE, kill_all
-from runbook.read.documents import CONSOLE_LOG
 
 
 class Host:

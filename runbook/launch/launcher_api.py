@@ -16,11 +16,11 @@ from typing import Protocol
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
+from runbook.folder.kernel_lines import KernelLine
+from runbook.folder.load import Load
 from runbook.launch.command import Command
 from runbook.launch.end.classify import End
 from runbook.launch.watch.ranks import RankState, RankWatch
-from runbook.read.kernel_lines import KernelLine
-from runbook.read.load import Load
 from runbook.records import Launch
 
 # The folder of what belongs to a node, for a program that a launcher starts there.

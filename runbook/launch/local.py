@@ -9,6 +9,7 @@ from pathlib import Path
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.defaults import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S
+from runbook.folder.names import CONSOLE_LOG
 from runbook.launch.command import pasteable
 from runbook.launch.end.classify import End
 from runbook.launch.host import Host
@@ -16,7 +17,6 @@ from runbook.launch.incident.bundle import read_outside
 from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
 from runbook.launch.watch.ranks import RankState
 from runbook.process.reaper import signal_owned
-from runbook.read.documents import CONSOLE_LOG
 from runbook.records import Launch
 from runbook.registry import launcher_names
 

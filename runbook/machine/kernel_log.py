@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Protocol
 
 from runbook.files import utc_text, write_atomic
+from runbook.folder.kernel_lines import KernelLine, parse_line
+from runbook.folder.names import KERNEL_LOG_JSON
+from runbook.folder.redact import redact_text
 from runbook.process.start import run_tool
-from runbook.read.documents import KERNEL_LOG_JSON
-from runbook.read.kernel_lines import KernelLine, parse_line
-from runbook.read.redact import redact_text
 
 KMSG = Path("/dev/kmsg")
 # A device in a loop of errors must not fill the disk; the first ones tell the cause.

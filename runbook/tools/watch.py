@@ -11,6 +11,8 @@ from pathlib import Path
 
 from nsa.contract import GATES_CSV, STACKDUMPS, TRAINING_CSV, ExitCode
 from runbook.files import read_bytes
+from runbook.folder.heartbeats import heartbeat_files, heartbeats_in
+from runbook.folder.names import LAUNCH_JSON
 from runbook.launch.incident.bundle import (
     Send,
     collect_flights,
@@ -23,8 +25,6 @@ from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
 from runbook.launch.watch.ranks import RankState, RankWatch
 from runbook.launch.watch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
 from runbook.process.reaper import environment_holds, holds_file
-from runbook.read.documents import LAUNCH_JSON
-from runbook.read.heartbeats import heartbeat_files, heartbeats_in
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from runbook.folder.load import Load
 from runbook.launch.end.classify import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import read_flights
 from runbook.launch.incident.straggler import Straggler, find_straggler
-from runbook.read.load import Load
 from runbook.records import LaunchStatus
 from tests.launch.test_flight import BUS, GRAD, START, TOKEN, steps, write
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runbook.errors import RunbookError
+from runbook.folder.shapes import DEVICE_COUNTERS
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi
-from runbook.read.shapes import DEVICE_COUNTERS
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -13,13 +13,13 @@ import pytest
 from nsa.witness.effect_watch import kernel_name, operators_by_branch
 from nsa.witness.profiling import HOST, WORK, Recorded, summarize
 from runbook.config import load_profile
+from runbook.folder.documents import GPU_SAMPLES, read_console
+from runbook.folder.rows import read_rows
 from runbook.launch.end.classify import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
-from runbook.read.documents import GPU_SAMPLES, read_console
-from runbook.read.rows import read_rows
 from runbook.records import LaunchResult, LaunchStatus
 from tests.launch.test_hang_on_a_gpu import HANGS, missing
 from tests.real import H100, unread_fields

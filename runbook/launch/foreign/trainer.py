@@ -13,6 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsa.contract import Phase
+from runbook.folder.lines import LineTail
+from runbook.folder.names import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
+from runbook.folder.own_log import (
+    ARRIVALS,
+    PROCESSES,
+    RowReader,
+    heartbeat_path,
+    heartbeat_step,
+    log_path,
+)
 from runbook.launch.end.classify import (
     End,
     killed_for_memory,
@@ -25,16 +35,6 @@ from runbook.launch.watch.ranks import RankState, RankWatch
 from runbook.launch.watch.resources import resident_mib
 from runbook.launch.watch.watchdog import Hang
 from runbook.process.reaper import carriers
-from runbook.read.documents import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
-from runbook.read.own_log import (
-    ARRIVALS,
-    PROCESSES,
-    RowReader,
-    heartbeat_path,
-    heartbeat_step,
-    log_path,
-)
-from runbook.read.tail import LineTail
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import OUT, OwnTrainer
 

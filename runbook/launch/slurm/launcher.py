@@ -11,6 +11,7 @@ from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
 from runbook.files import utc_text
+from runbook.folder.names import CONSOLE_LOG
 from runbook.launch.launcher_api import Launcher, Running, Start
 from runbook.launch.local import nodes_problems
 from runbook.launch.slurm.commands import (
@@ -36,7 +37,6 @@ from runbook.launch.slurm.files import (
 )
 from runbook.launch.slurm.job import SlurmRun
 from runbook.launch.slurm.script import Request, agent_script, printed_script, request_of
-from runbook.read.documents import CONSOLE_LOG
 from runbook.records import Launch
 from runbook.records.launch import TORCHRUN
 

@@ -10,6 +10,7 @@ import os
 import time
 from pathlib import Path
 
+from runbook.folder.lines import LineTail
 from runbook.launch.slurm.files import (
     NODE_JSONL,
     NODE_TOKEN_VARIABLE,
@@ -20,7 +21,6 @@ from runbook.launch.slurm.files import (
 from runbook.launch.watch.ranks import RankState, RankWatch
 from runbook.process.ended import has_ended_under
 from runbook.process.reaper import environment_holds
-from runbook.read.tail import LineTail
 
 
 class OwnRanks(RankWatch):

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nsa.contract import ENOUGH_FILE, TRAINING_CSV, VAL_CSV, Event
+from runbook.folder.launch import LEGACY_COLUMNS
+from runbook.folder.lines import TableTail
 from runbook.launch.observer import Observer
 from runbook.launch.watch.detectors import Monitor
 from runbook.launch.watch.pulse import pulse_of
@@ -14,8 +16,6 @@ from runbook.launch.watch.ranks import RankState
 from runbook.launch.watch.readings import step_of
 from runbook.launch.watch.resources import ResourceLog
 from runbook.launch.watch.watchdog import Thresholds
-from runbook.read.launch import LEGACY_COLUMNS
-from runbook.read.tail import TableTail
 from runbook.records import Launch
 
 _EVERY_S = 0.5

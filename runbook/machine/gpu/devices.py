@@ -19,17 +19,17 @@ from typing import Any
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import RunbookError
 from runbook.files import utc_text, write_atomic
-from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, find_nvidia_smi, parse_nvidia_smi
-from runbook.machine.gpu.visible import visible_gpus
-from runbook.process.start import run_tool
-from runbook.read.documents import (
+from runbook.folder.kernel_lines import slot_of
+from runbook.folder.names import (
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,
     NVIDIA_SMI_AFTER_XML,
     NVIDIA_SMI_BEFORE_XML,
 )
-from runbook.read.kernel_lines import slot_of
-from runbook.read.redact import redact_text
+from runbook.folder.redact import redact_text
+from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, find_nvidia_smi, parse_nvidia_smi
+from runbook.machine.gpu.visible import visible_gpus
+from runbook.process.start import run_tool
 
 # Not isolated: pynvml may be a wheel carried on PYTHONPATH. The script's own folder stays off it.
 NVML_PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import RunbookError
+from runbook.folder.redact import redact_text
 from runbook.machine.draft import Draft
 from runbook.machine.gpu.nvidia_smi import (
     GpuState,
@@ -19,7 +20,6 @@ from runbook.machine.gpu.nvidia_smi import (
     parse_topology,
 )
 from runbook.machine.gpu.visible import visible_gpus
-from runbook.read.redact import redact_text
 
 _XML = "nvidia_smi.xml"
 _TOPOLOGY = "nvidia_topo.txt"

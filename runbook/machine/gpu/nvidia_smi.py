@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runbook.errors import RunbookError
+from runbook.folder.shapes import POWER_FIELDS
 from runbook.process.start import ToolResult, run_tool
-from runbook.read.shapes import POWER_FIELDS
 
 _TIMEOUT_S, _SHORT_S = 60.0, 20.0
 _NOT_IN_XML = "nvidia-smi's XML does not tell"
