@@ -8,7 +8,6 @@ sensors for disk and processes tell of the rehearsed machine.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -156,7 +155,7 @@ class _Stage:
 
     def __init__(self, machine: Machine, folder: Path, seed: int) -> None:
         self.machine = machine
-        self.bench = Bench(folder, machine, sys.executable)
+        self.bench = Bench(folder, machine)
         self.trainer = Trainer(machine, seed)
         self.clock = _Clock()
         self.started = 0

@@ -15,10 +15,6 @@ from runbook.records.evidence import LaunchEvidence
 if TYPE_CHECKING:
     import pandas as pd
 
-# nvidia-smi writes local time without its zone; zones differ by whole quarters of an hour, and the
-# farthest is 14 hours from UTC.
-_ZONE_S, _FARTHEST_ZONE_S = 900.0, 14 * 3600.0
-
 
 def require_own_times(
     launch: LaunchEvidence,
@@ -68,13 +64,7 @@ def sampled_at(launch: LaunchEvidence, frame: pd.DataFrame) -> pd.Series[float] 
     begin, end = float(steps["ts"].iloc[0]), float(steps["ts"].iloc[-1])
     when = pd.to_datetime(frame["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
     seconds = (when - pd.Timestamp(0)).dt.total_seconds()
-    latest = float(seconds.max())
-    if latest != latest:
-        return seconds
-    in_utc = "source" in frame and bool((frame["source"] == "nvml").all())
-    zone = 0.0 if in_utc else _ZONE_S * round((latest - end) / _ZONE_S)
-    seconds = seconds - zone
-    if abs(zone) > _FARTHEST_ZONE_S or seconds.max() < begin or seconds.min() > end:
+    if seconds.max() < begin or seconds.min() > end:
         path = launch.gpu_samples_path
         reason = (
             f"{path} is of another time: its last sample is of {frame['timestamp'].max()}, "

@@ -8,16 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from runbook import __version__
-from runbook.cli._parser import Command, parse_all
-from runbook.cli.acceptance import GPU_ACCEPTANCE
-from runbook.cli.completion import ASKED, COMPLETION, complete
+from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, parse_all
+from runbook.cli.bundle import BUNDLE
 from runbook.cli.drill import DRILL
 from runbook.cli.export import EXPORT
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.guide import HELP, named, overview
 from runbook.cli.history import HISTORY
 from runbook.cli.init import INIT
-from runbook.cli.keep import BUNDLE, PRUNE
 from runbook.cli.launch import LAUNCH
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
 from runbook.cli.live import STACKS, WATCH
@@ -30,11 +28,11 @@ from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "run": (INIT, RUN, LAUNCH, NIGHTLY, GPU_ACCEPTANCE),
-    "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, PRUNE, EXPORT),
+    "run": (INIT, RUN, LAUNCH, NIGHTLY),
+    "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, EXPORT),
     "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
     "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),
-    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP, COMPLETION),
+    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
@@ -114,7 +112,7 @@ def _defect(console: Console, error: Exception) -> int:
 
 def _dispatch(words: list[str]) -> int:
     console = Console()
-    if ASKED in os.environ:
+    if ASKED_BY_SHELL in os.environ:
         return complete(COMMANDS.values())
     if not words:
         from runbook.cli._here import print_next

@@ -52,7 +52,7 @@ def print_next(console: Console) -> int:
 
 
 def _machine() -> str:
-    from runbook.config import detect_profile
+    from runbook.collect.detect import detect_profile
 
     try:
         name, reason = detect_profile()

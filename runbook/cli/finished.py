@@ -115,7 +115,7 @@ def refuse_changed(folder: Path, what: str) -> None:
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    _add_format(parser, "LIST", "md, details, json, html, junit, terminal, github, comma-separated")
+    _add_format(parser, "LIST", "md, details, html, junit, terminal, github, comma-separated")
 
 
 def _add_format(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:
@@ -125,15 +125,19 @@ def _add_format(parser: argparse.ArgumentParser, metavar: str, help: str) -> Non
 
 
 def _formats(args: argparse.Namespace) -> list[str]:
-    chosen = args.format or ("json" if args.json else _DEFAULT_FORMAT)
+    chosen = args.format or _DEFAULT_FORMAT
     return list(dict.fromkeys(name.strip() for name in chosen.split(",") if name.strip()))
 
 
 def _unknown_formats(args: argparse.Namespace) -> list[str]:
     from runbook.engine.outputs import format_problems
 
+    if args.json and args.format:
+        return ["--json and --format: choose one"]
     if not _formats(args):
         return ["--format names no format"]
+    if "json" in _formats(args):
+        return ["--format json: there is none; --json prints run.json, the record"]
     return [f"--format {text}" for text in format_problems(_formats(args))]
 
 
@@ -149,11 +153,12 @@ def print_reports(console: Console, folder: Path, shown: str = "") -> None:
             console.result(f"report  {shown or folder}/{name}")
 
 
-def _print(console: Console, record: RunRecord, fmt: str) -> None:
-    from runbook.engine.outputs import render
+def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
+    from runbook.engine.outputs import record_text, render
     from runbook.records.run import Screen
 
-    text = render(record, fmt, Screen(color=console.color_out))
+    screen = Screen(color=console.color_out)
+    text = record_text(record) if as_json else render(record, fmt, screen)
     console.page(text.rstrip("\n"))
 
 
@@ -170,8 +175,8 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     changed = record_is_changed(folder)
     record = untrusted(record) if changed else record
     if len(formats) == 1:
-        _print(console, record, formats[0])
-        if formats == [_DEFAULT_FORMAT]:
+        _print(console, record, formats[0], as_json=args.json)
+        if formats == [_DEFAULT_FORMAT] and not args.json:
             print_reports(console, folder)
     else:
         for path in write_reports(record, folder, formats):
@@ -190,7 +195,7 @@ into the run's folder, and their paths go to stdout.""",
   runbook report --format md > report.md
   runbook report 20261121T010203Z-840303b --format md,html,junit""",
     exits="0 whatever the verdict, 2 usage, 3 run.json changed since the run: as INCOMPLETE",
-    json_help="the same as --format json",
+    json_help="the record: run.json as it is",
     add_arguments=_add_report,
     problems=_unknown_formats,
     run=_report,
@@ -272,7 +277,7 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="the limits to judge by (default: those of the run)",
     )
-    _add_format(parser, "FORMAT", "md, details, json, html, junit, terminal or github")
+    _add_format(parser, "FORMAT", "md, details, html, junit, terminal or github")
 
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
@@ -289,7 +294,7 @@ def _judge(args: argparse.Namespace, console: Console) -> int:
         profile = load_profile_document(record.profile_document, where="run.json")
     judged = judge_again(record, folder, profile, named=args.profile)
     judged = untrusted(judged) if record_is_changed(folder) else judged
-    _print(console, judged, _formats(args)[0])
+    _print(console, judged, _formats(args)[0], as_json=args.json)
     return judged.verdict.exit_code
 
 
@@ -303,7 +308,7 @@ nothing and changes nothing; the report goes to stdout.""",
   runbook judge --profile a100x2_pcie3
   runbook judge 20261121T010203Z-840303b --profile mine.yaml --format md""",
     exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE, 4 PARTIAL PASS",
-    json_help="the same as --format json",
+    json_help="the record as judged now, in the form of run.json",
     add_arguments=_add_judge,
     problems=_one_known_format,
     run=_judge,

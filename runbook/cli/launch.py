@@ -14,7 +14,6 @@ from runbook.cli._run_options import (
     add_telling,
     add_until_s,
 )
-from runbook.cli._webhook import add_webhook
 from runbook.cli.run import RUN
 from runbook.defaults import DEFAULT_PLAN, DEFAULT_PROTOCOL
 from runbook.errors import UsageError
@@ -71,7 +70,6 @@ def _add_arguments(parser: CommandParser) -> None:
     add_until_s(group)
     add_dry_run(group)
     add_place(parser.add_argument_group("where it runs"))
-    add_webhook(group)
     add_scale(parser.add_argument_group("how it is measured"))
     add_telling(parser)
 

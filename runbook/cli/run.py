@@ -18,7 +18,6 @@ from runbook.cli._run_options import (
     add_telling,
     add_until_s,
 )
-from runbook.cli._webhook import add_webhook, tell_webhook, webhook_problems
 from runbook.cli.finished import find_run
 from runbook.console import Console, OutputFormat
 from runbook.defaults import DEFAULT_LAUNCHER
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 # may take may be said again.
 _FREE_BESIDE_RESUME = (
     *("out", "resume", "failed", "phase", "until", "until_s", "declares"),
-    *("partial_exit", "output_format", "webhook"),
+    *("partial_exit", "output_format"),
 )
 # What only `runbook launch` has.
 OF_A_PLAN = ("plan", "config", "until", "without_go")
@@ -76,7 +75,6 @@ def _add_arguments(parser: CommandParser) -> None:
         help="start every launch, even where a required preflight row is FAIL or INVALID, or an "
         "equal launch of the phase has failed; without it these are not started",
     )
-    add_webhook(group)
     add_measuring(parser.add_argument_group("how it is measured"))
     add_telling(parser)
 
@@ -86,16 +84,13 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
-    from runbook.config import detect_profile
+    from runbook.collect.detect import detect_profile
     from runbook.config.precedence import shell_settings
     from runbook.engine.options import RunOptions, prepare
     from runbook.engine.where import tool_problems
     from runbook.registry import report_names
-    from runbook.tools.export.webhook import blanked
 
-    found = webhook_problems(args)
-    if args.webhook is not None and args.dry_run:
-        found.append("--webhook is for a run: --dry-run has no verdict to send")
+    found = []
     if args.out.exists() and not args.out.is_dir():
         found.append(f"--out {args.out}: is a file, not a folder")
     if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
@@ -145,7 +140,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         partition=args.partition,
         account=args.account,
         queue_s=args.queue_s,
-        command=shlex.join(["runbook", *blanked(sys.argv[1:])]),
+        command=shlex.join(["runbook", *sys.argv[1:]]),
         formats=report_names(),
     )
     try:
@@ -282,7 +277,6 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         tell_github(console, record, folder, exit_code=code)
     if args.output is not OutputFormat.JSON:
         print_summary(console, record, folder)
-    tell_webhook(args, record, folder, code, console)
     return code
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runbook.collect.detect import detect_profile
 from runbook.config import (
-    detect_profile,
     is_profile_file,
     load_profile,
     load_profile_document,

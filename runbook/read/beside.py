@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract import Event
-from nsa.drawn import recomputed_steps
+from nsa.contract.sampling import recomputed_steps
 from runbook.read.clocks import with_clock
 from runbook.read.documents import recorded_toggles
 from runbook.records.evidence import RankLog

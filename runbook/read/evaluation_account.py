@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsa.drawn import drawn_batch
+from nsa.contract.sampling import drawn_batch
 from runbook.read.accounts import COPY_TOLERANCE, LOSS_TOLERANCE, Workload
 from runbook.records.evidence import RankLog
 

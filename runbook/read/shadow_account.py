@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nsa.drawn import recomputed_steps, watched_steps
+from nsa.contract.sampling import recomputed_steps, watched_steps
 from runbook.read.accounts import COPY_TOLERANCE, Workload
 from runbook.read.learning import ROUNDOFF, oracle_tolerance
 from runbook.records.evidence import RankLog

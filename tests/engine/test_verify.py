@@ -25,7 +25,7 @@ PHASES = {
     "baseline": Toy("baseline", count=2),
     "bucket_sweep": Toy("bucket_sweep", reads=("baseline",)),
 }
-FORMATS = ("md", "details", "html", "junit", "json", "terminal")
+FORMATS = ("md", "details", "html", "junit", "terminal")
 
 
 def verify(folder: Path) -> Verification:
@@ -51,7 +51,6 @@ def test_an_untouched_run_is_verified(folder: Path) -> None:
         "report.md",
         "details.md",
         "report.html",
-        "report.json",
         "report.txt",
         "junit.xml",
     }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.train.heartbeat import Heartbeat
+from nsa.launch.heartbeat import Heartbeat
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
 from runbook.launch.reaper import carriers

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nsa.drawn import recomputed_steps, watched_steps
+from nsa.contract.sampling import recomputed_steps, watched_steps
 from runbook.read import accounts, learning, training_accounts
 from runbook.read.accounts import Workload
 from runbook.read.generated import GeneratedData

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsa.drawn import recomputed_steps
+from nsa.contract.sampling import recomputed_steps
 from runbook.read.beside import beside_account, beside_words
 from runbook.read.heartbeats import fold_file
 from runbook.read.history import RankHistory

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsa.data.generated import GeneratedSource
-from nsa.train.accounts import batch_digest
+from nsa.witness.accounts import batch_digest
 from runbook.read.accounts import Workload
 from runbook.read.data_account import data_account
 from runbook.read.generated import GeneratedData

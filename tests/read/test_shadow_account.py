@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsa.drawn import recomputed_steps, watched_steps
+from nsa.contract.sampling import recomputed_steps, watched_steps
 from runbook.read.shadow_account import gradient_tolerance, left_over_account, shadow_account
 from tests.read.launches import (
     STEPS,
