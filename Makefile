@@ -18,7 +18,7 @@ GPU_ARGS ?=
 
 help:
 	@echo "make demo   install, run all nine phases on this machine (CPU is enough), print the verdict"
-	@echo "make test   install, run the tests of every commit on all cores (PYTEST_ARGS='-n0 tests/read')"
+	@echo "make test   install, run the tests of every commit on all cores (PYTEST_ARGS='-n0 tests/folder')"
 	@echo "make test-all  the same and the long tier: every fault, every mutant, whole runs"
 	@echo "make gpu    install, run everything that waits for a GPU, in stages (GPU_ARGS='--stand-in')"
 	@echo "make lint   install, run ruff, mypy, import-linter, the budget and zizmor"

@@ -26,11 +26,11 @@ from runbook.collect import host
 from runbook.engine.options import RunOptions, prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
+from runbook.folder.documents import GPU_SAMPLES
 from runbook.launch import attempt as attempts
 from runbook.launch import counters, kernel_log, launcher, local
 from runbook.launch import host as hosts
 from runbook.launch.observer import Observer
-from runbook.read.documents import GPU_SAMPLES
 from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, satisfies
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from phases.common.case import Unanswerable, invalid, missing
 from phases.limits import TAKEN_EARLY_S, TAKEN_LATE_S
-from runbook.read.documents import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
+from runbook.folder.names import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 

@@ -17,9 +17,8 @@ from typing import Any, cast
 from runbook.console import Console, verdict_text
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
+from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE
 
-_RECORD, _JOURNAL = "run.json", "events.jsonl"
-_ENDS = ("run_finished", "run_interrupted")
 # A launch may be silent for as long (`runbook.launch.watchdog.Budgets.silence_s`).
 SILENT_S = 300.0
 # Ends of a launch that leave nothing to triage (`runbook.tools.triage_target`).
@@ -81,13 +80,13 @@ def look(out: Path) -> Found:
 
 def is_run(path: Path) -> bool:
     """Does the folder hold a run, finished or not?"""
-    return any((path / name).is_file() for name in (_RECORD, _JOURNAL))
+    return any((path / name).is_file() for name in (RECORD_FILE, EVENTS_FILE))
 
 
 def _unfinished(folder: Path) -> Found | None:
     """A run whose journal has no end; None if it has one, or is not readable as a journal."""
-    events = _events(folder / _JOURNAL)
-    if not events or events[-1].get("event") == _ENDS[0]:
+    events = _events(folder / EVENTS_FILE)
+    if not events or events[-1].get("event") == ENDS[0]:
         return None
     planned = events[0].get("phases")
     count = len(planned) if isinstance(planned, list) else 0
@@ -98,7 +97,7 @@ def _unfinished(folder: Path) -> Found | None:
     where = f"{folder}: not finished, {done} of {count} phases"
     resume = (f"runbook run --resume {name}", "go on where it was cut off")
     age_s = _age_s(folder)
-    if events[-1].get("event") not in _ENDS and age_s <= SILENT_S:
+    if events[-1].get("event") not in ENDS and age_s <= SILENT_S:
         return Found(
             run=where,
             detail=f"it wrote something {age_s:.0f} s ago, so it is probably running",
@@ -116,16 +115,16 @@ def _finished(folder: Path) -> Found:
     name = shlex.quote(str(folder))
     report = (f"runbook report {name}", "every check, with evidence and remedy")
     try:
-        record = json.loads(read_bytes(folder / _RECORD))
+        record = json.loads(read_bytes(folder / RECORD_FILE))
         said = verdict_text(str(record["verdict"]), _texts(record["caveats"]))
         head = f"{folder}: {said} ({record['scope']})"
         reasons = _texts(record["reasons"])
     except FileNotFoundError:
         again = ("runbook run", "a new run: of this one nothing can be judged")
-        return Found(run=f"{folder}: its {_RECORD} is missing", next=(again,))
+        return Found(run=f"{folder}: its {RECORD_FILE} is missing", next=(again,))
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         verify = (f"runbook verify {name}", "names every file that is damaged")
-        return Found(run=f"{folder}: its {_RECORD} cannot be read", next=(verify,))
+        return Found(run=f"{folder}: its {RECORD_FILE} cannot be read", next=(verify,))
     steps = [report, *_following(record, name)]
     return Found(run=head, detail=reasons[0] if reasons else "", next=tuple(steps))
 

@@ -22,6 +22,7 @@ from runbook.errors import (
     not_one_line,
     shown,
 )
+from runbook.folder.names import RECORD_FILE
 
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
@@ -278,7 +279,7 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None
 def not_in_a_run(flag: str, path: Path) -> list[str]:
     """One sentence where a file would be written among those of a run, whose records are kept."""
     for folder in path.absolute().parents:
-        if (folder / "run.json").is_file():
+        if (folder / RECORD_FILE).is_file():
             return [f"{flag} {path}: lies in the folder of the run {folder.name}; name another"]
     return []
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from runbook.cli._parser import Command, add_out, add_run, not_in_a_run, path_type
 from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
+from runbook.folder.names import RECORD_FILE
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
 
 _DEFAULT_FORMAT = "terminal"
-_RECORD = "run.json"
 
 
 def run_folders(out_dir: Path) -> list[Path]:
@@ -24,7 +24,7 @@ def run_folders(out_dir: Path) -> list[Path]:
     if not out_dir.is_dir():
         return []
     return sorted(
-        (folder for folder in out_dir.iterdir() if (folder / _RECORD).is_file()),
+        (folder for folder in out_dir.iterdir() if (folder / RECORD_FILE).is_file()),
         key=lambda folder: folder.name,
     )
 
@@ -39,9 +39,9 @@ def find_run(text: str | None, out_dir: Path) -> Path:
             )
         return folders[-1]
     path = Path(text)
-    if path.name == _RECORD and path.is_file():
+    if path.name == RECORD_FILE and path.is_file():
         return path.parent
-    if (path / _RECORD).is_file():
+    if (path / RECORD_FILE).is_file():
         return path
     matches = [folder for folder in folders if folder.name.startswith(text)]
     if len(matches) == 1:
@@ -54,7 +54,7 @@ def find_run(text: str | None, out_dir: Path) -> Path:
         )
     known = f"runs in {out_dir}/: {', '.join(names[-5:])}" if names else f"no run in {out_dir}/"
     raise UsageError(
-        f"no run {text!r}: neither a folder with {_RECORD} nor the start of a run's id"
+        f"no run {text!r}: neither a folder with {RECORD_FILE} nor the start of a run's id"
         f"{did_you_mean(text, names)}",
         hint=known,
     )
@@ -64,12 +64,11 @@ def load_run(folder: Path) -> RunRecord:
     """Read run.json. Raises RunbookError if it is damaged or of another version."""
     from pydantic import ValidationError
 
-    from runbook.files import read_bytes
-    from runbook.records import RunRecord
+    from runbook.folder.record import load_record
 
-    path = folder / _RECORD
+    path = folder / RECORD_FILE
     try:
-        return RunRecord.model_validate_json(read_bytes(path))
+        return load_record(folder)
     except OSError as error:
         raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
@@ -87,11 +86,11 @@ def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> Run
     A link in the run's folder, through which files of another place would be read, is a change.
     """
     from nsa.contract import CHECKPOINTS_DIR
-    from runbook.engine.intact import changed_artifacts
-    from runbook.engine.outputs import links_in, record_is_changed
+    from runbook.folder.integrity import changed_artifacts
+    from runbook.folder.manifest import links_in, record_is_changed
 
     record = load_run(folder)
-    changed = [_RECORD] if record_is_changed(folder) else []
+    changed = [RECORD_FILE] if record_is_changed(folder) else []
     if artifacts:
         # Checkpoints, of which no report tells, are large; `verify` reads them too.
         small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
@@ -104,11 +103,12 @@ def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> Run
 
 def refuse_changed(folder: Path, what: str) -> None:
     """Raises UsageError where run.json is another file than its manifest has; `what` follows."""
-    from runbook.engine.outputs import MANIFEST_FILE, record_is_changed
+    from runbook.folder.manifest import record_is_changed
+    from runbook.folder.names import MANIFEST_FILE
 
     if record_is_changed(folder):
         raise UsageError(
-            f"{folder / _RECORD} is another file than its {MANIFEST_FILE} has: {what}",
+            f"{folder / RECORD_FILE} is another file than its {MANIFEST_FILE} has: {what}",
             hint=f"`runbook verify {folder.name}` names what differs",
         )
 
@@ -154,7 +154,8 @@ def print_reports(console: Console, folder: Path, shown: str = "") -> None:
 
 
 def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
-    from runbook.engine.outputs import record_text, render
+    from runbook.engine.outputs import render
+    from runbook.folder.record import record_text
     from runbook.records.run import Screen
 
     screen = Screen(color=console.color_out)
@@ -164,8 +165,9 @@ def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> N
 
 def _report(args: argparse.Namespace, console: Console) -> int:
     """Print one format, or write several. The exit code says nothing of a verdict that stands."""
-    from runbook.engine.intact import untrusted
-    from runbook.engine.outputs import record_is_changed, write_reports
+    from runbook.engine.outputs import write_reports
+    from runbook.folder.integrity import untrusted
+    from runbook.folder.manifest import record_is_changed
 
     folder = find_run(args.run_name, args.out)
     formats = _formats(args)
@@ -214,7 +216,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
-    from runbook.engine.outputs import FINGERPRINT_DIGITS
+    from runbook.folder.record import FINGERPRINT_DIGITS
 
     told = args.fingerprint
     if not told or re.fullmatch(rf"[0-9a-fA-F]{{{FINGERPRINT_DIGITS},64}}", told):
@@ -224,8 +226,8 @@ def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
 
 
 def _verify(args: argparse.Namespace, console: Console) -> int:
-    from runbook.engine.outputs import shown_fingerprint
     from runbook.engine.verify import verify_run
+    from runbook.folder.record import shown_fingerprint
 
     found = verify_run(find_run(args.run_name, args.out), fingerprint=args.fingerprint)
     code = ProgramExit.GO if found.ok else ProgramExit.NO_GO
@@ -282,16 +284,16 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
     from runbook.config import load_profile, load_profile_document
-    from runbook.engine.intact import untrusted
-    from runbook.engine.outputs import record_is_changed
     from runbook.engine.verify import judge_again
+    from runbook.folder.integrity import untrusted
+    from runbook.folder.manifest import record_is_changed
 
     folder = find_run(args.run_name, args.out)
     record = load_told(folder, console, artifacts=True)
     if args.profile:
         profile = load_profile(args.profile)
     else:
-        profile = load_profile_document(record.profile_document, where="run.json")
+        profile = load_profile_document(record.profile_document, where=RECORD_FILE)
     judged = judge_again(record, folder, profile, named=args.profile)
     judged = untrusted(judged) if record_is_changed(folder) else judged
     _print(console, judged, _formats(args)[0], as_json=args.json)

@@ -8,7 +8,7 @@ from pathlib import Path
 from nsa.contract import HEARTBEATS, checkpoint_step
 from nsa.contract.digests import damage, identity_of
 from runbook.errors import RunbookError
-from runbook.read import read_heartbeats
+from runbook.folder.rank_log import read_heartbeats
 from runbook.records import Begun, Launch
 
 

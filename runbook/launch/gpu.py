@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from runbook.folder.documents import GPU_SAMPLES
+from runbook.folder.names import GPU_SAMPLER_TXT, GPU_SAMPLES_CSV
 from runbook.launch.counters import NVML_PROGRAM
 from runbook.launch.processes import spawn
-from runbook.read.documents import GPU_SAMPLER_TXT, GPU_SAMPLES, GPU_SAMPLES_CSV
 
 # The steps of a fast trainer are over in seconds.
 _EVERY_MS = 200

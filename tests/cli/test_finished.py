@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.outputs import record_text, render, write_manifest
+from runbook.engine.outputs import render
+from runbook.folder.manifest import write_manifest
+from runbook.folder.record import record_text
 from tests.cli.shell import ESCAPE, inside, runbook
 from tests.reports import samples
 

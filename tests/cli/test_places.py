@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.journal import Journal
-from runbook.engine.outputs import write_manifest
 from runbook.errors import UsageError
 from runbook.files import data_path, make_new_dir, written_to
+from runbook.folder.journal import Journal
+from runbook.folder.manifest import write_manifest
 from runbook.records import RunRecord
 from tests.cli.shell import Ended, inside
 from tests.engine.test_trends import at

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runbook.engine.outputs import check_manifest
 from runbook.engine.verify import verify_run
+from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
 from runbook.tools.bundle import write_bundle
 from runbook.tools.inspect.folder import inspect_path

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
+from runbook.folder.documents import GPU_SAMPLES
+from runbook.folder.launch import read_launch
+from runbook.folder.rows import read_rows
 from runbook.launch.gpu import GpuSampler
-from runbook.read import read_launch
-from runbook.read.documents import GPU_SAMPLES
-from runbook.read.rows import read_rows
 from tests.launch.helpers import fake_launch, run
 from tests.launch.nvml import Machine
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runbook.engine.outputs import check_manifest
+from runbook.folder.manifest import check_manifest
 from tests.executed import note
 from tests.own.runs import COUNTING
 from tests.shared import once

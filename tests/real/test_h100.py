@@ -16,11 +16,11 @@ from runbook.collect.device_counters import counters_of_xml
 from runbook.collect.gpu_facts import gpu_drafts
 from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
 from runbook.config import load_profile
+from runbook.folder.documents import GPU_SAMPLES, read_console
+from runbook.folder.rows import read_rows
 from runbook.launch.classify import End
 from runbook.launch.incident import bundle
 from runbook.launch.nccl_flight import read_nccl_rows
-from runbook.read.documents import GPU_SAMPLES, read_console
-from runbook.read.rows import read_rows
 from runbook.records import LaunchResult, LaunchStatus
 from tests.launch.test_hang_on_a_gpu import HANGS, missing
 from tests.real import H100, unread_fields

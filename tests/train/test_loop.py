@@ -16,9 +16,9 @@ from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.train.checkpoint.restore import Restored
 from nsa.train.loop import Loop
-from runbook.read import read_training_csv
-from runbook.read.clocks import BusySteps, step_clock
-from runbook.read.history import read_heartbeats
+from runbook.accounts.clocks import BusySteps, step_clock
+from runbook.folder.launch import read_training_csv
+from runbook.folder.rank_log import read_heartbeats
 from tests.train.launching import SMOKE
 
 SMALL = ("--ddp", "0", "--seq-len", "32", "--set", "model.n_layers=1", "--steps", "16")

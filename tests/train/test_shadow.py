@@ -23,8 +23,8 @@ from nsa.train.optimizer import is_fused, switched
 from nsa.witness.accounts import updates
 from nsa.witness.recompute import Bias, Recomputed, branch_use
 from nsa.witness.shadow import Shadow
-from runbook.read.shadow_account import _bias_problems, shadow_account
-from tests.read.launches import WORK, changed, ending_of, honest
+from runbook.accounts.optimizer import _bias_problems, shadow_account
+from tests.accounts.launches import WORK, changed, ending_of, honest
 from tests.train.launching import SMOKE, free_port
 
 TOKEN, STEPS = "ab" * 16, 8

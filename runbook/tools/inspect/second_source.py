@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runbook.read.accounts import Workload
-from runbook.read.first_weights import first_weights_account
-from runbook.read.learning import oracle_account
-from runbook.read.training_accounts import book_problems, learning_problems
+from runbook.accounts.registry import Sources, unbalanced
+from runbook.accounts.workload import Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.types import Found, RemarkCode
@@ -42,22 +40,17 @@ def account_remarks(
     except ValueError as error:
         yield RemarkCode.UNBALANCED, str(error)
         return
-    problems = [
-        *book_problems(
-            log.frame,
-            ranks,
-            work,
-            env or {},
-            gates=gates,
-            val=val,
-            duration_s=duration_s,
-            exits=exits,
-        ),
-        *learning_problems(ranks, work),
-        *oracle_account(ranks, work),
-        *first_weights_account(ranks, env or {}),
-    ]
-    yield from ((RemarkCode.UNBALANCED, problem) for problem in problems)
+    sources = Sources(
+        frame=log.frame,
+        ranks=ranks,
+        work=work,
+        env=env or {},
+        gates=gates,
+        val=val,
+        duration_s=duration_s,
+        exits=exits,
+    )
+    yield from ((RemarkCode.UNBALANCED, problem) for problem in unbalanced(sources).problems)
 
 
 def _nothing_to_hold_against(ranks: Sequence[RankLog], env: Mapping[str, Any] | None) -> str:
