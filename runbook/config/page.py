@@ -68,12 +68,11 @@ def _shown(limit: Limit) -> str:
 
 
 def _others(base: Profile, others: list[Profile]) -> Iterator[str]:
-    for profile in others:
-        yield f"- {profile.name}: {profile.title}"
+    for one in others:
+        left_out = sorted(set(base.required) - set(one.required))
+        yield f"- {one.name}: {one.title}. Not required: {', '.join(left_out) or 'nothing less'}."
     yield ""
     yield from _shared(("limit", "value", "source"), _changed(base, others))
-    yield ""
-    yield from _left_out(base, others)
     yield ""
 
 
@@ -87,19 +86,6 @@ def _changed(base: Profile, others: list[Profile]) -> list[Row]:
         if one.limits[limit.spec.name] != base.limits.get(limit.spec.name)
     ]
     return sorted(changed, key=lambda row: order.index(row[1][0]))
-
-
-def _left_out(base: Profile, others: list[Profile]) -> Iterator[str]:
-    """The checks that the base requires and others do not."""
-    by_profiles: dict[str, list[str]] = {}
-    for check in sorted(base.required):
-        names = ", ".join(one.name for one in others if check not in one.required)
-        by_profiles.setdefault(names, []).append(check)
-    yield "| not required | profiles |"
-    yield "|---|---|"
-    for names, checks in by_profiles.items():
-        if names:
-            yield f"| {', '.join(checks)} | {names} |"
 
 
 def _shared(head: Cells, rows: list[Row]) -> Iterator[str]:
