@@ -23,6 +23,7 @@ _ASKED = {
     "inspect": ("inspect", "--json"),
     "report": ("report", "--format", "md"),
 }
+_NOTHING: tuple[object, ...] = ("", None, [], {})
 # What names one of many alike.
 _NAMES = ("id", "name", "path", "title")
 
@@ -74,9 +75,26 @@ def asked(run: Path) -> Said:
         document[command] = {"code": ended.code, "err": ended.err}
         if "--json" in _ASKED[command]:
             document[command] |= json.loads(ended.out)
-    for name in _COPIED:
-        del document["judge"][name]
-    return Said(document=document, report=told["report"].out)
+    document["judge"] = _judged(document["judge"])
+    return Said(document=_filled(document), report=told["report"].out)
+
+
+def _judged(said: dict[str, Any]) -> dict[str, Any]:
+    """Without what is copied; of a row that a phase has, the second list has the id alone."""
+    rows = {row["id"]: row for phase in said["phases"] for row in phase["checks"]}
+    again = [row["id"] if rows.get(row["id"]) == row else row for row in said["acceptance"]]
+    kept = {name: value for name, value in said.items() if name not in _COPIED}
+    return {**kept, "acceptance": again}
+
+
+def _filled(value: Any) -> Any:
+    """Without the fields that say nothing, which are half of all."""
+    if isinstance(value, list):
+        return [_filled(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    filled = {name: _filled(one) for name, one in value.items()}
+    return {name: one for name, one in filled.items() if one not in _NOTHING}
 
 
 def expected(name: str, folder: Path = RUNS) -> Said:
@@ -100,8 +118,9 @@ def rows_that_differ(before: Said, now: Said) -> list[str]:
         for key in dict.fromkeys([*old, *new])
         if _shown(old, key) != _shown(new, key)
     ]
-    texts = (said.report.splitlines() for said in (before, now))
-    return found + list(difflib.unified_diff(*texts, "report then", "report now", "", "", 1, ""))
+    then, today = before.report.splitlines(), now.report.splitlines()
+    lines = difflib.unified_diff(then, today, "report then", "report now", n=0, lineterm="")
+    return [*found, *lines]
 
 
 def _values(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
