@@ -111,7 +111,8 @@ FROZEN = (
         name="slow",
         what="token by token instead of the whole sequence at once, below a floor that decides",
         commands=(
-            "runbook run --profile ./mine.yaml --phase baseline --set NSA_PREFILL_BATCHED=0",
+            "runbook run --profile ./mine.yaml --phase baseline --set NSA_PREFILL_BATCHED=0 "
+            "--set train.seq_len=32",
         ),
         exits=(1,),
         profile=_mine("slow", required=["baseline.throughput"], **_SLOW.changes),
