@@ -32,7 +32,7 @@ def test_a_real_run_is_judged_as_it_was(
 ) -> None:
     rows = corpus.rows_that_differ(corpus.expected(name), said(tmp_path_factory, name))
     if rows:
-        pytest.fail("\n".join([f"{name}: {len(rows)} differences; {_HINT}", *rows]), pytrace=False)
+        pytest.fail("\n".join([f"{name}, differences: {len(rows)}; {_HINT}", *rows]), pytrace=False)
 
 
 def test_an_edited_expectation_is_a_readable_difference(
