@@ -188,3 +188,9 @@ def data_path(name: str) -> Path:
         f"the data folder {name!r} is missing: looked for {shipped} and {checkout / name}; "
         "install the package again"
     )
+
+
+def near(path: str | Path) -> str:
+    """The path as one would type it here: relative if it lies below the current folder."""
+    absolute, here = Path(path).absolute(), Path.cwd()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)

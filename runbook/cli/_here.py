@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from runbook.checkout import typed_here
 from runbook.console import Console, verdict_text
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
@@ -43,7 +44,11 @@ def print_next(console: Console) -> int:
     console.result(f"{'run':<{_WIDTH}}{found.run}")
     if found.detail:
         console.result(f"{'':<{_WIDTH}}{found.detail}")
-    commands = [*found.next, ("runbook --help", "all commands")]
+    program = typed_here()
+    commands = [
+        (f"{program} {command.removeprefix('runbook ')}", why)
+        for command, why in (*found.next, ("runbook --help", "all commands"))
+    ]
     width = max(len(command) for command, _ in commands)
     for number, (command, why) in enumerate(commands):
         word = "next" if number == 0 else ""

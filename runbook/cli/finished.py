@@ -150,10 +150,11 @@ def print_reports(console: Console, folder: Path, shown: str = "") -> None:
 
 
 def _print(console: Console, record: RunRecord, fmt: str) -> None:
+    from runbook.checkout import typed_here
     from runbook.engine.outputs import render
     from runbook.records.run import Screen
 
-    text = render(record, fmt, Screen(color=console.color_out))
+    text = render(record, fmt, Screen(color=console.color_out, program=typed_here()))
     console.page(text.rstrip("\n"))
 
 
