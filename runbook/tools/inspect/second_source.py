@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runbook.read.accounts import Workload
+from runbook.read.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.read.first_weights import first_weights_account
 from runbook.read.learning import oracle_account
 from runbook.read.training_accounts import book_problems, learning_problems
-from runbook.records import RankExit
+from runbook.records import RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.types import Found, RemarkCode
 
@@ -30,10 +31,16 @@ def account_remarks(
     exits: Sequence[RankExit],
     gates: pd.DataFrame | None,
     val: pd.DataFrame | None,
+    stop: Stop | None = None,
 ) -> Iterator[Found]:
-    """Every account that does not balance, or why none can be drawn."""
+    """Every account that does not balance, or why none can be drawn.
+
+    None is where every rank was ended by the planned `stop`.
+    """
     if log is None or log.damaged or not len(log.frame):
         return  # said already, and there is nothing to balance
+    if stop and ranks and all(rank.exit_code == stop.code for rank in ranks):
+        return
     if why := _nothing_to_hold_against(ranks, env):
         yield RemarkCode.NO_SECOND_SOURCE, why
         return
@@ -57,7 +64,10 @@ def account_remarks(
         *oracle_account(ranks, work),
         *first_weights_account(ranks, env or {}),
     ]
-    yield from ((RemarkCode.UNBALANCED, problem) for problem in problems)
+    short = len(log.frame) < FEWEST_CLOCKED
+    for problem in problems:
+        few = short and problem.endswith(FEW_CLOCKED)
+        yield RemarkCode.WINDOW_TOO_SHORT if few else RemarkCode.UNBALANCED, problem
 
 
 def _nothing_to_hold_against(ranks: Sequence[RankLog], env: Mapping[str, Any] | None) -> str:
