@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
 import sys
 from collections.abc import MutableMapping
 from functools import cache
@@ -17,8 +15,6 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
-
-from runbook.files import near
 
 HOME = Path(__file__).resolve().parent.parent
 DISTRIBUTION = "nsa-runbook"
@@ -108,6 +104,11 @@ def typed_here() -> str:
 
     Without a script (`python3 -m runbook`) it is the name; `how_to_call` tells of that.
     """
+    import shlex
+    import shutil
+
+    from runbook.files import near
+
     script = Path(sys.argv[0])
     if script.name != _NAME or not script.is_file() or shutil.which(_NAME):
         return _NAME

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from runbook.checkout import typed_here
 from runbook.console import Console, verdict_text
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
@@ -39,6 +38,8 @@ class Found:
 
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
+    from runbook.checkout import typed_here
+
     found = look(Path(DEFAULT_OUT))
     console.result(f"{'machine':<{_WIDTH}}{_machine()}")
     console.result(f"{'run':<{_WIDTH}}{found.run}")
