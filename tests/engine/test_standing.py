@@ -41,7 +41,7 @@ from tests.shared import once
 PROFILE = """\
 extends: cpu
 name: tiny
-phases: {baseline: {launches: 1, steps: 8}}
+phases: {baseline: {launches: 1, steps: 24}}
 required: [baseline.completed, baseline.loss_finite]
 """
 
@@ -76,7 +76,7 @@ def test_production_may_start_behind_a_go_and_the_record_names_it(go: tuple[Path
     setup = prepare(options)
     assert setup.profile.plan is not None
     assert setup.profile.plan.go == f"{run}: GO for 2 of 76 checks, fewer steps " + (
-        "(baseline.steps=8, baseline.launches=1)"
+        "(baseline.steps=24, baseline.launches=1)"
     )
     assert setup.phases[-1].name == "production"
 
