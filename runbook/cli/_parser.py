@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import ProgramExit, UsageError, did_you_mean, not_one_line, shown
+from runbook.errors import ProgramExit, UsageError, not_one_line, option_meant, shown
 
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
@@ -249,7 +249,7 @@ def _hint(flag: str, parser: CommandParser) -> str:
     having = [name for name, one in COMMANDS.items() if flag in one.parser().known_options()]
     if having:
         return f" (`runbook {having[0]}` has it)"
-    return did_you_mean(flag, parser.known_options())
+    return option_meant(flag, parser.known_options())
 
 
 def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None:

@@ -204,6 +204,25 @@ def test_one_slip_is_one_problem(tmp_path: Path, words: str, problem: str) -> No
     assert len(ended.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "watch artifacts/latest --wait 3",
+        "watch artifacts/latest --halts",
+        "watch artifacts/latest --stop",
+        "run --gpus 2",
+        "launch --wait",
+        "launch --without-og",
+        "prune --yess",
+    ],
+)
+def test_no_option_that_acts_and_none_of_another_word_is_proposed(
+    tmp_path: Path, words: str
+) -> None:
+    ended = inside(*words.split(), cwd=tmp_path)
+    assert ended.code == 2 and "unknown option" in ended.err and "did you mean" not in ended.err
+
+
 @pytest.mark.parametrize("command", ["run", "launch", "triage", "report"])
 @pytest.mark.parametrize(
     ("out", "problem"),
