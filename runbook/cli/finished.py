@@ -102,6 +102,14 @@ def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> Run
     return record
 
 
+def running_line(folder: Path) -> str:
+    """What is said of a run that still goes on, and how to look on; empty for any other."""
+    from runbook.engine.ongoing import running_text, watch_line
+
+    text = running_text(folder)
+    return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
+
+
 def refuse_changed(folder: Path, what: str) -> None:
     """Raises UsageError where run.json is another file than its manifest has; `what` follows."""
     from runbook.engine.outputs import MANIFEST_FILE, record_is_changed
@@ -165,6 +173,12 @@ def _report(args: argparse.Namespace, console: Console) -> int:
 
     folder = find_run(args.run_name, args.out)
     formats = _formats(args)
+    running = running_line(folder)
+    if running and formats == [_DEFAULT_FORMAT]:
+        console.result(running)
+        return ProgramExit.INCOMPLETE
+    if running:
+        console.error(running)
     if len(formats) > 1:
         refuse_changed(folder, "its reports are kept; one --format goes to stdout")
     record = load_told(folder, console, artifacts=True)
@@ -177,7 +191,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     else:
         for path in write_reports(record, folder, formats):
             console.result(str(path))
-    return ProgramExit.INCOMPLETE if changed else ProgramExit.GO
+    return ProgramExit.INCOMPLETE if changed or running else ProgramExit.GO
 
 
 REPORT = Command(
@@ -190,7 +204,7 @@ into the run's folder, and their paths go to stdout.""",
   runbook report                                the newest run, on the terminal
   runbook report --format md > report.md
   runbook report 20261121T010203Z-840303b --format md,html,junit""",
-    exits="0 whatever the verdict, 2 usage, 3 run.json changed since the run: as INCOMPLETE",
+    exits="0 whatever the verdict, 2 usage, 3 the run still goes on, or run.json changed since",
     json_help="the same as --format json",
     add_arguments=_add_report,
     problems=_unknown_formats,
@@ -223,7 +237,14 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
     from runbook.engine.outputs import shown_fingerprint
     from runbook.engine.verify import verify_run
 
-    found = verify_run(find_run(args.run_name, args.out), fingerprint=args.fingerprint)
+    folder = find_run(args.run_name, args.out)
+    if running := running_line(folder):
+        if args.json:
+            console.json_document({"schema_version": 1, "ok": False, "running": running})
+        else:
+            console.result(f"{running}; nothing to verify yet")
+        return ProgramExit.INCOMPLETE
+    found = verify_run(folder, fingerprint=args.fingerprint)
     code = ProgramExit.GO if found.ok else ProgramExit.NO_GO
     if args.json:
         console.json_document({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)})
@@ -258,7 +279,8 @@ against a fresh rendering. Changes nothing.""",
   runbook verify                              the newest run
   runbook verify artifacts/20261121T010203Z-840303b
   runbook verify RUN --fingerprint DIGITS     it is the record that the run ended with""",
-    exits="0 nothing differs, 1 something does (each difference is named), 2 usage",
+    exits="0 nothing differs, 1 something does (each difference is named), 2 usage,\n"
+    "3 the run still goes on",
     add_arguments=_add_verify,
     problems=_fingerprint_problems,
     run=_verify,

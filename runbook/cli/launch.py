@@ -99,8 +99,9 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     Raises UsageError where its plan has no such phase, or where it was asked for more.
     """
     from runbook.cli.finished import find_run
-    from runbook.engine.journal import EVENTS_FILE, derive_record, read_events
+    from runbook.engine.journal import derive_record, read_events
     from runbook.engine.launching import asked_for
+    from runbook.engine.ongoing import EVENTS_FILE
     from runbook.engine.options import setup_of_record
 
     folder = find_run(args.resume, args.out)

@@ -15,7 +15,7 @@ from typing import Any
 from nsa import contract
 from runbook.engine.identity import CODE, code_digest
 from runbook.engine.intact import journal_problems
-from runbook.engine.journal import EVENTS_FILE, is_going_on
+from runbook.engine.ongoing import EVENTS_FILE, is_going_on
 from runbook.engine.outputs import (
     MANIFEST_FILE,
     RECORD_FILE,

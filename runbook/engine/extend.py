@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.config.plan import needing_go
-from runbook.engine.journal import EVENTS_FILE, Event, Journal
+from runbook.engine.journal import Journal
+from runbook.engine.ongoing import EVENTS_FILE, Event
 from runbook.engine.options import Setup
 from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, report_files
 from runbook.errors import UsageError

@@ -18,6 +18,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from runbook.engine.ongoing import RUNNING, running_text
 from runbook.engine.outputs import record_is_changed
 from runbook.errors import RunbookError
 from runbook.files import read_bytes
@@ -335,7 +336,14 @@ _OF_METRICS = ", ".join(
 def list_runs(out_dir: Path) -> list[RunRow]:
     """All runs, oldest first, after bringing the index up to date. Raises as `sync`."""
     rows = _query(out_dir, f"SELECT {_OF_RUNS} FROM runs ORDER BY started_at, folder")  # noqa: S608
-    return [RunRow(**(dict(row) | {"interrupted": bool(row["interrupted"])})) for row in rows]
+    found = [RunRow(**(dict(row) | {"interrupted": bool(row["interrupted"])})) for row in rows]
+    return [_as_it_is(row, out_dir) for row in found]
+
+
+def _as_it_is(row: RunRow, out_dir: Path) -> RunRow:
+    """One that goes on has no verdict yet, whatever its record so far would be."""
+    running = running_text(out_dir / row.folder)
+    return replace(row, verdict=RUNNING, said=running) if running else row
 
 
 def metric_names(out_dir: Path) -> list[str]:

@@ -13,8 +13,9 @@ from typing import Any
 
 from runbook.config import is_profile_file, load_profile, profile_names
 from runbook.engine.differing import differences
-from runbook.engine.journal import EVENTS_FILE, derive_record, read_events
+from runbook.engine.journal import derive_record, read_events
 from runbook.engine.judge import read_facts, shown_fact, what_it_reads
+from runbook.engine.ongoing import EVENTS_FILE
 from runbook.engine.options import Setup
 from runbook.engine.outputs import (
     MANIFEST_FILE,

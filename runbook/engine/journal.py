@@ -13,16 +13,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from runbook.engine.judge import missing_phases, reasons_for
+from runbook.engine.ongoing import EVENTS_FILE, Event
 from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
 from runbook.files import read_given, sync_folder, utc_text
 from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
 from runbook.records.run import Invocation, Repeated
 
-EVENTS_FILE = "events.jsonl"
 # What a run ends with for now; both list every file with its digest.
 ENDS = ("run_finished", "run_interrupted")
-Event = Mapping[str, Any]
 
 
 class Journal:
@@ -88,32 +87,6 @@ class Journal:
             os.ftruncate(self._file, size)  # half an event would make the whole journal unreadable
             raise
         self.events.append(json.loads(line))
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Hold the run's journal as a run in progress does; False if one does.
-
-    Raises `OSError` if the folder has no journal.
-    """
-    handle = os.open(folder / EVENTS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
-
-
-def is_going_on(folder: Path) -> bool:
-    """True if a process holds the journal of the run in this folder; False without a journal."""
-    if not (folder / EVENTS_FILE).is_file():
-        return False
-    with locked(folder) as free:
-        return not free
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:

@@ -9,8 +9,9 @@ from runbook import __version__
 from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
 from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.intact import artifact_problems, evidence_problems
-from runbook.engine.journal import ENDS, EVENTS_FILE, Journal, derive_record
+from runbook.engine.journal import ENDS, Journal, derive_record
 from runbook.engine.judge import read_facts, read_phase
+from runbook.engine.ongoing import EVENTS_FILE
 from runbook.engine.options import Setup, setup_to_resume
 from runbook.engine.outputs import MANIFEST_FILE, changed_files, read_manifest, report_files
 from runbook.engine.part import Part

@@ -18,9 +18,10 @@ from runbook.engine.earlier import Earlier
 from runbook.engine.extend import keep_aside, repeat
 from runbook.engine.identity import PACKAGE_PATH, identity, package_path
 from runbook.engine.intact import was_judged
-from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, phase_records
+from runbook.engine.journal import Journal, derive_record, phase_records
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.engine.not_started import held_back
+from runbook.engine.ongoing import EVENTS_FILE
 from runbook.engine.options import RunOptions, Setup, prepare
 from runbook.engine.outputs import (
     RECORD_FILE,

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from runbook.engine.history import metric_names, metric_rows
-from runbook.engine.journal import EVENTS_FILE, is_going_on, locked, read_events
+from runbook.engine.journal import read_events
+from runbook.engine.ongoing import EVENTS_FILE, is_going_on, locked
 from runbook.engine.outputs import RUN_ID, run_files
 from runbook.engine.trends import trends
 from runbook.errors import RunbookError

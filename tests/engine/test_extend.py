@@ -17,7 +17,8 @@ from runbook.engine.extend import (
     repeat,
 )
 from runbook.engine.identity import identity, refuse_if_unlike
-from runbook.engine.journal import EVENTS_FILE, Journal, derive_record, read_events
+from runbook.engine.journal import Journal, derive_record, read_events
+from runbook.engine.ongoing import EVENTS_FILE
 from runbook.engine.options import Setup
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
