@@ -20,10 +20,11 @@ from runbook.cli.init import INIT
 from runbook.cli.keep import BUNDLE, PRUNE
 from runbook.cli.launch import LAUNCH
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
-from runbook.cli.live import STACKS, WATCH
+from runbook.cli.live import WATCH
 from runbook.cli.nightly import NIGHTLY
 from runbook.cli.questions import DECIDE, INSPECT, REPLAY
 from runbook.cli.run import RUN
+from runbook.cli.stacks import STACKS
 from runbook.cli.triage import TRIAGE
 from runbook.console import Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, option_meant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ from runbook.cli import live, main
 from runbook.cli.live import begun_in
 from runbook.errors import UsageError
 from runbook.launch.ranks import RankWatch
+from runbook.tools import follow
 from tests.cli.shell import inside
 
 
@@ -52,7 +54,8 @@ def test_a_watchdog_that_is_started_before_the_trainer_waits_for_it(
     said = capsys.readouterr().err
     why = f"{folder}/latest is over" if before else "it is not there yet"
     assert f"waiting for a run to begin in {folder}, 300 s at most: {why}\n" in said
-    assert f"watching {folder}/latest; an anomaly will halt the run\n" in said
+    name = folder / "20260102T000000Z-def"
+    assert f"watching {folder}/latest: {name}; the run is stopped at an anomaly\n" in said
     assert said.count("ended at step 1") == 1 and "the run is over; 0 anomalies, 1 rows" in said
 
 
@@ -121,6 +124,72 @@ def test_once_on_a_healthy_run_says_what_was_read(tmp_path: Path) -> None:
     assert f"read {tmp_path} once; 0 anomalies, 1 rows read\n" in shown.err
 
 
+def of_a_plan(out: Path, run: str, name: str, *, kind: str = "trainer") -> Path:
+    """A launch of a run that the runbook made, over at once, which the link `latest` names."""
+    folder = out / run / name
+    folder.mkdir(parents=True)
+    (folder / "launch.json").write_text(json.dumps({"launch": {"kind": kind}}))
+    if kind == "trainer":
+        (folder / "training.csv").write_text("step,loss,lr,toks_per_s\n1,3.5,0.1,100.125\n")
+        beat = {"event": "exit", "token": "ab", "step": 1, "rank": 0, "code": 0}
+        (folder / "heartbeat_rank0.jsonl").write_text(json.dumps(beat) + "\n")
+    (out / ".next").symlink_to(folder.relative_to(out))
+    (out / ".next").replace(out / "latest")
+    return folder
+
+
+def test_the_launches_of_a_run_are_watched_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typed while the first launch of a run is to come: the link still names another run's."""
+    of_a_plan(tmp_path, "r1", "production/leg1")
+    for run in ("r1", "r2"):
+        (tmp_path / run).mkdir(exist_ok=True)
+        (tmp_path / run / "events.jsonl").touch()
+    journal = (tmp_path / "r2/events.jsonl").open()
+    fcntl.flock(journal, fcntl.LOCK_EX)
+    coming = iter([("preflight/sanity", "pytest"), ("smoke/run", "trainer"), ("", "")])
+
+    def go_on(_: float) -> None:
+        name, kind = next(coming)
+        if name:
+            of_a_plan(tmp_path, "r2", name, kind=kind)
+        else:
+            journal.close()
+
+    monkeypatch.setattr(follow, "sleep", go_on)
+    assert main(["watch", str(tmp_path / "latest"), "--interval", "0.1"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
+    effect = "anomalies are only reported; --halt stops the run at one"
+    assert said[0] == f"watching {tmp_path}/latest: production/leg1 of r1; {effect}"
+    assert [line for line in said if not line.startswith("ended")][1:] == [
+        "now preflight/sanity of r2",
+        "preflight/sanity of r2: tests, nothing to watch",
+        "now smoke/run of r2",
+        "the run is over; 0 anomalies, 2 rows read",
+    ]
+
+
+def test_a_launch_without_a_heartbeat_is_left_once_the_link_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead = of_a_plan(tmp_path, "r1", "smoke/run")
+    (dead / "heartbeat_rank0.jsonl").unlink()
+    journal = (tmp_path / "r1/events.jsonl").open("w")
+    fcntl.flock(journal, fcntl.LOCK_EX)
+    wait = RankWatch.wait
+
+    def end(watch: RankWatch, within_s: float, **more: int) -> None:
+        if within_s and not journal.closed:
+            of_a_plan(tmp_path, "r1", "extended/run")
+            journal.close()
+        wait(watch, 0.0, **more)
+
+    monkeypatch.setattr(RankWatch, "wait", end)
+    assert main(["watch", str(tmp_path / "latest"), "--interval", "0.1"]) == 0
+    assert "the run is over; 0 anomalies" in capsys.readouterr().err
+
+
 def test_what_is_waited_for_is_said_before_the_first_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -150,7 +219,7 @@ def test_a_link_that_comes_later_is_followed(
     assert main(["watch", str(tmp_path), "--interval", "0.1"]) == 1
     shown = capsys.readouterr()
     assert shown.out.startswith("nonfinite_loss")
-    assert f"watching {tmp_path}/latest;" in shown.err
+    assert f"watching {tmp_path}/latest: {tmp_path}/20260101T000000Z-abc;" in shown.err
 
 
 @pytest.mark.parametrize("linked", [False, True])
