@@ -18,10 +18,10 @@ GPU_ARGS ?=
 
 help:
 	@echo "make demo   install, run all nine phases on this machine (CPU is enough), print the verdict"
-	@echo "make test   install, run the tests of every commit on all cores (PYTEST_ARGS='-n0 tests/read')"
+	@echo "make test   install, run the tests of every commit on all cores (PYTEST_ARGS='-n0 tests/folder')"
 	@echo "make test-all  the same and the long tier: every fault, every mutant, whole runs"
 	@echo "make gpu    install, run everything that waits for a GPU, in stages (GPU_ARGS='--stand-in')"
-	@echo "make lint   install, run ruff, mypy, import-linter and zizmor"
+	@echo "make lint   install, run ruff, mypy, import-linter, the budget and zizmor"
 	@echo "make wheels download what a machine that has HAVE='torch numpy' (or a file) still needs"
 	@echo "make clean  remove the virtual environment and build output (artifacts/ is kept)"
 	@echo "PYTHON=python3.12 takes another Python, VENV=FOLDER another virtual environment"
@@ -40,7 +40,7 @@ test test-all:
 # pytest and hypothesis are what its stage `tests` needs.
 gpu:
 	@$(INSTALL) --dev
-	$(BIN)/runbook gpu-acceptance $(GPU_ARGS)
+	$(BIN)/python -m benchmarks.gpu_session $(GPU_ARGS)
 
 lint:
 	@$(INSTALL) --dev
@@ -48,6 +48,7 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/budget.py
 	$(BIN)/zizmor --offline --quiet --persona=pedantic .github/workflows action.yml
 
 wheels:

@@ -49,10 +49,15 @@ from benchmarks.attention_checks import (
 )
 from benchmarks.attention_kernels import breakdown, kernel_table
 from benchmarks.attention_times import Timed, peak_bytes, timed
+from benchmarks.program import (
+    TO_BE_CONTINUED,
+    Program,
+    append_line,
+    markdown_table,
+    read_lines,
+)
 from nsa.attention.api import choose_selected
 from nsa.config import Selected
-from runbook.tools.acceptance.program import Program, append_line, markdown_table, read_lines
-from runbook.tools.acceptance.stages import TO_BE_CONTINUED
 
 DENSE = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -236,7 +241,6 @@ def main(argv: Sequence[str]) -> int:
     add("--peer", action="append", default=[], help="module:callable of somebody else's kernel")
     args = program.parse(argv)
     peers = {f"peer {text}": load_peer(text) for text in args.peer}
-    args.stand_in = args.device == "cpu"
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no CUDA device: --device cpu compares small shapes on the CPU")
     if args.device == "cpu":

@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.attention_checks import Arm
 from benchmarks.attention_times import both
-from runbook.tools.acceptance.program import markdown_table
+from benchmarks.program import markdown_table
 
 # Forward and backward passes under the profiler; the table has means of one.
 _PASSES = 3

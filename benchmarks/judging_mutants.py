@@ -46,7 +46,8 @@ ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENTS = Path(__file__).with_name("judging_equivalents.yaml")
 JUDGES = (
     "phases/**/*.py",
-    "runbook/read/**/*.py",
+    "runbook/accounts/**/*.py",
+    "runbook/folder/**/*.py",
     "runbook/stats/**/*.py",
     "runbook/engine/intact.py",
     "runbook/tools/decide.py",

@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from runbook.engine.journal import read_events
+from runbook.folder.journal import read_events
 from runbook.launch.reaper import carriers
 from runbook.records import RunRecord, Verdict
 

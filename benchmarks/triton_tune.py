@@ -35,12 +35,17 @@ from torch import Tensor
 from benchmarks.attention_checks import CFG, inputs, largest_error, ours
 from benchmarks.attention_gpu import sparse
 from benchmarks.attention_kernels import breakdown
+from benchmarks.program import (
+    TO_BE_CONTINUED,
+    Program,
+    append_line,
+    markdown_table,
+    read_lines,
+)
 from benchmarks.triton_knobs import KNOBS, Knob
 from nsa.attention.triton.tiles import Tile
 from nsa.attention.triton.tuned import file_of, get, put, shapes_of
 from runbook.files import write_atomic
-from runbook.tools.acceptance.program import Program, append_line, markdown_table, read_lines
-from runbook.tools.acceptance.stages import TO_BE_CONTINUED
 
 # What a different order of sums may change, as a share of the largest number: bfloat16's rounding.
 _SAME = 2.0**-6
@@ -288,7 +293,6 @@ def main(argv: Sequence[str]) -> int:
     add("--compile", default="", help="N/OF: compile this share, measure nothing")
     add("--save", action="store_true", help="write the best into the package")
     args = program.parse(argv)
-    args.stand_in = False
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: times are what this is about")
     if args.compile:
@@ -296,7 +300,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     begun = time.monotonic()
     compile_all(program)
-    program.say(f"compiled in {time.monotonic() - begun:.0f} s")
+    print(f"compiled in {time.monotonic() - begun:.0f} s", flush=True)
     lines = args.out / "rows.jsonl"
     rows: list[dict[str, Any]] = read_lines(lines)
     known = [{key: row[key] for key in ("shape", "branch", "field", "value")} for row in rows]

@@ -50,7 +50,7 @@ from phases.common.subsets import (
 )
 from phases.common.training import require_sound, toggles_row, training_rows
 from phases.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, PAIRED, SCALING
-from runbook.read.data_account import union_of_data
+from runbook.accounts.data import union_of_data
 from runbook.records import Comparison, Launch, Measurement, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
 

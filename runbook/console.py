@@ -20,6 +20,8 @@ _CODES = re.compile(re.escape(_INK) + "[0-9;]*m")
 # A caveat that lists settings begins small: FLAKY and REPEATED name launches and phases.
 _LISTING = re.compile(r"([a-z][a-z ]*) \((.*)\)", re.DOTALL)
 _LISTED = 3
+# An attribute of a stream that stands in the place of one that the caller had closed.
+CLOSED = "closed_by_the_caller"
 _STYLES = {"good": "32", "bad": "31", "unsure": "33", "bold": "1", "dim": "2"}
 _STYLE_OF = {
     **dict.fromkeys(("GO", "PASS", "WINNER", "TIE", "KEEP"), "good"),
@@ -157,8 +159,8 @@ class Console:
         self._lock = threading.RLock()
         self._drawn: tuple[str, ...] = ()
         self._outlives = False
-        # stdout took no more, and what is written to it is lost.
-        self.deaf = False
+        # stdout takes nothing (more), and what is written to it is lost.
+        self.deaf = getattr(self.stdout, CLOSED, False)
 
     def outlive_readers(self) -> None:
         """From now on a reader that goes away, or a stdout that takes no more, ends nothing: what

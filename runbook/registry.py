@@ -243,3 +243,8 @@ def _hidden(package: str) -> str:
         f"package {package!r} comes from {where}, not from {HOME}; start `runbook` outside that "
         "folder and without PYTHONPATH, or reinstall nsa-runbook in a virtual environment"
     )
+
+
+def report_files() -> dict[str, str]:
+    """The file that a run keeps of each format, by the format's name."""
+    return {name: report.file_name for name, report in reports().items()}

@@ -117,7 +117,7 @@ _SLOW = (
           "long_run.steady", stall_every=30, stall_s=0.4),
     _sick(PAIR, "thermal_soak", "the clocks sink by 12 % during the long run",
           "long_run.steady", slower_at_end=0.12),
-    _sick(SINGLE, "no_samples", "nvidia-smi takes no samples", "baseline.gpu_utilisation",
+    _sick(SINGLE, "no_samples", "NVML takes no samples", "baseline.gpu_utilisation",
           sampled=False),
     _sick(SINGLE, "math_attention", "attention falls back to math", "sdpa_audit.kernels",
           kernels={**KERNELS, "sel": "math"}),

@@ -8,7 +8,6 @@ sensors for disk and processes tell of the rehearsed machine.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +26,11 @@ from runbook.collect import host
 from runbook.engine.options import RunOptions, prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
+from runbook.folder.documents import GPU_SAMPLES
 from runbook.launch import attempt as attempts
 from runbook.launch import counters, kernel_log, launcher, local
 from runbook.launch import host as hosts
 from runbook.launch.observer import Observer
-from runbook.read.documents import GPU_SAMPLES
 from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, satisfies
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
@@ -156,7 +155,7 @@ class _Stage:
 
     def __init__(self, machine: Machine, folder: Path, seed: int) -> None:
         self.machine = machine
-        self.bench = Bench(folder, machine, sys.executable)
+        self.bench = Bench(folder, machine)
         self.trainer = Trainer(machine, seed)
         self.clock = _Clock()
         self.started = 0

@@ -75,5 +75,5 @@ def _sample(
         "pcie_gen": str(loaded if share else gpu.pcie_gen),
         "pcie_width": str(gpu.pcie_width),
         "uuid": gpu.uuid,
-        "source": "nvidia-smi",
+        "source": "nvml",
     }

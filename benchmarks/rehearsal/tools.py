@@ -6,7 +6,6 @@ the machine, from files in one folder, which change as the machine does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,12 +17,8 @@ _NVIDIA_SMI = """#!/bin/sh
 # A stand-in of a rehearsal: no GPU is here.
 here="$(dirname "$0")/../state"
 case "$*" in
-  *--help-query-gpu*) cat "$here/help.txt" ;;
   "topo -m"*) cat "$here/topology.txt" ;;
   *"-q -x"*|*"-x -q"*) cat "$here/query.xml"; exit "$(cat "$here/code.txt")" ;;
-  *--query-gpu=*)
-    wanted="$(printf '%s' "$*" | sed 's/.*--query-gpu=\\([^ ]*\\).*/\\1/')"
-    exec {python} -I -S "$here/query.py" "$wanted" ;;
   -L*) cat "$here/list.txt" ;;
   *) echo "not rehearsed: $*" >&2; exit 2 ;;
 esac
@@ -32,15 +27,6 @@ _DMESG = """#!/bin/sh
 # The kernel log of a rehearsed machine, as `dmesg --raw` prints it.
 cat "$(dirname "$0")/../state/kernel.txt"
 """
-_QUERY = '''"""Prints the asked columns of each GPU."""
-import json, pathlib, sys
-rows = json.loads((pathlib.Path(__file__).parent / "fields.json").read_text())
-for row in rows:
-    missing = [name for name in sys.argv[1].split(",") if name not in row]
-    if missing:
-        sys.exit(f'Field "{missing[0]}" is not a valid field to query.')
-    print(", ".join(row[name] for name in sys.argv[1].split(",")))
-'''
 _GIT = """#!/bin/sh
 # The checkout of a rehearsed machine: clean, on its main branch.
 case "$*" in
@@ -79,19 +65,18 @@ SHA = "5eed" * 10
 class Bench:
     """The folder with the programs and their state, of one machine."""
 
-    def __init__(self, folder: Path, machine: Machine, python: str) -> None:
+    def __init__(self, folder: Path, machine: Machine) -> None:
         self.folder, self.machine = folder, machine
         self.programs, self.packages = folder / "bin", folder / "packages"
         self.state = folder / "state"
         for path in (self.programs, self.packages / "torch" / "utils", self.state):
             path.mkdir(parents=True)
-        self._program("nvidia-smi", _NVIDIA_SMI.replace("{python}", python))
+        self._program("nvidia-smi", _NVIDIA_SMI)
         self._program("git", _GIT.replace("{sha}", SHA))
         self._program("dmesg", _DMESG)
         self._log: list[str] = []
         self.log(["Linux version 6.8.0-rehearsal", "nvidia: module loaded"])
         self._torch()
-        (self.state / "query.py").write_text(_QUERY, encoding="utf-8")
         self.show([machine.at_rest(index) for index in range(machine.gpus)])
 
     def _program(self, name: str, text: str) -> None:
@@ -123,17 +108,12 @@ class Bench:
 
     def show(self, gpus: Sequence[smi.Gpu], *, lost: str = "") -> None:
         """What nvidia-smi tells from now on; `lost` is what it says of a GPU that is gone."""
-        driver, when = self.machine.driver, "2026/01/01 06:00:00.000"
-        text = smi.query_xml(driver, gpus)
+        text = smi.query_xml(self.machine.driver, gpus)
         files = {
             "query.xml": f"{lost}\n" if lost else text,
             "code.txt": "15" if lost else "0",
             "topology.txt": smi_tables.topology(gpus, self.machine.link),
-            "help.txt": smi_tables.help_query(driver, gpus[0]) if gpus else "",
             "list.txt": "".join(f"GPU {g.index}: {g.card.name} (UUID: {g.uuid})\n" for g in gpus),
-            "fields.json": json.dumps(
-                [dict(smi_tables.fields(g, driver, when=when)) for g in gpus]
-            ),
         }
         for name, content in files.items():
             (self.state / name).write_text(content, encoding="utf-8")

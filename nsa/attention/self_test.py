@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nsa.attention.branches import Branches
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig
+from nsa.rounding import FLOAT32_SUMS, Gap, error_of
 
 Run = Callable[[Branches], tuple[Tensor, Tensor]]
 
@@ -27,8 +28,6 @@ _SCORES_AT_ONCE = 12
 # The longest chain of roundings to the type between inputs and a result: scores' gradient,
 # probabilities, a branch, its gate, the result itself.
 _ROUNDINGS = 5
-# Sums of float32 in another order.
-_FLOAT32_SUMS = 1e-5
 # Scores that choose blocks are sums of about a thousand float32 products and exponentials: 32
 # roundings of 2^-24. The 10 bits of TF32 are off by five times that.
 _SCORES = 32 * 2.0**-24
@@ -48,7 +47,7 @@ class Bound:
     @classmethod
     def of(cls, dtype: torch.dtype) -> Bound:
         """Of a type with unit roundoff u: 5 u, all roundings in one direction, and 8 x that."""
-        whole = max(_ROUNDINGS * torch.finfo(dtype).eps / 2, _FLOAT32_SUMS)
+        whole = max(_ROUNDINGS * torch.finfo(dtype).eps / 2, FLOAT32_SUMS)
         return cls(whole=whole, row=_ROW * whole, scores=_SCORES)
 
 
@@ -74,14 +73,18 @@ class Agreement:
         """What is beyond its bound, in words; empty where the path agrees. NaN is beyond."""
         if self.refused is not None:
             return [f"it could not run: {self.refused}"]
-        found = [
-            f"{name} is off by {error:.2g} of itself{where}, allowed {limit:.2g}"
+        gaps = [
+            (Gap(what=name, error=error, allowed=limit), where)
             for errors, limit, where in (
                 (self.whole, self.bound.whole, ""),
                 (self.row, self.bound.row, " in one row"),
             )
             for name, error in errors.items()
-            if not error <= limit
+        ]
+        found = [
+            f"{gap.what} is off by {gap.error:.2g} of itself{where}, allowed {gap.allowed:.2g}"
+            for gap, where in gaps
+            if gap.too_wide
         ]
         if self.blocks_illegal:
             found.append(f"{self.blocks_illegal} choices of blocks break the rules")
@@ -142,11 +145,11 @@ def measure(
     ]
     got = {"out": out.detach(), **dict(zip(leaves, found, strict=True))}
     truth, illegal, shortfall = _equations(x, grad, blocks, cfg)
-    errors = {name: errors_of(got[name], right) for name, right in truth.items()}
+    errors = {name: error_of(got[name], right) for name, right in truth.items()}
     return Agreement(
         bound=bound,
-        whole={name: whole for name, (whole, _) in errors.items()},
-        row={name: row for name, (_, row) in errors.items()},
+        whole={name: error.whole for name, error in errors.items()},
+        row={name: error.row for name, error in errors.items()},
         blocks_illegal=illegal,
         blocks_shortfall=shortfall,
         seconds=time.perf_counter() - begin,
@@ -155,17 +158,6 @@ def measure(
 
 def _random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
     return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
-
-
-def errors_of(got: Tensor, right: Tensor) -> tuple[float, float]:
-    """Error over the whole tensor, and of the worst row over its size or the tensor's."""
-    squares = (got.double() - right).square().mean(-1)
-    sizes = right.square().mean(-1)
-    scale = float(sizes.mean().sqrt())
-    if scale == 0:
-        return float(squares.mean().sqrt()), float(squares.max().sqrt())
-    row = (squares.sqrt() / sizes.sqrt().clamp_min(scale)).max()
-    return float(squares.mean().sqrt()) / scale, float(row)
 
 
 def _equations(

@@ -22,7 +22,7 @@ from phases.common.measure import derived, in_file, shown_only, with_limit
 from phases.common.rates import launch_rates, pooled_rate
 from phases.common.training import require_sound
 from phases.limits import ACCEPTED_LOSS
-from runbook.read.alike import SAME, device_facts, env_facts, unlike
+from runbook.folder.comparability import device_facts, env_facts, other_work, unlike
 from runbook.records import Reason
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
 
@@ -74,11 +74,7 @@ def _comparable(case: Case, names: Sequence[str]) -> tuple[AcceptedRuns, list[Ac
         found = invalid(Reason.DAMAGED_ARTIFACT, kept.problem, evidence=(kept.path,))
         raise Unanswerable(found)
     mine = env_facts(case.env(names[0]))
-    runs = [
-        run
-        for run in (kept.runs if kept else ())
-        if not any(one[0] in SAME for one in unlike(run.facts, mine, absent="absent"))
-    ]
+    runs = [run for run in (kept.runs if kept else ()) if not other_work(run.facts, mine)]
     if kept is not None and not runs:
         _refuse_damaged(kept)
     if kept is None or not runs:
@@ -110,7 +106,7 @@ def _differs(case: Case, name: str, last: AcceptedRun) -> str:
     """What is not the same as then, though it is compared: code, software, cards."""
     launch = case.launch(name)
     mine = env_facts(case.env(name)) | device_facts(launch.devices_before)
-    found = [f"{what} {a} -> {b}" for _, what, a, b in unlike(last.facts, mine, absent="absent")]
+    found = [f"{one.what} {one.a} -> {one.b}" for one in unlike(last.facts, mine)]
     more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
     return f"; differs: {', '.join([*found[:_NAMED], *more])}" if found else ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,16 +22,13 @@ from phases.common.case import (
     warned,
 )
 from phases.common.measure import log_value, rank_value
-from runbook.read.accounts import Workload
-from runbook.read.beside import beside_words
-from runbook.read.clocks import FEW_CLOCKED
-from runbook.read.evaluation_account import evaluations_left_out
-from runbook.read.first_weights import begins, first_weights_account, groups_of
-from runbook.read.learning import oracle_account, oracle_tolerance
-from runbook.read.saved_account import left_out_account
-from runbook.read.settings_account import bucket_words, settings_account
-from runbook.read.shadow_account import left_over_account
-from runbook.read.training_accounts import book_problems, learning_problems
+from runbook.accounts.between_steps import beside_words
+from runbook.accounts.clocks import FEW_CLOCKED
+from runbook.accounts.first_weights import begins, groups_of
+from runbook.accounts.model import oracle_tolerance
+from runbook.accounts.registry import Row, Sources, Unbalanced, unbalanced
+from runbook.accounts.settings import bucket_words
+from runbook.accounts.workload import Workload
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 
@@ -42,42 +39,22 @@ _TORCH_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 @once
 def balanced(case: Case, name: str) -> Finding:
     """PASS if time, tokens, data, memory, processes and the tables have a second source."""
-    log, launch, work = case.log(name), _every_rank(case, name), _workload(case, name)
-    problems = book_problems(
-        log.frame,
-        launch.ranks,
-        work,
-        case.env(name),
-        gates=launch.gates,
-        val=launch.val,
-        duration_s=launch.result.duration_s,
-        exits=launch.result.ranks,
-        given=launch.launch.env,
-    )
+    log, launch, sources = case.log(name), _every_rank(case, name), _sources(case, name)
+    off = unbalanced(sources, Row.ACCOUNTS)
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
     paths = (log.path, *(rank.path for rank in launch.ranks))
-    if problems and all(text.endswith(FEW_CLOCKED) for text in problems):
+    if off and all(text.endswith(FEW_CLOCKED) for text in off.problems):
         # Dumps, evaluations or saves in nearly every step: nobody's fault, and no answer.
         why = "nearly every step has a dump, an evaluation or a save beside it"
-        reason = f"{name}: {listed(problems)}: {why}"
+        reason = f"{name}: {listed(off.problems)}: {why}"
         return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=value, evidence=paths)
-    if problems:
-        reason = f"{name}: {listed(problems)}"
-        # Where the files agree, and tell of another setting, they are right.
-        ignored = settings_account(launch.ranks, case.env(name), launch.launch.env)
-        paths = (*paths, launch.env_path)
-        if set(problems) <= set(ignored):
-            found = failed(Reason.MISMATCH, reason, evidence=paths, topic="settings")
-            return replace(found, title=f"{name} does not run with what it was given.")
-        found = failed(Reason.UNBALANCED, reason, measurement=value, evidence=paths)
-        if problems == left_out_account(launch.ranks, work.keeping):
-            title = f"{name} left out checkpoints that train.save_every asks for."
-            return replace(found, title=title, topic="saves")
-        if problems == evaluations_left_out(launch.ranks, work):
-            title = f"{name} left out evaluations that train.eval_every asks for."
-            return replace(found, title=title, topic="evaluations")
+    if off:
+        found = _failed(off, name, (*paths, launch.env_path))
+        if found.code is Reason.MISMATCH:
+            # The files agree, and tell of another setting: they are right.
+            return found
         title = f"Two sources disagree about the same steps, so no number of {name} counts."
-        return replace(found, title=title)
+        return replace(found, measurement=value, title=found.title or title)
     reason = f"{len(log.frame)} steps on {len(launch.ranks)} rank(s): two sources agree on each"
     reason += beside_words(log.frame, launch.ranks[0]) + bucket_words(launch.ranks)
     return passed(reason, measurement=value, evidence=paths)
@@ -85,19 +62,15 @@ def balanced(case: Case, name: str) -> Finding:
 
 def learned_from(case: Case, name: str) -> Finding:
     """PASS if every rank's gradient arrives, and every group of parameters gets one and moves."""
-    launch, work = _every_rank(case, name), _workload(case, name)
-    problems = learning_problems(launch.ranks, work)
+    launch, sources = _every_rank(case, name), _sources(case, name)
     paths = [rank.path for rank in launch.ranks]
-    if problems:
-        reason = f"{name}: {listed(problems)}"
-        # Whatever else is wrong with sums of several steps' gradients, this is why.
-        topic = "left_over" if left_over_account(launch.ranks) else ""
-        return failed(Reason.NOT_LEARNING, reason, evidence=paths, topic=topic)
+    if off := unbalanced(sources, Row.GRADIENTS):
+        return _failed(off, name, paths)
     proof = launch.ranks[0].proof or {}
     groups = len(proof.get("own_gradient") or ())
     value = rank_value(launch.ranks[0], "gradient_mean", float(proof["mean_high"]), "of the mean")
     reason = (
-        f"the gradients of {work.nproc} rank(s) arrive as {proof.get('wire')}, "
+        f"the gradients of {sources.work.nproc} rank(s) arrive as {proof.get('wire')}, "
         f"all {groups} groups of parameters got one and moved"
     )
     return passed(reason, measurement=value, evidence=paths)
@@ -110,29 +83,36 @@ def as_written(case: Case, name: str) -> Finding:
     device or a build that gives wrong numbers there is not to be trusted elsewhere. A kernel that
     could not run at all is a warning.
     """
-    launch, work = _every_rank(case, name), _workload(case, name)
-    paths = [rank.path for rank in launch.ranks]
-    # How the weights begin comes first: whatever else is odd may follow from it.
-    begun = first_weights_account(launch.ranks, case.env(name))
-    if problems := [*begun, *oracle_account(launch.ranks, work)]:
-        reason = f"{name}: {listed(problems)}"
-        if begun:
-            return failed(Reason.MISMATCH, reason, evidence=paths, topic="first_weights")
-        return failed(Reason.UNBALANCED, reason, evidence=paths, topic="oracle")
+    launch, sources = _every_rank(case, name), _sources(case, name)
+    paths, work = [rank.path for rank in launch.ranks], sources.work
+    if off := unbalanced(sources, Row.ORACLE):
+        return _failed(off, name, paths)
     spots = [(rank.proof or {})["oracle"] for rank in launch.ranks]
     worst = max(launch.ranks, key=lambda rank: float((rank.proof or {})["oracle"]["attention"]))
     error = float((worst.proof or {})["oracle"]["attention"])
     value = rank_value(worst, "attention_error", error, "share")
     count = sum(len(found.get("positions") or ()) for found in spots)
-    off = max(float(found[n]) for found in spots for n in ("attention", "layer", "logits"))
+    most = max(float(found[n]) for found in spots for n in ("attention", "layer", "logits"))
     reason = (
         f"attention, layer and logits at {count} positions of the first batch, S={work.seq_len}: "
-        f"off by at most {off:.2g} of themselves, allowed {oracle_tolerance(work):.2g}; "
+        f"off by at most {most:.2g} of themselves, allowed {oracle_tolerance(work):.2g}; "
         + _begun(case, name)
     )
     return _self_tested(case, name) or passed(
         f"{reason}{_agreed(case, name)}", measurement=value, evidence=paths
     )
+
+
+def _failed(off: Unbalanced, name: str, paths: Iterable[str]) -> Finding:
+    """FAIL with everything that is off, for the reason of the account that it is about."""
+    account = off.account
+    found = failed(
+        account.reason if account else off.found[0][0].reason,
+        f"{name}: {listed(off.problems)}",
+        evidence=paths,
+        topic=account.topic if account else "",
+    )
+    return replace(found, title=account.title.format(name=name) if account else "")
 
 
 def _begun(case: Case, name: str) -> str:
@@ -231,10 +211,24 @@ def _every_rank(case: Case, name: str) -> LaunchEvidence:
     return launch
 
 
-def _workload(case: Case, name: str) -> Workload:
+def _sources(case: Case, name: str) -> Sources:
+    import pandas as pd
+
+    launch, env = case.launch(name), case.env(name)
     try:
-        return Workload.of(case.env(name))
+        work = Workload.of(env)
     except ValueError as error:
-        path = case.launch(name).env_path
+        path = launch.env_path
         reason = f"{path} does not say what was trained: {error}"
         raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,))) from error
+    return Sources(
+        frame=launch.training.frame if launch.training else pd.DataFrame(),
+        ranks=launch.ranks,
+        work=work,
+        env=env,
+        gates=launch.gates,
+        val=launch.val,
+        duration_s=launch.result.duration_s,
+        exits=launch.result.ranks,
+        given=launch.launch.env,
+    )

@@ -8,8 +8,8 @@ from nsa.contract import Ceiling
 from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
 from phases.common.ceilings import as_measurement, measured, other_devices, slowest
 from phases.common.measure import decided, derived, with_limit
+from runbook.accounts.workload import Workload
 from runbook.config.limits import Limit
-from runbook.read.accounts import Workload
 from runbook.records import Measurement, Outcome, Reason
 
 if TYPE_CHECKING:

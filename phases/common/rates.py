@@ -40,9 +40,9 @@ from phases.limits import (
     THROUGHPUT_AIM_HIGH,
     THROUGHPUT_AIM_LOW,
 )
+from runbook.accounts.clocks import BusySteps, clock_ratio
+from runbook.accounts.workload import COPY_TOLERANCE
 from runbook.config.limits import IDLE_MFU
-from runbook.read.accounts import COPY_TOLERANCE
-from runbook.read.clocks import BusySteps, clock_ratio
 from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Table
 from runbook.records.measurement import TOKENS_PER_SECOND
 

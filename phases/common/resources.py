@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from phases.common.case import Case, Finding, failed, invalid
 from phases.common.measure import in_file
-from runbook.read.documents import RESOURCES_CSV
+from runbook.folder.names import RESOURCES_CSV
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence
 

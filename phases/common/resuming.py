@@ -25,7 +25,7 @@ from phases.common.case import (
 from phases.common.measure import against, derived, log_value, rank_value
 from phases.common.plausible import alike, other_checkpoint
 from phases.limits import CHECKPOINT_SHARE, CHECKPOINTS_KEPT, RESUMED_TOLERANCE
-from runbook.read.size_account import DISK_MARGIN, checkpoint_gib
+from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog
 

@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from phases.common.case import Unanswerable, invalid, missing
 from phases.limits import TAKEN_EARLY_S, TAKEN_LATE_S
-from runbook.read.documents import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
+from runbook.folder.names import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# nvidia-smi writes local time without its zone; zones differ by whole quarters of an hour, and the
-# farthest is 14 hours from UTC.
-_ZONE_S, _FARTHEST_ZONE_S = 900.0, 14 * 3600.0
 
 
 def require_own_times(
@@ -68,13 +64,7 @@ def sampled_at(launch: LaunchEvidence, frame: pd.DataFrame) -> pd.Series[float] 
     begin, end = float(steps["ts"].iloc[0]), float(steps["ts"].iloc[-1])
     when = pd.to_datetime(frame["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
     seconds = (when - pd.Timestamp(0)).dt.total_seconds()
-    latest = float(seconds.max())
-    if latest != latest:
-        return seconds
-    in_utc = "source" in frame and bool((frame["source"] == "nvml").all())
-    zone = 0.0 if in_utc else _ZONE_S * round((latest - end) / _ZONE_S)
-    seconds = seconds - zone
-    if abs(zone) > _FARTHEST_ZONE_S or seconds.max() < begin or seconds.min() > end:
+    if seconds.max() < begin or seconds.min() > end:
         path = launch.gpu_samples_path
         reason = (
             f"{path} is of another time: its last sample is of {frame['timestamp'].max()}, "

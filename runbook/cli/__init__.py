@@ -8,16 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from runbook import __version__
-from runbook.cli._parser import Command, parse_all
-from runbook.cli.acceptance import GPU_ACCEPTANCE
-from runbook.cli.completion import ASKED, COMPLETION, complete
+from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, parse_all
+from runbook.cli.bundle import BUNDLE
 from runbook.cli.drill import DRILL
 from runbook.cli.export import EXPORT
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.guide import HELP, named, overview
 from runbook.cli.history import HISTORY
 from runbook.cli.init import INIT
-from runbook.cli.keep import BUNDLE, PRUNE
 from runbook.cli.launch import LAUNCH
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
 from runbook.cli.live import WATCH
@@ -26,16 +24,16 @@ from runbook.cli.questions import DECIDE, INSPECT, REPLAY
 from runbook.cli.run import RUN
 from runbook.cli.stacks import STACKS
 from runbook.cli.triage import TRIAGE
-from runbook.console import Console, console_for, drop
+from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, option_meant
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "run": (INIT, RUN, LAUNCH, NIGHTLY, GPU_ACCEPTANCE),
-    "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, PRUNE, EXPORT),
+    "run": (INIT, RUN, LAUNCH, NIGHTLY),
+    "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, EXPORT),
     "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
     "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),
-    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP, COMPLETION),
+    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
@@ -115,7 +113,7 @@ def _defect(console: Console, error: Exception) -> int:
 
 def _dispatch(words: list[str]) -> int:
     console = Console()
-    if ASKED in os.environ:
+    if ASKED_BY_SHELL in os.environ:
         return complete(COMMANDS.values())
     if not words:
         from runbook.cli._here import print_next
@@ -153,7 +151,9 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             mode = "w" if number else "r"
             handle = os.open(os.devnull, os.O_RDWR)  # the lowest free number
-            setattr(sys, name, os.fdopen(handle, mode, encoding="utf-8", closefd=False))
+            stream = os.fdopen(handle, mode, encoding="utf-8", closefd=False)
+            setattr(stream, CLOSED, True)
+            setattr(sys, name, stream)
 
 
 def _never_fail_on_encoding() -> None:

@@ -15,9 +15,8 @@ from typing import Any
 from runbook.console import Console, verdict_text
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
+from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE
 
-_RECORD, _JOURNAL = "run.json", "events.jsonl"
-_END = "run_finished"
 # Ends of a launch that leave nothing to triage (`runbook.tools.triage_target`).
 NO_FAULT = ("completed", "not_run", "interrupted")
 _WIDTH = 9
@@ -54,7 +53,7 @@ def print_next(console: Console) -> int:
 
 
 def _machine() -> str:
-    from runbook.config import detect_profile
+    from runbook.collect.detect import detect_profile
 
     try:
         name, reason = detect_profile()
@@ -83,14 +82,14 @@ def look(out: Path) -> Found:
 
 def is_run(path: Path) -> bool:
     """Does the folder hold a run, finished or not?"""
-    return any((path / name).is_file() for name in (_RECORD, _JOURNAL))
+    return any((path / name).is_file() for name in (RECORD_FILE, EVENTS_FILE))
 
 
 def _unfinished(folder: Path) -> Found | None:
     """A run whose journal has no end; None if it has one, or is not readable as a journal."""
-    from runbook.engine.ongoing import events_so_far, phases_done, running_text, watch_line
+    from runbook.folder.ongoing import events_so_far, phases_done, running_text, watch_line
 
-    events = events_so_far(folder / _JOURNAL)
+    events = events_so_far(folder / EVENTS_FILE)
     if not events:
         return None
     name = shlex.quote(str(folder))
@@ -102,7 +101,7 @@ def _unfinished(folder: Path) -> Found | None:
                 (f"runbook stacks {name}", "what its ranks are doing"),
             ),
         )
-    if events[-1].get("event") == _END:
+    if events[-1].get("event") == ENDS[0]:
         return None
     where = f"{folder}: not finished, {phases_done(events)}"
     program = "launch" if _follows_a_plan(events[0]) else "run"
@@ -124,16 +123,16 @@ def _finished(folder: Path) -> Found:
     name = shlex.quote(str(folder))
     report = (f"runbook report {name}", "every check, with evidence and remedy")
     try:
-        record = json.loads(read_bytes(folder / _RECORD))
+        record = json.loads(read_bytes(folder / RECORD_FILE))
         said = verdict_text(str(record["verdict"]), _texts(record["caveats"]))
         head = f"{folder}: {said} ({record['scope']})"
         reasons = _texts(record["reasons"])
     except FileNotFoundError:
         again = ("runbook run", "a new run: of this one nothing can be judged")
-        return Found(run=f"{folder}: its {_RECORD} is missing", next=(again,))
+        return Found(run=f"{folder}: its {RECORD_FILE} is missing", next=(again,))
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         verify = (f"runbook verify {name}", "names every file that is damaged")
-        return Found(run=f"{folder}: its {_RECORD} cannot be read", next=(verify,))
+        return Found(run=f"{folder}: its {RECORD_FILE} cannot be read", next=(verify,))
     steps = [report, *_following(record, name)]
     return Found(run=head, detail=reasons[0] if reasons else "", next=tuple(steps))
 

@@ -9,8 +9,8 @@ from dataclasses import asdict
 
 from runbook.cli._observers import RunView
 from runbook.console import Console
-from runbook.engine.outputs import fingerprint_of
 from runbook.files import utc_text_ms
+from runbook.folder.record import fingerprint_of
 from runbook.launch.observer import Forecast
 from runbook.launch.pulse import Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events

@@ -13,9 +13,9 @@ from runbook.engine.forecast import Pace
 from runbook.engine.options import Setup
 from runbook.engine.pace import SKIPPED
 from runbook.errors import UsageError
+from runbook.folder.launch import read_training_csv
 from runbook.launch import StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.read import read_training_csv
 from runbook.records import Launch
 from runbook.records.launch import with_option
 

@@ -8,15 +8,26 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import ProgramExit, UsageError, not_one_line, option_meant, shown
+from runbook.errors import (
+    ProgramExit,
+    RunbookError,
+    UsageError,
+    not_one_line,
+    option_meant,
+    shown,
+)
+from runbook.folder.names import RECORD_FILE
 
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
+# A shell sets it when it asks what may follow (argcomplete's protocol).
+ASKED_BY_SHELL = "_ARGCOMPLETE"
 _COLUMNS = 100
 # Of a whole number that anybody means.
 _MOST_DIGITS = 15
@@ -268,6 +279,25 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None
 def not_in_a_run(flag: str, path: Path) -> list[str]:
     """One sentence where a file would be written among those of a run, whose records are kept."""
     for folder in path.absolute().parents:
-        if (folder / "run.json").is_file():
+        if (folder / RECORD_FILE).is_file():
             return [f"{flag} {path}: lies in the folder of the run {folder.name}; name another"]
     return []
+
+
+def complete(commands: Iterable[Command]) -> int:
+    """Answer the shell that asked, on the file descriptor that it reads, and end the process.
+
+    Raises RunbookError without the package argcomplete.
+    """
+    try:
+        import argcomplete
+    except ImportError as error:
+        raise RunbookError(
+            f"completion needs argcomplete ({error}); pip install 'nsa-runbook[completion]'"
+        ) from error
+    parser = CommandParser(prog="runbook")
+    below = parser.add_subparsers(parser_class=CommandParser)
+    for command in commands:
+        command.parser(partial(below.add_parser, command.name, help=command.help))
+    argcomplete.autocomplete(parser, always_complete_options=False)
+    return ProgramExit.GO

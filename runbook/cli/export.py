@@ -20,39 +20,19 @@ _STDOUT = "-"
 _COLLECTED = ".prom"
 
 
-def _csv(record: RunRecord, _folder: Path, target: str) -> list[str]:
-    from runbook.tools.export.numbers import csv_text
+def _csv(record: RunRecord) -> str:
+    from runbook.tools.export import csv_text
 
-    return _write(csv_text(record), target)
-
-
-def _prometheus(record: RunRecord, _folder: Path, target: str) -> list[str]:
-    from runbook.tools.export.prometheus import prometheus_text
-
-    return _write(prometheus_text(record), target)
+    return csv_text(record)
 
 
-def _tensorboard(record: RunRecord, folder: Path, target: str) -> list[str]:
-    from runbook.tools.export.tensorboard import write_tensorboard
+def _prometheus(record: RunRecord) -> str:
+    from runbook.tools.export import prometheus_text
 
-    return [str(path) for path in write_tensorboard(record, folder, Path(target))]
-
-
-def _write(text: str, target: str) -> list[str]:
-    """Replace the file at once and name it; on stdout the text is all there is."""
-    if target == _STDOUT:
-        return [text.rstrip("\n")]
-    from runbook.files import write_atomic
-
-    write_atomic(Path(target), text)
-    return [target]
+    return prometheus_text(record)
 
 
-FORMATS: dict[str, Callable[[RunRecord, Path, str], list[str]]] = {
-    "csv": _csv,
-    "prometheus": _prometheus,
-    "tensorboard": _tensorboard,
-}
+FORMATS: dict[str, Callable[[RunRecord], str]] = {"csv": _csv, "prometheus": _prometheus}
 _KNOWN = ", ".join(FORMATS)
 
 
@@ -60,8 +40,7 @@ def _add_arguments(parser: CommandParser) -> None:
     add_run(parser)
     parser.add_argument(
         "--to", nargs=2, action="append", default=[], metavar=("FORMAT", "PATH"),
-        help="csv FILE, prometheus FILE.prom or tensorboard DIR; - is stdout; repeatable; needed, "
-        "no default",
+        help="csv FILE or prometheus FILE.prom; - is stdout; repeatable; needed, no default",
     )  # fmt: skip
 
 
@@ -76,9 +55,6 @@ def _problem(name: str, target: str) -> str:
     """What is wrong with one --to; empty if nothing is. Found before anything is written."""
     if name not in FORMATS:
         return f"--to {name}: no such format{did_you_mean(name, FORMATS)}; there are: {_KNOWN}"
-    if name == "tensorboard":
-        odd = target == _STDOUT or Path(target).is_file()
-        return f"--to tensorboard {target}: needs a folder" if odd else ""
     path = Path(target)
     if target == _STDOUT:
         return ""
@@ -92,40 +68,40 @@ def _problem(name: str, target: str) -> str:
 
 
 def _export(args: argparse.Namespace, console: Console) -> int:
-    from runbook.files import written_to
+    from runbook.files import write_atomic, written_to
 
     folder = find_run(args.run_name, args.out)
     refuse_changed(folder, "nothing is exported of it")
     record = load_told(folder, console)
-    written = []
-    for name, target in args.to:
-        with written_to(f"--to {name}", Path(target)):
-            paths = FORMATS[name](record, folder, target)
-        written.append({"format": name, "written": paths})
+    texts = [(name, target, FORMATS[name](record)) for name, target in args.to]
+    for name, target, text in texts:
+        if target != _STDOUT:
+            with written_to(f"--to {name}", Path(target)):
+                write_atomic(Path(target), text)
     if args.json:
+        written = [{"format": name, "written": [target]} for name, target, _ in texts]
         document = {"schema_version": 1, "run_id": record.run_id, "exports": written}
         console.json_document(document)
-    else:
-        for one in written:
-            console.page("\n".join(one["written"]))
+        return ProgramExit.GO
+    for _, target, text in texts:
+        console.page(text.rstrip("\n") if target == _STDOUT else target)
     return ProgramExit.GO
 
 
 EXPORT = Command(
     name="export",
-    help="write a run's numbers as CSV, for Prometheus, or for TensorBoard",
+    help="write a run's numbers as CSV or for Prometheus",
     description="""\
 Write the numbers of a run (see docs/exporting.md). Changes nothing in the run.
 
 csv         a row for each number: value, unit, n, spread, limit, outcome, file, digest
 prometheus  a file for node_exporter's textfile collector, replaced at once: verdict,
-            checks by outcome, durations, every number and every limit
-tensorboard DIR/RUN: the curves of every launch, the checks' numbers, the verdict; needs
-            the package tensorboard: pip install 'nsa-runbook[tensorboard]'""",
+            checks by outcome, durations, every number and every limit; needs the
+            package prometheus-client: pip install 'nsa-runbook[prometheus]'""",
     examples="""\
   runbook export --to csv numbers.csv                      the newest run
   runbook export --to prometheus /var/lib/node_exporter/runbook.prom
-  runbook export 20261121T010203Z-840303b --to tensorboard boards --to csv -""",
+  runbook export 20261121T010203Z-840303b --to csv -""",
     exits="0 written, 2 usage, or run.json changed since the run: nothing is written",
     json_help="the paths that were written, as one JSON document on stdout",
     add_arguments=_add_arguments,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from runbook.cli._parser import Command, add_out, add_run, not_in_a_run, path_type
 from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
+from runbook.folder.names import RECORD_FILE
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
 
 _DEFAULT_FORMAT = "terminal"
-_RECORD = "run.json"
 
 
 def run_folders(out_dir: Path) -> list[Path]:
@@ -24,7 +24,7 @@ def run_folders(out_dir: Path) -> list[Path]:
     if not out_dir.is_dir():
         return []
     return sorted(
-        (folder for folder in out_dir.iterdir() if (folder / _RECORD).is_file()),
+        (folder for folder in out_dir.iterdir() if (folder / RECORD_FILE).is_file()),
         key=lambda folder: folder.name,
     )
 
@@ -39,9 +39,9 @@ def find_run(text: str | None, out_dir: Path) -> Path:
             )
         return folders[-1]
     path = Path(text)
-    if path.name == _RECORD and path.is_file():
+    if path.name == RECORD_FILE and path.is_file():
         return path.parent
-    if (path / _RECORD).is_file():
+    if (path / RECORD_FILE).is_file():
         return path
     matches = [folder for folder in folders if folder.name.startswith(text)]
     if len(matches) == 1:
@@ -54,7 +54,7 @@ def find_run(text: str | None, out_dir: Path) -> Path:
         )
     known = f"runs in {out_dir}/: {', '.join(names[-5:])}" if names else f"no run in {out_dir}/"
     raise UsageError(
-        f"no run {text!r}: neither a folder with {_RECORD} nor the start of a run's id"
+        f"no run {text!r}: neither a folder with {RECORD_FILE} nor the start of a run's id"
         f"{did_you_mean(text, names)}",
         hint=known,
     )
@@ -64,12 +64,11 @@ def load_run(folder: Path) -> RunRecord:
     """Read run.json. Raises RunbookError if it is damaged or of another version."""
     from pydantic import ValidationError
 
-    from runbook.files import read_bytes
-    from runbook.records import RunRecord
+    from runbook.folder.record import load_record
 
-    path = folder / _RECORD
+    path = folder / RECORD_FILE
     try:
-        return RunRecord.model_validate_json(read_bytes(path))
+        return load_record(folder)
     except OSError as error:
         raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
@@ -87,11 +86,11 @@ def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> Run
     A link in the run's folder, through which files of another place would be read, is a change.
     """
     from nsa.contract import CHECKPOINTS_DIR
-    from runbook.engine.intact import changed_artifacts
-    from runbook.engine.outputs import links_in, record_is_changed
+    from runbook.folder.integrity import changed_artifacts
+    from runbook.folder.manifest import links_in, record_is_changed
 
     record = load_run(folder)
-    changed = [_RECORD] if record_is_changed(folder) else []
+    changed = [RECORD_FILE] if record_is_changed(folder) else []
     if artifacts:
         # Checkpoints, of which no report tells, are large; `verify` reads them too.
         small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
@@ -104,7 +103,7 @@ def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> Run
 
 def running_line(folder: Path) -> str:
     """What is said of a run that still goes on, and how to look on; empty for any other."""
-    from runbook.engine.ongoing import running_text, watch_line
+    from runbook.folder.ongoing import running_text, watch_line
 
     text = running_text(folder)
     return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
@@ -112,18 +111,19 @@ def running_line(folder: Path) -> str:
 
 def refuse_changed(folder: Path, what: str) -> None:
     """Raises UsageError where run.json is another file than its manifest has; `what` follows."""
-    from runbook.engine.outputs import MANIFEST_FILE, record_is_changed
+    from runbook.folder.manifest import record_is_changed
+    from runbook.folder.names import MANIFEST_FILE
 
     if record_is_changed(folder):
         raise UsageError(
-            f"{folder / _RECORD} is another file than its {MANIFEST_FILE} has: {what}",
+            f"{folder / RECORD_FILE} is another file than its {MANIFEST_FILE} has: {what}",
             hint=f"`runbook verify {folder.name}` names what differs",
         )
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    _add_format(parser, "LIST", "md, details, json, html, junit, terminal, github, comma-separated")
+    _add_format(parser, "LIST", "md, details, html, junit, terminal, github, comma-separated")
 
 
 def _add_format(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:
@@ -133,15 +133,19 @@ def _add_format(parser: argparse.ArgumentParser, metavar: str, help: str) -> Non
 
 
 def _formats(args: argparse.Namespace) -> list[str]:
-    chosen = args.format or ("json" if args.json else _DEFAULT_FORMAT)
+    chosen = args.format or _DEFAULT_FORMAT
     return list(dict.fromkeys(name.strip() for name in chosen.split(",") if name.strip()))
 
 
 def _unknown_formats(args: argparse.Namespace) -> list[str]:
     from runbook.engine.outputs import format_problems
 
+    if args.json and args.format:
+        return ["--json and --format: choose one"]
     if not _formats(args):
         return ["--format names no format"]
+    if "json" in _formats(args):
+        return ["--format json: there is none; --json prints run.json, the record"]
     return [f"--format {text}" for text in format_problems(_formats(args))]
 
 
@@ -157,19 +161,22 @@ def print_reports(console: Console, folder: Path, shown: str = "") -> None:
             console.result(f"report  {shown or folder}/{name}")
 
 
-def _print(console: Console, record: RunRecord, fmt: str) -> None:
+def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
     from runbook.checkout import typed_here
     from runbook.engine.outputs import render
+    from runbook.folder.record import record_text
     from runbook.records.run import Screen
 
-    text = render(record, fmt, Screen(color=console.color_out, program=typed_here()))
+    screen = Screen(color=console.color_out, program=typed_here())
+    text = record_text(record) if as_json else render(record, fmt, screen)
     console.page(text.rstrip("\n"))
 
 
 def _report(args: argparse.Namespace, console: Console) -> int:
     """Print one format, or write several. The exit code says nothing of a verdict that stands."""
-    from runbook.engine.intact import untrusted
-    from runbook.engine.outputs import record_is_changed, write_reports
+    from runbook.engine.outputs import write_reports
+    from runbook.folder.integrity import untrusted
+    from runbook.folder.manifest import record_is_changed
 
     folder = find_run(args.run_name, args.out)
     formats = _formats(args)
@@ -185,8 +192,8 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     changed = record_is_changed(folder)
     record = untrusted(record) if changed else record
     if len(formats) == 1:
-        _print(console, record, formats[0])
-        if formats == [_DEFAULT_FORMAT]:
+        _print(console, record, formats[0], as_json=args.json)
+        if formats == [_DEFAULT_FORMAT] and not args.json:
             print_reports(console, folder)
     else:
         for path in write_reports(record, folder, formats):
@@ -205,7 +212,7 @@ into the run's folder, and their paths go to stdout.""",
   runbook report --format md > report.md
   runbook report 20261121T010203Z-840303b --format md,html,junit""",
     exits="0 whatever the verdict, 2 usage, 3 the run still goes on, or run.json changed since",
-    json_help="the same as --format json",
+    json_help="the record: run.json as it is",
     add_arguments=_add_report,
     problems=_unknown_formats,
     run=_report,
@@ -224,7 +231,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
-    from runbook.engine.outputs import FINGERPRINT_DIGITS
+    from runbook.folder.record import FINGERPRINT_DIGITS
 
     told = args.fingerprint
     if not told or re.fullmatch(rf"[0-9a-fA-F]{{{FINGERPRINT_DIGITS},64}}", told):
@@ -234,8 +241,8 @@ def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
 
 
 def _verify(args: argparse.Namespace, console: Console) -> int:
-    from runbook.engine.outputs import shown_fingerprint
     from runbook.engine.verify import verify_run
+    from runbook.folder.record import shown_fingerprint
 
     folder = find_run(args.run_name, args.out)
     if running := running_line(folder):
@@ -295,24 +302,24 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="the limits to judge by (default: those of the run)",
     )
-    _add_format(parser, "FORMAT", "md, details, json, html, junit, terminal or github")
+    _add_format(parser, "FORMAT", "md, details, html, junit, terminal or github")
 
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
     from runbook.config import load_profile, load_profile_document
-    from runbook.engine.intact import untrusted
-    from runbook.engine.outputs import record_is_changed
     from runbook.engine.verify import judge_again
+    from runbook.folder.integrity import untrusted
+    from runbook.folder.manifest import record_is_changed
 
     folder = find_run(args.run_name, args.out)
     record = load_told(folder, console, artifacts=True)
     if args.profile:
         profile = load_profile(args.profile)
     else:
-        profile = load_profile_document(record.profile_document, where="run.json")
+        profile = load_profile_document(record.profile_document, where=RECORD_FILE)
     judged = judge_again(record, folder, profile, named=args.profile)
     judged = untrusted(judged) if record_is_changed(folder) else judged
-    _print(console, judged, _formats(args)[0])
+    _print(console, judged, _formats(args)[0], as_json=args.json)
     return judged.verdict.exit_code
 
 
@@ -326,7 +333,7 @@ nothing and changes nothing; the report goes to stdout.""",
   runbook judge --profile a100x2_pcie3
   runbook judge 20261121T010203Z-840303b --profile mine.yaml --format md""",
     exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE, 4 PARTIAL PASS",
-    json_help="the same as --format json",
+    json_help="the record as judged now, in the form of run.json",
     add_arguments=_add_judge,
     problems=_one_known_format,
     run=_judge,

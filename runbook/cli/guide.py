@@ -29,7 +29,9 @@ examples:
   runbook report                         show the report of the newest run
 
 exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (of the
-phases asked for), 70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM"""
+phases asked for), 70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
+
+completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completion])"""
 
 _WIDTH = 16
 

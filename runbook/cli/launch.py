@@ -14,7 +14,6 @@ from runbook.cli._run_options import (
     add_telling,
     add_until_s,
 )
-from runbook.cli._webhook import add_webhook
 from runbook.cli.run import RUN
 from runbook.defaults import DEFAULT_PLAN, DEFAULT_PROTOCOL
 from runbook.errors import UsageError
@@ -71,7 +70,6 @@ def _add_arguments(parser: CommandParser) -> None:
     add_until_s(group)
     add_dry_run(group)
     add_place(parser.add_argument_group("where it runs"))
-    add_webhook(group)
     add_scale(parser.add_argument_group("how it is measured"))
     add_telling(parser)
 
@@ -99,10 +97,11 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     Raises UsageError where its plan has no such phase, or where it was asked for more.
     """
     from runbook.cli.finished import find_run
-    from runbook.engine.journal import derive_record, read_events
+    from runbook.engine.derive import derive_record
     from runbook.engine.launching import asked_for
-    from runbook.engine.ongoing import EVENTS_FILE
     from runbook.engine.options import setup_of_record
+    from runbook.folder.journal import read_events
+    from runbook.folder.names import EVENTS_FILE
 
     folder = find_run(args.resume, args.out)
     record = derive_record(read_events(Path(folder) / EVENTS_FILE)[0])

@@ -19,7 +19,6 @@ from runbook.cli._run_options import (
     add_telling,
     add_until_s,
 )
-from runbook.cli._webhook import add_webhook, tell_webhook, webhook_problems
 from runbook.cli.finished import find_run
 from runbook.console import Console, OutputFormat
 from runbook.defaults import DEFAULT_LAUNCHER
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 # may take may be said again.
 _FREE_BESIDE_RESUME = (
     *("out", "resume", "failed", "phase", "until", "until_s", "declares"),
-    *("partial_exit", "output_format", "webhook"),
+    *("partial_exit", "output_format"),
 )
 # What only `runbook launch` has.
 OF_A_PLAN = ("plan", "config", "until", "without_go")
@@ -77,7 +76,6 @@ def _add_arguments(parser: CommandParser) -> None:
         help="start every launch, even where a required preflight row is FAIL or INVALID, or an "
         "equal launch of the phase has failed; without it these are not started",
     )
-    add_webhook(group)
     add_measuring(parser.add_argument_group("how it is measured"))
     add_telling(parser)
 
@@ -87,16 +85,13 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
-    from runbook.config import detect_profile
+    from runbook.collect.detect import detect_profile
     from runbook.config.precedence import shell_settings
     from runbook.engine.options import RunOptions, prepare
     from runbook.engine.where import tool_problems
     from runbook.registry import report_names
-    from runbook.tools.export.webhook import blanked
 
-    found = webhook_problems(args)
-    if args.webhook is not None and args.dry_run:
-        found.append("--webhook is for a run: --dry-run has no verdict to send")
+    found = []
     if args.out.exists() and not args.out.is_dir():
         found.append(f"--out {args.out}: is a file, not a folder")
     if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
@@ -146,7 +141,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         partition=args.partition,
         account=args.account,
         queue_s=args.queue_s,
-        command=shlex.join(["runbook", *blanked(sys.argv[1:])]),
+        command=shlex.join(["runbook", *sys.argv[1:]]),
         formats=report_names(),
     )
     try:
@@ -238,7 +233,7 @@ def _beside_resume(args: argparse.Namespace, flag: str) -> list[str]:
 def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
     """What a person gave for this run, in words; of one that goes on, how this shell differs."""
     from runbook.config.precedence import differing, shell_settings, told, unread
-    from runbook.engine.journal import recorded_settings
+    from runbook.folder.journal import recorded_settings
 
     if not args.goes_on:
         setup = args.setup
@@ -297,7 +292,6 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         tell_github(console, record, folder, exit_code=code)
     if args.output is not OutputFormat.JSON:
         print_summary(console, record, folder)
-    tell_webhook(args, record, folder, code, console)
     return code
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from runbook.collect.nvidia import read_power, read_xml
-from runbook.read.shapes import POWER_FIELDS
+from runbook.folder.shapes import POWER_FIELDS
 
 _NOT_IN_XML = "nvidia-smi's XML does not tell"
 _BITS = {

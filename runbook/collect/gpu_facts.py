@@ -12,7 +12,7 @@ from runbook.collect.nvidia import GpuState, NvidiaSmi, parse_nvidia_smi, parse_
 from runbook.collect.probe import Draft, run_tool
 from runbook.collect.visible import visible_gpus
 from runbook.errors import RunbookError
-from runbook.read.redact import redact_text
+from runbook.folder.redact import redact_text
 
 _XML = "nvidia_smi.xml"
 _TOPOLOGY = "nvidia_topo.txt"

@@ -7,8 +7,10 @@ import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from runbook.collect.probe import run_tool
 from runbook.errors import RunbookError
 
+_TIMEOUT_S = 20.0
 _MISSING = frozenset({"", "N/A", "[N/A]", "Not Supported", "Unknown Error", "None"})
 # Reasons that slow a GPU down in a way that makes its timings worthless; being idle is not one.
 _THROTTLES = {
@@ -85,6 +87,17 @@ class NvidiaSmi:
     driver: str | None
     cuda: str | None
     gpus: tuple[GpuState, ...]
+
+
+def ask_nvidia_smi(program: str) -> tuple[NvidiaSmi | None, str]:
+    """What `nvidia-smi -q -x` tells now; None and the reason where it does not answer."""
+    answer = run_tool([program, "-q", "-x"], timeout_s=_TIMEOUT_S)
+    if not answer.ok:
+        return None, answer.problem
+    try:
+        return parse_nvidia_smi(answer.stdout), ""
+    except RunbookError as error:
+        return None, str(error)
 
 
 def parse_nvidia_smi(xml_text: str) -> NvidiaSmi:

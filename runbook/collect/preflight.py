@@ -15,7 +15,7 @@ from runbook.collect.host_settings import collect_host_settings
 from runbook.collect.packages import package_folders, startup_code
 from runbook.collect.probe import NO_VARIABLES, Draft, finish
 from runbook.config.settings import environment_notes, environment_problems
-from runbook.read.redact import recorded_environment, redact_diff, redact_text
+from runbook.folder.redact import recorded_environment, redact_diff, redact_text
 from runbook.records.evidence import Fact
 
 _HOST = "host.json"

@@ -1,7 +1,6 @@
 """Profiles, and the settings given with `--set`.
 
-Names are resolved on first use: which profile fits this machine is found without the validation
-of any.
+Names are resolved on first use.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runbook.config.detect import detect_profile
     from runbook.config.load import (
         is_profile_file,
         load_profile,
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 _HOME = {
     "Profile": "runbook.config.profile",
     "Settings": "runbook.config.settings",
-    "detect_profile": "runbook.config.detect",
     "is_profile_file": "runbook.config.load",
     "load_profile": "runbook.config.load",
     "load_profile_document": "runbook.config.load",
@@ -34,7 +31,6 @@ _HOME = {
 __all__ = [
     "Profile",
     "Settings",
-    "detect_profile",
     "is_profile_file",
     "load_profile",
     "load_profile_document",

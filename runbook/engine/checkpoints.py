@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nsa.contract import HEARTBEATS, checkpoint_step
-from nsa.sound import damage, identity_of
+from nsa.contract.digests import damage, identity_of
 from runbook.errors import RunbookError
-from runbook.read import read_heartbeats
+from runbook.folder.rank_log import read_heartbeats
 from runbook.records import Begun, Launch
 
 

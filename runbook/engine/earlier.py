@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runbook.collect.host import count_cpus
-from runbook.engine.outputs import RECORD_FILE
-from runbook.files import read_bytes
+from runbook.folder.names import RECORD_FILE
+from runbook.folder.record import load_record
 from runbook.records import Launch, RunRecord
 
 # Of runs of one phase only, the newest may know nothing of the launch that is asked for.
@@ -57,11 +57,11 @@ def _newest_first(profile: str, out_dir: Path, without: str) -> Iterator[RunReco
 
     found = 0
     paths = sorted(out_dir.glob(f"*/{RECORD_FILE}"), key=lambda path: path.parent.name)
-    for path in reversed(paths):
-        if path.parent.name == without or found == _MOST_RUNS:
+    for folder in (path.parent for path in reversed(paths)):
+        if folder.name == without or found == _MOST_RUNS:
             continue
         try:
-            record = RunRecord.model_validate_json(read_bytes(path))
+            record = load_record(folder)
         except (OSError, ValidationError):
             continue
         if record.profile == profile and _made_here(record):

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.config.plan import needing_go
-from runbook.engine.journal import Journal
-from runbook.engine.ongoing import EVENTS_FILE, Event
 from runbook.engine.options import Setup
-from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, report_files
 from runbook.errors import UsageError
+from runbook.folder.journal import Event, Journal
+from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
 from runbook.records import Check, LaunchStatus, PhaseRecord, RunRecord
 from runbook.records.outcome import satisfies
 from runbook.records.phase import Phase
 from runbook.records.run import Repeated
-from runbook.registry import select
+from runbook.registry import report_files, select
 
 _WORD = "repeated"
 

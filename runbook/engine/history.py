@@ -18,10 +18,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runbook.engine.ongoing import RUNNING, running_text
-from runbook.engine.outputs import record_is_changed
 from runbook.errors import RunbookError
 from runbook.files import read_bytes
+from runbook.folder.manifest import record_is_changed
+from runbook.folder.names import RECORD_FILE
+from runbook.folder.ongoing import RUNNING, running_text
+from runbook.folder.record import record_bytes
 from runbook.records import Measurement, PhaseRecord, RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
 
@@ -126,7 +128,7 @@ def _sync(database: sqlite3.Connection, out_dir: Path) -> int:
     known = dict(database.execute("SELECT folder, sha256 FROM runs").fetchall())
     present = {
         path.parent.name: path
-        for path in sorted(out_dir.glob("*/run.json"))
+        for path in sorted(out_dir.glob(f"*/{RECORD_FILE}"))
         if path.is_file() and not path.parent.is_symlink()
     }
     for name in set(known) - set(present):
@@ -213,20 +215,20 @@ def _discard_if_unusable(path: Path) -> None:
 def _index(database: sqlite3.Connection, folder: Path) -> None:
     from pydantic import ValidationError
 
-    data = read_bytes(folder / "run.json")
+    data = record_bytes(folder)
     digest = hashlib.sha256(data).hexdigest()
     database.execute("DELETE FROM runs WHERE folder = ?", (folder.name,))
     try:
         record = RunRecord.model_validate_json(data)
     except ValidationError as error:
-        problem = f"run.json is no record of this version ({error.error_count()} problems)"
+        problem = f"{RECORD_FILE} is no record of this version ({error.error_count()} problems)"
         row = RunRow(folder=folder.name, run_id=folder.name, problem=problem)
         _insert(database, "runs", {**vars(row), "sha256": digest})
         return
     row = _run_row(folder.name, record)
     if record_is_changed(folder):
         # Its numbers are nobody's: no trend is drawn of them.
-        row = replace(row, problem="run.json was changed since the run: see runbook verify")
+        row = replace(row, problem=f"{RECORD_FILE} was changed since the run: see runbook verify")
     _insert(database, "runs", {**vars(row), "sha256": digest})
     if row.problem:
         return

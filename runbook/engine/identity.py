@@ -6,20 +6,18 @@ what that version did not know; only what both know is compared.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import metadata
 
 from nsa.contract import installed_digest, package_digest
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.collect import git
+from runbook.collect.nvidia import ask_nvidia_smi
 from runbook.collect.packages import package_folders
-from runbook.collect.probe import run_tool
 from runbook.collect.visible import visible_gpus
 from runbook.errors import UsageError
 from runbook.records import RunRecord
@@ -32,8 +30,6 @@ PACKAGE = "package"
 PACKAGE_PATH = "package.path"
 _NONE = "none"
 _SILENT = "nvidia-smi does not say"
-_QUERY = ("--query-gpu=index,uuid,driver_version", "--format=csv,noheader")
-_TIMEOUT_S = 20.0
 _DIGITS = 12
 _WORDS = {
     "changes": "changes against the commit (digest)",
@@ -98,32 +94,20 @@ def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:
         raise UsageError([*problems, *differ[1:]], hint="start a new run instead")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Gpu:
-    index: int
-    uuid: str
-    mig: bool | None = None
-
-
 def _gpus() -> dict[str, str]:
     """Driver, and the UUIDs of the GPUs that are visible here as one digest."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {"gpus": _NONE, "driver": _NONE}
-    answer = run_tool([program, *_QUERY], timeout_s=_TIMEOUT_S)
-    try:
-        lines = list(csv.reader(answer.stdout.splitlines(), skipinitialspace=True))
-        gpus = [_Gpu(index=int(index), uuid=uuid) for index, uuid, _ in lines]
-    except ValueError:
-        gpus = []
-    if not answer.ok or not gpus:
+    smi, _ = ask_nvidia_smi(program)
+    if smi is None or not smi.gpus:
         return {"gpus": _SILENT, "driver": _SILENT}
     # Of instances of a GPU (MIG) only the variable tells which.
     named = os.environ.get(VISIBLE_DEVICES, "")
-    seen = visible_gpus(gpus, environment=os.environ)
-    uuids = sorted(gpu.uuid for gpu in seen) if seen else [*(gpu.uuid for gpu in gpus), named]
-    drivers = dict.fromkeys(driver for _, _, driver in lines)
-    return {"gpus": _digest("\n".join(uuids)), "driver": ", ".join(drivers)}
+    seen = visible_gpus(smi.gpus, environment=os.environ)
+    uuids = sorted(gpu.uuid for gpu in seen or smi.gpus)
+    uuids += [named] if not seen or "MIG-" in named else []
+    return {"gpus": _digest("\n".join(uuids)), "driver": smi.driver or _SILENT}
 
 
 def _digest(text: str) -> str:

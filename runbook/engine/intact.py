@@ -1,37 +1,27 @@
-"""Is a finished run's folder what its record says? Everything that needs no judging again.
+"""Does a finished run's record follow from its journal, its profile, its plan and its launches?
 
-Names and entries of the folder, the journal, the profile, the plan and the end of each launch, and
-the facts that are shown. Each function returns what differs, in words; none changes anything.
+Everything that needs no judging again; the files of the folder are `folder.integrity`'s. Each
+function returns what differs, in words; none changes anything.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from runbook.config import is_profile_file, load_profile, profile_names
+from runbook.engine.derive import derive_record
 from runbook.engine.differing import differences
-from runbook.engine.journal import derive_record, read_events
 from runbook.engine.judge import read_facts, shown_fact, what_it_reads
-from runbook.engine.ongoing import EVENTS_FILE
 from runbook.engine.options import Setup
-from runbook.engine.outputs import (
-    MANIFEST_FILE,
-    RECORD_FILE,
-    check_manifest,
-    files_by_name,
-    has_grown,
-    report_files,
-    strange_entries,
-)
 from runbook.errors import RunbookError
-from runbook.files import LARGEST_LOG_BYTES
-from runbook.read import file_sha256
-from runbook.read.documents import LAUNCH_JSON, RESULT_JSON, read_json_object
-from runbook.read.redact import redact_variables
-from runbook.records import ArtifactRecord, LaunchEntry, PhaseRecord, Reason, RunRecord, Verdict
+from runbook.folder.documents import file_sha256, read_json_object
+from runbook.folder.journal import read_events
+from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON, RECORD_FILE, RESULT_JSON
+from runbook.folder.redact import redact_variables
+from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
 from runbook.records.measurement import json_ready
 from runbook.records.phase import Phase
 
@@ -52,87 +42,6 @@ def differing_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def folder_problems(run_root: Path, record: RunRecord) -> list[str]:
-    """Every entry in the folder against the manifest and the record."""
-    problems: list[str] = []
-    if (run_root / MANIFEST_FILE).is_file():
-        try:
-            problems += check_manifest(run_root, {a.path: a.size_bytes for a in record.artifacts})
-        except RunbookError as error:
-            problems.append(str(error))
-    else:
-        text = "missing (the run is not finished, or the file was removed)"
-        problems += [f"{MANIFEST_FILE}: {text}", *strange_entries(run_root)]
-    return problems + artifact_problems(run_root, record)
-
-
-def artifact_problems(run_root: Path, record: RunRecord) -> list[str]:
-    """Every file of the run against its digest in the record, and those that it does not list."""
-    listed, files = {one.path: one for one in record.artifacts}, files_by_name(run_root)
-    changed = set(_changed(files, record.artifacts))
-    problems = []
-    for name, artifact in listed.items():
-        path = files.get(name)
-        if path is None:
-            problems.append(f"{name}: missing")
-        elif name in changed:
-            problems.append(f"{name}: differs from its digest in {RECORD_FILE}")
-        elif path.stat().st_size != artifact.size_bytes:
-            problems.append(f"{name}: its size differs from that in {RECORD_FILE}")
-    known = {*listed, RECORD_FILE, EVENTS_FILE, MANIFEST_FILE, *report_files().values()}
-    if listed:  # an unfinished run lists none
-        problems += [
-            f"{name}: not listed in {RECORD_FILE}" for name in sorted(files.keys() - known)
-        ]
-    return problems
-
-
-def evidence_problems(run_root: Path, record: RunRecord) -> list[str]:
-    """Files that a number of the record rests on, and that are others than they were then.
-
-    One that is gone gives no number, and needs no word here.
-    """
-    numbers = [
-        *(one for phase in record.phases for one in phase.measurements),
-        *(check.measurement for check in record.checks() if check.measurement is not None),
-    ]
-    known = {source.path: source.sha256 for one in numbers for source in one.sources}
-    return [
-        f"{name}: differs from its digest in {EVENTS_FILE}"
-        for name, sha256 in known.items()
-        if sha256
-        and (path := run_root / name).is_file()
-        and (path.stat().st_size > LARGEST_LOG_BYTES or file_sha256(path) != sha256)
-    ]
-
-
-def changed_artifacts(run_root: Path, artifacts: Iterable[ArtifactRecord]) -> list[str]:
-    """Those of which another file is there; a record may have been sent on alone."""
-    return _changed(files_by_name(run_root), artifacts)
-
-
-def _changed(files: Mapping[str, Path], artifacts: Iterable[ArtifactRecord]) -> list[str]:
-    return [
-        one.path
-        for one in artifacts
-        if (path := files.get(one.path)) is not None
-        and (has_grown(path, one.size_bytes) or file_sha256(path) != one.sha256)
-    ]
-
-
-def untrusted(record: RunRecord) -> RunRecord:
-    """The record where run.json is another file than its manifest has: no verdict of it counts.
-
-    What else it holds stays, to be looked at.
-    """
-    reason = (
-        f"{RECORD_FILE} says {record.verdict}, but is another file than its {MANIFEST_FILE} has: "
-        f"nothing in it can be trusted; see runbook verify {record.run_id}"
-    )
-    fields = {"verdict": Verdict.INCOMPLETE, "reasons": (reason, *record.reasons)}
-    return record.model_copy(update=fields)
 
 
 def journal_problems(run_root: Path, record: RunRecord) -> list[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from runbook.engine.scope import what_ran
 from runbook.errors import RunbookError
 from runbook.files import read_bytes, write_atomic
-from runbook.read import read_launch
-from runbook.read.accepted import read_accepted
+from runbook.folder.accepted import read_accepted
+from runbook.folder.launch import read_launch
 from runbook.records import (
     THE_RUN,
     Check,

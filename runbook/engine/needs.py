@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa.settings import VOCAB_SIZES, TrainerConfig
+from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, parameters
 from runbook.collect.probe import run_tool
 from runbook.config.plan import phases_without_board
 from runbook.engine.planned_config import config_of
 from runbook.extras import BOARD_TOGGLE, absent, is_installed
-from runbook.read.size_account import DISK_MARGIN, checkpoint_gib, parameters
 from runbook.records import Launch
 from runbook.records.launch import DATASET_FLAG, option
 

@@ -21,6 +21,8 @@ from runbook.collect.preflight import collect_preflight
 from runbook.collect.probe import Draft, finish
 from runbook.engine.judge import FACTS_FILE, read_facts, write_facts
 from runbook.errors import RunbookError
+from runbook.folder.documents import file_sha256
+from runbook.folder.names import CONSOLE_LOG, LAUNCH_JSON
 from runbook.launch import StopRequest, run_launch, set_aside
 from runbook.launch.observer import Observer
 from runbook.launch.place import Launcher
@@ -32,7 +34,6 @@ from runbook.launch.slurm.files import (
     kept_nodes,
     last_state,
 )
-from runbook.read.documents import CONSOLE_LOG, LAUNCH_JSON, file_sha256
 from runbook.records import Launch, LaunchResult
 from runbook.records.evidence import Fact
 from runbook.records.run import NODE_NAMES

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runbook.collect.detect import detect_profile
 from runbook.config import (
-    detect_profile,
     is_profile_file,
     load_profile,
     load_profile_document,
@@ -26,6 +26,7 @@ from runbook.engine.planned import planned_problems
 from runbook.engine.where import place_problems
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import is_text
+from runbook.folder.names import RECORD_FILE
 from runbook.records import Launch, RunRecord
 from runbook.records.own_trainer import for_own
 from runbook.records.phase import Phase, PlanContext
@@ -316,7 +317,7 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         retry=bool(kept["retry"]),
         keep_going=bool(kept.get("keep_going")),
     )
-    profile = profile or load_profile_document(record.profile_document, where="run.json")
+    profile = profile or load_profile_document(record.profile_document, where=RECORD_FILE)
     phases = tuple(select(options.phases, profile.phases))
     if problems := _without_settings(profile, phases):
         raise UsageError(problems)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa.contract import TRAINING_CSV
-from runbook.engine.accepted import go_record
 from runbook.engine.forecast import Pace
-from runbook.engine.validated import ground_of
+from runbook.engine.matches import ground_of
 from runbook.errors import RunbookError
-from runbook.read import read_training_csv
+from runbook.folder.integrity import go_record
+from runbook.folder.launch import read_training_csv
 
 if TYPE_CHECKING:
     from runbook.engine.options import Setup

@@ -12,9 +12,7 @@ from typing import TypedDict
 
 from nsa.contract import LATEST_LINK, link_latest
 from runbook.defaults import DEFAULT_LAUNCHER
-from runbook.engine.accepted import keep_accepted
 from runbook.engine.checkpoints import begin_at
-from runbook.engine.journal import Journal
 from runbook.engine.judge import (
     judge_phase,
     missing_row,
@@ -28,15 +26,17 @@ from runbook.engine.needs import needs_of
 from runbook.engine.not_started import known_end, not_run
 from runbook.engine.options import Setup
 from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
+from runbook.engine.prior_runs import keep_accepted
 from runbook.engine.scope import what_ran
 from runbook.engine.where import launcher_of
 from runbook.errors import RunbookError
 from runbook.files import utc_text
+from runbook.folder.journal import Journal
+from runbook.folder.launch import read_training_csv
+from runbook.folder.load import load_of
 from runbook.launch import Interrupted, StopRequest, adopt_launch, run_launch, set_aside
 from runbook.launch.observer import Observer
 from runbook.launch.place import Launcher
-from runbook.read import read_training_csv
-from runbook.read.load import load_of
 from runbook.records import (
     THE_RUN,
     Launch,

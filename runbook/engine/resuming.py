@@ -6,21 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runbook import __version__
+from runbook.engine.derive import derive_record
 from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
 from runbook.engine.identity import identity, refuse_if_unlike
-from runbook.engine.intact import artifact_problems, evidence_problems
-from runbook.engine.journal import ENDS, Journal, derive_record
 from runbook.engine.judge import read_facts, read_phase
-from runbook.engine.ongoing import EVENTS_FILE
 from runbook.engine.options import Setup, setup_to_resume
-from runbook.engine.outputs import MANIFEST_FILE, changed_files, read_manifest, report_files
 from runbook.engine.part import Part
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import finished_phases, go_on, guard, keep_configs, write_out
 from runbook.engine.standing import require_standing
 from runbook.errors import RunbookError, UsageError, first_of
+from runbook.folder.integrity import artifact_problems, evidence_problems
+from runbook.folder.journal import Journal
+from runbook.folder.manifest import changed_files, read_manifest
+from runbook.folder.names import ENDS, EVENTS_FILE, MANIFEST_FILE
 from runbook.launch.observer import Observer
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
+from runbook.registry import report_files
 
 _NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
 

@@ -14,36 +14,33 @@ from pathlib import Path
 from runbook import __version__, registry
 from runbook.checkout import how_to_call
 from runbook.collect import git
+from runbook.engine.derive import derive_record, phase_records
 from runbook.engine.earlier import Earlier
 from runbook.engine.extend import keep_aside, repeat
 from runbook.engine.identity import PACKAGE_PATH, identity, package_path
 from runbook.engine.intact import was_judged
-from runbook.engine.journal import Journal, derive_record, phase_records
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.engine.not_started import held_back
-from runbook.engine.ongoing import EVENTS_FILE
 from runbook.engine.options import RunOptions, Setup, prepare
-from runbook.engine.outputs import (
-    RECORD_FILE,
-    artifact_records,
-    record_text,
-    report_files,
-    write_manifest,
-    write_reports,
-)
+from runbook.engine.outputs import write_reports
 from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.planned_config import config_before
 from runbook.engine.progress import Forecaster
 from runbook.engine.refused import NOT_WRITTEN, refused
 from runbook.errors import UsageError
-from runbook.files import is_text, make_private_dir, no_folder, utc_text, write_atomic
+from runbook.files import is_text, make_private_dir, no_folder, utc_text
+from runbook.folder.journal import Journal
+from runbook.folder.manifest import artifact_records, write_manifest
+from runbook.folder.names import EVENTS_FILE, RECORD_FILE
+from runbook.folder.record import load_record, write_record
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.commits import remove_checkouts
 from runbook.launch.observer import Observer
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.phase import Phase
+from runbook.registry import report_files
 
 _SHORT_SHA = 7
 _TRIES = 100
@@ -106,7 +103,7 @@ def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None)
             known=_known_phases(setup),
         )
         # From here on it is found by its name, and goes on, wherever it is cut off.
-        write_atomic(run_root / RECORD_FILE, record_text(derive_record(journal.events)))
+        write_record(run_root, derive_record(journal.events))
         return go_on(
             RunState(setup=setup, run_root=run_root, journal=journal, observer=observer, part=part)
         )
@@ -230,7 +227,7 @@ def _not_written(state: RunState, error: OSError) -> RunRecord:
     state.observer.note(f"{NOT_WRITTEN}: {what}")
     record = refused(derive_record(state.journal.events), error, what)
     try:
-        write_atomic(state.run_root / RECORD_FILE, record_text(record))
+        write_record(state.run_root, record)
     except OSError:
         record = _as_kept(record, state.run_root)
     state.observer.run_finished(record, str(state.run_root))
@@ -240,7 +237,7 @@ def _not_written(state: RunState, error: OSError) -> RunRecord:
 def _as_kept(record: RunRecord, run_root: Path) -> RunRecord:
     """NO-GO only if the run.json that lies there says it too; else what is told had no record."""
     try:
-        kept = RunRecord.model_validate_json((run_root / RECORD_FILE).read_bytes()).verdict
+        kept = load_record(run_root).verdict
     except (OSError, ValueError):
         kept = Verdict.INCOMPLETE
     agree = kept is record.verdict
@@ -267,8 +264,7 @@ def _keep_phase(state: RunState, record: PhaseRecord) -> None:
         record=record.model_dump(mode="json"),
         interrupted=bool(state.stop.requested),
     )
-    text = record_text(derive_record(state.journal.events))
-    write_atomic(state.run_root / RECORD_FILE, text)
+    write_record(state.run_root, derive_record(state.journal.events))
 
 
 def _finish(state: RunState) -> RunRecord:
@@ -293,7 +289,7 @@ def write_out(
 ) -> RunRecord:
     """All that follows from a journal that is at its end: record, reports and manifest."""
     record = derive_record(journal.events)
-    write_atomic(run_root / RECORD_FILE, record_text(record))
+    write_record(run_root, record)
     if formats:
         write_reports(record, run_root, formats)
     write_manifest(run_root)

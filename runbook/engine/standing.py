@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING
 from runbook.config import Profile, Settings
 from runbook.config.plan import needing_go
 from runbook.config.profile import PhaseSettings
-from runbook.engine.accepted import (
-    DamagedRunError,
-    go_record,
-    is_go,
-    run_document,
-    run_folders,
-    valid_record,
-)
-from runbook.engine.validated import (
+from runbook.engine.matches import (
     NAMED,
     Wanted,
     compared,
@@ -29,6 +21,14 @@ from runbook.engine.validated import (
     other_profile,
 )
 from runbook.errors import RunbookError, UsageError
+from runbook.folder.integrity import (
+    DamagedRunError,
+    go_record,
+    is_go,
+    run_document,
+    run_folders,
+    valid_record,
+)
 from runbook.records import RunRecord, Verdict
 
 if TYPE_CHECKING:

@@ -12,33 +12,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook import registry
+from runbook.engine.derive import assemble
 from runbook.engine.intact import (
     differing_fields,
     fact_problems,
-    folder_problems,
     journal_problems,
     planned_problems,
     profile_problems,
     unjudged_problems,
     was_judged,
 )
-from runbook.engine.journal import assemble
 from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads
 from runbook.engine.options import Setup, setup_of_record
-from runbook.engine.outputs import (
-    RECORD_FILE,
-    record_text,
-    render,
-    report_files,
-    run_files,
-    shown_fingerprint,
-)
+from runbook.engine.outputs import render
 from runbook.errors import RunbookError
 from runbook.files import read_bytes
-from runbook.read import file_sha256
+from runbook.folder.documents import file_sha256
+from runbook.folder.integrity import folder_problems
+from runbook.folder.manifest import run_files
+from runbook.folder.names import RECORD_FILE
+from runbook.folder.record import record_bytes, record_text, shown_fingerprint
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Phase
+from runbook.registry import report_files
 
 if TYPE_CHECKING:
     from runbook.config import Profile
@@ -170,7 +167,7 @@ def verify_run(
 def _load(run_root: Path) -> tuple[RunRecord, list[str]]:
     path = run_root / RECORD_FILE
     try:
-        text = read_bytes(path).decode("utf-8")
+        text = record_bytes(run_root).decode("utf-8")
         record = RunRecord.model_validate_json(text)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

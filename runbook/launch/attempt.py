@@ -15,6 +15,9 @@ from typing import Any
 from nsa.contract import HALT_FILE, ExitCode
 from runbook.collect.surroundings import free_bytes
 from runbook.files import utc_text, write_atomic
+from runbook.folder.documents import read_console
+from runbook.folder.names import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
+from runbook.folder.redact import redact_text, redact_variables
 from runbook.launch.classify import (
     End,
     classify_plain,
@@ -39,14 +42,6 @@ from runbook.launch.place import Aftermath, Launcher, Running, Start
 from runbook.launch.processes import build_environment
 from runbook.launch.ranks import RankWatch
 from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
-from runbook.read.documents import (
-    CONSOLE_LOG,
-    JUNIT_XML,
-    KERNEL_LOG_JSON,
-    LAUNCH_JSON,
-    read_console,
-)
-from runbook.read.redact import redact_text, redact_variables
 from runbook.records import Begun, Kind, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 
 _POLL_S = 0.1

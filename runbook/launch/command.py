@@ -22,9 +22,9 @@ from typing import Any
 from nsa.contract import ARMS_JSON, CONFIG_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path, make_private_dir
+from runbook.folder.names import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
 from runbook.launch.commits import folder_of
 from runbook.launch.own import own_words
-from runbook.read.documents import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, option, with_option
 

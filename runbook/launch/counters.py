@@ -23,14 +23,14 @@ from runbook.collect.probe import run_tool
 from runbook.collect.visible import visible_gpus
 from runbook.errors import RunbookError
 from runbook.files import utc_text, write_atomic
-from runbook.read.documents import (
+from runbook.folder.kernel_lines import slot_of
+from runbook.folder.names import (
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,
     NVIDIA_SMI_AFTER_XML,
     NVIDIA_SMI_BEFORE_XML,
 )
-from runbook.read.kernel_lines import slot_of
-from runbook.read.redact import redact_text
+from runbook.folder.redact import redact_text
 
 # Not isolated: pynvml may be a wheel carried on PYTHONPATH. The script's own folder stays off it.
 NVML_PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from nsa.contract import GATES_CSV, HALT_FILE
 from runbook.files import utc_text, write_atomic
+from runbook.folder.lines import TableTail
+from runbook.folder.names import ANOMALIES_JSONL, ANOMALY_TYPE
 from runbook.launch.readings import Readings
 from runbook.launch.watchdog import Thresholds
-from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE
-from runbook.read.tail import TableTail
 
 _RECENT = 50
 _FEWEST = 10

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from runbook.folder.names import CONSOLE_LOG
 from runbook.launch.counters import When, write_devices
 from runbook.launch.endings import oom_kills
 from runbook.launch.gpu import GpuSampler
@@ -15,7 +16,6 @@ from runbook.launch.load import LoadMeter
 from runbook.launch.place import Aftermath
 from runbook.launch.processes import Reaper, end_kept, spawn_kept
 from runbook.launch.reaper import TOKEN_VARIABLE, kill_all
-from runbook.read.documents import CONSOLE_LOG
 
 
 class Host:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from nsa.contract import STACKDUMPS
 from runbook.files import write_atomic
+from runbook.folder.load import Load
+from runbook.folder.names import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.launch.classify import End, said_by_watchdog
 from runbook.launch.flight import (
     Flight,
@@ -30,8 +32,6 @@ from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
 from runbook.launch.straggler import find_straggler, one_machine
 from runbook.launch.watchdog import STOPPED, Hang, Watchdog
-from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
-from runbook.read.load import Load
 from runbook.records import Kind, LaunchStatus
 
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)

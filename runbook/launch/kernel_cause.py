@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from runbook.collect.surroundings import limit_met
+from runbook.folder.kernel_lines import KernelLine, concerns
+from runbook.folder.xid import XIDS, describe, is_hardware_fault
 from runbook.launch.classify import End, signal_name
-from runbook.read.kernel_lines import KernelLine, concerns
-from runbook.read.xid import XIDS, describe, is_hardware_fault
 from runbook.records import Kind, LaunchStatus, RankExit
 
 # Ends that a GPU which fails can have; all others have a cause of their own.

@@ -18,9 +18,9 @@ from typing import Protocol
 
 from runbook.collect.probe import run_tool
 from runbook.files import utc_text, write_atomic
-from runbook.read.documents import KERNEL_LOG_JSON
-from runbook.read.kernel_lines import KernelLine, parse_line
-from runbook.read.redact import redact_text
+from runbook.folder.kernel_lines import KernelLine, parse_line
+from runbook.folder.names import KERNEL_LOG_JSON
+from runbook.folder.redact import redact_text
 
 KMSG = Path("/dev/kmsg")
 # A device in a loop of errors must not fill the disk; the first ones tell the cause.

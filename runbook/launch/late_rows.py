@@ -11,10 +11,10 @@ import math
 from pathlib import Path
 
 from nsa.contract import TRAINING_CSV, VAL_CSV, Event
+from runbook.folder.launch import LEGACY_COLUMNS
+from runbook.folder.lines import TableTail
 from runbook.launch.ranks import RankState
 from runbook.launch.readings import step_of
-from runbook.read.launch import LEGACY_COLUMNS
-from runbook.read.tail import TableTail
 
 _TOLD_BY = {TRAINING_CSV: Event.PROGRESS, VAL_CSV: Event.EVAL}
 

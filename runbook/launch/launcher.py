@@ -9,6 +9,8 @@ from pathlib import Path
 
 from runbook.errors import UsageError
 from runbook.files import make_private_dir, write_atomic
+from runbook.folder.documents import read_console, read_json_object
+from runbook.folder.names import CONSOLE_LOG, LAUNCH_JSON, RESULT_JSON
 from runbook.launch.attempt import Attempt, AttemptOptions
 from runbook.launch.classify import End, is_communication_failure
 from runbook.launch.command import build_command
@@ -17,13 +19,6 @@ from runbook.launch.local import LocalLauncher
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.place import Launcher, RefusedError
 from runbook.launch.watchdog import Budgets, Thresholds
-from runbook.read.documents import (
-    CONSOLE_LOG,
-    LAUNCH_JSON,
-    RESULT_JSON,
-    read_console,
-    read_json_object,
-)
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus
 
 # What launch.json has to say for a launch to be found again.

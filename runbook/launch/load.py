@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from runbook.files import write_atomic
-from runbook.read.documents import LOAD_JSON
-from runbook.read.load import Load, load_of
+from runbook.folder.load import Load, load_of
+from runbook.folder.names import LOAD_JSON
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from runbook.folder.names import CONSOLE_LOG
 from runbook.launch.classify import End
 from runbook.launch.host import Host
 from runbook.launch.incident import read_outside
 from runbook.launch.place import Aftermath, Running, Start
 from runbook.launch.ranks import RankState
 from runbook.launch.reaper import signal_owned
-from runbook.read.documents import CONSOLE_LOG
 
 
 class LocalRun:

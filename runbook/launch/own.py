@@ -16,6 +16,16 @@ from pathlib import Path
 
 from nsa.contract import Phase
 from runbook.files import LARGEST_TABLE_BYTES
+from runbook.folder.names import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
+from runbook.folder.own_log import (
+    ARRIVALS,
+    PROCESSES,
+    RowReader,
+    heartbeat_path,
+    heartbeat_step,
+    lines_of,
+    log_path,
+)
 from runbook.launch.classify import (
     End,
     killed_for_memory,
@@ -28,16 +38,6 @@ from runbook.launch.reaper import carriers
 from runbook.launch.refusals import said_by_machine
 from runbook.launch.resources import resident_mib
 from runbook.launch.watchdog import Hang
-from runbook.read.documents import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
-from runbook.read.own_log import (
-    ARRIVALS,
-    PROCESSES,
-    RowReader,
-    heartbeat_path,
-    heartbeat_step,
-    lines_of,
-    log_path,
-)
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import OUT, OwnTrainer
 

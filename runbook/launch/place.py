@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Protocol
 
 from runbook.errors import RunbookError
+from runbook.folder.kernel_lines import KernelLine
+from runbook.folder.load import Load
 from runbook.launch.classify import End
 from runbook.launch.command import Command
 from runbook.launch.ranks import RankState, RankWatch
-from runbook.read.kernel_lines import KernelLine
-from runbook.read.load import Load
 from runbook.records import Launch
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import Event, Phase
+from runbook.folder.heartbeats import RankFold, heartbeat_files, parse_heartbeat
+from runbook.folder.lines import LineTail
 from runbook.launch.endings import exit_code_of, has_ended_under, process_state
 from runbook.launch.reaper import environment_holds, holds_file
 from runbook.launch.wall_clock import WallGap
-from runbook.read.heartbeats import RankFold, heartbeat_files, parse_heartbeat
-from runbook.read.tail import LineTail
 
 # Pauses between arrivals that are remembered, and how many of them make a usual one.
 _PAUSES = 16

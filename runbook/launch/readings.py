@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nsa.contract import HEARTBEATS, TRAINING_CSV, Event
-from runbook.read.heartbeats import parse_heartbeat
-from runbook.read.launch import LEGACY_COLUMNS
-from runbook.read.tail import LineTail, TableTail
+from runbook.folder.heartbeats import parse_heartbeat
+from runbook.folder.launch import LEGACY_COLUMNS
+from runbook.folder.lines import LineTail, TableTail
 
 _SAID = ("step", "loss", "grad_norm", "toks_per_s")
 _MEMORY = "mem_mib"

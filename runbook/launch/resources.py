@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nsa.contract import CHECKPOINTS_DIR
+from runbook.folder.documents import RESOURCES
+from runbook.folder.names import RESOURCES_CSV
 from runbook.launch.ranks import RankState
-from runbook.read.documents import RESOURCES, RESOURCES_CSV
 
 _SHM = Path("/dev/shm")  # noqa: S108 - what is there is counted, nothing is written
 _BLOCK_BYTES, _MIB = 512, 1 << 20

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from runbook.folder.load import Load
 from runbook.launch.flight import Collective, Flight
-from runbook.read.load import Load
 
 # How a note begins that blames the machine for a late rank, and not the rank.
 SHORT_OF_CPUS = "short of CPUs"

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from runbook.engine.outputs import MANIFEST_FILE, check_manifest, files_by_name, strange_entries
 from runbook.errors import RunbookError, UsageError
 from runbook.files import written_to
-from runbook.read.redact import redact_text, secret_lines
+from runbook.folder.manifest import check_manifest, files_by_name, strange_entries
+from runbook.folder.names import MANIFEST_FILE
+from runbook.folder.redact import redact_text, secret_lines
 from runbook.records import RunRecord
 
 _SHOWN_LINES = 5

@@ -12,10 +12,10 @@ from typing import Any
 
 from nsa.contract import ENV_JSON, Event, ExitCode
 from runbook.files import read_bytes
+from runbook.folder.names import ANOMALIES_JSONL
 from runbook.launch.detectors import Anomaly
 from runbook.launch.pulse import pulse_of
 from runbook.launch.ranks import RankState
-from runbook.read.documents import ANOMALIES_JSONL
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 from runbook.tools.watch import Watcher
 

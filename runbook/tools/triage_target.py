@@ -15,8 +15,9 @@ from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
 from runbook.files import read_bytes
-from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
-from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
+from runbook.folder.names import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
+from runbook.folder.record import load_record
+from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason
 from runbook.records.measurement import TOKENS_PER_SECOND
 
 _TIMEOUT_S = 900.0
@@ -63,7 +64,7 @@ def find_target(
             f"--profile and --ranks go with a config; {path} says itself how it was launched",
             hint="leave them out, or name a trainer config",
         )
-    if (path / "run.json").is_file():
+    if (path / RECORD_FILE).is_file():
         return _of_run(path, symptom, floor)
     if (path / LAUNCH_JSON).is_file():
         launch = _launch_of(path)
@@ -86,9 +87,9 @@ def with_choices(target: Target, settings: Settings, *, steps: int | None = None
 
 def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
     try:
-        record = RunRecord.model_validate_json(read_bytes(folder / "run.json"))
+        record = load_record(folder)
     except ValidationError as error:
-        raise UsageError(f"{folder}/run.json cannot be read: {error}") from error
+        raise UsageError(f"{folder}/{RECORD_FILE} cannot be read: {error}") from error
     bad = [entry for phase in record.phases for entry in phase.launches if _failed(entry)]
     if bad and symptom in ("auto", "failure"):
         launch, result = bad[0].launch, bad[0].result

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from nsa.contract import GATES_CSV, STACKDUMPS, TRAINING_CSV, ExitCode
 from runbook.files import read_bytes
+from runbook.folder.heartbeats import heartbeat_files, heartbeats_in
+from runbook.folder.names import LAUNCH_JSON
 from runbook.launch.detectors import Anomaly, Monitor, record_anomaly
 from runbook.launch.flight import read_flights
 from runbook.launch.incident import (
@@ -23,8 +25,6 @@ from runbook.launch.incident import (
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import environment_holds, holds_file
 from runbook.launch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
-from runbook.read.documents import LAUNCH_JSON
-from runbook.read.heartbeats import heartbeat_files, heartbeats_in
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ import torch
 
 from nsa.contract import CEILINGS_JSON, Ceiling, ExitCode
 from phases.common import ceilings
+from runbook.folder.ceilings import read_measured
+from runbook.folder.launch import read_launch
 from runbook.launch import Budgets, run_launch
 from runbook.launch.observer import Observer
-from runbook.read import read_launch
-from runbook.read.ceilings import read_measured
 from runbook.records import Launch, LaunchResult, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.registry import phases

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine.outputs import record_text
+from runbook.folder.record import record_text
 from tests.cli.shell import runbook
 from tests.reports import samples
 
@@ -51,7 +51,7 @@ def test_stdout_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--to", "prometheus", "x.txt"], "reads only files that end in .prom"),
         (["--to", "csv", "nowhere/x.csv"], "no folder nowhere/"),
         (["--to", "csv", "artifacts"], "is a folder; name a file in it"),
-        (["--to", "tensorboard", "-"], "--to tensorboard -: needs a folder"),
+        (["--to", "tensorboard", "b"], "no such format; there are: csv, prometheus"),
         (["--to", "csv"], "--to: expected 2 arguments"),
     ],
 )
@@ -66,8 +66,18 @@ def test_bad_words_write_nothing(
 def test_without_the_package_the_error_says_what_to_install(folder: Path) -> None:
     hidden = folder / "hidden"
     hidden.mkdir()
-    (hidden / "tensorboard.py").write_text("raise ImportError('not here')\n")
-    ended = runbook("export", "--to", "tensorboard", "b", cwd=folder, PYTHONPATH=str(hidden))
+    (hidden / "prometheus_client.py").write_text("raise ImportError('not here')\n")
+    ended = runbook(
+        "export",
+        "--to",
+        "csv",
+        "c",
+        "--to",
+        "prometheus",
+        "b.prom",
+        cwd=folder,
+        PYTHONPATH=str(hidden),
+    )
     assert ended.code == 2
-    assert "pip install 'nsa-runbook[tensorboard]'" in ended.err
-    assert not (folder / "b").exists()
+    assert "pip install 'nsa-runbook[prometheus]'" in ended.err
+    assert not (folder / "b.prom").exists() and not (folder / "c").exists()

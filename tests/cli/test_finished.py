@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from runbook.engine.outputs import record_text, render, write_manifest
+from runbook.engine.outputs import render
+from runbook.folder.manifest import write_manifest
+from runbook.folder.record import record_text
 from tests.cli.shell import ESCAPE, inside, runbook
 from tests.reports import samples
 
@@ -33,7 +36,7 @@ def test_the_reports_that_are_there_are_named(finished: Path, tmp_path: Path) ->
     assert last == [f"report  {where}/report.html", f"report  {where}/report.md"]
 
 
-@pytest.mark.parametrize("name", ["md", "html", "junit", "json"])
+@pytest.mark.parametrize("name", ["md", "html", "junit"])
 def test_one_format_goes_to_stdout(finished: Path, tmp_path: Path, name: str) -> None:
     ended = inside("report", finished.name, "--format", name, cwd=tmp_path)
     assert ended.out.rstrip("\n") == render(samples.no_go(), name).rstrip("\n")
@@ -111,7 +114,7 @@ def test_of_a_verdict_that_was_written_into_the_record_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("fmt", ["terminal", "md", "details", "html", "json", "junit", "github"])
+@pytest.mark.parametrize("fmt", ["terminal", "md", "details", "html", "junit", "github"])
 def test_no_format_shows_the_go_that_was_written_into_the_record(
     finished: Path, tmp_path: Path, fmt: str
 ) -> None:
@@ -149,11 +152,13 @@ def test_nothing_is_written_among_the_files_of_a_run(
     assert (finished / "run.json").read_bytes() == before
 
 
-def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
-    assert (
-        inside("report", "--json", cwd=tmp_path).out
-        == inside("report", "--format", "json", cwd=tmp_path).out
-    )
+def test_json_is_the_record(finished: Path, tmp_path: Path) -> None:
+    ended = inside("report", "--json", cwd=tmp_path)
+    assert (ended.code, ended.out) == (0, record_text(samples.no_go()))
+    write_manifest(finished)
+    forge(finished)
+    ended = inside("report", "--json", cwd=tmp_path)
+    assert ended.code == 3 and json.loads(ended.out)["verdict"] == "INCOMPLETE"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +170,8 @@ def test_json_is_short_for_its_format(finished: Path, tmp_path: Path) -> None:
             "--format 'pdf': no such format; there are: details, github, ",
         ),
         (("report", "--format", ","), "--format names no format"),
+        (("report", "--json", "--format", "md"), "--json and --format: choose one"),
+        (("judge", "--format", "json"), "--json prints run.json, the record"),
         (
             ("verify", "--fingerprint", "3f9c"),
             "--fingerprint '3f9c' is none; allowed: 32 to 64 digits (0-9, a-f), as printed",

@@ -6,16 +6,30 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.outputs import write_manifest
 from runbook.errors import UsageError
 from runbook.files import data_path, make_new_dir, written_to
+from runbook.folder.journal import Journal
+from runbook.folder.manifest import write_manifest
+from runbook.records import RunRecord
 from tests.cli.shell import Ended, inside
 from tests.engine.test_trends import at
-from tests.tools.test_prune import made
 
 # The first two refuse new entries, also to root.
 PLACES = ["/proc/x", "/sys/x", "file/x"]
 MENDS = "; name a folder that can be written\n"
+
+
+def made(out: Path, day: int, record: RunRecord) -> str:
+    """A run folder of that day of November with a journal, as the engine leaves it."""
+    name = f"202611{day:02d}T000000Z-840303b"
+    folder = out / name
+    folder.mkdir(parents=True)
+    started = f"2026-11-{day:02d}T00:00:00Z"
+    whole = record.model_copy(update={"run_id": name, "started_at": started})
+    with Journal.create(folder) as journal:
+        journal.append("run_started", record=whole.model_dump(mode="json"))
+    (folder / "run.json").write_text(whole.model_dump_json())
+    return name
 
 
 @pytest.fixture

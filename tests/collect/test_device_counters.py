@@ -8,7 +8,7 @@ import pytest
 
 from runbook.collect.device_counters import counters_of_xml
 from runbook.errors import RunbookError
-from runbook.read.shapes import DEVICE_COUNTERS
+from runbook.folder.shapes import DEVICE_COUNTERS
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -20,7 +20,6 @@ from benchmarks.rehearsal.tools import Bench
 from runbook.collect.device_counters import counters_of_xml
 from runbook.collect.gpu_facts import collect_gpus, gpu_drafts
 from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
-from runbook.launch.gpu import query_fields
 
 EVERY = [
     pytest.param(driver, card, id=f"{name}-{kind}")
@@ -109,11 +108,11 @@ def test_what_is_wrong_with_the_second_gpu_is_found(driver: Driver, fault: str) 
 
 
 @pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
-def test_collector_and_sampler_ask_a_program_on_path(
+def test_the_collector_asks_a_program_on_path(
     driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(name="two", profile="a100x2_pcie4", story="", driver=driver)
-    bench = Bench(tmp_path / "bench", machine, "python3")
+    bench = Bench(tmp_path / "bench", machine)
     monkeypatch.setenv("PATH", f"{bench.programs}{os.pathsep}{os.environ['PATH']}")
     out = tmp_path / "out"
     out.mkdir()
@@ -123,9 +122,6 @@ def test_collector_and_sampler_ask_a_program_on_path(
     found = {draft.name: draft.value for draft in drafts}
     assert found["gpu.count"] == 1, "torch sees one of the two"
     assert found["gpu.installed"] == 2 and found["gpu.driver"] == driver.version
-    asked = query_fields(str(bench.programs / "nvidia-smi"))
-    known = smi_tables.fields(machine.at_rest(0), driver, when="now")
-    assert set(asked) <= set(known), "one unknown name, and nvidia-smi answers nothing"
 
 
 @pytest.mark.parametrize(("driver", "card"), EVERY)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -16,10 +15,8 @@ import pytest
 
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
-from runbook.engine.outputs import record_text
-from runbook.tools.export.numbers import csv_text
-from runbook.tools.export.prometheus import prometheus_text
-from runbook.tools.export.webhook import PAUSES_S, TIMEOUT_S, verdict_document
+from runbook.folder.record import record_text
+from runbook.tools.export import csv_text, prometheus_text
 from tests.reports import samples
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "exporting.md"
@@ -75,8 +72,8 @@ def test_wandb_keeps_them_offline(tmp_path: Path) -> None:
 
 
 def test_every_command_on_the_page_is_taken() -> None:
-    lines = re.findall(r"runbook (?:run|export|history)\b[^`;\n]*", TEXT)
-    assert len(lines) >= 7
+    lines = re.findall(r"runbook (?:run|export|history)\b[^`;|\n]*", TEXT)
+    assert len(lines) >= 5
     for line in lines:
         _, name, *words = shlex.split(line)
         assert parse_all(COMMANDS[name].parser(), words)[1] == [], line
@@ -92,15 +89,7 @@ def test_every_metric_on_the_page_is_written_and_the_other_way_round() -> None:
     assert set(re.findall(r"\brunbook_\w+", TEXT)) == written
 
 
-def test_every_column_and_field_is_on_the_page() -> None:
+def test_every_column_is_on_the_page() -> None:
     columns = csv_text(samples.go()).partition("\n")[0].split(",")
     section = TEXT.split("## CSV")[1].split("##")[0]
     assert re.findall(r"`(\w+)`", section) == columns
-    (shown,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
-    sent = verdict_document(samples.no_go(), Path("x"), 1)
-    assert set(json.loads(shown)) == set(sent) - {"program"}
-
-
-def test_the_promised_times_are_those_of_the_program() -> None:
-    assert f"ends after {TIMEOUT_S:g} seconds" in TEXT
-    assert f"after {PAUSES_S[0]:g} and {PAUSES_S[1]:g} seconds" in " ".join(TEXT.split())

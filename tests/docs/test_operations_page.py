@@ -14,8 +14,8 @@ import pytest
 
 import runbook as package
 from nsa.contract import NSAError
+from nsa.launch.plan import plan_launch
 from nsa.toggles import TOGGLES
-from nsa.train.launch import plan_launch
 from runbook.cli import main
 from runbook.config import load_profile
 from runbook.config.presets import load_preset
@@ -35,8 +35,7 @@ STARTING = ("--dry-run", "--measure")
 # What plans nothing that could be asked for here, or belongs to a machine with GPUs: the test that
 # really runs it.
 ELSEWHERE = {
-    "make gpu": "tests/tools/acceptance/test_rehearsal.py::"
-    "test_the_run_is_one_run_and_its_verdict_names_its_scope",
+    "make gpu": "tests/test_gpu_session.py::test_every_stage_for_real_on_a_cpu",
     "bash scripts/run_2xa100_production.sh": TYPED,
     "runbook report": "tests/cli/test_finished.py::test_the_newest_run_on_the_terminal",
     "runbook launch": "tests/cli/test_launch.py::test_it_is_go_and_says_what_is_less_than_usual",

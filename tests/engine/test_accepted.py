@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.accepted import keep_accepted
-from runbook.engine.journal import Journal
-from runbook.engine.outputs import record_text, write_manifest
+from runbook.engine.prior_runs import keep_accepted
 from runbook.engine.verify import verify_run
-from runbook.read.accepted import read_accepted
+from runbook.folder.accepted import read_accepted
+from runbook.folder.journal import Journal
+from runbook.folder.manifest import write_manifest
+from runbook.folder.record import record_text
 from runbook.records import RunRecord, Verdict
 from runbook.records.evidence import AcceptedRuns
 from tests.engine.toys import Toy, run, setup

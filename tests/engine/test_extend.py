@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runbook.config.profile import Profile
+from runbook.engine.derive import derive_record
 from runbook.engine.extend import (
     Extension,
     failed_phases,
@@ -17,13 +18,13 @@ from runbook.engine.extend import (
     repeat,
 )
 from runbook.engine.identity import identity, refuse_if_unlike
-from runbook.engine.journal import Journal, derive_record, read_events
-from runbook.engine.ongoing import EVENTS_FILE
 from runbook.engine.options import Setup
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.verify import verify_run
 from runbook.errors import UsageError
+from runbook.folder.journal import Journal, read_events
+from runbook.folder.names import EVENTS_FILE
 from runbook.launch.observer import Observer
 from runbook.records import Outcome, Reason, RunRecord, Verdict
 from runbook.records.phase import Phase

@@ -14,8 +14,10 @@ import pytest
 
 from runbook.config import load_profile
 from runbook.engine.intact import profile_problems
-from runbook.engine.outputs import record_text, run_files, write_manifest, write_reports
+from runbook.engine.outputs import write_reports
 from runbook.engine.verify import Verification, verify_run
+from runbook.folder.manifest import run_files, write_manifest
+from runbook.folder.record import record_text
 from runbook.records import RunRecord
 from tests.engine.toys import Toy, run, setup
 

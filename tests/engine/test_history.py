@@ -16,8 +16,8 @@ import pytest
 
 from runbook.cli import main
 from runbook.engine.history import FILE_NAME, list_runs, metric_names, metric_rows, sync
-from runbook.engine.outputs import write_manifest
 from runbook.errors import RunbookError
+from runbook.folder.manifest import write_manifest
 from runbook.records import RunRecord
 from tests.reports.samples import go, incomplete, no_go
 

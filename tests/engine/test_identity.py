@@ -12,7 +12,9 @@ from runbook.errors import UsageError
 from runbook.records import RunRecord, Verdict
 from tests.reports.samples import run as sample_run
 
-CARDS = "0, GPU-aaaa-1111, 580.95.05\n1, GPU-bbbb-2222, 580.95.05\n"
+FIRST, SECOND = (f"<gpu><uuid>GPU-{one}</uuid></gpu>" for one in ("aaaa-1111", "bbbb-2222"))
+DRIVER = "<driver_version>580.95.05</driver_version>"
+CARDS = f"<nvidia_smi_log>{DRIVER}{FIRST}{SECOND}</nvidia_smi_log>"
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def test_another_card_of_the_same_kind_is_another_machine(smi: Path) -> None:
 
 def test_the_order_of_the_cards_makes_no_other_machine(smi: Path) -> None:
     then = identity()
-    smi.write_text("0, GPU-bbbb-2222, 580.95.05\n1, GPU-aaaa-1111, 580.95.05\n")
+    smi.write_text(CARDS.replace(FIRST + SECOND, SECOND + FIRST))
     assert identity() == then
 
 
@@ -62,7 +64,7 @@ def test_other_visible_cards_are_refused(smi: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_driver_that_does_not_answer_is_not_the_same_as_no_gpu(smi: Path) -> None:
     then = identity()
-    for text in ("", "No devices were found\n"):
+    for text in ("", "No devices were found\n", "<nvidia_smi_log/>"):
         smi.write_text(text)
         assert identity()["gpus"] not in (then["gpus"], "none")
         with pytest.raises(UsageError, match="nvidia-smi does not say now"):

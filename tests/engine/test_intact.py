@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from runbook.engine.derive import derive_record
 from runbook.engine.intact import (
     differing_fields,
-    folder_problems,
     journal_problems,
     planned_problems,
     unjudged_problems,
     was_judged,
 )
-from runbook.engine.journal import derive_record
 from runbook.errors import RunbookError
+from runbook.folder.integrity import folder_problems
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
 from tests.cli.shell import inside
 from tests.engine.toys import Toy, run, setup

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from runbook.engine import Observer
-from runbook.engine.journal import Journal, read_events
-from runbook.engine.outputs import artifact_records, check_manifest
 from runbook.engine.resuming import resume_run
 from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError
+from runbook.folder.journal import Journal, read_events
+from runbook.folder.manifest import artifact_records, check_manifest
 from runbook.launch.reaper import carriers
 from runbook.records import Outcome, Reason, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence

@@ -12,7 +12,8 @@ from runbook.cli import main
 from runbook.config import load_profile
 from runbook.engine.judge import record_of
 from runbook.engine.options import RunOptions
-from runbook.engine.outputs import record_text, write_manifest
+from runbook.folder.manifest import write_manifest
+from runbook.folder.record import record_text
 from runbook.records import LaunchEntry, RunRecord, Verdict
 from tests.phases import builder, on_disk
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runbook.engine.outputs import check_manifest
 from runbook.engine.verify import verify_run
+from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
 from runbook.tools.bundle import write_bundle
 from runbook.tools.inspect.folder import inspect_path
@@ -37,8 +37,6 @@ def test_it_leads_to_each_launch_and_is_no_part_of_a_run(tmp_path: Path) -> None
     assert not [one.name for one in bundle.files if "latest" in one.name]
     assert len(inspect_path(tmp_path).directories) == len(wanted), "each launch once"
     assert str(folder) in inside("report", "--out", str(tmp_path), cwd=tmp_path).out
-    pruned = inside("prune", "--keep", "1", "--out", str(tmp_path), "--yes", cwd=tmp_path)
-    assert pruned.code == 0 and (tmp_path / "latest").is_symlink()
 
 
 def test_a_file_of_that_name_stays_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine.journal import Journal
-from runbook.engine.ongoing import phases_done
+from runbook.folder.journal import Journal
+from runbook.folder.ongoing import phases_done
 from tests.engine.test_history import store
 from tests.engine.test_trends import at
 

@@ -13,11 +13,11 @@ import pytest
 
 from runbook.cli.finished import run_folders
 from runbook.engine import Observer
-from runbook.engine.journal import read_events
-from runbook.engine.outputs import check_manifest
 from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
+from runbook.folder.journal import read_events
+from runbook.folder.manifest import check_manifest
 from runbook.launch import StopRequest
 from runbook.launch.reaper import carriers
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict

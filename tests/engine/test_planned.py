@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from nsa.contract import NSAError
+from nsa.launch import kernels
+from nsa.launch.plan import plan_launch
 from nsa.toggles import NEEDS_CUDA, TOGGLES
-from nsa.train import kernels
-from nsa.train.launch import plan_launch
 from runbook.cli import main
 from runbook.engine import RunOptions, plan_all
 from runbook.engine.options import prepare

@@ -9,10 +9,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from runbook.engine import RunOptions, plan_all, resume_run, run_plan
-from runbook.engine.journal import derive_record, read_events
+from runbook.engine.derive import derive_record
 from runbook.engine.judge import reasons_for
-from runbook.engine.outputs import check_manifest
 from runbook.errors import UsageError
+from runbook.folder.journal import read_events
+from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,

@@ -119,11 +119,11 @@ def test_another_config_is_another_configuration(tmp_path: Path) -> None:
 
 
 def test_two_runs_under_other_variables_are_not_alike() -> None:
-    from runbook.read.alike import SAME, unlike, variable_facts
+    from runbook.folder.comparability import other_work, variable_facts
 
     ring, tree = variable_facts({"NCCL_ALGO": "Ring"}), variable_facts({"NCCL_ALGO": "Tree"})
-    ((kind, name, *_),) = unlike(ring, tree, absent="absent")
-    assert kind in SAME and name == "variable NCCL_ALGO"
+    (found,) = other_work(ring, tree)
+    assert found.what == "variable NCCL_ALGO"
 
 
 def test_what_a_shell_passes_on_anyway_is_no_setting() -> None:

@@ -21,16 +21,17 @@ from reports.permits import permit_of
 from runbook import registry
 from runbook.config import Profile, load_profile, parse_settings
 from runbook.config.plan import load_plan, with_plan
-from runbook.engine import validated
+from runbook.engine import matches
 from runbook.engine.extend import Extension, _added
 from runbook.engine.identity import identity
+from runbook.engine.matches import ground_of
 from runbook.engine.options import RunOptions, prepare
-from runbook.engine.outputs import record_text, write_manifest
 from runbook.engine.pace import pace_of_the_go
 from runbook.engine.scope import caveats_of
 from runbook.engine.standing import Standing, find_standing, require_standing
-from runbook.engine.validated import ground_of
 from runbook.errors import UsageError
+from runbook.folder.manifest import write_manifest
+from runbook.folder.record import record_text
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from runbook.records.phase import PlanContext
 from tests import executed
@@ -208,7 +209,7 @@ def test_another_machine_or_code_is_no_ground(
     go: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("machine", "commit", "torch"):
-        monkeypatch.setattr(validated, "identity", lambda name=name: {**identity(), name: "else"})
+        monkeypatch.setattr(matches, "identity", lambda name=name: {**identity(), name: "else"})
         assert f"{name} " in found(go).left_out[go[1]]
 
 

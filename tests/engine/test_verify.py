@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from runbook.engine.derive import derive_record
 from runbook.engine.intact import journal_problems
-from runbook.engine.journal import derive_record, read_events
-from runbook.engine.outputs import write_manifest
 from runbook.engine.verify import Verification, judge_again, verify_run
 from runbook.errors import RunbookError
+from runbook.folder.journal import read_events
+from runbook.folder.manifest import write_manifest
 from runbook.records import Launch, RunRecord, Verdict
 from runbook.records.phase import PlanContext
 from tests.engine.toys import Toy, profile, run, setup
@@ -25,7 +26,7 @@ PHASES = {
     "baseline": Toy("baseline", count=2),
     "bucket_sweep": Toy("bucket_sweep", reads=("baseline",)),
 }
-FORMATS = ("md", "details", "html", "junit", "json", "terminal")
+FORMATS = ("md", "details", "html", "junit", "terminal")
 
 
 def verify(folder: Path) -> Verification:
@@ -51,7 +52,6 @@ def test_an_untouched_run_is_verified(folder: Path) -> None:
         "report.md",
         "details.md",
         "report.html",
-        "report.json",
         "report.txt",
         "junit.xml",
     }
@@ -95,7 +95,7 @@ def test_a_file_without_an_end_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Each a terabyte of nothing behind what it holds, which would take a day to read."""
-    for module in ("read.blocks", "engine.intact"):
+    for module in ("folder.lines", "folder.integrity"):
         monkeypatch.setattr(f"runbook.{module}.LARGEST_LOG_BYTES", 1 << 20)
     os.truncate(folder / name, 1 << 40)
     found = verify(folder)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from runbook.folder.launch import read_launch
+from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.launch import StopRequest, adopt_launch
 from runbook.launch.local import LocalLauncher, LocalRun
 from runbook.launch.observer import Observer
 from runbook.launch.place import Running, Start
-from runbook.read import read_launch
-from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
 from runbook.records import Begun, LaunchResult, LaunchStatus, Stop
 from tests.launch.helpers import fake_launch, run, trainer
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from runbook.folder.documents import read_json_object
+from runbook.folder.shapes import DEVICE_COUNTERS, DEVICES, shaped
 from runbook.launch import counters
 from runbook.launch.counters import NVML_PROGRAM, When, write_devices
-from runbook.read.documents import read_json_object
-from runbook.read.shapes import DEVICE_COUNTERS, DEVICES, shaped
 from tests.launch.nvml import Machine, nvidia_smi
 from tests.shared import crowded
 

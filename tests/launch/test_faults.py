@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from runbook.folder.launch import read_launch
 from runbook.launch import Budgets, StopRequest
 from runbook.launch.observer import Observer
 from runbook.launch.reaper import carriers
-from runbook.read import read_launch
 from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
 from tests.launch.helpers import fake_launch, run
 from tests.shared import crowded

@@ -1,9 +1,10 @@
-"""GPU samples, by NVML and by nvidia-smi: stand-ins that go on until they are ended."""
+"""GPU samples through NVML: a stand-in that goes on until it is ended."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,85 +12,12 @@ import pandas as pd
 import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
+from runbook.folder.documents import GPU_SAMPLES
+from runbook.folder.launch import read_launch
+from runbook.folder.rows import read_rows
 from runbook.launch.gpu import GpuSampler
-from runbook.read import read_launch
-from runbook.read.documents import GPU_SAMPLES
-from runbook.read.rows import read_rows
 from tests.launch.helpers import fake_launch, run
 from tests.launch.nvml import Machine
-
-LINES = """\
-2026/11/21 04:00:00.123, 0, 97, 49152, 81920, 301.50, 61, 1410, 0x0000000000000000, 4, 16, GPU-aa
-2026/11/21 04:00:00.125, 1, 95, 49000, 81920, [N/A], 60, 1410, 0x0000000000000004, 4, 16, GPU-bb
-"""
-
-
-HELP = '"clocks_event_reasons.active"\\nBitmask of active clock event reasons.'
-
-
-def stand_in(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, listed: str = HELP
-) -> None:
-    script = folder / "nvidia-smi"
-    script.write_text(
-        f"#!/bin/sh\nif [ $1 = --help-query-gpu ]; then printf '{listed}'; exit; fi\n"
-        "if [ $1 = -q ]; then echo 'NVIDIA-SMI has failed'; exit 9; fi\n"
-        f"echo $1 >{folder}/asked\n"
-        f"cat <<'EOF'\n{text}EOF\nprintf '2026/11/21 04:0'\nsleep 60\n"
-    )
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-
-
-def test_samples_are_taken_while_the_launch_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(tmp_path, monkeypatch, LINES)
-    launch = fake_launch(steps=20)
-    evidence = read_launch(tmp_path, launch, run(launch, tmp_path))
-    assert evidence.problems == ()
-    samples = evidence.gpu_samples
-    assert samples is not None and samples["index"].tolist() == [0, 1]
-    assert samples["utilization_percent"].tolist() == [97, 95]
-    assert samples["power_w"].isna().tolist() == [False, True]
-    assert samples["throttle_reasons"].iloc[1].endswith("4")
-    assert samples["uuid"].tolist() == ["GPU-aa", "GPU-bb"]
-    assert set(samples["source"]) == {"nvidia-smi"} and samples["other_processes"].isna().all()
-    assert evidence.gpu_samples_path == "baseline/one/gpu_samples.csv"
-
-
-def test_what_nvidia_smi_says_instead_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in(tmp_path, monkeypatch, "Unable to determine the device handle: Unknown Error\n")
-    launch = fake_launch(steps=20)
-    evidence = read_launch(tmp_path, launch, run(launch, tmp_path))
-    assert evidence.problems == ()
-    assert evidence.gpu_samples is not None and len(evidence.gpu_samples) == 0
-    said = tmp_path / "baseline/one/gpu_sampler.txt"
-    assert "Unable to determine" in said.read_text()
-
-
-@pytest.mark.parametrize(
-    ("listed", "asked"),
-    [
-        (HELP, "clocks_event_reasons.active"),
-        ('"clocks_throttle_reasons.active"', "clocks_throttle_reasons.active"),
-        (
-            '"clocks_throttle_reasons.active" or "clocks_event_reasons.active"',
-            "clocks_event_reasons.active",
-        ),
-    ],
-)
-def test_a_field_is_asked_for_by_the_name_that_this_driver_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: str, asked: str
-) -> None:
-    stand_in(tmp_path, monkeypatch, LINES, listed=listed)
-    run(fake_launch(steps=20), tmp_path)
-    (query,) = (tmp_path / "asked").read_text().split()
-    fields = query.removeprefix("--query-gpu=").split(",")
-    assert asked in fields and len(fields) == GPU_SAMPLES.columns.index("uuid") + 1
-    assert len([name for name in fields if "reasons" in name]) == 1
 
 
 def sampler(folder: Path, token: str, seconds: float = 1.2) -> pd.DataFrame:
@@ -138,7 +66,7 @@ def test_a_number_without_a_process_is_unknown_unless_ours_are_recognized(
     assert last["unknown_processes"] == 2 and last["others"] == ""
 
 
-def test_a_launch_is_sampled_by_nvml_where_it_answers(
+def test_samples_are_taken_while_the_launch_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Machine(tmp_path, monkeypatch)
@@ -147,3 +75,24 @@ def test_a_launch_is_sampled_by_nvml_where_it_answers(
     assert evidence.problems == ()
     assert evidence.devices_before is not None and evidence.devices_before["source"] == "nvml"
     assert evidence.gpu_samples is not None and set(evidence.gpu_samples["source"]) == {"nvml"}
+
+
+def test_without_nvml_there_are_no_samples(tmp_path: Path) -> None:
+    one = GpuSampler(tmp_path, dict(os.environ), "nvidia-smi")
+    one.start()
+    one.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_sampler_says_of_a_lost_card_is_kept_beside_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ",".join("1" for _ in GPU_SAMPLES.columns)
+    code = f"print('{row}'); print('NVML: GPU is lost', flush=True); import time; time.sleep(60)"
+    monkeypatch.setattr("runbook.launch.gpu.NVML_PROGRAM", (sys.executable, "-c", code))
+    one = GpuSampler(tmp_path, dict(os.environ), "nvml")
+    one.start()
+    time.sleep(1.2)
+    one.stop()
+    assert (tmp_path / "gpu_samples.csv").read_text().splitlines()[1:] == [row]
+    assert (tmp_path / "gpu_sampler.txt").read_text() == "NVML: GPU is lost\n"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from runbook.folder.kernel_lines import KernelLine, Kind, parse_lines
+from runbook.folder.launch import read_launch
 from runbook.launch import kernel_log
 from runbook.launch.classify import End
 from runbook.launch.kernel_cause import with_kernel_log
 from runbook.launch.kernel_log import MOST_LINES, KernelLog
 from runbook.launch.observer import Observer
-from runbook.read import read_launch
-from runbook.read.kernel_lines import KernelLine, Kind, parse_lines
 from runbook.records import Launch, LaunchStatus
 from tests.launch.helpers import fake_launch, run
 

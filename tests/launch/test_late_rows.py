@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from runbook.accounts.tables import written_account
 from runbook.launch.classify import rank_exits
 from runbook.launch.lookout import Lookout
 from runbook.launch.observer import Observer
 from runbook.launch.ranks import RankWatch
-from runbook.read.written_account import written_account
+from tests.folder.files import HEADER, beat, row
 from tests.launch.helpers import trainer
-from tests.read.files import HEADER, beat, row
 
 TOKEN = "ab12"
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from runbook.folder.launch import read_launch
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
 from runbook.launch.reaper import carriers
-from runbook.read import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.shared import crowded
 

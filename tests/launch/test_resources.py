@@ -12,10 +12,11 @@ from tempfile import TemporaryFile
 
 import pytest
 
+from runbook.folder.documents import RESOURCES
+from runbook.folder.names import RESOURCES_CSV
+from runbook.folder.rows import read_rows
 from runbook.launch.ranks import RankState
 from runbook.launch.resources import ResourceLog
-from runbook.read.documents import RESOURCES, RESOURCES_CSV
-from runbook.read.rows import read_rows
 
 
 def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.outputs import check_manifest
 from runbook.errors import ProgramExit
+from runbook.folder.manifest import check_manifest
 from runbook.launch.commits import CHECKOUTS
 from runbook.launch.reaper import carriers
 from runbook.records import Outcome, RunRecord

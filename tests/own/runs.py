@@ -12,9 +12,9 @@ import yaml
 from runbook import registry
 from runbook.config import load_profile
 from runbook.config.profile import Profile
+from runbook.folder.launch import read_launch
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
-from runbook.read import read_launch
 from runbook.records import Check
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.phase import PlanContext

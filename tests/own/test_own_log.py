@@ -11,9 +11,9 @@ import pytest
 
 from nsa.contract import Phase
 from runbook.errors import UsageError
+from runbook.folder.own_log import read_own_log, rows_of
 from runbook.launch.own import Growth, OwnWatch, classify_own
 from runbook.launch.processes import build_environment
-from runbook.read.own_log import read_own_log, rows_of
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import LogMap, OwnTrainer
 from runbook.tools.guess import guess, templated

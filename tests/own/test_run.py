@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runbook.engine.outputs import check_manifest
+from runbook.folder.manifest import check_manifest
 from tests.executed import note
 from tests.own.runs import COUNTING
 from tests.shared import once
@@ -155,6 +155,18 @@ def test_a_stdout_that_takes_nothing_costs_neither_the_run_nor_its_exit_code(
     assert run.stderr.count("stdout cannot be written (No space left on device)") == 1
     if not words:
         assert f"the run ended with GO; its files are in {out}/{folder.name}" in run.stderr
+
+
+@pytest.mark.slow
+def test_a_run_whose_stdout_is_closed_says_how_it_ended(made: tuple[Path, list[str]]) -> None:
+    words = "run --profile ./counting.yaml --phase baseline --out=closed >&-"
+    run = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m runbook {words}'],
+        cwd=made[0], text=True, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    folder = next((made[0] / "closed").glob("*/run.json")).parent
+    assert run.returncode == 0 and check_manifest(folder) == []
+    assert f"the run ended with GO; its files are in closed/{folder.name}" in run.stderr
 
 
 def test_the_block_blocks(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from runbook import registry
 from runbook.config import Profile, load_profile
-from runbook.read.alike import device_facts, env_facts
+from runbook.folder.comparability import device_facts, env_facts
 from runbook.records import Check, Launch
 from runbook.records.evidence import (
     AcceptedRun,

@@ -11,14 +11,14 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.rehearsal.weights import first_weights
-from nsa.drawn import recomputed_steps, watched_steps
+from nsa.contract.sampling import recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
+from runbook.accounts.generated import KINDS, GeneratedData
 from runbook.config import Profile
-from runbook.read.generated import KINDS, GeneratedData
 from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog
 from runbook.records.launch import option
-from tests.read.launches import TEXT, recomputed, shadow
+from tests.accounts.launches import TEXT, recomputed, shadow
 
 SHA = "5" * 64
 TOKEN = "ab" * 16

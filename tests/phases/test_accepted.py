@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runbook.read.alike import SAME, env_facts, unlike
+from runbook.folder.comparability import env_facts, other_work, unlike
 from runbook.records import Check, Outcome, Reason, Verdict, judge_run
 from tests.phases import builder, heartbeats, traces
 from tests.phases.answers import WHERE
@@ -103,10 +103,9 @@ def test_another_card_of_the_same_model_is_the_same_machine() -> None:
     """The trainer's own list of cards, too: else a slow card that was put in is never seen."""
     card = {"type": "cuda", "name": "NVIDIA A100 80GB PCIe", "uuids": ["1", "2"]}
     one, two = (env_facts({"device": card | {"uuids": uuids}}) for uuids in (["1"], ["2"]))
-    assert [(kind, what) for kind, what, _, _ in unlike(one, two, absent="absent")] == [
-        ("cards", "device.uuids")
-    ]
-    assert "cards" not in SAME
+    (found,) = unlike(one, two)
+    assert (found.kind, found.what) == ("cards", "device.uuids")
+    assert other_work(one, two) == []
 
 
 def test_a_run_that_was_not_taken_is_named() -> None:

@@ -237,12 +237,6 @@ def test_starting_up_and_other_cards_do_not_count() -> None:
     assert len(check.measurement.sources) == 5, "samples of all five launches"
 
 
-@pytest.mark.parametrize("zone_h", [-11.0, 1.0, 5.75])
-def test_the_zone_of_nvidia_smis_clock_does_not_matter(zone_h: float) -> None:
-    assert gpus("gpu_utilisation", zone_h=zone_h).outcome is Outcome.PASS
-    assert gpus("gpu_utilisation", zone_h=zone_h, busy=70.0).outcome is Outcome.FAIL
-
-
 def test_a_fast_trainer_is_sampled_in_all_launches_together() -> None:
     """100 steps in 2 s of a launch of 14 s."""
     found = builder.evidence("baseline", WHERE, rate=4e5)

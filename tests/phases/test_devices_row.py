@@ -207,27 +207,26 @@ def test_documents_without_a_time_are_damaged(text: str | None) -> None:
     assert "does not tell taken_at" in check.reason
 
 
-def redated(days: float, **columns: Any) -> spoil.Change:
+def redated(days: float) -> spoil.Change:
     def change(made: LaunchEvidence) -> LaunchEvidence:
         assert made.gpu_samples is not None
         shifted = pd.to_datetime(made.gpu_samples["timestamp"]) + pd.Timedelta(days=days)
         text = shifted.dt.strftime("%Y/%m/%d %H:%M:%S.%f").str[:-3]
-        return replace(made, gpu_samples=made.gpu_samples.assign(timestamp=text, **columns))
+        return replace(made, gpu_samples=made.gpu_samples.assign(timestamp=text))
 
     return change
 
 
 @pytest.mark.parametrize(
     "change",
-    [redated(-30), redated(-1 / 24), redated(1 / 24), redated(2, source="nvidia-smi")],
-    ids=["a month", "an hour before, UTC", "an hour after, UTC", "farther than any zone"],
+    [redated(-30), redated(-1 / 24), redated(1 / 24)],
+    ids=["a month", "an hour before", "an hour after"],
 )
 def test_samples_of_another_time_prove_nothing(change: spoil.Change) -> None:
     for what in ("devices", "gpu_utilisation"):
         check = checked(change, what)
         assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH), what
         assert "gpu_samples.csv is of another time" in check.reason
-    assert checked(redated(-1 / 24, source="nvidia-smi")).outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize("kept", [0, 1])

@@ -20,7 +20,7 @@ from nsa.toggles import TOGGLES
 from runbook.config import Profile
 from runbook.config.profile import Workload
 from runbook.files import utc_text
-from runbook.read.shapes import DEVICE_COUNTERS
+from runbook.folder.shapes import DEVICE_COUNTERS
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 from runbook.records.evidence import (
     JUnitCase,
@@ -197,16 +197,14 @@ def gpu_samples(
     busy: float = 95.0,
     used_mib: float = 40_000.0,
     trains_s: float = 8.192,
-    zone_h: float = 0.0,
 ) -> pd.DataFrame:
-    """What nvidia-smi showed, five times a second: a start of 11 s, training, an end of 1 s.
+    """What NVML showed, five times a second: a start of 11 s, training, an end of 1 s.
 
-    It writes the time of a zone that is `zone_h` hours from UTC. Of a long training every
-    thousandth part is shown.
+    Of a long training every thousandth part is shown.
     """
     every_s = max(0.2, trains_s / 1000)
     at = np.arange(-11.0, trains_s + 1.0, every_s)
-    stamps = pd.to_datetime(BEGAN_AT + 3600 * zone_h + at, unit="s")
+    stamps = pd.to_datetime(BEGAN_AT + at, unit="s")
     text = [stamp[:-3] for stamp in stamps.strftime("%Y/%m/%d %H:%M:%S.%f")]
     training = (at > 0.0) & (at <= trains_s + 0.5)
     frame = pd.DataFrame(
@@ -224,7 +222,7 @@ def gpu_samples(
         pcie_gen=4.0,
         pcie_width=16.0,
         uuid="GPU-" + frame["index"].astype(str),
-        source="nvidia-smi" if zone_h else "nvml",
+        source="nvml",
         own_processes=1.0,
         own_utilization_percent=busy,
         own_memory_mib=used_mib,

@@ -10,22 +10,20 @@ from typing import Any
 
 import pytest
 
-from nsa.train.evidence import kernel_name, operators_by_branch
-from nsa.train.profiling import HOST, WORK, Recorded, summarize
+from nsa.witness.effect_watch import kernel_name, operators_by_branch
+from nsa.witness.profiling import HOST, WORK, Recorded, summarize
 from runbook.collect.device_counters import counters_of_xml
 from runbook.collect.gpu_facts import gpu_drafts
 from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
 from runbook.config import load_profile
-from runbook.launch import gpu
+from runbook.folder.documents import GPU_SAMPLES, read_console
+from runbook.folder.rows import read_rows
 from runbook.launch.classify import End
 from runbook.launch.incident import bundle
 from runbook.launch.nccl_flight import read_nccl_rows
-from runbook.read.documents import GPU_SAMPLES, read_console
-from runbook.read.rows import read_rows
 from runbook.records import LaunchResult, LaunchStatus
-from runbook.tools.acceptance.device import unread_fields
-from runbook.tools.acceptance.provoke import ON_GPU, judge
-from tests.real import H100
+from tests.launch.test_hang_on_a_gpu import HANGS, missing
+from tests.real import H100, unread_fields
 
 SMI = (H100 / "nvidia_smi.xml").read_text()
 DEVICES = json.loads((H100 / "devices_before.json").read_text())
@@ -99,20 +97,6 @@ def test_samples_of_nvml() -> None:
     assert frame.loc[alone, "throttle_reasons"].eq("0x0000000000000001").any(), "idle"
 
 
-def test_every_field_that_nvidia_smi_is_asked_for_is_in_its_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "nvidia-smi"
-    script.write_text(f"#!/bin/sh\ncat '{H100}/query_help.txt'\n")
-    script.chmod(0o755)
-    known = (H100 / "query_help.txt").read_text()
-    fields = gpu.query_fields(str(script))
-    assert [name for name in fields if f'"{name}"' not in known] == []
-    answer = (H100 / "gpu_query.csv").read_text().strip().split(", ")
-    assert len(answer) == len(fields)
-    assert dict(zip(fields, answer, strict=True))["memory.total"] == "81559"
-
-
 @dataclass
 class Nested:
     """A host event of the profiler, with what encloses it."""
@@ -174,18 +158,18 @@ def test_the_dump_of_nccls_own_watchdog() -> None:
     assert (rows or [])[-1][1:4] == ["all_reduce", [[13231944]], ["BFloat16"]]
 
 
-@pytest.mark.parametrize("hang", ON_GPU, ids=lambda hang: hang.name)
-def test_one_rank_that_hung_left_what_it_has_to(hang: Any, tmp_path: Path) -> None:
-    folder = tmp_path / hang.name
-    shutil.copytree(H100 / "evidence" / hang.name, folder)
+@pytest.mark.parametrize("name", HANGS)
+def test_one_rank_that_hung_left_what_it_has_to(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    shutil.copytree(H100 / "evidence" / name, folder)
     kept = LaunchResult.model_validate_json((folder / "result.json").read_bytes())
     lines, _ = read_console(folder / "console.log")
     end = End(status=kept.status, cause=kept.cause, culprit_rank=kept.culprit_rank)
     told, _, _ = bundle(folder, [], end, token=kept.run_token, console=lines, load=None)
     assert told.status is LaunchStatus.HUNG and told.cause.startswith("hang: rank 0 silent for")
     result = kept.model_copy(update={"cause": told.cause, "run_token": ""})
-    assert judge(hang, result, folder, ranks=1) == []
-    if hang.wants_nccl_dump:
+    assert missing(name, result, folder) == []
+    if name == "nccl_timeout":
         # NCCL gave up after 9 s and said so; its process would have stayed for good.
         assert "timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE" in told.cause
-        assert judge(hang, kept, folder, ranks=1) == ["no word of NCCL's watchdog in the cause"]
+        assert missing(name, kept, folder) == ["no word of NCCL's watchdog"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from nsa.attention.triton.tuned import file_of
+from runbook.collect.detect import profile_for
 from runbook.collect.device_counters import counters_of_xml
 from runbook.collect.gpu_facts import gpu_drafts
 from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
 from runbook.config import load_profile
-from runbook.config.detect import profile_for
-from runbook.tools.acceptance.device import unread_fields
-from tests.real import H200
+from tests.real import H200, unread_fields
 
 SMI = (H200 / "nvidia_smi.xml").read_text()
 
@@ -17,7 +16,7 @@ SMI = (H200 / "nvidia_smi.xml").read_text()
 def test_it_is_the_card_of_its_profile() -> None:
     (card,) = parse_nvidia_smi(SMI).gpus
     assert unread_fields(card) == []
-    name, why = profile_for(f"{card.name}, 5\n")
+    name, why = profile_for([(card.name, 5)])
     assert (name, why) == ("h200x1", "found 1 x NVIDIA H200")
     hardware = load_profile(name).hardware
     assert hardware is not None and hardware.gpu_name in card.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -110,8 +109,6 @@ def assert_neutral(record: RunRecord) -> None:
     commands = texts["github"].splitlines()
     assert commands and all(line.startswith("::") for line in commands), "no line of its own"
     assert [node.tag for node in ET.fromstring(texts["junit"]).iter()] == SHAPES["junit"]
-    assert texts["json"].isascii()
-    assert json.loads(texts["json"])["reasons"] == list(record.reasons)
 
 
 @pytest.mark.parametrize("text", NASTY)

@@ -119,10 +119,10 @@ def test_nothing_is_marked_or_excused_that_nobody_prints() -> None:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("hint = f'`runbook prune {folder}` removes it'", "runbook prune"),
+        ("hint = f'`runbook prime {folder}` makes it'", "runbook prime"),
         ("console.result(f'resume  runbook nightly --resume {folder}')", "runbook nightly"),
         ("remedy = 'set it back with sysctl vm.swappiness=60'", "sysctl vm.swappiness=60"),
-        ("say('then `python -m runbook.tools.acceptance.run` goes on')", ""),
+        ("say('then `python -m runbook.tools.drill.scene` goes on')", ""),
     ],
 )
 def test_a_new_kind_in_the_program_is_noticed(tmp_path: Path, text: str, kind: str) -> None:

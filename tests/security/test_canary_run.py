@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.read.redact import REDACTED, redact_diff
+from runbook.folder.redact import REDACTED, redact_diff
 
 ROOT = Path(__file__).parents[2]
 IN_ENVIRONMENT = "canary-env-8d1f6b20"
@@ -62,7 +62,7 @@ def test_no_canary_in_any_byte_of_a_run(tmp_path: Path) -> None:
     done = runbook(*words)
     assert done.returncode in (1, 3), done.stdout + done.stderr
     (run_root,) = target.iterdir()  # the link and the dots are resolved before anything is made
-    shown = runbook("report", str(run_root), "--format", "md,html,junit,json")
+    shown = runbook("report", str(run_root), "--format", "md,html,junit,details")
     files = [path for path in run_root.rglob("*") if path.is_file()]
     assert {"run.json", "git_diff.patch", "report.html", "training.csv"} <= {p.name for p in files}
     for canary in (IN_ENVIRONMENT, IN_DIFF):

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.outputs import check_manifest
 from runbook.engine.verify import verify_run
+from runbook.folder.manifest import check_manifest
 from runbook.launch.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster

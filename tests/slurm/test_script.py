@@ -11,6 +11,7 @@ from runbook.engine.on_nodes import _gathered
 from runbook.engine.options import RunOptions, prepare
 from runbook.engine.where import request_of
 from runbook.errors import UsageError
+from runbook.folder.names import LAUNCH_JSON
 from runbook.launch import run_launch
 from runbook.launch.command import build_command
 from runbook.launch.observer import Observer
@@ -24,7 +25,6 @@ from runbook.launch.slurm.files import (
     kept_nodes,
 )
 from runbook.launch.slurm.script import Request, agent_script, printed_script
-from runbook.read.documents import LAUNCH_JSON
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 

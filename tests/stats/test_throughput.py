@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.read import read_training_csv
+from runbook.folder.launch import read_training_csv
 from runbook.records.evidence import TrainingLog
 from runbook.stats import (
     MissingColumn,
@@ -27,7 +27,7 @@ from runbook.stats import (
 )
 from runbook.stats.steady import stall_share
 from runbook.tools.inspect.folder import inspect_path
-from tests.read.files import HEADER, legacy, row
+from tests.folder.files import HEADER, legacy, row
 
 
 def log_of(folder: Path, *lines: str) -> TrainingLog:

@@ -25,7 +25,7 @@ from runbook.stats import (
     warmup_cut,
 )
 from runbook.stats.throughput import cadence
-from tests.read.files import row
+from tests.folder.files import row
 from tests.stats.test_throughput import log_of, steps
 
 

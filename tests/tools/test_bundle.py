@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine.outputs import write_manifest
 from runbook.engine.verify import verify_run
 from runbook.errors import UsageError
+from runbook.folder.manifest import write_manifest
 from runbook.records import RunRecord
 from runbook.tools.bundle import Bundle, write_bundle
 from tests.engine.toys import Toy, run, setup

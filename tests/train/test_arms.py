@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from runbook.read.history import read_heartbeats
-from runbook.read.settings_account import bucket_account
+from runbook.accounts.settings import bucket_account
+from runbook.folder.rank_log import read_heartbeats
 from tests.train.launching import Launch
 
 pytestmark = pytest.mark.e2e

@@ -17,6 +17,8 @@ from types import FrameType
 
 from runbook.errors import RunbookError
 from runbook.files import make_private_dir
+from runbook.folder.lines import LineTail
+from runbook.folder.names import CONSOLE_LOG
 from runbook.launch.command import NO_LOG_FOLDER, free_port, on_loopback
 from runbook.launch.host import Host
 from runbook.launch.incident import read_outside
@@ -44,8 +46,6 @@ from runbook.launch.slurm.files import (
     write_record,
 )
 from runbook.launch.slurm.ranks import OwnRanks
-from runbook.read.documents import CONSOLE_LOG
-from runbook.read.tail import LineTail
 
 _POLL_S = 0.1
 _TELL_EVERY_S = 1.0

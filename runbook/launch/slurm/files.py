@@ -19,7 +19,7 @@ from typing import TypeVar
 from pydantic import Field
 
 from runbook.files import write_atomic
-from runbook.read.documents import read_json_object
+from runbook.folder.documents import read_json_object
 from runbook.records.measurement import Record
 
 NODES_FILE = "slurm_nodes.json"

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from runbook.files import write_atomic
-from runbook.launch.slurm.files import last_state, node_folders
-from runbook.read.documents import (
+from runbook.folder.documents import GPU_SAMPLES, read_json_object
+from runbook.folder.kernel_lines import KernelLine, parse_line
+from runbook.folder.load import Load, load_of
+from runbook.folder.names import (
     CONSOLE_LOG,
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,
-    GPU_SAMPLES,
     GPU_SAMPLES_CSV,
     KERNEL_LOG_JSON,
     LOAD_JSON,
-    read_json_object,
 )
-from runbook.read.kernel_lines import KernelLine, parse_line
-from runbook.read.load import Load, load_of
+from runbook.launch.slurm.files import last_state, node_folders
 
 _SUMS = ("cpus", "total_s", "busy_s", "own_s", "others_s", "steal_s")
 

@@ -10,6 +10,7 @@ import os
 import time
 from pathlib import Path
 
+from runbook.folder.lines import LineTail
 from runbook.launch.endings import has_ended_under
 from runbook.launch.ranks import RankState, RankWatch
 from runbook.launch.reaper import environment_holds
@@ -20,7 +21,6 @@ from runbook.launch.slurm.files import (
     node_folders,
     parse_record,
 )
-from runbook.read.tail import LineTail
 
 
 class OwnRanks(RankWatch):

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runbook.read.load import load_of
+from runbook.folder.comparability import Difference
+from runbook.folder.load import load_of
 from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready
 from runbook.stats import Decided
 from runbook.tools.compare.numbers import MetricChange, SpeedChange, metric_change, speed_changes
 from runbook.tools.compare.sides import (
-    Difference,
     Side,
     differences,
     obstacles,

@@ -6,26 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runbook.engine.outputs import MANIFEST_FILE, RECORD_FILE, record_is_changed
-from runbook.read import read_launch
-from runbook.read.alike import Facts, device_facts, env_facts, unlike
+from runbook.folder.comparability import Difference, Facts, device_facts, env_facts, unlike
+from runbook.folder.launch import read_launch
+from runbook.folder.manifest import record_is_changed
+from runbook.folder.names import MANIFEST_FILE, RECORD_FILE
 from runbook.records import PhaseRecord, RunRecord
 from runbook.records.evidence import LaunchEvidence
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Something that is not the same on both sides.
-
-    `kind` groups what changes together: code, machine, software, work (profile, config, data
-    shapes), toggles or harness. Numbers may be compared only if one kind differs, and not work.
-    """
-
-    kind: str
-    what: str
-    a: str
-    b: str
-
 
 _CAUSES = ("code", "machine", "software", "toggles")
 
@@ -60,12 +46,12 @@ def phases_run(record: RunRecord) -> dict[str, PhaseRecord]:
 
 def differences(a: Side, b: Side) -> list[Difference]:
     """Everything about the two runs that differs, each once, with the launches it is seen in."""
-    found = _unlike(_record_facts(a.record), _record_facts(b.record), absent="unset")
+    found = unlike(_record_facts(a.record), _record_facts(b.record), absent="unset")
     seen: dict[Difference, list[str]] = {}
     for name in common_launches(a, b):
         left, right = (_launch_facts(side.launches[name]) for side in (a, b))
         if left is not None and right is not None:
-            for one in _unlike(left, right, absent="absent"):
+            for one in unlike(left, right):
                 seen.setdefault(one, []).append("/".join(name))
     for one, where in seen.items():
         place = where[0] if len(where) == 1 else f"{len(where)} launches"
@@ -77,13 +63,6 @@ def _launch_facts(launch: LaunchEvidence) -> Facts | None:
     return (
         None if launch.env is None else env_facts(launch.env) | device_facts(launch.devices_before)
     )
-
-
-def _unlike(a: Facts, b: Facts, *, absent: str) -> list[Difference]:
-    return [
-        Difference(kind=kind, what=what, a=left, b=right)
-        for kind, what, left, right in unlike(a, b, absent=absent)
-    ]
 
 
 def _record_facts(record: RunRecord) -> Facts:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from runbook.errors import UsageError, did_you_mean
-from runbook.read.documents import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
+from runbook.folder.names import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.records import LaunchStatus
 
 BUDGET_S = 3.0

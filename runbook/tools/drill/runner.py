@@ -15,11 +15,11 @@ from typing import Any
 
 from nsa.contract import TRAINING_CSV, Event
 from runbook.files import make_new_dir, make_private_dir
+from runbook.folder.heartbeats import heartbeat_files, heartbeats_in
+from runbook.folder.launch import read_training_csv
 from runbook.launch import StopRequest
 from runbook.launch.reaper import carriers
 from runbook.launch.straggler import SHORT_OF_CPUS
-from runbook.read import read_training_csv
-from runbook.read.heartbeats import heartbeat_files, heartbeats_in
 from runbook.records import LaunchStatus
 from runbook.tools.drill.faults import Fault
 from runbook.tools.drill.scene import Scene, play

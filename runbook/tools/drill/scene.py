@@ -27,11 +27,11 @@ from nsa.contract import (
     checkpoint_name,
     shard_file,
 )
+from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.launch import Budgets, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
 from runbook.launch.reaper import TOKEN_VARIABLE, carriers
 from runbook.launch.watchdog import Thresholds
-from runbook.read.documents import LAUNCH_JSON, RESULT_JSON
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.drill.faults import BUDGET_S, FAULTS, Fault
 

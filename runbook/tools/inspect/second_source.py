@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runbook.read.accounts import Workload
-from runbook.read.clocks import FEW_CLOCKED, FEWEST_CLOCKED
-from runbook.read.first_weights import first_weights_account
-from runbook.read.learning import oracle_account
-from runbook.read.training_accounts import book_problems, learning_problems
+from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
+from runbook.accounts.registry import Sources, unbalanced
+from runbook.accounts.workload import Workload
 from runbook.records import RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.types import Found, RemarkCode
@@ -49,23 +47,18 @@ def account_remarks(
     except ValueError as error:
         yield RemarkCode.UNBALANCED, str(error)
         return
-    problems = [
-        *book_problems(
-            log.frame,
-            ranks,
-            work,
-            env or {},
-            gates=gates,
-            val=val,
-            duration_s=duration_s,
-            exits=exits,
-        ),
-        *learning_problems(ranks, work),
-        *oracle_account(ranks, work),
-        *first_weights_account(ranks, env or {}),
-    ]
+    sources = Sources(
+        frame=log.frame,
+        ranks=ranks,
+        work=work,
+        env=env or {},
+        gates=gates,
+        val=val,
+        duration_s=duration_s,
+        exits=exits,
+    )
     short = len(log.frame) < FEWEST_CLOCKED
-    for problem in problems:
+    for problem in unbalanced(sources).problems:
         few = short and problem.endswith(FEW_CLOCKED)
         yield RemarkCode.WINDOW_TOO_SHORT if few else RemarkCode.UNBALANCED, problem
 

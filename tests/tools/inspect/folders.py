@@ -7,9 +7,9 @@ import math
 from pathlib import Path
 
 from benchmarks.rehearsal.weights import first_weights
-from nsa.drawn import recomputed_steps, watched_steps
-from runbook.read.generated import GeneratedData
-from tests.read.launches import shadow
+from nsa.contract.sampling import recomputed_steps, watched_steps
+from runbook.accounts.generated import GeneratedData
+from tests.accounts.launches import shadow
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"
 TOKEN, SEED = "a1b2", 1

@@ -1,0 +1,76 @@
+"""What benchmarks that can be cut off share: their options, their time, and lines that survive."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runbook.files import write_atomic
+
+# What a program exits with when its time is over and it can go on: EX_TEMPFAIL of sysexits.
+TO_BE_CONTINUED = 75
+
+
+class Program:
+    """The options of such a benchmark, and the time that it has."""
+
+    def __init__(self, description: str | None) -> None:
+        self.began = time.monotonic()
+        self.parser = argparse.ArgumentParser(
+            description=(description or "").partition("\n")[0], allow_abbrev=False
+        )
+        self.parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+        self.parser.add_argument("--left-s", type=float, default=480.0, metavar="S")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Read the command line; the folder exists afterwards."""
+        self.args = self.parser.parse_args(argv)
+        self.args.out.mkdir(parents=True, exist_ok=True)
+        return self.args
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the program should have ended."""
+        return float(self.args.left_s) - (time.monotonic() - self.began)
+
+    def write(self, summary: str, table: str, document: Mapping[str, object]) -> None:
+        """What there is so far, for whoever is cut off after this; the table is Markdown."""
+        out: Path = self.args.out
+        write_atomic(
+            out / "result.json", json.dumps({"summary": summary, **document}, indent=2) + "\n"
+        )
+        write_atomic(out / "table.md", table.rstrip("\n") + "\n")
+        print(summary, flush=True)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for row in rows:
+        cells = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in row)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def append_line(path: Path, row: Mapping[str, object]) -> None:
+    """One JSON line more, written at once."""
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, object]]:
+    """The whole JSON lines of a file; a torn last one, which a cut leaves, is left out."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text("utf-8", errors="replace").split("\n")[:-1]:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows

@@ -1,0 +1,217 @@
+"""What the model computes: against the equations, and against itself when it computes it again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from runbook.accounts.workload import Workload
+from runbook.records.evidence import RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Unit roundoff of what the products are computed in, and how often it may add up in one layer. On
+# CUDA fp32 products run in TF32, which has the bits of fp16.
+ROUNDOFF = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+ROUNDOFFS = 8
+# What is off by less than this share of a roundoff was computed in a wider type.
+NARROW = 1 / 8
+# Accumulated in float32, sums of some thousand products: 7e-7 for the smallest model.
+FLOAT32_SUMS = 2e-5
+# The same weights on the same tokens, by the same kernels in another order of sums: nats.
+AGAIN_TOLERANCE = 2e-4
+# The same logits, summed in another order: nats.
+LOSS_TOLERANCE = 2e-3
+# So many readings of the gates that do not differ in any digit were not taken.
+_STUCK = 3
+# Means of the same gates by two formulas in float64; a device may round the pass otherwise.
+GATES_TOLERANCE = 1e-4
+# So many numbers are told of a layer; of which a column is, and what it makes of the layers.
+_TOLD = 5
+_OVER_LAYERS: Mapping[str, tuple[int, Callable[[Sequence[float]], float]]] = {
+    "entropy": (0, min),
+    "max_gate": (1, max),
+    "entropy_mean": (0, fmean),
+    "max_gate_mean": (1, fmean),
+    "share_cmp": (2, fmean),
+    "share_sel": (3, fmean),
+    "share_win": (4, fmean),
+}
+
+
+def oracle_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """What each rank computed for its first and its last batch, against the equations in float64.
+
+    The last one in fp32 only: trained weights make scores so large that what half types round
+    off has no bound.
+    """
+    if not ranks:
+        return ["no rank held a batch against the oracle"]
+    proofs = [(f"rank {rank.rank}", "first", rank.proof) for rank in ranks]
+    if work.dtype == "fp32":
+        proofs += [(f"rank {rank.rank}", "last", rank.ending.get("proof")) for rank in ranks]
+    return [text for who, when, proof in proofs for text in _spot_problems(who, when, proof, work)]
+
+
+def _spot_problems(
+    who: str, when: str, proof: Mapping[str, Any] | None, work: Workload
+) -> list[str]:
+    spots: Mapping[str, Any] = (proof or {}).get("oracle") or {}
+    if not spots:
+        return [f"{who} did not hold its {when} batch against the oracle"]
+    allowed = oracle_tolerance(work)
+    problems = [
+        f"{who}: {what} is off by {spots.get(what)} of itself in the {when} batch, "
+        f"allowed {limit:.2g}"
+        for what, limit in {
+            "embedding": 0.0,
+            "attention": allowed,
+            "gates": allowed,
+            "layer": allowed,
+            "logits": allowed,
+            "blocks_shortfall": allowed,
+        }.items()
+        if not at_most(spots.get(what), limit)
+    ]
+    least = NARROW * ROUNDOFF.get(work.dtype, 0.0)
+    attention = spots.get("attention")
+    if work.dtype != "fp32" and isinstance(attention, int | float) and attention < least:
+        problems.append(
+            f"{who}: attention is off by {attention} only: not computed in {work.dtype}"
+        )
+    if work.layers is not None and spots.get("layers") != work.layers:
+        problems.append(f"{who}: {spots.get('layers')} layers ran, the config has {work.layers}")
+    told = spots.get("shape") or {}
+    other = [n for n, value in work.shape.items() if told.get(n) != value]
+    if other:
+        has, wanted = (
+            ", ".join(f"{name}={values.get(name)}" for name in other)
+            for values in (told, work.shape)
+        )
+        problems.append(f"{who}: the model has {has}, the config {wanted} ({when} batch)")
+    if spots.get("seams") != 0:
+        problems.append(f"{who}: {spots.get('seams')} modules get what the one before did not give")
+    if spots.get("blocks_illegal") != 0:
+        problems.append(f"{who}: {spots.get('blocks_illegal')} choices of blocks break the rules")
+    return problems
+
+
+def oracle_tolerance(work: Workload) -> float:
+    """Error of one layer, as a share of its output, that the launch's types explain."""
+    tf32 = work.device == "cuda" and work.dtype == "fp32"
+    roundoff = ROUNDOFF.get("fp16" if tf32 else work.dtype, 0.0)
+    return max(FLOAT32_SUMS, ROUNDOFFS * roundoff)
+
+
+def at_most(value: object, limit: float) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= limit
+
+
+def loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+    """The loss of the first batch, as trained on and from its logits; that of steps run twice."""
+    problems = []
+    for rank in ranks:
+        proof = rank.proof or {}
+        loss, again = proof.get("loss"), proof.get("loss_again")
+        if not _close(loss, again):
+            problems.append(
+                f"rank {rank.rank}: the loss of the first batch is {loss}, computed again {again}"
+            )
+    return problems + _again_account(frame, ranks)
+
+
+def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """The loss of the first step is that of the batch that was proven: the mean over the ranks.
+
+    Where a step has several micro-batches, the proof knows only the first.
+    """
+    if work.step_tokens != work.pass_tokens or len(ranks) != work.nproc or not len(frame):
+        return []
+    proven = [(rank.proof or {}).get("loss") for rank in ranks]
+    known = [float(loss) for loss in proven if isinstance(loss, int | float)]
+    if len(known) < len(ranks):
+        return []  # said by `loss_account`
+    step, loss = int(frame["step"].iloc[0]), float(frame["loss"].iloc[0])
+    mean = sum(known) / len(known)
+    # On a GPU a step may be replayed, and the proof is launched from the host.
+    allowed = AGAIN_TOLERANCE if work.device == "cpu" else LOSS_TOLERANCE
+    if abs(loss - mean) <= allowed:
+        return []
+    return [
+        f"the CSV's loss of step {step} is {loss:.5f}, the ranks' proof of its batch came to "
+        f"{mean:.5f}"
+    ]
+
+
+def _again_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+    """Steps whose loss in the CSV is not what the same batches give when they run once more."""
+    told = dict(zip(frame["step"].tolist(), frame["loss"].tolist(), strict=True))
+    problems = []
+    for rank in ranks:
+        again = rank.ending.get("recomputed") or {}
+        steps, losses = (again.get(name) or () for name in ("steps", "losses"))
+        if not steps or len(steps) != len(losses):
+            problems.append(f"rank {rank.rank} computed no step's loss a second time")
+            continue
+        pairs = list(zip(steps, losses, strict=True))
+        apart = [
+            (step, loss)
+            for step, loss in pairs
+            if not abs(told.get(step, math.nan) - loss) <= AGAIN_TOLERANCE
+        ]
+        if apart:
+            step, loss = apart[0]
+            problems.append(
+                f"the CSV's loss of step {step} is {told.get(step, math.nan):.5f}; rank "
+                f"{rank.rank} computed it again, {loss:.5f} ({len(apart)} of {len(pairs)} steps "
+                "differ)"
+            )
+    return problems
+
+
+def _close(one: object, other: object) -> bool:
+    numbers = isinstance(one, int | float) and isinstance(other, int | float)
+    return numbers and abs(float(str(one)) - float(str(other))) <= LOSS_TOLERANCE
+
+
+def gates_account(
+    gates: pd.DataFrame | None, ranks: Sequence[RankLog], work: Workload
+) -> list[str]:
+    """Readings differ, because parameters move, and are those of the steps computed twice."""
+    if gates is None or gates.empty:
+        return []
+    problems = []
+    told = [gates[name] for name in ("entropy", "max_gate") if name in gates]
+    if len(gates) >= _STUCK and all(column.nunique() == 1 for column in told):
+        problems.append(f"{len(gates)} readings of the gates are equal in every digit")
+    return problems + list(_gates_again(gates, ranks, work))
+
+
+def _gates_again(gates: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> Iterator[str]:
+    """Readings of rank 0 that are not those of its step when it is computed a second time."""
+    again = next((r.ending.get("recomputed") or {} for r in ranks if r.rank == 0), {})
+    steps, layers = again.get("steps") or (), again.get("gates") or ()
+    if not steps or len(steps) != len(layers):
+        yield "the gates of no step were computed a second time"
+        return
+    by_step = dict(zip(steps, layers, strict=True))
+    both = gates[gates["step"].isin(by_step)]
+    if both.empty:
+        yield "no reading of the gates is of a step that was computed a second time"
+    for row in both.to_dict("records"):
+        found = by_step[int(row["step"])]
+        if work.layers not in (None, len(found)) or any(len(o) != _TOLD for o in found):
+            yield f"step {row['step']:.0f} tells the gates of {len(found)} layers"
+            continue
+        for name, (place, over) in _OVER_LAYERS.items():
+            wanted, read = over([layer[place] for layer in found]), row.get(name, math.nan)
+            # Shares are empty where auxiliary statistics are switched off.
+            empty = name.startswith("share_") and math.isnan(read)
+            if not empty and not abs(read - wanted) <= GATES_TOLERANCE:
+                yield (
+                    f"{name} of the gates in step {row['step']:.0f} is {read:.5f} in gates.csv, "
+                    f"computed again {wanted:.5f}"
+                )

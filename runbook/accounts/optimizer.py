@@ -1,0 +1,273 @@
+"""What the optimizer did: against AdamW's equation in float64, and against the schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nsa.contract.sampling import recomputed_steps, watched_steps
+from runbook.accounts.gradients import NORM_TOLERANCE
+from runbook.accounts.model import ROUNDOFF, oracle_tolerance
+from runbook.accounts.workload import COPY_TOLERANCE, Workload
+from runbook.records.evidence import RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# In its first step Adam moves the group that moves most by the rate itself.
+FIRST_UPDATE = (0.5, 2.0)
+# The rate of a step follows from the config, and the cosine ends at this share of its peak.
+COSINE_END = 0.1
+# Adam moves a parameter by about the learning rate in every step, whatever its gradient.
+MOVED_SHARE = 0.1
+MOVED_MOST = 1.5
+# Roundoffs of float32 that an update may be off by, as shares of the sizes that were added up:
+# clipping rounds a gradient 5 times, so 9 for the first moment and 15 for the second (measured: 3
+# and 5). A bias correction in float32 adds 10 in the first step. bf16 is off by 32,768.
+UPDATE_ROUNDOFFS = 32.0
+# The largest gap of each kind that the trainer tells, and what float32 explains of it.
+_ALLOWED: Mapping[str, tuple[str, float]] = {
+    "weight": ("weights after the update", UPDATE_ROUNDOFFS),
+    "first_moment": ("the optimizer's first moment", UPDATE_ROUNDOFFS),
+    "second_moment": ("the optimizer's second moment", UPDATE_ROUNDOFFS),
+    "norm": ("the norm that clipping goes by", NORM_TOLERANCE),
+    "rate": ("the optimizer's own learning rate", COPY_TOLERANCE),
+}
+# Of one rank; two in bf16 are off by 1 / 256 (measured), and may be by 5.7 of that.
+_WIRE_ROUNDOFFS = 4
+# Of the largest gap between the ranks: equal but for rounding. Two are equally far from their mean.
+_AS_FAR = 0.99
+# Roundoffs that errors of rounding to nearest never come to on average, and cut digits always do.
+_BIAS = 1 / 4
+_ROUNDED_ON_THE_WIRE = ("bf16", "fp16")
+_ROUNDOFFS = ("weight", "first_moment", "second_moment")
+
+
+def update_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """The optimizer counts as many updates as steps, and its first one is as large as the rate.
+
+    fp16 may skip updates while its scaler finds the scale. A resumed launch has no first step.
+    """
+    problems = []
+    for rank in ranks:
+        updates, first = (rank.ending.get(name) for name in ("updates", "first_update"))
+        if updates is None:
+            problems.append(f"rank {rank.rank} does not say how many updates its optimizer made")
+        elif updates != [rank.last_step, rank.last_step] and work.dtype != "fp16":
+            problems.append(
+                f"rank {rank.rank}: the optimizer counts {updates} updates in "
+                f"{rank.last_step} steps"
+            )
+        if rank.first_step != 1 or work.dtype == "fp16":
+            continue
+        share = first["moved"] / first["lr"] if first and first.get("lr") else math.nan
+        if not FIRST_UPDATE[0] <= share <= FIRST_UPDATE[1]:
+            problems.append(
+                f"rank {rank.rank}: the first step moved no parameter by its rate, but by "
+                f"{share:.3g} of it"
+            )
+    return problems
+
+
+def rate_account(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:
+    """Column lr is what config and schedule make of every step; warm-up rows are the planned ones.
+
+    lr: a linear ramp over warmup_steps, then constant, or a cosine down to a tenth of the peak.
+    """
+    train, effective = (env.get("config") or {}).get("train") or {}, env.get("effective") or {}
+    try:
+        peak, ramp = float(train["lr"]), int(train["warmup_steps"])
+        shape, total = str(train["lr_schedule"]), int(effective["schedule_steps"])
+    except (KeyError, TypeError, ValueError):
+        return ["env.json does not say which learning rates were planned"]
+    if "lr" not in frame:
+        return ["the CSV has no column lr"]
+    problems = []
+    for step, rate in zip(frame["step"], frame["lr"], strict=True):
+        wanted = peak
+        if step <= ramp:
+            wanted = peak * step / ramp
+        elif shape == "cosine":
+            progress = min(1.0, (step - ramp) / max(1, total - ramp))
+            cosine = 0.5 * (1 + math.cos(math.pi * progress))
+            wanted = peak * (COSINE_END + (1 - COSINE_END) * cosine)
+        if not abs(rate - wanted) <= COPY_TOLERANCE * peak:
+            problems.append(f"lr of step {step} is {rate:.6g}, planned is {wanted:.6g}")
+            break
+    return problems + _warmup_problems(frame, env)
+
+
+def _warmup_problems(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:
+    """Only a block of a schedule has a warm-up, at its beginning and as long as planned."""
+    if "warmup" not in frame:
+        return []
+    planned = int((env.get("arms") or {}).get("warmup_steps") or 0)
+    begins = [name for name in ("block", "arm") if name in frame]
+    number = frame.groupby(begins).cumcount() if begins else frame.reset_index().index
+    wrong = frame[frame["warmup"].astype(bool) != (number < planned)]
+    if not len(wrong):
+        return []
+    return [
+        f"{len(wrong)} steps, first {wrong['step'].iloc[0]}, are marked as warm-up or not against "
+        f"the schedule, whose blocks begin with {planned} such steps"
+    ]
+
+
+def movement_account(ranks: Sequence[RankLog]) -> list[str]:
+    """Every group of parameters moved, about as far as the learning rate lets it, on all ranks."""
+    problems = []
+    first: Mapping[str, float] = ranks[0].ending.get("moved") or {} if ranks else {}
+    for rank in ranks[1:]:
+        other = rank.ending.get("moved") or {}
+        apart = [name for name in first if other.get(name) != first[name]]
+        if other and apart:
+            problems.append(
+                f"rank {rank.rank}'s parameters moved otherwise than rank {ranks[0].rank}'s: "
+                f"{', '.join(apart)}"
+            )
+    for rank in ranks:
+        moved: Mapping[str, float] = rank.ending.get("moved") or {}
+        rate = rank.ending.get("largest_lr")
+        if not moved or not isinstance(rate, int | float):
+            problems.append(f"rank {rank.rank} does not say how far its parameters moved")
+            continue
+        steps = 0 if rank.steps is None else len(rank.steps)
+        still = [name for name, change in moved.items() if not change > MOVED_SHARE * rate]
+        far = [n for n, change in moved.items() if not change <= MOVED_MOST * steps * rate]
+        if still:
+            problems.append(
+                f"rank {rank.rank}: {len(still)} of {len(moved)} groups of parameters did not "
+                f"move: {', '.join(still)} (largest learning rate {rate:g})"
+            )
+        elif far:
+            problems.append(
+                f"rank {rank.rank}: {', '.join(far)} moved further than {steps} steps of the "
+                f"learning rate {rate:g} can"
+            )
+    return problems
+
+
+def shadow_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """In the watched steps the optimizer did what config, schedule and gradient make of AdamW."""
+    own = [
+        f"rank {rank.rank}: {text}"
+        for rank in ranks
+        for text in (
+            *_watched_problems(rank, rank.ending.get("shadow"), work),
+            *_again_problems(rank, rank.ending.get("recomputed"), work),
+        )
+    ]
+    return own + _ranks_problems(ranks, work)
+
+
+def gradient_tolerance(work: Workload) -> float:
+    """What a step's gradient may be off by from the same without DDP, as a share of itself.
+
+    Each rank's is rounded to the wire's type, and so is every sum: random errors, whose squares add
+    up over the ranks. The order of sums may be another.
+    """
+    wire = _WIRE_ROUNDOFFS * ROUNDOFF.get(work.wire or "bf16", 0.0) * math.sqrt(work.nproc)
+    return max(oracle_tolerance(work), wire)
+
+
+def _again_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> list[str]:
+    """The gradient that the optimizer got is that of the loss of this step's batches."""
+    if not told or rank.first_step is None or rank.steps is None or work.steps is None:
+        return ["no gradient was computed a second time"]
+    first, last, profiled = rank.first_step, work.steps, work.profiled
+    drawn = {t: recomputed_steps(t, first, last, profiled=profiled) for t in rank.tokens}
+    problems = _other_steps("gradients were computed again", told, drawn, rank.steps["step"])
+    gap, limit = told.get("gradient"), gradient_tolerance(work)
+    if not isinstance(gap, int | float) or not 0 <= gap <= limit:
+        problems.append(
+            f"the gradient before clipping is not that of the step's loss: off by {gap} of "
+            f"itself, allowed {limit:.2g}"
+        )
+        # Of another gradient nobody needs to know how it is rounded.
+        return problems
+    return problems + _bias_problems(told.get("bias") or {}, work)
+
+
+def bias_tolerance(work: Workload, weight: float) -> float:
+    """What the errors of gradients in a half type may be on average, as a share; 0 in any other.
+
+    Cutting digits off makes 0.69 roundoffs of it. Rounding to nearest makes half a roundoff at one
+    element, this way or that, so of the mean over `weight` elements six deviations are allowed.
+    """
+    return ROUNDOFF.get(work.wire or "", 0.0) * max(_BIAS, 3 / math.sqrt(weight))
+
+
+def _bias_problems(told: Mapping[str, Any], work: Workload) -> list[str]:
+    """A half type on the wire rounds to nearest: up as often as down, and not towards 0."""
+    if work.wire not in _ROUNDED_ON_THE_WIRE:
+        return []
+    weight = told.get("weight")
+    if not isinstance(weight, int | float) or not weight > 0:
+        return ["which way gradients are rounded was held against nothing"]
+    limit = bias_tolerance(work, weight)
+    return [
+        f"gradients are rounded {way}, not to nearest: by {told.get(name)} on average, allowed "
+        f"{limit:.2g}"
+        for name, way in (("toward_zero", "towards 0 or away from it"), ("down", "up or down"))
+        if not isinstance(told.get(name), int | float) or not abs(told[name]) <= limit
+    ]
+
+
+def _other_steps(
+    what: str, told: Mapping[str, Any], drawn: Mapping[str, Iterable[int]], ended: Iterable[int]
+) -> list[str]:
+    """Steps that were told and are not those that a token has drawn, of those that ended."""
+    there = {int(step) for step in ended}
+    # One token; that it is the launch's own is another row's to say.
+    wanted = [[step for step in drawn[token] if step in there] for token in sorted(drawn)]
+    if told.get("steps") in wanted:
+        return []
+    right = " or ".join(map(str, wanted)) or "those that a token draws"
+    return [f"{what} in steps {told.get('steps')}, not {right}"]
+
+
+def _ranks_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """All ranks made the same gradient of a micro-batch that was the same for all.
+
+    One that is wrong moves the mean too, so the rank furthest from it is named; of two, both.
+    """
+    told = {
+        rank.rank: rank.ending["recomputed"].get("ranks")
+        for rank in ranks
+        if rank.ending.get("recomputed")
+    }
+    gaps = {n: gap for n, gap in told.items() if isinstance(gap, int | float) and gap >= 0}
+    problems = [
+        f"rank {number}: its gradient of the micro-batch that all ranks had is off by {gap}"
+        for number, gap in told.items()
+        if number not in gaps
+    ]
+    largest, limit = max(gaps.values(), default=0.0), gradient_tolerance(work)
+    if largest > limit:
+        furthest = [str(n) for n, gap in gaps.items() if gap >= _AS_FAR * largest]
+        problems.append(
+            f"ranks make different gradients of one micro-batch: rank {' and rank '.join(furthest)}"
+            f" off by {largest:.4g} of the ranks' mean, allowed {limit:.2g}"
+        )
+    return problems
+
+
+def _watched_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> list[str]:
+    if not told or rank.first_step is None or rank.steps is None:
+        return ["the optimizer's updates were held against nothing"]
+    if work.steps is None:
+        return ["env.json does not say how many steps its launch has"]
+    drawn = {t: watched_steps(t, rank.first_step, work.steps) for t in rank.tokens}
+    problems = _other_steps("the optimizer was watched", told, drawn, rank.steps["step"])
+    for name, (what, limit) in _ALLOWED.items():
+        gap = told.get(name)
+        if not isinstance(gap, int | float) or not 0 <= gap <= limit:
+            unit = " roundoffs of float32" if name in _ROUNDOFFS else " of itself"
+            problems.append(f"{what}: off by {gap}{unit}, allowed {limit:g}")
+    if told.get("jumps") != 0:
+        problems.append(
+            "weights, moments or the model's mode change between two steps, or updates are not "
+            f"counted: {told.get('jumps')} of those watched"
+        )
+    return problems

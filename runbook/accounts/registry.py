@@ -1,0 +1,223 @@
+"""All accounts in one table: the row that each belongs to, and what is told where it is off."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from runbook.accounts.between_steps import beside_account, fetch_account, restart_account
+from runbook.accounts.clocks import time_account
+from runbook.accounts.data import data_account, token_account
+from runbook.accounts.first_weights import first_weights_account, size_account
+from runbook.accounts.gradients import (
+    clip_account,
+    gradient_account,
+    left_over_account,
+    norm_account,
+)
+from runbook.accounts.model import (
+    first_loss_account,
+    gates_account,
+    loss_account,
+    oracle_account,
+)
+from runbook.accounts.optimizer import (
+    movement_account,
+    rate_account,
+    shadow_account,
+    update_account,
+)
+from runbook.accounts.saves import checkpoints_left_out, position_account, saved_account
+from runbook.accounts.settings import settings_account
+from runbook.accounts.tables import (
+    column_account,
+    copy_account,
+    evaluation_account,
+    evaluations_left_out,
+    memory_account,
+    process_account,
+    step_account,
+    written_account,
+)
+from runbook.accounts.workload import Keeping, Workload
+from runbook.records import RankExit, Reason
+from runbook.records.evidence import RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What one launch left that is held against each other, by the names that accounts ask for.
+
+    `duration_s` and `exits` are what the launcher saw: nothing where there was none. `given`: the
+    variables that the launch was planned with, as far as they are known.
+    """
+
+    frame: pd.DataFrame
+    ranks: Sequence[RankLog]
+    work: Workload
+    env: Mapping[str, Any]
+    gates: pd.DataFrame | None = None
+    val: pd.DataFrame | None = None
+    duration_s: float | None = None
+    exits: Sequence[RankExit] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        """The kind of device that the ranks compute on."""
+        return self.work.device
+
+    @property
+    def lag(self) -> int:
+        """So many steps a device may be behind the host that notes their ends."""
+        return int(self.device == "cuda")
+
+    @property
+    def keeping(self) -> Keeping:
+        """Which checkpoints the config wants, and keeps."""
+        return self.work.keeping
+
+
+class Row(StrEnum):
+    """The row of a phase that an account belongs to."""
+
+    ACCOUNTS = "accounts"
+    GRADIENTS = "gradients"
+    ORACLE = "oracle"
+
+
+_REASONS = {
+    Row.ACCOUNTS: Reason.UNBALANCED,
+    Row.GRADIENTS: Reason.NOT_LEARNING,
+    Row.ORACLE: Reason.UNBALANCED,
+}
+
+
+@dataclass(frozen=True)
+class Account:
+    """One account: `check` asks for what it needs of `Sources`, and returns what is off.
+
+    An account with a `topic` has a remedy of its own: where no other account of its row is off,
+    or, if it `leads`, wherever it is off, since what else is off may follow from it. `title` is
+    then the row's, of a launch {name}. A `mismatch` is of what was asked for, not of two sources. A
+    `copied` account needs every column of training.csv that heartbeats have too.
+    """
+
+    row: Row
+    check: Callable[..., Iterable[str]]
+    topic: str = ""
+    title: str = ""
+    mismatch: bool = False
+    leads: bool = False
+    copied: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.check.__name__.removesuffix("_account")
+
+    @property
+    def holds(self) -> str:
+        """In words, what it holds against what."""
+        return (inspect.getdoc(self.check) or "").partition("\n")[0]
+
+    @property
+    def reason(self) -> Reason:
+        """Why its row fails where this account is what is off."""
+        return Reason.MISMATCH if self.mismatch else _REASONS[self.row]
+
+    def problems(self, sources: Sources) -> tuple[str, ...]:
+        """What does not balance, in words."""
+        asked = inspect.signature(self.check).parameters
+        return tuple(self.check(**{name: getattr(sources, name) for name in asked}))
+
+
+# In the order in which they are told.
+ACCOUNTS = (
+    Account(Row.ACCOUNTS, column_account),
+    Account(Row.ACCOUNTS, process_account, copied=True),
+    Account(Row.ACCOUNTS, step_account, copied=True),
+    Account(Row.ACCOUNTS, time_account, copied=True),
+    Account(Row.ACCOUNTS, fetch_account, copied=True),
+    Account(Row.ACCOUNTS, token_account, copied=True),
+    Account(Row.ACCOUNTS, data_account, copied=True),
+    Account(Row.ACCOUNTS, copy_account, copied=True),
+    Account(Row.ACCOUNTS, loss_account, copied=True),
+    Account(Row.ACCOUNTS, first_loss_account, copied=True),
+    Account(Row.ACCOUNTS, beside_account),
+    Account(Row.ACCOUNTS, written_account),
+    Account(Row.ACCOUNTS, restart_account),
+    Account(Row.ACCOUNTS, rate_account),
+    Account(Row.ACCOUNTS, memory_account),
+    Account(Row.ACCOUNTS, gates_account),
+    Account(
+        Row.ACCOUNTS,
+        evaluations_left_out,
+        topic="evaluations",
+        title="{name} left out evaluations that train.eval_every asks for.",
+    ),
+    Account(Row.ACCOUNTS, evaluation_account),
+    Account(
+        Row.ACCOUNTS,
+        checkpoints_left_out,
+        topic="saves",
+        title="{name} left out checkpoints that train.save_every asks for.",
+    ),
+    Account(Row.ACCOUNTS, saved_account),
+    Account(Row.ACCOUNTS, position_account),
+    Account(Row.ACCOUNTS, size_account),
+    Account(
+        Row.ACCOUNTS,
+        settings_account,
+        topic="settings",
+        title="{name} does not run with what it was given.",
+        mismatch=True,
+    ),
+    Account(Row.GRADIENTS, left_over_account, topic="left_over", leads=True),
+    Account(Row.GRADIENTS, gradient_account),
+    Account(Row.GRADIENTS, norm_account),
+    Account(Row.GRADIENTS, clip_account),
+    Account(Row.GRADIENTS, update_account),
+    Account(Row.GRADIENTS, shadow_account),
+    Account(Row.GRADIENTS, movement_account),
+    Account(Row.ORACLE, first_weights_account, topic="first_weights", mismatch=True, leads=True),
+    Account(Row.ORACLE, oracle_account, topic="oracle"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unbalanced:
+    """The accounts that are off, each with what does not balance."""
+
+    found: tuple[tuple[Account, tuple[str, ...]], ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.found)
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that does not balance, in words."""
+        return [text for _, texts in self.found for text in texts]
+
+    @property
+    def account(self) -> Account | None:
+        """The one that all of it is about, or may follow from; None where that is none."""
+        off = [account for account, _ in self.found]
+        leading = next((account for account in off if account.leads), None)
+        return leading or (off[0] if len(off) == 1 else None)
+
+
+def unbalanced(sources: Sources, *rows: Row) -> Unbalanced:
+    """What does not balance of the accounts of these rows; of all, where none is named."""
+    lacks = bool(column_account(sources.frame))
+    drawn = [
+        one for one in ACCOUNTS if (not rows or one.row in rows) and not (lacks and one.copied)
+    ]
+    told = ((one, one.problems(sources)) for one in drawn)
+    return Unbalanced(found=tuple(one for one in told if one[1]))

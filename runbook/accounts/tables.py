@@ -1,0 +1,229 @@
+"""The same steps as several files and processes tell them: rows, heartbeats, evaluations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nsa.contract.sampling import drawn_batch
+from runbook.accounts.clocks import joined
+from runbook.accounts.model import LOSS_TOLERANCE
+from runbook.accounts.workload import COPY_TOLERANCE, Workload
+from runbook.records import RankExit
+from runbook.records.evidence import RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Memory of a process as two readings of one step show it.
+MEMORY_TOLERANCE_MIB = 16.0
+# Columns that have a second source in every rank's heartbeats.
+_COPIED = ("step", "loss", "toks_per_s", "grad_norm", "tokens", "dt_s")
+
+
+def column_account(frame: pd.DataFrame) -> list[str]:
+    """training.csv has every column that heartbeats tell too."""
+    lacking = [name for name in _COPIED if name not in frame]
+    return [f"the CSV has no column {', '.join(lacking)}"] if lacking else []
+
+
+def process_account(ranks: Sequence[RankLog]) -> list[str]:
+    """One process for each rank, and one rank for each process."""
+    writers: dict[int, int] = {}
+    problems = []
+    for rank in ranks:
+        if not rank.pids:
+            problems.append(f"rank {rank.rank} names no process")
+        for pid in rank.pids:
+            if writers.setdefault(pid, rank.rank) != rank.rank:
+                problems.append(f"ranks {writers[pid]} and {rank.rank} are one process, {pid}")
+    return problems
+
+
+def step_account(ranks: Sequence[RankLog]) -> list[str]:
+    """Every rank ends every step once, and the ranks hold the same parameters at the end."""
+    problems = []
+    for rank in ranks:
+        if rank.steps is None:
+            continue
+        steps = rank.steps["step"]
+        again = sorted({int(step) for step in steps[steps.duplicated()]})
+        if again:
+            problems.append(f"rank {rank.rank} ends {len(again)} steps twice, first {again[0]}")
+    hashes = {rank.param_hash for rank in ranks}
+    if len(hashes) > 1:
+        problems.append("parameters differ between ranks at the end")
+    return problems
+
+
+def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+    """training.csv and the heartbeats tell the same steps, losses, norms and, on rank 0, rates."""
+    problems = []
+    for rank in ranks:
+        if rank.steps is None or rank.steps["loss"].isna().all():
+            problems.append(f"rank {rank.rank} reports no progress to hold the CSV against")
+            continue
+        if set(rank.steps["step"]) != set(frame["step"]):
+            problems.append(
+                f"the CSV has {len(frame)} steps, rank {rank.rank} ended {len(rank.steps)}"
+            )
+        # Agreed by all ranks; each has a rate of its own, and rank 0 writes the CSV.
+        agreed = ("loss", "grad_norm")
+        own = tuple(name for name in ("toks_per_s", "fetch_s") if name in frame)
+        both = joined(frame, rank.steps, *agreed, *own)
+        for name in (*agreed, *own) if rank.rank == 0 else agreed:
+            said = both[f"{name}_said"]
+            allowed = COPY_TOLERANCE * said.abs() + 1e-3 * (name == "toks_per_s")
+            # A NaN in the CSV is near nothing.
+            apart = said.notna() & ~((both[name] - said).abs() <= allowed)
+            if apart.any():
+                row = both[apart].iloc[0]
+                problems.append(
+                    f"{name} of step {row['step']:.0f} is {row[name]:.6g} in the CSV and "
+                    f"{row[f'{name}_said']:.6g} in rank {rank.rank}'s heartbeats "
+                    f"({int(apart.sum())} steps differ)"
+                )
+    return problems
+
+
+def written_account(exits: Sequence[RankExit]) -> list[str]:
+    """Files that were behind their rank's heartbeats while the launcher looked."""
+    return [
+        f"{name} was up to {steps} steps behind what rank {end.rank} said of itself while it ran: "
+        "its rows were not written as they came"
+        for end in exits
+        for name, steps in sorted(end.late_rows.items())
+    ]
+
+
+def memory_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """On a CPU every step's memory is what the process has.
+
+    On CUDA it is a peak: no less than what is in use, and no more than what the allocator held.
+    """
+    problems = []
+    for rank in ranks:
+        if rank.steps is None or "rss_mib" not in rank.steps:
+            problems.append(f"rank {rank.rank} does not say how much memory its steps end with")
+            continue
+        # A profiler may write its trace between a step's reading and its end.
+        steps = rank.steps[rank.steps["alone"].astype(bool)]
+        apart = steps["mem_mib"] - steps["rss_mib"]
+        wrong = apart.abs() > MEMORY_TOLERANCE_MIB
+        if work.device == "cuda":
+            wrong = steps["mem_mib"] < steps["cuda_mib"] - MEMORY_TOLERANCE_MIB
+            if "reserved_mib" in steps:
+                wrong |= steps["reserved_mib"] < steps["mem_mib"] - MEMORY_TOLERANCE_MIB
+        if wrong.any():
+            row = steps[wrong].iloc[-1]
+            problems.append(
+                f"rank {rank.rank}: memory of step {row['step']:.0f} is {row['mem_mib']:.0f} MiB, "
+                f"but its process has {row['rss_mib']:.0f} and its device {row['cuda_mib']} MiB, "
+                f"of {row.get('reserved_mib')} MiB reserved at most"
+            )
+    return problems
+
+
+def evaluation_account(
+    val: pd.DataFrame | None, ranks: Sequence[RankLog], work: Workload
+) -> list[str]:
+    """Every evaluation is the mean of all planned batches, of which one was computed again.
+
+    `val` is val.csv, which has to tell the same steps and losses as rank 0. On which rows an
+    evaluation was made is for `data_account` to say.
+    """
+    problems = [
+        f"rank {rank.rank}'s evaluation after step {told.get('step')} {text}"
+        for rank in ranks
+        for told in rank.evaluations
+        for text in (*_planned_problems(told, work), *_evaluated_again(rank, told, work))
+    ]
+    if any(rank.evaluations for rank in ranks):
+        problems += _mean_problems(ranks)
+        problems += _table_problems(val, ranks)
+    return problems
+
+
+def evaluations_left_out(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """Steps that lack their evaluation; of the last step the end of the launch decides."""
+    problems = []
+    for rank in ranks:
+        if not work.eval_every or rank.steps is None:
+            continue
+        trained = rank.steps["step"].iloc[:-1]
+        due = set(trained[trained % work.eval_every == 0].astype(int))
+        made = {told.get("step") for told in rank.evaluations}
+        if missing := sorted(due - made):
+            problems.append(
+                f"rank {rank.rank} left out {len(missing)} of {len(due)} evaluations that "
+                f"train.eval_every={work.eval_every} asks for, first after step {missing[0]}"
+            )
+    return problems
+
+
+def _planned_problems(told: Mapping[str, Any], work: Workload) -> Iterator[str]:
+    """Batches and tokens that are not the planned ones."""
+    losses = told.get("losses") or ()
+    if len(losses) != work.eval_batches:
+        yield f"tells the losses of {len(losses)} batches, planned are {work.eval_batches}"
+    tokens = work.eval_batches * work.pass_tokens
+    if told.get("embedded") != tokens:
+        yield f"embedded {told.get('embedded')} tokens, not {tokens}"
+
+
+def _evaluated_again(rank: RankLog, told: Mapping[str, Any], work: Workload) -> Iterator[str]:
+    """A drawn batch whose loss is another when it is computed a second time."""
+    again: Mapping[str, Any] = told.get("again") or {}
+    losses, step, batch = told.get("losses") or (), told.get("step"), again.get("batch")
+    # One token; that it is the launch's own is another row's to say.
+    drawn = {drawn_batch(t, rank.rank, step or 0, work.eval_batches) for t in rank.tokens}
+    if batch not in drawn or not batch < len(losses):
+        yield f"computed batch {batch} a second time, drawn is {', '.join(map(str, drawn))}"
+        return
+    loss = again.get("loss")
+    if not _apart(losses[batch], loss) <= LOSS_TOLERANCE:
+        told_of = f"{_shown(losses[batch])} for batch {batch}"
+        yield f"tells a loss of {told_of}, computed again {_shown(loss)}"
+
+
+def _mean_problems(ranks: Sequence[RankLog]) -> Iterator[str]:
+    """Losses that are not the mean over ranks and batches."""
+    steps = [[told.get("step") for told in rank.evaluations] for rank in ranks]
+    if any(own != steps[0] for own in steps):
+        yield "the ranks tell evaluations after different steps"
+        return
+    for together in zip(*(rank.evaluations for rank in ranks), strict=True):
+        every = [loss for told in together for loss in told.get("losses") or ()]
+        mean = sum(every) / len(every) if every else math.nan
+        for rank, told in zip(ranks, together, strict=True):
+            if not _apart(told.get("loss"), mean) <= COPY_TOLERANCE * abs(mean):
+                yield (
+                    f"rank {rank.rank} tells a validation loss of {_shown(told.get('loss'))} after "
+                    f"step {told.get('step')}, the mean of {len(every)} batches is {_shown(mean)}"
+                )
+
+
+def _table_problems(val: pd.DataFrame | None, ranks: Sequence[RankLog]) -> Iterator[str]:
+    """What val.csv says otherwise than rank 0, which writes it."""
+    read = val[["step", "loss"]] if val is not None and "loss" in val else None
+    rows = [] if read is None else list(read.itertuples(index=False, name=None))
+    told = [(one.get("step"), one.get("loss")) for one in ranks[0].evaluations]
+    if [step for step, _ in rows] != [step for step, _ in told]:
+        yield f"val.csv has {len(rows)} evaluations, rank {ranks[0].rank} tells of {len(told)}"
+        return
+    for (step, loss), (_, said) in zip(rows, told, strict=True):
+        if not _apart(loss, said) <= COPY_TOLERANCE * abs(loss):
+            place = f"after step {step:.0f}, the heartbeats {_shown(said)}"
+            yield f"val.csv has a loss of {_shown(loss)} {place}"
+
+
+def _apart(one: object, other: object) -> float:
+    """How far two numbers lie apart; NaN, which is near nothing, where one is none."""
+    if not (isinstance(one, int | float) and isinstance(other, int | float)):
+        return math.nan
+    return abs(one - other)
+
+
+def _shown(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, int | float) else str(value)

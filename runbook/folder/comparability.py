@@ -1,0 +1,98 @@
+"""What a launch ran on and with, by its env.json: what has to be equal to compare two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nsa.toggles import PREFIX
+
+# What something is, by its kind and its name.
+Facts = dict[tuple[str, str], str]
+
+_KINDS = {"git": "code", "versions": "software", "device": "machine"}
+_CARDS = ("device", "uuids")
+_WORK = ("seq_len", "global_batch", "accumulation", "dtype", "attention_path", "steps")
+# Of another kind than these are differences that a comparison names and is still made with.
+_SAME = ("work", "toggles", "machine")
+
+
+def env_facts(env: Mapping[str, Any]) -> Facts:
+    """Code, software, machine, work and toggles of a launch, as text."""
+    facts: Facts = {}
+    for name, kind in _KINDS.items():
+        # The branch is only a name for the commit.
+        inner = {key: v for key, v in _mapping(env.get(name)).items() if key != "branch"}
+        # Another card of the same model is no other machine: it may be slower, and that is to show.
+        facts |= {
+            ("cards" if (name, key) == _CARDS else kind, f"{name}.{key}"): str(value)
+            for key, value in inner.items()
+        }
+    effective = _mapping(env.get("effective"))
+    for source, names in ((env, ("world_size", "config_sha256")), (effective, _WORK)):
+        facts |= {("work", name): str(source[name]) for name in names if name in source}
+    toggles = env.get("toggles")
+    for toggle in toggles if isinstance(toggles, list | tuple) else ():
+        if "name" in _mapping(toggle):
+            facts["toggles", f"toggle {toggle['name']}"] = str(toggle.get("value"))
+    return facts
+
+
+def variable_facts(planned: Mapping[str, str]) -> Facts:
+    """The variables of a planned launch that are no toggles, such as NCCL's."""
+    return {
+        ("toggles", f"variable {name}"): value
+        for name, value in planned.items()
+        if not name.startswith(PREFIX)
+    }
+
+
+def device_facts(devices: Mapping[str, Any] | None) -> Facts:
+    """The cards of a launch and their driver, by its devices_before.json."""
+    found = _mapping(devices)
+    gpus = found.get("gpus")
+    cards = [_mapping(gpu).get("uuid") for gpu in gpus] if isinstance(gpus, list | tuple) else []
+    facts: Facts = {}
+    if uuids := ", ".join(sorted(str(uuid) for uuid in cards if uuid)):
+        facts["cards", "GPU UUIDs"] = uuids
+    if found.get("driver"):
+        facts["software", "driver"] = str(found["driver"])
+    return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Something that is not the same on both sides.
+
+    `kind` groups what changes together: code, machine, cards, software, work (profile, config, data
+    shapes), toggles or harness. Numbers may be compared only if one kind differs, and not work.
+    """
+
+    kind: str
+    what: str
+    a: str
+    b: str
+
+
+def unlike(
+    a: Mapping[tuple[str, str], str], b: Mapping[tuple[str, str], str], *, absent: str = "absent"
+) -> list[Difference]:
+    """What differs, with its text on both sides (`absent` where it has none)."""
+    values = {fact: (a.get(fact, absent), b.get(fact, absent)) for fact in {**a, **b}}
+    return [
+        Difference(kind=kind, what=what, a=left, b=right)
+        for (kind, what), (left, right) in values.items()
+        if left != right
+    ]
+
+
+def other_work(
+    a: Mapping[tuple[str, str], str], b: Mapping[tuple[str, str], str]
+) -> list[Difference]:
+    """What differs in work, toggles and machine: then no comparison is made at all."""
+    return [one for one in unlike(a, b) if one.kind in _SAME]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,137 @@
+"""events.jsonl: the journal of a run, one line for each event, and who holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from runbook.errors import RunbookError
+from runbook.files import read_given, sync_folder, utc_text
+from runbook.folder.names import EVENTS_FILE
+from runbook.records import RunRecord
+
+Event = Mapping[str, Any]
+
+
+class Journal:
+    """Appends one line per event; `sync=True` also waits for the disk.
+
+    An event that was written is never changed. A torn last line, which only a crash leaves, is
+    cut off when the journal is opened again, because nothing may be appended to half a line.
+    """
+
+    def __init__(self, path: Path, events: list[Event]) -> None:
+        self.path = path
+        self.events = events
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            # Held as long as the run goes on: nobody else continues it, or removes it.
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise RunbookError(f"{path.parent.name} is still going on in another process") from None
+
+    @classmethod
+    def create(cls, run_root: Path) -> Journal:
+        """A new journal. Raises `FileExistsError` if the folder has one."""
+        path = run_root / EVENTS_FILE
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        sync_folder(run_root)
+        return cls(path, [])
+
+    @classmethod
+    def reopen(cls, run_root: Path) -> Journal:
+        """The journal of an earlier run, ready for more.
+
+        Raises `RunbookError` if it is damaged, or if another process still writes it.
+        """
+        path = run_root / EVENTS_FILE
+        journal = cls(path, [])
+        try:
+            journal.events, whole_bytes = read_events(path)
+            os.truncate(path, whole_bytes)
+        except (RunbookError, OSError):
+            journal.__exit__()
+            raise
+        return journal
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
+    def append(self, name: str, *, sync: bool = False, **fields: Any) -> None:
+        """Write one event. Raises `OSError` if the disk refuses."""
+        event = {"seq": len(self.events) + 1, "ts": utc_text(), "event": name, **fields}
+        line = json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n"
+        data = line.encode()
+        size = os.fstat(self._file).st_size
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            if sync:
+                os.fsync(self._file)
+        except OSError:
+            os.ftruncate(self._file, size)  # half an event would make the whole journal unreadable
+            raise
+        self.events.append(json.loads(line))
+
+
+def read_events(path: Path) -> tuple[list[Event], int]:
+    """The whole events of a journal, and how many bytes they take.
+
+    A torn last line is left out. Raises `RunbookError` if an earlier line is damaged or missing,
+    which no crash can do.
+    """
+    try:
+        data = read_given(path)
+    except OSError as error:
+        raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
+    end = data.rfind(b"\n") + 1
+    events: list[Event] = []
+    for number, line in enumerate(data[:end].split(b"\n")[:-1], start=1):
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            event = None
+        if not isinstance(event, dict) or event.get("seq") != number:
+            raise RunbookError(f"{path}: line {number} is damaged or out of order")
+        events.append(event)
+    return events, end
+
+
+@contextmanager
+def as_it_writes() -> Iterator[None]:
+    """A function that reads events: one that the program never writes is told as that."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise RunbookError(
+            f"{EVENTS_FILE} holds an event that this program never writes: {what}"
+        ) from error
+
+
+@as_it_writes()
+def recorded_settings(run_root: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """What a person gave for a run, by its journal, and the source of each.
+
+    Raises `RunbookError` if the journal is damaged; empty where there is none.
+    """
+    path = run_root / EVENTS_FILE
+    events = read_events(path)[0] if path.is_file() else []
+    if not events:
+        return {}, {}
+    record = RunRecord.model_validate(events[0]["record"])
+    return record.settings, record.given_by

@@ -1,0 +1,158 @@
+"""Files of lines: read whole in blocks, and followed while they grow; complete lines only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from runbook.files import LARGEST_LOG_BYTES
+
+_BLOCK_BYTES = 4 << 20
+# What a rank says at its end is the longest of all lines, and takes some hundred kilobytes.
+LONGEST_LINE = 16 << 20
+# What a parser needs for a block and gives back. The C library returns freed memory to the system,
+# to be cleared again for the next block, until something larger was freed: then it keeps that much.
+_WORKING_BYTES = 24 << 20
+_TAIL_BYTES = 1 << 20
+_LONGEST_TAIL_LINE = 1 << 20
+
+
+class WholeLines:
+    """Iterates over blocks that end in a newline; afterwards has the file's digest and torn tail.
+
+    A line that is longer than a block comes in one block all the same, up to a bound: one beyond it
+    is left out and counted in `endless`, and of a torn tail its end is kept. `unread` bytes stand
+    behind what is read of the largest log. Raises `OSError`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._digest = hashlib.sha256()
+        self.torn = b""
+        self.torn_bytes = 0
+        self.endless = 0
+        self.unread = 0
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the file, whatever its lines are."""
+        endless = f"{self.endless} lines of over {LONGEST_LINE} bytes were dropped"
+        unread = f"{self.unread} bytes behind the first {LARGEST_LOG_BYTES} were not read"
+        return [*([endless] if self.endless else []), *([unread] if self.unread else [])]
+
+    @property
+    def sha256(self) -> str:
+        """The digest of everything that was read so far, the torn tail included."""
+        return self._digest.hexdigest()
+
+    def __iter__(self) -> Iterator[bytes]:
+        bytearray(_WORKING_BYTES)
+        buffer, kept = bytearray(2 * _BLOCK_BYTES), 0
+        left, lost = LARGEST_LOG_BYTES, 0
+        with self._path.open("rb", buffering=0) as stream:
+            while size := stream.readinto(memoryview(buffer)[kept:][: min(_BLOCK_BYTES, left)]):
+                left -= size
+                end = kept + size
+                self._digest.update(memoryview(buffer)[kept:end])
+                cut = buffer.rfind(b"\n", kept, end) + 1
+                if cut:
+                    # Of a line that was too long only its end is here.
+                    begin = buffer.find(b"\n", kept, end) + 1 if lost else 0
+                    self.endless += bool(lost)
+                    lost = 0
+                    if begin < cut:
+                        yield bytes(memoryview(buffer)[begin:cut])
+                    buffer[: end - cut] = buffer[cut:end]
+                kept = end - cut
+                if kept > LONGEST_LINE:
+                    lost, kept = lost + kept, 0
+                if len(buffer) < kept + _BLOCK_BYTES:
+                    buffer.extend(bytes(len(buffer)))
+            self.unread = 0 if left else max(0, os.fstat(stream.fileno()).st_size - stream.tell())
+        self.torn, self.torn_bytes = bytes(buffer[:kept]), kept + lost
+
+
+class LineTail:
+    """Gives the lines that were completed since the last call; memory stays flat.
+
+    A file that became shorter, or that is another file under the same name, is read from its
+    beginning.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._name = path, os.fspath(path)
+        self._offset = 0
+        self._inode: int | None = None
+        self._pending = b""
+        self.blocks_read = 0
+
+    def lines(self) -> Iterator[bytes]:
+        """New complete lines without their newlines; nothing while there is no file."""
+        block = self._read()
+        while block:
+            self.blocks_read += 1
+            *whole, pending = (self._pending + block).split(b"\n")
+            self._pending = pending[:_LONGEST_TAIL_LINE]
+            yield from whole
+            # A block that is not full was the end of the file: looking again is for the next call.
+            block = self._read() if len(block) == _TAIL_BYTES else b""
+
+    def _read(self) -> bytes:
+        """What the file has gained. It is opened anew: a network file system shows growth then."""
+        try:
+            handle = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return b""
+        try:
+            status = os.fstat(handle)
+            if status.st_size < self._offset or status.st_ino != self._inode:
+                self._offset, self._pending = 0, b""
+            self._inode = status.st_ino
+            if status.st_size == self._offset:
+                return b""
+            # Nobody waits for what a file that grew by so much at once held in between.
+            if status.st_size - self._offset > LARGEST_LOG_BYTES:
+                self._offset = status.st_size - _TAIL_BYTES
+            block = os.pread(handle, _TAIL_BYTES, self._offset)
+        except OSError:
+            return b""
+        finally:
+            os.close(handle)
+        self._offset += len(block)
+        return block
+
+
+class TableTail:
+    """Rows of a growing CSV file as text by column; unreadable rows are left out.
+
+    `headerless` names the columns of the older form without a header. A reader that decides from
+    these rows must be content with what it can read: damage is the judge's business.
+    """
+
+    def __init__(self, path: Path, *, headerless: tuple[str, ...] = ()) -> None:
+        self._tail = LineTail(path)
+        self._headerless = headerless
+        self._columns: tuple[str, ...] = ()
+        self.path = path
+
+    def rows(self) -> Iterator[dict[str, str]]:
+        """New whole rows."""
+        for line in self._tail.lines():
+            row = self._row(line)
+            if row is not None:
+                yield row
+
+    def _row(self, line: bytes) -> dict[str, str] | None:
+        if b"\0" in line:
+            return None
+        fields = tuple(line.decode("utf-8", "replace").strip("\r\ufeff").split(","))
+        if fields[0] == "step":
+            self._columns = fields
+            return None
+        if not self._columns and len(fields) == len(self._headerless):
+            self._columns = self._headerless
+        if len(fields) != len(self._columns):
+            return None
+        return dict(zip(self._columns, fields, strict=True))

@@ -1,0 +1,201 @@
+"""Every number of a run that a check or a phase rests on, as CSV and as Prometheus's gauges."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from runbook.errors import RunbookError
+from runbook.records import Check, Measurement, Outcome, RunRecord, Verdict, satisfies
+from runbook.records.measurement import plain_number
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
+
+_RUN = ("run_id", "started_at", "profile", "verdict")
+_Sample = tuple[dict[str, str], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number:
+    """One number: `name` is a check's id, or phase/measurement, as `runbook history` has it.
+
+    `measurement` names what was measured, `outcome` is the check's (empty without a check), and
+    `limit` is a number that the value was held against by `comparator`. The windows are steps.
+    """
+
+    name: str
+    phase: str
+    measurement: str
+    outcome: str
+    required: bool
+    value: float
+    unit: str
+    stdev: float | None
+    low: float | None
+    high: float | None
+    n: int
+    comparator: str
+    limit: float | None
+    first_step: int | None
+    last_step: int | None
+    path: str
+    sha256: str
+
+
+def numbers_of(record: RunRecord) -> list[Number]:
+    """The numbers of all checks and measurements, in the order of the phases; texts are no numbers.
+
+    A measurement that a check already shows does not come twice.
+    """
+    found = []
+    for phase in record.phases:
+        shown = [(check.id, check.measurement, check) for check in phase.checks]
+        held = {check.measurement for check in phase.checks if check.measurement}
+        others = [
+            (f"{phase.name}/{one.name}", one, None) for one in phase.measurements if one not in held
+        ]
+        for name, one, check in (*shown, *others):
+            if one is not None and _is_number(one.value):
+                found.append(_number(name, phase.name, one, check))
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(name: str, phase: str, one: Measurement, check: Check | None) -> Number:
+    low, high = one.interval or (None, None)
+    limit = check.limit if check and _is_number(check.limit) else None
+    return Number(
+        name=name,
+        phase=phase,
+        measurement=one.name,
+        outcome=check.outcome.value if check else "",
+        required=bool(check and check.required),
+        value=float(one.value),
+        unit=one.unit,
+        stdev=one.stdev,
+        low=low,
+        high=high,
+        n=one.n,
+        comparator=check.comparator.value if check and limit is not None else "",
+        limit=None if limit is None else float(limit),
+        first_step=one.window.first_step if one.window else None,
+        last_step=one.window.last_step if one.window else None,
+        path=one.path,
+        sha256=one.sha256,
+    )
+
+
+def csv_text(record: RunRecord) -> str:
+    """One row for each number, after a header; NaN and infinities are words, absent cells empty."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow((*_RUN, *(field.name for field in fields(Number))))
+    run = (record.run_id, record.started_at, record.profile, record.verdict.value)
+    for number in numbers_of(record):
+        writer.writerow((*run, *(_cell(value) for value in asdict(number).values())))
+    return stream.getvalue()
+
+
+def _cell(value: str | float | bool | None) -> str:
+    if value is None:
+        return ""
+    finite = isinstance(value, float) and math.isfinite(value)
+    return repr(value) if finite else plain_number(value)
+
+
+def prometheus_text(record: RunRecord) -> str:
+    """The run's verdict, checks, times and numbers as gauges, in the text exposition format.
+
+    The run's id is a label of one metric only, so that a run a night does not make new series of
+    all the others. Raises RunbookError without the package prometheus-client.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.core import GaugeMetricFamily
+        from prometheus_client.registry import Collector
+    except ImportError as error:
+        raise RunbookError(
+            f"--to prometheus needs the package prometheus-client ({error}); "
+            "pip install 'nsa-runbook[prometheus]'"
+        ) from error
+
+    class Gauges(Collector):
+        def collect(self) -> Iterator[GaugeMetricFamily]:
+            for name, help, samples in _families(record):
+                gauge = GaugeMetricFamily(f"runbook_{name}", help)
+                # Of equal series the first one stays.
+                series = {tuple(labels.items()): (labels, value) for labels, value in samples[::-1]}
+                for labels, value in reversed(series.values()):
+                    gauge.add_sample(gauge.name, labels, value)
+                if gauge.samples:
+                    yield gauge
+
+    registry = CollectorRegistry()
+    registry.register(Gauges())
+    return generate_latest(registry).decode()
+
+
+def _families(record: RunRecord) -> Iterable[tuple[str, str, list[_Sample]]]:
+    """Name, help and samples of each gauge."""
+    about = {"run_id": record.run_id, "profile": record.profile, "scope": record.scope}
+    about |= {"said": record.said, "version": record.tool_version}
+    verdicts = [({"verdict": one.value}, float(one is record.verdict)) for one in Verdict]
+    begun, ended = _moment(record.started_at), _moment(record.finished_at)
+    numbers = numbers_of(record)
+    yield "run_info", "The run that the other metrics are about.", [(about, 1.0)]
+    yield "verdict", "1 for the verdict of the run, 0 for the others.", verdicts
+    yield "checks", "Checks of the run by outcome.", _checks(record)
+    yield "required_check_passed", "1 if satisfied as a GO needs it, else 0.", _required(record)
+    yield "start_timestamp_seconds", "When the run began.", [({}, one) for one in begun]
+    yield "end_timestamp_seconds", "When it ended.", [({}, one) for one in ended]
+    lasted = [one - begun[0] for one in ended]
+    yield "duration_seconds", "From its start to its end.", [({}, one) for one in lasted]
+    times = [({"phase": one.name}, one.duration_s) for one in record.phases if one.started_at]
+    yield "phase_duration_seconds", "Time of each phase that ran.", times
+    # Several launches may give one measurement each: the file tells their series apart.
+    values = [(_labels(one, "name", "measurement", "unit", "path"), one.value) for one in numbers]
+    yield "value", "A number of a check, or of a phase; the label unit says in what.", values
+    limits = [
+        (_labels(one, "name", "comparator", "unit"), one.limit)
+        for one in numbers
+        if one.limit is not None
+    ]
+    yield "limit", "The number that a check holds its value against.", limits
+
+
+def _labels(number: Number, *names: str) -> dict[str, str]:
+    return {name: getattr(number, name) for name in names}
+
+
+def _moment(text: str | None) -> list[float]:
+    return [datetime.fromisoformat(text).timestamp()] if text else []
+
+
+def _checks(record: RunRecord) -> list[_Sample]:
+    required = set(record.required)
+    counted = Counter((check.outcome, check.id in required) for check in record.checks())
+    return [
+        ({"outcome": outcome.value, "required": str(flag).lower()}, counted[outcome, flag])
+        for outcome in Outcome
+        for flag in (True, False)
+    ]
+
+
+def _required(record: RunRecord) -> list[_Sample]:
+    found: dict[str, list[bool]] = {}
+    for check in record.checks():
+        found.setdefault(check.id, []).append(satisfies(check))
+    return [
+        ({"check": name}, float(all(found.get(name, [False]))))
+        for name in dict.fromkeys(record.required)
+    ]

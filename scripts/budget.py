@@ -1,0 +1,117 @@
+"""What the project may hold: code lines, files, words and commands, against `[tool.budget]`.
+
+    python scripts/budget.py [--pyproject FILE]
+
+Prints now and at most for each number; exits with 1 where one is over. Code lines are those that
+are neither blank nor comment nor docstring. `modules` is the most modules in one folder, `thin`
+the number of modules under 40 code lines that one other imports alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import sys
+import tokenize
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import grimp
+
+from runbook.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("nsa", "runbook", "phases", "reports")
+FOLDERS = (*PACKAGES, "benchmarks", "tests")
+_THIN_LINES = 40
+_NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+_MAY_HAVE_DOCSTRING = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def code_lines(source: str) -> int:
+    """Lines of a Python file that are neither blank nor comment nor docstring."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, _MAY_HAVE_DOCSTRING) and ast.get_docstring(node, clean=False):
+            text = node.body[0]
+            lines.difference_update(range(text.lineno, (text.end_lineno or text.lineno) + 1))
+    return len(lines)
+
+
+def measured(root: Path = ROOT) -> dict[str, int]:
+    """Every number by its name, such as `nsa.code`."""
+    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for folder in FOLDERS:
+        files = sorted((root / folder).rglob("*.py"))
+        # The tests that are shipped with nsa count as tests.
+        shipped = set((root / "nsa" / "tests").rglob("*.py"))
+        files = [*files, *shipped] if folder == "tests" else [f for f in files if f not in shipped]
+        own = {file: code_lines(file.read_text("utf-8")) for file in files}
+        modules = Counter(file.parent for file in files if file.name != "__init__.py")
+        found[f"{folder}.code"] = sum(own.values())
+        found[f"{folder}.files"] = len(files)
+        found[f"{folder}.modules"] = max(modules.values())
+        sizes |= {".".join(f.relative_to(root).with_suffix("").parts): n for f, n in own.items()}
+    found["packages.code"] = sum(found[f"{folder}.code"] for folder in PACKAGES)
+    found["packages.files"] = sum(found[f"{folder}.files"] for folder in PACKAGES)
+    docs = [file for file in (root / "docs").rglob("*.md") if "examples" not in file.parts]
+    found["docs.words"] = words((*docs, root / "README.md", root / "CONTRIBUTING.md"))
+    found["glossary.words"] = words([root / "docs" / "glossary.md"])
+    found["thin"] = len(thin_modules(sizes))
+    found["commands"] = len(COMMANDS)
+    return found
+
+
+def words(files: Iterable[Path]) -> int:
+    """Words of these pages together."""
+    return sum(len(file.read_text("utf-8").split()) for file in files)
+
+
+def thin_modules(sizes: Mapping[str, int]) -> list[str]:
+    """Modules of the packages with little code, each imported by one other alone."""
+    graph = grimp.build_graph(*PACKAGES)
+    return [
+        name
+        for name in sorted(graph.modules & sizes.keys())
+        if sizes[name] < _THIN_LINES and len(graph.find_modules_that_directly_import(name)) == 1
+    ]
+
+
+def ceilings(pyproject: Path) -> dict[str, int]:
+    """The table `[tool.budget]`, by the names of `measured`."""
+    table = tomllib.loads(pyproject.read_text("utf-8"))["tool"]["budget"]
+    found: dict[str, int] = {}
+    for name, value in table.items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        found |= {f"{name}.{key}".rstrip("."): most for key, most in inner}
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table; 1 where a number is over, or has no ceiling, or a ceiling no number."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--pyproject", type=Path, default=ROOT / "pyproject.toml")
+    now, most = measured(), ceilings(parser.parse_args(argv).pyproject)
+    problems = [f"{name}: in one of both only" for name in sorted(now.keys() ^ most.keys())]
+    print(f"{'':20}{'now':>8}{'at most':>9}")
+    for name in (name for name in now if name in most):
+        print(f"{name:20}{now[name]:>8}{most[name]:>9}")
+        if now[name] > most[name]:
+            problems.append(f"{name}: {now[name]} is {now[name] - most[name]} over {most[name]}")
+    for problem in problems:
+        print(f"over budget: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""A launch of two ranks that tells the truth in all its files, and ways to make it lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nsa.contract.sampling import recomputed_steps, watched_steps
+from runbook.accounts import model, tables
+from runbook.accounts.generated import GeneratedData
+from runbook.accounts.registry import Row, Sources, unbalanced
+from runbook.accounts.workload import Workload
+from runbook.records import RankExit
+from runbook.records.evidence import RankLog
+
+STEPS, RANKS, PER_RANK = 60, 2, 128
+DATA = GeneratedData(
+    kind="synthetic",
+    seed=1,
+    vocab_size=256,
+    seq_len=128,
+    nproc=RANKS,
+    rows=1,
+    accumulation=1,
+)
+WORK = Workload(
+    nproc=RANKS,
+    step_tokens=PER_RANK,
+    pass_tokens=PER_RANK,
+    seq_len=128,
+    block=16,
+    wire="bf16",
+    data=DATA,
+    dtype="bf16",
+    device="cuda",
+    layers=12,
+    grad_clip=1.0,
+    steps=STEPS,
+)
+# What a rank tells of the text of its first documents.
+TEXT = {"documents": 2, "bytes": 129, "read": "5e", "decoded": "5e", "apart": None}
+Ranks = tuple[RankLog, ...]
+EXITS = (RankExit(rank=0, code=0, said_s=0.6, watched_s=0.9), RankExit(rank=1, code=0))
+
+
+def rows() -> pd.DataFrame:
+    """A CSV with step times of 10 ms that jitter by a fifth."""
+    dt = np.random.default_rng(3).uniform(0.008, 0.012, STEPS)
+    return pd.DataFrame(
+        {
+            "step": range(1, STEPS + 1),
+            "loss": np.linspace(5.6, 2.0, STEPS),
+            "toks_per_s": RANKS * PER_RANK / dt,
+            "tokens": RANKS * PER_RANK,
+            "dt_s": dt,
+            "arm": "",
+            "grad_norm": np.linspace(3.0, 1.0, STEPS),
+            "fetch_s": 2.5e-4,
+            "block": 0,
+        }
+    )
+
+
+def proof(number: int) -> dict[str, Any]:
+    """What a rank proves, before its first step and after its last one."""
+    return {
+        "loss": 5.6 + 0.01 * (number - 0.5),
+        "loss_again": 5.6 + 0.01 * (number - 0.5),
+        "positions": PER_RANK,
+        "text": TEXT,
+        "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
+        "mean_low": 0.998,
+        "mean_high": 1.0,
+        "wire": "bf16",
+        "missing": [],
+        "norm_told": 4.0,
+        "norm_before": 4.0,
+        "norm_after": 1.0,
+        "logit_gradient": 1e-6,
+        "oracle": dict.fromkeys(
+            ("layer", "gates", "logits", "embedding", "blocks_illegal", "blocks_shortfall"), 0.0
+        )
+        | {"attention": 0.005, "layers": 12.0, "seams": 0.0},
+    }
+
+
+def shadow(steps: Sequence[int]) -> dict[str, Any]:
+    """What a rank tells about its optimizer in the watched steps."""
+    off = {"weight": 1.6, "first_moment": 2.8, "second_moment": 4.7, "norm": 4e-7, "rate": 0.0}
+    return {"steps": list(steps), **off, "jumps": 0, "left": 0}
+
+
+# Of a layer's gates: entropy, largest share, and the shares.
+GATES = (0.95, 0.4, 0.4, 0.35, 0.25)
+
+
+def recomputed(steps: Sequence[int], table: pd.DataFrame, *, layers: int = 12) -> dict[str, Any]:
+    """What a rank tells of the steps that it computes twice: the losses of the CSV."""
+    losses = dict(zip(table["step"], table["loss"], strict=True))
+    ended = [step for step in steps if step in losses]
+    return {
+        "steps": ended,
+        "losses": [losses[step] for step in ended],
+        "gradient": 1e-3,
+        "ranks": 0.0,
+        "bias": {"toward_zero": 1e-4, "down": -1e-4, "weight": 900.0},
+        "gates": [[list(GATES)] * layers for _ in ended],
+    }
+
+
+def rank(number: int, table: pd.DataFrame) -> RankLog:
+    """The heartbeats of a rank that tells the same; its clock reads 1 ms late now and then.
+
+    The loss is agreed by all ranks, but each times its own steps.
+    """
+    late = np.where(table["step"] % 7 == 0, 0.001, 0.0)
+    # A table of times alone tells of no waiting.
+    fetched = table["fetch_s"] if "fetch_s" in table else pd.Series(2.5e-4, index=table.index)
+    steps = pd.DataFrame(
+        {
+            "step": table["step"],
+            "mono": 500.0 + table["dt_s"].cumsum() + late,
+            "alone": True,
+            "embedded": PER_RANK,
+            "data": [DATA.of_step(number, step) for step in table["step"]],
+            "mem_mib": 300.0,
+            "reserved_mib": 340.0,
+            "rss_mib": 2000.0,
+            "cuda_mib": 290.0,
+            "loss": table["loss"],
+            "grad_norm": table["grad_norm"],
+            "fetch_s": fetched,
+            "fetch_clock_s": fetched + 3e-5,
+            "timed_from": 500.0 + table["dt_s"].cumsum() - table["dt_s"],
+            "toks_per_s": table["toks_per_s"] * (1 + 0.01 * number),
+        }
+    )
+    return RankLog(
+        rank=number,
+        path=f"heartbeat_rank{number}.jsonl",
+        sha256="",
+        events=3 * STEPS,
+        tokens=frozenset({"t"}),
+        first_step=1,
+        last_step=STEPS,
+        exit_code=0,
+        exit_reason="",
+        param_hash="h",
+        counts={},
+        pids=(40 + number,),
+        clock_s=float(table["dt_s"].sum()),
+        proof=proof(number),
+        ending={
+            "fetched_sum": 9,
+            "embedded_sum": 9,
+            "moved": {"embedding": 0.01, "norm": 0.02},
+            "largest_lr": 3e-3,
+            "proof": proof(number),
+            "updates": [STEPS, STEPS],
+            "first_update": {"moved": 3e-4, "lr": 3e-4},
+            "shadow": shadow(watched_steps("t", 1, STEPS)),
+            "recomputed": recomputed(recomputed_steps("t", 1, STEPS), table),
+        },
+        steps=steps,
+    )
+
+
+def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> list[str]:
+    """Everything that does not balance."""
+    duration_s = float(rows()["dt_s"].sum()) + 5.0
+    return [
+        *table_accounts(table, ranks, work, duration_s, EXITS),
+        *unbalanced(sources(table, ranks, work), Row.GRADIENTS).problems,
+        *tables.memory_account(ranks, work),
+        *model.oracle_account(ranks, work),
+    ]
+
+
+def table_accounts(
+    table: pd.DataFrame,
+    ranks: Ranks,
+    work: Workload = WORK,
+    duration_s: float | None = None,
+    exits: Sequence[RankExit] = (),
+) -> list[str]:
+    """What does not balance of the accounts of columns that heartbeats tell too."""
+    found = unbalanced(sources(table, ranks, work, duration_s, exits), Row.ACCOUNTS).found
+    copied = (texts for one, texts in found if one.copied or one.name == "column")
+    return [text for texts in copied for text in texts]
+
+
+def sources(
+    table: pd.DataFrame,
+    ranks: Ranks,
+    work: Workload = WORK,
+    duration_s: float | None = None,
+    exits: Sequence[RankExit] = (),
+) -> Sources:
+    return Sources(frame=table, ranks=ranks, work=work, env={}, duration_s=duration_s, exits=exits)
+
+
+def honest() -> tuple[pd.DataFrame, Ranks]:
+    table = rows()
+    return table, tuple(rank(number, table) for number in range(RANKS))
+
+
+def changed(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    return tuple(replace(log, **values) if log.rank == number else log for log in ranks)
+
+
+def steps_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    steps = ranks[number].steps
+    assert steps is not None
+    return changed(ranks, number, steps=steps.assign(**values))
+
+
+def proof_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    return changed(ranks, number, proof={**(ranks[number].proof or {}), **values})
+
+
+def ending_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
+    return changed(ranks, number, ending={**ranks[number].ending, **values})
+
+
+def shadow_of(ranks: Ranks, **values: Any) -> Ranks:
+    return ending_of(ranks, 0, shadow={**ranks[0].ending["shadow"], **values})
+
+
+def oracle_of(ranks: Ranks, **values: Any) -> Ranks:
+    found = (ranks[0].proof or {})["oracle"]
+    return proof_of(ranks, 0, oracle={**found, **values})

@@ -1,0 +1,307 @@
+"""One time by three clocks: pauses are no fraud, and no fraud passes for a pause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from runbook.accounts import clocks
+from runbook.records import RankExit
+from runbook.records.evidence import RankLog
+from runbook.stats import steady
+from tests.accounts.launches import (
+    RANKS,
+    WORK,
+    all_accounts,
+    honest,
+    rank,
+    rows,
+    steps_of,
+    table_accounts,
+)
+
+
+def test_a_pause_of_the_machine_between_a_step_and_its_heartbeat_is_no_fraud() -> None:
+    table, ranks = honest()
+    steps = ranks[1].steps
+    assert steps is not None
+    late = steps["mono"] + np.where(steps["step"] == 30, 0.05, 0.0)
+    assert all_accounts(table, steps_of(ranks, 1, mono=late)) == []
+
+
+def test_both_clocks_of_a_rank_slowed_alike_are_held_by_its_wall_clock() -> None:
+    _, ranks = honest()
+    steps = ranks[0].steps
+    assert steps is not None
+    wall = 1.7e9 + steps["mono"]
+    assert clocks.wall_clock(steps_of(ranks, 0, ts=wall)[0]) == []
+    (text,) = clocks.wall_clock(steps_of(ranks, 0, ts=wall, mono=steps["mono"] * 0.8)[0])
+    assert text.startswith("rank 0: a typical step takes 0.0079 s by the monotonic clock and 0.00")
+
+
+def test_a_wall_clock_that_is_set_is_no_fraud() -> None:
+    _, ranks = honest()
+    steps = ranks[0].steps
+    assert steps is not None
+    for hours in (-3600.0, 3600.0):
+        wall = 1.7e9 + steps["mono"] + np.where(steps["step"] > 30, hours, 0.0)
+        assert clocks.wall_clock(steps_of(ranks, 0, ts=wall)[0]) == []
+
+
+def test_time_beside_the_steps_is_left_out() -> None:
+    """An evaluation of 9 s before step 31, which dt_s leaves out as it should."""
+    table, ranks = honest()
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
+        ranks = steps_of(ranks, number, mono=late, alone=steps["step"] != 31)
+    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks)) == []
+
+
+def test_the_others_wait_for_a_profiler_in_its_step_and_the_next() -> None:
+    """Rank 0 closes its profiler at the end of step 20; rank 1 waits for it in step 21."""
+    table, ranks = honest()
+    first, second = ranks[0].steps, ranks[1].steps
+    assert first is not None
+    assert second is not None
+    ranks = steps_of(
+        ranks,
+        0,
+        mono=first["mono"] + np.where(first["step"] >= 20, 9.0, 0.0),
+        alone=first["step"] != 20,
+    )
+    ranks = steps_of(ranks, 1, mono=second["mono"] + np.where(second["step"] >= 21, 9.0, 0.0))
+    assert [clocks.step_clock(table, rank, clocks.BusySteps(ranks)) for rank in ranks] == [[], []]
+
+
+def test_a_few_steps_on_a_busy_machine_are_no_fraud_but_half_the_time_is() -> None:
+    """Twelve steps whose ends a busy rank 1 notes up to 1 ms early or late, in steps of 10 ms."""
+    wrong = 0
+    for seed in range(200):
+        table, ranks = honest()
+        table = table[:12]
+        steps = ranks[1].steps
+        assert steps is not None
+        noise = np.random.default_rng(seed).uniform(-0.001, 0.001, 12)
+        ranks = steps_of(ranks, 1, mono=steps["mono"][:12] + noise)
+        wrong += clocks.step_clock(table, ranks[1], clocks.BusySteps(ranks)) != []
+        assert (
+            clocks.step_clock(
+                table.assign(dt_s=table["dt_s"] / 2), ranks[1], clocks.BusySteps(ranks)
+            )
+            != []
+        )
+    assert wrong <= 2
+
+
+def test_what_is_done_between_the_arms_of_a_round_is_left_out() -> None:
+    """Two arms of one round; DDP is wrapped anew for 9 s before the second one."""
+    table, ranks = honest()
+    table = table.assign(arm=["a"] * 30 + ["b"] * 30)
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        late = steps["mono"] + np.where(steps["step"] >= 31, 9.0, 0.0)
+        ranks = steps_of(ranks, number, mono=late)
+    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks)) == []
+    assert clocks.step_clock(table.assign(arm="a"), ranks[0], clocks.BusySteps(ranks)) != []
+
+
+def test_what_rank_0_does_beside_a_step_the_others_wait_for_in_the_next() -> None:
+    """Rank 0 writes a trace for 9 s at the end of step 30, which dt_s leaves out as it should."""
+    table, ranks = honest()
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        late = steps["mono"] + np.where(steps["step"] >= 30 + number, 9.0, 0.0)
+        ranks = steps_of(ranks, number, mono=late)
+    beside = steps_of(ranks, 0, alone=table["step"] != 30)
+    assert clocks.time_account(table, beside, None) == []
+    assert len(clocks.time_account(table, ranks, None)) == RANKS
+
+
+def test_a_hidden_stall_is_noticed_by_the_clock() -> None:
+    table, ranks = honest()
+    for number in range(RANKS):
+        steps = ranks[number].steps
+        assert steps is not None
+        ranks = steps_of(
+            ranks, number, mono=steps["mono"] + np.where(steps["step"] >= 20, 2.0, 0.0)
+        )
+    assert "of what rank 0's clock shows" in "; ".join(all_accounts(table, ranks))
+
+
+def test_a_clock_that_runs_at_half_speed_is_noticed_by_the_launcher() -> None:
+    table, ranks = honest()
+    slow = RankExit(rank=0, code=0, said_s=10.0, watched_s=20.0)
+    assert clocks.time_account(table, ranks, 30.0, (slow,)) == [
+        "rank 0 counts 10.0 s between steps that arrived at the launcher in 20.0 s"
+    ]
+
+
+Told = Callable[[pd.Series], pd.Series]
+
+
+def _invented(times: pd.Series) -> pd.Series:
+    return pd.Series(np.random.default_rng(7).permutation(times), index=times.index)
+
+
+def _smoothed(times: pd.Series) -> pd.Series:
+    soft = times.ewm(span=20).mean()
+    return soft * times.sum() / soft.sum()
+
+
+@pytest.mark.parametrize("told", [_invented, _smoothed])
+def test_jitter_that_is_not_that_of_the_clock_is_noticed(told: Told) -> None:
+    """The sum is right, the median nearly, and in 60 steps no end is far from its place."""
+    table, ranks = honest()
+    lied = table.assign(dt_s=told(table["dt_s"]))
+    assert lied["dt_s"].sum() == pytest.approx(table["dt_s"].sum())
+    assert lied["dt_s"].median() == pytest.approx(table["dt_s"].median(), rel=0.02)
+    cpu = replace(WORK, device="cpu")
+    assert table_accounts(table, ranks, cpu, None) == []
+    assert table_accounts(lied, ranks, WORK, None) == [], "on CUDA the host may be a step ahead"
+    (problem,) = table_accounts(lied, ranks, cpu, None)
+    assert "off a typical step of 0.0099 s by rank 0's clock" in problem
+
+
+def long_table(**changed: float) -> pd.DataFrame:
+    """1,000 steps of 10 ms that jitter by 1 %.
+
+    drift: by so much slower at last. pause: so many s more in each of ten steps.
+    """
+    table = pd.DataFrame({"step": range(1, 1001)})
+    dt = 0.01 * np.random.default_rng(5).normal(1, 0.01, len(table))
+    dt *= np.linspace(1, 1 + changed.get("drift", 0.0), len(table))
+    dt[[*range(300, 310)]] += changed.get("pause", 0.0)
+    columns = {"loss": 1.0, "grad_norm": 1.0, "toks_per_s": 1.0}
+    return table.assign(dt_s=dt, arm="", block=0, **columns)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("hidden", [{"drift": 0.1}, {"pause": 0.02}])
+def test_what_is_hidden_from_the_steady_row_is_noticed(hidden: dict[str, float], lag: int) -> None:
+    """Drift by giving the steps in another order, slow steps by spreading them over the rest."""
+    table = long_table(**hidden)
+    times = table["dt_s"]
+    told = _invented(times) if "drift" in hidden else times.clip(upper=0.0104)
+    told += (times.sum() - told.sum()) / len(told)
+    lied = table.assign(dt_s=told)
+    assert steady(times.to_numpy()).outcome == "FAIL"
+    assert steady(told.to_numpy()).outcome == "PASS"
+    ranks = tuple(rank(number, table) for number in range(RANKS))
+    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks), lag=lag) == []
+    assert len(clocks.step_clock(lied, ranks[0], clocks.BusySteps(ranks), lag=lag)) == 1
+
+
+def test_a_host_that_is_a_step_ahead_of_its_device_is_no_fraud() -> None:
+    """On CUDA a step is noted when the one before has ended; where the host is slow, at its end.
+
+    Ten steps take six times as long, one pauses, and at last the host falls behind.
+    """
+    table = long_table(pause=0.05)
+    table.loc[600, "dt_s"] = 3.0
+    ends = table["dt_s"].cumsum()
+    noted = pd.Series(np.where(table["step"] > 800, ends, ends.shift(fill_value=0.0)))
+    noted += np.where(table["step"] % 50 == 0, 0.1, 0.0)
+    ranks = tuple(rank(number, table) for number in range(RANKS))
+    ahead = steps_of(ranks, 0, mono=noted)
+    assert clocks.step_clock(table, ahead[0], clocks.BusySteps(ahead), lag=1) == []
+    assert clocks.step_clock(table, ahead[0], clocks.BusySteps(ahead)) != []
+
+
+# Of a launch on an NVIDIA H100 whose layers are replayed: twelve blocks of two arms, by dt_s (the
+# device's ends) and by the host's heartbeats.
+REAL = Path(__file__).parent / "fixtures/steps_h100_two_arms.csv"
+
+
+def real_steps() -> tuple[pd.DataFrame, tuple[RankLog, ...]]:
+    table = pd.read_csv(REAL)
+    alone = table["alone"].astype(bool)
+    ranks = steps_of((rank(0, table),), 0, mono=table["mono"], alone=alone)
+    return table.drop(columns=["mono", "alone"]), ranks
+
+
+def test_a_host_that_gets_ahead_in_every_block_is_no_fraud() -> None:
+    """Each block begins side by side and ends with the host up to a step ahead: 3 % in all."""
+    table, ranks = real_steps()
+    assert table.groupby(["block", "arm"]).ngroups == 12
+    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks), lag=1) == []
+    (problem,) = clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks))
+    assert problem.startswith("dt_s sums to 1.034 of what rank 0's clock shows")
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.05])
+def test_a_twentieth_more_or_less_is_fraud_all_the_same(factor: float) -> None:
+    table, ranks = real_steps()
+    lied = table.assign(dt_s=table["dt_s"] * factor)
+    assert len(clocks.step_clock(lied, ranks[0], clocks.BusySteps(ranks), lag=1)) == 1
+
+
+def test_a_stall_that_dt_s_leaves_out_is_seen_in_its_block() -> None:
+    """0.2 s in one step of a block, which is more than being ahead explains."""
+    table, ranks = real_steps()
+    steps = ranks[0].steps
+    assert steps is not None
+    stalled = steps_of(ranks, 0, mono=steps["mono"] + np.where(steps["step"] >= 113, 0.2, 0.0))
+    (problem,) = clocks.step_clock(table, stalled[0], clocks.BusySteps(stalled), lag=1)
+    assert "moves step ends by" in problem
+
+
+def test_steps_in_which_a_rank_was_busy_count_for_none_of_many() -> None:
+    """A rank is held up by itself in a step, and by any other in that step or the next."""
+    _, ranks = honest()
+    assert ranks[0].steps is not None
+    alone = ranks[0].steps["step"] != 7
+    busy = replace(ranks[0], steps=ranks[0].steps.assign(alone=alone))
+    idle = replace(ranks[0], steps=ranks[0].steps.assign(alone=True))
+    steps = clocks.BusySteps([busy, *(replace(idle, rank=number) for number in range(1, 64))])
+    assert steps.of(0) == {7}
+    assert steps.of(1) == steps.of(63) == {7, 8}
+    both = clocks.BusySteps([busy, replace(busy, rank=1)])
+    assert both.of(0) == both.of(1) == {7, 8}
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("stalls", [False, True])
+def test_waiting_for_data_cannot_leave_dt_s(share: float, stalls: bool) -> None:
+    """A quarter of a millisecond in each step, or a batch in twenty that comes late."""
+    table = rows()
+    table["dt_s"] *= 3
+    if stalls:
+        table["fetch_s"] = np.where(table["step"] % 20 == 5, 0.3, 2e-5)
+        table["dt_s"] += table["fetch_s"]
+    truth = (rank(0, table), rank(1, table))
+    assert clocks.time_account(table, truth, None) == []
+    told = table.assign(dt_s=table["dt_s"] - share * table["fetch_s"])
+    (problem,) = clocks.time_account(told, (truth[0],), None)
+    assert problem.startswith("dt_s leaves out what waits for data" if not stalls else "dt_s sums")
+
+
+def test_few_stalls_in_a_long_launch_cannot_leave_dt_s() -> None:
+    """1 s in 60 s, of a device that its host is ahead of."""
+    table = pd.concat([rows()] * 100, ignore_index=True)
+    table["step"] = range(1, len(table) + 1)
+    table["fetch_s"] = np.where(table["step"] % 2000 == 5, 0.3, 2e-5)
+    table["dt_s"] += table["fetch_s"]
+    truth = rank(0, table)
+    assert clocks.time_account(table, (truth,), None, lag=1) == []
+    told = table.assign(dt_s=table["dt_s"] - table["fetch_s"])
+    (problem,) = clocks.time_account(told, (truth,), None, lag=1)
+    assert problem.startswith("dt_s leaves out what waits for data: 1.02 of")
+
+
+def test_what_is_left_out_beside_the_waiting_is_not_blamed_on_it() -> None:
+    """A ninth of a step, in the second half: more than it waits."""
+    table = rows()
+    table.loc[table["step"] > 30, "dt_s"] += 0.0009
+    truth = rank(0, table)
+    told = table.assign(dt_s=rows()["dt_s"])
+    found = clocks.time_account(told, (truth,), None)
+    assert found and "waits for data" not in found[0]

@@ -1,0 +1,44 @@
+"""The table of accounts: every one is described, and what a row says of those that are off."""
+
+from __future__ import annotations
+
+from runbook.accounts.registry import ACCOUNTS, Account, Row, Unbalanced, unbalanced
+from runbook.records import Reason
+from tests.accounts.launches import honest, sources
+
+
+def _account(name: str) -> Account:
+    (found,) = (one for one in ACCOUNTS if one.name == name)
+    return found
+
+
+def _off(*names: str) -> Unbalanced:
+    return Unbalanced(found=tuple((_account(name), (f"{name} is off",)) for name in names))
+
+
+def test_every_account_has_a_name_of_its_own_and_says_what_it_holds() -> None:
+    assert len({one.name for one in ACCOUNTS}) == len(ACCOUNTS)
+    assert all(one.holds for one in ACCOUNTS)
+    assert {one.row for one in ACCOUNTS} == set(Row)
+
+
+def test_one_account_alone_gives_its_row_topic_and_reason() -> None:
+    alone = _off("settings").account
+    assert alone is not None
+    assert (alone.topic, alone.reason) == ("settings", Reason.MISMATCH)
+    assert _off("settings", "memory").account is None
+    assert _off("memory", "settings").problems == ["memory is off", "settings is off"]
+
+
+def test_an_account_from_which_others_follow_gives_it_beside_them_too() -> None:
+    both = _off("first_weights", "oracle").account
+    assert both is not None and both.topic == "first_weights"
+    left = _off("shadow", "left_over").account
+    assert left is not None and (left.topic, left.reason) == ("left_over", Reason.NOT_LEARNING)
+
+
+def test_without_a_column_that_heartbeats_tell_nothing_is_held_against_them() -> None:
+    table, ranks = honest()
+    found = unbalanced(sources(table.drop(columns="loss"), ranks), Row.ACCOUNTS).found
+    assert found[0][1] == ("the CSV has no column loss",)
+    assert not any(one.copied for one, _ in found)

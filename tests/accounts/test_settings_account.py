@@ -1,0 +1,232 @@
+"""What ranks run with against what they were given: buckets of other caps are told."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runbook.accounts.settings import (
+    Caps,
+    bucket_account,
+    bucket_words,
+    thread_account,
+    timeout_account,
+)
+from tests.accounts.launches import Ranks, changed, ending_of, honest
+
+MIB = 2**20
+# Bytes of parameters of very different sizes, as gradients come.
+PARAMETERS = random.Random(7).choices([512, 65_536, 131_072, 400_000], k=60)
+
+
+def cut(cap_mib: float, parameters: list[int] = PARAMETERS) -> dict[str, Any]:
+    """The buckets that torch makes: `compute_bucket_assignment_by_size`, for one type."""
+    import torch
+    from torch import distributed
+
+    tensors = [torch.empty(size // 4) for size in parameters]
+    places, _ = distributed._compute_bucket_assignment_by_size(tensors, [int(cap_mib * MIB)])
+    sizes = [sum(parameters[at] for at in bucket) for bucket in places]
+    return {
+        "arm": "",
+        "block": 0,
+        "bytes": sizes,
+        "last_bytes": [parameters[bucket[-1]] for bucket in places],
+    }
+
+
+def ranks_with(told: dict[str, Any]) -> Ranks:
+    return tuple(replace(rank, ddp_buckets=(told,)) for rank in honest()[1])
+
+
+def env(cap: object, **more: Any) -> dict[str, Any]:
+    return {"toggles": [{"name": "NSA_DDP_BUCKET_MB", "value": cap}], **more}
+
+
+@pytest.mark.parametrize("cap", [0.001, 0.25, 0.5, 1.0, 2.0, 3.7, 25.0])
+def test_the_buckets_of_a_cap_are_those_of_that_cap(cap: float) -> None:
+    told = cut(cap)
+    assert bucket_account(ranks_with(told), env(cap)) == []
+    # While DDP looks for unused parameters it keeps the first buckets, turned round.
+    turned = told | {name: told[name][::-1] for name in ("bytes", "last_bytes")}
+    assert bucket_account(ranks_with(turned), env(cap)) == []
+
+
+@pytest.mark.parametrize("cap", [0.25, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_twice_or_half_the_cap_is_told_for_every_rank(cap: float, times: float) -> None:
+    problems = bucket_account(ranks_with(cut(times * cap)), env(cap))
+    assert [problem.partition(":")[0] for problem in problems] == ["rank 0", "rank 1"]
+    assert all(f"NSA_DDP_BUCKET_MB={cap:g}" in problem for problem in problems)
+    told = re.search(r"above ([\d.]+) and up to ([\d.]+) MiB", problems[0])
+    assert told is not None
+    least, most = map(float, told.groups())
+    assert least <= times * cap * 1.001
+    assert times * cap <= most * 1.001
+
+
+def test_the_caps_that_explain_buckets_are_all_of_them() -> None:
+    """Whatever cap is asked for: it is among them exactly where torch makes the same buckets."""
+    told = cut(0.5)
+    caps = Caps.of(told["bytes"], told["last_bytes"])
+    for number in range(1, 200):
+        cap = number / 100
+        assert caps.hold(cap * MIB) is (cut(cap) == told), cap
+
+
+def test_one_bucket_is_told_apart_from_smaller_caps_only_and_says_so() -> None:
+    small = [40_000] * 3
+    ranks = ranks_with(cut(25.0, small))
+    assert bucket_account(ranks, env(25.0)) == bucket_account(ranks, env(50.0)) == []
+    assert "in one bucket" in bucket_words(ranks)
+    (problem, _) = bucket_account(ranks, env(0.05))
+    assert "of a cap above 0.07629 MiB" in problem
+    assert bucket_words(ranks_with(cut(0.5))) == bucket_words(honest()[1]) == ""
+
+
+def test_no_single_cap_makes_buckets_that_are_cut_anyhow() -> None:
+    told = {"bytes": [MIB, 3 * MIB, MIB], "last_bytes": [1024, 1024, 1024]}
+    (problem, _) = bucket_account(ranks_with(told), env(1.0))
+    assert "those of no single cap" in problem
+
+
+def test_the_cap_of_an_arm_is_its_own() -> None:
+    blocks = [
+        {"block": 0, "arm": "half", "set": {"NSA_DDP_BUCKET_MB": "0.5"}},
+        {"block": 0, "arm": "as given", "set": {}},
+        {"block": 1, "arm": "half", "set": {"NSA_DDP_BUCKET_MB": "0.5"}},
+    ]
+    given = env(1.0, arms={"warmup_steps": 0, "blocks": blocks})
+    half, whole = cut(0.5) | {"arm": "half"}, cut(1.0) | {"arm": "as given"}
+    for right in (half, whole, half | {"block": 1}):
+        assert bucket_account(ranks_with(right), given) == []
+    (problem, _) = bucket_account(ranks_with(half | {"arm": "as given"}), given)
+    assert problem.startswith("rank 0 in arm as given: DDP's buckets")
+    odd = env(
+        1.0, arms={"blocks": [{"block": 0, "arm": "half", "set": {"NSA_DDP_BUCKET_MB": "?"}}]}
+    )
+    assert "does not say" in bucket_account(ranks_with(half), odd)[0]
+
+
+def test_the_default_counts_where_nothing_is_given() -> None:
+    assert bucket_account(ranks_with(cut(25.0)), {}) == []
+    assert bucket_account(ranks_with(cut(1.0)), {}) != []
+
+
+@pytest.mark.parametrize("left", [{}, {"bytes": [1]}, {"bytes": [1, 2], "last_bytes": [1]}])
+def test_sizes_that_are_not_told_are_no_proof(left: dict[str, Any]) -> None:
+    problems = bucket_account(ranks_with({"arm": "", "sizes_mib": [1.0], **left}), env(1.0))
+    assert "told without the bytes" in problems[0]
+
+
+def test_a_launch_that_tells_no_buckets_is_told_once_it_must_have_some() -> None:
+    _, ranks = honest()
+    assert bucket_account(ranks, env(1.0)) == [
+        f"rank {number} does not tell which buckets DDP made" for number in (0, 1)
+    ]
+    assert bucket_account(ranks[:1], env(1.0)) == []
+    assert bucket_account(ranks, env(1.0, arms={"blocks": []})) == []
+    steps = ranks[0].steps
+    assert steps is not None
+    short = changed(changed(ranks, 0, steps=steps[:3]), 1, steps=steps[:3])
+    assert bucket_account(short, env(1.0)) == []
+
+
+def in_force(**changes: Any) -> dict[str, Any]:
+    """What a healthy rank says that it runs with; `variables` are those that it found."""
+    variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": None}
+    return {"timeout_s": 900.0, "threads": 1, "cpus": 8, "variables": variables, **changes}
+
+
+def running(**changes: Any) -> Ranks:
+    """Two ranks, of which the second runs with something else."""
+    ranks = ending_of(honest()[1], 0, in_force=in_force())
+    return ending_of(ranks, 1, in_force=in_force(**changes))
+
+
+def minutes(value: object) -> dict[str, Any]:
+    return {"toggles": [{"name": "NSA_PG_TIMEOUT_MIN", "value": value}]}
+
+
+def test_the_process_group_waits_as_long_as_it_was_told() -> None:
+    assert timeout_account(running(), {}) == []
+    assert timeout_account(running(timeout_s=9.0), minutes(0.15)) == [
+        "rank 0: the process group waits for 900 s, NSA_PG_TIMEOUT_MIN=0.15 asks for 9 s"
+    ]
+    # A third of a minute is no whole number of milliseconds in every step of the way.
+    third = ending_of(running(timeout_s=20.0), 0, in_force=in_force(timeout_s=19.999))
+    assert timeout_account(third, minutes(1 / 3)) == []
+    assert "does not say" in timeout_account(running(), minutes("soon"))[0]
+
+
+@pytest.mark.parametrize("ignored", [600.0, 1800.0])
+def test_torchs_own_timeout_in_the_place_of_the_toggles_is_told(ignored: float) -> None:
+    """torch's are 10 minutes for NCCL and 30 for gloo."""
+    (problem,) = timeout_account(running(timeout_s=ignored), {})
+    assert problem.startswith(f"rank 1: the process group waits for {ignored:g} s")
+
+
+def test_a_timeout_that_is_not_told_is_missed_of_several_ranks_only() -> None:
+    assert timeout_account(running(timeout_s=None), {}) == [
+        "rank 1 does not tell the timeout of its process group"
+    ]
+    assert timeout_account(honest()[1][:1], {}) == []
+
+
+def test_every_rank_computes_with_the_threads_of_the_plan() -> None:
+    assert thread_account(running(), {"OMP_NUM_THREADS": "1"}) == []
+    wanted = ["rank 1 computes with 2 threads, OMP_NUM_THREADS=1"]
+    assert thread_account(running(threads=2), {"OMP_NUM_THREADS": "1"}) == wanted
+    assert thread_account(running(threads=2), {}) == wanted, "by what the rank found"
+    # A trainer that changes the variable itself is held against the plan.
+    found = {"OMP_NUM_THREADS": "2"}
+    told = running(threads=2, variables=found)
+    assert thread_account(told, {"OMP_NUM_THREADS": "1"}) == wanted
+    assert thread_account(told, {}) == []
+    assert thread_account(honest()[1][:1], {}) == [
+        "rank 0 does not tell with how many threads it computes"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads", "cpus", "told"),
+    [
+        ("16", 8, 16, False),  # eight cores, of which each has two CPUs: MKL takes no more
+        ("16", 8, 8, False),
+        ("16", 6, 16, True),  # no machine of 16 CPUs has so few cores
+        ("4", 2, 16, True),
+        ("4", 5, 4, True),
+        ("2", 1, 1, False),
+        ("2", 1, None, True),
+    ],
+)
+def test_fewer_threads_than_asked_for_are_explained_by_the_cores_only(
+    asked: str, threads: int, cpus: int | None, told: bool
+) -> None:
+    ranks = running(threads=threads, cpus=cpus, variables={"OMP_NUM_THREADS": asked})
+    assert bool(thread_account(ranks[1:], {})) is told
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"OMP_NUM_THREADS": None},
+        {"OMP_NUM_THREADS": "3,2"},
+        {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2"},
+    ],
+)
+def test_where_torch_decides_nothing_is_asked(variables: dict[str, Any]) -> None:
+    assert thread_account(running(threads=2, variables=variables)[1:], {}) == []
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 10**400, True, "25", [25], None])
+def test_a_setting_that_is_no_number_is_told(odd: object) -> None:
+    (problem, _) = bucket_account(ranks_with(cut(25.0)), env(odd))
+    assert "NSA_DDP_BUCKET_MB" in problem
+    assert "NSA_PG_TIMEOUT_MIN" in timeout_account(running(), minutes(odd))[0]

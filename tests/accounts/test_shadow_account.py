@@ -1,0 +1,206 @@
+"""What the watched updates may be off by, and which steps have to be watched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nsa.contract.sampling import recomputed_steps, watched_steps
+from runbook.accounts.gradients import left_over_account
+from runbook.accounts.optimizer import gradient_tolerance, shadow_account
+from tests.accounts.launches import (
+    STEPS,
+    WORK,
+    Ranks,
+    changed,
+    ending_of,
+    honest,
+    recomputed,
+    rows,
+    shadow,
+    shadow_of,
+)
+
+ALONE = honest()[1][:1]
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("weight", 32), ("first_moment", 32), ("second_moment", 32), ("norm", 1e-2), ("rate", 1e-6)],
+)
+def test_each_gap_has_its_limit(name: str, limit: float) -> None:
+    assert shadow_account(shadow_of(ALONE, **{name: limit}), WORK) == []
+    for gap in (limit * 1.01, -limit, math.nan, None):
+        (text,) = shadow_account(shadow_of(ALONE, **{name: gap}), WORK)
+        assert f"off by {gap}" in text
+
+
+def test_nothing_may_change_between_two_steps() -> None:
+    for jumps in (1, None):
+        (text,) = shadow_account(shadow_of(ALONE, jumps=jumps), WORK)
+        assert "change between two steps" in text
+
+
+def test_a_step_begins_without_gradients() -> None:
+    assert left_over_account(ALONE) == []
+    assert left_over_account(ending_of(ALONE, 0, shadow=None)) == []  # another account's to say
+    for left in (1, None):
+        (text,) = left_over_account(shadow_of(ALONE, left=left))
+        assert text == (
+            "rank 0: gradients of the step before are still there when a step begins: "
+            f"{left} of the elements watched"
+        )
+
+
+def test_the_steps_that_the_token_draws_are_watched_as_far_as_the_launch_went() -> None:
+    wanted = list(watched_steps("t", 1, STEPS))
+    (text,) = shadow_account(shadow_of(ALONE, steps=wanted[:2]), WORK)
+    assert text == f"rank 0: the optimizer was watched in steps [1, 2], not {wanted}"
+    short, twice = _first_steps(ALONE, 30), list(recomputed_steps("t", 1, STEPS))
+    (text, again) = shadow_account(short, WORK)
+    assert text.endswith(f"not {[s for s in wanted if s <= 30]}")
+    assert again.endswith(f"not {[s for s in twice if s <= 30]}")
+    assert len(shadow_account(changed(ALONE, 0, tokens=frozenset({"u"})), WORK)) == 2
+    assert len(shadow_account(changed(ALONE, 0, tokens=frozenset()), WORK)) == 2
+    (text, _) = shadow_account(ALONE, replace(WORK, steps=None))
+    assert "does not say how many steps" in text
+
+
+def test_a_resumed_launch_watches_its_own_first_steps() -> None:
+    later = changed(ALONE, 0, first_step=21)
+    assert len(shadow_account(later, WORK)) == 2
+    told = shadow(watched_steps("t", 21, STEPS))
+    twice = recomputed(recomputed_steps("t", 21, STEPS), rows())
+    assert shadow_account(ending_of(later, 0, shadow=told, recomputed=twice), WORK) == []
+
+
+def test_every_rank_has_to_tell() -> None:
+    (text,) = shadow_account(ending_of(honest()[1], 1, shadow=None), WORK)
+    assert text == "rank 1: the optimizer's updates were held against nothing"
+
+
+def _first_steps(ranks: Ranks, count: int) -> Ranks:
+    steps = ranks[0].steps
+    assert steps is not None
+    return changed(ranks, 0, steps=steps.iloc[:count])
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 5, 200])
+def test_the_first_and_the_last_pair_are_always_watched(last: int) -> None:
+    steps = watched_steps("ab", 1, last)
+    assert set(steps) >= {1, min(2, last), max(1, last - 1), last}
+    assert list(steps) == sorted(set(steps))
+    assert min(steps) == 1
+    assert max(steps) == last
+
+
+def test_another_token_draws_other_steps() -> None:
+    drawn = {watched_steps(str(token), 1, 200) for token in range(20)}
+    assert len(drawn) == 20
+
+
+def again(**changes: Any) -> list[str]:
+    """Problems of a launch whose rank 0 tells this of what it computed twice."""
+    _, ranks = honest()
+    told = {**ranks[0].ending["recomputed"], **changes}
+    return shadow_account(ending_of(ranks, 0, recomputed=told), WORK)
+
+
+@pytest.mark.parametrize(("gap", "found"), [(0.0, 0), (0.031, 0), (0.032, 1), (math.nan, 1)])
+def test_a_gradient_is_off_by_what_bf16_explains(gap: float, found: int) -> None:
+    assert len(again(gradient=gap)) == found
+
+
+def test_a_gradient_in_float32_is_off_by_its_sums_alone() -> None:
+    narrow = replace(WORK, wire="fp32", dtype="fp32", device="cpu")
+    assert gradient_tolerance(narrow) == 2e-5
+    two = gradient_tolerance(replace(narrow, wire="bf16"))
+    assert two == pytest.approx(4 * 2**-8 * 2**0.5)
+    assert gradient_tolerance(replace(narrow, wire=None)) == two
+    assert gradient_tolerance(replace(narrow, wire="bf16", nproc=8)) == pytest.approx(2 * two)
+
+
+def between(*gaps: float | None) -> list[str]:
+    """Problems of a launch whose ranks are so far from their mean in the same micro-batch."""
+    (rank,) = ALONE
+    twice = rank.ending["recomputed"]
+    ranks = [
+        replace(rank, rank=n, ending={**rank.ending, "recomputed": {**twice, "ranks": gap}})
+        for n, gap in enumerate(gaps)
+    ]
+    return shadow_account(ranks, replace(WORK, nproc=len(gaps)))
+
+
+def test_ranks_make_the_same_gradient_of_the_same_micro_batch() -> None:
+    assert between(0.0, 0.031) == between(0.0) == []
+    assert between(0.333, 0.3331) == [
+        "ranks make different gradients of one micro-batch: rank 0 and rank 1 off by 0.3331 of "
+        "the ranks' mean, allowed 0.031"
+    ]
+    (text,) = between(0.1, 0.1, 0.3, 0.1)
+    assert "rank 2 off by 0.3 of" in text
+
+
+@pytest.mark.parametrize("gap", [math.nan, math.inf, -1.0, None])
+def test_a_rank_that_is_held_against_nobody_is_said(gap: float | None) -> None:
+    (text,) = between(0.0, gap)
+    assert "rank 1" in text and f"off by {gap}" in text
+
+
+def test_what_was_not_computed_twice_or_in_other_steps_is_said() -> None:
+    steps = list(recomputed_steps("t", 1, STEPS))
+    (text,) = again(steps=steps[1:])
+    assert text == f"rank 0: gradients were computed again in steps {steps[1:]}, not {steps}"
+    assert again(gradient=None)[0].endswith("off by None of itself, allowed 0.031")
+    _, ranks = honest()
+    silent = shadow_account(ending_of(ranks, 0, recomputed=None), WORK)
+    assert silent == ["rank 0: no gradient was computed a second time"]
+
+
+@pytest.mark.parametrize("last", [1, 2, 9, 10, 20, 30, 500])
+def test_the_steps_that_are_computed_twice(last: int) -> None:
+    steps = recomputed_steps("ab", 1, last)
+    assert steps[0] == 1 and set(steps) <= set(watched_steps("ab", 1, last))
+    assert len(steps) <= 1 + 2 * (last // 10)
+    assert recomputed_steps("ab", 1, last, profiled=True) == (1,)
+
+
+CUT = 0.69 / 2**8
+
+
+@pytest.mark.parametrize(
+    ("bias", "found"),
+    [
+        ({"toward_zero": CUT}, ["towards 0"]),
+        ({"toward_zero": -CUT}, ["towards 0"]),
+        ({"down": CUT}, ["up or down"]),
+        ({"toward_zero": CUT, "down": -CUT}, ["towards 0", "up or down"]),
+        ({"toward_zero": 0.24 / 2**8, "down": -0.24 / 2**8}, []),
+        ({"toward_zero": math.nan}, ["towards 0"]),
+        ({"down": None}, ["up or down"]),
+        # Of few elements the mean may be further off.
+        ({"toward_zero": 0.5 / 2**8, "weight": 30.0}, []),
+        ({"toward_zero": 0.6 / 2**8, "weight": 30.0}, ["towards 0"]),
+        ({"weight": 0.0}, ["held against nothing"]),
+        ({"weight": None}, ["held against nothing"]),
+    ],
+)
+def test_a_half_type_on_the_wire_rounds_to_nearest(bias: dict[str, Any], found: list[str]) -> None:
+    told = {"toward_zero": 0.0, "down": 0.0, "weight": 900.0, **bias}
+    problems = again(bias=told)
+    assert len(problems) == len(found), problems
+    assert all(part in text for part, text in zip(found, problems, strict=True))
+
+
+def test_what_is_not_rounded_on_the_wire_has_no_bias() -> None:
+    ranks = honest()[1][:1]
+    told = {**ranks[0].ending["recomputed"], "bias": None, "gradient": 0.0}
+    for wire in ("fp32", None):
+        work = replace(WORK, wire=wire)
+        assert shadow_account(ending_of(ranks, 0, recomputed=told), work) == []
+    assert shadow_account(ending_of(ranks, 0, recomputed=told), WORK) == [
+        "rank 0: which way gradients are rounded was held against nothing"
+    ]

@@ -1,0 +1,168 @@
+"""Heartbeats: what a rank said is kept, what does not belong to it is named."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runbook.folder.rank_log import read_heartbeats
+from runbook.launch.ranks import RankWatch
+from runbook.records.evidence import RankLog
+from runbook.tools.inspect.folder import inspect_heartbeats
+from runbook.tools.inspect.types import RemarkCode
+from tests.folder.files import beat, heartbeats
+from tests.tiers import examples, few
+
+
+def read(folder: Path, data: str | bytes, *, rank: int = 0) -> RankLog:
+    path = folder / f"heartbeat_rank{rank}.jsonl"
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return read_heartbeats(path, rank=rank, relative_to=folder)
+
+
+def test_a_healthy_rank(tmp_path: Path) -> None:
+    log = read(tmp_path, heartbeats(7))
+    assert (log.first_step, log.last_step) == (1, 7)
+    assert (log.exit_code, log.exit_reason, log.param_hash) == (0, "done", "cafe")
+    assert log.counts["step_end"] == 7
+    assert log.events == 2 + 3 * 7
+    assert (log.problems, log.damaged, log.dropped_lines) == ((), False, 0)
+    assert log.tokens == frozenset({"ab12"})
+
+
+def test_effects_buckets_and_failures_are_kept(tmp_path: Path) -> None:
+    text = beat("ddp_buckets", arm="25", block=1, sizes_mib=[1.0, 24.0])
+    text += beat(
+        "effect",
+        toggle="NSA_OPT_FUSED",
+        value="1",
+        took_effect=True,
+        evidence="fused",
+        arm="a",
+        block=2,
+    )
+    text += beat("effect", toggle="NSA_NVTX", value="1", took_effect=None, evidence=None)
+    text += beat("arm_failed", arm="flash", error="unavailable")
+    text += beat("nonfinite", step=9, value="nan") + beat("halt", reason="asked")
+    log = read(tmp_path, text)
+    assert log.ddp_buckets[0]["sizes_mib"] == [1.0, 24.0]
+    assert [(e.toggle, e.took_effect, e.arm, e.block) for e in log.effects] == [
+        ("NSA_OPT_FUSED", True, "a", 2),
+        ("NSA_NVTX", None, "", 0),
+    ]
+    assert log.arm_failures[0]["arm"] == "flash"
+    assert log.nonfinite is not None and log.nonfinite["step"] == 9
+    assert log.halt_reason == "asked"
+
+
+def test_truncation_at_every_byte_keeps_the_complete_lines(tmp_path: Path) -> None:
+    data = heartbeats(2).encode()
+    for length in few(range(len(data) + 1)):
+        log = read(tmp_path, data[:length])
+        whole = [json.loads(line) for line in data[:length].split(b"\n")[:-1]]
+        assert log.events == len(whole)
+        torn = length > 0 and data[length - 1 : length] != b"\n"
+        assert (log.dropped_lines, log.damaged) == (int(torn), False)
+        ends = [record["step"] for record in whole if record["event"] == "step_end"]
+        assert log.counts.get("step_end", 0) == len(ends)
+
+
+def test_damage_before_the_tail_is_named(tmp_path: Path) -> None:
+    log = read(tmp_path, heartbeats(2) + '{"event": "pro\n' + "\0\0\n" + beat("boot", mono=99))
+    assert (log.dropped_lines, log.damaged) == (2, True)
+
+
+def test_two_halves_of_a_line_do_not_complete_each_other(tmp_path: Path) -> None:
+    """Joined into one document these lines would be two records of another content."""
+    text = '{"event":"boot","x":[{}\n{}]}\n{"event":"a"},{"event":"b"}\n'
+    log = read(tmp_path, text)
+    assert (log.events, log.dropped_lines) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (heartbeats(1) + heartbeats(1, token="ff00"), "2 launches"),
+        (heartbeats(1, rank=1), "other ranks"),
+        (beat("boot", mono=5.0) + beat("boot", mono=4.0), "goes back at 1"),
+        (beat("boot", pid=7) + beat("boot", pid=8), "2 processes in one file: 7, 8"),
+    ],
+)
+def test_what_does_not_belong_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    log = read(tmp_path, text)
+    assert log.damaged
+    assert any(problem in found for found in log.problems)
+
+
+@pytest.mark.parametrize("code", [None, "0", True, 1.5])
+def test_an_exit_that_cannot_say_its_code_is_a_crash_for_every_reader(
+    tmp_path: Path, code: object
+) -> None:
+    text = heartbeats(3).rsplit("\n", 2)[0] + "\n" + beat("exit", step=3, code=code, reason="odd")
+    log = read(tmp_path, text)
+    watch = RankWatch(tmp_path, "ab12", time.monotonic())
+    watch.update()
+    watch.close()
+    state = watch.ranks[0]
+    facts, _, findings = inspect_heartbeats(
+        tmp_path / "heartbeat_rank0.jsonl", rank=0, relative_to=tmp_path
+    )
+    assert (log.exit_code, log.exit_reason, log.last_step) == (1, "odd", 3)
+    assert (state.exit_code, state.exit_reason, state.step) == (1, "odd", 3)
+    assert (facts.exit_code, facts.last_event, facts.last_step) == (1, "exit", 3)
+    assert RemarkCode.FAILED_EXIT in {finding.code for finding in findings}
+
+
+@examples(300)
+@given(st.lists(st.one_of(st.binary(max_size=40), st.just(b'{"event":1}'), st.just(b"{}"))))
+def test_no_bytes_make_it_raise(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("noise")
+    log = read(folder, b"\n".join([*lines, beat("boot").encode()]))
+    assert log.events >= 1
+
+
+@examples(200)
+@given(
+    st.dictionaries(
+        st.text(max_size=8), st.none() | st.booleans() | st.text() | st.lists(st.none())
+    )
+)
+def test_no_types_of_values_make_it_raise(
+    tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object]
+) -> None:
+    names = (
+        "step",
+        "mono",
+        "rank",
+        "token",
+        "rss_mib",
+        "code",
+        "took_effect",
+        "block",
+        "gate_entropy",
+    )
+    odd = dict(zip(names, fields.values(), strict=False))
+    folder = tmp_path_factory.mktemp("types")
+    events = ("progress", "effect", "exit", "halt", "nonfinite")
+    text = "".join(json.dumps({"event": event, **odd}) + "\n" for event in events)
+    assert read(folder, text).events == len(events)
+
+
+def test_what_was_said_of_a_step_stands_beside_its_end(tmp_path: Path) -> None:
+    """Said twice: the first counts. Said of no end: nowhere. Not said: no number."""
+    said = [(4, 1.0), (2, 2.0), (2, 3.0), (9, 4.0)]
+    text = "".join(beat("progress", step=step, loss=loss) for step, loss in said)
+    text += "".join(beat("step_end", step=step) for step in (1, 2, 4, 4, 12))
+    steps = read(tmp_path, text).steps
+    assert steps is not None
+    assert steps["step"].tolist() == [1, 2, 4, 4, 12]
+    assert list(map(str, steps["loss"].tolist())) == ["nan", "2.0", "1.0", "1.0", "nan"]
+    none = read(tmp_path, beat("step_end", step=1)).steps
+    assert none is not None and none["loss"].isna().all()

@@ -1,0 +1,164 @@
+"""No secret may reach an artifact, whatever its variable is called and wherever it is quoted."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsa.contract import is_secret_name
+from runbook.folder.redact import (
+    REDACTED,
+    recorded_environment,
+    redact_diff,
+    redact_text,
+    redact_variables,
+)
+
+CANARY = "canary-0f1e2d3c4b5a"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID",
+        "MYSQL_PWD",
+        "PGPASSWORD",
+        "GITHUB_PAT_TOKEN",
+        "SSH_PRIVATE_KEY",
+        "my_apikey",
+        "SLACK_WEBHOOK_URL",
+        "SENTRY_DSN",
+        "NSA_SECRET",
+        "BASIC_AUTH",
+        "HF_AUTH",
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PWD",
+        "OLDPWD",
+        "RUNBOOK_RUN_TOKEN",
+        "TOKENIZERS_PARALLELISM",
+        "NSA_DDP_BUCKET_MB",
+        "NCCL_ALGO",
+        "OMP_NUM_THREADS",
+        "KEYBOARD",
+        "PATH",
+    ],
+)
+def test_names_of_no_secrets(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"HF_TOKEN": CANARY},
+        {"WANDB_API_KEY": f"  {CANARY}\n"},
+        {"HTTPS_PROXY": f"http://user:{CANARY}@proxy.example:8080"},
+        {"PIP_INDEX_URL": f"https://{CANARY}@index.example/simple"},
+        {"TLS_PRIVATE_KEY": f"first line\n{CANARY}\nlast line"},
+    ],
+)
+def test_the_canary_dies_in_any_text(environ: dict[str, str]) -> None:
+    text = f"log: got {CANARY} from the environment, and {CANARY}-suffix again"
+    cleaned = redact_text(text, environ)
+    assert CANARY not in cleaned
+    assert cleaned.count(REDACTED) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "remote: https://me:hunter2@git.example/repo.git",
+        "token hf_AbCdEfGhIjKlMnOpQrStUv in the log",
+        "ghp_0123456789abcdefghij0123456789abcdef",
+        "export AWS=AKIAIOSFODNN7EXAMPLE",
+        "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n-----END OPENSSH PRIVATE KEY-----",
+        "-----BEGIN RSA PRIVATE KEY-----\ncut off here",
+    ],
+)
+def test_shapes_of_secrets_need_no_variable(text: str) -> None:
+    cleaned = redact_text(text, {})
+    assert REDACTED in cleaned
+    for part in ("hunter2", "hf_AbCd", "ghp_01", "AKIAIOS", "b3BlbnNz", "cut off"):
+        assert part not in cleaned
+
+
+def test_ordinary_text_stays_as_it_is() -> None:
+    text = "step 60, 847.2 tok/s, see https://example.org/a@b and runs/20261121T010203Z-840303b"
+    assert redact_text(text, {"LANG": "C", "SHORT_PIN": "60"}) == text
+
+
+def test_the_longer_of_two_secrets_leaves_nothing_standing() -> None:
+    environ = {"A_TOKEN": "abcdef", "B_TOKEN": "abcdef-and-more"}
+    assert redact_text("x abcdef-and-more x", environ) == f"x {REDACTED} x"
+
+
+def test_only_what_decides_training_is_recorded() -> None:
+    environ = {
+        "NSA_DDP_BUCKET_MB": "50",
+        "NCCL_DEBUG": "INFO",
+        "NVIDIA_REQUIRE_CUDA": "cuda>=13.0 brand=unknown,driver>=535,driver<536 brand=grid",
+        "HOME": "/home/someone",
+        "HF_TOKEN": CANARY,
+        "NCCL_AUTH_TOKEN": CANARY,
+        "TORCH_LOGS": f"to https://u:{CANARY}@logs.example",
+        "OMP_NUM_THREADS": "1",
+    }
+    assert recorded_environment(environ) == {
+        "NCCL_AUTH_TOKEN": REDACTED,
+        "NCCL_DEBUG": "INFO",
+        "NSA_DDP_BUCKET_MB": "50",
+        "OMP_NUM_THREADS": "1",
+        "TORCH_LOGS": f"to https://{REDACTED}@logs.example",
+    }
+
+
+def test_the_variables_of_a_launch_are_kept_without_their_secrets() -> None:
+    found = redact_variables(
+        {"HF_TOKEN": "s3", "NSA_LR": "1", "HF_API_KEY": "s4", "HF_AUTH": "s5", "NCCL_X": CANARY,
+         "NCCL_Y": f"https://{CANARY}@h"}
+    )  # fmt: skip
+    blank = dict.fromkeys(("HF_TOKEN", "HF_API_KEY", "HF_AUTH"), REDACTED)
+    assert found == {**blank, "NSA_LR": "1", "NCCL_X": REDACTED, "NCCL_Y": f"https://{REDACTED}@h"}
+
+
+@pytest.mark.parametrize(("value", "blanked"), [("12345", False), ("123456", True)])
+def test_a_secret_has_six_characters(
+    monkeypatch: pytest.MonkeyPatch, value: str, blanked: bool
+) -> None:
+    """A shorter one would blank ordinary words. Without variables those of the process count."""
+    text = f"got {value}"
+    cleaned = f"got {REDACTED}" if blanked else text
+    for environ in ({"X_TOKEN": value}, {"X": f"http://me:{value}@host"}):
+        assert redact_text(text, environ) == cleaned
+        monkeypatch.setattr("os.environ", environ)
+        assert redact_text(text) == cleaned
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ('DB_PASSWORD: "hunter22"', f"DB_PASSWORD: {REDACTED}"),
+        ("db.api_key = 'a b c d'", f"db.api_key = {REDACTED}"),
+        ("AWS_TOKEN=abcd1234", f"AWS_TOKEN={REDACTED}"),
+        ("AWS_TOKEN=abcd123", "AWS_TOKEN=abcd123"),
+        ("secret = load(path)", "secret = load(path)"),
+        ("token: 12345678", "token: 12345678"),
+    ],
+)
+def test_a_diff_shows_no_value_beside_the_name_of_a_secret(line: str, left: str) -> None:
+    assert redact_diff(f"+{line}\n", {}) == f"+{left}\n"
+
+
+def test_what_is_recorded_is_sorted_and_by_name_or_by_its_beginning() -> None:
+    environ = {"TZ": "UTC", "LANG": "C", "CUDA_HOME": "/c", "EDITOR": "vi", "PYTHONPATH": "."}
+    assert list(recorded_environment(environ)) == ["CUDA_HOME", "LANG", "PYTHONPATH", "TZ"]

@@ -1,0 +1,184 @@
+"""Rows of a damaged file: which of them count, what is said of the others."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runbook.folder.lines import TableTail
+from runbook.folder.rows import RowFile, RowSpec, is_number, read_rows
+
+SPEC = RowSpec(
+    columns=("step", "name", "gap", "rate"),
+    key="step",
+    text=frozenset({"name"}),
+    filled=frozenset({"step", "rate"}),
+    whole=frozenset({"step"}),
+    headerless=("step", "rate"),
+)
+HEAD = "step,name,rate,gap\n"
+
+
+def read(folder: Path, text: str | bytes) -> RowFile:
+    path = folder / "t.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return read_rows(path, SPEC)
+
+
+@pytest.mark.parametrize("damage", ["", "9,x\n"])
+def test_an_empty_cell_is_nan_in_a_whole_file_and_in_a_damaged_one(
+    tmp_path: Path, damage: str
+) -> None:
+    rows = read(tmp_path, HEAD + "1,a b,2.5,\n2,, 3.5 ,0.5\n" + damage)
+    assert rows.frame["step"].tolist() == [1, 2] and rows.frame["step"].dtype == "int64"
+    assert rows.frame["name"].tolist() == ["a b", ""]
+    assert rows.frame["rate"].tolist() == [2.5, 3.5]
+    assert math.isnan(rows.frame["gap"][0]) and rows.frame["gap"][1] == 0.5
+    assert rows.problems == (["1 unreadable rows were dropped"] if damage else [])
+    assert (rows.damaged, rows.dropped) == (bool(damage), int(bool(damage)))
+
+
+@pytest.mark.parametrize(
+    ("step", "good"),
+    [(2**53, True), (-(2**53), True), (2**53 + 2, False), ("1.5", False), ("inf", False)],
+)
+@pytest.mark.parametrize("damage", ["", "9,x\n"])
+def test_a_whole_number_is_exact(tmp_path: Path, step: object, good: bool, damage: str) -> None:
+    rows = read(tmp_path, f"{HEAD}1,a,1,1\n{step},a,1,1\n{damage}")
+    assert rows.frame["step"].tolist() == [1, *([step] * good)]
+    assert rows.dropped == (not good) + bool(damage)
+
+
+@pytest.mark.parametrize(
+    ("row", "good"),
+    [
+        ("2,a,,1", False),
+        ("2,a, ,1", False),
+        ("2,a,x,1", False),
+        ("2,a,1,x", False),
+        ("2,a,nan,1", True),
+        ("2,a,-NaN,inf", True),
+        ("2,a,1,1,1", False),
+        ("2,a,1", False),
+        ("2,a,1,1\r", True),
+    ],
+)
+def test_a_row_that_can_be_read(tmp_path: Path, row: str, good: bool) -> None:
+    rows = read(tmp_path, f"{HEAD}1,a,1,1\n{row}\n3,a,1,1\n")
+    assert rows.frame["step"].tolist() == [1, *([2] * good), 3]
+
+
+def test_no_whole_number_is_an_empty_cell(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(f"{HEAD}1,a,1,1\n,a,1,1\n")
+    rows = read_rows(tmp_path / "t.csv", replace(SPEC, filled=frozenset()))
+    assert rows.frame["step"].tolist() == [1] and rows.dropped == 1
+
+
+def test_everything_that_is_wrong_is_counted(tmp_path: Path) -> None:
+    body = "1,a,1,1\n" + HEAD * 2 + "2,a\n" * 3 + "\0\n" * 4 + "5,a,1,1\n" + "6,a,\0\0"
+    rows = read(tmp_path, HEAD + body)
+    assert rows.frame["step"].tolist() == [1, 5]
+    assert rows.problems == [
+        "a torn last line that ends in NUL bytes was dropped (6 bytes)",
+        "the header occurs 2 more times",
+        "4 rows hold NUL bytes and were dropped",
+        "3 unreadable rows were dropped",
+    ]
+    assert (rows.dropped, rows.damaged) == (8, True)
+
+
+@pytest.mark.parametrize("body", [HEAD, "\0\n", "x\n"])
+def test_each_kind_of_damage_is_damage(tmp_path: Path, body: str) -> None:
+    assert read(tmp_path, HEAD + "1,a,1,1\n" + body).damaged
+    assert not read(tmp_path, HEAD + "1,a,1,1\n" + body[:-1]).damaged  # only torn
+
+
+def test_the_header_may_have_a_mark_spaces_and_another_order(tmp_path: Path) -> None:
+    rows = read(tmp_path, "\ufeffstep , more,rate\r\n1,x,2\r\n")
+    assert rows.frame.to_dict("list") == {"step": [1], "rate": [2.0]}
+    assert (rows.problems, rows.legacy) == ([], False)
+
+
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        ("step,rate,rate,a,a\n", "the header names columns twice: a, rate"),
+        ("z" * 70 + "\n", f"the first line is not a header that begins with 'step': {b'z' * 60!r}"),
+        ("1,2,3\n", "the first line is not a header that begins with 'step': b'1,2,3'"),
+        ("x,2\n", "the first line is not a header that begins with 'step': b'x,2'"),
+    ],
+)
+def test_a_first_line_that_is_no_header(tmp_path: Path, first: str, says: str) -> None:
+    rows = read(tmp_path, first + "1,2,3\n")
+    assert (rows.problems, rows.damaged, len(rows.frame)) == ([says], True, 0)
+    assert tuple(rows.frame.columns) == SPEC.columns
+
+
+@pytest.mark.parametrize("block", [8, 27, 40, 4 << 20])
+def test_rows_of_several_blocks_are_all_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Two blocks, the header in the first of them, and each row in one of its own."""
+    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", block)
+    rows = read(tmp_path, HEAD + "1,a,1,1\n2,a,1,1\n3,a,1,1\n")
+    assert rows.frame["step"].tolist() == [1, 2, 3]
+    assert rows.frame.index.tolist() == [0, 1, 2]
+
+
+def test_a_healthy_file_needs_no_closer_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row by row in Python it takes a hundred times as long."""
+    monkeypatch.setattr("runbook.folder.rows._Reader._slow", None)
+    rows = read(tmp_path, HEAD + "1,a,2,\n2,,1,1.5\n")
+    assert rows.frame["step"].tolist() == [1, 2]
+
+
+def test_a_cell_without_a_number_is_looked_for_from_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks before it are read without a look at each cell; none is read row by row."""
+    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", 64)
+    monkeypatch.setattr("runbook.folder.rows._Reader._slow", None)
+    values = ["1.5", *["2.5"] * 40, "", "nan", "NaN", *["3.5"] * 40, "-nan", "inf"]
+    rows = "".join(f"{number},a,1,{text}\n" for number, text in enumerate(values, start=1))
+    found = read(tmp_path, HEAD + rows).frame["gap"].tolist()
+    wanted = [math.nan if text in ("", "nan", "NaN", "-nan") else float(text) for text in values]
+    assert list(map(str, found)) == list(map(str, wanted))
+
+
+def test_a_blank_line_is_a_row_that_cannot_be_read(tmp_path: Path) -> None:
+    """In a file of one column it has as many commas as a row."""
+    rows = read(tmp_path, "step\n1\n\n2\n")
+    assert (rows.frame["step"].tolist(), rows.dropped) == ([1, 2], 1)
+
+
+def test_the_older_form_has_no_header(tmp_path: Path) -> None:
+    rows = read(tmp_path, "1,2\n2,3\n")
+    assert rows.legacy and not rows.damaged
+    assert rows.frame.to_dict("list") == {"step": [1, 2], "rate": [2.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("1e5", True), ("nan", True), ("1_0", False), ("x", False), ("", False)]
+)
+def test_what_a_cell_may_hold(text: str, number: bool) -> None:
+    assert is_number(text) is number
+
+
+# Following it while it grows
+
+
+def test_the_tail_reads_the_older_form_too(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("1,5\n1,2,3\n2,6\n")
+    tail = TableTail(path, headerless=("step", "rate"))
+    assert list(tail.rows()) == [{"step": "1", "rate": "5"}, {"step": "2", "rate": "6"}]
+    assert list(TableTail(path).rows()) == []
+    path.write_text("step,rate,x\n1,2\n1,2,3\n")
+    assert list(TableTail(path, headerless=("step", "rate")).rows()) == [
+        {"step": "1", "rate": "2", "x": "3"}
+    ]

@@ -1,0 +1,72 @@
+"""Following files that grow: each complete line once, whatever happens to the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runbook.folder.launch import read_training_csv
+from runbook.folder.lines import LineTail, TableTail
+
+HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
+
+
+def row(step: int) -> str:
+    return f"{step},5.5,0.1,{1000 + 7.3 * step:.3f},64,0.1,1.0,300.0,,0,0,0.0,0.0\n"
+
+
+def test_every_split_of_a_file_gives_the_same_rows(tmp_path: Path) -> None:
+    data = (HEADER + "".join(row(step) for step in range(1, 6))).encode()
+    for cut in range(len(data) + 1):
+        path = tmp_path / f"{cut}.csv"
+        path.write_bytes(data[:cut])
+        tail = TableTail(path)
+        seen = list(tail.rows())
+        whole = read_training_csv(path, relative_to=tmp_path)
+        assert [int(r["step"]) for r in seen] == whole.frame["step"].tolist()
+        with path.open("ab") as stream:
+            stream.write(data[cut:])
+        assert [r["step"] for r in [*seen, *tail.rows()]] == ["1", "2", "3", "4", "5"]
+
+
+def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    tail = LineTail(path)
+    assert list(tail.lines()) == []
+    path.write_bytes(b"one\ntwo\nthr")
+    assert list(tail.lines()) == [b"one", b"two"]
+    path.write_bytes(b"new\n")
+    assert list(tail.lines()) == [b"new"]
+
+
+def test_nul_tails_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "training.csv"
+    path.write_bytes(HEADER.encode() + row(1).encode() + b"\0" * 40 + b"\n" + b"a,b\n")
+    with path.open("ab") as stream:
+        stream.write(row(2).encode())
+    assert [r["step"] for r in TableTail(path).rows()] == ["1", "2"]
+
+
+def test_another_file_of_the_same_length_is_read_anew_too(tmp_path: Path) -> None:
+    path, other = tmp_path / "x", tmp_path / "y"
+    path.write_bytes(b"one\n")
+    tail = LineTail(path)
+    assert list(tail.lines()) == [b"one"]
+    other.write_bytes(b"two\n")
+    other.replace(path)
+    assert list(tail.lines()) == [b"two"]
+    assert list(tail.lines()) == []
+
+
+def test_one_call_catches_up_with_a_file_of_many_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"%d\n" * 5 % (1, 2, 3, 4, 5) + b"x" * 2_500_000 + b"\nlast\n")
+    seen = list(LineTail(path).lines())
+    assert (len(seen), seen[-1]) == (7, b"last")
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"x" * 5_000_000 + b"\nnext\n")
+    seen = list(LineTail(path).lines())
+    assert seen[-1] == b"next"
+    assert len(seen[0]) <= 2 << 20

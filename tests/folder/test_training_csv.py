@@ -1,0 +1,156 @@
+"""training.csv: complete rows are read exactly, everything else is named and left out."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runbook.folder.launch import read_training_csv
+from runbook.records.evidence import TrainingLog
+from tests.folder.files import HEADER, legacy, row, training
+from tests.tiers import examples, few
+
+
+def read(folder: Path, data: str | bytes) -> TrainingLog:
+    path = folder / "training.csv"
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return read_training_csv(path, relative_to=folder)
+
+
+def test_a_healthy_file_is_read_whole(tmp_path: Path) -> None:
+    text = training(30)
+    log = read(tmp_path, text)
+    assert list(log.frame["step"]) == list(range(1, 31))
+    assert list(log.frame.columns) == HEADER.split(",")
+    assert log.frame["warmup"].dtype == bool
+    assert log.path == "training.csv"
+    assert log.sha256 == hashlib.sha256(text.encode()).hexdigest()
+    assert (log.problems, log.dropped_rows, log.damaged, log.legacy) == ((), 0, False, False)
+
+
+@examples(200)
+@given(st.lists(st.floats(allow_nan=False, width=64), min_size=1, max_size=20))
+def test_every_float_is_read_exactly(
+    tmp_path_factory: pytest.TempPathFactory, values: list[float]
+) -> None:
+    lines = [f"{i},{value!r},0.1,1.0" for i, value in enumerate(values, start=1)]
+    text = "step,loss,lr,toks_per_s\n" + "\n".join(lines) + "\n"
+    log = read(tmp_path_factory.mktemp("csv"), text)
+    assert list(log.frame["loss"]) == values
+
+
+@pytest.mark.parametrize("text", [training(12), legacy(12)], ids=["header", "headerless"])
+def test_truncation_at_every_byte_keeps_the_complete_rows(tmp_path: Path, text: str) -> None:
+    data = text.encode()
+    first = 1 if text.startswith("step") else 0
+    for length in few(range(len(data) + 1)):
+        log = read(tmp_path, data[:length])
+        whole = data[:length].decode().split("\n")[:-1][first:]
+        assert list(log.frame["step"]) == [int(line.split(",")[0]) for line in whole]
+        assert list(log.frame["toks_per_s"]) == [float(line.split(",")[3]) for line in whole]
+        torn = length > 0 and data[length - 1 : length] != b"\n"
+        assert log.dropped_rows == int(torn)
+        assert not log.damaged
+
+
+def test_pandas_alone_takes_a_torn_number_for_a_whole_one(tmp_path: Path) -> None:
+    """Why the reader looks at the newline: the last rate here was 1234.5, not 1."""
+    text = "step,loss,lr,toks_per_s\n1,5.5,0.1,1200.0\n2,5.5,0.1,1"
+    assert list(pd.read_csv(io.StringIO(text))["toks_per_s"]) == [1200.0, 1.0]
+    assert list(read(tmp_path, text).frame["toks_per_s"]) == [1200.0]
+
+
+def test_a_tail_of_nul_bytes_is_dropped(tmp_path: Path) -> None:
+    log = read(tmp_path, training(5).encode() + b"6,5.5\0\0\0\0")
+    assert (len(log.frame), log.dropped_rows, log.damaged) == (5, 1, False)
+    assert "NUL" in log.problems[0]
+
+
+def test_a_second_header_is_damage(tmp_path: Path) -> None:
+    log = read(tmp_path, training(5) + training(5))
+    assert log.damaged
+    assert any("header occurs 1 more" in text for text in log.problems)
+    assert any("steps do not increase at 1 places" in text for text in log.problems)
+    assert len(log.frame) == 10
+
+
+def test_two_writers_are_damage(tmp_path: Path) -> None:
+    lines = [HEADER, *(row(step) for step in range(1, 20) for _writer in range(2))]
+    log = read(tmp_path, "\n".join(lines) + "\n")
+    assert log.damaged
+    assert any("two writers" in text for text in log.problems)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "3,5.5,0.001",
+        row(3) + "," + row(4),
+        row(3).replace("5.5003", "5.5x"),
+        row(3).replace("512,", ",", 1),
+        "1.5" + row(3)[1:],
+        "inf" + row(3)[1:],
+        "1_0" + row(3)[1:],
+        row(3)[:-2] + "\0\0",
+        "",
+    ],
+)
+def test_an_unreadable_row_is_dropped_counted_and_named(tmp_path: Path, bad: str) -> None:
+    text = "\n".join([HEADER, row(1), row(2), bad, row(5), row(6)]) + "\n"
+    log = read(tmp_path, text)
+    assert list(log.frame["step"]) == [1, 2, 5, 6]
+    assert (log.dropped_rows, log.damaged) == (1, True)
+    assert log.problems
+
+
+def test_a_loss_that_is_no_number_is_a_row(tmp_path: Path) -> None:
+    log = read(tmp_path, f"{HEADER}\n{row(1)}\n{row(2).replace('5.5002', 'nan')}\n")
+    assert math.isnan(log.frame["loss"].iloc[1])
+    assert not log.damaged
+
+
+def test_the_older_form_is_recognised_and_said(tmp_path: Path) -> None:
+    log = read(tmp_path, legacy(11))
+    assert log.legacy
+    assert list(log.frame.columns) == ["step", "loss", "lr", "toks_per_s"]
+    assert log.frame["step"].tolist() == [1, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200]
+    assert any("no header" in text for text in log.problems)
+    assert not log.damaged
+
+
+def test_several_runs_in_one_headerless_file_are_damage(tmp_path: Path) -> None:
+    log = read(tmp_path, legacy(11) * 3)
+    assert log.damaged
+    assert any("at 2 places" in text for text in log.problems)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"\0\0", b"\xff\xfe\n1\n", b"a,b\n1,2\n", b"step,step\n"]
+)
+def test_what_is_no_log_gives_no_rows_and_no_exception(tmp_path: Path, data: bytes) -> None:
+    assert len(read(tmp_path, data).frame) == 0
+
+
+@examples(300)
+@given(st.binary(max_size=200))
+def test_no_bytes_make_it_raise(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
+    folder = tmp_path_factory.mktemp("noise")
+    read(folder, noise)
+    log = read(folder, training(3).encode() + noise)
+    assert list(log.frame["step"])[:3] == [1, 2, 3]
+
+
+def test_blocks_of_the_file_do_not_change_what_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = training(40)
+    whole = read(tmp_path, text).frame
+    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", 37)
+    pd.testing.assert_frame_equal(read(tmp_path, text).frame, whole)

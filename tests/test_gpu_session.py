@@ -1,0 +1,171 @@
+"""`make gpu` on a CPU: its stages with small shapes, and how a session is cut and resumed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_session
+from benchmarks.gpu_session import End, Place, Program, Stage, Status, judge_tests, main
+
+ENDS_BADLY = """\
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def stage(name: str, *codes: str, limit_s: float = 60) -> Stage:
+    """A stage of lines of Python."""
+    return Stage(
+        name=name,
+        title=f"a test of {name}",
+        limit_s=limit_s,
+        programs=lambda _place: [
+            Program(log=f"{number}.log", words=(sys.executable, "-c", code))
+            for number, code in enumerate(codes)
+        ],
+        judge=gpu_session.by_code,
+    )
+
+
+def session(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *stages: Stage, more: tuple[str, ...] = ()
+) -> tuple[int, dict[str, dict[str, Any]]]:
+    """The exit code, and how each stage stands afterwards."""
+    monkeypatch.setattr(gpu_session, "STAGES", stages)
+    code = main(["--stand-in", "--out", str(folder), *more])
+    document = json.loads((folder / "STAND-IN" / "summary.json").read_text())
+    page = (folder / "STAND-IN" / "summary.md").read_text()
+    assert page.startswith("# GPU session on STAND-IN\n\n**STAND-IN: no GPU.")
+    stages_now: dict[str, dict[str, Any]] = document["stages"]
+    assert all(f"| {name} | {one['status']} |" in page for name, one in stages_now.items())
+    return code, stages_now
+
+
+def alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_what_passed_is_not_repeated_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = stage("good", "print('first')", "print('done')")
+    for _ in range(2):
+        code, found = session(tmp_path, monkeypatch, good)
+        assert (code, found["good"]["status"], found["good"]["parts"]) == (0, "PASS", 1)
+    assert found["good"]["says"] == "done" and len(found["good"]["commit"]) == 40
+    _, found = session(tmp_path, monkeypatch, good, more=("--again",))
+    assert found["good"]["parts"] == 1
+    assert (tmp_path / "STAND-IN" / "good.earlier-1" / "0.log").read_text() == "first\n"
+
+
+def test_a_stage_that_fails_says_its_last_line_and_the_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = stage("bad", "raise SystemExit('no such kernel')")
+    code, found = session(tmp_path, monkeypatch, bad, stage("good", "print('done')"))
+    assert (code, found["good"]["status"]) == (1, "PASS")
+    assert found["bad"]["says"] == "0.log, exit code 1: no such kernel"
+
+
+def test_a_stage_out_of_time_is_ended_with_all_its_processes_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_session, "_GRACE_S", 1.0)
+    monkeypatch.setattr(gpu_session, "_TOO_LITTLE_S", 0.1)
+    slow = stage("slow", ENDS_BADLY, "print('never')", limit_s=3)
+    code, found = session(tmp_path, monkeypatch, slow)
+    assert (code, found["slow"]["status"]) == (3, "CUT OFF")
+    log = tmp_path / "STAND-IN" / "slow" / "0.log"
+    assert not any(alive(int(pid)) for pid in log.read_text().split())
+    assert not (log.parent / "1.log").exists()
+    _, found = session(tmp_path, monkeypatch, stage("slow", "print('done')"))
+    assert (found["slow"]["status"], found["slow"]["parts"]) == ("PASS", 2)
+
+
+def test_a_program_that_says_so_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, found = session(tmp_path, monkeypatch, stage("long", "raise SystemExit(75)"))
+    assert (code, found["long"]["status"], found["long"]["says"]) == (3, "CUT OFF", "out of time")
+
+
+def test_with_too_little_time_left_nothing_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = stage("late", "print('never')")
+    code, found = session(tmp_path, monkeypatch, late, more=("--until-s", "5"))
+    assert (code, found["late"]["status"], found["late"]["parts"]) == (3, "NOT RUN", 0)
+
+
+@pytest.mark.parametrize(
+    ("cases", "status", "says"),
+    [
+        ("<testcase classname='a' name='b'/>", Status.PASS, "1 passed, 0 failed, 0 skipped"),
+        ("", Status.UNDECIDED, "0 passed"),
+        ("<testcase classname='a' name='b'><skipped/></testcase>", Status.UNDECIDED, "1 skipped"),
+        ("<testcase classname='a' name='b'><failure/></testcase>", Status.FAIL, "1 failed"),
+    ],
+)
+def test_only_tests_that_ran_are_passed(
+    tmp_path: Path, cases: str, status: Status, says: str
+) -> None:
+    (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    place = Place(folder=tmp_path, profile="cpu", stand_in=True, told_s=1)
+    found, text = judge_tests(place, [End(code=0, log=tmp_path / "pytest.log")])
+    assert found is status and says in text
+
+
+def test_without_a_gpu_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit) as refused:
+        main(["--out", str(tmp_path)])
+    assert refused.value.code == 2
+    assert "no GPU: no nvidia-smi on PATH; --stand-in" in capsys.readouterr().err
+
+
+def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--stage", "device,atention"])
+    assert "atention; there are: device, tests" in capsys.readouterr().err
+
+
+def test_every_command_of_a_device_can_be_shown_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("nvidia-smi -q -x", "-m gpu tests/attention/test_on_a_gpu.py",
+                  "-m runbook run --profile auto", "-m benchmarks.attention_gpu --out",
+                  "-m benchmarks.step_calls"):  # fmt: skip
+        assert words in shown
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_every_stage_for_real_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert main(["--stand-in", "--out", str(tmp_path)]) == 0
+    folder = tmp_path / "STAND-IN"
+    found = json.loads((folder / "summary.json").read_text())["stages"]
+    assert found["tests"]["says"].startswith("1 passed")
+    assert found["run"]["says"].startswith("PARTIAL PASS")
+    assert "PyTorch version:" in (folder / "device" / "collect_env.txt").read_text()
+    rows = json.loads((folder / "attention" / "result.json").read_text())["rows"]
+    assert [row["seq_len"] for row in rows] == [256, 256, 512, 512]
+    assert all(row["right"] for row in rows)
+    (record,) = folder.glob("run/runs/2*/run.json")
+    assert json.loads(record.read_text())["command"].startswith("runbook run ")
+    assert "\n## attention\n" in (folder / "summary.md").read_text()
+    assert "| 256 | dense |" in (folder / "step" / "step.md").read_text()

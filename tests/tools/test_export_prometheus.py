@@ -1,0 +1,132 @@
+"""What is written is what Prometheus's own parser reads back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, judge_run
+from runbook.tools.export import prometheus_text
+from tests.reports import samples
+
+parser = pytest.importorskip(
+    "prometheus_client.parser", reason="prometheus-client is not installed (extra dev)"
+)
+
+
+def read(record: RunRecord) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample by name and labels."""
+    found = {}
+    for family in parser.text_string_to_metric_families(prometheus_text(record)):
+        assert family.type == "gauge"
+        assert family.documentation
+        for sample in family.samples:
+            key = (sample.name, frozenset(sample.labels.items()))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def value(record: RunRecord, name: str, /, **labels: str) -> float:
+    """The one sample of this name with these labels among its own."""
+    wanted = set(labels.items())
+    (found,) = [
+        number for (key, own), number in read(record).items() if key == name and wanted <= own
+    ]
+    return found
+
+
+def test_the_verdict_is_one_of_three() -> None:
+    record = samples.no_go()
+    told = {one: value(record, "runbook_verdict", verdict=one.value) for one in Verdict}
+    assert told == {one: float(one is Verdict.NO_GO) for one in Verdict}
+
+
+def test_checks_are_counted_and_each_required_one_is_there() -> None:
+    record = samples.no_go()
+    assert value(record, "runbook_checks", outcome="PASS", required="true") == 2
+    assert value(record, "runbook_checks", outcome="FAIL", required="true") == 1
+    assert value(record, "runbook_checks", outcome="SKIPPED", required="false") == 1
+    passed = {name: value(record, "runbook_required_check_passed", check=name)
+              for name in record.required}  # fmt: skip
+    assert passed["baseline.throughput"] == 0 and passed["long_run.no_halt"] == 1
+    cut = samples.incomplete()
+    assert value(cut, "runbook_required_check_passed", check="long_run.no_halt") == 0
+
+
+def test_a_required_check_is_passed_where_the_verdict_says_so() -> None:
+    """A first run has no accepted one to compare with, and is GO all the same."""
+    record = samples.go()
+    name = record.required[0]
+
+    def with_code(code: Reason) -> RunRecord:
+        changed = {"outcome": Outcome.SKIPPED, "code": code}
+        phases = [
+            phase.model_copy(
+                update={
+                    "checks": tuple(
+                        check.model_copy(update=changed) if check.id == name else check
+                        for check in phase.checks
+                    )
+                }
+            )
+            for phase in record.phases
+        ]
+        return record.model_copy(update={"phases": tuple(phases)})
+
+    def passed(code: Reason) -> tuple[float, Verdict]:
+        found = with_code(code)
+        told = value(found, "runbook_required_check_passed", check=name)
+        return told, judge_run(found.checks(), found.required)
+
+    assert passed(Reason.NO_ACCEPTED_RUN) == (1.0, Verdict.GO)
+    assert passed(Reason.NEEDS_CUDA) == (0.0, Verdict.INCOMPLETE)
+
+
+def test_numbers_limits_and_times() -> None:
+    record = samples.go()
+    assert value(record, "runbook_value", name="baseline.throughput", unit="tok/s") == 47.25
+    assert value(record, "runbook_limit", name="baseline.throughput", comparator=">=") == 39
+    assert value(record, "runbook_duration_seconds") == 4377
+    assert value(record, "runbook_end_timestamp_seconds") == 1795227300
+    running = record.model_copy(update={"finished_at": None})
+    names = {name for name, _ in read(running)}
+    assert "runbook_duration_seconds" not in names
+    assert "runbook_start_timestamp_seconds" in names
+
+
+def test_only_one_metric_carries_the_runs_id() -> None:
+    record = samples.go()
+    carrying = {name for name, labels in read(record) if ("run_id", record.run_id) in labels}
+    assert carrying == {"runbook_run_info"}
+
+
+@pytest.mark.parametrize("text", ['a "b"', "back\\slash", "two\nlines", "\\n", "}{,=", "µ ü 東"])
+def test_every_label_comes_back_as_it_was(text: str) -> None:
+    record = samples.go().model_copy(update={"scope": text})
+    assert value(record, "runbook_run_info", scope=text) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "same"),
+    [
+        (math.nan, math.isnan),
+        (math.inf, lambda read: read == math.inf),
+        (-math.inf, lambda read: read == -math.inf),
+        (1e-300, lambda read: read == 1e-300),
+    ],
+)
+def test_every_number_comes_back(number: float, same: Callable[[float], bool]) -> None:
+    check = Check(
+        id="baseline.x",
+        phase="baseline",
+        question="?",
+        measurement=samples.measured(number, "", "x.csv"),
+        outcome=Outcome.SKIPPED,
+        code=Reason.NOT_GATED,
+        reason="shown",
+    )
+    record = samples.run(Verdict.GO, (samples.baseline(check),))
+    assert same(value(record, "runbook_value", name="baseline.x"))
