@@ -53,7 +53,7 @@ def print_next(console: Console) -> int:
 
 
 def _machine() -> str:
-    from runbook.collect.detect import detect_profile
+    from runbook.machine.detect import detect_profile
 
     try:
         name, reason = detect_profile()

@@ -17,8 +17,8 @@ from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
-    from runbook.launch.detectors import Anomaly
-    from runbook.launch.watchdog import Thresholds
+    from runbook.launch.watch.detectors import Anomaly
+    from runbook.launch.watch.watchdog import Thresholds
     from runbook.tools.screen import Screen
 
 
@@ -46,7 +46,7 @@ def _add_watch(parser: CommandParser) -> None:
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
-    from runbook.launch.watchdog import Budgets, Thresholds
+    from runbook.launch.watch.watchdog import Budgets, Thresholds
 
     folder = args.directory
     _refuse_what_no_run_writes_to(folder, once=args.once)
