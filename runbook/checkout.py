@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import MutableMapping
 from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
@@ -21,7 +20,6 @@ DISTRIBUTION = "nsa-runbook"
 
 _PYPROJECT = "pyproject.toml"
 _PATH = "PYTHONPATH"
-_NAME = "runbook"
 
 
 class Checkout(Distribution):
@@ -97,20 +95,3 @@ def how_to_call() -> str:
     if uninstalled() is None:
         return ""
     return f"not installed, run from {HOME}: for `runbook` type `python3 -m runbook` there"
-
-
-def typed_here() -> str:
-    """What one types for this program here: the path of its script where PATH lacks it.
-
-    Without a script (`python3 -m runbook`) it is the name; `how_to_call` tells of that.
-    """
-    import shlex
-    import shutil
-
-    from runbook.files import near
-
-    script = Path(sys.argv[0])
-    if script.name != _NAME or not script.is_file() or shutil.which(_NAME):
-        return _NAME
-    path = near(script)
-    return shlex.quote(path if os.sep in path else f"{os.curdir}{os.sep}{path}")

@@ -18,7 +18,6 @@ from runbook.checkout import (
     HOME,
     Checkout,
     share_packages,
-    typed_here,
     uninstalled,
 )
 
@@ -194,27 +193,3 @@ def test_where_there_is_no_checkout_nothing_is_added(tmp_path: Path) -> None:
     environ: dict[str, str] = {}
     share_packages(environ, tmp_path)
     assert environ == {}
-
-
-@pytest.mark.parametrize(
-    ("started", "path", "typed"),
-    [
-        ("bin/runbook", "", "bin/runbook"),
-        ("./runbook", "", "./runbook"),
-        ("bin/runbook", "bin", "runbook"),
-        ("bin/other.py", "", "runbook"),
-        ("gone/runbook", "", "runbook"),
-    ],
-)
-def test_where_the_program_is_not_on_the_path_its_own_is_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str, path: str, typed: str
-) -> None:
-    for name in ("bin/runbook", "runbook", "bin/other.py"):
-        script = tmp_path / name
-        script.parent.mkdir(exist_ok=True)
-        script.write_text("#!/bin/sh\n")
-        script.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path / path) if path else "")
-    monkeypatch.setattr(sys, "argv", [started])
-    assert typed_here() == typed

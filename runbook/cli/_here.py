@@ -33,7 +33,7 @@ class Found:
 
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
-    from runbook.checkout import typed_here
+    from runbook.files import typed_here
 
     found = look(Path(DEFAULT_OUT))
     console.result(f"{'machine':<{_WIDTH}}{_machine()}")

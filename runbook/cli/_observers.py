@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from runbook.checkout import typed_here
 from runbook.cli.finished import print_reports
 from runbook.console import Console, OutputFormat
-from runbook.files import near
+from runbook.files import near, typed_here
 from runbook.launch.observer import Observer
 from runbook.records import RunRecord
 from runbook.records.run import Screen
