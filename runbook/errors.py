@@ -81,8 +81,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-# What stops, deletes or starts something is never proposed to somebody who typed another word.
-_ACTING = frozenset({"--halt", "--yes", "--without-go"})
+# What stops or starts something is never proposed to somebody who typed another word.
+_ACTING = frozenset({"--halt", "--without-go"})
 _MOST_SLIPS, _ALIKE = 2, 0.8
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, add_out, add_run, not_in_a_run, path_type
 from runbook.console import Console
+from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
 from runbook.folder.names import RECORD_FILE
 
@@ -58,6 +59,15 @@ def find_run(text: str | None, out_dir: Path) -> Path:
         f"{did_you_mean(text, names)}",
         hint=known,
     )
+
+
+def folder_of(named: Path) -> Path:
+    """The folder that is there, or may come to be; a bare name that is none is a run's id.
+
+    Raises UsageError for one that fits no run.
+    """
+    there = named.exists() or len(named.parts) > 1 or named == Path(DEFAULT_OUT)
+    return named if there else find_run(str(named), Path(DEFAULT_OUT))
 
 
 def load_run(folder: Path) -> RunRecord:
@@ -162,8 +172,8 @@ def print_reports(console: Console, folder: Path, shown: str = "") -> None:
 
 
 def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
-    from runbook.checkout import typed_here
     from runbook.engine.outputs import render
+    from runbook.files import typed_here
     from runbook.folder.record import record_text
     from runbook.records.run import Screen
 
@@ -341,8 +351,10 @@ nothing and changes nothing; the report goes to stdout.""",
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", metavar="A", help="the reference: a run's folder or id")
-    parser.add_argument("b", metavar="B", help="the run to judge")
+    parser.add_argument(
+        "a", metavar="A", nargs="?", help="the reference: a run's folder or id (no default)"
+    )
+    parser.add_argument("b", metavar="B", nargs="?", help="the run to judge (no default)")
     add_out(parser)
     parser.add_argument(
         "--html",
@@ -353,6 +365,9 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare_problems(args: argparse.Namespace) -> list[str]:
+    if args.b is None:
+        names = ", ".join(folder.name for folder in run_folders(args.out)[-5:]) or "none"
+        return [f"name the two runs to compare; in {args.out}/ there are: {names}"]
     page = args.html
     if page is None:
         return []

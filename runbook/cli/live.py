@@ -12,6 +12,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, number_type, path_type
+from runbook.cli.finished import folder_of
 from runbook.console import Console, printable
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
@@ -28,7 +29,13 @@ _SAY_EVERY_S = 30.0
 
 
 def _add_watch(parser: CommandParser) -> None:
-    parser.add_argument("directory", type=path_type, metavar="DIR", help="the run's directory")
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        type=path_type,
+        metavar="DIR",
+        help=f"the run's directory, or a run's id (default: {DEFAULT_OUT}/latest)",
+    )
     parser.add_argument(
         "--halt",
         nargs="?",
@@ -46,10 +53,11 @@ def _add_watch(parser: CommandParser) -> None:
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
+    from nsa.contract import LATEST_LINK
     from runbook.launch.watch.watchdog import Budgets, Thresholds
 
-    folder = args.directory
-    _refuse_what_no_run_writes_to(folder, once=args.once)
+    named = args.directory or Path(DEFAULT_OUT) / LATEST_LINK
+    folder = _launch_in(folder_of(named), once=args.once)
     limits = Thresholds.from_variables(os.environ)
     # Whoever looks on changes nothing, unless it is asked for here or in the environment.
     told = "NSA_WATCH_HALT" in os.environ and limits.halt
@@ -160,23 +168,28 @@ def _shower(console: Console, screen: Screen) -> Callable[[], None]:
     return show
 
 
-def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
-    """A folder that is not there yet, or still empty, is waited for; only --once cannot wait."""
+def _launch_in(folder: Path, *, once: bool) -> Path:
+    """The folder, or of a whole run its newest launch: by the link beside it if that leads there.
+
+    A folder that is not there yet, or still empty, is waited for; only --once cannot wait.
+    """
     from nsa.contract import LATEST_LINK, TRAINING_CSV
     from runbook.tools.watch import is_run_directory
 
-    below = Path(DEFAULT_OUT) / folder
-    if not folder.is_dir() and (once or below.is_dir()):
-        hint = f"{below} is one" if below.is_dir() else "start the run first; it creates its own"
+    if once and not folder.is_dir():
+        hint = "start the run first; it creates its own"
         raise UsageError(f"no such directory: {folder}", hint=hint)
-    if is_run_directory(newest_in(folder)):
-        return
-    newest = None if (folder / LATEST_LINK).is_symlink() else _newest_below(folder)
-    if newest is not None:
-        raise UsageError(f"{folder} is not a run directory", hint=f"{newest} is")
+    if is_run_directory(newest_in(folder)) or (folder / LATEST_LINK).is_symlink():
+        return folder
+    beside = folder.parent / LATEST_LINK
+    if beside.is_symlink() and folder.resolve() in beside.resolve().parents:
+        return beside
+    if newest := _newest_below(folder):
+        return newest
     if once:
         hint = f"one has {TRAINING_CSV} or heartbeat_rank*.jsonl"
         raise UsageError(f"nothing to read: {folder} is not a run directory", hint=hint)
+    return folder
 
 
 def _newest_below(folder: Path) -> Path | None:
@@ -243,9 +256,9 @@ without training.csv, by the heartbeats of rank 0. Without --halt it only reads.
 it, anomalies go into DIR/anomalies.jsonl and DIR/.anomaly_type, a stalled rank is asked
 for its stack, and DIR/.HALT stops all ranks after the same step. A folder that is not
 there yet or still empty is waited for, five minutes at most. One with a link `latest`
-means the run that it names, or the next one if that is over; the folder of a whole run
-is refused, and its newest launch named. Through the link `latest` the launches of a run
-are shown one after the other. Ends with the run. Limits come from NSA_WATCH_*
+means the run that it names, or the next one if that is over; a whole run means its newest
+launch. Through the link `latest` the launches of a run are shown one after the other.
+Ends with the run. Limits come from NSA_WATCH_*
 (see `runbook toggles`).""",
     examples="""\
   runbook watch artifacts/latest

@@ -94,18 +94,27 @@ def test_the_end_of_a_run_that_is_watched_is_told_once(
     assert capsys.readouterr().err.count("ended at step 2") == 1
 
 
-def test_the_folder_of_a_whole_run_is_refused_and_its_newest_launch_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_whole_run_by_its_folder_or_id_means_its_newest_launch(tmp_path: Path) -> None:
+    run = "20260101T000000Z-abc"
     for name, age_s in (("baseline/run1", 60), ("long_run/run", 5), ("nvtx/run", 90)):
-        beat = tmp_path / "artifacts" / "20260101T000000Z-abc" / name / "heartbeat_rank0.jsonl"
+        beat = tmp_path / "artifacts" / run / name / "heartbeat_rank0.jsonl"
         beat.parent.mkdir(parents=True)
         beat.touch()
         os.utime(beat, (time.time() - age_s,) * 2)
-    newest = "20260101T000000Z-abc/long_run/run is\n"
-    for folder in (tmp_path / "artifacts", tmp_path / "artifacts" / "20260101T000000Z-abc"):
-        assert main(["watch", str(folder)]) == 2
-        assert newest in capsys.readouterr().err
+    (tmp_path / "artifacts" / run / "run.json").touch()
+    for named in ("artifacts", f"artifacts/{run}", run, "20260101"):
+        shown = inside("watch", named, "--once", cwd=tmp_path)
+        assert f"read artifacts/{run}/long_run/run once; 0 anomalies" in shown.err, shown
+    (tmp_path / "artifacts/latest").symlink_to(f"{run}/nvtx/run")
+    for words in ((run,), ()):
+        shown = inside("watch", *words, "--once", cwd=tmp_path)
+        assert "read artifacts/latest once; 0 anomalies" in shown.err, shown
+
+
+def test_a_name_that_fits_no_run_is_refused_at_once(tmp_path: Path) -> None:
+    for words in (("watch", "nosuch"), ("inspect", "nosuch")):
+        ended = inside(*words, cwd=tmp_path)
+        assert (ended.code, ended.out) == (2, "") and "no run 'nosuch'" in ended.err
 
 
 def test_once_on_nothing_says_so_and_fails(
@@ -243,13 +252,6 @@ def test_a_directory_that_is_not_there_is_called_that(
 ) -> None:
     assert main(["watch", str(tmp_path / "nowhere"), "--once"]) == 2
     assert "no such directory" in capsys.readouterr().err
-
-
-def test_a_run_that_is_named_by_its_id_is_found_for_the_reader(tmp_path: Path) -> None:
-    (tmp_path / "artifacts" / "20260101T000000Z-abc").mkdir(parents=True)
-    ended = inside("watch", "20260101T000000Z-abc", cwd=tmp_path)
-    told = "no such directory: 20260101T000000Z-abc; artifacts/20260101T000000Z-abc is one\n"
-    assert (ended.code, ended.err) == (2, f"runbook: error: {told}")
 
 
 def test_stacks_of_an_empty_folder_name_no_file_that_is_not_there(tmp_path: Path) -> None:
