@@ -12,7 +12,6 @@ from pathlib import Path
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_LOG_BYTES
 from runbook.folder.documents import file_sha256
-from runbook.folder.journal import is_going_on
 from runbook.folder.manifest import (
     check_manifest,
     files_by_name,
@@ -21,6 +20,7 @@ from runbook.folder.manifest import (
     strange_entries,
 )
 from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
+from runbook.folder.ongoing import is_going_on
 from runbook.folder.record import RUN_ID, record_bytes
 from runbook.records import ArtifactRecord, RunRecord, Verdict
 from runbook.registry import report_files
