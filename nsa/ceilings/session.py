@@ -17,8 +17,8 @@ from nsa.launch.output import say, write_json
 from nsa.launch.plan import Place
 from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks, device_of, join_ranks
-from nsa.launch.rundir import by_hand, link_latest, new_token
-from nsa.train.session import Ending, open_run_dir, run_rank
+from nsa.launch.rundir import by_hand, link_latest, new_token, open_run_dir
+from nsa.train.session import Ending, run_rank
 from nsa.train.settle import End
 
 # The whole program takes seconds, so that a collective of a minute is stuck.

@@ -1,25 +1,37 @@
-"""The process group: start, small agreements between the ranks, end."""
+"""The process group: start, small agreements between the ranks, what its collectives were, end.
+
+torch's flight recorder runs anyway (gloo and NCCL alike) and a dump takes milliseconds. It holds
+the order, operation, shape and creation time of the last collectives, which tells a desynchronized
+rank from a slow one. It is written on SIGUSR2, at every bad end, and at the end of a run of several
+ranks.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nsa.contract import THREAD_VARIABLES
+from nsa.contract import FLIGHTS, THREAD_VARIABLES
+from nsa.launch.output import write_bytes
 from nsa.launch.plan import LaunchPlan, Place
 from nsa.settings import refusal
 
 # Description of the group whose collectives a save runs beside those of the steps.
 SAVING_GROUP = "saving"
 _SETTLE_S = 0.1
+# Collectives of a flight record.
+KEPT = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,3 +175,77 @@ def in_force(ranks: Ranks) -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "variables": {name: os.environ.get(name) for name in THREAD_VARIABLES},
     }
+
+
+# -- what the last collectives were ---------------------------------------------------------------
+
+
+def write_flight(run_dir: Path, *, rank: int, token: str, reason: str) -> Path | None:
+    """Write the last collectives of this rank; None if torch records none.
+
+    Raises RecordWriteError when the file cannot be written. `created_ns` is on the wall clock;
+    `wall_ns` and `mono` say how it stood to the monotonic clock when the file was written.
+    """
+    entries = _entries()
+    if entries is None:
+        return None
+    document = {
+        "schema_version": 1,
+        "rank": rank,
+        "pid": os.getpid(),
+        "token": token,
+        "reason": reason,
+        "wall_ns": time.time_ns(),
+        "mono": time.monotonic(),
+        "columns": ["seq", "op", "sizes", "dtypes", "created_ns", "retired"],
+        "entries": entries[-KEPT:],
+    }
+    path = run_dir / FLIGHTS.name(rank)
+    write_bytes(path, json.dumps(document, separators=(",", ":")).encode())
+    return path
+
+
+def _entries() -> list[list[Any]] | None:
+    """The entries of the first recorder that has any; None if there is no recorder."""
+    found = None
+    for dump in _recorders():
+        try:
+            record = json.loads(dump())
+        except (ValueError, RuntimeError):
+            continue
+        entries = record.get("entries", [])
+        found = [_row(entry) for entry in entries if not (entry.get("is_p2p") or _of_a_save(entry))]
+        if found:
+            return found
+    return found
+
+
+def _of_a_save(entry: dict[str, Any]) -> bool:
+    """A thread saves beside the steps: each rank in its own time, and with numbers of its own."""
+    return SAVING_GROUP in entry.get("process_group", ())
+
+
+def _row(entry: dict[str, Any]) -> list[Any]:
+    return [
+        entry.get("collective_seq_id"),
+        str(entry.get("profiling_name", "")).partition(":")[2],
+        entry.get("input_sizes", []),
+        entry.get("input_dtypes", []),
+        entry.get("time_created_ns"),
+        bool(entry.get("retired")),
+    ]
+
+
+def _recorders() -> list[Callable[[], bytes]]:
+    """NCCL's recorder where the build has it, and the generic one, which gloo writes to.
+
+    On a machine with GPUs a launch may use either.
+    """
+    import torch._C._distributed_c10d as c10d
+
+    if not dist.is_available():
+        return []
+    names = ["_dump_fr_trace_json"]
+    if torch.cuda.is_available():
+        names.insert(0, "_dump_nccl_trace_json")
+    return [getattr(c10d, name) for name in names if hasattr(c10d, name)]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
-from nsa import contract
+from nsa import contract, torch_env
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.plan import Place
+from nsa.launch.process import open_stackdump
 from nsa.settings import ConfigError
 
 _LEFTOVERS = (
@@ -60,6 +65,29 @@ def claim(run_dir: Path, world_size: int) -> None:
             f"run directory {run_dir} belongs to an earlier launch: it holds "
             f"{', '.join(found)}{stale}; give every launch a directory of its own"
         )
+
+
+def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool) -> IO[str]:
+    """Claim the directory and start this rank's own files in it; returns the stack dump's.
+
+    Raises ConfigError where the directory belongs to an earlier launch.
+    """
+    if place.rank == 0:
+        claim(run_dir, place.world_size)
+    else:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        beat.open(run_dir)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"run directory {run_dir} belongs to an earlier launch: it holds "
+            f"{Path(error.filename).name}; give every launch a directory of its own"
+        ) from error
+    if grouped:
+        # torch looks when it makes the process group, or when it dumps.
+        prefix = str(run_dir / contract.NCCL_FLIGHTS.stem)
+        os.environ.update(torch_env.flight_dumps(prefix, torch_env.installed_torch()))
+    return open_stackdump(run_dir, place.rank)
 
 
 def link_latest(run_dir: Path, out_dir: str) -> None:

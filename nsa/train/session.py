@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from nsa import torch_env
 from nsa.attention import tracing
-from nsa.contract import NCCL_FLIGHTS, OUT_OF_MEMORY_PREFIX, Event, ExitCode, Phase
+from nsa.contract import OUT_OF_MEMORY_PREFIX, Event, ExitCode, Phase
 from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.kernels.dispatch import is_out_of_memory
 from nsa.launch.envfile import announce, effective, write_env
-from nsa.launch.flight import write_flight
 from nsa.launch.heartbeat import MIB, Heartbeat
 from nsa.launch.output import say, shout
-from nsa.launch.plan import LaunchPlan, Place
-from nsa.launch.process import Termination, open_stackdump
-from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks
-from nsa.launch.rundir import by_hand, claim, link_latest, new_token
+from nsa.launch.plan import LaunchPlan
+from nsa.launch.process import Termination
+from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, write_flight
+from nsa.launch.rundir import by_hand, link_latest, new_token, open_run_dir
 from nsa.settings import ConfigError
 from nsa.train.checkpoint import restore
 from nsa.train.engine import Engine
@@ -130,29 +127,6 @@ def _write_exit(beat: Heartbeat, ending: Ending) -> None:
         beat.sync()
     except OSError as error:
         shout(f"[rank {beat.rank}] the exit event could not be written: {error}")
-
-
-def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool) -> IO[str]:
-    """Claim the directory and start this rank's own files in it; returns the stack dump's.
-
-    Raises ConfigError where the directory belongs to an earlier launch.
-    """
-    if place.rank == 0:
-        claim(run_dir, place.world_size)
-    else:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        beat.open(run_dir)
-    except FileExistsError as error:
-        raise ConfigError(
-            f"run directory {run_dir} belongs to an earlier launch: it holds "
-            f"{Path(error.filename).name}; give every launch a directory of its own"
-        ) from error
-    if grouped:
-        # torch looks when it makes the process group, or when it dumps.
-        prefix = str(run_dir / NCCL_FLIGHTS.stem)
-        os.environ.update(torch_env.flight_dumps(prefix, torch_env.installed_torch()))
-    return open_stackdump(run_dir, place.rank)
 
 
 class _Session:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nsa.attention.api import attend, choose_path
-from nsa.attention.self_test import Agreement, Bound, measure
 from nsa.contract import ELSEWHERE, NSAError
 from nsa.kernels.dispatch import allow_kernels, forces_sdpa, named_window
 from nsa.launch.kernels import triton_asked
 from nsa.launch.output import say
 from nsa.settings import refusal
 from nsa.toggles import ToggleSet
+from nsa.witness.equations import Agreement, Bound, measure
 
 if TYPE_CHECKING:
     from nsa.train.engine import Engine

@@ -21,10 +21,10 @@ from nsa.attention import select_blocks
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.compression import block_scores
-from nsa.attention.self_test import Bound, measure
 from nsa.config import Selected, Window
 from nsa.projection import Columns, rotations, split_together
 from nsa.rounding import error_of
+from nsa.witness.equations import Bound, measure
 from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.attention.test_proofs import dense, inputs, only
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention.self_test import Bound
 from nsa.attention.triton.compressed_tiles import choose_compressed_cut, places
 from nsa.attention.triton.tiles import shape_problem
 from nsa.rounding import error_of
+from nsa.witness.equations import Bound
 from tests.attention.triton_compressed_mutants import IN_32_BITS, MUTANTS, OF_EQUALS, RACES
 from tests.attention.triton_process import found, interpreted, needs_triton
 

@@ -24,12 +24,12 @@ import nsa
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import build_ranges
-from nsa.attention.self_test import measure
 from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import launch, operators, window_launch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.train.engine import Engine
+from nsa.witness.equations import measure
 from nsa.witness.self_test import self_test
 from tests.attention.equations import nsa as equations
 from tests.attention.space import Example, examples, rounded, tensors

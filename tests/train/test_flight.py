@@ -10,8 +10,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 
 from nsa.contract import FLIGHTS, NCCL_FLIGHTS
-from nsa.launch.flight import write_flight
-from nsa.launch.ranks import SAVING_GROUP
+from nsa.launch.ranks import SAVING_GROUP, write_flight
 from nsa.torch_env import flight_dumps
 
 ENTRY = {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "time_created_ns": 5}
