@@ -85,30 +85,19 @@ class Journal:
         self.events.append(json.loads(line))
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[bool]:
-    """Hold the run's journal as a run in progress does; False if one does.
-
-    Raises `OSError` if the folder has no journal.
-    """
-    handle = os.open(folder / EVENTS_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
-
-
 def is_going_on(folder: Path) -> bool:
     """True if a process holds the journal of the run in this folder; False without a journal."""
-    if not (folder / EVENTS_FILE).is_file():
+    path = folder / EVENTS_FILE
+    if not path.is_file():
         return False
-    with locked(folder) as free:
-        return not free
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:
