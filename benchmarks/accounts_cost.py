@@ -18,7 +18,7 @@ import torch
 from nsa.config import ModelConfig, NSAConfig
 from nsa.data.source import Batch
 from nsa.model import NSALanguageModel
-from nsa.train.accounts import TokenMeter
+from nsa.witness.accounts import TokenMeter
 
 SHAPES = {"cpu_smoke": (1, 128, 1), "production": (1, 2048, 2)}
 CALLS = 50

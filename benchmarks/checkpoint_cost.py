@@ -22,11 +22,11 @@ from time import perf_counter, process_time, sleep, thread_time
 
 import torch
 
-from nsa.train.checkpoint import Checkpoints
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
+from nsa.train.checkpoint.retention import Retention
+from nsa.train.checkpoint.write import Checkpoints
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import choose_device, start_ranks
-from nsa.train.retention import Retention
 
 CONFIG = "configs/m7c_125m_2xa100_production.yaml"
 

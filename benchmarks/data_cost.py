@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 
 from benchmarks.trainer_loop import made_loop, made_source
-from nsa.train.launch import LaunchPlan, plan_launch
+from nsa.launch.plan import LaunchPlan, plan_launch
 
 LIMIT = 1.03
 PAGES = Path(__file__).resolve().parents[1] / "docs"
@@ -78,7 +78,7 @@ def measure(plan: LaunchPlan, folder: Path, *, rounds: int, steps: int) -> list[
     """Seconds of a step, by the clock and of processors: on documents, and synthetic."""
     import torch
 
-    from nsa.train.ranks import choose_device, start_ranks
+    from nsa.launch.ranks import choose_device, start_ranks
 
     torch.set_num_threads(1)  # as torchrun does; more would spin against the thread that reads
     ranks = start_ranks(plan, choose_device(plan))
@@ -86,7 +86,7 @@ def measure(plan: LaunchPlan, folder: Path, *, rounds: int, steps: int) -> list[
     loop = made_loop(plan, ranks, sources["local"], folder)
     block = plan.blocks[0]
     loop.enter(block)
-    evidence = loop.watcher(block)
+    loop.begin(block)
 
     def run(name: str) -> Callable[[], Cost]:
         def timed() -> Cost:
@@ -95,7 +95,7 @@ def measure(plan: LaunchPlan, folder: Path, *, rounds: int, steps: int) -> list[
             loop.clock.restart()
             begin = time.perf_counter(), time.process_time()
             for _ in range(steps):
-                loop.one_step(block, False, evidence)
+                loop.one_step(block, False)
             loop.settler.drain()
             wall, cpu = time.perf_counter() - begin[0], time.process_time() - begin[1]
             return wall / steps, cpu / steps

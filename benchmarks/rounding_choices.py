@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.program import markdown_table
-from nsa.train.accounts import pieces
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import choose_device, start_ranks
+from nsa.witness.accounts import pieces
 
 _CONFIG = "configs/m7c_125m_1gpu.yaml"
 _ULP = 2.0**-8

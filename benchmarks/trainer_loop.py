@@ -7,12 +7,12 @@ from pathlib import Path
 
 from nsa.data.open import open_source
 from nsa.data.source import Source
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.plan import LaunchPlan
+from nsa.launch.process import Termination
+from nsa.launch.ranks import Ranks
 from nsa.train.engine import Engine
-from nsa.train.heartbeat import Heartbeat
-from nsa.train.launch import LaunchPlan
 from nsa.train.loop import Loop
-from nsa.train.process import Termination
-from nsa.train.ranks import Ranks
 from nsa.train.record import Tables
 
 

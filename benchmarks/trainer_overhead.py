@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.trainer_loop import made_loop, made_source
-from nsa.train.launch import plan_launch
+from nsa.launch.plan import plan_launch
 
 
 def main() -> int:
@@ -39,9 +39,9 @@ def measure(plan, *, rounds: int, steps: int) -> None:  # type: ignore[no-untype
     """Alternate blocks and print the ratios."""
     import torch
 
+    from nsa.launch.ranks import choose_device, start_ranks
     from nsa.train.clock import StepClock
     from nsa.train.engine import Engine
-    from nsa.train.ranks import choose_device, start_ranks
 
     ranks = start_ranks(plan, choose_device(plan))
     train, device = plan.config.train, ranks.device
@@ -50,7 +50,7 @@ def measure(plan, *, rounds: int, steps: int) -> None:  # type: ignore[no-untype
     loop = made_loop(plan, ranks, source, run_dir)
     block = plan.blocks[0]
     loop.enter(block)
-    evidence = loop.watcher(block)
+    loop.begin(block)
     bare = Engine(plan, ranks)
     bare.configure(plan.toggles)
     batches = [source.fetch() for _ in range(train.accumulate_grad_batches)]
@@ -71,7 +71,7 @@ def measure(plan, *, rounds: int, steps: int) -> None:  # type: ignore[no-untype
     def trainer_block() -> float:
         begin = perf_counter()
         for _ in range(steps):
-            loop.one_step(block, False, evidence)
+            loop.one_step(block, False)
         loop.settler.drain()
         sync()
         return (perf_counter() - begin) / steps

@@ -171,11 +171,6 @@ def keys_touched(cfg: NSAConfig, seq_len: int) -> float:
     return total / seq_len
 
 
-def dense_keys_touched(seq_len: int) -> float:
-    """Mean keys per query of dense causal attention."""
-    return (seq_len + 1) / 2
-
-
 def attention_flops_per_token(cfg: NSAConfig, seq_len: int) -> float:
     """Forward FLOPs per token of one layer's scores and weighted sums (projections excluded)."""
     return 2.0 * cfg.n_heads * (cfg.d_k + cfg.d_v) * keys_touched(cfg, seq_len)
@@ -202,17 +197,3 @@ def model_flops_per_token(cfg: ModelConfig, seq_len: int) -> float:
     """
     attention = cfg.n_layers * attention_flops_per_token(cfg.attention, seq_len)
     return 6.0 * parameter_count(cfg) + 3.0 * attention
-
-
-def mfu(tokens_per_s: float, flops_per_token: float, peak_flops_per_s: float) -> float:
-    """Model FLOPs utilization, a share of 1: tok/s x FLOPs per token / peak of all devices."""
-    if peak_flops_per_s <= 0:
-        raise NSAError(f"peak_flops_per_s={peak_flops_per_s!r}: must be above 0")
-    return tokens_per_s * flops_per_token / peak_flops_per_s
-
-
-def roofline_tokens_per_s(
-    flops_per_token: float, peak_flops_per_s: float, utilization: float = 0.4
-) -> float:
-    """Tokens/s at a given utilization of the peak."""
-    return utilization * peak_flops_per_s / flops_per_token

@@ -19,7 +19,7 @@ __all__ = ["ModelConfig", "NSALanguageModel", "SwiGLU"]
 
 
 class Recorded(Protocol):
-    """Layers that can be replayed instead of run (`nsa.train.replay`)."""
+    """Layers that can be replayed instead of run (`nsa.kernels.cuda_graphs`)."""
 
     def fits(self, x: Tensor) -> bool:
         """May this pass, whose first layer gets x [B,S,dim], be replayed?"""

@@ -7,7 +7,9 @@ on the version of torch: that is known here and nowhere else. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -125,16 +127,16 @@ def _since(torch_version: str | None, major: int, minor: int) -> bool:
     return found >= (major, minor)
 
 
-def changes(rows: list[Passed], environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """The variables to set and the ones to remove so that torch reads what was meant."""
-    setting: dict[str, str] = {}
-    removing: list[str] = []
-    for row in rows:
+def translate(passed: Sequence[Passed], environ: MutableMapping[str, str]) -> None:
+    """Give torch the variables under the names it reads; it looks when it is imported."""
+    for row in passed:
         if row.mapped_to != row.name:
-            removing.append(row.name)
-        if row.mapped_to and row.mapped_value and environ.get(row.mapped_to) != row.mapped_value:
-            setting[row.mapped_to] = row.mapped_value
-    return setting, removing
+            del environ[row.name]
+    for row in passed:
+        if row.mapped_to and row.mapped_value:
+            environ[row.mapped_to] = row.mapped_value
+    # Otherwise torch's profiler writes lines of its own between ours.
+    environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 # Each rule: name, value, whether NCCL is in use -> name and value that torch will read, and why.
@@ -177,3 +179,18 @@ _RULES: dict[str, Callable[[str, str, bool], Mapped]] = {
     _BLOCKING: _blocking,
     _DEBUG: _debug,
 }
+
+
+@contextmanager
+def for_good() -> Iterator[None]:
+    """What is imported inside is not searched for garbage, now or in any later collection.
+
+    torch makes a million objects. Without this the collector goes through them again and again
+    while they are made, a fifth of the start of a rank, and once more wherever it looks at all.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

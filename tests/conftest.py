@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from nsa.loading import for_good
+from nsa.torch_env import for_good
 from tests import executed
 from tests.cli.shell import Ended, runbook
 from tests.shared import once

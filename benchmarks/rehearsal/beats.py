@@ -22,7 +22,7 @@ from benchmarks.rehearsal.steps import (
     seed_of,
 )
 from nsa.contract import Event, Phase
-from nsa.drawn import drawn_batch, recomputed_steps, watched_steps
+from nsa.contract.sampling import drawn_batch, recomputed_steps, watched_steps
 
 Record = dict[str, Any]
 # From the start of the process to its first word, to the process group, to the first pass.

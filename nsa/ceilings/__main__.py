@@ -9,22 +9,17 @@ from collections.abc import MutableMapping, Sequence
 
 from nsa import torch_env
 from nsa.contract import ExitCode, NSAError, did_you_mean
-from nsa.loading import for_good
+from nsa.launch.plan import harness_of, read_place
+from nsa.launch.process import leave, refuse, take_signals
 from nsa.settings import refusal
-from nsa.train.__main__ import translate_environment
-from nsa.train.launch import harness_of, read_place
-from nsa.train.output import shout
-from nsa.train.process import Termination, arm_death_signal, dump_stacks_on_usr1
+from nsa.torch_env import for_good
 
 _DEVICES = ("auto", "cpu", "cuda")
 
 
 def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
     """Check the command line, then measure. Returns the exit code."""
-    arm_death_signal(environ)
-    dump_stacks_on_usr1()
-    termination = Termination()
-    termination.install()
+    termination = take_signals(environ)
     parser = argparse.ArgumentParser(
         prog="python -m nsa.ceilings",
         description="Measure matrix product, copies and all-reduce of this machine, in seconds.",
@@ -44,9 +39,8 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
         if problems or wrong:
             raise refusal([*problems, *wrong])
     except NSAError as error:
-        shout(str(error) if place.rank == 0 else f"[rank {place.rank}] {error}")
-        return int(ExitCode.CONFIG)
-    translate_environment(passed, environ)
+        return refuse(error, environ)
+    torch_env.translate(passed, environ)
     with for_good():
         from nsa.ceilings.session import run
 
@@ -55,8 +49,4 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:], os.environ)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Everything is written and on the disk; tearing torch down would only take time.
-    os._exit(code)
+    leave(main(sys.argv[1:], os.environ))

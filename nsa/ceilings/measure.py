@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nsa.contract import Ceiling
-from nsa.train.ranks import Ranks
+from nsa.launch.ranks import Ranks
 
 # Clocks of an idle card are low; it has them up after this time of work, or these rounds.
 _WARM_UP_S = 0.25

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,14 @@ import torch.distributed as dist
 
 from nsa.ceilings.measure import Bench
 from nsa.contract import CEILINGS_JSON, Ceiling, Event, ExitCode, Phase
-from nsa.settings import ConfigError
-from nsa.train.envfile import device_facts
-from nsa.train.heartbeat import MIB, Heartbeat
-from nsa.train.launch import Place
-from nsa.train.output import say, shout, write_json
-from nsa.train.process import Termination
-from nsa.train.ranks import Ranks, device_of, join_ranks
-from nsa.train.rundir import by_hand, link_latest, new_token
-from nsa.train.session import crash_end, keep_flight, open_run_dir
+from nsa.launch.envfile import device_facts
+from nsa.launch.heartbeat import MIB, Heartbeat
+from nsa.launch.output import say, write_json
+from nsa.launch.plan import Place
+from nsa.launch.process import Termination
+from nsa.launch.ranks import Ranks, device_of, join_ranks
+from nsa.launch.rundir import by_hand, link_latest, new_token, open_run_dir
+from nsa.train.session import Ending, run_rank
 from nsa.train.settle import End
 
 # The whole program takes seconds, so that a collective of a minute is stuck.
@@ -38,27 +36,14 @@ def run(
     token: str | None,
 ) -> int:
     """Measure and write; returns the exit code after it was written as the last heartbeat."""
-    beat = Heartbeat(rank=place.rank, token=token or "")
+    beat, ending = Heartbeat(rank=place.rank, token=token or ""), Ending()
     grouped = place.from_torchrun and place.world_size > 1
-    if grouped:
-        beat.on_exit = termination.on_usr2 = lambda: keep_flight(beat)
-    termination.on_forced_exit = lambda why: _say_end(
-        beat, End(code=ExitCode.PREEMPTED, reason=why)
-    )
-    try:
+
+    def measure() -> None:
         _measure_all(asked, place, beat, grouped=grouped, run_dir=run_dir)
-        end = End(code=ExitCode.SUCCESS, reason="everything is measured")
-    except ConfigError as error:
-        end = End(code=ExitCode.CONFIG, reason=str(error))
-        say(str(error), rank=place.rank)
-    except Exception as error:  # noqa: BLE001 - the rank's last word; its process ends with it
-        end = crash_end(error)
-        _say_end(beat, end)
-        shout(f"[rank {place.rank}] {end.reason}")
-        sys.excepthook(type(error), error, error.__traceback__)
-        return int(end.code)
-    _say_end(beat, end)
-    return int(end.code)
+        ending.end = End(code=ExitCode.SUCCESS, reason="everything is measured")
+
+    return run_rank(measure, ending, beat, termination, grouped=grouped)
 
 
 def _measure_all(
@@ -137,14 +122,3 @@ def _told(rank: dict[str, Any]) -> str:
         else:
             texts.append(f"{name} {one['rate']:.4g} {one['unit']}")
     return ", ".join(texts)
-
-
-def _say_end(beat: Heartbeat, end: End) -> None:
-    if beat.on_exit is not None:
-        beat.on_exit()
-    beat.phase = Phase.EXIT
-    try:
-        beat.write(Event.EXIT, code=int(end.code), reason=end.reason, steps_done=0, param_hash=None)
-        beat.sync()
-    except OSError as error:
-        shout(f"[rank {beat.rank}] the exit event could not be written: {error}")

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsa.data.files import changes
 from nsa.data.source import Batch, DataError
-from nsa.data.text import Corpus, Document, Place
+from nsa.data.text import Corpus, Document, Place, changes
 from nsa.data.tokenizers import Tokenizer
 
 # Of so many documents about one is only ever read for validation.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import queue
 import sys
 import threading
@@ -18,8 +17,9 @@ from time import perf_counter
 from nsa.contract import ExitCode, NSAError
 from nsa.data.open import open_source
 from nsa.data.source import DataStallError, Source
+from nsa.launch.output import shout
+from nsa.launch.process import leave
 from nsa.settings import DataSection, refusal
-from nsa.train.output import shout
 
 _DESCRIPTION = "Read a few batches of a data set as the trainer would, and say how long they took."
 _EXITS = "Exit codes: 0 the loader answered in time, 1 it stalled, 2 it cannot be read as asked."
@@ -131,7 +131,5 @@ def _opened(data: DataSection, args: argparse.Namespace) -> Source:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
     # The reading thread may be deep in a request; nothing is left to write.
-    os._exit(code)
+    leave(main(sys.argv[1:]))

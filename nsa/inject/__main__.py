@@ -12,7 +12,8 @@ from nsa.contract import did_you_mean
 from nsa.inject.hooks import EVERY_RANK, Injector
 from nsa.inject.processes import PROCESS_KINDS
 from nsa.inject.values import VALUE_KINDS
-from nsa.loading import for_good
+from nsa.launch.process import leave
+from nsa.torch_env import for_good
 
 KINDS = {**PROCESS_KINDS, **VALUE_KINDS}
 
@@ -75,7 +76,4 @@ def _count(text: str) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(main(sys.argv[1:]))

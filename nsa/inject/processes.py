@@ -166,7 +166,7 @@ def _slow_phases(injector: Injector) -> None:
     STEP is read as the seconds that each takes.
     """
     from nsa.train import evaluation
-    from nsa.train.checkpoint import Checkpoints
+    from nsa.train.checkpoint.write import Checkpoints
 
     seconds = float(injector.step)
 
@@ -204,7 +204,7 @@ PROCESS_KINDS: dict[str, Install] = {
     "stop": at_step(_end_by(signal.SIGSTOP)),
     "hang_init": hang_in("nsa.train.session", "Engine"),
     "hang_eval": hang_in("nsa.train.evaluation", "evaluate"),
-    "hang_checkpoint": hang_in("nsa.train.checkpoint", "Checkpoints.begin"),
+    "hang_checkpoint": hang_in("nsa.train.checkpoint.write", "Checkpoints.begin"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
     "data_stall": _stall_data,
     "extra_collective": at_step(_extra_all_reduce),

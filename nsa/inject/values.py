@@ -107,7 +107,7 @@ def _full_disk_for(pattern: str) -> Callable[[Any], None]:
 
 
 def _small_files_at_checkpoint(injector: Injector) -> None:
-    from nsa.train.checkpoint import Checkpoints
+    from nsa.train.checkpoint.write import Checkpoints
 
     count_steps(injector)
 

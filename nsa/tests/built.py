@@ -13,12 +13,12 @@ import torch
 import yaml
 from torch import nn
 
-from nsa import oracle
 from nsa.config import ModelConfig, NSAConfig
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
 from nsa.layer import NSAAttention
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import choose_device, start_ranks
+from nsa.witness import oracle
 
 # More blocks than n_sel from S = 33 (65) on; l/d = 2 and l_sel/d = 4, as in production, in one.
 SHAPE = {"dim": 24, "n_layers": 2, "n_heads": 6, "n_kv_groups": 2, "d_k": 8, "d_v": 6}

@@ -19,7 +19,7 @@ from typing import IO
 import pytest
 import torch
 
-from nsa.train.process import arm_death_signal
+from nsa.launch.process import arm_death_signal
 
 Module = list[pytest.Item]
 # The fork's last word: a test may end its process, with any exit code.

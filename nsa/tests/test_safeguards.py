@@ -23,21 +23,22 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from nsa.contract import CHECKSUMS_JSON, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, shard_file
+from nsa.contract.digests import sha256_of
 from nsa.data.open import open_source
-from nsa.sound import sha256_of
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.plan import Place, plan_launch
+from nsa.launch.process import Termination
+from nsa.launch.ranks import Ranks, choose_device, start_ranks
 from nsa.tests.built import BATCHED, write_config
 from nsa.tests.maths import device
-from nsa.train import checkpoint, restore
-from nsa.train.agree import Posted, post
+from nsa.train.checkpoint import restore
+from nsa.train.checkpoint import write as checkpoint
+from nsa.train.checkpoint.retention import Retention
 from nsa.train.engine import Engine
-from nsa.train.heartbeat import Heartbeat
-from nsa.train.launch import Place, plan_launch
 from nsa.train.loop import Loop
-from nsa.train.process import Termination
-from nsa.train.ranks import Ranks, choose_device, start_ranks
 from nsa.train.record import Tables
-from nsa.train.retention import Retention
 from nsa.train.session import train
+from nsa.train.step_sync import Posted, post
 
 STEPS, SPOILED, MIDDLE = 6, 3, "step_3"
 # Attention is proven elsewhere: two selection blocks are enough to train on.

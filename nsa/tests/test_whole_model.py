@@ -1,7 +1,7 @@
 """The model that the trainer builds is the one of the equations: outputs, loss and gradients.
 
-Both sides get the same random weights, in float64. The other side is `nsa.oracle`, in NumPy: it
-has no gradients, so the trainer's are held against differences of the oracle's loss.
+Both sides get the same random weights, in float64. The other side is `nsa.witness.oracle`, in
+NumPy: it has no gradients, so the trainer's are held against differences of the oracle's loss.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from nsa import oracle
 from nsa.attention.compression import full_float32
 from nsa.data.source import Batch
+from nsa.launch.plan import plan_launch
 from nsa.model import NSALanguageModel
 from nsa.projection import Columns
 from nsa.tests import built, pieces
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
+from nsa.witness import oracle
 
 # Float64 rounds logits of size 10 at 2e-15, and they come out of sums of tens of terms, each of
 # them rounded too: 2e-14 where this was written.

@@ -15,9 +15,9 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from nsa.launch.heartbeat import MIB
+from nsa.launch.ranks import Ranks
 from nsa.toggles import ToggleSet
-from nsa.train.heartbeat import MIB
-from nsa.train.ranks import Ranks
 
 WIRE_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

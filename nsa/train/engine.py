@@ -15,18 +15,18 @@ from nsa.attention.compression import full_float32
 from nsa.contract import ELSEWHERE
 from nsa.data.source import Batch
 from nsa.dense import Dense, mean_loss
+from nsa.kernels import compiled, liger
+from nsa.kernels import cuda_graphs as replay
+from nsa.kernels.dispatch import Dispatch
+from nsa.kernels.kernel_check import KernelGap, compare
+from nsa.launch.kernels import other_kernels, why_not
+from nsa.launch.plan import LaunchPlan
+from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
 from nsa.toggles import ToggleSet
-from nsa.train import compiled, liger, replay
-from nsa.train.agreement import Gap, compare
 from nsa.train.clock import StepClock
 from nsa.train.ddp import Wrapped
-from nsa.train.kernels import other_kernels, why_not
-from nsa.train.launch import LaunchPlan
 from nsa.train.optimizer import is_fused, learning_rate, new_optimizer, switched
-from nsa.train.policies import allow_tf32
-from nsa.train.ranks import Ranks
-from nsa.train.ways import Ways
 
 # Toggles that a recording of the layers depends on.
 _IN_A_RECORDING = (
@@ -70,13 +70,13 @@ class Engine:
             backoff_factor=toggles.number("NSA_SCALER_BACKOFF_FACTOR"),
         )
         self.wrapped: Wrapped | None = None
-        self.ways = Ways(plan, self.model.cfg, dtype=self.dtype, device=self.device)
+        self.dispatch = Dispatch(plan, self.model.cfg, dtype=self.dtype, device=self.device)
         self.dense: Dense | None = None
-        self.gaps: list[Gap] = []
+        self.gaps: list[KernelGap] = []
         self.on_loss: Callable[[Tensor], None] | None = None
         self.before_clipping: Callable[[], None] | None = None
         self._made: dict[str, Dense] = {}
-        self._agreed: dict[tuple[str, bool], list[Gap]] = {}
+        self._agreed: dict[tuple[str, bool], list[KernelGap]] = {}
         self._kept: list[RemovableHandle] = []
         self.compiled_graphs = False
         self._recorded: tuple[object, ...] = ()
@@ -88,7 +88,7 @@ class Engine:
         Raises Refused where the dense parts or the selected branch cannot run as asked here, or the
         former give other numbers.
         """
-        ways = self.ways.put_on(self.model, toggles)
+        ways = self.dispatch.put_on(self.model, toggles)
         self._use_dense(toggles)
         fused = toggles.flag("NSA_OPT_FUSED")
         if is_fused(self.optimizer) != fused:
@@ -248,7 +248,7 @@ class Engine:
     def gradients(
         self,
         batches: list[Batch],
-        clock: StepClock,
+        clock: StepClock | None = None,
         watch: AbstractContextManager[None] | None = None,
     ) -> Tensor:
         """Forward and backward over the micro-batches: this rank's mean loss, detached.
@@ -256,7 +256,7 @@ class Engine:
         watch: entered around the first forward pass only. A profiler must not be closed while a
         collective that it saw begin is under way: that corrupts the heap.
         """
-        watch = watch or nullcontext()
+        clock, watch = clock or StepClock(self.device), watch or nullcontext()
         if self.wrapped is None:
             raise RuntimeError("configure() comes before the first step")
         total: Tensor | None = None
@@ -303,3 +303,9 @@ class Engine:
         parameters = list(self.model.parameters())
         norm: Tensor = torch.nn.utils.clip_grad_norm_(parameters, limit)
         return norm
+
+
+def allow_tf32() -> None:
+    """Let CUDA round float32 products to TF32, in matrix products and in cuDNN (E17)."""
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from nsa.contract import Event, Phase
+from nsa.contract.sampling import drawn_batch
 from nsa.data.source import Source
-from nsa.drawn import drawn_batch
-from nsa.train.accounts import TokenMeter
-from nsa.train.compiling import Compiling
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import say
 from nsa.train.engine import Engine
-from nsa.train.heartbeat import Heartbeat
-from nsa.train.output import say
-from nsa.train.recompute import loss_again
 from nsa.train.record import Tables
+from nsa.witness.recompute import loss_again
+from nsa.witness.witness import Witness
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +65,11 @@ class Evaluations:
         self,
         engine: Engine,
         *,
-        meter: TokenMeter,
         tables: Tables,
         heartbeat: Heartbeat,
-        compiling: Compiling,
+        witness: Witness,
     ) -> None:
-        self._engine, self._meter, self._compiling = engine, meter, compiling
+        self._engine, self._witness = engine, witness
         self._tables, self._heartbeat = tables, heartbeat
         # Step and loss of the latest one.
         self._latest: tuple[int, float] | None = None
@@ -85,13 +83,13 @@ class Evaluations:
         count = self._engine.plan.config.train.eval_batches
         found = evaluate(
             self._engine,
-            self._meter.passing(source.validation(count)),
+            self._witness.meter.passing(source.validation(count)),
             drawn=drawn_batch(beat.token, rank, step, count),
         )
-        self._compiling.note("eval")
+        self._witness.compiling.note("eval")
         self._latest = (step, found.loss)
         self._tables.val(step, found.loss)
-        told = {**self._meter.passed(), "seconds": round(perf_counter() - begin, 4)}
+        told = {**self._witness.meter.passed(), "seconds": round(perf_counter() - begin, 4)}
         beat.write(Event.EVAL, **asdict(found), **told)
         say(f"[eval] step {step} loss={found.loss:.4f}", rank=rank)
         beat.sync()

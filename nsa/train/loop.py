@@ -6,7 +6,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from nsa.contract import (
     COMPRESSION_LINE,
@@ -18,31 +18,23 @@ from nsa.contract import (
     Phase,
 )
 from nsa.data.source import Batch, Source
-from nsa.train.accounts import Movement, TokenMeter, plain_floats
-from nsa.train.agree import Posted, post
-from nsa.train.arms import Block
+from nsa.kernels.compiled import Refused
+from nsa.kernels.dispatch import needs_trial, trial_step
+from nsa.launch.arms import Block
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import say
+from nsa.launch.plan import LaunchPlan
+from nsa.launch.process import Termination
+from nsa.launch.ranks import in_force
+from nsa.train.checkpoint.saves import Saves
 from nsa.train.clock import StepClock
-from nsa.train.compiled import Refused
-from nsa.train.compiling import Compiling
 from nsa.train.ddp import peak_cuda_mib, peak_reserved_mib
 from nsa.train.engine import Engine, StepOutcome
 from nsa.train.evaluation import Evaluations
-from nsa.train.evidence import BlockEvidence, EffectLog
-from nsa.train.first_pass import first_pass
-from nsa.train.first_weights import first_weights
-from nsa.train.heartbeat import Heartbeat
-from nsa.train.in_force import in_force
-from nsa.train.launch import LaunchPlan
-from nsa.train.optimizer import updates
-from nsa.train.output import say
-from nsa.train.process import Termination
-from nsa.train.profiling import StepProfiler
 from nsa.train.record import Tables
-from nsa.train.saves import Saves
 from nsa.train.settle import End, Pending, Settler
-from nsa.train.shadow import Shadow
-from nsa.train.text_again import text_again
-from nsa.train.trial import needs_trial, trial_step
+from nsa.train.step_sync import Posted, post
+from nsa.witness.witness import Witness
 
 
 class Loop:
@@ -75,26 +67,13 @@ class Loop:
             termination=termination,
             halt_file=run_dir / HALT_FILE,
         )
-        self.log = EffectLog(heartbeat, run_dir)
-        self.compiling = Compiling(heartbeat)
-        self.meter = TokenMeter(engine.model)
-        self.movement = Movement(engine.model)
-        self.shadow = Shadow(
-            engine, token=heartbeat.token, first=start_step + 1, last=plan.total_steps
-        )
-        self.largest_lr = 0.0
-        self.first_update: dict[str, float] | None = None
+        self.witness = Witness(engine, heartbeat=heartbeat, run_dir=run_dir, first=start_step + 1)
         self._proven = False
         self._last: Batch | None = None
-        self._last_proof: dict[str, Any] | None = None
         self.step, self.done = start_step, 0
         self.position: dict[str, Any] = {}
         self.evaluations = Evaluations(
-            engine,
-            meter=self.meter,
-            tables=tables,
-            heartbeat=heartbeat,
-            compiling=self.compiling,
+            engine, tables=tables, heartbeat=heartbeat, witness=self.witness
         )
         self.saves = Saves(run_dir, engine, heartbeat)
         self._read: dict[str, Any] | None = None
@@ -102,9 +81,6 @@ class Loop:
         self._early = first_batch
         self._halt = run_dir / HALT_FILE
         self._dump_every = int(plan.toggles.number("NSA_MEM_DUMP_EVERY"))
-        self.profiler: StepProfiler | None = None
-        if plan.flags.profile_steps and self.ranks.rank == 0:
-            self.profiler = StepProfiler(run_dir, plan.flags.profile_steps, engine.device.type)
 
     def run(self) -> End:
         """All blocks, until the last step or an agreed reason to stop."""
@@ -112,7 +88,8 @@ class Loop:
             if not self.enter(block):
                 continue
             if not self._proven:
-                self._prove()
+                self._proven = True
+                self.witness.before_launch(self._first_batch())
             if self._owed:
                 self._owed, self.heartbeat.step = False, self.step
                 self.evaluations.run(self.step, self.source)
@@ -129,14 +106,14 @@ class Loop:
         """Put a block's toggles in force. False, on all ranks, where it cannot run on one."""
         try:
             # Another optimizer goes on with the weights and moments of the one before.
-            with self.shadow.rests():
+            with self.witness.unchanged():
                 self.engine.configure(block.toggles)
         except Refused as refused:
             if self.plan.schedule is None:
                 raise
             self._cannot(block, str(refused))
             return False
-        self.compiling.note("block")
+        self.witness.compiling.note("block")
         kind = block.toggles.text("NSA_DDP_COMPRESS")
         if kind != "off" and self.ranks.grouped:
             say(f"{COMPRESSION_LINE}{kind}", rank=self.ranks.rank)
@@ -144,27 +121,21 @@ class Loop:
             return True
         error = None
         if needs_trial(block.toggles):
-            error = trial_step(self.engine, self._first_batch())
+            error = self._trial(self._first_batch().tokens)
         if not self.ranks.any(error is not None):
             return True
         self._cannot(block, error or f"{ELSEWHERE} could not run it")
         return False
 
+    def _trial(self, tokens: Tensor) -> str | None:
+        engine = self.engine
+        return trial_step(
+            engine.model, lambda: engine.loss(tokens.to(engine.device), wrapped=False)
+        )
+
     def _cannot(self, block: Block, text: str) -> None:
         self.heartbeat.write(Event.ARM_FAILED, arm=block.arm, block=block.index, error=text)
         say(f"[arms] {block.arm} cannot run: {text}", rank=self.ranks.rank)
-
-    def _prove(self) -> None:
-        """Once for each launch, before its first step: does every rank's gradient arrive?"""
-        self._proven = True
-        batch = self._first_batch()
-        self.heartbeat.phase = Phase.FIRST_STEP
-        proof = first_pass(self.engine, batch)
-        # What goes on from a checkpoint has no first weights.
-        weights = None if self.step else first_weights(self.engine.model)
-        text = text_again(batch, self.plan.config.data)
-        self.heartbeat.write(Event.PROOF, **proof, weights=weights, text=text)
-        self.compiling.note("proof")
 
     def _first_batch(self) -> Batch:
         """What the next step will begin with, looked at before it."""
@@ -173,52 +144,37 @@ class Loop:
         return self._early
 
     def accounts(self) -> dict[str, Any]:
-        """What the exit event says beside the end: tokens by two counts, how far weights moved."""
-        moved = plain_floats(self.movement.by_group())
+        """What the exit event says beside the end: what was seen, and what each part counts."""
         return {
-            **self.meter.sums(),
-            "moved": moved,
-            "largest_lr": self.largest_lr,
-            "updates": updates(self.engine.optimizer),
-            "first_update": self.first_update,
-            "shadow": self.shadow.told(),
-            "recomputed": self.shadow.told_again(),
-            "proof": self._last_proof,
+            **self.witness.facts(),
             "saved": self._read,
             "loader": self.source.statistics(),
             "in_force": in_force(self.ranks),
         }
 
-    def watcher(self, block: Block) -> BlockEvidence:
-        """What will watch the block's first steps."""
-        return BlockEvidence(
-            block,
-            log=self.log,
-            engine=self.engine,
-            profiler=self.profiler,
-            running={
-                **self.tables.running(),
-                "NSA_HEARTBEAT_EVERY": self.settler.every,
-                "NSA_MEM_DUMP_EVERY": self._dump_every,
-            },
-        )
+    def begin(self, block: Block) -> None:
+        """The steps of a block that was entered begin."""
+        running = {
+            **self.tables.running(),
+            "NSA_HEARTBEAT_EVERY": self.settler.every,
+            "NSA_MEM_DUMP_EVERY": self._dump_every,
+        }
+        self.witness.begin_block(block, running)
+        self.clock.restart()
 
     def _run_block(self, block: Block) -> None:
-        evidence = self.watcher(block)
         steps = block.total_steps
         if self.plan.schedule is None:
             steps -= self.step  # a resumed run has done some already
-        self.compiling.begin_block()
-        self.clock.restart()
+        self.begin(block)
         for number in range(1, steps + 1):
-            self.one_step(block, number <= block.warmup_steps, evidence)
+            self.one_step(block, number <= block.warmup_steps)
             if self.settler.end is None:
                 self._between_steps()
             if self.settler.end is not None:
                 break
         self.settler.drain()
-        evidence.emit()
-        evidence.judge_steps(self.compiling.in_steps)
+        self.witness.end_block()
 
     def _enough(self) -> bool:
         found = self.ranks.any((self.run_dir / ENOUGH_FILE).exists())
@@ -228,39 +184,27 @@ class Loop:
 
     # -- one step ------------------------------------------------------------------------------
 
-    def one_step(self, block: Block, warmup: bool, evidence: BlockEvidence) -> None:
+    def one_step(self, block: Block, warmup: bool) -> None:
         """One optimizer step, with everything that is written about it."""
         self.step += 1
-        beat, clock = self.heartbeat, self.clock
+        beat, clock, witness = self.heartbeat, self.clock, self.witness
         beat.step, beat.phase = self.step, Phase.DATA
         beat.write(Event.STEP_START)
         self._memory_dump("pre")
-        if self.profiler and self.profiler.before_step():
-            beat.write(Event.PROFILER, active=True)
-            if self.engine.model.recording is not None:
-                # The trace names the ranges of one pass; all others are replays, as in any step.
-                self.engine.model.recording.run_from_host()
+        if witness.begin_trace():
             clock.restart()
         with clock.part("fetch"):
             batches = self._fetch()
         beat.phase = Phase.STEP if self.done else Phase.FIRST_STEP
         beat.write(Event.FETCHED)
-        if self.step in self.shadow.recomputed:
-            self.shadow.recompute(self.step, batches, from_host=evidence.counts)
-            beat.write(Event.RECOMPUTED)
+        if witness.before(self.step, batches):
             clock.restart()
-        self.meter.begin(batches)
-        self.shadow.watch(self.step)
-        outcome = self.engine.compute(batches, clock, evidence.watch())
+        outcome = self.engine.compute(batches, clock, witness.forward())
         posted = self._post(outcome)
-        with evidence.watch_update():
+        with witness.update():
             rate = self.engine.update(self.step, clock)
-        self.shadow.updated(self.step, outcome.norm)
-        self.largest_lr = max(self.largest_lr, rate)
-        if self.step == 1:
-            farthest = max(self.movement.by_group().values())
-            self.first_update = plain_floats({"moved": farthest, "lr": rate})
-        if self.settler.lag == 0 or (self.profiler and self.profiler.active):
+        seen = witness.after(self.step, norm=outcome.norm, rate=rate)
+        if self.settler.lag == 0 or witness.profiles:
             with clock.part("wait"):
                 posted.wait()
         self._last = batches[-1]
@@ -269,7 +213,7 @@ class Loop:
         mem_mib = peak_cuda_mib() if self.settler.lag else beat.memory.mib()
         reserved = round(peak_reserved_mib(), 1) if self.settler.lag else None
         told = {
-            **self.meter.take(),
+            **seen,
             "mem_mib": round(mem_mib, 1),
             "reserved_mib": reserved,
             "cpu_s": round(process_time(), 6),
@@ -290,17 +234,10 @@ class Loop:
                 gates=self.engine.model.gate_numbers() if reads_gates else None,
             )
         )
-        if self.profiler and self.profiler.about_to_save:
-            beat.phase = Phase.PROFILE
-            beat.write(Event.PROFILE_SAVE)
-        if self.profiler and self.profiler.after_step():
-            beat.phase = Phase.STEP
-            beat.write(Event.PROFILER, active=False)
-            self.log.prove_nvtx(block, self.profiler)
+        if witness.end_trace():
             clock.restart()
         self._memory_dump("post")
-        self.compiling.note("step", timed=evidence.emitted and not warmup)
-        if evidence.step_done():
+        if witness.written(timed=not warmup):
             clock.restart()
 
     def _post(self, outcome: StepOutcome) -> Posted:
@@ -344,10 +281,10 @@ class Loop:
         if self.settler.end is not None:
             return
         if evaluate:
-            with self.shadow.rests():
+            with self.witness.unchanged():
                 self.evaluations.run(self.step, self.source)
         if save:
-            with self.shadow.rests():
+            with self.witness.unchanged():
                 self._save()
         self.clock.restart()
 
@@ -360,23 +297,10 @@ class Loop:
         # All steps are settled: what any of them said was about the save before.
         self.settler.saved = False
 
-    def _replay_again(self) -> None:
-        """Do replays still give what the host gives? If not, the toggle had no good effect."""
-        if self.engine.model.recording is None:
-            return
-        gap = self.engine.compare_replay()
-        if gap.too_wide:
-            block = self.plan.blocks[-1]
-            self.log.effect(block, "NSA_CUDA_GRAPHS", False, {"after_the_last_step": str(gap)})
-
     def _finish(self, end: End) -> End:
         """The last proof and checkpoint, where the weights are worth it and one was asked for."""
         if end.code == ExitCode.SUCCESS and self._last is not None:
-            # What was right before the first step may have gone wrong since.
-            # Trained weights make scores so large that what half types round off has no bound.
-            exact = self.engine.dtype == torch.float32
-            self._last_proof = first_pass(self.engine, self._last, with_oracle=exact)
-            self._replay_again()
+            self.witness.end(self._last)
         asked = self.plan.flags.save or (
             self.plan.config.train.save_every > 0 and end.code != ExitCode.SUCCESS
         )

@@ -56,9 +56,3 @@ def switched(optimizer: AdamW, model: nn.Module, train: TrainSection, *, fused: 
 def is_fused(optimizer: AdamW) -> bool:
     """Does the optimizer itself say that it runs the fused kernel?"""
     return all(bool(group["fused"]) for group in optimizer.param_groups)
-
-
-def updates(optimizer: AdamW) -> list[int]:
-    """Fewest and most updates of a parameter, as the optimizer itself counts them."""
-    counts = [int(entry["step"]) for entry in optimizer.state.values()]
-    return [min(counts), max(counts)] if counts else [0, 0]

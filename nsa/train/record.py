@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa import contract
-from nsa.train.output import LineFile, say
+from nsa.launch.output import LineFile, say
 
 if TYPE_CHECKING:
     from nsa.layer import GateStats

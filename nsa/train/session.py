@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-from nsa import torch_env
 from nsa.attention import tracing
-from nsa.contract import NCCL_FLIGHTS, OUT_OF_MEMORY, Event, ExitCode, Phase
+from nsa.contract import OUT_OF_MEMORY_PREFIX, Event, ExitCode, Phase
 from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
+from nsa.kernels.dispatch import is_out_of_memory
+from nsa.launch.envfile import announce, effective, write_env
+from nsa.launch.heartbeat import MIB, Heartbeat
+from nsa.launch.output import say, shout
+from nsa.launch.plan import LaunchPlan
+from nsa.launch.process import Termination
+from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, write_flight
+from nsa.launch.rundir import by_hand, link_latest, new_token, open_run_dir
 from nsa.settings import ConfigError
-from nsa.train import restore
+from nsa.train.checkpoint import restore
 from nsa.train.engine import Engine
-from nsa.train.envfile import announce, effective, write_env
-from nsa.train.flight import write_flight
-from nsa.train.heartbeat import MIB, Heartbeat
-from nsa.train.launch import LaunchPlan, Place
 from nsa.train.loop import Loop
-from nsa.train.output import say, shout
-from nsa.train.process import Termination, open_stackdump
-from nsa.train.ranks import Ranks, choose_device, parameter_hash, start_ranks
 from nsa.train.record import Tables
-from nsa.train.rundir import by_hand, claim, link_latest, new_token
-from nsa.train.self_test import SelfTest, self_test
 from nsa.train.settle import End
-from nsa.train.trial import is_out_of_memory
+from nsa.witness.self_test import SelfTest, self_test
 
 
 @dataclass(kw_only=True)
-class _Ending:
+class Ending:
     """What the exit event will say."""
 
-    end: End
+    end: End = field(default_factory=lambda: End(code=ExitCode.CRASH, reason="unknown"))
     steps_done: int = 0
     param_hash: str | None = None
     accounts: dict[str, Any] = field(default_factory=dict)
@@ -52,26 +50,39 @@ _KEPT: list[_Session] = []
 def train(plan: LaunchPlan, termination: Termination) -> int:
     """Run the launch; returns the exit code after it was written as the last heartbeat."""
     beat = Heartbeat(rank=plan.place.rank, token=plan.run_token or "")
-    termination.on_forced_exit = lambda why: _write_exit(
-        beat, _Ending(end=End(code=ExitCode.PREEMPTED, reason=why), steps_done=beat.step)
-    )
-    if plan.ddp and plan.place.world_size > 1:
-        beat.on_exit = termination.on_usr2 = lambda: keep_flight(beat)
-    ending = _Ending(end=End(code=ExitCode.CRASH, reason="unknown"))
+    ending = Ending()
     session = _Session(plan, termination, beat, ending)
     _KEPT.append(session)
+    grouped = plan.ddp and plan.place.world_size > 1
+    return run_rank(session.run, ending, beat, termination, grouped=grouped)
+
+
+def run_rank(
+    work: Callable[[], None],
+    ending: Ending,
+    beat: Heartbeat,
+    termination: Termination,
+    *,
+    grouped: bool,
+) -> int:
+    """Do a rank's work, which says how it ended; returns the code of its last heartbeat."""
+    termination.on_forced_exit = lambda why: _write_exit(
+        beat, Ending(end=End(code=ExitCode.PREEMPTED, reason=why), steps_done=beat.step)
+    )
+    if grouped:
+        beat.on_exit = termination.on_usr2 = lambda: _keep_flight(beat)
     try:
-        session.run()
+        work()
     except ConfigError as error:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
-        say(str(error), rank=plan.place.rank)
+        say(str(error), rank=beat.rank)
     except (DataError, restore.CheckpointError) as error:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
-        shout(f"[rank {plan.place.rank}] {error}")
+        shout(f"[rank {beat.rank}] {error}")
     except Exception as error:  # noqa: BLE001 - the rank's last word; its process ends with it
-        ending.end = crash_end(error)
+        ending.end = _crash_end(error)
         _write_exit(beat, ending)
-        shout(f"[rank {plan.place.rank}] {ending.end.reason}")
+        shout(f"[rank {beat.rank}] {ending.end.reason}")
         # Not raised again: tearing torch down would keep the other ranks waiting for half a second.
         # Through the hook, because torch's puts the rank before every line.
         sys.excepthook(type(error), error, error.__traceback__)
@@ -80,17 +91,17 @@ def train(plan: LaunchPlan, termination: Termination) -> int:
     return int(ending.end.code)
 
 
-def crash_end(error: Exception) -> End:
+def _crash_end(error: Exception) -> End:
     """The end that an exception means."""
     text = f"{type(error).__name__}: {error}"
     if is_out_of_memory(error):
-        return End(code=ExitCode.OUT_OF_MEMORY, reason=f"{OUT_OF_MEMORY}{text}")
+        return End(code=ExitCode.OUT_OF_MEMORY, reason=f"{OUT_OF_MEMORY_PREFIX}{text}")
     if isinstance(error, DataStallError):
         return End(code=ExitCode.CRASH, reason=f"data_stall: {error}")
     return End(code=ExitCode.CRASH, reason=text)
 
 
-def keep_flight(beat: Heartbeat) -> None:
+def _keep_flight(beat: Heartbeat) -> None:
     """Write the rank's latest collectives beside its heartbeats; where that fails, say so."""
     if beat.run_dir is None:
         return
@@ -100,7 +111,7 @@ def keep_flight(beat: Heartbeat) -> None:
         shout(f"[rank {beat.rank}] the flight record could not be written: {error}")
 
 
-def _write_exit(beat: Heartbeat, ending: _Ending) -> None:
+def _write_exit(beat: Heartbeat, ending: Ending) -> None:
     if beat.on_exit is not None:
         beat.on_exit()
     beat.phase = Phase.EXIT
@@ -118,32 +129,9 @@ def _write_exit(beat: Heartbeat, ending: _Ending) -> None:
         shout(f"[rank {beat.rank}] the exit event could not be written: {error}")
 
 
-def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool) -> IO[str]:
-    """Claim the directory and start this rank's own files in it; returns the stack dump's.
-
-    Raises ConfigError where the directory belongs to an earlier launch.
-    """
-    if place.rank == 0:
-        claim(run_dir, place.world_size)
-    else:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        beat.open(run_dir)
-    except FileExistsError as error:
-        raise ConfigError(
-            f"run directory {run_dir} belongs to an earlier launch: it holds "
-            f"{Path(error.filename).name}; give every launch a directory of its own"
-        ) from error
-    if grouped:
-        # torch looks when it makes the process group, or when it dumps.
-        prefix = str(run_dir / NCCL_FLIGHTS.stem)
-        os.environ.update(torch_env.flight_dumps(prefix, torch_env.installed_torch()))
-    return open_stackdump(run_dir, place.rank)
-
-
 class _Session:
     def __init__(
-        self, plan: LaunchPlan, termination: Termination, beat: Heartbeat, ending: _Ending
+        self, plan: LaunchPlan, termination: Termination, beat: Heartbeat, ending: Ending
     ) -> None:
         self.plan, self.termination, self.beat, self.ending = plan, termination, beat, ending
         self.started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -293,8 +281,8 @@ class _Session:
         )
         facts["dataset"] = self.dataset_used
         attention = {
-            "window": vars(engine.ways.window(plan.toggles)),
-            "selected": vars(engine.ways.selected(plan.toggles)),
+            "window": vars(engine.dispatch.window(plan.toggles)),
+            "selected": vars(engine.dispatch.selected(plan.toggles)),
             "self_test": tested.describe(),
         }
         write_env(

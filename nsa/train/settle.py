@@ -10,16 +10,16 @@ from pathlib import Path
 from torch import Tensor
 
 from nsa.contract import HALT_FILE, Event, ExitCode
+from nsa.launch.arms import Block
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import say
+from nsa.launch.plan import LaunchPlan
+from nsa.launch.process import GRACE_S, Termination
 from nsa.layer import GateStats
-from nsa.train.agree import Agreed, Posted
-from nsa.train.arms import Block
 from nsa.train.clock import Mark
 from nsa.train.engine import Engine
-from nsa.train.heartbeat import Heartbeat
-from nsa.train.launch import LaunchPlan
-from nsa.train.output import say
-from nsa.train.process import GRACE_S, Termination
 from nsa.train.record import Tables
+from nsa.train.step_sync import Agreed, Posted
 
 
 @dataclass(frozen=True, kw_only=True)

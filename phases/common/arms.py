@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nsa.contract import ELSEWHERE, OUT_OF_MEMORY
+from nsa.contract import ELSEWHERE, OUT_OF_MEMORY_PREFIX
 from phases.common.case import Case, Finding, Unanswerable, ending, incomplete, skipped, warned
 from phases.common.commands import INTERLEAVED, launches_per_arm
 from phases.common.measure import effective_rate, last50
@@ -130,7 +130,7 @@ def refused(launch: LaunchEvidence, arms: Sequence[str]) -> ArmFault | None:
     if not found:
         return None
     error, arm, path = min(found, key=lambda item: (item[1] != found[0][1], ELSEWHERE in item[0]))
-    code = Reason.OUT_OF_MEMORY if error.startswith(OUT_OF_MEMORY) else Reason.CRASH
+    code = Reason.OUT_OF_MEMORY if error.startswith(OUT_OF_MEMORY_PREFIX) else Reason.CRASH
     return ArmFault(arm=arm, code=code, reason=f"arm {arm} failed: {error}", evidence=(path,))
 
 

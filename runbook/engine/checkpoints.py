@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nsa.contract import HEARTBEATS, checkpoint_step
-from nsa.sound import damage, identity_of
+from nsa.contract.digests import damage, identity_of
 from runbook.errors import RunbookError
 from runbook.folder.rank_log import read_heartbeats
 from runbook.records import Begun, Launch

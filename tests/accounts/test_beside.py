@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsa.drawn import recomputed_steps
+from nsa.contract.sampling import recomputed_steps
 from runbook.accounts.between_steps import beside_account, beside_words
 from runbook.folder.heartbeats import fold_file
 from runbook.folder.rank_log import RankHistory

@@ -17,7 +17,7 @@ from benchmarks.rehearsal.weights import first_weights as rehearsed
 from nsa.config import ModelConfig, NSAConfig
 from nsa.contract import WEIGHT_CUTS
 from nsa.model import NSALanguageModel
-from nsa.train.first_weights import first_weights
+from nsa.witness.accounts import first_weights
 from runbook.accounts.first_weights import Group, first_weights_account, groups_of
 from runbook.folder.shapes import EVENTS, shaped
 from runbook.records.evidence import RankLog

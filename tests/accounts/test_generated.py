@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsa.data.generated import GeneratedSource
-from nsa.train.accounts import batch_digest
+from nsa.witness.accounts import batch_digest
 from runbook.accounts.data import data_account
 from runbook.accounts.generated import GeneratedData
 from runbook.accounts.workload import Workload

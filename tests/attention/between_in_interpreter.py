@@ -26,11 +26,11 @@ from triton.runtime import interpreter
 
 from nsa.attention.api import attend
 from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
-from nsa.attention.self_test import random_inputs
 from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import launch as LAUNCH
 from nsa.attention.triton import mix_launch, mix_operators, operators
 from nsa.config import RANGES, NSAConfig
+from nsa.witness.equations import random_inputs
 from tests.attention.between_mutants import MIX_IN_32_BITS, MIX_MUTANTS, RANGES_MUTANTS
 from tests.attention.pooling import PROOFS as POOL_PROOFS
 from tests.attention.pooling import checked, mutant

@@ -439,7 +439,7 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from nsa.loading import for_good
+    from nsa.torch_env import for_good
 
     # A child would look for garbage in all of it, and get a copy of what it touches.
     with for_good():

@@ -16,7 +16,7 @@ from nsa.contract import NSAError
 from nsa.layer import BlockCompressor, GateStats
 from nsa.model import NSALanguageModel
 from nsa.projection import PARTS, Columns
-from nsa.train.profiling import torch_profiler
+from nsa.witness.profiling import torch_profiler
 
 TINY = nsa.NSAConfig(
     dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=5, l=6, d=3, l_sel=6, n_sel=3, w=7

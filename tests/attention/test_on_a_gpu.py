@@ -16,11 +16,11 @@ from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.config import WINDOWS, Selected, Window
 from nsa.data.source import Batch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import Ranks
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import Ranks
-from nsa.train.self_test import self_test
+from nsa.witness.self_test import self_test
 from tests.attention.test_proofs import NAMES, SMALL, inputs
 from tests.attention.test_step_on_cuda import PRODUCTION
 
@@ -172,7 +172,7 @@ def test_a_real_step_never_waits(window: Window) -> None:
     precision = torch.get_float32_matmul_precision()
     engine = production()
     if window == "varlen":
-        engine.ways.barred.clear()
+        engine.dispatch.barred.clear()
     engine.configure(engine.plan.toggles)
     clock = StepClock(engine.device)
     batches = [Batch(tokens=torch.randint(256, (1, 2049)).pin_memory()) for _ in range(2)]

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import nsa
-from nsa import oracle
 from nsa.config import ModelConfig
 from nsa.contract import NSAError
 from nsa.layer import NSAAttention
 from nsa.model import NSALanguageModel
+from nsa.witness import oracle
 
 SEQ_LEN = 2048
 POSITIONS = np.linspace(0, SEQ_LEN - 1, 9).astype(int)

@@ -21,9 +21,10 @@ from nsa.attention import select_blocks
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.compression import block_scores
-from nsa.attention.self_test import Bound, errors_of, measure
 from nsa.config import Selected, Window
 from nsa.projection import Columns, rotations, split_together
+from nsa.rounding import error_of
+from nsa.witness.equations import Bound, measure
 from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.attention.test_proofs import dense, inputs, only
 
@@ -125,8 +126,8 @@ def _refusal(where: Where) -> str | None:
 
 def close(where: Where, got: Tensor, right: Tensor) -> bool:
     """Is it what rounding explains?"""
-    whole, row = errors_of(got.detach(), right.detach().double())
-    return whole <= where.bound.whole and row <= where.bound.row
+    error = error_of(got.detach(), right.detach())
+    return error.whole <= where.bound.whole and error.row <= where.bound.row
 
 
 def test_a_every_parameter_gets_a_gradient(where: Where) -> None:

@@ -13,7 +13,7 @@ import nsa
 from nsa.attention import compression, sdpa
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
-from nsa.attention.self_test import Agreement, measure, random_inputs
+from nsa.witness.equations import Agreement, measure, random_inputs
 from tests.attention.flash_on_cpu import flash_on_cpu
 
 CPU = torch.device("cpu")
@@ -194,7 +194,7 @@ def test_random_numbers_stay_as_they_are() -> None:
 
 def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = held(dtype=torch.float64)
-    monkeypatch.setattr("nsa.attention.self_test._BUDGET_BYTES", 1 << 20)
+    monkeypatch.setattr("nsa.witness.equations._BUDGET_BYTES", 1 << 20)
     cut = held(dtype=torch.float64)
     assert whole.problems == cut.problems == []
     for name, error in whole.row.items():

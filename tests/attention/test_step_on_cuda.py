@@ -19,12 +19,12 @@ from benchmarks.step_calls import Cost, build, measure
 from nsa.attention import sdpa
 from nsa.config import WINDOWS, ModelConfig, Window
 from nsa.data.source import Batch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
-from nsa.train.agree import post
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import Ranks
+from nsa.train.step_sync import post
 from tests.attention.fake_cuda import Watched, fake_cuda, walk_back
 from tests.attention.flash_on_cpu import flash_on_cpu
 
@@ -148,7 +148,7 @@ def production(window: Window, n_layers: int) -> Engine:
     with device, patch.object(NSALanguageModel, "to", lambda self, _: self):
         engine = Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
         if window == "varlen":
-            engine.ways.barred.clear()
+            engine.dispatch.barred.clear()
         engine.configure(plan.toggles)
     assert {layer.attention.window for layer in engine.model.layers} == {window}
     return engine

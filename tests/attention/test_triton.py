@@ -208,7 +208,7 @@ def test_the_choice_says_why() -> None:
 
 
 def test_a_public_call_refuses_what_cannot_run() -> None:
-    from nsa.attention.self_test import random_inputs
+    from nsa.witness.equations import random_inputs
 
     small = nsa.NSAConfig(dim=8, n_heads=1, n_kv_groups=1, d_k=4, d_v=4, l=4, d=4, l_sel=4)
     x, _ = random_inputs(small, 9, dtype=torch.float32, device=torch.device("cpu"))

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention.self_test import Bound, errors_of
 from nsa.attention.triton.compressed_tiles import choose_compressed_cut, places
 from nsa.attention.triton.tiles import shape_problem
+from nsa.rounding import error_of
+from nsa.witness.equations import Bound
 from tests.attention.triton_compressed_mutants import IN_32_BITS, MUTANTS, OF_EQUALS, RACES
 from tests.attention.triton_process import found, interpreted, needs_triton
 
@@ -100,7 +101,7 @@ def _gradients_of_keys_rounded(own_sum: bool) -> dict[str, float]:
     right = gradients(exact.softmax(-1), k.double(), v.double(), lambda x: x)
     sums = (rounded if own_sum else scores(k)).logsumexp(-1, keepdim=True)
     mine = gradients((rounded - sums).exp(), k.bfloat16().float(), v.bfloat16().float(), _bf16)
-    return {name: errors_of(mine[name], truth)[0] for name, truth in right.items()}
+    return {name: error_of(mine[name], truth).whole for name, truth in right.items()}
 
 
 def _bf16(x: Tensor) -> Tensor:

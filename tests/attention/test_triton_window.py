@@ -169,7 +169,7 @@ def test_kernels_are_chosen_where_asked_for_and_where_nothing_better_runs(
 def test_without_a_device_nothing_is_chosen_and_a_call_says_why() -> None:
     assert chosen("auto", "1")[0] == "masked"
     small = nsa.NSAConfig(dim=8, n_heads=1, n_kv_groups=1, d_k=4, d_v=4, l=4, d=4, l_sel=4)
-    from nsa.attention.self_test import random_inputs
+    from nsa.witness.equations import random_inputs
 
     x, _ = random_inputs(small, 9, dtype=torch.float32, device=CPU)
     with pytest.raises(NSAError, match="window='triton': Triton needs a CUDA device"):

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nsa.attention.api import attend
-from nsa.attention.self_test import measure
 from nsa.attention.triton import compressed_launch as launch
 from nsa.attention.triton import compressed_operators as operators
+from nsa.witness.equations import measure
 from tests.attention.triton_compressed import (
     CORE,
     Compressed,

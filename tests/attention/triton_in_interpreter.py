@@ -24,13 +24,13 @@ import nsa
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import build_ranges
-from nsa.attention.self_test import measure
 from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import launch, operators, window_launch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import Ranks
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import Ranks
-from nsa.train.self_test import self_test
+from nsa.witness.equations import measure
+from nsa.witness.self_test import self_test
 from tests.attention.equations import nsa as equations
 from tests.attention.space import Example, examples, rounded, tensors
 from tests.attention.triton_kernels import (
@@ -192,10 +192,10 @@ def trainer() -> list[str]:
     toggles = {"NSA_USE_TRITON_SEL": "auto", "NSA_SELF_TEST": "on", "NSA_PREFILL_BATCHED": "1"}
     plan = plan_launch(words, toggles)
     engine = Engine(plan, Ranks(place=plan.place, device=CPU, grouped=False))
-    problems = [] if engine.ways.selected(plan.toggles).value == "sdpa" else ["used untested"]
+    problems = [] if engine.dispatch.selected(plan.toggles).value == "sdpa" else ["used untested"]
     tokens = torch.randint(256, (1, 41))
     found = self_test(engine).describe()["paths"]
-    if not found["triton"]["agrees"] or engine.ways.selected(plan.toggles).value != "triton":
+    if not found["triton"]["agrees"] or engine.dispatch.selected(plan.toggles).value != "triton":
         problems.append(f"not chosen: {found}")
     losses = []
     for asked, wanted in (("auto", True), ("0", False)):
@@ -213,7 +213,7 @@ def trainer() -> list[str]:
         wrong = lambda *x, of=right: (of(*x)[0] * 1.01, of(*x)[1])  # noqa: E731
         with mock.patch.object(module, "forward", wrong):
             found = self_test(engine).describe()["paths"]
-        choices = [engine.ways.selected(plan.toggles), engine.ways.window(plan.toggles)]
+        choices = [engine.dispatch.selected(plan.toggles), engine.dispatch.window(plan.toggles)]
         barred = all("the self-test rejected triton" in one.reason for one in choices)
         # Nothing of this package is used then, and what takes its place was tested too.
         if found["triton"]["agrees"] or not barred or len(found) != 2:

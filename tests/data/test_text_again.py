@@ -12,7 +12,7 @@ from nsa.data.packing import PackedSource
 from nsa.data.text import LocalCorpus
 from nsa.data.tokenizers import ByteTokenizer, Gpt2Tokenizer, Tokenizer, open_tokenizer
 from nsa.settings import DataSection
-from nsa.train.text_again import text_again
+from nsa.witness.gradient_probe import text_again
 from tests.data.test_smoke import table  # noqa: F401 - a fixture
 
 TEXTS = [f"Document {n}: Straße, NUL \0, half a pair \ud800, <|endoftext|>." for n in range(30)]

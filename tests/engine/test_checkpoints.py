@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
-from nsa.sound import identity_of, sha256_of
+from nsa.contract.digests import identity_of, sha256_of
 from runbook.engine.checkpoints import begin_at
 from runbook.errors import RunbookError
 from runbook.records import Launch

@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from nsa.contract import NSAError
+from nsa.launch import kernels
+from nsa.launch.plan import plan_launch
 from nsa.toggles import NEEDS_CUDA, TOGGLES
-from nsa.train import kernels
-from nsa.train.launch import plan_launch
 from runbook.cli import main
 from runbook.engine import RunOptions, plan_all
-from runbook.engine.options import prepare
 from runbook.engine.planned_config import config_before
+from runbook.engine.prepare import prepare
 from runbook.errors import UsageError
 from runbook.files import data_path
 from runbook.launch.command import completed

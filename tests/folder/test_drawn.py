@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.drawn_steps import Span, chance
-from nsa.drawn import recomputed_steps, watched_steps
+from nsa.contract.sampling import recomputed_steps, watched_steps
 
 TOKENS = [str(number) for number in range(300)]
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from nsa import rendezvous
+from nsa import loopback
 from nsa.torch_env import installed_torch, libuv_takes_socket
-from runbook.launch.command import free_port
+from runbook.launch.torchrun import free_port
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ def test_torch_before_28_gets_the_store_without_libuv(torch: str | None, takes: 
 @pytest.mark.parametrize("takes", sorted({False, libuv_takes_socket(installed_torch())}))
 def test_ranks_reach_either_store(monkeypatch: pytest.MonkeyPatch, takes: bool) -> None:
     """They connect as torch's `env://` does, as clients that take the store for one on libuv."""
-    monkeypatch.setattr(rendezvous, "libuv_takes_socket", lambda version: takes)
+    monkeypatch.setattr(loopback, "libuv_takes_socket", lambda version: takes)
     port = free_port()
-    info = rendezvous.LoopbackRendezvous(port, "run").next_rendezvous()
-    client = dist.TCPStore(rendezvous.HOST, port, is_master=False, timeout=timedelta(seconds=20))
+    info = loopback.LoopbackRendezvous(port, "run").next_rendezvous()
+    client = dist.TCPStore(loopback.HOST, port, is_master=False, timeout=timedelta(seconds=20))
     client.set("a", "1")
     assert client.get("a") == b"1" and client.add("n", 2) == 2
     assert client.multi_get(["a", "n"]) == [b"1", b"2"]

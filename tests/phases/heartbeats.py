@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.rehearsal.weights import first_weights
-from nsa.drawn import recomputed_steps, watched_steps
+from nsa.contract.sampling import recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
 from runbook.accounts.generated import KINDS, GeneratedData
 from runbook.config import Profile

@@ -16,10 +16,10 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from nsa.config import ModelConfig, NSAConfig
+from nsa.kernels import liger
+from nsa.kernels.compiled import backward_nodes
+from nsa.kernels.kernel_check import compare
 from nsa.model import NSALanguageModel
-from nsa.train import liger
-from nsa.train.agreement import compare
-from nsa.train.compiled import backward_nodes
 
 SHAPE = NSAConfig(dim=24, n_heads=2, n_kv_groups=1, d_k=6, d_v=6, l=4, d=2, l_sel=4, n_sel=3, w=4)
 _convert = interpreter._implicit_cvt

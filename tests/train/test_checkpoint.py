@@ -20,16 +20,17 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, Event
 from nsa.data.source import Batch
-from nsa.train import checkpoint, restore
-from nsa.train.checkpoint import Checkpoints, own_share, shared_state
+from nsa.launch.output import RecordWriteError
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
+from nsa.train.checkpoint import restore
+from nsa.train.checkpoint import write as checkpoint
+from nsa.train.checkpoint.retention import Retention
+from nsa.train.checkpoint.saves import ReadBack
+from nsa.train.checkpoint.write import Checkpoints, own_share, shared_state
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.optimizer import updates
-from nsa.train.output import RecordWriteError
-from nsa.train.ranks import choose_device, start_ranks
-from nsa.train.read_back import ReadBack
-from nsa.train.retention import Retention
+from nsa.witness.accounts import updates
 from runbook.folder.shapes import EVENTS, shaped
 from tests.train.launching import SMOKE
 
@@ -254,7 +255,7 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
                 state.add_(int(step == broken))
         store.begin(step=step, position=POSITION, val_loss=None)
         store.finish()
-    told = noted.told(store.folder)
+    told = noted.report(store.folder)
     assert told is not None
     assert (told["read"], told["wrong"]) == (3, [] if broken is None else [broken])
     assert (told["other"] > 0) == (broken == 3)
@@ -321,7 +322,7 @@ def test_why_a_checkpoint_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     noted.note(1)
     store.begin(step=1, position=POSITION, val_loss=None)
     (store.finish().path / METADATA_FILE).write_bytes(pickle.dumps(print))
-    told = noted.told(store.folder)
+    told = noted.report(store.folder)
     assert told is not None and told["positions"] is None
     assert told["unreadable"].endswith(f"{METADATA_FILE} names builtins.print")
     told_shape = EVENTS[Event.EXIT]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import NSAError
-from nsa.train.launch import LaunchPlan, plan_launch
+from nsa.launch.plan import LaunchPlan, plan_launch
 from tests.train.launching import SMOKE, environment
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1"}

@@ -14,13 +14,14 @@ from torch import Tensor
 from nsa import dense
 from nsa.config import ModelConfig, NSAConfig
 from nsa.contract import Event
+from nsa.kernels import compiled
+from nsa.kernels.compiled import Compiled, Compiling, backward_nodes, compile_dense, count_compiled
+from nsa.kernels.kernel_check import KernelGap, compare
+from nsa.launch import kernels
+from nsa.launch.kernels import why_not
 from nsa.model import NSALanguageModel
+from nsa.rounding import FLOAT32_SUMS
 from nsa.toggles import parse_toggles
-from nsa.train import compiled, kernels
-from nsa.train.agreement import LEAST, Gap, compare
-from nsa.train.compiled import Compiled, backward_nodes, compile_dense, count_compiled
-from nsa.train.compiling import Compiling
-from nsa.train.kernels import why_not
 
 SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)
 EAGER = dense.Dense(
@@ -107,13 +108,13 @@ def test_other_numbers_are_noticed_before_a_step(defect: str | None) -> None:
 
 
 def test_the_bound_is_twice_our_own_error() -> None:
-    assert not Gap(what="", error=2e-3, ours=1e-3).too_wide
-    assert Gap(what="", error=2.1e-3, ours=1e-3).too_wide
-    assert not Gap(what="", error=LEAST, ours=0.0).too_wide
-    assert Gap(what="", error=float("nan"), ours=1.0).too_wide
+    assert not KernelGap.of(what="", error=2e-3, ours=1e-3).too_wide
+    assert KernelGap.of(what="", error=2.1e-3, ours=1e-3).too_wide
+    assert not KernelGap.of(what="", error=FLOAT32_SUMS, ours=0.0).too_wide
+    assert KernelGap.of(what="", error=float("nan"), ours=1.0).too_wide
     # Wherever it stands among others: no comparison with it is true.
-    lost = Gap(what="lost", error=float("nan"), ours=1.0)
-    found = Gap(what="found", error=3e-3, ours=1e-3)
+    lost = KernelGap.of(what="lost", error=float("nan"), ours=1.0)
+    found = KernelGap.of(what="found", error=3e-3, ours=1e-3)
     assert max((found, lost), key=lambda gap: gap.beyond) is lost
     assert max((lost, found), key=lambda gap: gap.beyond) is lost
 
@@ -154,7 +155,7 @@ class Beats:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compiled]]:
     """The compiler's counts, one look after the other."""
     looks: list[Compiled] = []
-    monkeypatch.setattr("nsa.train.compiling.count_compiled", lambda: looks.pop(0))
+    monkeypatch.setattr("nsa.kernels.compiled.count_compiled", lambda: looks.pop(0))
     yield looks
 
 

@@ -14,9 +14,9 @@ from typing import Any, cast
 import pytest
 
 from nsa.contract import Event
+from nsa.launch.arms import Block
 from nsa.toggles import parse_toggles
-from nsa.train.arms import Block
-from nsa.train.evidence import BlockEvidence
+from nsa.witness.effect_watch import BlockEvidence
 from tests.shared import once
 from tests.train.conftest import edited
 from tests.train.launching import ROOT, Launch, environment, run

@@ -17,9 +17,9 @@ from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
 from nsa.config import NSAConfig
 from nsa.contract import SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, parse_toggles, with_safe_mode
-from nsa.train import effects
 from nsa.train.ddp import Bucket
-from nsa.train.effects import Seen
+from nsa.witness import effects
+from nsa.witness.effects import Seen
 from tests.real import H100
 
 # Not in the table of rules: the loop and the tables say what they really do.

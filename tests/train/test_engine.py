@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from nsa.kernels.dispatch import is_out_of_memory
 from nsa.train.optimizer import learning_rate
-from nsa.train.trial import is_out_of_memory
 
 
 def rate(step: int, shape: str = "cosine") -> float:

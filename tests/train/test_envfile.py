@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsa.train.envfile import redact
+from nsa.launch.envfile import redact
 
 
 @pytest.mark.parametrize(

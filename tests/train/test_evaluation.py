@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.drawn import drawn_batch
-from nsa.train.accounts import TokenMeter, batch_digest
+from nsa.contract.sampling import drawn_batch
 from nsa.train.engine import Engine
 from nsa.train.evaluation import evaluate
-from tests.train.test_first_pass import S, batch, engine
+from nsa.witness.accounts import TokenMeter, batch_digest
+from tests.train.test_gradient_probe import S, batch, engine
 
 HELD_OUT = [batch(seed).tokens for seed in (1, 2, 3)]
 

@@ -10,9 +10,8 @@ import torch
 import torch._C._distributed_c10d as c10d
 
 from nsa.contract import FLIGHTS, NCCL_FLIGHTS
+from nsa.launch.ranks import SAVING_GROUP, write_flight
 from nsa.torch_env import flight_dumps
-from nsa.train.flight import write_flight
-from nsa.train.ranks import SAVING_GROUP
 
 ENTRY = {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "time_created_ns": 5}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +11,11 @@ import torch
 
 from benchmarks.trainer_loop import made_loop, made_source
 from nsa.contract import HEARTBEATS, TRAINING_CSV, VAL_CSV
-from nsa.train.launch import plan_launch
+from nsa.kernels.dispatch import trial_step
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
+from nsa.train.checkpoint.restore import Restored
 from nsa.train.loop import Loop
-from nsa.train.ranks import choose_device, start_ranks
-from nsa.train.restore import Restored
-from nsa.train.trial import trial_step
 from runbook.accounts.clocks import BusySteps, step_clock
 from runbook.folder.launch import read_training_csv
 from runbook.folder.rank_log import read_heartbeats
@@ -29,10 +28,9 @@ def accounts_of(loop: Loop, run_dir: Path) -> list[str]:
     """What the two clocks of its steps do not agree on."""
     block = loop.plan.blocks[0]
     loop.enter(block)
-    evidence = loop.watcher(block)
-    loop.clock.restart()
+    loop.begin(block)
     for _ in range(block.total_steps):
-        loop.one_step(block, False, evidence)
+        loop.one_step(block, False)
     rank = read_heartbeats(run_dir / HEARTBEATS.name(0), rank=0, relative_to=run_dir)
     frame = read_training_csv(run_dir / TRAINING_CSV, relative_to=run_dir).frame
     return step_clock(frame, rank, BusySteps([rank]))
@@ -99,12 +97,10 @@ def test_a_checkpoint_knows_whether_its_step_was_evaluated(
 def refusal(error: RuntimeError) -> str | None:
     """What is said of an arm whose trial step raises this."""
 
-    def loss(*_arguments: Any, **_options: Any) -> Any:
+    def loss() -> torch.Tensor:
         raise error
 
-    engine = SimpleNamespace(model=torch.nn.Linear(1, 1), device="cpu", loss=loss)
-    batch = SimpleNamespace(tokens=torch.zeros(1, 2))
-    return trial_step(engine, batch)  # type: ignore[arg-type]
+    return trial_step(torch.nn.Linear(1, 1), loss)
 
 
 @pytest.mark.parametrize(

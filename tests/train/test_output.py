@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.train.output import LineFile, RecordWriteError, plain, write_json
+from nsa.launch.output import LineFile, RecordWriteError, plain, write_json
 
 
 def test_json_holds_no_bare_nan() -> None:

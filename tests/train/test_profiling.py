@@ -15,8 +15,8 @@ import torch
 from torch.autograd import DeviceType
 
 from nsa.contract import TRACE_FILE
-from nsa.train.evidence import KernelAudit
-from nsa.train.profiling import (
+from nsa.witness.effect_watch import KernelAudit
+from nsa.witness.profiling import (
     DEVICE_RANGE,
     HOST,
     WORK,

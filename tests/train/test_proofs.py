@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nsa.data.generated import CHAIN_CHANCES, chain_entropy_nats
-from nsa.train import restore
+from nsa.train.checkpoint import restore
 from tests.shared import once
 from tests.train.launching import Launch, run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nsa.train.ranks import parameter_hash
+from nsa.launch.ranks import parameter_hash
 
 
 def test_parameter_hash_sees_one_bit() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
-from nsa.sound import sha256_of
-from nsa.train import restore
-from nsa.train.output import write_json
+from nsa.contract.digests import sha256_of
+from nsa.launch.output import write_json
+from nsa.train.checkpoint import restore
 from tests.train.conftest import STEPS
 from tests.train.launching import Launch, run
 

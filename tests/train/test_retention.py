@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import CHECKSUMS_JSON
-from nsa.train.retention import Retention, prune
+from nsa.train.checkpoint.retention import Retention, prune
 
 LOSSES = {100: 3.0, 200: 2.0, 300: None, 400: float("nan"), 500: 2.5, 600: 2.4}
 

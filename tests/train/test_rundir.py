@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from nsa.launch.rundir import claim, leftovers, link_latest
 from nsa.settings import ConfigError
-from nsa.train.rundir import claim, leftovers, link_latest
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import torch
 
 from nsa.attention import api
 from nsa.data.source import Batch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import Ranks
 from nsa.settings import ConfigError
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.ranks import Ranks
-from nsa.train.self_test import SelfTest, SelfTestError, self_test
+from nsa.witness.self_test import SelfTest, SelfTestError, self_test
 from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.train.launching import SMOKE, run
 
@@ -53,8 +53,8 @@ def test_what_agrees_is_used(capfd: pytest.CaptureFixture[str]) -> None:
         assert windows(engine) == {"masked"}, "never before it was tested"
         found = self_test(engine)
         assert windows(engine) == {"varlen"}
-        assert engine.ways.window(engine.plan.toggles).reason.startswith("varlen_attn of torch")
-    assert list(found.paths) == ["varlen"] and engine.ways.tested == ("varlen",)
+        assert engine.dispatch.window(engine.plan.toggles).reason.startswith("varlen_attn of torch")
+    assert list(found.paths) == ["varlen"] and engine.dispatch.tested == ("varlen",)
     w, seq_len = engine.model.cfg.attention.w, engine.plan.config.train.seq_len
     assert flash.windows == [(w - 1, 0)] and flash.shapes[0][0][0] == seq_len
     assert "[self-test] varlen: agrees, off by at most 0.00" in capfd.readouterr().err
@@ -90,7 +90,7 @@ def test_what_disagrees_is_not_used(shift: int, capfd: pytest.CaptureFixture[str
     with flash_on_cpu(shift=shift):
         found = self_test(engine)
         assert windows(engine) == {"masked"}
-        choice = engine.ways.window(engine.plan.toggles)
+        choice = engine.dispatch.window(engine.plan.toggles)
     assert choice.value == "masked"
     assert choice.reason.startswith("the self-test rejected varlen: out is off by 0.")
     document = json.loads(json.dumps(found.describe()))
@@ -141,7 +141,9 @@ def test_off_means_that_nothing_untested_runs() -> None:
     with flash_on_cpu() as flash:
         found = self_test(engine)
         assert windows(engine) == {"masked"}
-        assert engine.ways.window(engine.plan.toggles).reason == "no self-test (NSA_SELF_TEST=off)"
+        assert (
+            engine.dispatch.window(engine.plan.toggles).reason == "no self-test (NSA_SELF_TEST=off)"
+        )
     assert not found.describe()["ran"] and flash.windows == []
 
 
@@ -168,7 +170,7 @@ def test_an_arm_gets_the_way_that_was_tested() -> None:
     engine = engine_of(arms={"schema_version": 1, "warmup_steps": 0, "blocks": blocks})
     with flash_on_cpu():
         assert list(self_test(engine).paths) == ["varlen", "cpu_block"]
-        values = [engine.ways.window(block.toggles).value for block in engine.plan.blocks]
+        values = [engine.dispatch.window(block.toggles).value for block in engine.plan.blocks]
     assert values == ["masked", "varlen", "masked"]
 
 
@@ -212,7 +214,7 @@ def test_a_launch_writes_it_down(tmp_path: Path) -> None:
 
 
 def test_policies_follow_the_process() -> None:
-    from nsa.train.policies import policies
+    from nsa.launch.envfile import policies
 
     before = torch.get_float32_matmul_precision()
     try:
@@ -227,7 +229,8 @@ def test_policies_follow_the_process() -> None:
 
 def test_tf32_is_allowed_in_products_and_in_cudnn() -> None:
     """Requirement E17; the H100 that was measured said the same of both."""
-    from nsa.train.policies import allow_tf32, policies
+    from nsa.launch.envfile import policies
+    from nsa.train.engine import allow_tf32
 
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa.train.agree import Agreed
 from nsa.train.settle import halt_reason, what_is_not_finite
+from nsa.train.step_sync import Agreed
 
 
 def test_the_halt_files_first_line_is_the_reason(tmp_path: Path) -> None:

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from nsa.attention.tracing import count_ranges, is_counting
 from nsa.data.source import Batch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
 from nsa.projection import _Split
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.train.launch import plan_launch
-from nsa.train.optimizer import is_fused, switched, updates
-from nsa.train.ranks import choose_device, start_ranks
-from nsa.train.recompute import Bias, Recomputed, branch_use
-from nsa.train.shadow import Shadow
+from nsa.train.optimizer import is_fused, switched
+from nsa.witness.accounts import updates
+from nsa.witness.recompute import Bias, Recomputed, branch_use
+from nsa.witness.shadow import Shadow
 from runbook.accounts.optimizer import _bias_problems, shadow_account
 from tests.accounts.launches import WORK, changed, ending_of, honest
 from tests.train.launching import SMOKE, free_port
@@ -55,8 +56,8 @@ def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
         made.update(step, clock)
         shadow.updated(step, outcome.norm)
     return {
-        **shadow.told(),
-        "recomputed": {**shadow.told_again(), "own_losses": losses, "own_gates": gates},
+        **shadow.report(),
+        "recomputed": {**shadow.report_recomputed(), "own_losses": losses, "own_gates": gates},
     }
 
 
@@ -122,7 +123,7 @@ def test_the_way_gradients_are_rounded_is_seen(way: str, seen: str) -> None:
         asked=[], scale=1.0, least=torch.finfo(torch.bfloat16).tiny, gates=own, apart=None,
     )  # fmt: skip
     reduced = (WAYS[way](own[0] / 2) + WAYS[way](own[1] / 2)).bfloat16().float()
-    told = Bias().with_step(again, reduced).told()
+    told = Bias().with_step(again, reduced).report()
     assert told["weight"] > 200
     work = replace(WORK, dtype="fp32", wire="bf16", device="cpu", nproc=2)
     found = _bias_problems(told, work)
@@ -162,12 +163,12 @@ def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: 
     outcome = made.compute(batches, clock, count_ranges())
     made.update(1, clock)
     shadow.updated(1, outcome.norm)
-    gap = shadow.told_again()["gradient"]
+    gap = shadow.report_recomputed()["gradient"]
     assert gap < 1e-6 if from_host else gap > 1e-4
 
 
 def test_a_model_too_large_for_one_time_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsa.train.recompute._MOST_ELEMENTS", 40_000)
+    monkeypatch.setattr("nsa.witness.recompute._MOST_ELEMENTS", 40_000)
     made = engine()
     shadow, asked = Shadow(made, token=TOKEN, first=1, last=80), []
     for step in sorted(shadow.recomputed):
@@ -419,9 +420,9 @@ def test_what_changes_while_all_has_to_rest_is_counted(
     made = engine()
     trained(made)
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
-    with shadow.rests():
+    with shadow.unchanged():
         change(made)
-    found = shadow.told()["jumps"]
+    found = shadow.report()["jumps"]
     assert found > 1 if jumps is None else found == jumps
 
 

@@ -149,8 +149,10 @@ def _mapped(
     allocator = torch_env.allocator_variable(torch)
     rows, problems = torch_env.plan(environ, uses_nccl=uses_nccl, allocator=allocator)
     assert problems == []
-    setting, removing = torch_env.changes(rows, environ)
-    return {k: v for k, v in environ.items() if k not in removing} | setting
+    found = dict(environ)
+    torch_env.translate(rows, found)
+    assert found.pop("KINETO_LOG_LEVEL") == "99"
+    return found
 
 
 def test_origin_old_spellings_reach_the_names_that_torch_reads() -> None:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from benchmarks.rehearsal.weights import first_weights
-from nsa.drawn import recomputed_steps, watched_steps
+from nsa.contract.sampling import recomputed_steps, watched_steps
 from runbook.accounts.generated import GeneratedData
 from tests.accounts.launches import shadow
 

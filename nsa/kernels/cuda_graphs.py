@@ -1,0 +1,186 @@
+"""The layers of a model as CUDA graphs: recorded once, replayed in every micro-batch.
+
+A layer is some hundred small kernels, which a host launches more slowly than a large GPU runs them.
+A recording holds all launches of a layer's forward or backward pass, and a replay is one launch of
+the same kernels on the same memory. torch records and replays (`torch.cuda.make_graphed_callables`,
+made for this use under DDP); this module says when, and shows that the numbers are the same.
+
+What watches a layer from Python (hooks, counted ranges, operator modes) would see nothing of a
+replay. While anything watches, the layers run from the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa.attention.tracing import is_counting
+from nsa.kernels.kernel_check import KernelGap
+from nsa.model import Layer, NSALanguageModel
+from nsa.rounding import error_of
+
+# What autograd calls the backward pass of a layer that was replayed.
+REPLAYED_NODE = "GraphedBackward"
+# Kernels choose their algorithms, and caches fill, in runs before the recording.
+_REHEARSALS = 3
+_SEED = 20_240_917
+
+Loss = Callable[[Tensor], Tensor]
+Autocast = Callable[[], AbstractContextManager[object]]
+
+
+class _Watched(nn.Module):
+    """A layer that also gives what is read from it later: x to output, gates, chosen blocks.
+
+    It enters autocast itself: torch records the backward pass where the recording is asked for, and
+    no backward pass runs under autocast.
+    """
+
+    def __init__(self, layer: Layer, autocast: Autocast) -> None:
+        super().__init__()
+        self.layer, self.autocast = layer, autocast
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """x [B,S,dim] to [B,S,dim], gates and blocks as the attention keeps them."""
+        with self.autocast():
+            out: Tensor = self.layer(x)
+        return out, self.layer.attention.last_gates, self.layer.attention.last_blocks
+
+
+class Recording:
+    """All layers of a model, recorded for inputs [B,S,dim] of one shape and type."""
+
+    def __init__(
+        self, model: NSALanguageModel, tokens: tuple[int, int], autocast: Autocast
+    ) -> None:
+        self._layers = [layer for layer in model.layers if isinstance(layer, Layer)]
+        self._modules = [module for layer in self._layers for module in layer.modules()]
+        device = model.embedding.weight.device
+        generator = torch.Generator(device).manual_seed(_SEED)
+        shape = (*tokens, model.cfg.attention.dim)
+        # Each layer keeps its own input for its backward pass.
+        inputs = [
+            (torch.randn(shape, generator=generator, device=device, requires_grad=True),)
+            for _ in self._layers
+        ]
+        self._shape, self._dtype = inputs[0][0].shape, inputs[0][0].dtype
+        self._from_host = 0
+        with autocast():
+            self._half = _autocast_dtype(device.type)
+        # A cast weight that autocast keeps would be the weight of the recording for ever.
+        kept = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            self._replayed: Any = torch.cuda.make_graphed_callables(
+                tuple(_Watched(layer, autocast) for layer in self._layers),
+                tuple(inputs),
+                num_warmup_iters=_REHEARSALS,
+            )
+        finally:
+            torch.set_autocast_cache_enabled(kept)
+        # Replays read the rotations where they lay, also after a longer sequence made others.
+        self._turns = [layer.attention._turns for layer in self._layers]
+
+    def fits(self, x: Tensor) -> bool:
+        """May the layers be replayed for x, or does it differ, or does something watch them?"""
+        if self._from_host:
+            self._from_host -= 1
+            return False
+        return (
+            x.shape == self._shape
+            and x.dtype == self._dtype
+            and self._half == _autocast_dtype(x.device.type)
+            and torch.is_grad_enabled()
+            and not is_counting()
+            and not torch._C._len_torch_dispatch_stack()
+            and not any(m._forward_hooks or m._forward_pre_hooks for m in self._modules)
+        )
+
+    def run_from_host(self, passes: int = 1) -> None:
+        """Launch the next forward passes from the host, so that a profiler sees their ranges."""
+        self._from_host = passes
+
+    def run(self, x: Tensor) -> Tensor:
+        """Replay all layers."""
+        for layer, replayed in zip(self._layers, self._replayed, strict=True):
+            x, gates, blocks = replayed(x)
+            layer.attention.last_gates, layer.attention.last_blocks = gates.detach(), blocks
+        return x
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayGap(KernelGap):
+    """The value furthest from the host's, as shares of its root mean square.
+
+    error: between the replay and the host. ours: between the host and the same in float32, which
+    rounding does; two roundings of the same sums may be as far apart as each is from the sums.
+    """
+
+    def __str__(self) -> str:
+        return f"{self.what}: replayed differs by {self.error:.3g}, allowed {self.allowed:.3g}"
+
+
+def roundings(
+    model: NSALanguageModel, loss: Loss, exact: Loss, tokens: tuple[int, int]
+) -> dict[str, float]:
+    """How far loss and gradients of one sequence are from the same in float32, as shares.
+
+    loss: mean loss of tokens [B, S+1], as it trains; exact: the same in float32.
+    """
+    if model.recording is not None:
+        model.recording.run_from_host(2)
+    one = _drawn(model, tokens)[0][:1]
+    plain, wide = _values(model, loss, one), _values(model, exact, one)
+    return {name: error_of(plain[name], value).whole for name, value in wide.items()}
+
+
+def replay_gap(
+    model: NSALanguageModel, loss: Loss, rounding: Mapping[str, float], tokens: tuple[int, int]
+) -> ReplayGap:
+    """Hold a replayed pass against the same pass launched by the host, loss and all gradients.
+
+    A library may choose other kernels while it is recorded, so the two agree as roundings do.
+    Other tokens are replayed in between, so that a replay that reads what lay there before is
+    seen. Leaves no gradient.
+    """
+    recording = model.recording
+    if recording is None:
+        raise RuntimeError("nothing is recorded: Engine.configure() comes first")
+    first, other = _drawn(model, tokens)
+    recording.run_from_host()
+    right = _values(model, loss, first)
+    _values(model, loss, other)
+    replayed = _values(model, loss, first)
+    gaps = [
+        ReplayGap.of(what=name, error=error_of(replayed[name], value).whole, ours=rounding[name])
+        for name, value in right.items()
+    ]
+    return max(gaps, key=lambda gap: gap.beyond)
+
+
+def _drawn(model: NSALanguageModel, tokens: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    device = model.embedding.weight.device
+    generator = torch.Generator(device).manual_seed(_SEED)
+    shape = (2, tokens[0], tokens[1] + 1)
+    first, other = torch.randint(
+        model.cfg.vocab_size, shape, generator=generator, device=device
+    ).unbind()
+    return first, other
+
+
+def _values(model: NSALanguageModel, loss: Loss, tokens: Tensor) -> dict[str, Tensor]:
+    """The loss and the gradient of every parameter, by name; no view of a graph's memory."""
+    parameters = dict(model.named_parameters())
+    value = loss(tokens)
+    grads = torch.autograd.grad(value, list(parameters.values()))
+    named = zip(parameters, grads, strict=True)
+    return {"loss": value.detach()} | {f"gradient of {n}": g.clone() for n, g in named}

@@ -1,0 +1,1 @@
+"""One launch: command line, plan, ranks, its run directory, signals and heartbeats."""

@@ -1,0 +1,291 @@
+"""What one launch will do, decided and checked before torch is loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nsa import torch_env
+from nsa.config import ModelConfig
+from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
+from nsa.launch.arms import ArmFile, Block, load_blocks
+from nsa.launch.cli import Flags, parse_flags, toggle_overrides
+from nsa.launch.kernels import triton_asked, why_no_triton, why_not
+from nsa.settings import VOCAB_SIZES, Loaded, TrainerConfig, TrainSection, load_config, refusal
+from nsa.toggles import (
+    ToggleSet,
+    contradictions,
+    read_values,
+    toggle_set,
+    with_safe_mode,
+)
+
+PROFILE_WARMUP_STEPS = 5
+# With one of these on, the first step of a block runs under the profiler.
+AUDITED = ("NSA_SDPA_AUDIT", "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """This process among the ranks, as torchrun's environment tells it."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    nodes: int
+    from_torchrun: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """A checked launch. `blocks` cover all its steps; `schedule` is None for a plain run."""
+
+    argv: tuple[str, ...]
+    loaded: Loaded
+    toggles: ToggleSet
+    passed: tuple[torch_env.Passed, ...]
+    flags: Flags
+    place: Place
+    ddp: bool
+    blocks: tuple[Block, ...]
+    schedule: ArmFile | None
+    run_dir: Path | None
+    run_token: str | None
+    notes: tuple[str, ...]
+
+    @property
+    def config(self) -> TrainerConfig:
+        """The effective config."""
+        return self.loaded.config
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the launch, warm-up steps of the blocks included."""
+        return sum(block.total_steps for block in self.blocks)
+
+    @property
+    def schedule_steps(self) -> int:
+        """Length of the learning-rate schedule: the config file's, never shorter than the run.
+
+        The run is all of it: a leg tells by `--run-steps` how long that is.
+        """
+        return max(self.loaded.schedule_steps, self.flags.run_steps, self.total_steps)
+
+    @property
+    def per_rank_batch(self) -> int:
+        """Sequences of one rank in one micro-batch."""
+        return self.config.train.batch_size // self.place.world_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all ranks and micro-batches in one optimizer step."""
+        train = self.config.train
+        return train.batch_size * train.accumulate_grad_batches * train.seq_len
+
+    @property
+    def checkpointing(self) -> tuple[bool, str]:
+        """Is gradient checkpointing in force, and why."""
+        if not self.config.runtime.gradient_checkpointing:
+            return False, "runtime.gradient_checkpointing is false"
+        if self.ddp and self.toggles.flag("NSA_DDP_DISABLE_GC"):
+            return False, "off under DDP: NSA_DDP_DISABLE_GC is 1"
+        return True, "runtime.gradient_checkpointing is true"
+
+    @property
+    def attention_path(self) -> tuple[str, str]:
+        """How attention runs, and why."""
+        if self.toggles.flag("NSA_PREFILL_BATCHED"):
+            return "batched", "NSA_PREFILL_BATCHED=1"
+        return "sequential", "NSA_PREFILL_BATCHED is not set: token by token"
+
+    def model_config(self) -> ModelConfig:
+        """The model's config, every toggle applied."""
+        config = self.config
+        return ModelConfig(
+            vocab_size=VOCAB_SIZES[config.data.tokenizer],
+            n_layers=config.model.n_layers,
+            attention=config.attention(),
+            mlp_ratio=config.model.mlp_ratio,
+            tie_embeddings=config.model.tie_embeddings,
+            path="batched" if self.attention_path[0] == "batched" else "sequential",
+            selection_ranges="v2" if self.toggles.flag("NSA_SEL_RANGES_V2") else "v1",
+            use_flash=config.runtime.use_flash,
+            gradient_checkpointing=self.checkpointing[0],
+        )
+
+
+def read_place(environ: Mapping[str, str]) -> tuple[Place, list[str]]:
+    """Rank, world size and nodes from the environment; one process without torchrun."""
+    problems = []
+    numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "GROUP_WORLD_SIZE": 1}
+    for name in numbers:
+        text = environ.get(name, str(numbers[name]))
+        if re.fullmatch(r"[0-9]+", text):
+            numbers[name] = int(text)
+        else:
+            problems.append(f"{name}={text!r}: must be a whole number (torchrun sets it)")
+    place = Place(
+        rank=numbers["RANK"],
+        local_rank=numbers["LOCAL_RANK"],
+        world_size=max(1, numbers["WORLD_SIZE"]),
+        nodes=max(1, numbers["GROUP_WORLD_SIZE"]),  # torchrun's agents that met, one on each
+        from_torchrun="WORLD_SIZE" in environ and "MASTER_PORT" in environ,
+    )
+    return place, problems
+
+
+def plan_launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
+    """Check everything that can be checked without torch.
+
+    Raises ConfigError (exit code 2) that lists all problems of the command line, the
+    environment, the config and the schedule together.
+    """
+    flags = parse_flags(argv, environ)
+    place, place_problems = read_place(environ)
+    values, toggle_problems = read_values(environ)
+    problems = [*flags.problems, *place_problems, *toggle_problems]
+    given = toggle_set(values, dict.fromkeys(values, "environment"))
+    problems += contradictions(given)
+    toggles = with_safe_mode(given)
+    loaded = _load(flags, toggles, problems)
+    ddp = _ddp(flags.ddp, place, problems)
+    run_dir, run_token = harness_of(environ, problems)
+    if loaded is None:
+        raise refusal(problems)
+    problems += _relations(loaded.config, place, flags, toggles)
+    blocks, schedule = _blocks(flags, toggles, loaded.config, problems)
+    uses_nccl = loaded.config.runtime.device != "cpu"
+    passed, wrong = torch_env.plan(environ, uses_nccl=uses_nccl)
+    problems += wrong
+    _check_profile(flags, blocks, problems)
+    if problems:
+        raise refusal(problems)
+    return LaunchPlan(
+        argv=tuple(argv),
+        loaded=loaded,
+        toggles=toggles,
+        passed=tuple(passed),
+        flags=flags,
+        place=place,
+        ddp=ddp,
+        blocks=tuple(blocks),
+        schedule=schedule,
+        run_dir=run_dir,
+        run_token=run_token,
+        notes=tuple(_notes(flags, schedule, blocks)),
+    )
+
+
+def _load(flags: Flags, toggles: ToggleSet, problems: list[str]) -> Loaded | None:
+    if flags.config is None:
+        problems.append(
+            "no config: give --config FILE, or CONFIG=FILE in the environment "
+            "(for production CONFIG=configs/m7c_125m_2xa100_production.yaml, without a GPU "
+            "CONFIG=configs/cpu_smoke.yaml)"
+        )
+        return None
+    overrides = toggle_overrides(toggles.values, toggles.sources)
+    try:
+        changes = [*overrides, *flags.overrides]
+        return load_config(flags.config, changes, settings=flags.settings)
+    except NSAError as error:
+        problems += error.problems
+        return None
+
+
+def _ddp(asked: str, place: Place, problems: list[str]) -> bool:
+    if asked == "1" and not place.from_torchrun:
+        problems.append("--ddp 1 needs torchrun: torchrun --nproc_per_node=N -m nsa.train ...")
+    if asked == "0" and place.world_size > 1:
+        problems.append(
+            f"--ddp 0 under torchrun with {place.world_size} ranks would train "
+            f"{place.world_size} separate models: use --ddp 1, or python -m nsa.train"
+        )
+    return asked == "1" or (asked == "auto" and place.from_torchrun)
+
+
+def harness_of(environ: Mapping[str, str], problems: list[str]) -> tuple[Path | None, str | None]:
+    """The run directory and the token that a harness gave; what is wrong goes to `problems`."""
+    token = environ.get(RUN_TOKEN_VARIABLE)
+    if token is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", token):
+        problems.append(f"{RUN_TOKEN_VARIABLE}={token!r}: must be 8 to 64 hexadecimal digits")
+    folder = environ.get(RUN_DIR_VARIABLE)
+    return (Path(folder) if folder else None), token
+
+
+def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: ToggleSet) -> list[str]:
+    problems = []
+    batch, ranks = config.train.batch_size, place.world_size
+    if batch % ranks:
+        fitting = dict.fromkeys((ranks * max(1, batch // ranks), ranks * (batch // ranks + 1)))
+        problems.append(
+            f"train.batch_size={batch} is the global batch and must be divisible by the "
+            f"{ranks} ranks: use {' or '.join(map(str, fitting))}"
+        )
+    if flags.arms and flags.resume:
+        problems.append("--arms and --resume exclude each other")
+    problems += _keeping(config.train)
+    if config.data.dataset == "local" and not config.data.local_path:
+        problems.append("--dataset local needs --local-path (a file or a folder)")
+    device = config.runtime.device
+    asked = triton_asked(toggles, config.runtime.use_triton_sel)
+    missing = (why_no_triton(asked, device), why_not(toggles, device))
+    problems += [text for text in missing if text is not None]
+    return problems
+
+
+def _keeping(train: TrainSection) -> list[str]:
+    """What is said about checkpoints that are kept, and means nothing as it stands."""
+    problems = [
+        f"train.{key} is for runs that do not keep every checkpoint: set train.keep_last too"
+        for key, given in (("keep_every", train.keep_every), ("keep_best", train.keep_best))
+        if given and not train.keep_last
+    ]
+    if train.keep_best and not train.eval_every:
+        problems.append("train.keep_best needs evaluations: set train.eval_every")
+    return problems
+
+
+def _blocks(
+    flags: Flags, toggles: ToggleSet, config: TrainerConfig, problems: list[str]
+) -> tuple[list[Block], ArmFile | None]:
+    if flags.arms is None:
+        plain = Block(index=0, arm="", warmup_steps=0, steps=config.train.steps, toggles=toggles)
+        return [plain], None
+    try:
+        return load_blocks(flags.arms, toggles)
+    except NSAError as error:
+        problems += error.problems
+        return [], None
+
+
+def _check_profile(flags: Flags, blocks: Sequence[Block], problems: list[str]) -> None:
+    steps = sum(block.total_steps for block in blocks)
+    need = flags.profile_steps + PROFILE_WARMUP_STEPS + 1
+    if flags.profile_steps and blocks and steps < need:
+        problems.append(
+            f"--profile-steps {flags.profile_steps} needs at least {need} steps "
+            f"({PROFILE_WARMUP_STEPS} before and one after), this launch has {steps}"
+        )
+    first = 1
+    for block in blocks:
+        inside = PROFILE_WARMUP_STEPS < first <= PROFILE_WARMUP_STEPS + flags.profile_steps + 1
+        if inside and any(block.toggles.flag(name) for name in AUDITED):
+            problems.append(
+                f"--profile-steps {flags.profile_steps} covers step {first}, where block "
+                f"{block.index} ({block.arm}) audits its kernels with the same profiler: profile "
+                "fewer steps, or make the blocks before it longer"
+            )
+        first += block.total_steps
+
+
+def _notes(flags: Flags, schedule: ArmFile | None, blocks: Sequence[Block]) -> list[str]:
+    notes: list[str] = []
+    asked: list[Any] = [item.value for item in flags.overrides if item.origin == "--steps"]
+    total = sum(block.total_steps for block in blocks)
+    if schedule is not None and asked and asked[0] != total:
+        notes.append(f"--steps {asked[0]} is not used: the schedule of --arms has {total} steps")
+    return notes

@@ -1,0 +1,144 @@
+"""This process and its end: death with the parent, signals that work while a rank is stuck."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, NoReturn
+
+from nsa.contract import RUN_TOKEN_VARIABLE, STACKDUMPS, ExitCode
+from nsa.launch.output import shout
+
+_PR_SET_PDEATHSIG = 1
+# A rank that cannot finish its step after SIGTERM is stuck; torchrun would kill it after 30 s.
+GRACE_S = 8.0
+
+
+def arm_death_signal(environ: Mapping[str, str]) -> bool:
+    """Die (SIGKILL) when the launcher dies. Only under torchrun or the harness: a trainer that a
+    person put into the background must outlive the shell. Returns whether it was armed.
+    """
+    if "TORCHELASTIC_RUN_ID" not in environ and RUN_TOKEN_VARIABLE not in environ:
+        return False
+    parent = os.getppid()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # The parent may have died between its fork and the call above; then no signal will come.
+    if os.getppid() != parent:
+        os._exit(ExitCode.PREEMPTED)
+    return True
+
+
+def dump_stacks_on_usr1(file: IO[str] | None = None) -> None:
+    """Write the Python stacks of all threads on SIGUSR1.
+
+    faulthandler's handler runs in C, so it works while the interpreter waits in a collective.
+    """
+    faulthandler.register(signal.SIGUSR1, file=file or sys.stderr, all_threads=True, chain=False)
+
+
+def open_stackdump(run_dir: Path, rank: int) -> IO[str]:
+    """The file that SIGUSR1 and fatal signals (SIGSEGV, SIGABRT) write to; empty until then."""
+    path = run_dir / STACKDUMPS.name(rank, os.getpid())
+    file = path.open("w", encoding="utf-8")
+    dump_stacks_on_usr1(file)
+    faulthandler.enable(file=file, all_threads=True)
+    return file
+
+
+class Termination:
+    """SIGTERM and SIGINT: the first asks the loop to end after the step, the second ends now.
+    SIGUSR2 calls `on_usr2` in the thread that reads the signals, whatever the main thread does.
+
+    The main thread may be stuck in a collective, where no Python handler runs. The wake-up pipe
+    is written by the C handler, and the thread that reads it ends the process in any case: at the
+    second signal, or when the grace time is over and no checkpoint is being written.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.grace_s = GRACE_S
+        self.in_loop = False
+        # The last step is over: a checkpoint may take longer than a step.
+        self.saving = False
+        self.on_forced_exit: Callable[[str], None] | None = None
+        self.on_usr2: Callable[[], None] | None = None
+        self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(self._read_fd, True)
+
+    def install(self) -> None:
+        """Take over SIGTERM and SIGINT; from the main thread."""
+        signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+        signal.signal(signal.SIGUSR2, _nothing)
+        threading.Thread(target=self._watch, name="signals", daemon=True).start()
+
+    def _note(self, number: int, _frame: object) -> None:
+        self.reason = self.reason or signal.Signals(number).name
+
+    def _watch(self) -> None:
+        first = self._next_signal()
+        self.reason = self.reason or first
+        if not self.in_loop:
+            self._exit_now(f"{first} before the first step")
+        timer = threading.Timer(self.grace_s, self._overdue, args=(first,))
+        timer.daemon = True
+        timer.start()
+        second = self._next_signal()
+        self._exit_now(f"second signal ({second})")
+
+    def _overdue(self, first: str) -> None:
+        if not self.saving:
+            self._exit_now(f"{first}: the step did not end in {self.grace_s:g} s")
+
+    def _next_signal(self) -> str:
+        while True:
+            number = os.read(self._read_fd, 1)[0]
+            if number in (signal.SIGTERM, signal.SIGINT):
+                return signal.Signals(number).name
+            if number == signal.SIGUSR2 and self.on_usr2:
+                self.on_usr2()
+
+    def _exit_now(self, reason: str) -> None:
+        if self.on_forced_exit:
+            self.on_forced_exit(reason)
+        sys.stderr.flush()
+        os._exit(ExitCode.PREEMPTED)
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    """A handler that Python has, so that the signal is written to the wake-up pipe."""
+
+
+def take_signals(environ: Mapping[str, str]) -> Termination:
+    """What every rank does first: die with its launcher, show stacks, end in an orderly way."""
+    arm_death_signal(environ)
+    dump_stacks_on_usr1()
+    termination = Termination()
+    termination.install()
+    return termination
+
+
+def refuse(error: Exception, environ: Mapping[str, str]) -> int:
+    """Say why the launch cannot start; returns the exit code.
+
+    Every rank says it: torchrun may end rank 0 before it has come to its own refusal.
+    """
+    text = environ.get("RANK", "0")
+    shout(f"[rank {text}] {error}" if text.isdigit() and int(text) else str(error))
+    return int(ExitCode.CONFIG)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process: all is written and on the disk, and tearing torch down only takes time."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,65 @@
+"""The same within rounding: how far a result is from what is right, and how far it may be.
+
+One measure for whatever is computed twice: attention and its equations, other kernels and our own,
+a replay and the host, a layer and the oracle, a gradient and a second one. Errors are root mean
+squares, as shares of what is right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# Sums of float32 in another order are as far apart, whatever else is compared.
+FLOAT32_SUMS = 1e-5
+
+
+def rms(x: Tensor) -> Tensor:
+    """Root mean square of each row of x, in float64."""
+    return x.double().square().mean(-1).sqrt()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Error:
+    """Shares of what is right; absolute where that is 0.
+
+    whole: over the whole tensor. row: of its worst row, over that row's size or the tensor's,
+    whichever is larger. place: of its worst row, over the tensor's size.
+    """
+
+    whole: float
+    row: float
+    place: float
+
+
+def error_of(got: Tensor, right: Tensor) -> Error:
+    """The error of a result [..., D], whose rows are the last axis."""
+    right = right.double()
+    off, sizes = rms(got.double() - right), rms(right)
+    scale = float(sizes.square().mean().sqrt())
+    whole, worst = float(off.square().mean().sqrt()), float(off.max())
+    if scale == 0:
+        return Error(whole=whole, row=worst, place=worst)
+    row = float((off / sizes.clamp_min(scale)).max())
+    return Error(whole=whole / scale, row=row, place=worst / scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """An error of a tensor, and what rounding explains of it."""
+
+    what: str
+    error: float
+    allowed: float
+
+    @property
+    def too_wide(self) -> bool:
+        """Is it beyond the bound? A number that is not finite is."""
+        return not self.error <= self.allowed
+
+    @property
+    def beyond(self) -> float:
+        """The error in units of the bound; one that is no number is beyond all others."""
+        return math.inf if math.isnan(self.error) else self.error / self.allowed

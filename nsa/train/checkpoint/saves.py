@@ -1,0 +1,200 @@
+"""The saves of a launch: begun while training goes on, told once written, and read back.
+
+Is what lies on the disk what the run held when the save began, and which steps lie there? Of a few
+tensors that the run's token draws, some elements are noted as a save begins. When the next one
+begins, and when the launch is over, rank 0 reads these tensors of its newest checkpoint back and
+compares, bit by bit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa.contract import Event, Phase, checkpoint_name
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import say
+from nsa.train.checkpoint.restore import CheckpointError, read, read_position
+from nsa.train.checkpoint.retention import Retention, numbered
+from nsa.train.checkpoint.write import Checkpoints, position_name, shared_state
+from nsa.train.engine import Engine
+
+# Of the model and of the optimizer each; no larger than is read in a moment.
+_TENSORS, _LARGEST = 3, 1 << 22
+_ELEMENTS = 64
+# Steps that are named; more of them say no more.
+_MOST_WRONG = 8
+
+
+class Saves:
+    """Checkpoints with what the heartbeats say of them.
+
+    Every method but `read_back` is for all ranks together.
+    """
+
+    def __init__(self, run_dir: Path, engine: Engine, heartbeat: Heartbeat) -> None:
+        self._run_dir, self._heartbeat, self._rank = run_dir, heartbeat, engine.ranks.rank
+        self._checkpoints = Checkpoints(run_dir, engine, Retention.of(engine.plan.config.train))
+        self._noted = ReadBack(engine, token=heartbeat.token)
+
+    @property
+    def done(self) -> bool:
+        """Has a save ended, well or not, whose `finish` is still to come? This rank's own view."""
+        return self._checkpoints.done
+
+    @property
+    def under_way(self) -> bool:
+        """Is there a save whose `finish` is still to come?"""
+        return self._checkpoints.under_way
+
+    def has(self, step: int) -> bool:
+        """Does this rank see a checkpoint of this step?"""
+        return self._checkpoints.has(step)
+
+    def begin(self, *, step: int, position: dict[str, Any], val_loss: float | None) -> None:
+        """Start to write this step; the save before it is waited for.
+
+        position: in the data, of the step's last batch. val_loss: of an evaluation at this very
+        step. Raises as `finish` does.
+        """
+        self._heartbeat.phase = Phase.CHECKPOINT
+        self._heartbeat.write(Event.CHECKPOINT_START)
+        if self.under_way:
+            self.finish()
+        # Beside the steps, and before the new save may put the one before it away.
+        self._noted.check(self._checkpoints.folder)
+        self._noted.note(step)
+        self._checkpoints.begin(step=step, position=position, val_loss=val_loss)
+
+    def finish(self) -> None:
+        """The save that is under way, waited for where it has not ended.
+
+        Raises RecordWriteError on a rank that could not write, RuntimeError on the others.
+        """
+        done = self._checkpoints.finish()
+        self._heartbeat.write(
+            Event.CHECKPOINT,
+            path=str(done.path.relative_to(self._run_dir)),
+            sha256=done.sha256,
+            seconds=done.seconds,
+            held_up_s=done.held_up_s,
+        )
+        say(
+            f"[checkpoint] {done.path} in {done.seconds:.2f} s, training held up for "
+            f"{done.held_up_s:.2f} s",
+            rank=self._rank,
+        )
+
+    def read_back(self) -> dict[str, Any] | None:
+        """What the newest save holds against what the run held, as `ReadBack.report` says it."""
+        return self._noted.report(self._checkpoints.folder)
+
+
+class ReadBack:
+    """Notes what a save has to hold; `check` reads it back, `report` says what came of all."""
+
+    def __init__(self, engine: Engine, *, token: str) -> None:
+        self._engine = engine
+        self._random = random.Random(f"read back {token}")  # noqa: S311 - which elements
+        self._step: int | None = None
+        self._places: dict[str, Tensor] = {}
+        self._noted: dict[str, Tensor] = {}
+        self._read, self._wrong = 0, list[int]()
+        self._unreadable: str | None = None
+
+    @property
+    def elements(self) -> int:
+        """How many are noted of each save."""
+        return sum(len(places) for places in self._places.values())
+
+    def note(self, step: int) -> None:
+        """A save of this step begins: copy the elements. Waits for nothing."""
+        if self._engine.ranks.rank != 0:
+            return
+        live = shared_state(self._engine)
+        self._places = self._places or self._draw(live)
+        self._step = step
+        self._noted = {
+            name: live[name].reshape(-1).index_select(0, places)
+            for name, places in self._places.items()
+        }
+
+    def check(self, folder: Path) -> int:
+        """How many elements of the newest checkpoint, which is written, are not what was noted.
+
+        All of one that cannot be read: it is no reason to end a run that has the weights.
+        """
+        if self._step is None:
+            return 0
+        self._read += 1
+        saved = self._saved(folder / checkpoint_name(self._step), self._places)
+        other = sum(
+            self._differ(saved.get(name), name, places) for name, places in self._places.items()
+        )
+        if other and len(self._wrong) < _MOST_WRONG:
+            self._wrong.append(self._step)
+        return other
+
+    def _differ(self, saved: Tensor | None, name: str, places: Tensor) -> int:
+        if saved is None:
+            return len(places)
+        found = saved.reshape(-1).index_select(0, places.cpu())
+        return int((found != self._noted[name].cpu()).sum())
+
+    def report(self, folder: Path) -> dict[str, Any] | None:
+        """`step`, `tensors`, `elements` compared, how many of them are `other` ones, and `kept`.
+
+        Of the newest one; `read` counts all that were read back, `wrong` are the steps of those
+        that were not right; `unreadable` is why the first one of those could not be read. folder:
+        of the checkpoints, all of which are written; `kept` are the steps that lie there;
+        `positions` is where each rank goes on in its data. None on other ranks, and where none was
+        saved.
+        """
+        if self._step is None:
+            return None
+        other = self.check(folder)
+        return {
+            "step": self._step,
+            "tensors": sorted(self._places),
+            "elements": self.elements,
+            "other": other,
+            "read": self._read,
+            "wrong": self._wrong,
+            "unreadable": self._unreadable,
+            "kept": sorted(numbered(folder)),
+            "positions": self._positions(folder / checkpoint_name(self._step)),
+        }
+
+    def _positions(self, newest: Path) -> list[Any] | None:
+        """Where each rank goes on in its data, by rank; None where one cannot be read."""
+        names = [position_name(rank) for rank in range(self._engine.ranks.world_size)]
+        saved = self._saved(newest, names)
+        known = all(name in saved for name in names)
+        return [read_position(saved[name]) for name in names] if known else None
+
+    def _saved(self, checkpoint: Path, names: Collection[str]) -> dict[str, Tensor]:
+        """These tensors; none of a checkpoint that cannot be read, and the first reason is kept."""
+        try:
+            return read(checkpoint, names=names)
+        except (CheckpointError, OSError) as error:
+            self._unreadable = self._unreadable or str(error)
+            return {}
+
+    def _draw(self, live: dict[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for part in ("model.", "optimizer."):
+            names = [
+                name
+                for name, tensor in live.items()
+                if name.startswith(part) and 1 < tensor.numel() <= _LARGEST
+            ]
+            for name in self._random.sample(names, min(_TENSORS, len(names))):
+                count = live[name].numel()
+                places = self._random.sample(range(count), min(_ELEMENTS, count))
+                found[name] = torch.tensor(sorted(places), device=live[name].device)
+        return found

@@ -1,0 +1,260 @@
+"""Checkpoints that are written while training goes on: whole or absent, with digests.
+
+`checkpoints/step_N/` is a checkpoint of torch.distributed.checkpoint, and its tools read it:
+tensors only, each rank's share in a file of its own. A save holds training up for as long as
+copying the tensors to the host takes; a thread writes the copy under a temporary name. Once every
+rank has put its share on the disk, rank 0 adds digests and gives it its name.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import json
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.storage import WriteResult
+
+from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, checkpoint_name
+from nsa.contract.digests import identity_of, sha256_of
+from nsa.launch.output import RecordWriteError, sync_folder, write_json
+from nsa.launch.ranks import SAVING_GROUP
+from nsa.train.checkpoint.retention import Retention, prune
+from nsa.train.engine import Engine
+
+# Python 3.11.2 (Debian 12) keeps a member of an enumeration as a call of `getattr`, which a reader
+# that runs nothing refuses. By its value is how later ones keep it.
+copyreg.pickle(_MEM_FORMAT_ENCODING, lambda member: (_MEM_FORMAT_ENCODING, (member.value,)))
+# torch says so whenever one process saves or loads by itself.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A checkpoint that is on the disk. `held_up_s`: how long training stood still for it."""
+
+    path: Path
+    sha256: str
+    seconds: float
+    held_up_s: float
+
+
+class Checkpoints:
+    """Saves of one run, one at a time. Every method but `done` is for all ranks together."""
+
+    def __init__(self, run_dir: Path, engine: Engine, keep: Retention) -> None:
+        self.folder, self._engine, self._keep = run_dir / CHECKPOINTS_DIR, engine, keep
+        self._staging = Staging()
+        self._group: dist.ProcessGroup | None = None
+        self._writing: _Writing | None = None
+
+    @property
+    def done(self) -> bool:
+        """Has a save ended, well or not, whose `finish` is still to come?"""
+        return self._writing is not None and self._writing.future.done()
+
+    @property
+    def under_way(self) -> bool:
+        """Is there a save whose `finish` is still to come?"""
+        return self._writing is not None
+
+    def has(self, step: int) -> bool:
+        """Is there a checkpoint of this step?"""
+        return (self.folder / checkpoint_name(step)).exists()
+
+    def begin(self, *, step: int, position: dict[str, Any], val_loss: float | None) -> None:
+        """Copy the state of this step and start to write it; the one before must be finished.
+
+        val_loss: of an evaluation at this very step.
+        """
+        begin = perf_counter()
+        ranks = self._engine.ranks
+        if ranks.grouped and self._group is None:
+            # Of its own: the collectives of a save would mix with those of the steps.
+            self._group = dist.new_group(backend="gloo", group_desc=SAVING_GROUP)
+        final = self.folder / checkpoint_name(step)
+        facts = {
+            "step": step,
+            "world_size": ranks.world_size,
+            "val_loss": val_loss,
+            "scaler": self._engine.scaler.state_dict(),
+        }
+        writer = _Writer(final, facts, self._keep)
+        future: Any = async_save(
+            own_share(self._engine, position),
+            storage_writer=writer,
+            async_stager=self._staging,
+            process_group=self._group,
+        )
+        self._writing = _Writing(
+            final=final,
+            temporary=writer.temporary,
+            future=future,
+            begin=begin,
+            held_up_s=perf_counter() - begin,
+        )
+
+    def finish(self) -> Saved:
+        """Wait for the save that is under way.
+
+        Raises RecordWriteError on a rank that could not write, RuntimeError on the others; then
+        nothing has the final name.
+        """
+        writing = self._writing
+        if writing is None:
+            raise RuntimeError("no save is under way")
+        self._writing = None
+        try:
+            writing.future.result()
+        except CheckpointException as error:
+            rank = self._engine.ranks.rank
+            if rank == 0:
+                shutil.rmtree(writing.temporary, ignore_errors=True)
+            mine = error.failures.get(rank)
+            if mine is None:
+                text = f"checkpoint {writing.final}: another rank could not write its part"
+                raise RuntimeError(text) from None
+            problem = mine[0] if isinstance(mine[0], OSError) else OSError(0, str(mine[0]))
+            raise RecordWriteError(writing.temporary, problem) from None
+        seconds = round(perf_counter() - writing.begin, 4)
+        return Saved(
+            path=writing.final,
+            sha256=identity_of(writing.final),
+            seconds=seconds,
+            held_up_s=round(writing.held_up_s, 4),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Writing:
+    final: Path
+    temporary: Path
+    future: Future[Any]
+    begin: float
+    held_up_s: float
+
+
+class Staging(AsyncStager):
+    """Copies tensors to the host, into buffers that every save uses again."""
+
+    _synchronize_after_execute = False
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def stage(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies that training will not change."""
+        on_device = False
+        for name, tensor in state_dict.items():
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != tensor.shape:
+                buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+                self._buffers[name] = buffer
+            buffer.copy_(tensor, non_blocking=True)
+            on_device = on_device or tensor.is_cuda
+        if on_device:
+            torch.cuda.current_stream().synchronize()
+        return {name: self._buffers[name] for name in state_dict}
+
+    def synchronize_staging(self) -> None:
+        """`stage` returns when it is done."""
+
+    def close(self) -> None:
+        """Let go of the buffers."""
+        self._buffers = {}
+
+
+class _Writer(FileSystemWriter):
+    """Writes under a temporary name; `finish`, which runs on rank 0 alone, makes it final."""
+
+    def __init__(self, final: Path, facts: Mapping[str, Any], keep: Retention) -> None:
+        self.temporary = final.with_name(f".{final.name}.tmp")
+        super().__init__(self.temporary)
+        self._final, self._facts, self._keep = final, facts, keep
+
+    def storage_meta(self) -> StorageMeta:
+        """Without the path, which is only the temporary one."""
+        return StorageMeta()
+
+    def write_data(
+        self, plan: SavePlan, planner: SavePlanner
+    ) -> torch.futures.Future[list[WriteResult]]:
+        """This rank's share. Raises OSError, which torch buries below an error of its own."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Every rank has written its share: digests, the final name, and room for the next one."""
+        super().finish(metadata, results)
+        sums = {file.name: sha256_of(file) for file in sorted(self.temporary.iterdir())}
+        write_json(self.temporary / CHECKSUMS_JSON, {**self._facts, "sha256": sums})
+        self.temporary.rename(self._final)
+        sync_folder(self._final.parent)
+        prune(self._final.parent, self._keep)
+
+
+def shared_state(engine: Engine) -> dict[str, Tensor]:
+    """What all ranks hold alike, live: the tensors of model (a tied one once) and optimizer."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in engine.model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            found[f"model.{name}"] = tensor.detach()
+    for name, parameter in engine.model.named_parameters():
+        for key, value in engine.optimizer.state[parameter].items():
+            found[f"optimizer.{name}.{key}"] = value.detach()
+    return found
+
+
+def rank_state(engine: Engine, position: dict[str, Any] | None) -> dict[str, Tensor]:
+    """What is this rank's own: random states, and its place in the data where there is one."""
+    states = {"rng": torch.get_rng_state()}
+    if engine.device.type == "cuda":
+        states["cuda_rng"] = torch.cuda.get_rng_state(engine.device)
+    if position is not None:
+        text = json.dumps(position).encode()
+        states["position"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return {f"rank{engine.ranks.rank}.{name}": value for name, value in states.items()}
+
+
+def position_name(rank: int) -> str:
+    """How a rank's place in the data is named in a checkpoint."""
+    return f"rank{rank}.position"
+
+
+def own_share(engine: Engine, position: dict[str, Any]) -> dict[str, Tensor]:
+    """What this rank writes: its own state, and a part of what all hold, about equal in bytes."""
+    shared = shared_state(engine)
+    ranks = engine.ranks
+    loads = [0] * ranks.world_size
+    mine = rank_state(engine, position)
+    for name, size in sorted(_sizes(shared), key=lambda item: (-item[1], item[0])):
+        owner = loads.index(min(loads))
+        loads[owner] += size
+        if owner == ranks.rank:
+            mine[name] = shared[name]
+    return mine
+
+
+def _sizes(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
+    return ((name, tensor.numel() * tensor.element_size()) for name, tensor in tensors.items())

@@ -1,0 +1,7 @@
+"""What watches a launch: it is handed the trainer's objects, and imports nothing of the trainer.
+
+`witness` is the one interface. Behind it: the proof of the first and of the last batch
+(`gradient_probe`, `oracle_check` with `oracle`), drawn steps a second time (`shadow`, `recompute`),
+second sources of counts (`accounts`), and whether toggles took effect (`effect_watch` with
+`effects`, `profiling`). Before anything trains, `self_test` holds attention to its `equations`.
+"""

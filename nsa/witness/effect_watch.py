@@ -1,0 +1,293 @@
+"""Watching a block's first steps: which kernels really ran, and which toggles took effect."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
+from nsa.attention.window import VARLEN_OPERATOR
+from nsa.contract import (
+    ATTEND_RANGE,
+    CMP_RANGE,
+    SDPA_AUDIT_JSON,
+    SELECTION_RANGES,
+    TRACE_FILE,
+    WIN_RANGE,
+    Event,
+    proof_text,
+)
+from nsa.kernels.compiled import backward_nodes
+from nsa.launch.arms import Block
+from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.kernels import other_kernels
+from nsa.launch.output import say, write_json
+from nsa.launch.plan import AUDITED
+from nsa.witness.effects import Seen, judge_all
+from nsa.witness.profiling import StepProfiler, torch_profiler
+
+if TYPE_CHECKING:
+    from nsa.train.ddp import Bucket
+    from nsa.train.engine import Engine
+
+_BRANCH_RANGES = {"cmp": CMP_RANGE, "sel": ATTEND_RANGE, "win": WIN_RANGE}
+# Part of an operator's name, and the kernel that it stands for.
+_KERNELS = (
+    ("_scaled_dot_product_flash_attention", "flash"),
+    (VARLEN_OPERATOR, "flash"),
+    ("_scaled_dot_product_efficient_attention", "efficient"),
+    ("_scaled_dot_product_cudnn_attention", "cudnn"),
+    ("_scaled_dot_product_attention_math", "math"),
+    ("nsa::", "triton"),
+)
+# Softmax by hand is a softmax operator, or the exponentials that make one up.
+_SOFTMAX = ("aten::_softmax", "aten::softmax", "aten::exp", "aten::exp_", "aten::exp2_")
+# DDP with a static graph rebuilds its buckets in its third step, otherwise in its second.
+_EVIDENCE_STEPS = 4
+_WORDS = {True: "took effect", False: "had NO effect", None: "unproven"}
+
+
+class KernelAudit:
+    """Profiles the work inside `watch` and sorts its operators by branch."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self.ops: dict[str, Counter[str]] = {}
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Profile the enclosed work; afterwards `branches` tells what ran."""
+        with torch_profiler(self._device_type) as profiler:
+            yield
+        self.ops = operators_by_branch(profiler.function_events)
+
+    def branches(self) -> dict[str, dict[str, Any]]:
+        """For each branch the kernel and the operators with their counts."""
+        return {
+            branch: {"kernel": kernel_name(ops), "ops": dict(sorted(ops.items()))}
+            for branch, ops in self.ops.items()
+        }
+
+    def kernels(self) -> dict[str, str]:
+        """For each branch the kernel."""
+        return {branch: kernel_name(ops) for branch, ops in self.ops.items()}
+
+
+def operators_by_branch(events: Any) -> dict[str, Counter[str]]:
+    """Operators that matter for attention, under the branch range that encloses them."""
+    found: dict[str, Counter[str]] = {branch: Counter() for branch in _BRANCH_RANGES}
+    branch_of = {name: branch for branch, name in _BRANCH_RANGES.items()}
+    for event in events:
+        if event.name not in _SOFTMAX and not any(part in event.name for part, _ in _KERNELS):
+            continue
+        parent = event.cpu_parent
+        while parent is not None and parent.name not in branch_of:
+            parent = parent.cpu_parent
+        if parent is not None:
+            found[branch_of[parent.name]][event.name] += 1
+    return found
+
+
+def kernel_name(ops: Counter[str]) -> str:
+    """flash, efficient, cudnn, math, triton, explicit_softmax, several joined by +, or none."""
+    names = {kernel for part, kernel in _KERNELS for op in ops if part in op}
+    if names:
+        return "+".join(sorted(names))
+    return "explicit_softmax" if any(op in _SOFTMAX for op in ops) else "none"
+
+
+class EffectLog:
+    """Writes effects to the heartbeat and the log, and kernels to sdpa_audit.json."""
+
+    def __init__(self, heartbeat: Heartbeat, run_dir: Path) -> None:
+        self.heartbeat, self.run_dir = heartbeat, run_dir
+        self._audits: dict[str, Any] = {}
+
+    def effect(self, block: Block, name: str, took: bool | None, evidence: Any) -> None:
+        """One toggle of a block: did it take effect, and what shows it."""
+        value = block.toggles.values[name]
+        self.heartbeat.write(
+            Event.EFFECT,
+            toggle=name,
+            value=value,
+            took_effect=took,
+            evidence=evidence,
+            arm=block.arm,
+            block=block.index,
+        )
+        say(
+            f"[toggle] {name}={value}: {_WORDS[took]} ({proof_text(evidence)})",
+            rank=self.heartbeat.rank,
+        )
+
+    def audit(self, arm: str, audit: KernelAudit) -> None:
+        """Keep an arm's kernels and write the file anew."""
+        self._audits[arm] = {"branches": audit.branches()}
+        write_json(self.run_dir / SDPA_AUDIT_JSON, {"arms": self._audits})
+        shown = ", ".join(f"{branch}={kernel}" for branch, kernel in audit.kernels().items())
+        say(f"[sdpa] {arm or 'run'}: {shown}")
+
+    def prove_nvtx(self, block: Block, profiler: StepProfiler) -> None:
+        """Once both profilers are done: the saved trace proves the ranges, or their absence."""
+        if not profiler.complete or profiler.summary is None:
+            return
+        if not block.toggles.flag("NSA_NVTX"):
+            return
+        version = "v2" if block.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
+        name = SELECTION_RANGES[version]
+        found = name in profiler.summary["ranges"]
+        evidence = {"range": name, "in_trace": found, "trace": TRACE_FILE}
+        self.effect(block, "NSA_NVTX", found, evidence)
+
+
+class BlockEvidence:
+    """Looks at the first step of a block, and emits once DDP has settled its buckets."""
+
+    def __init__(
+        self,
+        block: Block,
+        *,
+        log: EffectLog,
+        engine: Engine,
+        profiler: StepProfiler | None,
+        running: Mapping[str, Any],
+    ) -> None:
+        self.block, self.log, self.engine = block, log, engine
+        self.profiler, self.running = profiler, running
+        self._ranges = RangeCounts()
+        self._update: OperatorCount | None = None
+        self._audit: KernelAudit | None = None
+        self._steps, self.emitted = 0, False
+        self._nodes: Counter[str] | None = None
+        self._replayed: Counter[str] | None = None
+        self._layer_calls, self._call_hook = 0, ExitStack()
+        wanted = any(block.toggles.flag(name) for name in AUDITED)
+        # torch has one profiler: two at once crash the process.
+        busy = profiler is not None and profiler.active
+        if wanted and engine.ranks.rank == 0 and not busy:
+            self._audit = KernelAudit(engine.device.type)
+
+    @property
+    def counts(self) -> bool:
+        """Will everything be counted in the next step's first pass, which no replay would show?"""
+        return self._steps == 0
+
+    def watch(self) -> AbstractContextManager[None]:
+        """Around the first forward pass of a step: only those of the block's first two are seen.
+
+        In the first one everything is counted; the second is a step like all others.
+        """
+        if self.counts:
+            return self._first()
+        if self._steps == 1 and self.block.toggles.is_set("NSA_CUDA_GRAPHS"):
+            return self._looking(self._look_at_replays)
+        return nullcontext()
+
+    @contextmanager
+    def _looking(self, look: Callable[[Tensor], None]) -> Iterator[None]:
+        """Show `look` the loss of the enclosed pass."""
+        self.engine.on_loss = look
+        try:
+            yield
+        finally:
+            self.engine.on_loss = None
+
+    def _look_at_replays(self, loss: Tensor) -> None:
+        self._replayed = backward_nodes(loss)
+
+    def _called(self, _layer: nn.Module, _inputs: object) -> None:
+        self._layer_calls += 1
+
+    @contextmanager
+    def _first(self) -> Iterator[None]:
+        # To the end of the step: what is recomputed is called in the backward pass.
+        hook = self.engine.model.layers[0].register_forward_pre_hook(self._called)
+        self._call_hook.callback(hook.remove)
+        with ExitStack() as stack:
+            counts = stack.enter_context(count_ranges())
+            if self._audit is not None:
+                stack.enter_context(self._audit.watch())
+            if self._looks_back:
+                stack.enter_context(self._looking(self._look_back))
+            yield
+        self._ranges = counts
+
+    @property
+    def _looks_back(self) -> bool:
+        return any(self.block.toggles.is_set(name) for name in ("NSA_COMPILE", "NSA_LIGER"))
+
+    def _look_back(self, loss: Tensor) -> None:
+        self._nodes = backward_nodes(loss)
+
+    def judge_steps(self, compiled_in_steps: int) -> None:
+        """The block is over: a graph that was compiled in its timed steps spoils their times."""
+        if compiled_in_steps and other_kernels(self.block.toggles):
+            name = "NSA_LIGER" if self.block.toggles.flag("NSA_LIGER") else "NSA_COMPILE"
+            why = {"compiled_in_timed_steps": compiled_in_steps}
+            self.log.effect(self.block, name, False, why)
+
+    def watch_update(self) -> AbstractContextManager[Any]:
+        """Around the optimizer's step; only the block's first one is looked at."""
+        if self._steps:
+            return nullcontext()
+        self._update = OperatorCount()
+        return self._update
+
+    def step_done(self) -> bool:
+        """Count a step; emit once DDP has rebuilt its buckets. Says whether it emitted."""
+        self._steps += 1
+        self._call_hook.close()
+        if self.emitted or self._steps < 2:
+            return False
+        grouped = self.engine.wrapped is not None and self.engine.wrapped.ddp is not None
+        if grouped and self._steps < _EVIDENCE_STEPS and not self._buckets():
+            return False
+        self.emit()
+        return True
+
+    def emit(self) -> None:
+        """Write `ddp_buckets` and one `effect` per toggle, once per block."""
+        if self.emitted or not self._steps:
+            return
+        self.emitted = True
+        block, buckets = self.block, self._buckets()
+        if buckets is not None:
+            self.log.heartbeat.write(
+                Event.DDP_BUCKETS,
+                arm=block.arm,
+                block=block.index,
+                sizes_mib=[bucket.size_mib for bucket in buckets],
+                bytes=[bucket.size for bucket in buckets],
+                last_bytes=[bucket.last for bucket in buckets],
+            )
+        if self._audit is not None and block.toggles.flag("NSA_SDPA_AUDIT"):
+            self.log.audit(block.arm, self._audit)
+        for name, took, evidence in judge_all(self._seen()):
+            # With a profiler, NVTX is judged from the trace, when there is one.
+            if name != "NSA_NVTX" or self.profiler is None:
+                self.log.effect(block, name, took, evidence)
+
+    def _seen(self) -> Seen:
+        wrapped = self.engine.wrapped
+        wire = wrapped.wire.take() | {"steps": self._steps} if wrapped and wrapped.wire else None
+        return Seen(
+            engine=self.engine,
+            toggles=self.block.toggles,
+            ranges=self._ranges,
+            update=dict(self._update.names) if self._update else {},
+            kernels=self._audit.kernels() if self._audit else None,
+            wire=wire,
+            running=self.running,
+            nodes=self._nodes,
+            replayed=self._replayed,
+            layer_calls=self._layer_calls,
+        )
+
+    def _buckets(self) -> list[Bucket] | None:
+        wrapped = self.engine.wrapped
+        return wrapped.buckets() if wrapped else None

@@ -1,0 +1,264 @@
+"""Loss and gradient of a step once more, past all that the step sends them through.
+
+The optimizer's shadow holds an update against the gradient that the optimizer had. Here the same
+micro-batches go through the bare model again, before the step: without DDP and its hook, by the
+cross entropy itself, through autograd and not into `.grad`. What the step makes of them has to be
+the same, on the elements that the shadow samples. Hooks that hang on the parameters are past, too:
+what the step sees is a view of each. A rank that is wrong in the layers themselves
+agrees with itself, so once all ranks send one common micro-batch through, and have to agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from nsa.data.source import Batch
+from nsa.kernels import compiled
+from nsa.rounding import rms
+
+if TYPE_CHECKING:
+    from nsa.train.engine import Engine
+
+# Gradients of so many elements, 64 MiB in float32, are made at once: the largest parameters of a
+# large model take turns from step to step.
+_MOST_ELEMENTS = 1 << 24
+
+Sample = Callable[[Sequence[Tensor | None]], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recomputed:
+    """What one step has to come to, on the device, as means over ranks and micro-batches.
+
+    gradient, size: sampled elements, and their absolute values on each rank. asked: of which
+    parameters. scale: what the gradient scaler makes of the loss, and so of `gradient`. least:
+    what the wire's type holds at its full precision. gates: `branch_use` of every layer [n_layers,
+    5] in the last micro-batch, on this rank. apart: how far this rank's gradient of a
+    common micro-batch is from the ranks' mean, as `gap` says; None where that was not asked.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    size: Tensor
+    asked: list[bool]
+    scale: float
+    least: float
+    gates: Tensor
+    apart: Tensor | None
+
+
+def recompute(
+    engine: Engine,
+    batches: Sequence[Batch],
+    parameters: Sequence[nn.Parameter],
+    *,
+    sample: Sample,
+    seed: int,
+    from_host: bool = False,
+    together: int | None = None,
+) -> Recomputed:
+    """The step's loss and the sampled elements of its gradient. A collective of all ranks.
+
+    seed: draws the parameters where they are too many for one time. from_host: the step will not
+    replay its first pass, so neither does this: a library may multiply otherwise in a replay, and
+    other roundings choose other blocks, which changes the gradients of their keys by percents.
+    together: hold the ranks against each other too, by groups of so many elements. Leaves no
+    gradient.
+    """
+    asked = _drawn(parameters, seed)
+    way = _Way(engine, list(parameters), asked, sample, len(batches))
+    total, gradient = torch.zeros((), device=engine.device), sample([None] * len(parameters))
+    if from_host and engine.model.recording is not None:
+        engine.model.recording.run_from_host()
+    for batch in batches:
+        loss, share = way.go(batch.tokens.to(engine.device, non_blocking=True))
+        total, gradient = total + loss, gradient + share
+    gates = torch.stack([branch_use(gates) for gates in _gates(engine)])
+    told = torch.cat([total[None].double(), *_with_size(gradient)])
+    mean = engine.ranks.mean(told)
+    count = len(gradient)
+    wire = engine.wrapped.wire if engine.wrapped is not None else None
+    return Recomputed(
+        loss=mean[0],
+        gradient=mean[1 : 1 + count],
+        size=mean[1 + count :],
+        asked=asked,
+        scale=way.scale,
+        least=torch.finfo(wire.wire_dtype if wire else torch.float32).tiny,
+        gates=gates,
+        apart=None if together is None else _apart(way, batches[0], together),
+    )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Through the bare model, to the sampled gradient of the parameters that are asked for."""
+
+    engine: Engine
+    parameters: list[nn.Parameter]
+    asked: list[bool]
+    sample: Sample
+    # Micro-batches of a step.
+    count: int
+
+    @cached_property
+    def scale(self) -> float:
+        """What the gradient scaler makes of the loss."""
+        scaler = self.engine.scaler
+        return float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {id(p): name for name, p in self.engine.model.named_parameters()}
+
+    def _leaves(self) -> dict[str, Tensor]:
+        """Tensors of the same memory for the parameters, by name: nobody hung a hook on these.
+
+        Empty where a recording or a compilation knows the parameters themselves.
+        """
+        if self.engine.holds_parameters:
+            return {}
+        own = self.engine.model.named_parameters()
+        return {name: p.detach().requires_grad_(p.requires_grad) for name, p in own}
+
+    def go(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """A micro-batch's share of the step's loss and of its sampled gradient."""
+        leaves = self._leaves()
+        chosen = [
+            leaves.get(self._names[id(p)], p)
+            for p, wanted in zip(self.parameters, self.asked, strict=True)
+            if wanted
+        ]
+        loss = _loss(self.engine, tokens, leaves) / self.count
+        found = iter(torch.autograd.grad(loss * self.scale, chosen, allow_unused=True))
+        return loss.detach(), self.sample(
+            [next(found) if wanted else None for wanted in self.asked]
+        )
+
+
+def _apart(way: _Way, batch: Batch, together: int) -> Tensor:
+    """How far this rank's gradient of rank 0's micro-batch is from the mean of all ranks'."""
+    ranks = way.engine.ranks
+    if ranks.world_size == 1:
+        return torch.zeros((), dtype=torch.float64)
+    _, own = way.go(ranks.tensor_of_rank0(batch.tokens.to(way.engine.device)))
+    mean, size = ranks.mean(torch.cat(_with_size(own))).chunk(2)
+    return _furthest(own, mean, size, together, least=torch.finfo(torch.float32).tiny)
+
+
+def _with_size(gradient: Tensor) -> list[Tensor]:
+    """A gradient and its absolute values, whose mean no signs cancel."""
+    return [gradient.double(), gradient.double().abs()]
+
+
+def gap(again: Recomputed, gradient: Tensor, together: int) -> float:
+    """How far a step's sampled gradient is from what it has to be, of the group furthest off.
+
+    A group is `together` elements that follow each other; root mean squares, as a share of the
+    ranks' own gradients. NaN where a gradient is not finite.
+    """
+    wanted, size = again.gradient, again.size
+    return float(_furthest(gradient, wanted, size, together, least=again.least))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bias:
+    """Sums over elements of a reduced gradient: of its errors e, and of what it has to be, w.
+
+    Both are shares of the mean size of the ranks' own. Rounded to nearest, e is 0 on average.
+    """
+
+    along: float = 0.0
+    weight: float = 0.0
+    down: float = 0.0
+    count: int = 0
+
+    def with_step(self, again: Recomputed, gradient: Tensor) -> Bias:
+        """These sums and those of a step's sampled gradient."""
+        # Below `least` a type has fewer digits, and in the end none.
+        seen = again.size > again.least
+        w = again.gradient[seen] / again.size[seen]
+        e = gradient.double()[seen] / again.size[seen] - w
+        return Bias(
+            along=self.along + float((e * w).sum()),
+            weight=self.weight + float(w.square().sum()),
+            down=self.down - float(e.sum()),
+            count=self.count + int(seen.sum()),
+        )
+
+    def report(self) -> dict[str, float]:
+        """By which share gradients are too near to 0, too low; `weight`: of how many elements."""
+        return {
+            "toward_zero": -self.along / self.weight if self.weight else 0.0,
+            "down": self.down / self.count if self.count else 0.0,
+            "weight": self.weight,
+        }
+
+
+def _furthest(
+    found: Tensor, wanted: Tensor, size: Tensor, together: int, *, least: float
+) -> Tensor:
+    off, whole = (rms(x.view(-1, together)) for x in (found.double() - wanted, size))
+    return (off / (whole + least)).max()
+
+
+def branch_use(gates: Tensor) -> Tensor:
+    """How a layer's gates [..., 3] use the branches: entropy over ln 3, largest share, the shares.
+
+    Means over tokens and heads, float64 [5]. With shares g / T of the sum T, the entropy is
+    ln T - sum(g ln g) / T.
+    """
+    g = gates.double().reshape(-1, 3)
+    total = g.sum(1).clamp_min(1e-12)
+    entropy = (torch.special.entr(g).sum(1) + g.sum(1) * total.log()) / total / math.log(3)
+    use = torch.stack((entropy, g.max(1).values / total, *(g / total[:, None]).unbind(1)))
+    return use.mean(1)
+
+
+def _gates(engine: Engine) -> list[Tensor]:
+    """Of every layer in the last pass, as it keeps them."""
+    return [m.last_gates for m in engine.model.attentions() if m.last_gates is not None]
+
+
+def loss_again(engine: Engine, tokens: Tensor) -> float:
+    """Mean next-token loss in nats of tokens [B, S+1], the way that steps are computed again.
+
+    The model runs as in training, launched from the host.
+    """
+    if engine.model.recording is not None:
+        engine.model.recording.run_from_host()
+    # A recorded CUDA graph would wait for its backward pass.
+    with torch.set_grad_enabled(not engine.compiled_graphs):
+        return float(_loss(engine, tokens.to(engine.device)).detach())
+
+
+def _loss(engine: Engine, tokens: Tensor, leaves: Mapping[str, Tensor] | None = None) -> Tensor:
+    """leaves: in the place of the parameters of these names."""
+    if engine.compiled_graphs:
+        compiled.begin_micro_batch()
+    with engine.autocast():
+        if leaves:
+            logits: Tensor = functional_call(engine.model, dict(leaves), (tokens[:, :-1],))
+        else:
+            logits = engine.model(tokens[:, :-1])
+    return cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def _drawn(parameters: Sequence[nn.Parameter], seed: int) -> list[bool]:
+    """Which parameters are asked for: one at least, and as many as fit."""
+    generator = torch.Generator().manual_seed(seed)
+    asked, left = [False] * len(parameters), _MOST_ELEMENTS
+    for number in torch.randperm(len(parameters), generator=generator).tolist():
+        size = parameters[number].numel()
+        if size <= left or not any(asked):
+            asked[number], left = True, left - size
+    return asked

@@ -1,0 +1,303 @@
+"""A second optimizer beside the real one: AdamW's equation in float64, on a few elements.
+
+At a few pairs of steps that the run's token draws, a sample of every piece of the parameters is
+noted: gradient as reduced and before it is clipped, weight and both moments before and after the
+update. From the gradient, the config and its learning-rate schedule follows what the update had to
+give. In some of these steps loss and gradient are computed a second time (`recompute`). Nothing
+waits for the device before the run has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from nsa.contract.sampling import recomputed_steps, watched_steps
+from nsa.data.source import Batch
+from nsa.witness.accounts import pieces, plain_floats
+from nsa.witness.recompute import Bias, Recomputed, gap, recompute
+
+if TYPE_CHECKING:
+    from nsa.train.engine import Engine
+
+# What the optimizer has to be, beside what the config says: written down again, not read from it.
+_BETAS, _EPS = (0.9, 0.95), 1e-8
+# torch takes a norm that it clips for so much larger.
+_CLIP_EPS = 1e-6
+# Of each piece so many elements, at places that the run's token draws.
+_SAMPLED = 16
+_ROUNDOFF = 2.0**-24
+# The update itself takes some ten roundings more than adding it to the weight does.
+_UPDATE_ROUNDINGS = 16
+# Squares of what is smaller than this underflow in float32, and are far below epsilon.
+_FLOOR = 1e-30
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """Weight and moments [3, N] of the sample, and the updates that each parameter had [P]."""
+
+    values: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """What was noted before clipping, still on the device. `scale`: the loss was scaled by it."""
+
+    state: _State
+    gradient: Tensor
+    norm: Tensor
+    scale: float
+    has_gradient: list[bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seen:
+    """A step whose update is over. `norm`: as the trainer tells it; `rates`: the groups' own."""
+
+    begun: _Begun
+    state: _State
+    norm: Tensor
+    rates: tuple[float, ...]
+
+
+class Shadow:
+    """Watches the optimizer in the drawn steps of a launch that goes from `first` to `last`."""
+
+    def __init__(self, engine: Engine, *, token: str, first: int, last: int) -> None:
+        self._engine = engine
+        self._watched = frozenset(watched_steps(token, first, last))
+        profiled = engine.plan.flags.profile_steps > 0
+        self.recomputed = frozenset(recomputed_steps(token, first, last, profiled=profiled))
+        self._again: dict[int, Recomputed] = {}
+        self._seed = _seed(token)
+        self._parameters, self._places = _places(engine, self._seed)
+        self._owner = torch.repeat_interleave(
+            torch.arange(len(self._places)), torch.tensor([len(p) for p in self._places])
+        )
+        # Matrices decay, nothing else does.
+        decay = engine.plan.config.train.weight_decay
+        self._decay = torch.tensor(
+            [decay * (p.dim() >= 2) for p in self._parameters], dtype=torch.float64
+        )
+        self._begun: dict[int, _Begun] = {}
+        self._seen: dict[int, _Seen] = {}
+        self._moved: list[Tensor] = []
+        self._left: list[Tensor] = []
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Around what has to leave all of this as it is: an evaluation, a save, other toggles.
+
+        Weights and moments, gradients, which would be added to those of the next step, and the
+        model's mode: in that of an evaluation nothing is replayed or recomputed.
+        """
+        before, training = self._at_rest(), self._engine.model.training
+        yield
+        moved = (self._at_rest() != before).sum()
+        self._moved.append(moved + (self._engine.model.training != training))
+
+    def _at_rest(self) -> Tensor:
+        gradients = self._sample([p.grad for p in self._parameters])
+        return torch.cat((self._state().values, gradients[None]))
+
+    def recompute(self, step: int, batches: Sequence[Batch], *, from_host: bool = False) -> None:
+        """What the step that is about to begin has to make of these micro-batches. A collective.
+
+        from_host: its first pass will be launched by the host, whatever has been recorded.
+        """
+        self._again[step] = recompute(
+            self._engine,
+            batches,
+            self._parameters,
+            sample=self._sample,
+            seed=self._seed + step,
+            from_host=from_host,
+            together=_SAMPLED if step == min(self.recomputed) else None,
+        )
+
+    def watch(self, step: int) -> None:
+        """A step begins: note its gradient before it is clipped, if the step is a drawn one.
+
+        Then no gradient may be there yet: the step's own would be added to it.
+        """
+        watched = step in self._watched
+        if watched:
+            self._left.append((self._sample([p.grad for p in self._parameters]) != 0).sum())
+        note: Callable[[], None] | None = (lambda: self._note(step)) if watched else None
+        self._engine.before_clipping = note
+
+    def updated(self, step: int, norm: Tensor) -> None:
+        """The step's update is over; `norm`: of its gradients, as the trainer tells it."""
+        begun = self._begun.pop(step, None)
+        if begun is None:
+            return
+        self._seen[step] = _Seen(
+            begun=begun,
+            state=self._state(),
+            norm=norm.detach().clone(),
+            rates=tuple(float(group["lr"]) for group in self._engine.optimizer.param_groups),
+        )
+
+    def report(self) -> dict[str, Any]:
+        """The steps watched, and the largest gap of each kind. Synchronizes.
+
+        `weight`, `first_moment`, `second_moment`: from AdamW's equation, in roundoffs of float32;
+        `norm` and `rate`: from the true norm and from the schedule, as shares; `jumps`: elements
+        that were not before a step what they were after the one before, what changed where all has
+        to rest, or counts that did not go up by one; `left`: elements that had a gradient before
+        the step's first backward pass.
+        """
+        worst = dict.fromkeys(("weight", "first_moment", "second_moment", "norm", "rate"), 0.0)
+        jumps = sum(int(moved) for moved in self._moved)
+        for step, seen in self._seen.items():
+            gaps, wrong_counts = self._gaps(step, seen)
+            # A NaN stays the worst.
+            worst = {n: g if not g <= worst[n] else worst[n] for n, g in gaps.items()}
+            jumps += wrong_counts
+            earlier = self._seen.get(step - 1)
+            if earlier is not None:
+                jumps += int((earlier.state.values != seen.begun.state.values).sum())
+        left = sum(int(found) for found in self._left)
+        return {"steps": list(self._seen), **plain_floats(worst), "jumps": jumps, "left": left}
+
+    def report_recomputed(self) -> dict[str, Any]:
+        """The steps computed twice, the losses that they had to have, the gradients' largest gap.
+
+        `gradient`: of a piece, in root mean squares, as a share of what the ranks' gradients are.
+        `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
+        gradients' errors are on average, as `Bias` tells it. `gates`: of each
+        step and layer what `branch_use` says; null on other ranks than 0, which writes gates.csv.
+        Synchronizes.
+        """
+        gaps, apart, bias = [0.0], [0.0], Bias()
+        ended = [step for step in self._again if step in self._seen]
+        for step in ended:
+            again, begun = self._again[step], self._seen[step].begun
+            asked = torch.tensor(again.asked)[self._owner]
+            rescaled = begun.gradient.double() * (again.scale / begun.scale)
+            reduced = rescaled * asked.to(rescaled.device)
+            # A step that the scaler leaves out has no gradient to hold.
+            if self._moves(begun):
+                gaps.append(gap(again, reduced, _SAMPLED))
+                bias = bias.with_step(again, reduced)
+                apart += [] if again.apart is None else [float(again.apart)]
+        losses = [float(self._again[step].loss) for step in ended]
+        told = plain_floats({"gradient": _worst(gaps), "ranks": _worst(apart)})
+        told["bias"] = plain_floats(bias.report())
+        gates = [self._again[step].gates.tolist() for step in ended]
+        first = self._engine.ranks.rank == 0
+        return {"steps": ended, "losses": losses, **told, "gates": gates if first else None}
+
+    def _moves(self, begun: _Begun) -> bool:
+        """Under a scaler, a step whose gradients are not finite is left out."""
+        return not self._engine.scaler.is_enabled() or float(begun.norm) < float("inf")
+
+    def _note(self, step: int) -> None:
+        grads = [p.grad for p in self._parameters]
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads if g is not None]
+        scaler = self._engine.scaler
+        norms = norms or [torch.zeros((), dtype=torch.float64)]
+        self._begun[step] = _Begun(
+            state=self._state(),
+            gradient=self._sample(grads),
+            norm=torch.linalg.vector_norm(torch.stack(norms)),
+            scale=float(scaler.get_scale()) if scaler.is_enabled() else 1.0,
+            has_gradient=[g is not None for g in grads],
+        )
+
+    def _state(self) -> _State:
+        entries = [self._engine.optimizer.state.get(p, {}) for p in self._parameters]
+        values = [
+            self._sample([p.detach() for p in self._parameters]),
+            *(self._sample([e.get(name) for e in entries]) for name in ("exp_avg", "exp_avg_sq")),
+        ]
+        # The fused kernel counts on the device, the others on the host.
+        none = torch.zeros((), device=next((e["step"].device for e in entries if e), None))
+        counts = [e["step"] if e else none for e in entries]
+        return _State(values=torch.stack(values), counts=torch.stack(counts))
+
+    def _sample(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """The sampled elements of a tensor for each parameter; 0 where there is none."""
+        taken = [
+            torch.zeros(len(places), device=places.device)
+            if tensor is None
+            else tensor.reshape(-1).index_select(0, places)
+            for tensor, places in zip(tensors, self._places, strict=True)
+        ]
+        return torch.cat(taken)
+
+    def _gaps(self, step: int, seen: _Seen) -> tuple[dict[str, float], int]:
+        """The gaps of one step by name, and how many parameters count it otherwise than once."""
+        begun = seen.begun
+        norm, told = float(begun.norm) / begun.scale, float(seen.norm)
+        rate = self._engine.rate(step)
+        left_out = not self._moves(begun)
+        moves = torch.tensor(begun.has_gradient) & (not left_out)
+        before, after = (s.values.double().cpu() for s in (begun.state, seen.state))
+        was, now = (s.counts.double().cpu() for s in (begun.state, seen.state))
+        limit = self._engine.plan.config.train.grad_clip
+        clipped = min(1.0, limit / (told + _CLIP_EPS)) if limit else 1.0
+        wanted, explained = _adamw(
+            before,
+            begun.gradient.double().cpu() * (clipped / begun.scale),
+            rate=rate,
+            decay=self._decay[self._owner],
+            count=now[self._owner],
+        )
+        idle = ~moves[self._owner]
+        wanted[:, idle] = before[:, idle]
+        off = (after - wanted).abs() / (_ROUNDOFF * explained)
+        off[:, idle] = (after != before)[:, idle].double() / _ROUNDOFF
+        rates = [abs(own / rate - 1) for own in seen.rates]
+        gaps = dict(
+            zip(("weight", "first_moment", "second_moment"), off.amax(1).tolist(), strict=True)
+        )
+        gaps |= {"norm": 0.0 if left_out else abs(told / norm - 1) if norm else told}
+        return gaps | {"rate": max(rates)}, int((now != was + moves).sum())
+
+
+def _adamw(
+    before: Tensor, gradient: Tensor, *, rate: float, decay: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weight and moments [3, N] after an update, and the sizes that its roundings are shares of."""
+    weight, first, second = before
+    beta1, beta2 = _BETAS
+    first_new = beta1 * first + (1 - beta1) * gradient
+    second_new = beta2 * second + (1 - beta2) * gradient.square()
+    root = (second_new / (1 - beta2**count)).sqrt() + _EPS
+    way = rate / (1 - beta1**count)
+    weight_new = weight * (1 - rate * decay) - way * first_new / root
+    sizes = beta1 * first.abs() + (1 - beta1) * gradient.abs()
+    explained = [weight.abs() + _UPDATE_ROUNDINGS * way * sizes / root, sizes, second_new]
+    return torch.stack([weight_new, first_new, second_new]), torch.stack(explained) + _FLOOR
+
+
+def _worst(gaps: list[float]) -> float:
+    """The largest; a NaN stays the worst."""
+    return next((one for one in gaps if one != one), max(gaps))
+
+
+def _seed(token: str) -> int:
+    return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=7).digest(), "little")
+
+
+def _places(engine: Engine, seed: int) -> tuple[list[nn.Parameter], list[Tensor]]:
+    """The parameters, and of each the numbers of the sampled elements, on the device."""
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[nn.Parameter, list[Tensor]] = {}
+    for piece in pieces(engine.model):
+        if not piece.parameter.requires_grad:
+            continue
+        width = piece.parameter[0].numel()
+        numel = piece.of(piece.parameter).numel()
+        drawn = torch.randint(0, numel, (_SAMPLED,), generator=generator)
+        found.setdefault(piece.parameter, []).append(drawn + (piece.rows.start or 0) * width)
+    return list(found), [torch.cat(places).to(engine.device) for places in found.values()]

@@ -1,0 +1,291 @@
+"""Layers as CUDA graphs: what may be replayed, how a wrong replay is found, and real ones."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nsa.attention.tracing import OperatorCount, count_ranges
+from nsa.config import ModelConfig, NSAConfig
+from nsa.contract import NSAError
+from nsa.data.source import Batch
+from nsa.dense import mean_loss
+from nsa.kernels.compiled import backward_nodes
+from nsa.kernels.cuda_graphs import REPLAYED_NODE, Recording, ReplayGap, replay_gap, roundings
+from nsa.launch.kernels import why_not
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import Ranks
+from nsa.model import NSALanguageModel
+from nsa.toggles import parse_toggles
+from nsa.train.clock import StepClock
+from nsa.train.engine import Engine
+from nsa.witness.effects import Seen, _cuda_graphs
+from tests.attention.test_step_on_cuda import PRODUCTION
+
+SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)
+TOKENS = (2, 40)
+
+
+def model_of() -> NSALanguageModel:
+    torch.manual_seed(0)
+    return NSALanguageModel(ModelConfig(vocab_size=11, n_layers=2, attention=SHAPE))
+
+
+def as_they_are(
+    modules: tuple[nn.Module, ...], inputs: tuple[tuple[Tensor], ...], *, num_warmup_iters: int
+) -> tuple[nn.Module, ...]:
+    """In the place of torch's recorder, where there is no CUDA: its rehearsals, then no recording.
+
+    Like it, outputs are differentiated by the input and by all parameters, where it is called.
+    """
+    assert num_warmup_iters > 0
+    for module, (x,) in zip(modules, inputs, strict=True):
+        outputs = [out for out in module(x) if out.requires_grad]
+        wanted = [x, *module.parameters()]
+        torch.autograd.grad(outputs, wanted, [torch.empty_like(out) for out in outputs])
+    return modules
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> NSALanguageModel:
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", as_they_are)
+    found = model_of()
+    found.recording = Recording(found, TOKENS, nullcontext)
+    return found
+
+
+def recording_of(model: NSALanguageModel) -> Recording:
+    assert isinstance(model.recording, Recording)
+    return model.recording
+
+
+def test_records_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forward pass in bf16 without kept casts, the backward pass outside of autocast."""
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", as_they_are)
+    found, kept = model_of(), []
+    for layer in found.layers:
+        layer.attention.force_sdpa = True  # type: ignore[union-attr]
+
+    def autocast() -> torch.autocast:
+        kept.append(torch.is_autocast_cache_enabled())
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    recording = Recording(found, TOKENS, autocast)
+    assert kept == [True, False, False]
+    assert torch.is_autocast_cache_enabled()
+    x = torch.zeros(*TOKENS, SHAPE.dim)
+    assert not recording.fits(x)
+    with autocast():
+        assert recording.fits(x)
+
+
+class TestWhatMayBeReplayed:
+    def test_a_plain_pass_of_the_recorded_shape(self, model: NSALanguageModel) -> None:
+        assert recording_of(model).fits(torch.zeros(*TOKENS, SHAPE.dim))
+
+    @pytest.mark.parametrize("shape", [(1, 40, 16), (2, 41, 16)])
+    def test_no_other_shape(self, model: NSALanguageModel, shape: tuple[int, ...]) -> None:
+        assert not recording_of(model).fits(torch.zeros(shape))
+
+    def test_no_other_type(self, model: NSALanguageModel) -> None:
+        x = torch.zeros(*TOKENS, SHAPE.dim)
+        assert not recording_of(model).fits(x.bfloat16())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert not recording_of(model).fits(x)
+
+    def test_nothing_that_is_watched(self, model: NSALanguageModel) -> None:
+        """A hook, a count or an operator mode would see nothing of a replay."""
+        recording, x = recording_of(model), torch.zeros(*TOKENS, SHAPE.dim)
+        handle = model.layers[1].attention.register_forward_hook(lambda *_: None)  # type: ignore[union-attr]
+        assert not recording.fits(x)
+        handle.remove()
+        with count_ranges():
+            assert not recording.fits(x)
+        with OperatorCount():
+            assert not recording.fits(x)
+        with torch.no_grad():
+            assert not recording.fits(x)
+        assert recording.fits(x)
+
+    def test_not_the_pass_that_a_profiler_wants_to_see(self, model: NSALanguageModel) -> None:
+        recording, x = recording_of(model), torch.zeros(*TOKENS, SHAPE.dim)
+        recording.run_from_host(2)
+        assert [recording.fits(x) for _ in range(3)] == [False, False, True]
+
+    def test_not_while_evaluating(self, model: NSALanguageModel) -> None:
+        ran: list[int] = []
+        recording = recording_of(model)
+        replay = recording.run
+
+        def noting(x: Tensor) -> Tensor:
+            ran.append(x.shape[0])
+            return replay(x)
+
+        recording.run = noting  # type: ignore[method-assign]
+        tokens = torch.randint(11, TOKENS)
+        model(tokens)
+        assert ran == [TOKENS[0]]
+        model.eval()(tokens)
+        assert ran == [TOKENS[0]]
+
+    def test_gates_are_those_of_the_last_pass(self, model: NSALanguageModel) -> None:
+        torch.manual_seed(1)
+        tokens = torch.randint(11, TOKENS)
+        model(tokens)
+        replayed = model.gate_numbers()
+        model.recording = None
+        model(tokens)
+        assert torch.equal(model.gate_numbers(), replayed)
+
+
+class _Stale(nn.Module):
+    """A replay that reads the memory of an earlier pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Any:
+        before, self.kept = self.kept, x.detach()
+        return self.module(x if before is None else x + (before - x).detach())
+
+
+class _Scaled(nn.Module):
+    """Right values, and gradients that are a hundredth too large, or no numbers."""
+
+    def __init__(self, module: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.module, self.factor = module, factor
+
+    def forward(self, x: Tensor) -> Any:
+        out, *rest = self.module(x)
+        out.register_hook(lambda grad: grad * self.factor)
+        return (out, *rest)
+
+
+class TestTheComparison:
+    def gap(self, model: NSALanguageModel) -> ReplayGap:
+        def loss(tokens: Tensor) -> Tensor:
+            return mean_loss(model(tokens[:, :-1]), tokens[:, 1:])
+
+        rounding = roundings(model, loss, loss, TOKENS)
+        assert set(rounding.values()) == {0.0}
+        return replay_gap(model, loss, rounding, TOKENS)
+
+    def test_what_rounding_does_is_allowed_twice(self) -> None:
+        one = ReplayGap.of(what="loss", error=0.02, ours=0.01)
+        assert not one.too_wide and one.allowed == 0.02
+        assert ReplayGap.of(what="loss", error=0.021, ours=0.01).too_wide
+        assert ReplayGap.of(what="loss", error=2e-5, ours=0.0).too_wide
+
+    def test_the_same_is_no_gap(self, model: NSALanguageModel) -> None:
+        assert self.gap(model).error == 0.0
+        assert all(p.grad is None for p in model.parameters())
+
+    def test_yesterdays_input_is_seen(self, model: NSALanguageModel) -> None:
+        recording = recording_of(model)
+        first, *rest = recording._replayed
+        recording._replayed = (_Stale(first), *rest)
+        found = self.gap(model)
+        assert found.too_wide and "replayed differs by" in str(found)
+
+    @pytest.mark.parametrize("factor", [1.01, float("nan")])
+    def test_wrong_gradients_are_seen(self, model: NSALanguageModel, factor: float) -> None:
+        recording = recording_of(model)
+        *rest, last = recording._replayed
+        recording._replayed = (*rest, _Scaled(last, factor))
+        assert self.gap(model).too_wide
+
+
+class TestTheToggle:
+    def test_needs_cuda(self) -> None:
+        toggles = parse_toggles({"NSA_CUDA_GRAPHS": "1"})
+        assert why_not(toggles, "cpu") == (
+            "NSA_CUDA_GRAPHS=1: CUDA graphs need a CUDA device, this is cpu; set it to 0"
+        )
+        assert why_not(toggles, "cuda") is None
+
+    @pytest.mark.parametrize(
+        "other",
+        [{"NSA_SEL_RANGES_V2": "0"}, {"NSA_COMPILE": "graphs"}, {"NSA_DDP_SAFE_MODE": "1"}],
+        ids=str,
+    )
+    def test_what_excludes_it(self, other: dict[str, str]) -> None:
+        with pytest.raises(NSAError, match=r"NSA_CUDA_GRAPHS=1 .*exclude each other"):
+            parse_toggles({"NSA_CUDA_GRAPHS": "1", **other})
+
+    def test_compiled_parts_may_lie_in_it(self) -> None:
+        assert parse_toggles({"NSA_CUDA_GRAPHS": "1", "NSA_COMPILE": "dense"})
+
+    @pytest.mark.parametrize(
+        ("word", "nodes", "took"),
+        [("1", 12, True), ("1", 11, False), ("1", 0, False), ("0", 0, True), ("0", 12, False)],
+    )
+    def test_its_effect_is_a_node_for_each_layer(self, word: str, nodes: int, took: bool) -> None:
+        plan = plan_launch(["--config", str(PRODUCTION)], {})
+        engine = type("OfTwelveLayers", (), {"plan": plan, "replay_gap": None})()
+        seen = Seen(
+            engine=engine,
+            toggles=parse_toggles({"NSA_CUDA_GRAPHS": word}),
+            ranges=None,  # type: ignore[arg-type]
+            update={},
+            kernels=None,
+            wire=None,
+            running={},
+            replayed={REPLAYED_NODE: nodes},
+        )
+        assert _cuda_graphs(seen)[0] is took
+
+
+# torch itself: recording differentiates on a stream of its own, and its compiler uses what it
+# deprecates, and looks for gradients where none are kept.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
+@pytest.mark.gpu
+class TestOnADevice:
+    """The production layers, three steps of two micro-batches."""
+
+    def trained(self, **toggles: str) -> tuple[list[float], dict[str, Tensor], Engine]:
+        words = ["--config", str(PRODUCTION), "--set", "runtime.gradient_checkpointing=false"]
+        words += ["--set", "train.warmup_steps=1"]
+        given = {"NSA_PREFILL_BATCHED": "1", "NSA_OPT_FUSED": "1", **toggles}
+        plan = plan_launch(words, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", **given})
+        device = torch.device("cuda", 0)
+        engine = Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
+        engine.dispatch.barred.clear()
+        engine.configure(engine.plan.toggles)
+        generator = torch.Generator().manual_seed(7)
+        clock, losses = StepClock(device), []
+        for step in range(1, 4):
+            batches = [
+                Batch(tokens=torch.randint(256, (1, 2049), generator=generator)) for _ in range(2)
+            ]
+            losses.append(float(engine.compute(batches, clock).loss))
+            engine.update(step, clock)
+        weights = {n: p.detach().clone() for n, p in engine.model.named_parameters()}
+        return losses, weights, engine
+
+    @pytest.mark.parametrize("dense", ["off", "dense"])
+    def test_trains_the_same(self, dense: str) -> None:
+        """Both micro-batches count, and each step reads the weights that the last one left."""
+        losses, weights, _ = self.trained(NSA_COMPILE=dense)
+        replayed, others, engine = self.trained(NSA_COMPILE=dense, NSA_CUDA_GRAPHS="1")
+        assert engine.replay_gap is not None and not engine.replay_gap.too_wide
+        assert replayed == pytest.approx(losses, rel=2e-3)
+        assert losses[0] != pytest.approx(losses[2], rel=1e-4), "nothing was trained"
+        for name, weight in weights.items():
+            moved = float((others[name] - weight).abs().max())
+            # Three steps of Adam move an element by at most three times the rate.
+            assert moved <= 2 * 3 * engine.plan.config.train.lr, name
+
+    def test_the_host_launches_a_layer_as_one(self) -> None:
+        _, _, engine = self.trained(NSA_CUDA_GRAPHS="1")
+        tokens = torch.randint(256, (1, 2049), device="cuda")
+        loss = engine.loss(tokens, wrapped=False)
+        assert backward_nodes(loss)[REPLAYED_NODE] == engine.plan.config.model.n_layers

@@ -1,0 +1,422 @@
+"""The pass over the first batch, the token meter and the movement see what they are there for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsa import layer as layers
+from nsa.data.source import Batch
+from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
+from nsa.model import Layer, NSALanguageModel, SwiGLU
+from nsa.train.clock import StepClock
+from nsa.train.engine import Engine
+from nsa.witness.accounts import Movement, TokenMeter, batch_digest, pieces, updates
+from nsa.witness.gradient_probe import _row, probe_gradients
+from nsa.witness.oracle_check import OracleCheck
+from tests.train.launching import SMOKE, Launch, run
+
+S = 128
+TOLERANCE = 1e-4
+
+
+def engine(*words: str) -> Engine:
+    asked = ["--config", str(SMOKE), "--ddp", "0", *words]
+    plan = plan_launch(asked, {"NSA_PREFILL_BATCHED": "1"})
+    made = Engine(plan, start_ranks(plan, choose_device(plan)))
+    made.configure(plan.toggles)
+    return made
+
+
+def batch(seed: int = 5) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(tokens=torch.randint(0, 256, (2, S + 1), generator=generator))
+
+
+def test_an_honest_trainer_proves_itself_and_nothing_is_left_behind() -> None:
+    trainer = engine()
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    proof = probe_gradients(trainer, batch())
+    assert proof["positions"] == 2 * S
+    assert proof["wire"] == "fp32"
+    assert proof["missing"] == []
+    assert [proof["mean_low"], proof["mean_high"]] == pytest.approx([1, 1], abs=1e-6)
+    assert proof["norm_told"] == pytest.approx(proof["norm_before"], rel=1e-4)
+    assert proof["norm_after"] == pytest.approx(1.0, rel=1e-4)
+    assert all(value > 0 for value in proof["own_gradient"].values())
+    spots = proof["oracle"]
+    assert spots["embedding"] == 0
+    assert max(spots[name] for name in ("attention", "gates", "layer", "logits")) < TOLERANCE
+    assert spots["blocks_illegal"] == 0
+    assert (spots["layers"], spots["seams"]) == (2, 0)
+    assert all(p.grad is None for p in trainer.model.parameters())
+    assert all(torch.equal(p, b) for p, b in zip(trainer.model.parameters(), before, strict=True))
+    assert not trainer.optimizer.state
+    assert not any(p._backward_hooks for p in trainer.model.parameters())
+
+
+def test_the_loss_is_that_of_the_first_step() -> None:
+    trainer, tokens = engine(), batch()
+    proof = probe_gradients(trainer, tokens)
+    loss = float(trainer.loss(tokens.tokens).detach())
+    assert proof["loss"] == pytest.approx(loss, abs=1e-6)
+    assert proof["loss_again"] == pytest.approx(loss, abs=1e-5)
+
+
+def test_a_loss_on_other_targets_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(self: Engine, tokens: Tensor) -> Tensor:
+        logits = self.model(tokens[:, :-1])
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, :-1].flatten())
+
+    monkeypatch.setattr(Engine, "loss", loss)
+    proof = probe_gradients(engine(), batch())
+    assert abs(proof["loss"] - proof["loss_again"]) > 2e-3
+
+
+def _half_a_loss(patch: pytest.MonkeyPatch) -> None:
+    whole = Engine.loss
+    patch.setattr(Engine, "loss", lambda self, tokens: whole(self, tokens[:, : S // 2 + 1]))
+
+
+def _loss_at_half(patch: pytest.MonkeyPatch) -> None:
+    def loss(self: Engine, tokens: Tensor) -> Tensor:
+        logits = self.model(tokens[:, :-1])[:, : S // 2]
+        targets = tokens[:, 1 : S // 2 + 1]
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    patch.setattr(Engine, "loss", loss)
+
+
+@pytest.mark.parametrize("cheat", [_half_a_loss, _loss_at_half])
+def test_half_of_each_sequence_is_seen(
+    cheat: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cheat(monkeypatch)
+    assert probe_gradients(engine(), batch())["positions"] == S
+
+
+def _attention_off(patch: pytest.MonkeyPatch) -> None:
+    real = layers.NSAAttention.forward
+    patch.setattr(layers.NSAAttention, "forward", lambda self, x: 0 * real(self, x))
+
+
+def _attention_left_out(patch: pytest.MonkeyPatch) -> None:
+    def forward(self: Layer, x: Tensor) -> Tensor:
+        x = x + 0 * self.attention(self.attention_norm(x))
+        return x + self.mlp(self.mlp_norm(x))
+
+    patch.setattr(Layer, "forward", forward)
+
+
+def _mlp_swapped(patch: pytest.MonkeyPatch) -> None:
+    def forward(self: SwiGLU, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        out: Tensor = self.down(gate * torch.nn.functional.silu(up))
+        return out
+
+    patch.setattr(SwiGLU, "forward", forward)
+
+
+def _part(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[pytest.MonkeyPatch], None]:
+    """A part of the projection changed on its way into attention."""
+
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        real = layers.split_projection
+
+        def changed(*args: Any) -> Any:
+            parts = real(*args)
+            return replace(parts, **{name: change(getattr(parts, name))})
+
+        patch.setattr(layers, "split_projection", changed)
+
+    return plant
+
+
+WRONG = {
+    "attention times 0": (_attention_off, "attention"),
+    "residual without attention": (_attention_left_out, "layer"),
+    "mlp halves swapped": (_mlp_swapped, "layer"),
+    "compressed branch zero": (_part("v_cmp", lambda x: x * 0), "attention"),
+    "selected branch zero": (_part("v_sel", lambda x: x * 0), "attention"),
+    "selected branch sees the first key only": (
+        _part("v_sel", lambda x: x[:, :, :1].expand_as(x).contiguous()),
+        "attention",
+    ),
+    "window zero": (_part("v_win", lambda x: x * 0), "attention"),
+    "gates constant": (_part("gates", lambda x: x * 0 + 0.5), "attention"),
+    "keys of the window shifted": (_part("k_win", lambda x: x.roll(1, 2)), "attention"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_model_that_is_not_the_equations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant, where = WRONG[name]
+    plant(monkeypatch)
+    # More than bf16 explains, so that it is noticed in every precision.
+    assert probe_gradients(engine(), batch())["oracle"][where] > 0.0313
+
+
+def test_no_layer_is_safe_from_the_oracle() -> None:
+    trainer = engine("--set", "model.n_layers=3")
+    middle = trainer.model.layers[1]
+    middle.attention.rope_base = 10.0  # type: ignore[assignment, union-attr]
+    spots = probe_gradients(trainer, batch())["oracle"]
+    assert spots["layers"] == 3 and spots["attention"] > 100 * TOLERANCE
+
+
+def test_each_launch_looks_elsewhere_and_no_position_is_safe() -> None:
+    seen = {
+        tuple(OracleCheck(model=engine().model, seed=seed)._positions(S).tolist())
+        for seed in range(60)
+    }
+    places = {place for positions in seen for place in positions}
+    assert len(seen) == 60 and len(places) > 100
+    assert all(positions[0] == 0 and positions[-1] == S - 1 for positions in seen)
+
+
+def test_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong in the second row only is met by the rank that looks there."""
+    trainer, spots = engine(), {}
+    real = layers.NSAAttention.forward
+    monkeypatch.setattr(
+        layers.NSAAttention,
+        "forward",
+        lambda self, x: real(self, x) * torch.tensor([1.0, 0.5])[:, None, None],
+    )
+    for rank in range(2):
+        trainer.ranks = replace(trainer.ranks, place=replace(trainer.ranks.place, rank=rank))
+        spots[rank] = probe_gradients(trainer, batch())["oracle"]["attention"]
+    low, high = sorted(spots.values())
+    assert low < TOLERANCE < 0.4 < high
+
+
+def test_no_row_of_a_batch_is_safe_from_the_oracle() -> None:
+    """Over launches one rank alone looks at every row, and ranks of one launch look at others."""
+    trainer, seen = engine(), set()
+    for launch in range(60):
+        trainer.plan = replace(trainer.plan, run_token=f"{launch:032x}")
+        rows = []
+        for rank in range(4):
+            trainer.ranks = replace(trainer.ranks, place=replace(trainer.ranks.place, rank=rank))
+            rows.append(_row(trainer, 4))
+        assert sorted(rows) == [0, 1, 2, 3]
+        seen.add(rows[0])
+    assert seen == {0, 1, 2, 3}
+
+
+def test_a_loss_that_counts_half_shows_in_the_gradient_of_the_logits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert probe_gradients(engine(), batch())["logit_gradient"] < 1e-5
+    real = Engine.loss
+    monkeypatch.setattr(Engine, "loss", lambda self, tokens: real(self, tokens) * 0.5)
+    assert probe_gradients(engine(), batch())["logit_gradient"] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_micro_batch_that_is_lost_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients dropped before the last one: half of the known numbers arrives."""
+    trainer = engine("--accum", "2")
+    assert probe_gradients(trainer, batch())["mean_high"] == pytest.approx(1.0, abs=1e-6)
+    real, calls = Engine.loss, []
+
+    def forgetful(self: Engine, tokens: Tensor) -> Tensor:
+        calls.append(1)
+        self.optimizer.zero_grad(set_to_none=False)
+        return real(self, tokens)
+
+    monkeypatch.setattr(Engine, "loss", forgetful)
+    assert probe_gradients(trainer, batch())["mean_high"] == pytest.approx(0.5, abs=1e-6)
+    assert len(calls) == 2
+
+
+def _halved_on_the_way(patch: pytest.MonkeyPatch) -> None:
+    def forward(self: NSALanguageModel, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x) * 0.5
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+    patch.setattr(NSALanguageModel, "forward", forward)
+
+
+def test_what_a_layer_gives_is_what_the_next_one_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    _halved_on_the_way(monkeypatch)
+    assert probe_gradients(engine(), batch())["oracle"]["seams"] == 2
+
+
+def test_logits_are_those_behind_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = NSALanguageModel.forward
+    monkeypatch.setattr(NSALanguageModel, "forward", lambda self, x: whole(self, x) * 0.5)
+    assert probe_gradients(engine(), batch())["oracle"]["logits"] > 0.4
+
+
+def test_a_step_that_does_not_count_shows_in_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Engine.loss
+    monkeypatch.setattr(Engine, "loss", lambda self, tokens: real(self, tokens) * 0)
+    assert set(probe_gradients(engine(), batch())["own_gradient"].values()) == {0.0}
+
+
+def test_what_is_not_clipped_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "clip", lambda self: torch.tensor(1.0))
+    proof = probe_gradients(engine(), batch())
+    assert proof["norm_told"] == 1.0
+    assert proof["norm_after"] == proof["norm_before"] > 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "wire"),
+    [
+        (torch.float8_e4m3fn, "8 bits or fewer"),
+        (torch.bfloat16, "bf16"),
+        (torch.float16, "fp16"),
+        (torch.float32, "fp32"),
+    ],
+)
+def test_the_digits_betray_the_type(
+    kind: torch.dtype, wire: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = engine()
+    real = Engine.gradients
+
+    def narrow(self: Engine, *args: Any, **options: Any) -> Tensor:
+        loss = real(self, *args, **options)
+        for parameter in self.model.parameters():
+            assert parameter.grad is not None
+            scale = parameter.grad.abs().max() / 448 if kind.itemsize == 1 else 1.0
+            parameter.grad = (parameter.grad / scale).to(kind).float() * scale
+        return loss
+
+    monkeypatch.setattr(Engine, "gradients", narrow)
+    assert probe_gradients(trainer, batch())["wire"] == wire
+
+
+def test_the_optimizer_counts_its_updates() -> None:
+    trainer, tokens = engine(), batch()
+    assert updates(trainer.optimizer) == [0, 0]
+    clock = StepClock(torch.device("cpu"))
+    for step in (1, 2, 3):
+        trainer.compute([tokens], clock)
+        trainer.update(step, clock)
+    assert updates(trainer.optimizer) == [3, 3]
+
+
+def test_a_frozen_parameter_gets_no_gradient() -> None:
+    trainer = engine()
+    trainer.model.norm.weight.requires_grad_(False)
+    assert probe_gradients(trainer, batch())["missing"] == ["norm.weight"]
+
+
+def test_pieces_are_every_element_once() -> None:
+    trainer = engine()
+    found = list(pieces(trainer.model))
+    assert sum(p.of(p.parameter).numel() for p in found) == trainer.model.n_parameters()
+    assert {"attention.q", "attention.gates", "embedding", "mlp.down", "norm"} <= {
+        p.group for p in found
+    }
+
+
+def test_movement_names_the_group_whose_worst_layer_stood_still() -> None:
+    trainer = engine()
+    movement = Movement(trainer.model)
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            if name != "layers.1.mlp.down.weight":
+                parameter.add_(0.25)
+    moved = movement.by_group()
+    assert moved.pop("mlp.down") == 0
+    assert list(moved.values()) == pytest.approx([0.25] * len(moved), abs=1e-6)
+
+
+def test_the_meter_counts_what_enters_the_embedding_in_a_step_only() -> None:
+    trainer, tokens = engine(), batch()
+    meter = TokenMeter(trainer.model)
+    trainer.loss(tokens.tokens)  # before the first step: primed, proven
+    meter.begin([tokens])
+    trainer.loss(tokens.tokens)
+    with torch.no_grad():
+        trainer.model(tokens.tokens[:, :-1])
+    said = meter.take()
+    assert said["embedded"] == 2 * S
+    assert said["data"] == f"{batch_digest(tokens.tokens):016x}"
+    sums = meter.sums()
+    assert sums["fetched_sum"] == sums["embedded_sum"] == int(tokens.tokens[:, :-1].sum())
+    meter.begin([tokens])
+    trainer.loss(batch(6).tokens)
+    assert meter.sums()["fetched_sum"] != meter.sums()["embedded_sum"]
+
+
+def test_digests_of_parts_add_up_to_that_of_the_whole() -> None:
+    rows = batch().tokens
+    parts = batch_digest(rows[:1]) + batch_digest(rows[1:])
+    assert parts % 2**64 == batch_digest(rows) == batch_digest(rows.flip(0))
+    assert batch_digest(rows) != batch_digest(rows.roll(1, 1))
+
+
+MODES: dict[str, tuple[list[str], dict[str, str], str, float]] = {
+    "bf16, static graph, accumulation": (
+        ["--accum", "2"],
+        {"NSA_DDP_STATIC_GRAPH": "1", "NSA_DDP_COMPRESS": "bf16"},
+        "bf16",
+        0.01,
+    ),
+    "fp16, looking for unused": (
+        [],
+        {"NSA_DDP_FIND_UNUSED": "1", "NSA_DDP_COMPRESS": "fp16"},
+        "fp16",
+        2e-3,
+    ),
+}
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_two_ranks_arrive_as_their_mean(mode: str, tmp_path: Path) -> None:
+    args, toggles, wire, error = MODES[mode]
+    launch = run(tmp_path, ["--steps", "3", *args], ranks=2, toggles=toggles)
+    assert launch.process.returncode == 0, launch.text()
+    assert_means_arrive(launch, wire, error)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_gradients_in_fp32_arrive_as_their_mean(one_step: dict[int, Launch]) -> None:
+    assert_means_arrive(one_step[2], "fp32", 1e-6)
+
+
+def assert_means_arrive(launch: Launch, wire: str, error: float) -> None:
+    """What both ranks found in the pass over the first batch."""
+    drawn = []
+    for number in range(2):
+        (proof,) = launch.beats(number, "proof")
+        assert proof["wire"] == wire
+        assert proof["missing"] == []
+        assert [proof["mean_low"], proof["mean_high"]] == pytest.approx([1, 1], abs=error)
+        assert proof["logit_gradient"] < 2e-3
+        spots = proof["oracle"]
+        assert max(spots[name] for name in ("attention", "layer", "logits")) < TOLERANCE
+        drawn.append(spots["positions"])
+    assert drawn[0] != drawn[1]
+
+
+def test_gates_that_are_kept_for_statistics_alone_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = layers.NSAAttention.forward
+
+    def forward(self: layers.NSAAttention, x: Tensor) -> Tensor:
+        out = real(self, x)
+        assert self.last_gates is not None
+        self.last_gates = self.last_gates.roll(1, -1)
+        return out
+
+    monkeypatch.setattr(layers.NSAAttention, "forward", forward)
+    spots = probe_gradients(engine(), batch())["oracle"]
+    assert spots["attention"] < TOLERANCE
+    assert spots["gates"] > 0.01
