@@ -14,10 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from runbook.launch.detectors import Monitor
 from runbook.launch.launcher import run_launch
-from runbook.launch.ranks import RankWatch
-from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
+from runbook.launch.watch.detectors import Monitor
+from runbook.launch.watch.ranks import RankWatch
+from runbook.launch.watch.watchdog import Budgets, Thresholds, Watchdog
 
 PIECE = 500
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"

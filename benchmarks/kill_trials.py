@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from runbook.folder.journal import read_events
-from runbook.launch.reaper import carriers
+from runbook.process.reaper import carriers
 from runbook.records import RunRecord, Verdict
 
 ROOT = Path(__file__).resolve().parents[1]

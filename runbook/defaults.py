@@ -7,8 +7,7 @@ DEFAULT_PLAN = "production"
 # How arms are compared; the first is the default.
 PROTOCOLS = ("blocks", "launches", "single")
 DEFAULT_PROTOCOL = PROTOCOLS[0]
-# Where launches run; the first is the default.
-LAUNCHERS = ("local", "slurm")
-DEFAULT_LAUNCHER = LAUNCHERS[0]
+# Where launches run: on this machine.
+DEFAULT_LAUNCHER = "local"
 # How long a job may wait for its nodes.
 DEFAULT_QUEUE_S = 3600.0

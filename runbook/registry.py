@@ -3,7 +3,7 @@
 A package that installs an entry point in the group `runbook.phases` or `runbook.reports` adds a
 phase or a report. Nothing here names one, so the engine depends on none. The group `runbook.pages`
 has what is rendered from several runs: a command asks for its page by name; `runbook.kinds` has
-what a plan makes its own phases from.
+what a plan makes its own phases from, `runbook.launchers` where launches run.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from runbook.records.run import Report
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec
     from runbook.config.profile import PhaseSettings, Profile, Stage
+    from runbook.launch.launcher_api import LauncherKind
 
 PHASE_GROUP = "runbook.phases"
 REPORT_GROUP = "runbook.reports"
 PAGE_GROUP = "runbook.pages"
 KIND_GROUP = "runbook.kinds"
+LAUNCHER_GROUP = "runbook.launchers"
 # The order of a phase that a plan makes: after every installed one.
 _MADE_FROM = 10_000
 Shown = TypeVar("Shown")
@@ -114,6 +116,22 @@ def report_names() -> tuple[str, ...]:
 def phase_names() -> tuple[str, ...]:
     """The names that `--phase` takes, without loading a phase."""
     return tuple(entry.name for entry in _installed(PHASE_GROUP))
+
+
+def launcher_names() -> tuple[str, ...]:
+    """The names that `--launcher` takes, without loading a launcher."""
+    return tuple(entry.name for entry in _installed(LAUNCHER_GROUP))
+
+
+@lru_cache(maxsize=8)
+def launcher(name: str) -> LauncherKind:
+    """The launcher of this name. Raises UsageError that lists those that there are."""
+    found = {entry.name: entry for entry in _installed(LAUNCHER_GROUP)}
+    if name not in found:
+        near, known = did_you_mean(name, found), ", ".join(found)
+        raise UsageError([f"--launcher {name!r}: no such launcher{near}; there are: {known}"])
+    kind: LauncherKind = found[name].load()()
+    return kind
 
 
 def page(name: str, _: type[Shown]) -> Callable[[Shown], str]:

@@ -22,15 +22,17 @@ from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
 from benchmarks.rehearsal.trainer import Ended, Order, Trainer
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook.collect import host
-from runbook.engine.options import RunOptions, prepare
+from runbook.config.setup import RunOptions
+from runbook.engine.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
 from runbook.folder.documents import GPU_SAMPLES
 from runbook.launch import attempt as attempts
-from runbook.launch import counters, kernel_log, launcher, local
 from runbook.launch import host as hosts
+from runbook.launch import launcher, local
 from runbook.launch.observer import Observer
+from runbook.machine import host, kernel_log
+from runbook.machine.gpu import devices as counters
 from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, satisfies
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
@@ -230,7 +232,7 @@ class _Stage:
                 child: Any = self.place._host.child
                 child.returncode = self._ended_with = stage.run(self, child)
                 self.watch.update()
-                self.lookout.tell_step(self.watch.ranks)
+                self.live_status.tell_step(self.watch.ranks)
 
         return Rehearsed
 

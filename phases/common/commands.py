@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from runbook.records import ArmSchedule, Launch, Stop
-from runbook.records.launch import DATASET_FLAG
+from runbook.records.launch import DATASET_FLAG, torchrun
 from runbook.records.own_trainer import for_own
 from runbook.records.phase import PlanContext
 from runbook.stats.plans import balanced_rounds
@@ -20,11 +20,10 @@ def scaled(steps: int, context: PlanContext) -> int:
     return max(1, round(steps * context.steps_scale))
 
 
-def torchrun(context: PlanContext, *, nodes: int = 0) -> tuple[str, ...]:
+def start_ranks(context: PlanContext, *, nodes: int = 0) -> tuple[str, ...]:
     """How the ranks of the profile are started on the run's nodes, or on so many of them."""
     each, nodes = context.profile.ranks // context.nodes, nodes or context.nodes
-    spread = (f"--nnodes={nodes}",) if nodes > 1 else ()
-    return ("torchrun", *spread, f"--nproc_per_node={each}")
+    return torchrun(each, nodes=nodes)
 
 
 # Name of the launch in which arms take turns.
@@ -94,7 +93,7 @@ def trainer_launch(
     named = profile.config if ddp else profile.config_single
     config = named if "/" in named else f"configs/{named}"  # as it is typed
     nodes = nodes or context.nodes
-    start = torchrun(context, nodes=nodes) if ddp else ("python",)
+    start = start_ranks(context, nodes=nodes) if ddp else ("python",)
     total = schedule.total_steps if schedule else steps or scaled(settings.steps, context)
     argv = (
         *start,
@@ -237,7 +236,7 @@ def ceilings_launch(
     profile = context.profile
     many = profile.ranks > 1
     nodes = len(on) or (context.nodes if many else 1)
-    start = torchrun(context, nodes=nodes) if many else ("python",)
+    start = start_ranks(context, nodes=nodes) if many else ("python",)
     return Launch(
         name=name,
         phase=phase,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from runbook import registry
 from runbook.cli._measure import STEPS, Trial, measure_here
 from runbook.cli._parser import SIGNALS
 from runbook.config.precedence import dropped
@@ -17,13 +18,12 @@ from runbook.engine.forecast import Estimate, Estimator
 from runbook.engine.needs import Needs, needs_of
 from runbook.engine.pace import pace_of_the_go
 from runbook.engine.scope import departures
-from runbook.engine.where import request_of
 from runbook.errors import ProgramExit
 from runbook.launch.command import pasteable
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
     from runbook.records import Launch
     from runbook.records.phase import Phase
 
@@ -147,12 +147,8 @@ def _alike(launches: Sequence[Launch]) -> list[list[Launch]]:
 
 
 def _command(launch: Launch, setup: Setup) -> str:
-    """What starts the launch: a command line, or with Slurm the batch script of its job."""
-    if setup.options.launcher == DEFAULT_LAUNCHER:
-        return pasteable(launch).lines
-    from runbook.launch.slurm.script import printed_script
-
-    return printed_script(launch, request_of(setup))
+    """What a person types to start the launch as the run does."""
+    return registry.launcher(setup.options.launcher).printed(launch, setup)
 
 
 def _print_alike(

@@ -19,7 +19,7 @@ from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE
 
-# A launch may be silent for as long (`runbook.launch.watchdog.Budgets.silence_s`).
+# A launch may be silent for as long (`runbook.launch.watch.watchdog.Budgets.silence_s`).
 SILENT_S = 300.0
 # Ends of a launch that leave nothing to triage (`runbook.tools.triage_target`).
 NO_FAULT = ("completed", "not_run", "interrupted")
@@ -51,7 +51,7 @@ def print_next(console: Console) -> int:
 
 
 def _machine() -> str:
-    from runbook.collect.detect import detect_profile
+    from runbook.machine.detect import detect_profile
 
     try:
         name, reason = detect_profile()

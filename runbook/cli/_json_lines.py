@@ -11,8 +11,7 @@ from runbook.cli._observers import RunView
 from runbook.console import Console
 from runbook.files import utc_text_ms
 from runbook.folder.record import fingerprint_of
-from runbook.launch.observer import Forecast
-from runbook.launch.pulse import Pulse
+from runbook.launch.observer import Forecast, Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
 
 _STEP_EVERY_S = 0.5

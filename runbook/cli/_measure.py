@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 from nsa.contract import TRAINING_CSV
 from runbook import registry
+from runbook.config.setup import Setup
 from runbook.engine.forecast import Pace
-from runbook.engine.options import Setup
 from runbook.engine.pace import SKIPPED
 from runbook.errors import UsageError
 from runbook.folder.launch import read_training_csv

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from nsa.contract import Phase
 from runbook.console import cells
-from runbook.launch.observer import Forecast
-from runbook.launch.pulse import Pulse, Silence
+from runbook.launch.observer import Forecast, Pulse, Silence
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 
 _GAP = "  "

@@ -11,7 +11,6 @@ from runbook.defaults import (
     DEFAULT_OUT,
     DEFAULT_PROTOCOL,
     DEFAULT_QUEUE_S,
-    LAUNCHERS,
     PROTOCOLS,
 )
 from runbook.errors import ProgramExit
@@ -47,7 +46,7 @@ def add_place(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--launcher",
         default=DEFAULT_LAUNCHER,
-        metavar="|".join(LAUNCHERS),
+        metavar="local|slurm",
         help="where launches run: on this machine (default), or each as a job of Slurm, on nodes "
         "that share this folder and this Python",
     )

@@ -11,8 +11,7 @@ from runbook import __version__
 from runbook.cli._observers import RunView, near
 from runbook.cli._progress import Part, Progress, fit
 from runbook.console import Console, cells, in_one_line, style_of
-from runbook.launch.observer import Forecast
-from runbook.launch.pulse import Pulse
+from runbook.launch.observer import Forecast, Pulse
 from runbook.records import (
     Check,
     Comparator,

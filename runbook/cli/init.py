@@ -82,11 +82,11 @@ def _add_arguments(parser: CommandParser) -> None:
 def _init(args: argparse.Namespace, console: Console) -> int:
     import time
 
-    from runbook.collect.detect import detect_profile
     from runbook.config import load_profile
     from runbook.files import make_new_dir
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.launch.observer import Observer
+    from runbook.machine.detect import detect_profile
     from runbook.records.own_trainer import RANKS
     from runbook.tools.guess import templated
     from runbook.tools.own_profile import document_of, run_probe

@@ -77,8 +77,8 @@ def _profiles(args: argparse.Namespace, console: Console) -> int:
 
 
 def _list_profiles(console: Console, *, as_json: bool) -> None:
-    from runbook.collect.detect import detect_profile
     from runbook.config import load_profile, profile_names
+    from runbook.machine.detect import detect_profile
 
     profiles = [load_profile(name) for name in profile_names()]
     try:

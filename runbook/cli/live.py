@@ -17,7 +17,7 @@ from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
-    from runbook.launch.detectors import Anomaly
+    from runbook.launch.watch.detectors import Anomaly
     from runbook.tools.screen import Screen
     from runbook.tools.watch import RankStack
 
@@ -46,7 +46,7 @@ def _add_watch(parser: CommandParser) -> None:
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
-    from runbook.launch.watchdog import Budgets, Thresholds
+    from runbook.launch.watch.watchdog import Budgets, Thresholds
     from runbook.tools.screen import Screen
     from runbook.tools.watch import Watcher
 

@@ -84,10 +84,10 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
-    from runbook.collect.detect import detect_profile
     from runbook.config.precedence import shell_settings
-    from runbook.engine.options import RunOptions, prepare
-    from runbook.engine.where import tool_problems
+    from runbook.config.setup import RunOptions
+    from runbook.engine.prepare import prepare
+    from runbook.machine.detect import detect_profile
     from runbook.registry import report_names
 
     found = []
@@ -98,9 +98,11 @@ def _problems(args: argparse.Namespace) -> list[str]:
     if args.measure and not args.dry_run:
         found.append("--measure is for --dry-run: a run measures its first steps by itself")
     if args.measure and args.launcher != DEFAULT_LAUNCHER:
-        found.append("--measure starts the trainer on this machine: not with --launcher slurm")
+        found.append(
+            f"--measure starts the trainer on this machine: not with --launcher {args.launcher}"
+        )
     found.extend(_output_problems(args))
-    found.extend([] if args.dry_run else tool_problems(args.launcher))
+    found.extend(_launcher_lacks(args))
     found.extend(_continued(args))
     phases = "all" if args.phase is None else args.phase
     if args.goes_on and args.plan:
@@ -152,9 +154,17 @@ def _problems(args: argparse.Namespace) -> list[str]:
     return found
 
 
+def _launcher_lacks(args: argparse.Namespace) -> list[str]:
+    """What the launcher lacks here; a name that is none is told with the options."""
+    from runbook.registry import launcher, launcher_names
+
+    known = args.launcher in launcher_names()
+    return launcher(args.launcher).lacks() if known and not args.dry_run else []
+
+
 def _around(args: argparse.Namespace) -> list[str]:
     """What is wrong with this machine, before anything is started on it."""
-    from runbook.collect.surroundings import surroundings_problems
+    from runbook.machine.surroundings import surroundings_problems
 
     planned = args.setup.planned if "setup" in args and not args.goes_on else ()
     return surroundings_problems(max((one.timeout_s for one in planned), default=0.0))

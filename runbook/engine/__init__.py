@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runbook.engine.options import RunOptions, plan_all
+    from runbook.config.setup import RunOptions
+    from runbook.engine.prepare import plan_all
     from runbook.engine.resuming import resume_run
     from runbook.engine.run import run_plan
     from runbook.launch.observer import Observer
@@ -19,8 +20,8 @@ __all__ = ["Observer", "RunOptions", "plan_all", "resume_run", "run_plan"]
 
 _HOMES = {
     "Observer": "runbook.launch.observer",
-    "RunOptions": "runbook.engine.options",
-    "plan_all": "runbook.engine.options",
+    "RunOptions": "runbook.config.setup",
+    "plan_all": "runbook.engine.prepare",
     "resume_run": "runbook.engine.resuming",
     "run_plan": "runbook.engine.run",
 }

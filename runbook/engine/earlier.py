@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from runbook.collect.host import count_cpus
 from runbook.folder.names import RECORD_FILE
 from runbook.folder.record import load_record
+from runbook.machine.host import count_cpus
 from runbook.records import Launch, RunRecord
 
 # Of runs of one phase only, the newest may know nothing of the launch that is asked for.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.config.plan import needing_go
-from runbook.engine.options import Setup
+from runbook.config.setup import Setup
 from runbook.errors import UsageError
 from runbook.folder.journal import Event, Journal
 from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE

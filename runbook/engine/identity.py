@@ -9,25 +9,21 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shutil
 from collections.abc import Mapping
 from importlib import metadata
 
 from nsa.contract import installed_digest, package_digest
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.collect import git
-from runbook.collect.nvidia import ask_nvidia_smi
-from runbook.collect.packages import package_folders
-from runbook.collect.visible import visible_gpus
 from runbook.errors import UsageError
+from runbook.machine import git
+from runbook.machine.gpu.nvidia_smi import find_nvidia_smi, read_nvidia_smi
+from runbook.machine.gpu.visible import visible_gpus
+from runbook.machine.packages import package_folders
 from runbook.records import RunRecord
+from runbook.records.run import PACKAGE
 
 # Under this name the record's environment keeps `code_digest`.
 CODE = "code"
-# And under this one the digest of the package under test, which every launch says of itself.
-PACKAGE = "package"
-# Its folder is no part of the identity: the same code may lie elsewhere when a run goes on.
-PACKAGE_PATH = "package.path"
 _NONE = "none"
 _SILENT = "nvidia-smi does not say"
 _DIGITS = 12
@@ -96,10 +92,10 @@ def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:
 
 def _gpus() -> dict[str, str]:
     """Driver, and the UUIDs of the GPUs that are visible here as one digest."""
-    program = shutil.which("nvidia-smi")
+    program = find_nvidia_smi()
     if program is None:
         return {"gpus": _NONE, "driver": _NONE}
-    smi, _ = ask_nvidia_smi(program)
+    smi, _ = read_nvidia_smi(program)
     if smi is None or not smi.gpus:
         return {"gpus": _SILENT, "driver": _SILENT}
     # Of instances of a GPU (MIG) only the variable tells which.

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from runbook.config import is_profile_file, load_profile, profile_names
+from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
 from runbook.engine.differing import differences
 from runbook.engine.judge import read_facts, shown_fact, what_it_reads
-from runbook.engine.options import Setup
 from runbook.errors import RunbookError
 from runbook.folder.documents import file_sha256, read_json_object
 from runbook.folder.journal import read_events

@@ -17,7 +17,7 @@ from runbook.errors import UsageError, did_you_mean
 from runbook.launch.command import resolve_config
 
 if TYPE_CHECKING:
-    from runbook.engine.options import RunOptions
+    from runbook.config.setup import RunOptions
 
 
 def planned_profile(

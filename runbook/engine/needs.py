@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 
 from nsa.settings import VOCAB_SIZES, TrainerConfig
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, parameters
-from runbook.collect.probe import run_tool
 from runbook.config.plan import phases_without_board
 from runbook.engine.planned_config import config_of
 from runbook.extras import BOARD_TOGGLE, absent, is_installed
+from runbook.process.start import run_tool
 from runbook.records import Launch
 from runbook.records.launch import DATASET_FLAG, option
 
 if TYPE_CHECKING:
     from runbook.config import Profile
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
 
 _OF_THE_HUB = "fineweb_edu"
 _READ = (_OF_THE_HUB, "local")

@@ -17,29 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.collect.preflight import collect_preflight
-from runbook.collect.probe import Draft, finish
 from runbook.engine.judge import FACTS_FILE, read_facts, write_facts
 from runbook.errors import RunbookError
 from runbook.folder.documents import file_sha256
-from runbook.folder.names import CONSOLE_LOG, LAUNCH_JSON
+from runbook.folder.names import LAUNCH_JSON
 from runbook.launch import StopRequest, run_launch, set_aside
+from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE, Launcher
 from runbook.launch.observer import Observer
-from runbook.launch.place import Launcher
-from runbook.launch.slurm.files import (
-    ASKS_JSONL,
-    NODE_FOLDER_VARIABLE,
-    NODE_JSONL,
-    NODES,
-    kept_nodes,
-    last_state,
-)
+from runbook.machine.draft import Draft, finish
+from runbook.machine.preflight import collect_preflight
 from runbook.records import Launch, LaunchResult
 from runbook.records.evidence import Fact
 from runbook.records.run import NODE_NAMES
 
 if TYPE_CHECKING:
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
 
 # What has to be the same on all nodes of a run, or is held against a limit on each.
 COMPARED = (
@@ -49,7 +41,6 @@ COMPARED = (
     *("cpu.count", "memory.total_gib", "disk.free_gib", "disk.write_mib_s", "clock.offset_s"),
 )
 _CLOCK = "clock.json"
-_OF_THE_AGENT = (CONSOLE_LOG, NODE_JSONL, ASKS_JSONL, FACTS_FILE)
 _TIMEOUT_S = 300.0
 
 
@@ -82,7 +73,7 @@ def collect_on_nodes(
     )
     if not result.ok:
         return _unknown(run_root, run_root / launch.run_dir, result), result
-    return _gathered(run_root, run_root / launch.run_dir / NODES), result
+    return _gathered(run_root, run_root / launch.run_dir, launcher), result
 
 
 class _Quiet(Observer):
@@ -92,19 +83,18 @@ class _Quiet(Observer):
         self.note = observer.note  # type: ignore[method-assign]
 
 
-def _gathered(run_root: Path, root: Path) -> dict[str, Fact]:
-    kept = kept_nodes(run_root)
-    found = [path for path in root.iterdir() if path.is_dir()]
+def _gathered(run_root: Path, run_dir: Path, launcher: Launcher) -> dict[str, Fact]:
     # The run's first node is the one on which launches of one process run.
-    folders = sorted(found, key=lambda path: (_order(path.name, kept), *_place(path)))
+    folders = launcher.nodes(run_dir)
     if not folders:
-        raise RunbookError(f"{root} holds no node")
+        raise RunbookError(f"{run_dir} holds no node")
     for path in sorted(folders[0].iterdir()):
-        if path.is_file() and path.name not in _OF_THE_AGENT and not path.name.startswith("."):
+        left = path.name == FACTS_FILE or launcher.is_own_file(path.name)
+        if path.is_file() and not left and not path.name.startswith("."):
             shutil.copyfile(path, run_root / path.name)
     facts = read_facts(folders[0])
     names = ", ".join(folder.name for folder in folders)
-    facts[NODE_NAMES] = _names(run_root, root.parent, names)
+    facts[NODE_NAMES] = _names(run_root, run_dir, names)
     for folder in folders:
         facts |= _of_node(run_root, folder)
     return facts
@@ -119,17 +109,6 @@ def _names(run_root: Path, run_dir: Path, value: str | None, *, note: str = "") 
     path = run_dir / LAUNCH_JSON
     where = path.relative_to(run_root).as_posix()
     return Fact(name=NODE_NAMES, value=value, path=where, sha256=file_sha256(path), note=note)
-
-
-def _order(name: str, kept: tuple[str, ...]) -> int:
-    return kept.index(name) if name in kept else len(kept)
-
-
-def _place(folder: Path) -> tuple[int, str]:
-    state = last_state(folder)
-    if state is None:
-        raise RunbookError(f"{folder / NODE_JSONL} is damaged")
-    return state.index, folder.name
 
 
 def _of_node(run_root: Path, folder: Path) -> dict[str, Fact]:

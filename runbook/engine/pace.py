@@ -13,7 +13,7 @@ from runbook.folder.integrity import go_record
 from runbook.folder.launch import read_training_csv
 
 if TYPE_CHECKING:
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
 
 # The first steps allocate, compile and rebuild buckets.
 SKIPPED = 3

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from nsa.contract import LATEST_LINK, link_latest
-from runbook.defaults import DEFAULT_LAUNCHER
+from runbook import registry
+from runbook.config.setup import Setup
 from runbook.engine.checkpoints import begin_at
 from runbook.engine.judge import (
     judge_phase,
@@ -24,19 +25,17 @@ from runbook.engine.judge import (
 )
 from runbook.engine.needs import needs_of
 from runbook.engine.not_started import known_end, not_run
-from runbook.engine.options import Setup
 from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
 from runbook.engine.prior_runs import keep_accepted
 from runbook.engine.scope import what_ran
-from runbook.engine.where import launcher_of
 from runbook.errors import RunbookError
 from runbook.files import utc_text
 from runbook.folder.journal import Journal
 from runbook.folder.launch import read_training_csv
 from runbook.folder.load import load_of
 from runbook.launch import Interrupted, StopRequest, adopt_launch, run_launch, set_aside
+from runbook.launch.launcher_api import Launcher
 from runbook.launch.observer import Observer
-from runbook.launch.place import Launcher
 from runbook.records import (
     THE_RUN,
     Launch,
@@ -80,7 +79,9 @@ class RunState:
     @cached_property
     def launcher(self) -> Launcher:
         """Where the launches of this run run."""
-        return launcher_of(self.setup, self.run_root, self.observer.note)
+        return registry.launcher(self.setup.options.launcher).launcher(
+            self.setup, self.run_root, self.observer.note
+        )
 
 
 class PhaseRun:
@@ -154,7 +155,7 @@ class PhaseRun:
 
     def _collect(self) -> None:
         state = self.state
-        if state.setup.options.launcher != DEFAULT_LAUNCHER:
+        if not state.launcher.here:
             facts = self._facts_of_nodes()
         else:
             facts = self._facts_of_this_machine()
@@ -183,7 +184,7 @@ class PhaseRun:
         return facts
 
     def _facts_of_this_machine(self) -> dict[str, Fact]:
-        from runbook.collect.preflight import collect_preflight
+        from runbook.machine.preflight import collect_preflight
 
         state = self.state
         profile, needs = state.setup.profile, needs_of(state.setup)

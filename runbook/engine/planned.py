@@ -29,11 +29,11 @@ from runbook.config.settings import torch_variable_problems, word
 from runbook.engine.planned_config import config_problems
 from runbook.extras import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.records import Launch
-from runbook.records.launch import option
+from runbook.records.launch import TORCHRUN, option
 from runbook.records.phase import Phase
 
 if TYPE_CHECKING:
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
 
 _PROFILE = "profile "
 _OF_RANKS = ("NSA_DDP_", "NCCL_")
@@ -173,7 +173,7 @@ def _says_nothing(name: str, launch: Launch) -> bool:
     if launch.kind != "trainer":
         # Tests and ceilings get the few variables that their plan shows.
         return name not in launch.env
-    return name.startswith(_OF_RANKS) and launch.argv[0] != "torchrun"
+    return name.startswith(_OF_RANKS) and launch.argv[0] != TORCHRUN
 
 
 def way_out(toggles: ToggleSet, name: str, harmless: str) -> str:

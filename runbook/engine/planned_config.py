@@ -17,7 +17,7 @@ from runbook.launch.command import resolve_config
 from runbook.records import Launch
 
 if TYPE_CHECKING:
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
 
 # The trainer whose configs this program can read; another one has its own.
 _TRAINER = "nsa.train"

@@ -13,8 +13,7 @@ from runbook.config.profile import Profile
 from runbook.engine.earlier import Earlier
 from runbook.engine.forecast import Estimator, Pace, forecast, too_long
 from runbook.engine.pace import SKIPPED
-from runbook.launch.observer import Forecast, Observer
-from runbook.launch.pulse import Pulse
+from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 
 # Enough steps and time for a clock that looks ten times a second.

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runbook import __version__
+from runbook.config.setup import Setup, setup_to_resume
 from runbook.engine.derive import derive_record
 from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
 from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.judge import read_facts, read_phase
-from runbook.engine.options import Setup, setup_to_resume
 from runbook.engine.part import Part
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import finished_phases, go_on, guard, keep_configs, write_out

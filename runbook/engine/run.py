@@ -13,19 +13,19 @@ from pathlib import Path
 
 from runbook import __version__, registry
 from runbook.checkout import how_to_call
-from runbook.collect import git
+from runbook.config.setup import RunOptions, Setup
 from runbook.engine.derive import derive_record, phase_records
 from runbook.engine.earlier import Earlier
 from runbook.engine.extend import keep_aside, repeat
-from runbook.engine.identity import PACKAGE_PATH, identity, package_path
+from runbook.engine.identity import identity, package_path
 from runbook.engine.intact import was_judged
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.engine.not_started import held_back
-from runbook.engine.options import RunOptions, Setup, prepare
 from runbook.engine.outputs import write_reports
 from runbook.engine.part import Part
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.planned_config import config_before
+from runbook.engine.prepare import prepare
 from runbook.engine.progress import Forecaster
 from runbook.engine.refused import NOT_WRITTEN, refused
 from runbook.errors import UsageError
@@ -38,8 +38,10 @@ from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.commits import remove_checkouts
 from runbook.launch.observer import Observer
+from runbook.machine import git
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.phase import Phase
+from runbook.records.run import PACKAGE_PATH
 from runbook.registry import report_files
 
 _SHORT_SHA = 7

@@ -19,6 +19,7 @@ from runbook.engine.matches import (
     less_than_asked,
     other_profile,
 )
+from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError
 from runbook.folder.integrity import (
     DamagedRunError,
@@ -31,7 +32,7 @@ from runbook.folder.integrity import (
 from runbook.records import RunRecord, Verdict
 
 if TYPE_CHECKING:
-    from runbook.engine.options import Setup
+    from runbook.config.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +178,6 @@ def _check(
 
 def _verify(folder: Path) -> None:
     """Raise `DamagedRunError` unless all is as the run wrote it, and gives its numbers again."""
-    from runbook.engine.verify import verify_run
-
     if found := verify_run(folder).differences:
         more = f" (and {len(found) - 1} more; runbook verify tells them)" if found[1:] else ""
         raise DamagedRunError(f"{found[0]}{more}")

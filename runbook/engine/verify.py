@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook import registry
+from runbook.config.setup import Setup, setup_of_record
 from runbook.engine.derive import assemble
 from runbook.engine.intact import (
     differing_fields,
@@ -23,7 +24,6 @@ from runbook.engine.intact import (
     was_judged,
 )
 from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads
-from runbook.engine.options import Setup, setup_of_record
 from runbook.engine.outputs import render
 from runbook.errors import RunbookError
 from runbook.files import read_bytes

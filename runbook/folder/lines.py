@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ LONGEST_LINE = 16 << 20
 _WORKING_BYTES = 24 << 20
 _TAIL_BYTES = 1 << 20
 _LONGEST_TAIL_LINE = 1 << 20
+_HEAD_BYTES = 256
 
 
 class WholeLines:
@@ -78,22 +80,29 @@ class LineTail:
     """Gives the lines that were completed since the last call; memory stays flat.
 
     A file that became shorter, or that is another file under the same name, is read from its
-    beginning.
+    beginning. With `replaced`, where loggers put a longer file in the place of one that it goes on
+    with, it is another one only if it begins otherwise. `anew` counts how often that happened,
+    `changed_at` is the wall time of the last change that was read. `ends` are bytes of which each
+    ends a line.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, replaced: bool = False, ends: bytes = b"\n") -> None:
         self.path, self._name = path, os.fspath(path)
-        self._offset = 0
+        self._replaced, self._ends = replaced, ends
+        self._offset, self._head = 0, b""
         self._inode: int | None = None
         self._pending = b""
-        self.blocks_read = 0
+        self.blocks_read, self.anew = 0, 0
+        self.changed_at: float | None = None
 
     def lines(self) -> Iterator[bytes]:
-        """New complete lines without their newlines; nothing while there is no file."""
+        """New complete lines without their ends; nothing while there is no file."""
         block = self._read()
         while block:
             self.blocks_read += 1
-            *whole, pending = (self._pending + block).split(b"\n")
+            for end in self._ends[1:]:
+                block = block.replace(bytes([end]), self._ends[:1])
+            *whole, pending = (self._pending + block).split(self._ends[:1])
             self._pending = pending[:_LONGEST_TAIL_LINE]
             yield from whole
             # A block that is not full was the end of the file: looking again is for the next call.
@@ -102,26 +111,40 @@ class LineTail:
     def _read(self) -> bytes:
         """What the file has gained. It is opened anew: a network file system shows growth then."""
         try:
-            handle = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC)
+            # Nobody may ever write to a pipe in its place, and to wait for that would be a hang.
+            handle = os.open(self._name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return b""
         try:
             status = os.fstat(handle)
-            if status.st_size < self._offset or status.st_ino != self._inode:
-                self._offset, self._pending = 0, b""
+            if not stat.S_ISREG(status.st_mode):
+                return b""
+            if self._is_another(handle, status):
+                self.anew += self._inode is not None
+                self._offset, self._head, self._pending = 0, b"", b""
             self._inode = status.st_ino
             if status.st_size == self._offset:
                 return b""
             # Nobody waits for what a file that grew by so much at once held in between.
             if status.st_size - self._offset > LARGEST_LOG_BYTES:
                 self._offset = status.st_size - _TAIL_BYTES
+            if self._replaced and len(self._head) < _HEAD_BYTES:
+                self._head = os.pread(handle, min(_HEAD_BYTES, status.st_size), 0)
             block = os.pread(handle, _TAIL_BYTES, self._offset)
         except OSError:
             return b""
         finally:
             os.close(handle)
         self._offset += len(block)
+        self.changed_at = status.st_mtime
         return block
+
+    def _is_another(self, handle: int, status: os.stat_result) -> bool:
+        if status.st_size < self._offset or self._inode is None:
+            return True
+        if self._replaced:
+            return os.pread(handle, len(self._head), 0) != self._head
+        return status.st_ino != self._inode
 
 
 class TableTail:

@@ -13,35 +13,35 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import HALT_FILE, ExitCode
-from runbook.collect.surroundings import free_bytes
 from runbook.files import utc_text, write_atomic
 from runbook.folder.documents import read_console
 from runbook.folder.names import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
 from runbook.folder.redact import redact_text, redact_variables
-from runbook.launch.classify import (
+from runbook.launch.command import Command
+from runbook.launch.end.classify import (
     End,
     classify_plain,
     classify_pytest,
     classify_trainer,
     rank_exits,
 )
-from runbook.launch.command import Command
-from runbook.launch.incident import (
+from runbook.launch.end.kernel_cause import with_kernel_log, with_limits
+from runbook.launch.environment import build_environment
+from runbook.launch.foreign.trainer import ForeignWatch, classify_foreign
+from runbook.launch.incident.bundle import (
     bundle,
     collect_stacks,
     name_culprit,
     stopped_at,
     write_summary,
 )
-from runbook.launch.kernel_cause import with_kernel_log, with_limits
+from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
 from runbook.launch.local import LocalLauncher
-from runbook.launch.lookout import Lookout
 from runbook.launch.observer import Observer, StopRequest
-from runbook.launch.own import OwnWatch, classify_own
-from runbook.launch.place import Aftermath, Launcher, Running, Start
-from runbook.launch.processes import build_environment
-from runbook.launch.ranks import RankWatch
-from runbook.launch.watchdog import Budgets, Thresholds, Watchdog
+from runbook.launch.watch.live_status import LiveStatus
+from runbook.launch.watch.ranks import RankWatch
+from runbook.launch.watch.watchdog import Budgets, Thresholds, Watchdog
+from runbook.machine.surroundings import free_bytes
 from runbook.records import Begun, Kind, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 
 _POLL_S = 0.1
@@ -82,7 +82,7 @@ class Attempt:
         self.started_at = utc_text()
         self.began = time.monotonic()
         self.watchdog = Watchdog(options.budgets, wanted=launch.voices)
-        self.lookout = Lookout(
+        self.live_status = LiveStatus(
             launch,
             self.run_dir,
             steps=command.steps,
@@ -100,7 +100,7 @@ class Attempt:
 
     def _watch_of(self, launch: Launch) -> RankWatch:
         if launch.own is not None:
-            return OwnWatch(self.run_dir, self.token, self.began, launch)
+            return ForeignWatch(self.run_dir, self.token, self.began, launch)
         return RankWatch(self.run_dir, self.token, self.began)
 
     @classmethod
@@ -131,7 +131,7 @@ class Attempt:
             self.command.env,
             token=self.token,
             run_dir=self.run_dir.resolve(),
-            loopback=self.launch.voices > 0 and options.launcher.name == LocalLauncher.name,
+            loopback=self.launch.voices > 0 and options.launcher.here,
             folder=self.command.folder,
             own=self.launch.own.env if self.launch.own else (),
             installed=self.command.is_ours,
@@ -180,7 +180,7 @@ class Attempt:
         """Returns None if the command ended by itself, else why it is being ended."""
         while True:
             self.place.wait(_POLL_S)
-            self.lookout.tell_step(self.watch.ranks)
+            self.live_status.tell_step(self.watch.ranks)
             self._least_free = min(self._least_free, free_bytes(self.run_dir))
             self._ended_with = self.place.poll()
             if self._ended_with is not None:
@@ -193,7 +193,7 @@ class Attempt:
             if self._has_failed(time.monotonic()):
                 return self.place.trouble(suspected=True) or self._stuck_at_exit()
             self._stop_as_planned()
-            self.lookout.look(self.watch.ranks, now=time.monotonic())
+            self.live_status.look(self.watch.ranks, now=time.monotonic())
 
     def _stop_as_planned(self) -> None:
         """Tell it to end, once, when every rank has done the steps after which the plan does."""
@@ -248,7 +248,7 @@ class Attempt:
                 send=self.place.send,
                 outside=self.place.read_outside,
             )
-            if isinstance(self.watch, OwnWatch):
+            if isinstance(self.watch, ForeignWatch):
                 hang = self.watch.hang(hang, ranks)
             told = self.launch.voices == self.launch.nproc
             culprit = hang.rank if told else None
@@ -332,7 +332,7 @@ class Attempt:
         return replace(end, cause=f"{end.cause}; rank {end.culprit_rank} ran on node {node}")
 
     def _result(self, end: End | None, after: Aftermath) -> LaunchResult:
-        self.lookout.watch_numbers()
+        self.live_status.watch_numbers()
         lines, _ = read_console(self.console)
         child_code = after.exit_code
         states = [state for _, state in sorted(self.watch.ranks.items())]
@@ -368,7 +368,7 @@ class Attempt:
                 self.evidence.append(self.run_dir / KERNEL_LOG_JSON)
         elif end is None and self.launch.own is not None:
             step = max(state.step for state in states)
-            end = classify_own(
+            end = classify_foreign(
                 self._ended_with, oom=after.oom, console=lines, step=step, steps=self.launch.steps
             )
         elif end is None and self.launch.kind == "collect":
@@ -400,7 +400,7 @@ class Attempt:
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
             run_token=self.token,
             steps=self.command.steps,
-            notes=(*self.lookout.notes, *notes),
+            notes=(*self.live_status.notes, *notes),
             stopped_at=stopped_at(self.run_dir, end),
             stopped=self._stopped,
         )

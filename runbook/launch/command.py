@@ -11,7 +11,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,17 +23,14 @@ from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path, make_private_dir
 from runbook.folder.names import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
 from runbook.launch.commits import folder_of
-from runbook.launch.own import own_words
+from runbook.launch.foreign.trainer import own_words
+from runbook.launch.torchrun import as_typed, free_port, on_loopback
 from runbook.records import Launch
-from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, option, with_option
+from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, TORCHRUN, option, with_option
 
-TORCHRUN = "torchrun"
 # Top-level packages of modules that a launch of ours runs.
 _INSTALLED = ("nsa", "runbook", "pytest", "torch")
 _OURS = (TORCHRUN, "python", "python3")
-# torchrun's own folder of logs: without it, one is left in the machine's folder for temporary files
-# by every launch, empty. What the ranks write goes to the launch's console log.
-NO_LOG_FOLDER = f"--log-dir={os.devnull}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +130,7 @@ def _own_command(launch: Launch, run_dir: Path) -> Command:
     words = own_words(launch.argv, str((run_dir / OWN_FOLDER).resolve()))
     port = free_port() if words[0] == TORCHRUN and not _meets_elsewhere(words) else None
     if words[0] == TORCHRUN and port is None:
-        argv = [sys.executable, "-m", "torch.distributed.run", NO_LOG_FOLDER, *words[1:]]
+        argv = as_typed(words[1:])
     elif words[0] in _OURS:
         argv = _executable([word for word in words if word != "--standalone"], port)
     else:
@@ -213,12 +209,6 @@ def _pytest_options() -> tuple[str, ...]:
     )
 
 
-def on_loopback(words: Sequence[str], port: int) -> list[str]:
-    """torchrun by this Python with these words, whose ranks meet on the loopback interface."""
-    rendezvous = [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
-    return [sys.executable, "-m", "nsa.loopback", NO_LOG_FOLDER, *rendezvous, *words]
-
-
 def _executable(words: list[str], port: int | None) -> list[str]:
     first, rest = words[0], words[1:]
     if first == TORCHRUN:
@@ -295,11 +285,3 @@ def resolve_config(name: str) -> Path:
         return candidate
     known = ", ".join(sorted(p.name for p in shipped.glob("*.yaml")))
     raise RunbookError(f"no trainer config {name!r}; shipped are: {known}")
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    """A TCP port at one of this machine's addresses that nobody listens on right now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port

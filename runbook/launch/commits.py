@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 from nsa.contract import package_digest
-from runbook.collect.git import clone_at, find_checkout, read_git
 from runbook.errors import RunbookError
 from runbook.files import make_private_dir, write_atomic
 from runbook.folder.names import CHECKOUT_JSON
+from runbook.machine.git import clone_at, find_checkout, read_git
 
 CHECKOUTS = "checkouts"
 _PACKAGE = "nsa"

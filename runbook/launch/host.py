@@ -8,21 +8,21 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from runbook.folder.names import CONSOLE_LOG
-from runbook.launch.counters import When, write_devices
-from runbook.launch.endings import oom_kills
-from runbook.launch.gpu import GpuSampler
-from runbook.launch.kernel_log import KernelLog
-from runbook.launch.load import LoadMeter
-from runbook.launch.place import Aftermath
-from runbook.launch.processes import Reaper, end_kept, spawn_kept
-from runbook.launch.reaper import TOKEN_VARIABLE, kill_all
+from runbook.launch.launcher_api import Aftermath
+from runbook.machine.gpu.devices import When, write_devices
+from runbook.machine.gpu.sampler import GpuSampler
+from runbook.machine.kernel_log import KernelLog
+from runbook.machine.load import LoadMeter
+from runbook.process.ended import oom_kills
+from runbook.process.guard import Reaper, end_kept, spawn_kept
+from runbook.process.reaper import TOKEN_VARIABLE, kill_all
 
 
 class Host:
     """One command on this machine, with the files of the machine beside it in `folder`.
 
     Whatever descends from it, or carries `token` in `variable`, belongs to it, and ends with it or
-    with this process. `child` is its keeper, which ends as the command does.
+    with this process. `child` is its subreaper, which ends as the command does.
     """
 
     child: subprocess.Popen[bytes]

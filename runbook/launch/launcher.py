@@ -12,13 +12,13 @@ from runbook.files import make_private_dir, write_atomic
 from runbook.folder.documents import read_console, read_json_object
 from runbook.folder.names import CONSOLE_LOG, LAUNCH_JSON, RESULT_JSON
 from runbook.launch.attempt import Attempt, AttemptOptions
-from runbook.launch.classify import End, is_communication_failure
 from runbook.launch.command import build_command
 from runbook.launch.commits import CheckoutError, check_out
-from runbook.launch.local import LocalLauncher
+from runbook.launch.end.classify import End, is_communication_failure
+from runbook.launch.launcher_api import Launcher, RefusedError
+from runbook.launch.local import LocalLauncher, other_launchers
 from runbook.launch.observer import Observer, StopRequest
-from runbook.launch.place import Launcher, RefusedError
-from runbook.launch.watchdog import Budgets, Thresholds
+from runbook.launch.watch.watchdog import Budgets, Thresholds
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus
 
 # What launch.json has to say for a launch to be found again.
@@ -116,11 +116,12 @@ def _settled(
 
 def _attempt(launch: Launch, number: int, options: AttemptOptions) -> LaunchResult:
     run_dir = _inside(options.run_root, launch.run_dir)
-    here = options.launcher.name == LocalLauncher.name
+    here = options.launcher.here
     if here and launch.nodes > 1:
+        others = "|".join(other_launchers())
         raise UsageError(
             f"{launch.id} was planned for {launch.nodes} nodes, and this starts on one machine",
-            hint="runbook run --launcher slurm starts it as it was planned",
+            hint=f"runbook run --launcher {others} starts it as it was planned",
         )
     make_private_dir(run_dir)
     root = options.run_root

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from runbook.config.profile import Profile
+from runbook.config.setup import RunOptions, Setup
+from runbook.defaults import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S
 from runbook.folder.names import CONSOLE_LOG
-from runbook.launch.classify import End
+from runbook.launch.command import pasteable
+from runbook.launch.end.classify import End
 from runbook.launch.host import Host
-from runbook.launch.incident import read_outside
-from runbook.launch.place import Aftermath, Running, Start
-from runbook.launch.ranks import RankState
-from runbook.launch.reaper import signal_owned
+from runbook.launch.incident.bundle import read_outside
+from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
+from runbook.launch.watch.ranks import RankState
+from runbook.process.reaper import signal_owned
+from runbook.records import Launch
+from runbook.registry import launcher_names
 
 
 class LocalRun:
@@ -67,7 +74,7 @@ class LocalRun:
 class LocalLauncher:
     """Starts launches on this machine."""
 
-    name = "local"
+    here = True
 
     def start(self, start: Start) -> Running:
         """As in `Launcher`."""
@@ -76,3 +83,67 @@ class LocalLauncher:
     def adopt(self, start: Start) -> Running | None:  # noqa: ARG002 - nothing is ever left
         """None: nothing of this machine outlives its harness."""
         return None
+
+    def nodes(self, run_dir: Path) -> list[Path]:  # noqa: ARG002 - there is one machine
+        """None: there is one machine."""
+        return []
+
+    def is_own_file(self, name: str) -> bool:  # noqa: ARG002 - there are no nodes
+        """As in `Launcher`."""
+        return False
+
+
+class Local:
+    """This machine, as `--launcher` names it."""
+
+    here = True
+
+    def lacks(self) -> list[str]:
+        """As in `LauncherKind`."""
+        return []
+
+    def problems(self, options: RunOptions, profile: Profile) -> list[str]:
+        """As in `LauncherKind`."""
+        given = {
+            "--nodes": options.nodes != 1,
+            "--partition": bool(options.partition),
+            "--account": bool(options.account),
+            "--queue-s": options.queue_s != DEFAULT_QUEUE_S,
+        }
+        others = f"--launcher {'|'.join(other_launchers())}"
+        found = [f"{flag} is for {others}" for flag, typed in given.items() if typed]
+        return found + nodes_problems(options, profile)
+
+    def launcher(
+        self,
+        setup: Setup,  # noqa: ARG002 - a launch says all
+        run_root: Path,  # noqa: ARG002
+        note: Callable[[str], None],  # noqa: ARG002
+    ) -> Launcher:
+        """As in `LauncherKind`."""
+        return LocalLauncher()
+
+    def printed(self, launch: Launch, setup: Setup) -> str:  # noqa: ARG002 - a launch says all
+        """As in `LauncherKind`."""
+        return pasteable(launch).lines
+
+
+def other_launchers() -> list[str]:
+    """The names of the launchers that do not run everything on this machine."""
+    return [name for name in launcher_names() if name != DEFAULT_LAUNCHER]
+
+
+def nodes_problems(options: RunOptions, profile: Profile) -> list[str]:
+    """A machine with GPUs has the nodes of its profile; CPUs are spread as asked for."""
+    needed = profile.hardware.nodes or (1 if profile.has_gpu else options.nodes)
+    if options.nodes != needed:
+        way = f"--nodes {needed}"
+        way = f"--launcher {'|'.join(other_launchers())} {way}" if needed > 1 else way
+        return [f"--nodes {options.nodes}: profile {profile.name} is for {needed} node(s): {way}"]
+    if profile.ranks % options.nodes:
+        divisors = [n for n in range(1, profile.ranks + 1) if profile.ranks % n == 0]
+        return [
+            f"--nodes {options.nodes}: the {profile.ranks} ranks of profile {profile.name} cannot "
+            f"be spread evenly; possible are: {', '.join(map(str, divisors))}"
+        ]
+    return []

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from runbook.launch.pulse import Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -30,6 +29,40 @@ class Forecast:
     left_s: float | None = None
     unknown: int = 0
     source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silence:
+    """A rank that has said nothing for longer than it usually does.
+
+    `usual_s` is its median pause, None if it was heard too seldom; `state` is in words why it
+    cannot speak, if the kernel knows.
+    """
+
+    rank: int
+    silent_s: float
+    usual_s: float | None = None
+    state: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulse:
+    """The ranks of a launch now; `wanted` is 0 for one that has no heartbeats.
+
+    `busy` is what the slowest rank is in where that may take long (a `nsa.contract.Phase`), since
+    `busy_s`. `silent` begins with the rank that the others wait for.
+    """
+
+    alive: int = 0
+    wanted: int = 0
+    busy: str = ""
+    busy_s: float = 0.0
+    silent: tuple[Silence, ...] = ()
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What makes it worth telling anew: all but the seconds."""
+        return (self.alive, self.wanted, self.busy, tuple(one.rank for one in self.silent))
 
 
 class Observer:

@@ -18,6 +18,13 @@ CONFIG_FLAG = "--config"
 RESUME_FLAG = "--resume"
 DATASET_FLAG = "--dataset"
 PROFILE_FLAG = "--profile-steps"
+TORCHRUN = "torchrun"
+
+
+def torchrun(ranks: int, *, nodes: int = 1) -> tuple[str, ...]:
+    """The words with which a person starts so many ranks on each of the nodes."""
+    spread = (f"--nnodes={nodes}",) if nodes > 1 else ()
+    return (TORCHRUN, *spread, f"--nproc_per_node={ranks}")
 
 
 class ArmSchedule(Record):

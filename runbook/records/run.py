@@ -28,6 +28,12 @@ from runbook.records.measurement import Measurement, Record, Scalar
 from runbook.records.outcome import Check, Outcome, Verdict
 from runbook.records.shown import Comparison, Series, Table
 
+# Under this name a record's environment keeps the digest of the package under test, which every
+# launch says of itself.
+PACKAGE = "package"
+# Its folder is no part of the identity: the same code may lie elsewhere when a run goes on.
+PACKAGE_PATH = "package.path"
+
 
 class LaunchEntry(Record):
     """A planned launch beside its result."""
@@ -211,7 +217,7 @@ class Invocation:
     `profile` is a name, or the path of a file; a path is kept absolute, since the line may be
     pasted anywhere. `settings` are `KEY=VALUE` words. `reference` and `head` are commits. `plan`, a
     name or the path of a file, makes it a `runbook launch`, with `without_go`. `launcher` is
-    where launches run: on this machine, or as jobs of Slurm, of which the other four speak.
+    where launches run: on this machine, or on nodes of a cluster, of which the other four speak.
     """
 
     profile: str

@@ -18,18 +18,11 @@ from runbook.folder.documents import read_console
 from runbook.folder.launch import read_launch
 from runbook.folder.names import CONSOLE_LOG
 from runbook.launch import StopRequest, run_launch
+from runbook.launch.end.refusals import last_words
 from runbook.launch.observer import Observer
-from runbook.launch.refusals import last_words
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.own_trainer import (
-    OWN_PACE_TOLERANCE,
-    PACE,
-    RANKS,
-    LogMap,
-    OwnTrainer,
-    for_own,
-)
+from runbook.records.own_trainer import OWN_PACE_TOLERANCE, PACE, RANKS, LogMap, OwnTrainer, for_own
 from runbook.tools.guess import Guess, guess
 
 _LEAST = {"baseline": (60, 8.0), "single_gpu": (60, 8.0), "long_run": (200, 30.0)}

@@ -20,7 +20,7 @@ from runbook.errors import RunbookError
 from runbook.files import data_path
 from runbook.launch.command import resolve_config
 from runbook.records import Launch
-from runbook.records.launch import CONFIG_FLAG, option, with_option
+from runbook.records.launch import CONFIG_FLAG, TORCHRUN, option, with_option
 from runbook.records.measurement import Record
 
 _DATASET = "--dataset"
@@ -176,7 +176,7 @@ def _possible(name: str, value: float, launch: Launch) -> bool:
 
 def _single(argv: list[str]) -> list[str]:
     """The same trainer in one process: torchrun and its options become python."""
-    if argv[0] != "torchrun":
+    if argv[0] != TORCHRUN:
         return argv
     rest = argv[argv.index("-m") :] if "-m" in argv else argv[1:]
     return with_option(["python", *rest], "--ddp", "0")

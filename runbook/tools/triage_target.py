@@ -18,6 +18,7 @@ from runbook.files import read_bytes
 from runbook.folder.names import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
 from runbook.folder.record import load_record
 from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason
+from runbook.records.launch import torchrun
 from runbook.records.measurement import TOKENS_PER_SECOND
 
 _TIMEOUT_S = 900.0
@@ -143,7 +144,7 @@ def _failed_step(path: Path) -> int:
 def _of_config(path: Path, wanted: int | None, profile: Profile | None) -> Launch:
     ranks = wanted or (profile.ranks if profile else _RANKS)
     env = {name: setting.value for name, setting in profile.env.items()} if profile else {}
-    start = ("torchrun", f"--nproc_per_node={ranks}") if ranks > 1 else ("python",)
+    start = torchrun(ranks) if ranks > 1 else ("python",)
     ddp = "1" if ranks > 1 else "0"
     config = str(path)
     module = profile.trainer if profile else _TRAINER

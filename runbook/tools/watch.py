@@ -13,18 +13,18 @@ from nsa.contract import GATES_CSV, STACKDUMPS, TRAINING_CSV, ExitCode
 from runbook.files import read_bytes
 from runbook.folder.heartbeats import heartbeat_files, heartbeats_in
 from runbook.folder.names import LAUNCH_JSON
-from runbook.launch.detectors import Anomaly, Monitor, record_anomaly
-from runbook.launch.flight import read_flights
-from runbook.launch.incident import (
+from runbook.launch.incident.bundle import (
     Send,
     collect_flights,
     collect_stacks,
     name_culprit,
     write_summary,
 )
-from runbook.launch.ranks import RankState, RankWatch
-from runbook.launch.reaper import environment_holds, holds_file
-from runbook.launch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
+from runbook.launch.incident.flight import read_flights
+from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
+from runbook.launch.watch.ranks import RankState, RankWatch
+from runbook.launch.watch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
+from runbook.process.reaper import environment_holds, holds_file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -255,4 +255,4 @@ def test_who_prints_a_whole_page_and_that_nobody_prints_past_the_console() -> No
         *("_observers", "finished", "questions", "history", "_dry_run", "export"),
     }
     # What they write is read by a program, or is the log of a node.
-    assert others == {"nvml", "keeper", "shim", "agent", "on_nodes"}
+    assert others == {"nvml", "subreaper", "shim", "agent", "on_nodes"}

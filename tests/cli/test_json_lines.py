@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 from runbook.cli._json_lines import JsonObserver
 from runbook.console import Console
-from runbook.launch.pulse import Pulse, Silence
+from runbook.launch.observer import Pulse, Silence
 from runbook.records.events import events_schema
 from tests.cli.shell import inside
 from tests.cli.test_observers import Clock

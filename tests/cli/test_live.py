@@ -13,7 +13,7 @@ import pytest
 from runbook.cli import live, main
 from runbook.cli.live import begun_in
 from runbook.errors import UsageError
-from runbook.launch.ranks import RankWatch
+from runbook.launch.watch.ranks import RankWatch
 from tests.cli.shell import inside
 
 

@@ -16,8 +16,7 @@ from runbook.cli._json_lines import JsonObserver
 from runbook.cli._observers import RunView, print_summary
 from runbook.cli._text import TextObserver, headline
 from runbook.console import Console
-from runbook.launch.observer import Forecast
-from runbook.launch.pulse import Pulse, Silence
+from runbook.launch.observer import Forecast, Pulse, Silence
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
 from tests.reports import samples
 

@@ -6,8 +6,7 @@ import pytest
 
 from runbook.cli._progress import Part, Progress, bar, fit, silence_texts, sparkline
 from runbook.console import cells
-from runbook.launch.observer import Forecast
-from runbook.launch.pulse import Pulse, Silence
+from runbook.launch.observer import Forecast, Pulse, Silence
 
 SILENT = (
     Silence(rank=1, silent_s=7.2, usual_s=0.31, state="stopped"),

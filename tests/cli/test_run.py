@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli.finished import run_folders
-from runbook.collect.host import find_trainers
+from runbook.machine.host import find_trainers
 from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict
 from tests.cli.shell import ESCAPE, Ended, runbook
 from tests.cli.test_json_lines import checked

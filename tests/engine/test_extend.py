@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 
 from runbook.config.profile import Profile
+from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
-from runbook.engine.extend import (
-    Extension,
-    failed_phases,
-    keep_aside,
-    repeat,
-)
+from runbook.engine.extend import Extension, failed_phases, keep_aside, repeat
 from runbook.engine.identity import identity, refuse_if_unlike
-from runbook.engine.options import Setup
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.verify import verify_run

@@ -11,8 +11,7 @@ from runbook.config import load_profile
 from runbook.engine.earlier import Earlier
 from runbook.engine.forecast import Pace, forecast, too_long
 from runbook.engine.progress import Forecaster
-from runbook.launch.observer import Forecast, Observer
-from runbook.launch.pulse import Pulse
+from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus
 from tests.engine import toys
 from tests.phases import builder

@@ -20,7 +20,7 @@ from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError
 from runbook.folder.journal import Journal, read_events
 from runbook.folder.manifest import artifact_records, check_manifest
-from runbook.launch.reaper import carriers
+from runbook.process.reaper import carriers
 from runbook.records import Outcome, Reason, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext

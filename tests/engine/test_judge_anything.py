@@ -10,8 +10,8 @@ import pytest
 from runbook import __version__
 from runbook.cli import main
 from runbook.config import load_profile
+from runbook.config.setup import RunOptions
 from runbook.engine.judge import record_of
-from runbook.engine.options import RunOptions
 from runbook.folder.manifest import write_manifest
 from runbook.folder.record import record_text
 from runbook.records import LaunchEntry, RunRecord, Verdict

@@ -10,8 +10,9 @@ import pytest
 
 from runbook.config.plan import plan_names
 from runbook.config.presets import load_preset
+from runbook.config.setup import RunOptions, Setup
 from runbook.engine.needs import Needs, needs_of
-from runbook.engine.options import RunOptions, Setup, prepare
+from runbook.engine.prepare import prepare
 from runbook.errors import UsageError
 from runbook.extras import EXTRAS, absent
 from tests.cli.shell import inside

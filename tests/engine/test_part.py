@@ -19,7 +19,7 @@ from runbook.engine.run import run_setup
 from runbook.folder.journal import read_events
 from runbook.folder.manifest import check_manifest
 from runbook.launch import StopRequest
-from runbook.launch.reaper import carriers
+from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from tests.cli.shell import inside, runbook
 from tests.engine.toys import Toy, setup

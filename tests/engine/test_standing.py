@@ -21,12 +21,13 @@ from reports.permits import permit_of
 from runbook import registry
 from runbook.config import Profile, load_profile, parse_settings
 from runbook.config.plan import load_plan, with_plan
+from runbook.config.setup import RunOptions
 from runbook.engine import matches
 from runbook.engine.extend import Extension, _added
 from runbook.engine.identity import identity
 from runbook.engine.matches import ground_of
-from runbook.engine.options import RunOptions, prepare
 from runbook.engine.pace import pace_of_the_go
+from runbook.engine.prepare import prepare
 from runbook.engine.scope import caveats_of
 from runbook.engine.standing import Standing, find_standing, require_standing
 from runbook.errors import UsageError

@@ -11,7 +11,7 @@ from typing import Any
 
 from runbook.config import Settings, load_profile
 from runbook.config.profile import Profile
-from runbook.engine.options import RunOptions, Setup
+from runbook.config.setup import RunOptions, Setup
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.launch.observer import Observer

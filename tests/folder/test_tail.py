@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from runbook.folder.launch import read_training_csv
@@ -70,3 +71,31 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:
     seen = list(LineTail(path).lines())
     assert seen[-1] == b"next"
     assert len(seen[0]) <= 2 << 20
+
+
+def test_a_log_that_is_put_in_its_own_place_goes_on_unless_it_begins_otherwise(
+    tmp_path: Path,
+) -> None:
+    tail, path = LineTail(tmp_path / "m.csv", replaced=True), tmp_path / "m.csv"
+    assert list(tail.lines()) == []
+    path.write_text("a\n1\n")
+    assert list(tail.lines()) == [b"a", b"1"]
+    with path.open("a") as more:
+        more.write("2\n3")
+    assert list(tail.lines()) == [b"2"] and tail.anew == 0
+    (tmp_path / "new").write_text("a\n1\n2\n3\n4\n")
+    (tmp_path / "new").replace(path)
+    assert list(tail.lines()) == [b"3", b"4"] and tail.anew == 0
+    path.write_text("a,b\n1,\n2,\n3,\n4,\n")
+    assert next(tail.lines()) == b"a,b" and tail.anew == 1
+
+
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.csv")
+    tail = LineTail(tmp_path / "m.csv")
+    assert list(tail.lines()) == [] and tail.changed_at is None
+
+
+def test_a_progress_bar_ends_its_lines_as_it_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"10%\r20%\rdone\nhalf")
+    assert list(LineTail(tmp_path / "log", ends=b"\n\r").lines()) == [b"10%", b"20%", b"done"]

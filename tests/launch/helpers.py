@@ -6,8 +6,8 @@ from pathlib import Path
 
 from runbook.launch import Budgets, run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.ranks import RankState
-from runbook.launch.reaper import carriers
+from runbook.launch.watch.ranks import RankState
+from runbook.process.reaper import carriers
 from runbook.records import ArmSchedule, Launch, LaunchResult
 
 FAKE = str(Path(__file__).with_name("fake_trainer.py"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch import counters
+from runbook.machine.gpu import devices as counters
 
 SOURCE = Path(__file__).with_name("nvml_stand_in.c")
 

@@ -10,9 +10,9 @@ import pytest
 from runbook.folder.launch import read_launch
 from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.launch import StopRequest, adopt_launch
+from runbook.launch.launcher_api import Running, Start
 from runbook.launch.local import LocalLauncher, LocalRun
 from runbook.launch.observer import Observer
-from runbook.launch.place import Running, Start
 from runbook.records import Begun, LaunchResult, LaunchStatus, Stop
 from tests.launch.helpers import fake_launch, run, trainer
 

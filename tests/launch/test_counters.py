@@ -13,12 +13,12 @@ import pytest
 
 from runbook.folder.documents import read_json_object
 from runbook.folder.shapes import DEVICE_COUNTERS, DEVICES, shaped
-from runbook.launch import counters
-from runbook.launch.counters import NVML_PROGRAM, When, write_devices
+from runbook.machine.gpu import devices as counters
+from runbook.machine.gpu.devices import NVML_PROGRAM, When, write_devices
 from tests.launch.nvml import Machine, nvidia_smi
 from tests.shared import crowded
 
-FIXTURES = Path(__file__).parents[1] / "collect" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "machine" / "fixtures"
 
 
 def written(folder: Path, when: When = When.BEFORE, **environment: str) -> dict[str, Any]:

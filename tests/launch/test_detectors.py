@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.errors import UsageError
-from runbook.launch.detectors import GateDetector, RowDetectors
-from runbook.launch.watchdog import Thresholds
+from runbook.launch.watch.detectors import GateDetector, RowDetectors
+from runbook.launch.watch.watchdog import Thresholds
 
 HEALTHY = {"loss": "5.5", "grad_norm": "1.0", "mem_mib": "300.0"}
 

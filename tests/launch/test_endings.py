@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook.launch.endings import exit_code_of, has_ended_under, oom_kills
-from runbook.launch.ranks import RankWatch
-from runbook.launch.reaper import environment_holds
+from runbook.launch.watch.ranks import RankWatch
+from runbook.process.ended import exit_code_of, has_ended_under, oom_kills
+from runbook.process.reaper import environment_holds
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from runbook.folder.launch import read_launch
 from runbook.launch import Budgets, StopRequest
 from runbook.launch.observer import Observer
-from runbook.launch.reaper import carriers
+from runbook.process.reaper import carriers
 from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
 from tests.launch.helpers import fake_launch, run
 from tests.shared import crowded

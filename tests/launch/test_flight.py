@@ -7,16 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.classify import End
-from runbook.launch.flight import (
-    find_desync,
-    last_numbers,
-    left_the_pattern,
-    read_flights,
-)
-from runbook.launch.incident import bundle
-from runbook.launch.ranks import RankState
-from runbook.launch.watchdog import blame
+from runbook.launch.end.classify import End
+from runbook.launch.incident.bundle import bundle
+from runbook.launch.incident.flight import find_desync, last_numbers, left_the_pattern, read_flights
+from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.watchdog import blame
 from runbook.records import LaunchStatus
 
 TOKEN = "ab" * 16

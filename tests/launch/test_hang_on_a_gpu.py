@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from nsa.contract import HEARTBEATS, STACKDUMPS
-from runbook.collect.detect import detect_profile
 from runbook.config import load_profile
 from runbook.launch import Budgets, run_launch
-from runbook.launch.classify import said_by_watchdog
-from runbook.launch.nccl_flight import nccl_flight_files, read_nccl_rows
+from runbook.launch.end.classify import said_by_watchdog
+from runbook.launch.incident.flight import nccl_flight_files, read_nccl_rows
 from runbook.launch.observer import Observer
-from runbook.launch.reaper import carriers
+from runbook.machine.detect import detect_profile
+from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.drill.scene import injected_at
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from runbook.launch.classify import End
-from runbook.launch.incident import busy_ranks, stopped_at
-from runbook.launch.watchdog import blame
+from runbook.launch.end.classify import End
+from runbook.launch.incident.bundle import busy_ranks, stopped_at
+from runbook.launch.watch.watchdog import blame
 from runbook.records import LaunchStatus
 from tests.launch.helpers import rank
 

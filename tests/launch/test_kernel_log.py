@@ -10,11 +10,11 @@ import pytest
 
 from runbook.folder.kernel_lines import KernelLine, Kind, parse_lines
 from runbook.folder.launch import read_launch
-from runbook.launch import kernel_log
-from runbook.launch.classify import End
-from runbook.launch.kernel_cause import with_kernel_log
-from runbook.launch.kernel_log import MOST_LINES, KernelLog
+from runbook.launch.end.classify import End
+from runbook.launch.end.kernel_cause import with_kernel_log
 from runbook.launch.observer import Observer
+from runbook.machine import kernel_log
+from runbook.machine.kernel_log import MOST_LINES, KernelLog
 from runbook.records import Launch, LaunchStatus
 from tests.launch.helpers import fake_launch, run
 

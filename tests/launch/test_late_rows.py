@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from runbook.accounts.tables import written_account
-from runbook.launch.classify import rank_exits
-from runbook.launch.lookout import Lookout
+from runbook.launch.end.classify import rank_exits
 from runbook.launch.observer import Observer
-from runbook.launch.ranks import RankWatch
+from runbook.launch.watch.live_status import LiveStatus
+from runbook.launch.watch.ranks import RankWatch
 from tests.folder.files import HEADER, beat, row
 from tests.launch.helpers import trainer
 
@@ -25,7 +25,7 @@ class Written:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.watch = RankWatch(folder, TOKEN, time.monotonic())
-        self.lookout = Lookout(
+        self.live_status = LiveStatus(
             trainer(), folder, steps=9, observer=Observer(), watch=None, enough=None
         )
 
@@ -38,7 +38,7 @@ class Written:
 
     def look(self) -> None:
         self.watch.update()
-        self.lookout.tell_step(self.watch.ranks)
+        self.live_status.tell_step(self.watch.ranks)
 
     def account(self) -> list[str]:
         return written_account(rank_exits(list(self.watch.ranks.values()), 0, []))

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from runbook.launch.ranks import LOOKS_PER_S, RankWatch
 from runbook.launch.slurm.ranks import OwnRanks
-from runbook.launch.watchdog import Budgets, Watchdog
+from runbook.launch.watch.ranks import LOOKS_PER_S, RankWatch
+from runbook.launch.watch.watchdog import Budgets, Watchdog
 from tests.launch.helpers import rank
 
 TOKEN = "ab12"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.detectors import Anomaly, Monitor, record_anomaly
-from runbook.launch.watchdog import Thresholds
+from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
+from runbook.launch.watch.watchdog import Thresholds
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
 

@@ -15,8 +15,8 @@ from nsa.launch.heartbeat import Heartbeat
 from runbook.folder.launch import read_training_csv
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.reaper import carriers
-from runbook.launch.watchdog import Thresholds
+from runbook.launch.watch.watchdog import Thresholds
+from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchStatus
 from runbook.stats import WindowTooShort, last_window
 from runbook.tools.watch import Watcher

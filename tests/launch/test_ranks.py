@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from runbook.launch.ranks import RankWatch
+from runbook.launch.watch.ranks import RankWatch
 
 TOKEN = "ab12"
 

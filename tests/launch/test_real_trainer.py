@@ -15,7 +15,7 @@ import pytest
 from runbook.folder.launch import read_launch
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.reaper import carriers
+from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.shared import crowded
 

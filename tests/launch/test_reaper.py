@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from runbook.launch.reaper import carriers, environment_holds, kill_all, signal_owned
+from runbook.process.reaper import carriers, environment_holds, kill_all, signal_owned
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import pytest
 from runbook.folder.documents import RESOURCES
 from runbook.folder.names import RESOURCES_CSV
 from runbook.folder.rows import read_rows
-from runbook.launch.ranks import RankState
-from runbook.launch.resources import ResourceLog
+from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.resources import ResourceLog
 
 
 def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.load import Load
-from runbook.launch.classify import End
-from runbook.launch.flight import read_flights
-from runbook.launch.incident import bundle
-from runbook.launch.straggler import Straggler, find_straggler
+from runbook.launch.end.classify import End
+from runbook.launch.incident.bundle import bundle
+from runbook.launch.incident.flight import read_flights
+from runbook.launch.incident.straggler import Straggler, find_straggler
 from runbook.records import LaunchStatus
 from tests.launch.test_flight import BUS, GRAD, START, TOKEN, steps, write
 

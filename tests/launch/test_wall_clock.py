@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.ranks import RankWatch
 from runbook.launch.slurm.files import RankOnNode
 from runbook.launch.slurm.ranks import RanksOnNodes
-from runbook.launch.wall_clock import WallGap
+from runbook.launch.watch.ranks import RankWatch, WallGap
 
 TOKEN = "ab12"
 

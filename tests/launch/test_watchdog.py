@@ -7,8 +7,8 @@ import pytest
 from nsa.toggles import TOGGLES
 from runbook.errors import UsageError
 from runbook.launch import Budgets
-from runbook.launch.ranks import RankState
-from runbook.launch.watchdog import Thresholds, Watchdog, blame
+from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.watchdog import Thresholds, Watchdog, blame
 from tests.launch.helpers import fake_launch, rank
 
 

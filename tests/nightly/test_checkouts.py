@@ -11,7 +11,7 @@ import pytest
 
 from nsa.contract import package_digest
 from runbook.launch import commits
-from runbook.launch.processes import build_environment
+from runbook.launch.environment import build_environment
 
 
 def git(folder: Path, *words: str) -> str:

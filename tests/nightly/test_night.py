@@ -15,7 +15,7 @@ import pytest
 from runbook.errors import ProgramExit
 from runbook.folder.manifest import check_manifest
 from runbook.launch.commits import CHECKOUTS
-from runbook.launch.reaper import carriers
+from runbook.process.reaper import carriers
 from runbook.records import Outcome, RunRecord
 
 ROOT = Path(__file__).parents[2]

@@ -8,11 +8,12 @@ import pytest
 
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
-from runbook.collect import git
 from runbook.config import load_profile
 from runbook.config.nightly import load_nightly
-from runbook.engine.options import RunOptions, prepare
+from runbook.config.setup import RunOptions
+from runbook.engine.prepare import prepare
 from runbook.errors import UsageError
+from runbook.machine import git
 from tests.cli.shell import inside
 
 NIGHTLY = COMMANDS["nightly"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 from nsa.contract import Phase
 from runbook.errors import UsageError
 from runbook.folder.own_log import read_own_log, rows_of
-from runbook.launch.own import Growth, OwnWatch, classify_own
-from runbook.launch.processes import build_environment
+from runbook.launch.environment import build_environment
+from runbook.launch.foreign.trainer import ForeignWatch, classify_foreign
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import LogMap, OwnTrainer
 from runbook.tools.guess import guess, templated
@@ -123,26 +122,6 @@ def test_a_log_without_arrivals_has_no_clock(tmp_path: Path) -> None:
     assert _read(tmp_path, "step,train/loss\n1,4\n", "0,1,1\n") == (None, ())
 
 
-def test_a_file_that_is_written_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
-    growth = Growth()
-    growth.path = tmp_path / "m.csv"
-    assert growth.lines() == []
-    growth.path.write_text("a\n1\n")
-    assert growth.lines() == [b"a", b"1"]
-    with growth.path.open("a") as more:
-        more.write("2\n3")
-    assert growth.lines() == [b"2"] and growth.again == 0
-    growth.path.write_text("a,b\n1,\n2,\n3,\n4,\n")
-    assert growth.lines()[0] == b"a,b" and growth.again == 1
-
-
-def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
-    growth = Growth()
-    growth.path = tmp_path / "m.csv"
-    os.mkfifo(growth.path)
-    assert growth.lines() == [] and growth.at is None
-
-
 @pytest.mark.parametrize(
     ("code", "oom", "console", "status", "said"),
     [
@@ -164,7 +143,7 @@ def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
 def test_what_an_end_means(
     code: int, oom: tuple[int, int], console: list[str], status: LaunchStatus, said: str
 ) -> None:
-    end = classify_own(code, oom=oom, console=console, step=0, steps=60)
+    end = classify_foreign(code, oom=oom, console=console, step=0, steps=60)
     assert end.status is status and said in end.cause
 
 
@@ -172,12 +151,12 @@ def test_what_an_end_means(
 def test_an_abort_while_python_ends_is_none_of_a_step(code: int, signal: str) -> None:
     said = ["step 60", "terminate called without an active exception"]
     failed = [f"E1 failed (exitcode: {code}) local_rank: 1 (pid: 7) of binary: python"]
-    after = classify_own(1, oom=(0, 0), console=[*said, *failed], step=60, steps=60)
+    after = classify_foreign(1, oom=(0, 0), console=[*said, *failed], step=60, steps=60)
     assert (after.status, after.kind) == (LaunchStatus.CRASHED, Kind.AT_EXIT)
     assert after.culprit_rank == 1 and f"{signal} while Python ended" in after.cause
-    before = classify_own(1, oom=(0, 0), console=[*said, *failed], step=40, steps=60)
+    before = classify_foreign(1, oom=(0, 0), console=[*said, *failed], step=40, steps=60)
     assert before.kind is Kind.NONE and signal in before.cause
-    other = classify_own(1, oom=(0, 0), console=["step 60", *failed], step=60, steps=60)
+    other = classify_foreign(1, oom=(0, 0), console=["step 60", *failed], step=60, steps=60)
     assert other.kind is Kind.NONE
 
 
@@ -201,7 +180,7 @@ def test_a_line_says_that_it_is_ready_and_a_row_that_it_trains(tmp_path: Path) -
         name="run", phase="baseline", kind="own", argv=own.argv(ranks=2, steps=3), env={},
         run_dir="run", nproc=2, steps=3, timeout_s=9, own=own,
     )  # fmt: skip
-    watch = OwnWatch(tmp_path, "no such token", time.monotonic(), launch)
+    watch = ForeignWatch(tmp_path, "no such token", time.monotonic(), launch)
     console, log = tmp_path / "console.log", tmp_path / "own" / "m.csv"
     phases = []
     for text, path in (("not ready\n", console), ("ready\n", console),

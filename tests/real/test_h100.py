@@ -12,15 +12,14 @@ import pytest
 
 from nsa.witness.effect_watch import kernel_name, operators_by_branch
 from nsa.witness.profiling import HOST, WORK, Recorded, summarize
-from runbook.collect.device_counters import counters_of_xml
-from runbook.collect.gpu_facts import gpu_drafts
-from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
 from runbook.config import load_profile
 from runbook.folder.documents import GPU_SAMPLES, read_console
 from runbook.folder.rows import read_rows
-from runbook.launch.classify import End
-from runbook.launch.incident import bundle
-from runbook.launch.nccl_flight import read_nccl_rows
+from runbook.launch.end.classify import End
+from runbook.launch.incident.bundle import bundle
+from runbook.launch.incident.flight import read_nccl_rows
+from runbook.machine.gpu.facts import gpu_drafts
+from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
 from runbook.records import LaunchResult, LaunchStatus
 from tests.launch.test_hang_on_a_gpu import HANGS, missing
 from tests.real import H100, unread_fields
@@ -72,7 +71,7 @@ def test_the_matrix_is_read_behind_its_escape_codes() -> None:
 
 
 def test_the_xml_and_nvml_tell_the_same_counters() -> None:
-    (by_smi,) = counters_of_xml(SMI)["gpus"]
+    (by_smi,) = parse_nvidia_smi(SMI).document()["gpus"]
     (by_nvml,) = DEVICES["gpus"]
     for name, value in by_nvml["counters"].items():
         if not name.endswith("_violation_s"):  # times, which the XML does not have

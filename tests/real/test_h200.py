@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from nsa.attention.triton.tuned import file_of
-from runbook.collect.detect import profile_for
-from runbook.collect.device_counters import counters_of_xml
-from runbook.collect.gpu_facts import gpu_drafts
-from runbook.collect.nvidia import parse_nvidia_smi, parse_topology
 from runbook.config import load_profile
+from runbook.machine.detect import profile_for
+from runbook.machine.gpu.facts import gpu_drafts
+from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
 from tests.real import H200, unread_fields
 
 SMI = (H200 / "nvidia_smi.xml").read_text()
@@ -16,7 +15,7 @@ SMI = (H200 / "nvidia_smi.xml").read_text()
 def test_it_is_the_card_of_its_profile() -> None:
     (card,) = parse_nvidia_smi(SMI).gpus
     assert unread_fields(card) == []
-    name, why = profile_for([(card.name, 5)])
+    name, why = profile_for([(card.name, card.link["gen_max"])])
     assert (name, why) == ("h200x1", "found 1 x NVIDIA H200")
     hardware = load_profile(name).hardware
     assert hardware is not None and hardware.gpu_name in card.name
@@ -34,6 +33,6 @@ def test_its_facts_hold_no_fault() -> None:
 
 
 def test_its_counters_count_nothing() -> None:
-    (card,) = counters_of_xml(SMI)["gpus"]
+    (card,) = parse_nvidia_smi(SMI).document()["gpus"]
     wrong = {name: n for name, n in card["counters"].items() if n and "violation" not in name}
     assert wrong == {}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from runbook.launch import Budgets, run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.reaper import carriers
 from runbook.launch.slurm.launcher import SlurmLauncher
 from runbook.launch.slurm.script import Request
+from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 
 ONE_RANK = str(Path(__file__).with_name("one_rank.py"))

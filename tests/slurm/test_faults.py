@@ -21,8 +21,8 @@ import pytest
 from runbook.folder.launch import read_launch
 from runbook.launch import StopRequest, adopt_launch
 from runbook.launch.observer import Observer
-from runbook.launch.reaper import carriers
 from runbook.launch.slurm.files import JOB_JSON, NODE_TOKEN_VARIABLE, last_state
+from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.shared import crowded
 from tests.slurm.cluster import Cluster

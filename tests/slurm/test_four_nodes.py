@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runbook.engine.verify import verify_run
-from runbook.launch.reaper import carriers
+from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster
 

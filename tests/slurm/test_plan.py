@@ -14,7 +14,7 @@ import pytest
 
 from runbook.engine.verify import verify_run
 from runbook.folder.manifest import check_manifest
-from runbook.launch.reaper import carriers
+from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from runbook.config.setup import RunOptions
 from runbook.engine.judge import write_facts
 from runbook.engine.on_nodes import _gathered
-from runbook.engine.options import RunOptions, prepare
-from runbook.engine.where import request_of
+from runbook.engine.prepare import prepare
 from runbook.errors import UsageError
 from runbook.folder.names import LAUNCH_JSON
 from runbook.launch import run_launch
@@ -24,9 +24,10 @@ from runbook.launch.slurm.files import (
     keep_nodes,
     kept_nodes,
 )
-from runbook.launch.slurm.script import Request, agent_script, printed_script
+from runbook.launch.slurm.script import Request, agent_script, printed_script, request_of
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
+from tests.slurm.helpers import launcher
 
 ASKED = RunOptions(phases="baseline", profile="cpu", launcher="slurm", nodes=2, partition="gpu")
 
@@ -177,6 +178,6 @@ def test_preflight_names_the_nodes_in_the_order_in_which_launches_take_them(tmp_
         append_record(root / name / NODE_JSONL, NodeState(node=name, index=index))
         write_facts(root / name, {})
     (root.parent / LAUNCH_JSON).write_text("{}")
-    facts = _gathered(tmp_path, root)
+    facts = _gathered(tmp_path, root.parent, launcher(tmp_path))
     assert facts[NODE_NAMES].value == "n1, n0, n2"
     assert kept_nodes(tmp_path) == ("n1", "n0", "n2")

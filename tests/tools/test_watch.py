@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.launch.watchdog import Thresholds
+from runbook.launch.watch.watchdog import Thresholds
 from runbook.tools.watch import Watcher, live_stacks
 from tests.shared import crowded
 

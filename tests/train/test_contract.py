@@ -12,7 +12,7 @@ import pytest
 from nsa import contract
 from nsa.contract import COMMON_FIELDS, Event, ExitCode, Phase
 from nsa.layer import GateStats
-from runbook.launch import reaper
+from runbook.process import reaper
 from tests.train.launching import Launch, environment
 
 MAY_BE_IMPORTED = ("nsa", "nsa.contract", "nsa.toggles", "nsa.settings", "nsa.torch_env")

@@ -19,16 +19,14 @@ from runbook.errors import RunbookError
 from runbook.files import make_private_dir
 from runbook.folder.lines import LineTail
 from runbook.folder.names import CONSOLE_LOG
-from runbook.launch.command import NO_LOG_FOLDER, free_port, on_loopback
 from runbook.launch.host import Host
-from runbook.launch.incident import read_outside
-from runbook.launch.reaper import signal_owned
+from runbook.launch.incident.bundle import read_outside
+from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
 from runbook.launch.slurm.commands import node_words
 from runbook.launch.slurm.files import (
     ASKS_JSONL,
     END_ALL,
     JOB_JSON,
-    NODE_FOLDER_VARIABLE,
     NODE_JSONL,
     NODE_TOKEN_VARIABLE,
     NODES,
@@ -46,6 +44,8 @@ from runbook.launch.slurm.files import (
     write_record,
 )
 from runbook.launch.slurm.ranks import OwnRanks
+from runbook.launch.torchrun import as_typed, free_port, on_loopback, rendezvous
+from runbook.process.reaper import signal_owned
 
 _POLL_S = 0.1
 _TELL_EVERY_S = 1.0
@@ -183,15 +183,9 @@ class Agent:
             return on_loopback(self.job.argv, free_port())
         meet = self._meet(address)
         host = self.state.index == 0
-        words = [
-            NO_LOG_FOLDER,
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={meet.address}:{meet.port}",
-            f"--rdzv-id={self.job.run_token}",
-            f"--rdzv-conf=is_host={int(host)}",
-            f"--local-addr={address}",
-        ]
-        return [sys.executable, "-m", "torch.distributed.run", *words, *self.job.argv]
+        words = rendezvous(f"{meet.address}:{meet.port}", self.job.run_token)
+        own = [f"--rdzv-conf=is_host={int(host)}", f"--local-addr={address}"]
+        return as_typed([*words, *own, *self.job.argv])
 
     def _meet(self, address: str) -> Rendezvous:
         """Where torchrun's agents meet: the first node says it, the others read it."""

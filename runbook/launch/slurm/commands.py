@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runbook.collect.probe import run_tool
-from runbook.launch.place import RefusedError
+from runbook.launch.launcher_api import RefusedError
+from runbook.process.start import run_tool
 
 TOOLS = ("sbatch", "scontrol", "squeue", "scancel")
 _TIMEOUT_S = 20.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from runbook.launch.classify import End
+from runbook.launch.end.classify import End
 from runbook.launch.slurm.commands import JobState, node_words
 from runbook.records import Kind, LaunchStatus
 

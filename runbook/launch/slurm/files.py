@@ -30,8 +30,6 @@ NODE_JSONL = "node.jsonl"
 ASKS_JSONL = "asks.jsonl"
 # Carried by everything that an agent starts, beside the token of the launch.
 NODE_TOKEN_VARIABLE = "RUNBOOK_NODE_TOKEN"  # noqa: S105 - the name of a variable
-# Where the agent of this node keeps what belongs to the node.
-NODE_FOLDER_VARIABLE = "RUNBOOK_NODE_FOLDER"
 # Instead of a signal: read the stack of the rank from outside; end everything on the node.
 READ_OUTSIDE = 0
 END_ALL = -1

@@ -9,9 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsa.contract import STACKDUMPS
-from runbook.launch.classify import End
-from runbook.launch.place import Aftermath, Start
-from runbook.launch.ranks import RankState
+from runbook.launch.end.classify import End
+from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.slurm.commands import (
     JobState,
     SlurmError,
@@ -32,6 +31,7 @@ from runbook.launch.slurm.files import (
 )
 from runbook.launch.slurm.gather import gather
 from runbook.launch.slurm.ranks import RanksOnNodes
+from runbook.launch.watch.ranks import RankState
 
 # How often Slurm is asked; the files are looked at ten times a second.
 _ASK_EVERY_S = 1.0

@@ -11,9 +11,6 @@ import time
 from pathlib import Path
 
 from runbook.folder.lines import LineTail
-from runbook.launch.endings import has_ended_under
-from runbook.launch.ranks import RankState, RankWatch
-from runbook.launch.reaper import environment_holds
 from runbook.launch.slurm.files import (
     NODE_JSONL,
     NODE_TOKEN_VARIABLE,
@@ -21,6 +18,9 @@ from runbook.launch.slurm.files import (
     node_folders,
     parse_record,
 )
+from runbook.launch.watch.ranks import RankState, RankWatch
+from runbook.process.ended import has_ended_under
+from runbook.process.reaper import environment_holds
 
 
 class OwnRanks(RankWatch):

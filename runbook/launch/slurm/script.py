@@ -14,9 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.launch.command import TORCHRUN, completed
+from runbook.config.setup import Setup
+from runbook.launch.command import completed
 from runbook.launch.slurm.files import job_name
+from runbook.launch.torchrun import rendezvous
 from runbook.records import Launch
+from runbook.records.launch import TORCHRUN
 
 # Slurm ends a job by itself only if the harness could not: after its own limit and this.
 _MARGIN_S = 300.0
@@ -55,6 +58,16 @@ class Request:
         return [*words, f"--nodelist={','.join(chosen)}"] if chosen else words
 
 
+def request_of(setup: Setup) -> Request:
+    """What is asked of Slurm for each launch of a run."""
+    options, profile = setup.options, setup.profile
+    return Request(
+        partition=options.partition,
+        account=options.account,
+        gpus_per_node=profile.ranks // options.nodes if profile.has_gpu else 0,
+    )
+
+
 # One task on each node with all of its processors; one that ends leaves the others to the harness.
 _SRUN = ("srun", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none")
 
@@ -76,11 +89,7 @@ def printed_script(launch: Launch, request: Request) -> str:
     start = [*_SRUN]
     if words[0] == TORCHRUN and launch.nodes > 1:
         lines.append('head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
-        meet = [
-            "--rdzv-backend=c10d",
-            f'--rdzv-endpoint="$head:{_PORT}"',
-            '--rdzv-id="$SLURM_JOB_ID"',
-        ]
+        meet = rendezvous(f'"$head:{_PORT}"', '"$SLURM_JOB_ID"')
         line = f"{shlex.join([*start, words[0]])} {' '.join(meet)} {shlex.join(words[1:])}"
     else:
         line = shlex.join([*start, *words])

@@ -18,8 +18,8 @@ from runbook.files import make_new_dir, make_private_dir
 from runbook.folder.heartbeats import heartbeat_files, heartbeats_in
 from runbook.folder.launch import read_training_csv
 from runbook.launch import StopRequest
-from runbook.launch.reaper import carriers
-from runbook.launch.straggler import SHORT_OF_CPUS
+from runbook.launch.incident.straggler import SHORT_OF_CPUS
+from runbook.process.reaper import carriers
 from runbook.records import LaunchStatus
 from runbook.tools.drill.faults import Fault
 from runbook.tools.drill.scene import Scene, play

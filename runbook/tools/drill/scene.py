@@ -30,9 +30,10 @@ from nsa.contract import (
 from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.launch import Budgets, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.launch.reaper import TOKEN_VARIABLE, carriers
-from runbook.launch.watchdog import Thresholds
+from runbook.launch.watch.watchdog import Thresholds
+from runbook.process.reaper import TOKEN_VARIABLE, carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records.launch import torchrun
 from runbook.tools.drill.faults import BUDGET_S, FAULTS, Fault
 
 _TIMEOUT_S = 240.0
@@ -74,7 +75,7 @@ def drill_launch(fault: Fault, *, name: str, extra: tuple[str, ...] = ()) -> Lau
         name=name,
         phase="drill",
         kind="trainer",
-        argv=("torchrun", "--nproc_per_node=2", *inject, *trainer, *steps, *extra),
+        argv=(*torchrun(2), *inject, *trainer, *steps, *extra),
         env={"NSA_PREFILL_BATCHED": "1"},
         run_dir=name,
         nproc=2,

@@ -14,7 +14,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.errors import UsageError
-from runbook.launch.reaper import TOKEN_VARIABLE
+from runbook.process.reaper import TOKEN_VARIABLE
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.faults import FAULTS, Fault, select
 from runbook.tools.drill.runner import DrillReport, judge_scene

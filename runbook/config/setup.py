@@ -1,0 +1,230 @@
+"""What a run is asked to do, and that resolved: a profile, settings and phases, as plain values.
+
+Nothing here starts, reads or looks for anything; `runbook.engine.prepare` resolves what a person
+asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from runbook.config.load import is_profile_file, load_profile_document
+from runbook.config.precedence import with_config
+from runbook.config.profile import Profile
+from runbook.config.settings import Settings, parse_settings
+from runbook.errors import UsageError
+from runbook.folder.names import RECORD_FILE
+from runbook.records import Launch, RunRecord
+from runbook.records.own_trainer import for_own
+from runbook.records.phase import Phase, PlanContext
+from runbook.records.run import PACKAGE, PACKAGE_PATH, Invocation, lasting
+from runbook.registry import select
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Invocation):
+    """The command line of `runbook run`, as values.
+
+    `phases` is `all` or names with commas between; `profile` a name, a file or `auto`. `shell` has
+    the settings of the caller's shell, `preset` the name of one; resolved, they are in `settings`
+    too. `retry` false forbids the second attempt after a stall; `keep_going` starts launches on a
+    machine that preflight found wrong, and again where the same command ended badly. With a `plan`
+    the phases are its own, as far as `until`. A `dry_run` only plans, so it needs no GO.
+    """
+
+    phases: str = "all"
+    profile: str = "auto"
+    command: str = ""
+    from_shell: Mapping[str, str] = field(default_factory=dict)
+    preset: str = ""
+    formats: tuple[str, ...] = ("md",)
+    retry: bool = True
+    keep_going: bool = False
+    until: str = ""
+    dry_run: bool = False
+
+    def invocation(self) -> Invocation:
+        """What a command line needs to ask for the same again."""
+        kept = {field.name: getattr(self, field.name) for field in fields(Invocation)}
+        named = {"profile": self.profile, "plan": self.plan}
+        files = {name: lasting(text) for name, text in named.items() if is_profile_file(text)}
+        return Invocation(**kept | files | {"out": lasting(self.out)})
+
+    def document(self) -> dict[str, str | int | float | bool | None]:
+        """The part of the options that judging again needs, as run.json keeps it."""
+        return {
+            **self.invocation().options(),
+            "phases": self.phases,
+            "preset": self.preset,
+            "retry": self.retry,
+            "keep_going": self.keep_going,
+            "formats": ",".join(self.formats),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Options resolved: the profile, the settings, the phases in running order.
+
+    `planned` are their launches as far as they are known before anything ran, for estimates.
+    `refused` says why the plan of a dry run would not be started.
+    `package` is the digest of the package under test as the run began, `package_path` its folder.
+    """
+
+    options: RunOptions
+    profile: Profile
+    settings: Settings
+    phases: tuple[Phase, ...]
+    planned: tuple[Launch, ...] = ()
+    refused: str = ""
+    package: str = ""
+    package_path: str = ""
+
+    def context(self, choices: Mapping[str, str]) -> PlanContext:
+        """What a phase plans and judges with, given what earlier phases chose."""
+        options = self.options
+        # In the words that the record keeps, so that judging again prints the same commands.
+        words = tuple(f"{name}={text}" for name, text in self.settings.texts().items())
+        return PlanContext(
+            profile=self.profile,
+            toggles=self.settings.toggles,
+            config_overrides=self.settings.config_overrides,
+            choices=dict(choices),
+            steps_scale=options.steps_scale,
+            protocol=options.protocol,
+            aa=options.aa,
+            seed=options.seed,
+            gpu_hour_price=options.gpu_hour_price,
+            reference=options.reference,
+            head=options.head,
+            nodes=options.nodes,
+            package=self.package,
+            package_path=self.package_path,
+            invocation=replace(options.invocation(), settings=words),
+        )
+
+    @property
+    def stops(self) -> bool:
+        """Does nothing start behind a phase that did not pass?"""
+        return self.profile.plan is not None and self.profile.plan.stops
+
+    @property
+    def standing(self) -> str:
+        """Behind which run its plan starts, and that this one was looked at; empty if none."""
+        plan = self.profile.plan
+        if plan is None or not plan.go:
+            return ""
+        return f"behind {plan.go}: its files are those that it wrote, its numbers come out again"
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """What a GO needs: the profile's checks, and all of a phase that was asked for by name
+        and of which the profile requires none."""
+        named = {name.strip() for name in self.options.phases.split(",")}
+        decided = {check.partition(".")[0] for check in self.profile.required}
+        extra = [
+            check
+            for phase in self.phases
+            if phase.name in named - decided
+            for check in phase.check_ids(self.context({}))
+        ]
+        context = self.context({})
+        of_nodes = [check for phase in self.phases for check in phase.needed_on_nodes(context)]
+        return tuple(dict.fromkeys((*self.profile.required, *extra, *of_nodes)))
+
+    def plan(self) -> list[tuple[Phase, list[Launch]]]:
+        """Each phase with its launches, as far as they are known before anything ran."""
+        context = self.context({})
+        return [(phase, phase.plan(context)) for phase in self.phases]
+
+    @property
+    def cuda_exports(self) -> dict[str, str]:
+        """What launches set for CUDA itself, such as the visible devices."""
+        return {name: text for name, text in self.exports.items() if name.startswith("CUDA_")}
+
+    @property
+    def exports(self) -> dict[str, str]:
+        """The variables of every launch that can use them; no NSA_* of a trainer of one's own."""
+        chosen = self.profile.variables | dict(self.settings.toggles)
+        if self.profile.own_trainer is None:
+            return chosen
+        return for_own(chosen)
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Where each of these variables, and each other setting, comes from."""
+        known = dict.fromkeys(self.profile.variables, f"profile {self.profile.name}")
+        return known | dict(self.settings.sources)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What a person gave for this run, as text by name."""
+        return self.settings.texts()
+
+    def profile_document(self) -> dict[str, Any]:
+        """The profile with nothing left to look up."""
+        document: dict[str, Any] = self.profile.model_dump(mode="json")
+        return document
+
+    def profile_sha256(self) -> str:
+        """The digest of that document."""
+        text = json.dumps(self.profile_document(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_launches(setup: Setup) -> Setup:
+    """The setup with the launches of its phases."""
+    context = setup.context({})
+    launches = tuple(launch for phase in setup.phases for launch in phase.plan(context))
+    return replace(setup, planned=launches)
+
+
+def phase_problems(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:
+    """The phases of which the profile says nothing, each in a line."""
+    known = ", ".join(profile.phases)
+    return [
+        f"profile {profile.name} says nothing of phase {phase.name}; it has: {known}"
+        for phase in phases
+        if phase.name not in profile.phases
+    ]
+
+
+def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named: str = "") -> Setup:
+    """The setup of an earlier run, from its record alone.
+
+    `profile` replaces the one it used; `named` is how a person names that one.
+    """
+    kept = record.options
+    before = Invocation.recorded(record.profile, record.settings, kept)
+    asked = vars(before) | {"profile": named or (profile.name if profile else before.profile)}
+    options = RunOptions(
+        **asked,
+        phases=str(kept["phases"]),
+        command=record.command,
+        formats=tuple(str(kept["formats"]).split(",")) if kept["formats"] else (),
+        retry=bool(kept["retry"]),
+        keep_going=bool(kept.get("keep_going")),
+    )
+    profile = profile or load_profile_document(record.profile_document, where=RECORD_FILE)
+    phases = tuple(select(options.phases, profile.phases))
+    if problems := phase_problems(profile, phases):
+        raise UsageError(problems)
+    settings = replace(parse_settings(options.settings), sources=record.given_by)
+    profile = with_config(profile, settings.config)
+    return Setup(
+        options=options,
+        profile=profile,
+        settings=settings,
+        phases=phases,
+        package=record.environment.get(PACKAGE, ""),
+        package_path=record.environment.get(PACKAGE_PATH, ""),
+    )
+
+
+def setup_to_resume(record: RunRecord) -> Setup:
+    """The setup of a run that goes on, with its plan."""
+    return with_launches(setup_of_record(record))

@@ -1,0 +1,1 @@
+"""How a launch ended, and for what reason."""

@@ -1,0 +1,1 @@
+"""Launches of a trainer that is not ours, which writes no heartbeats that we know."""

@@ -1,0 +1,292 @@
+"""Anomalies: what one is, when a reading of a run directory's tables is one, and their record."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from nsa.contract import GATES_CSV, HALT_FILE
+from runbook.files import utc_text, write_atomic
+from runbook.folder.lines import TableTail
+from runbook.folder.names import ANOMALIES_JSONL, ANOMALY_TYPE
+from runbook.launch.watch.readings import Readings
+from runbook.launch.watch.watchdog import Thresholds
+
+_RECENT = 50
+_FEWEST = 10
+_SPREAD_OF_MAD = 1.4826
+_SIGNIFICANT = 4
+_ALMOST_NOTHING = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anomaly:
+    """One finding: `kind` is a fixed word, `text` one line for a person.
+
+    halts: a watcher that may halt a run halts it for this.
+    """
+
+    kind: str
+    text: str
+    step: int | None = None
+    rank: int | None = None
+    path: str = ""
+    halts: bool = True
+
+    def line(self) -> str:
+        """`kind: text`."""
+        return f"{self.kind}: {self.text}"
+
+
+def record_anomaly(run_dir: Path, anomaly: Anomaly, *, halt: bool) -> None:
+    """Append to `anomalies.jsonl`; the first one becomes `.anomaly_type` and, if asked, `.HALT`.
+
+    One that halts nothing becomes neither. An existing `.anomaly_type` or `.HALT` is never
+    replaced: the first reason is the reason. Raises `OSError` if the disk refuses.
+    """
+    entry = {"ts": utc_text(), **asdict(anomaly)}
+    with (run_dir / ANOMALIES_JSONL).open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(entry) + "\n")
+    if not anomaly.halts:
+        return
+    if not (run_dir / ANOMALY_TYPE).exists():
+        write_atomic(run_dir / ANOMALY_TYPE, anomaly.line() + "\n")
+    if halt and not (run_dir / HALT_FILE).exists():
+        write_atomic(run_dir / HALT_FILE, anomaly.line() + "\n")
+
+
+def number(row: Mapping[str, str], name: str) -> float | None:
+    """A column as a number; None if it is missing, empty or no number."""
+    try:
+        return float(row[name])
+    except (KeyError, ValueError):
+        return None
+
+
+class RowDetectors:
+    """Everything that is decided from the readings of the steps."""
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._loss, self._norm = _Loss(limits), _GradientNorm(limits)
+        self._flat, self._memory = _Flatline(limits), _Growth(limits)
+
+    def feed(self, row: Mapping[str, str]) -> Iterator[Anomaly]:
+        """The anomalies that this row completes."""
+        step = number(row, "step")
+        if step is None or not math.isfinite(step):
+            return
+        for detector in (self._loss, self._norm, self._flat, self._memory):
+            found = detector.feed(row, int(step))
+            if found is not None:
+                yield found
+
+
+class _Detector:
+    """Keeps the recent readings of one column."""
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def _usual(self) -> float:
+        """The median of the recent readings; 0 while there are too few."""
+        return statistics.median(self._recent) if len(self._recent) >= _FEWEST else 0.0
+
+
+class _Loss(_Detector):
+    def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
+        loss = number(row, "loss")
+        if loss is None:
+            return None
+        if not math.isfinite(loss):
+            return Anomaly(kind="nonfinite_loss", text=f"loss {loss} at step {step}", step=step)
+        middle = self._spike_over(loss)
+        self._recent.append(loss)
+        if middle is None:
+            return None
+        text = f"loss {loss:.4g} at step {step}, median of the {_RECENT} steps before {middle:.4g}"
+        return Anomaly(kind="loss_spike", text=text, step=step)
+
+    def _spike_over(self, loss: float) -> float | None:
+        if len(self._recent) < _FEWEST:
+            return None
+        middle = statistics.median(self._recent)
+        if loss <= middle + self._limits.spike_share * abs(middle):
+            return None
+        spread = _SPREAD_OF_MAD * statistics.median(abs(x - middle) for x in self._recent)
+        return middle if loss > middle + self._limits.spike_spreads * spread else None
+
+
+class _GradientNorm(_Detector):
+    _zeros = 0
+
+    def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
+        norm = number(row, "grad_norm")
+        if norm is None:
+            return None
+        self._zeros = self._zeros + 1 if norm == 0 else 0
+        patience = self._limits.zero_gradient_n
+        if patience and self._zeros == patience:
+            text = f"gradient norm 0 in {patience} steps up to step {step}: nothing is learned"
+            return Anomaly(kind="zero_gradients", text=text, step=step)
+        middle = self._usual()
+        if math.isfinite(norm):
+            self._recent.append(norm)
+        if middle > 0 and not norm <= self._limits.explosion_factor * middle:
+            text = f"gradient norm {norm:.4g} at step {step}, median before {middle:.4g}"
+            return Anomaly(kind="exploding_gradients", text=text, step=step)
+        return None
+
+
+class _Flatline(_Detector):
+    """A throughput reading that stands still, or has fallen to almost nothing.
+
+    Equal readings count only if they have four digits that could differ: a file that rounds to
+    whole tokens repeats itself honestly.
+    """
+
+    _last, _equal, _low = "", 0, 0
+
+    def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
+        rate, text = number(row, "toks_per_s"), row.get("toks_per_s", "").strip()
+        patience = self._limits.flatline_n
+        if rate is None or patience < 2:
+            return None
+        telling = len(text.strip("-0").replace(".", "")) >= _SIGNIFICANT
+        self._equal = self._equal + 1 if text == self._last and telling else 1
+        self._last = text
+        usual = self._usual()
+        is_low = rate <= _ALMOST_NOTHING * usual if usual else rate <= 0
+        self._low = self._low + 1 if is_low else 0
+        if not is_low:
+            self._recent.append(rate)
+        if self._equal == patience:
+            what = f"throughput reads {text} tok/s {patience} times in a row, up to step {step}"
+        elif self._low == patience:
+            what = (
+                f"throughput {rate:g} tok/s in {patience} steps up to step {step}, usual {usual:g}"
+            )
+        else:
+            return None
+        return Anomaly(kind="throughput_flatline", text=what, step=step)
+
+
+class _Growth:
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._block: list[float] = []
+        self._medians: deque[float] = deque(maxlen=limits.growth_blocks + 1)
+        self._rows = 0
+
+    def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
+        used, limits = number(row, "mem_mib"), self._limits
+        if used is None or not math.isfinite(used) or not limits.growth_blocks:
+            return None
+        self._rows += 1
+        if self._rows <= limits.growth_block_rows:
+            return None  # a run fills its caches first
+        self._block.append(used)
+        if len(self._block) < limits.growth_block_rows:
+            return None
+        self._medians.append(statistics.median(self._block))
+        self._block.clear()
+        seen = list(self._medians)
+        if len(seen) <= limits.growth_blocks or any(b <= a for a, b in pairwise(seen)):
+            return None
+        grown = seen[-1] - seen[0]
+        if grown < max(limits.growth_mib, limits.growth_share * seen[0]):
+            return None
+        rows = limits.growth_blocks * limits.growth_block_rows
+        text = f"memory grew from {seen[0]:.0f} to {seen[-1]:.0f} MiB in {rows} rows to step {step}"
+        return Anomaly(kind="memory_growth", text=text, step=step)
+
+
+class GateDetector:
+    """Gates that have settled on one branch, from the readings of gates.csv.
+
+    In the mean over the layers: a collapse of the model, which halts. In the layer that is worst
+    off alone: that is told and halts nothing, because a layer may specialize late in a long run,
+    and whether it did is for the row `gates` and a person to say. A table without the means has
+    none but a collapse of the model.
+    """
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._model, self._layer = _BadReadings(limits), _BadReadings(limits)
+
+    def feed(self, row: Mapping[str, str]) -> Iterator[Anomaly]:
+        """The anomaly whose run of bad readings this one completes; of the model, if both."""
+        worst = number(row, "entropy"), number(row, "max_gate")
+        mean = number(row, "entropy_mean"), number(row, "max_gate_mean")
+        step = number(row, "step")
+        if step is None or not math.isfinite(step):
+            return
+        has_means = mean != (None, None)
+        whole = mean if has_means else worst
+        model, layer = self._model.completed(*whole), self._layer.completed(*worst)
+        if model:
+            text = self._text(step, *whole)
+            yield Anomaly(kind="gate_collapse", text=text, step=int(step))
+        elif layer and has_means:
+            text = f"in one layer, nothing is halted: {self._text(step, *worst)}"
+            yield Anomaly(kind="layer_collapse", text=text, step=int(step), halts=False)
+
+    def _text(self, step: float, entropy: float | None, largest: float | None) -> str:
+        limits = self._limits
+        return (
+            f"{limits.gate_collapse_n} readings in a row up to step {int(step)}: entropy {entropy} "
+            f"(at least {limits.gate_entropy_min:g}), largest share {largest} "
+            f"(at most {limits.gate_max:g})"
+        )
+
+
+class _BadReadings:
+    """Counts the readings of gates, one after the other, that are beyond a limit."""
+
+    def __init__(self, limits: Thresholds) -> None:
+        self._limits = limits
+        self._bad = 0
+
+    def completed(self, entropy: float | None, largest: float | None) -> bool:
+        """Does this reading complete a run of bad ones?"""
+        limits = self._limits
+        low = entropy is not None and not entropy >= limits.gate_entropy_min
+        high = largest is not None and not largest <= limits.gate_max
+        self._bad = self._bad + 1 if low or high else 0
+        return bool(limits.gate_collapse_n) and self._bad == limits.gate_collapse_n
+
+
+class Monitor:
+    """Reads what was added since the last look: the readings of the steps, and gates.csv."""
+
+    def __init__(self, run_dir: Path, limits: Thresholds) -> None:
+        self.run_dir, self.limits = run_dir, limits
+        self.readings = Readings(run_dir)
+        self._gates = TableTail(run_dir / GATES_CSV)
+        self._rows, self._gate = RowDetectors(limits), GateDetector(limits)
+
+    def look(self) -> list[Anomaly]:
+        """What the new rows show, in their order."""
+        found = []
+        for row in self.readings.rows():
+            found += [_named(anomaly, self.readings.path) for anomaly in self._rows.feed(row)]
+        for row in self._gates.rows():
+            found += [_named(anomaly, self._gates.path) for anomaly in self._gate.feed(row)]
+        return found
+
+    def look_and_record(self) -> list[Anomaly]:
+        """Look, write down what was found, and halt the run if that is wanted."""
+        found = self.look()
+        for anomaly in found:
+            record_anomaly(self.run_dir, anomaly, halt=self.limits.halt)
+        return found
+
+
+def _named(anomaly: Anomaly, path: Path | None) -> Anomaly:
+    return replace(anomaly, path=path.name if path else "")

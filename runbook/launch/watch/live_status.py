@@ -1,0 +1,121 @@
+"""What is seen and told of a launch while it runs: its step, its pulse, its numbers, its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from nsa.contract import ENOUGH_FILE, TRAINING_CSV, VAL_CSV, Event
+from runbook.folder.launch import LEGACY_COLUMNS
+from runbook.folder.lines import TableTail
+from runbook.launch.observer import Observer
+from runbook.launch.watch.detectors import Monitor
+from runbook.launch.watch.pulse import pulse_of
+from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.readings import step_of
+from runbook.launch.watch.resources import ResourceLog
+from runbook.launch.watch.watchdog import Thresholds
+from runbook.records import Launch
+
+_EVERY_S = 0.5
+# Which heartbeat tells that a row of a file was written.
+_TOLD_BY = {TRAINING_CSV: Event.PROGRESS, VAL_CSV: Event.EVAL}
+
+
+class LateRows:
+    """Rows that rank 0 says it has written, and that are not in their file yet.
+
+    A row comes before the heartbeat that tells of it. So whoever reads the heartbeat first and the
+    file then finds the row there, however busy the machine is; a trainer that keeps its rows in
+    memory loses them when it is killed. `look` is called after its heartbeats were read.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._tails = {
+            name: TableTail(run_dir / name, headerless=LEGACY_COLUMNS) for name in _TOLD_BY
+        }
+        self._newest = dict.fromkeys(_TOLD_BY, 0.0)
+
+    def look(self, rank: RankState) -> None:
+        """Note in the rank's state how many steps each file is behind, where it is.
+
+        Files of another machine come late by themselves, so of a rank there nothing is noted.
+        """
+        if rank.elsewhere:
+            return
+        for name, tail in self._tails.items():
+            told = rank.latest.get(_TOLD_BY[name], {}).get("step")
+            for row in tail.rows():
+                if (step := step_of(row)) < math.inf:
+                    self._newest[name] = max(self._newest[name], step)
+            if isinstance(told, int) and told > self._newest[name]:
+                behind = told - int(self._newest[name])
+                rank.late_rows[name] = max(rank.late_rows.get(name, 0), behind)
+
+
+class LiveStatus:
+    """Looks at one attempt of a launch from its run directory; decides nothing about its end.
+
+    `notes`: every anomaly of its numbers, in a line of its own. `steps`: how many it will do.
+    `watch` sets the detectors of numbers, without it they do not run. `enough` is asked with the
+    path of training.csv after each round of a schedule; a yes is passed on to the trainer.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        run_dir: Path,
+        *,
+        steps: int,
+        observer: Observer,
+        watch: Thresholds | None,
+        enough: Callable[[Path], bool] | None,
+    ) -> None:
+        self.launch, self.run_dir, self.steps = launch, run_dir, steps
+        self.observer, self.enough = observer, enough
+        self.monitor = Monitor(run_dir, watch) if watch else None
+        looks = launch.watched and launch.has_ranks
+        self.resources = ResourceLog(run_dir) if looks else None
+        self._late_rows = LateRows(run_dir)
+        self.notes: list[str] = []
+        self._reported_step = -1
+        self._looked_at, self._blocks_seen = 0.0, 0
+
+    def tell_step(self, ranks: Mapping[int, RankState]) -> None:
+        """The first rank's step, and what its tables lack, where it is another one than before."""
+        first = ranks.get(0)
+        if first is not None and first.step != self._reported_step:
+            self._reported_step = first.step
+            self._late_rows.look(first)
+            self.observer.launch_progress(self.launch, first.step, self.steps, first.toks_per_s)
+
+    def look(self, ranks: Mapping[int, RankState], *, now: float) -> None:
+        """Twice a second: the pulse, the numbers, what is held; after a block, is it enough?"""
+        if now < self._looked_at + _EVERY_S:
+            return
+        self._looked_at = now
+        pulse = pulse_of(list(ranks.values()), wanted=self.launch.voices, now=now)
+        self.observer.launch_ranks(self.launch, pulse)
+        self.watch_numbers()
+        if self.resources is not None:
+            self.resources.look(ranks.values())
+        self._ask_whether_enough(ranks)
+
+    def watch_numbers(self) -> None:
+        """Note what the numbers that were written since the last time say."""
+        for anomaly in self.monitor.look_and_record() if self.monitor else ():
+            self.notes.append(anomaly.line())
+            self.observer.note(f"{self.launch.name}: {anomaly.line()}")
+
+    def _ask_whether_enough(self, ranks: Mapping[int, RankState]) -> None:
+        schedule = self.launch.schedule
+        if self.enough is None or schedule is None:
+            return
+        first = ranks.get(0)
+        per_round = (schedule.steps + schedule.warmup_steps) * max(map(len, schedule.rounds))
+        blocks = first.step // per_round if first else 0
+        if blocks > self._blocks_seen:
+            self._blocks_seen = blocks
+            if self.enough(self.run_dir / TRAINING_CSV):
+                (self.run_dir / ENOUGH_FILE).touch()

@@ -1,0 +1,257 @@
+"""The live view of a launch: each rank's last sign of life, read from its heartbeat file."""
+
+from __future__ import annotations
+
+import os
+import select
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nsa.contract import Event, Phase
+from runbook.folder.heartbeats import RankFold, heartbeat_files, parse_heartbeat
+from runbook.folder.lines import LineTail
+from runbook.process.ended import exit_code_of, has_ended_under, process_state
+from runbook.process.reaper import environment_holds, holds_file
+
+# Pauses between arrivals that are remembered, and how many of them make a usual one.
+_PAUSES = 16
+_FEWEST_PAUSES = 3
+# Rates and records that are remembered.
+_RATES, _RECORDS = 50, 10
+# Heartbeat files that are looked at in a second, at most: ranks that are more than few are each
+# looked at less often, few whenever somebody asks.
+LOOKS_PER_S, FEW = 1000, 10
+# A clock that is set, and a machine that pauses, make one arrival late or early, and not so many
+# that follow each other.
+_IN_A_ROW = 8
+# Fewer arrivals than these show nothing.
+_LEAST = 3
+
+
+@dataclass(kw_only=True)
+class WallGap:
+    """Of the arrivals of a rank's lines: this machine's wall clock less the time that they bear.
+
+    A line arrives right after it was written, or late; so of some arrivals in a row the nearest
+    counts, and of all such rows the farthest. Memory does not grow with the arrivals.
+    """
+
+    _farthest: float | None = None
+    _nearest: float = 0.0
+    _count: int = 0
+
+    def arrived(self, said: float, now: float) -> None:
+        """A line that bears the time `said` arrives at `now`, both in s since 1970."""
+        gap = now - said
+        if not self._count or abs(gap) < abs(self._nearest):
+            self._nearest = gap
+        self._count += 1
+        if self._count == _IN_A_ROW:
+            if self._farthest is None or abs(self._nearest) > abs(self._farthest):
+                self._farthest = self._nearest
+            self._count = 0
+
+    @property
+    def seconds(self) -> float | None:
+        """s; positive where the rank's clock is behind. None where too few lines arrived."""
+        if self._farthest is not None:
+            return self._farthest
+        return self._nearest if self._count >= _LEAST else None
+
+
+@dataclass(kw_only=True)
+class RankState(RankFold):
+    """What one rank said last, and its process. Times are on the harness's monotonic clock."""
+
+    path: Path
+    pid: int | None = None
+    foreign_pid: int | None = None
+    handle: int | None = None
+    # What its node says of its process, where that is another machine: see `process_state`.
+    told_state: str | None = None
+    died_at: float | None = None
+    parent_saw: int | None = None
+    changed_at: float = 0.0
+    phase_since: float = 0.0
+    toks_per_s: float | None = None
+    longest_step_s: float = 0.0
+    step_started_mono: float | None = None
+    recent: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECORDS))
+    # The newest record of each event, and the rates of the newest steps, tok/s.
+    latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES))
+    # (this process's clock, the rank's) at the first and the latest arrival of ended steps.
+    first_arrival: tuple[float, float] | None = None
+    last_arrival: tuple[float, float] | None = None
+    # Of its wall clock: as seen here, and as its node tells it, where that is another machine.
+    wall_gap: WallGap = field(default_factory=WallGap)
+    elsewhere: bool = False
+    told_gap_s: float | None = None
+    # By the name of a file: how many steps it was behind its rank's word.
+    late_rows: dict[str, int] = field(default_factory=dict)
+    steps_ended: int = 0
+    _step_ended: bool = False
+    _spoke: bool = False
+    _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=_PAUSES))
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Fold one record of this launch in."""
+        super().take(record)
+        self._spoke = True
+        self.recent.append(record)
+        self.latest[self.event] = record
+        rate = record.get("toks_per_s")
+        if self.event == Event.PROGRESS and isinstance(rate, int | float):
+            self.toks_per_s = float(rate)
+            if rate > 0:
+                self.rates.append(float(rate))
+        if self.mono is None:
+            return
+        if self.event == Event.STEP_START:
+            self.step_started_mono = self.mono if self.phase != Phase.FIRST_STEP else None
+        self._step_ended = self._step_ended or self.event == Event.STEP_END
+        self.steps_ended += self.event == Event.STEP_END
+        if self.event == Event.STEP_END and self.step_started_mono is not None:
+            self.longest_step_s = max(self.longest_step_s, self.mono - self.step_started_mono)
+            self.step_started_mono = None
+
+    def arrived(self, now: float) -> None:
+        """What was read since the last call has arrived by `now`, s on this process's clock."""
+        self._pauses.append(now - self.changed_at)
+        self.changed_at = now
+        if self._step_ended and self.mono is not None:
+            self.last_arrival = (now, self.mono)
+            self.first_arrival = self.first_arrival or self.last_arrival
+        if self._spoke and self.ts is not None:
+            self.wall_gap.arrived(self.ts, time.time())
+        self._step_ended = self._spoke = False
+
+    @property
+    def usual_s(self) -> float | None:
+        """The median of its last pauses between arrivals, s; None before there are enough."""
+        return statistics.median(self._pauses) if len(self._pauses) >= _FEWEST_PAUSES else None
+
+    def clocks(self) -> dict[str, float]:
+        """Seconds of its steps by both clocks and how far its wall clock is off, for `RankExit`."""
+        found = {}
+        if (gap := self.gap_s) is not None:
+            found["wall_gap_s"] = round(gap, 3)
+        if self.first_arrival is None or self.last_arrival is None:
+            return found
+        watched, said = (b - a for a, b in zip(self.first_arrival, self.last_arrival, strict=True))
+        return {**found, "watched_s": round(watched, 3), "said_s": round(said, 3)}
+
+    @property
+    def gap_s(self) -> float | None:
+        """How far its wall clock is behind that of its machine, s; None where nobody knows."""
+        return self.told_gap_s if self.elsewhere else self.wall_gap.seconds
+
+    @property
+    def process_state(self) -> str:
+        """The kernel's one-letter state of its process; empty if it cannot be known."""
+        return process_state(self.pid) if self.told_state is None else self.told_state
+
+    @property
+    def ended(self) -> bool:
+        """The rank has said its exit, or its process is gone."""
+        return self.exit_code is not None or self.died_at is not None
+
+
+class RankWatch:
+    """Follows the heartbeat files of one launch; nothing here signals or judges."""
+
+    def __init__(self, run_dir: Path, token: str, started_at: float) -> None:
+        self.run_dir = run_dir
+        self.token = token
+        self.started_at = started_at
+        self.ranks: dict[int, RankState] = {}
+        self._tails: dict[int, LineTail] = {}
+        self._look_at = 0.0
+
+    def close(self) -> None:
+        """Let go of the processes' handles."""
+        for state in self.ranks.values():
+            if state.handle is not None:
+                os.close(state.handle)
+                state.handle = None
+
+    def wait(self, within_s: float, *, child: int | None = None) -> None:
+        """Sleep until the process of a rank, or the child, ends; then read, and note who ended."""
+        poller = select.poll()
+        for state in self.ranks.values():
+            if state.handle is not None:
+                poller.register(state.handle, select.POLLIN)
+        own = os.pidfd_open(child) if child is not None else None
+        try:
+            if own is not None:
+                poller.register(own, select.POLLIN)
+            ready = {handle for handle, _ in poller.poll(within_s * 1000)}
+        finally:
+            if own is not None:
+                os.close(own)
+        if ready or self._is_due():
+            # Heartbeats first: a rank that said its exit and then ended has not died.
+            self.update()
+            self._note_deaths(ready)
+
+    def _is_due(self) -> bool:
+        return time.monotonic() >= self._look_at
+
+    def update(self) -> None:
+        """Read what has been written since the last call."""
+        count = len(self.ranks)
+        self._look_at = time.monotonic() + (count / LOOKS_PER_S if count > FEW else 0.0)
+        for rank, path in heartbeat_files(self.run_dir).items():
+            if rank not in self.ranks:
+                self.ranks[rank] = RankState(
+                    rank=rank,
+                    path=path,
+                    changed_at=self.started_at,
+                    phase_since=self.started_at,
+                )
+                self._tails[rank] = LineTail(path)
+        for rank, state in self.ranks.items():
+            self._follow(state, self._tails[rank])
+
+    def _follow(self, state: RankState, tail: LineTail) -> None:
+        blocks, phase = tail.blocks_read, state.phase
+        for line in tail.lines():
+            record = parse_heartbeat(line)
+            if record is None or (record.get("token") or "") != self.token:
+                continue
+            state.take(record)
+            pid = record.get("pid")
+            if isinstance(pid, int) and state.pid is None and pid != state.foreign_pid:
+                self._adopt(state, pid)
+        if tail.blocks_read > blocks:
+            # The age of a heartbeat is measured from when its file grew, not from what it says: a
+            # clock that jumps can then neither hide a stall nor make one up.
+            state.arrived(time.monotonic())
+            if state.phase != phase:
+                state.phase_since = state.changed_at
+
+    def _adopt(self, state: RankState, pid: int) -> None:
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:
+            state.pid, state.died_at = pid, time.monotonic()
+            return
+        alive = environment_holds(pid, self.token) or holds_file(pid, str(state.path))
+        if alive or has_ended_under(pid, handle, self.token):
+            state.pid, state.handle = pid, handle
+        else:
+            # Never ours: its heartbeats count, its number is not used.
+            os.close(handle)
+            state.foreign_pid = pid
+
+    def _note_deaths(self, readable: set[int]) -> None:
+        for state in self.ranks.values():
+            if state.handle in readable and state.handle is not None and state.pid is not None:
+                state.parent_saw = exit_code_of(state.pid, state.handle)
+                os.close(state.handle)
+                state.handle, state.died_at = None, time.monotonic()

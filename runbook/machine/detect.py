@@ -1,0 +1,99 @@
+"""`--profile auto`: the shipped profile of the cards that are here, or a refusal to guess.
+
+`cpu` proves function only, so it is taken only where nothing of an NVIDIA device is seen. A card
+without a profile, or a driver that does not answer, is for a person to decide.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsa.torch_env import VISIBLE_DEVICES
+from runbook.errors import UsageError
+from runbook.machine.gpu.nvidia_smi import find_nvidia_smi, read_nvidia_smi
+from runbook.machine.gpu.visible import visible_gpus
+
+# Kinds of cards with a profile, by what nvidia-smi calls them, and the profile by their number. Two
+# of them without PCI in the name are modules that NVLink joins.
+_KINDS = {"a100": r"A100.*80GB", "h100": r"H100 80GB HBM3", "h200": r"H200"}
+_PROFILES = {1: "{}x1", 2: "{}x2_nvlink"}
+_NVIDIA_VENDOR = "0x10de"
+_DISPLAY_CLASS = "0x03"  # VGA and 3D controllers; the sound function of a card has another
+
+
+def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
+    """Name of the profile that fits this machine, and the reason in words.
+
+    `root` is where `dev`, `proc` and `sys` are looked for. Raises UsageError where an NVIDIA device
+    or driver is seen that no shipped profile fits: `cpu` has to be asked for by name then.
+    """
+    signs = _nvidia_signs(root)
+    program = find_nvidia_smi()
+    if program is None:
+        if signs:
+            raise _refused([*signs, "nvidia-smi is not installed"])
+        return "cpu", "nvidia-smi is not installed and no NVIDIA device is seen: no GPU to use"
+    smi, problem = read_nvidia_smi(program)
+    if smi is None:
+        raise _refused([problem, *signs])
+    if not smi.gpus:
+        if signs:
+            raise _refused(["nvidia-smi lists no GPU", *signs])
+        return "cpu", "nvidia-smi lists no GPU"
+    shown = visible_gpus(smi.gpus, environment=os.environ)
+    if not shown:
+        hidden = f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)} hides all GPUs"
+        raise _refused([hidden, *signs])
+    return profile_for([(gpu.name, gpu.link["gen_max"]) for gpu in shown])
+
+
+def profile_for(cards: Sequence[tuple[str, int | None]]) -> tuple[str, str]:
+    """Name of the profile for cards by name and highest PCIe generation, and why.
+
+    Raises UsageError for cards that no shipped profile has limits for.
+    """
+    names = [name for name, _ in cards]
+    seen = f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
+    generations = {generation for _, generation in cards}
+    if len(names) == 2 and all("A100" in name and "PCI" in name for name in names):
+        found = "a100x2_pcie4" if generations == {4} else "a100x2_pcie3"
+        told = "/".join(sorted("?" if one is None else str(one) for one in generations))
+        return found, f"found {seen}, PCIe generation {told}"
+    for kind, part in _KINDS.items():
+        if len(names) in _PROFILES and all(re.search(part, name) for name in names):
+            return _PROFILES[len(names)].format(kind), f"found {seen}"
+    raise _refused([f"{seen}, for which no shipped profile has limits"])
+
+
+def _refused(seen: list[str]) -> UsageError:
+    return UsageError(
+        f"--profile auto: this machine has an NVIDIA device or driver, but none that fits a "
+        f"profile: {'; '.join(seen)}",
+        hint="repair the driver, or name a profile (runbook profiles; CONTRIBUTING.md says how to "
+        "write one); --profile cpu asks for the CPU, which proves function only",
+    )
+
+
+def _nvidia_signs(root: Path) -> list[str]:
+    """What of an NVIDIA device or its driver the kernel shows, whether or not it works."""
+    nodes = sorted(path.name for path in (root / "dev").glob("nvidia*"))
+    signs = [f"device nodes /dev/{', /dev/'.join(nodes)}"] if nodes else []
+    if (root / "proc/driver/nvidia").exists():
+        signs.append("/proc/driver/nvidia")
+    cards = [
+        folder.name
+        for folder in sorted((root / "sys/bus/pci/devices").glob("*"))
+        if _text(folder / "vendor") == _NVIDIA_VENDOR
+        and _text(folder / "class").startswith(_DISPLAY_CLASS)
+    ]
+    return [*signs, f"PCI {', '.join(cards)} of vendor {_NVIDIA_VENDOR}"] if cards else signs
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

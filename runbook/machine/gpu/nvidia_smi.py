@@ -1,0 +1,323 @@
+"""The one reader of `nvidia-smi -q -x`, in the forms that its versions have, and of `topo -m`.
+
+The element names are those of the documented nvsmi_device DTDs (v11 to v13). What the XML does not
+hold, and what a card says is not supported, is None.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runbook.errors import RunbookError
+from runbook.folder.shapes import POWER_FIELDS
+from runbook.process.start import ToolResult, run_tool
+
+_TIMEOUT_S, _SHORT_S = 60.0, 20.0
+_NOT_IN_XML = "nvidia-smi's XML does not tell"
+_MISSING = frozenset({"", "N/A", "[N/A]", "Not Supported", "Unknown Error", "None"})
+# NVML's bits of what holds the clocks back.
+_BITS = {
+    "gpu_idle": 0x1,
+    "applications_clocks_setting": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+    "display_clocks_setting": 0x100,
+}
+# Reasons that slow a GPU down in a way that makes its timings worthless; being idle is not one.
+_THROTTLES = {
+    "hw_slowdown": "hardware slowdown",
+    "hw_thermal_slowdown": "hardware thermal slowdown",
+    "hw_power_brake_slowdown": "power brake",
+    "sw_thermal_slowdown": "software thermal slowdown",
+}
+# Limits that somebody set or that the card keeps to by design, under load too: told, no fault.
+_CAPS = {
+    "sw_power_cap": "power cap",
+    "applications_clocks_setting": "applications clocks set",
+}
+_IDLE_STATES = frozenset({"P8", "P9", "P10", "P11", "P12", "P15"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
+    """A process that has a context on a GPU. `kind` is C (compute), G (graphics) or C+G."""
+
+    pid: int
+    kind: str
+    name: str
+    used_mib: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuState:
+    """One GPU as nvidia-smi describes it; None where it says nothing.
+
+    `link` has the PCIe generation and width, now and the most that GPU and slot can do together;
+    `counters`, `power` and `clock_events` are those of `devices_before.json`.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    pci: str | None
+    mig: bool | None
+    link: Mapping[str, int | None]
+    power: Mapping[str, float | None]
+    counters: Mapping[str, int | None]
+    clock_events: int | None
+    sm_max_mhz: int | None
+    memory_total_mib: float | None
+    memory_used_mib: float | None
+    performance_state: str | None
+    processes: tuple[GpuProcess, ...]
+
+    @property
+    def compute_processes(self) -> tuple[GpuProcess, ...]:
+        """Processes that compute; a desktop's graphics alone do not make a GPU busy."""
+        return tuple(process for process in self.processes if "C" in process.kind)
+
+    @property
+    def link_idle(self) -> bool:
+        """True if the link runs below its best only because the GPU rests."""
+        gen, most = self.link["gen"], self.link["gen_max"]
+        below = gen is not None and most is not None and gen < most
+        return below and self.performance_state in _IDLE_STATES
+
+    @property
+    def throttle(self) -> tuple[str, ...]:
+        """What slows it down, in words."""
+        return self._held_back_by(_THROTTLES)
+
+    @property
+    def caps(self) -> tuple[str, ...]:
+        """The limits that it keeps to, in words."""
+        return self._held_back_by(_CAPS)
+
+    def _held_back_by(self, reasons: Mapping[str, str]) -> tuple[str, ...]:
+        bits = self.clock_events or 0
+        return tuple(words for name, words in reasons.items() if bits & _BITS[name])
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvidiaSmi:
+    """All GPUs of a machine, in nvidia-smi's order."""
+
+    driver: str | None
+    cuda: str | None
+    gpus: tuple[GpuState, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Driver and GPUs in the form of `devices_before.json`, which NVML's answer has too."""
+        return {"driver": self.driver or "", "gpus": [_document(gpu) for gpu in self.gpus]}
+
+
+def find_nvidia_smi() -> str | None:
+    """The program, None where there is none."""
+    return shutil.which("nvidia-smi")
+
+
+def ask_nvidia_smi(program: str, *, timeout_s: float = _TIMEOUT_S) -> ToolResult:
+    """All that it says of every GPU, as XML."""
+    return run_tool([program, "-q", "-x"], timeout_s=timeout_s)
+
+
+def read_nvidia_smi(program: str) -> tuple[NvidiaSmi | None, str]:
+    """What it tells now; None and the reason where it does not answer."""
+    answer = ask_nvidia_smi(program, timeout_s=_SHORT_S)
+    if not answer.ok:
+        return None, answer.problem
+    try:
+        return parse_nvidia_smi(answer.stdout), ""
+    except RunbookError as error:
+        return None, str(error)
+
+
+def ask_topology(program: str) -> ToolResult:
+    """How each pair of GPUs is connected, as a matrix."""
+    return run_tool([program, "topo", "-m"], timeout_s=_TIMEOUT_S)
+
+
+def parse_nvidia_smi(xml_text: str) -> NvidiaSmi:
+    """Read the XML of `nvidia-smi -q -x`.
+
+    Elements that a driver version lacks are None. Raises RunbookError if it is no such document.
+    """
+    try:
+        # expat loads no external entities and bounds the expansion of internal ones.
+        root = ET.fromstring(xml_text)  # noqa: S314
+    except ET.ParseError as error:
+        raise RunbookError(f"nvidia-smi's XML cannot be read: {error}") from error
+    if root.tag != "nvidia_smi_log":
+        raise RunbookError(f"expected <nvidia_smi_log> from nvidia-smi -q -x, got <{root.tag}>")
+    return NvidiaSmi(
+        driver=_text(root, "driver_version"),
+        cuda=_text(root, "cuda_version"),
+        gpus=tuple(_gpu(index, node) for index, node in enumerate(root.findall("gpu"))),
+    )
+
+
+def _gpu(index: int, node: ET.Element) -> GpuState:
+    link = "pci/pci_gpu_link_info/"
+    # An element was `power_readings` up to driver 530.
+    limits = (("current_power_limit", "power_limit"), ("default_power_limit",) * 2)
+    power = (
+        _first(node, f"gpu_power_readings/{new}", f"power_readings/{old}") for new, old in limits
+    )
+    mode = (node.findtext("mig_mode/current_mig") or "").strip()
+    return GpuState(
+        index=index,
+        uuid=_text(node, "uuid") or "",
+        name=_text(node, "product_name") or "",
+        pci=_text(node, "pci/pci_bus_id") or (node.get("id") or "").strip() or None,
+        mig=mode == "Enabled" if mode else None,
+        link={
+            "gen": _whole(node, f"{link}pcie_gen/current_link_gen"),
+            "gen_max": _whole(node, f"{link}pcie_gen/max_link_gen"),
+            "width": _whole(node, f"{link}link_widths/current_link_width"),
+            "width_max": _whole(node, f"{link}link_widths/max_link_width"),
+        },
+        power=dict(zip(POWER_FIELDS, power, strict=True)),
+        counters=_counters(node),
+        clock_events=_clock_events(node),
+        sm_max_mhz=_whole(node, "max_clocks/sm_clock"),
+        memory_total_mib=_number(node, "fb_memory_usage/total"),
+        memory_used_mib=_number(node, "fb_memory_usage/used"),
+        performance_state=_text(node, "performance_state"),
+        processes=tuple(_process(item) for item in node.findall("processes/process_info")),
+    )
+
+
+def _counters(node: ET.Element) -> dict[str, int | None]:
+    retired, remapped = "retired_pages/", "remapped_rows/remapped_row_"
+    pending = (f"{retired}pending_retirement", f"{retired}pending_blacklist")
+    return {
+        "ecc_corrected_volatile": _ecc(node, "volatile", corrected=True),
+        "ecc_uncorrected_volatile": _ecc(node, "volatile", corrected=False),
+        "ecc_corrected_aggregate": _ecc(node, "aggregate", corrected=True),
+        "ecc_uncorrected_aggregate": _ecc(node, "aggregate", corrected=False),
+        "remapped_correctable": _whole(node, f"{remapped}corr"),
+        "remapped_uncorrectable": _whole(node, f"{remapped}unc"),
+        "remap_pending": _flag(node, f"{remapped}pending"),
+        "remap_failure": _flag(node, f"{remapped}failure"),
+        "retired_single_bit": _whole(
+            node, f"{retired}multiple_single_bit_retirement/retired_count"
+        ),
+        "retired_double_bit": _whole(node, f"{retired}double_bit_retirement/retired_count"),
+        "retired_pending": _flag(node, *pending),
+        "pcie_replays": _whole(node, "pci/replay_counter"),
+        "power_violation_s": None,
+        "thermal_violation_s": None,
+    }
+
+
+def _document(gpu: GpuState) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "name": gpu.name or None,
+        "pci": gpu.pci,
+        "mig": gpu.mig,
+        "counters": dict(gpu.counters),
+        "link": dict(gpu.link),
+        "power": dict(gpu.power),
+        "sm_max_mhz": gpu.sm_max_mhz,
+        "clock_events": gpu.clock_events,
+        "missing": {name: _NOT_IN_XML for name, value in gpu.counters.items() if value is None},
+    }
+
+
+def _process(node: ET.Element) -> GpuProcess:
+    return GpuProcess(
+        pid=_whole(node, "pid") or 0,
+        kind=_text(node, "type") or "",
+        name=_text(node, "process_name") or "",
+        used_mib=_number(node, "used_memory"),
+    )
+
+
+def _ecc(node: ET.Element, span: str, *, corrected: bool) -> int | None:
+    """All errors of a kind: since Ampere by memory, before that a total of one or two bits."""
+    section = node.find(f"ecc_errors/{span}")
+    if section is None:
+        return None
+    old = section.findtext("single_bit/total" if corrected else "double_bit/total")
+    if old is not None:
+        return _leading(old)
+    leaves = (child for child in section.iter() if not len(child) and "correctable" in child.tag)
+    return _sum(child.text for child in leaves if ("uncorrectable" not in child.tag) is corrected)
+
+
+def _sum(texts: Iterable[str | None]) -> int | None:
+    known = [number for text in texts if (number := _leading(text)) is not None]
+    return sum(known) if known else None
+
+
+def _clock_events(node: ET.Element) -> int | None:
+    """The bits that NVML would give, by whichever of the two names this driver uses (535)."""
+    for kind in ("event", "throttle"):
+        section = node.find(f"clocks_{kind}_reasons")
+        if section is not None:
+            prefix = f"clocks_{kind}_reason_"
+            return sum(b for name, b in _BITS.items() if _text(section, prefix + name) == "Active")
+    return None
+
+
+def _flag(node: ET.Element, *paths: str) -> int | None:
+    words = (_text(node, path) for path in paths)
+    return next((int(word == "Yes") for word in words if word in ("Yes", "No")), None)
+
+
+def _text(node: ET.Element, path: str) -> str | None:
+    text = (node.findtext(path) or "").strip()
+    return None if text in _MISSING else text
+
+
+def _first(node: ET.Element, *paths: str) -> float | None:
+    known = (number for path in paths if (number := _number(node, path)) is not None)
+    return next(known, None)
+
+
+def _number(node: ET.Element, path: str) -> float | None:
+    match = re.match(r"[-+]?\d+(?:\.\d+)?", _text(node, path) or "")
+    return float(match.group()) if match else None
+
+
+def _whole(node: ET.Element, path: str) -> int | None:
+    return _leading(node.findtext(path))
+
+
+def _leading(text: str | None) -> int | None:
+    match = re.match(r"\d+", (text or "").strip())
+    return int(match.group()) if match else None
+
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def parse_topology(text: str) -> dict[tuple[int, int], str]:
+    """Read the matrix of `nvidia-smi topo -m`: how each pair of GPUs is connected.
+
+    Returns {(0, 1): "NODE"} or "NV12", "PIX", "PHB", "SYS"; each pair once, lower index first.
+    """
+    lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
+    header = next((cells for cells in lines if cells and cells[0] == "GPU0"), [])
+    columns = [cell for cell in header if re.fullmatch(r"GPU\d+", cell)]
+    links: dict[tuple[int, int], str] = {}
+    for cells in lines:
+        if not cells or cells is header or not re.fullmatch(r"GPU\d+", cells[0]):
+            continue
+        row = int(cells[0][3:])
+        # strict=False: affinity columns follow the links.
+        for column, link in zip(columns, cells[1:], strict=False):
+            if (other := int(column[3:])) > row:
+                links[(row, other)] = link
+    return links

@@ -1,0 +1,226 @@
+"""What the kernel logged while a launch ran: its own window, found without comparing clocks.
+
+The kernel's stamps are not those of any clock that this program can read (its clock is not
+corrected by NTP, and drifts by seconds in months), so a window begins where the log ended when
+the launch began: by position in /dev/kmsg, by the last line of dmesg, by the journal's cursor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from runbook.files import utc_text, write_atomic
+from runbook.folder.kernel_lines import KernelLine, parse_line
+from runbook.folder.names import KERNEL_LOG_JSON
+from runbook.folder.redact import redact_text
+from runbook.process.start import run_tool
+
+KMSG = Path("/dev/kmsg")
+# A device in a loop of errors must not fill the disk; the first ones tell the cause.
+MOST_LINES = 500
+_RECORD_BYTES = 16_384
+_TOOL_TIMEOUT_S = 5.0
+_ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
+
+
+@dataclass(kw_only=True)
+class KernelWindow:
+    """What was logged in the window. `problem` says why it cannot be known, empty if it is.
+
+    `lost` is set where older lines of the window were overwritten before they were read.
+    """
+
+    source: str
+    problem: str = ""
+    lost: bool = False
+    others: int = 0
+    left_out: int = 0
+    lines: list[KernelLine] = field(default_factory=list)
+
+    def add(self, text: str) -> None:
+        """Keep a line that concerns a launch, and only count any other."""
+        line = parse_line(redact_text(text))
+        if line is None:
+            self.others += 1
+        elif len(self.lines) < MOST_LINES:
+            self.lines.append(line)
+        else:
+            self.left_out += 1
+
+    def write(self, run_dir: Path, *, began_at: str) -> Path:
+        """Write `kernel_log.json` and return its path."""
+        document = {
+            "schema_version": 1,
+            "source": self.source,
+            "problem": self.problem,
+            "began_at": began_at,
+            "ended_at": utc_text(),
+            "lost": self.lost,
+            "others": self.others,
+            "left_out": self.left_out,
+            "lines": [line.text for line in self.lines],
+        }
+        path = run_dir / KERNEL_LOG_JSON
+        write_atomic(path, json.dumps(document, indent=2) + "\n")
+        return path
+
+
+class _Source(Protocol):
+    name: str
+
+    def read(self) -> KernelWindow:
+        """The lines since the source was opened."""
+
+
+class Unreadable(Exception):
+    """Raised by a source that cannot be read; holds why."""
+
+
+class KernelLog:
+    """The window of one launch: it begins when this is made and ends with `close()`."""
+
+    def __init__(
+        self, openers: Sequence[Callable[[], _Source]] | None = None, *, kmsg: Path | None = None
+    ) -> None:
+        self._began_at = utc_text()
+        self._source: _Source | None = None
+        problems = []
+        for opener in openers or (lambda: _Kmsg(kmsg or KMSG), _Dmesg, _Journal):
+            try:
+                self._source = opener()
+                break
+            except Unreadable as problem:
+                problems.append(str(problem))
+        self._problem = "; ".join(problems)
+
+    def close(self, run_dir: Path) -> KernelWindow:
+        """Read the window, write `kernel_log.json` into `run_dir`, and return the window."""
+        if self._source is None:
+            window = KernelWindow(source="", problem=self._problem)
+        else:
+            try:
+                window = self._source.read()
+            except Unreadable as problem:
+                window = KernelWindow(source=self._source.name, problem=str(problem))
+        window.write(run_dir, began_at=self._began_at)
+        return window
+
+
+class _Kmsg:
+    """The kernel's own device, opened at its end: what it then gives is the window."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        try:
+            self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise Unreadable(f"{path}: {error.strerror}") from error
+        try:
+            os.lseek(self._handle, 0, os.SEEK_END)
+        except OSError as error:
+            os.close(self._handle)
+            raise Unreadable(f"{path}: {error.strerror}") from error
+
+    def read(self) -> KernelWindow:
+        window = KernelWindow(source=self.name)
+        rest = b""
+        try:
+            while True:
+                try:
+                    record = os.read(self._handle, _RECORD_BYTES)
+                except BrokenPipeError:
+                    window.lost = True  # lines were overwritten; the next read gives the oldest
+                    continue
+                except BlockingIOError:
+                    break
+                if not record:
+                    break
+                *lines, rest = (rest + record).split(b"\n")
+                for line in lines:
+                    _add_record(window, line)
+        except OSError as error:
+            raise Unreadable(f"{self.name}: {error.strerror}") from error
+        finally:
+            os.close(self._handle)
+        return window
+
+
+def _add_record(window: KernelWindow, line: bytes) -> None:
+    """`level,sequence,microseconds,flags;text`; a line that begins with a space belongs to it."""
+    _, found, text = line.partition(b";")
+    if found and not line.startswith(b" "):
+        plain = _ESCAPED.sub(lambda match: bytes([int(match.group(1), 16)]), text)
+        window.add(plain.decode("utf-8", "replace").rstrip())
+
+
+_STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\]\s?")
+
+
+class _Dmesg:
+    """The tool of util-linux: the window is what follows the line that was the last."""
+
+    name = "dmesg --raw"
+
+    def __init__(self) -> None:
+        self._tool = _which("dmesg")
+        self._last = next(reversed(self._lines()), None)
+
+    def _lines(self) -> list[str]:
+        result = run_tool([self._tool, "--raw"], timeout_s=_TOOL_TIMEOUT_S)
+        if not result.ok:
+            raise Unreadable(result.problem)
+        return [line for line in result.stdout.splitlines() if line.strip()]
+
+    def read(self) -> KernelWindow:
+        window, lines = KernelWindow(source=self.name), self._lines()
+        if self._last in lines:
+            begin = len(lines) - lines[::-1].index(self._last)
+        else:
+            begin, window.lost = 0, self._last is not None
+        for line in lines[begin:]:
+            window.add(_STAMP.sub("", line))
+        return window
+
+
+class _Journal:
+    """The journal's kernel messages after the newest one when the launch began."""
+
+    name = "journalctl -k"
+
+    def __init__(self) -> None:
+        self._tool = _which("journalctl")
+        newest = self._entries("--lines=1")
+        if not newest or not isinstance(newest[-1].get("__CURSOR"), str):
+            raise Unreadable(f"{self.name}: no kernel message may be read")
+        self._cursor = str(newest[-1]["__CURSOR"])
+
+    def _entries(self, option: str) -> list[dict[str, object]]:
+        command = [self._tool, "-k", "-o", "json", "--no-pager", "--quiet", option]
+        result = run_tool(command, timeout_s=_TOOL_TIMEOUT_S)
+        if not result.ok:
+            raise Unreadable(result.problem)
+        try:
+            entries = [json.loads(line) for line in result.stdout.splitlines() if line.strip()]
+        except ValueError as error:
+            raise Unreadable(f"{self.name}: not JSON: {error}") from error
+        return [entry for entry in entries if isinstance(entry, dict)]
+
+    def read(self) -> KernelWindow:
+        window = KernelWindow(source=self.name)
+        for entry in self._entries(f"--after-cursor={self._cursor}"):
+            window.add(str(entry.get("MESSAGE", "")))
+        return window
+
+
+def _which(name: str) -> str:
+    tool = shutil.which(name)
+    if tool is None:
+        raise Unreadable(f"{name}: not installed")
+    return tool

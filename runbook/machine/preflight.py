@@ -1,0 +1,206 @@
+"""All preflight collectors in one call: the files that they write, and the facts in them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from nsa.contract import package_digest
+from runbook.config.settings import environment_notes, environment_problems
+from runbook.folder.redact import recorded_environment, redact_diff, redact_text
+from runbook.machine import git, host
+from runbook.machine.draft import Draft, finish
+from runbook.machine.gpu.facts import collect_gpus
+from runbook.machine.host import TorchFacts, TrainerProcess, ask_torch, find_trainers
+from runbook.machine.host_settings import collect_host_settings
+from runbook.machine.packages import package_folders, startup_code
+from runbook.process.start import NO_VARIABLES
+from runbook.records.evidence import Fact
+
+_HOST = "host.json"
+# Processes that a note names one by one; a busy machine has dozens, and the count says how many.
+_LISTED = 3
+_COLLECT_ENV = "collect_env.txt"
+_SHA = "git_sha.txt"
+_STATUS = "git_status.txt"
+_DIFF = "git_diff.patch"
+
+
+def collect_preflight(
+    run_root: Path,
+    *,
+    expected_branch: str | None,
+    note: Callable[[str], None],
+    trainer: str = "nsa.train",
+    variables: Mapping[str, str] = NO_VARIABLES,
+    needs: tuple[str, str] | None = None,
+) -> dict[str, Fact]:
+    """Describe checkout, torch, GPUs and host; write the artifacts into `run_root`.
+
+    `variables` are those of CUDA that every launch will get: they decide which GPUs count. `needs`
+    says what the launches need and lack, and what they have, where that was looked at. A fact
+    that this machine does not have is there with value None and a note that says why.
+    `note` is told what is being asked, which takes seconds.
+    Raises OSError if `run_root` cannot be written.
+    """
+    note("preflight: checkout")
+    drafts = _git_drafts(run_root, expected_branch) + _package_drafts()
+    note("preflight: torch and trainer (imports both, takes seconds)")
+    answers = ask_torch(trainer=trainer, cwd=run_root, variables=variables)
+    drafts += _torch_drafts(run_root, answers)
+    note("preflight: GPUs, disk, ports, processes")
+    drafts += collect_gpus(
+        run_root,
+        torch_count=answers.device_count,
+        torch_uuids=answers.uuids,
+        environment={**os.environ, **variables},
+        host_file=_HOST,
+    )
+    drafts += _host_drafts(run_root)
+    drafts += collect_host_settings(_HOST)
+    drafts += _process_drafts(find_trainers(trainer=trainer))
+    drafts += _variable_drafts(uses_nccl=bool(answers.cuda_available))
+    drafts += [] if needs is None else [_fact("needs.missing", *map(redact_text, needs))]
+    _write_host(run_root, drafts)
+    return finish(drafts, run_root)
+
+
+def _fact(name: str, value: str | float | bool | None, note: str = "", *, unit: str = "") -> Draft:
+    return Draft(name=name, value=value, unit=unit, file=_HOST, note=note)
+
+
+def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
+    checkout = git.find_checkout()
+    if checkout is None:
+        note = git.why_no_checkout()
+        for name in (_SHA, _STATUS, _DIFF):
+            _write(run_root / name, "")
+        return [
+            Draft(name=f"git.{key}", value=None, file=_SHA, note=note)
+            for key in ("branch", "behind", "sha", "dirty", "diff_sha256")
+        ]
+    state = git.read_git(checkout)
+    _write(run_root / _SHA, f"{state.sha}\n" if state.sha else "")
+    elsewhere = _imported_from_elsewhere(checkout)
+    changed = [*state.changed, *elsewhere]
+    _write(run_root / _STATUS, "".join(f"{line}\n" for line in changed))
+    _write(run_root / _DIFF, redact_diff(state.diff))
+    branch_notes = [] if state.branch else ["detached HEAD"]
+    branch_notes += [f"expected {expected_branch}"] if expected_branch else []
+    where = "; ".join(state.problems) or f"in {checkout}"
+    dirt = f"{len(changed)} files differ from the commit or are not in it" if changed else ""
+    named = [*elsewhere, *map(str, state.unseen)]
+    dirt += "".join(f"; {text}" for text in named[:_LISTED])
+    dirt += f"; and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+    upstream = f"of {state.upstream}, as last fetched" if state.upstream else "no upstream branch"
+    digest = "digest of the whole diff; secrets in the kept copy are blanked"
+    return [
+        _fact("git.branch", state.branch, ", ".join(branch_notes)),
+        _fact("git.behind", state.behind, upstream, unit="commits"),
+        Draft(name="git.sha", value=state.sha, file=_SHA, note=where),
+        Draft(name="git.dirty", value=bool(changed), file=_STATUS, note=dirt),
+        Draft(name="git.diff_sha256", value=state.diff_sha256, file=_DIFF, note=digest),
+    ]
+
+
+def _imported_from_elsewhere(checkout: Path) -> list[str]:
+    """Packages that the checkout has and that are imported from another place."""
+    return [
+        f"{name} is imported from {folder}, not from {checkout}"
+        for name, folder in package_folders().items()
+        if (checkout / name / "__init__.py").is_file() and folder != (checkout / name).resolve()
+    ]
+
+
+def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Draft]:
+    _write(run_root / _COLLECT_ENV, redact_text(answers.collect_env or answers.problem) + "\n")
+    note = redact_text(answers.problem)
+    torch = {
+        "torch.version": answers.version,
+        "torch.cuda_available": answers.cuda_available,
+        "torch.device_count": answers.device_count,
+    }
+    without = note or ("" if answers.cuda else "this torch was built without CUDA")
+    return [
+        _fact("trainer.imports", answers.trainer_imports, redact_text(answers.trainer_error)),
+        *(Draft(name=n, value=value, file=_COLLECT_ENV, note=note) for n, value in torch.items()),
+        Draft(name="torch.cuda", value=answers.cuda, file=_COLLECT_ENV, note=without),
+        _fact("torch.nccl", answers.nccl, note or ("" if answers.nccl else "torch sees no GPU")),
+    ]
+
+
+def _host_drafts(run_root: Path) -> list[Draft]:
+    port = host.probe_port()
+    infiniband = host.find_infiniband()
+    memory = host.memory_total_gib()
+    quota = host.cgroup_cpu_limit()
+    ports = ", ".join(f"{name} {state}" for name, state in infiniband.items())
+    held = f" held by {port.owner}" if port.owner else ""
+    allowed = f"the container's quota allows {quota:g}" if quota is not None else ""
+    unread = "" if memory is not None else "/proc/meminfo cannot be read"
+    return [
+        _fact("infiniband.present", bool(infiniband), ports),
+        _fact("disk.free_gib", host.disk_free_gib(run_root), unit="GiB"),
+        _write_speed_draft(run_root),
+        _fact("port.free", port.free, f"port {port.port}{held}"),
+        _fact("cpu.count", host.count_cpus(), allowed),
+        _fact("memory.total_gib", memory, unread, unit="GiB"),
+    ]
+
+
+def _write_speed_draft(run_root: Path) -> Draft:
+    try:
+        speed, note = host.write_speed_mib_s(run_root), "64 MiB written and synced once"
+    except OSError as error:
+        speed, note = None, f"writing the probe file failed: {error.strerror or error}"
+    return _fact("disk.write_mib_s", speed, note, unit="MiB/s")
+
+
+def _process_drafts(processes: Sequence[TrainerProcess]) -> list[Draft]:
+    drafts = []
+    for name, orphan in (("processes.leftover", True), ("processes.other_runs", False)):
+        chosen = [process for process in processes if process.orphan == orphan]
+        listed = [str(process) for process in chosen[:_LISTED]]
+        if len(chosen) > _LISTED:
+            listed.append(f"and {len(chosen) - _LISTED} more")
+        drafts.append(_fact(name, len(chosen), redact_text("; ".join(listed))))
+    return drafts
+
+
+def _variable_drafts(*, uses_nccl: bool) -> list[Draft]:
+    problems = environment_problems(os.environ, uses_nccl=uses_nccl)
+    notes = environment_notes(os.environ, uses_nccl=uses_nccl)
+    recorded = recorded_environment()
+    return [
+        _fact("env.problems", redact_text("; ".join(problems)), redact_text("; ".join(notes))),
+        _fact("env.recorded", "; ".join(f"{name}={value}" for name, value in recorded.items())),
+    ]
+
+
+def _package_drafts() -> list[Draft]:
+    """Where the package under test lies, as the harness would import it."""
+    folder = package_folders()["nsa"]
+    code = "; ".join(startup_code())
+    return [
+        _fact("package.path", str(folder)),
+        _fact("package.sha256", package_digest(folder)),
+        _fact("python.startup", redact_text(code), "" if code else "nothing beside Python's own"),
+    ]
+
+
+def _write_host(run_root: Path, drafts: Sequence[Draft]) -> None:
+    document = {
+        "schema_version": 1,
+        "facts": {
+            draft.name: {"value": draft.value, "unit": draft.unit, "note": draft.note}
+            for draft in drafts
+        },
+        "environment": recorded_environment(),
+    }
+    _write(run_root / _HOST, json.dumps(document, indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")

@@ -1,0 +1,201 @@
+"""What processes may have on this machine: limits, room on disks, the loopback network, a clock.
+
+Where one of these is too small or odd, launches end badly and no trainer is to blame. Most is
+asked before anything starts; `limit_met` says whether an end had such a reason.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+
+from runbook.config.settings import is_passed_on
+from runbook.machine.host import count_cpus
+from runbook.process.start import run_tool
+
+_GIB, _MIB = 1024**3, 1024**2
+_SHM = Path("/dev/shm")  # noqa: S108 - its room is looked at, nothing is written
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allowance:
+    """A limit of a process (`getrlimit`), which everything that it starts inherits."""
+
+    number: int
+    flag: str
+    words: str
+    size: int
+    unit: str
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes or seconds; None where there is no limit."""
+        soft, _ = resource.getrlimit(self.number)
+        return None if soft == resource.RLIM_INFINITY else soft
+
+    def __str__(self) -> str:
+        limit = (self.limit or 0) / self.size
+        return f"{self.words} {limit:.4g} {self.unit} (`ulimit {self.flag}`)"
+
+    @property
+    def remedy(self) -> str:
+        """What to type; a hard limit is its owner's to raise."""
+        return f"`ulimit {self.flag} unlimited` in this shell, or in the file that sets the limit"
+
+
+_MEMORY_WORDS = "no process may map more than"
+MEMORY = tuple(
+    Allowance(number=number, flag=flag, words=_MEMORY_WORDS, size=_GIB, unit="GiB of memory")
+    for number, flag in ((resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d"))
+)
+CPU = Allowance(
+    number=resource.RLIMIT_CPU, flag="-t", words="no process may compute for more than",
+    size=1, unit="s",
+)  # fmt: skip
+FILE = Allowance(
+    number=resource.RLIMIT_FSIZE, flag="-f", words="no file may be larger than",
+    size=_MIB, unit="MiB",
+)  # fmt: skip
+
+# Python with torch and pandas maps 1.6 GiB on a machine of two cores, and more on one of more.
+_LEAST_MEMORY = 2 * _GIB
+# Preflight writes a file of this size to see how fast the disk is.
+_LEAST_FILE = 64 * _MIB
+_WITHIN_S = 10.0
+# Two clocks of one machine are no further apart, beyond the time that reading them takes.
+_APART_S = 1.0
+_STANDS_S = 0.001
+
+_NO_MEMORY = re.compile(
+    r"[Cc](?:annot|an't|ould not) allocate memory|MemoryError|std::bad_alloc|failed to map segment"
+)
+_TOO_LARGE = re.compile(r"File too large")
+DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+# So little room, seen ten times a second, is what a write that just failed leaves.
+_NEARLY_FULL = _GIB
+# And with so little no file can say why anything ended.
+_FULL = 64 * 1024
+# Where nobody looked while the launch ran.
+_OTHER_FULL = 16 * _MIB
+DISK_REMEDY = "free space there (`df -h` shows it), or write elsewhere with --out"
+
+
+def surroundings_problems(longest_s: float = 0.0) -> list[str]:
+    """What keeps launches from running on this machine, each with what to do about it.
+
+    `longest_s`: so long may one launch of the plan take.
+    """
+    return [*_limit_problems(longest_s), *_loopback_problems(), *_clock_problems()]
+
+
+def _limit_problems(longest_s: float) -> list[str]:
+    least = [
+        *((one, _LEAST_MEMORY, f"needs {_LEAST_MEMORY // _GIB} GiB") for one in MEMORY),
+        (FILE, _LEAST_FILE, f"needs {_LEAST_FILE // _MIB} MiB"),
+        (CPU, longest_s, f"may take {longest_s:g} s in one launch"),
+    ]
+    return [
+        f"{one}, and a run {needs}: {one.remedy}"
+        for one, number, needs in least
+        if one.limit is not None and one.limit < number
+    ]
+
+
+def _loopback_problems() -> list[str]:
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=_WITHIN_S),
+        ):
+            return []
+    except OSError as error:
+        return [
+            "no loopback network: 127.0.0.1, where the ranks of a launch meet, cannot be reached "
+            f"({error.strerror or error}): `ip link set lo up` in this network namespace"
+        ]
+
+
+def _clock_problems() -> list[str]:
+    """Whether this process and one without its variables are told the same time by the system.
+
+    Launches get few of its variables, so a library that is preloaded to tell it another time does
+    not reach them, and their times would look forged.
+    """
+    began, clock = time.time(), time.monotonic()
+    words = [sys.executable, "-I", "-S", "-c", "import time; print(time.time())"]
+    variables = {name: text for name, text in os.environ.items() if is_passed_on(name)}
+    answer = run_tool(words, timeout_s=_WITHIN_S, variables=variables, only=True)
+    ended, took = time.time(), time.monotonic() - clock
+    preloaded = os.environ.get("LD_PRELOAD")
+    way = f"`unset LD_PRELOAD` ({preloaded})" if preloaded else "set it right, or wait until it is"
+    if ended - began < _STANDS_S < took:
+        return [f"the wall clock stands still at {began:.0f} s since 1970: {way}"]
+    if not answer.ok:
+        return [f"Python cannot be started without this shell's variables: {answer.problem}"]
+    told = float(answer.stdout)
+    ahead = began - told if told < began else min(0.0, ended - told)
+    if abs(ahead) <= _APART_S:
+        return []
+    side = "ahead of" if ahead > 0 else "behind"
+    return [
+        f"the clock of this process is {abs(ahead):.0f} s {side} the one of the processes that it "
+        f"starts, on the same machine: {way}"
+    ]
+
+
+def free_bytes(folder: Path) -> int:
+    """Room on the disk of a folder; none where no further file can be made, or nobody says."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return 0
+    return disk.f_bavail * disk.f_frsize if disk.f_favail or not disk.f_files else 0
+
+
+def limit_met(
+    cause: str,
+    *,
+    signals: Container[str | None] = (),
+    duration_s: float,
+    folder: Path,
+    least_free: int,
+) -> str:
+    """Which limit of the machine made a launch end so, and what to do; empty if none did.
+
+    What the launch said (`cause`, `signals`) counts only where this process, which is no trainer's,
+    sees the limit too. `least_free`: the least room seen on the disk of its folder, bytes.
+    """
+    for one in MEMORY:
+        if one.limit is not None and _NO_MEMORY.search(cause):
+            return f"{one}: {one.remedy}"
+    if FILE.limit is not None and ("SIGXFSZ" in signals or _TOO_LARGE.search(cause)):
+        return f"{FILE}: {FILE.remedy}"
+    # No process can compute for longer than all processors together.
+    spent = CPU.limit is not None and duration_s * count_cpus() >= CPU.limit
+    if spent and ("SIGKILL" in signals or "SIGXCPU" in signals):
+        return f"{CPU}: {CPU.remedy}"
+    said = DISK_FULL.search(cause) is not None
+    least = min(least_free, free_bytes(folder))
+    if least < (_NEARLY_FULL if said else _FULL):
+        return _full_disk(folder, least)
+    for place in (Path(tempfile.gettempdir()), _SHM) if said else ():
+        if (free := free_bytes(place)) < _OTHER_FULL:
+            return _full_disk(place, free)
+    return ""
+
+
+def _full_disk(place: Path, free: int) -> str:
+    total = shutil.disk_usage(place).total / _MIB
+    return (
+        f"the disk of {place} is full (as little as {free / _MIB:.1f} of {total:.0f} MiB were "
+        f"free): {DISK_REMEDY}"
+    )

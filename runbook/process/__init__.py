@@ -1,0 +1,1 @@
+"""Processes: how they are started, and what makes certain that none outlives the harness."""

@@ -1,0 +1,55 @@
+"""A launcher is found by its entry point, and nothing else has to know it."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from runbook import registry
+from runbook.config.profile import Profile
+from runbook.config.setup import RunOptions
+from runbook.engine.prepare import prepare
+from runbook.errors import UsageError
+from runbook.launch.local import Local
+
+GROUP = registry.LAUNCHER_GROUP
+
+
+class Elsewhere(Local):
+    """Another package's launcher, which knows nothing of accounts."""
+
+    here = False
+
+    def problems(self, options: RunOptions, profile: Profile) -> list[str]:
+        return [f"no account is needed for {profile.name}"] if options.account else []
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = registry._installed(GROUP)
+    more = EntryPoint("elsewhere", f"{__name__}:Elsewhere", GROUP)
+    monkeypatch.setattr(EntryPoint, "load", lambda one: Elsewhere if one is more else _load(one))
+    monkeypatch.setattr(registry, "_installed", lambda _group: (*found, more))
+
+
+_load = EntryPoint.load
+
+
+def asked(**options: str) -> RunOptions:
+    return RunOptions(phases="preflight", profile="cpu", **options)  # type: ignore[arg-type]
+
+
+def test_the_shipped_ones_are_found_and_an_unknown_one_is_told() -> None:
+    assert set(registry.launcher_names()) == {"local", "slurm"}
+    with pytest.raises(UsageError, match=r"no such launcher.*there are: local, slurm"):
+        prepare(asked(launcher="lokal"))
+
+
+@pytest.mark.usefixtures("installed")
+def test_another_package_adds_one() -> None:
+    assert registry.launcher("elsewhere").here is False
+    with pytest.raises(UsageError, match=r"--account is for --launcher slurm\|elsewhere"):
+        prepare(asked(account="me"))
+    with pytest.raises(UsageError, match="no account is needed for cpu"):
+        prepare(asked(launcher="elsewhere", account="me"))

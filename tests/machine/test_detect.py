@@ -1,0 +1,175 @@
+"""Which profile a machine gets, that the reason is told, and that GPUs are never passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runbook.config import profile_names
+from runbook.engine import RunOptions, plan_all
+from runbook.errors import UsageError
+from runbook.machine.detect import detect_profile, profile_for
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+A100 = "NVIDIA A100 80GB PCIe, 4\n"
+
+
+def cards(listing: str) -> list[tuple[str, int]]:
+    """A line for each card: its name and highest PCIe generation."""
+    rows = (line.rsplit(", ", 1) for line in listing.splitlines())
+    return [(name, int(generation)) for name, generation in rows]
+
+
+def xml(listing: str) -> str:
+    """The same as `nvidia-smi -q -x` tells it."""
+    link = "<pci><pci_gpu_link_info><pcie_gen><max_link_gen>{}</max_link_gen></pcie_gen>"
+    gpus = [
+        f"<gpu><product_name>{name}</product_name>{link.format(generation)}"
+        "</pci_gpu_link_info></pci></gpu>"
+        for name, generation in cards(listing)
+    ]
+    return f"<nvidia_smi_log>{''.join(gpus)}</nvidia_smi_log>"
+
+
+@pytest.mark.parametrize(
+    ("listing", "profile", "reason"),
+    [
+        (A100 * 2, "a100x2_pcie4", "2 x NVIDIA A100 80GB PCIe"),
+        (A100.replace(", 4", ", 3") * 2, "a100x2_pcie3", "generation 3"),
+        (A100 + A100.replace(", 4", ", 3"), "a100x2_pcie3", "generation 3/4"),
+        ("NVIDIA H200, 5\n", "h200x1", "1 x NVIDIA H200"),
+        ("NVIDIA H200, 5\n" * 2, "h200x2_nvlink", "2 x NVIDIA H200"),
+        ("NVIDIA H100 80GB HBM3, 5\n", "h100x1", "1 x NVIDIA H100"),
+        ("NVIDIA H100 80GB HBM3, 5\n" * 2, "h100x2_nvlink", "2 x NVIDIA H100"),
+        ("NVIDIA A100-SXM4-80GB, 4\n" * 2, "a100x2_nvlink", "2 x NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA A100-SXM4-80GB, 4\n", "a100x1", "1 x NVIDIA A100"),
+        (A100, "a100x1", "1 x NVIDIA A100 80GB PCIe"),
+    ],
+)
+def test_profile_by_cards(listing: str, profile: str, reason: str) -> None:
+    found, why = profile_for(cards(listing))
+    assert found == profile and found in profile_names()
+    assert reason in why
+
+
+Trace = Callable[[Path], None]
+
+
+def fake(folder: Path, script: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+
+
+def lists(folder: Path, listing: str) -> None:
+    fake(folder, f"echo '{xml(listing)}'")
+
+
+@pytest.mark.parametrize(
+    ("listing", "seen"),
+    [
+        (A100 * 4, "4 x NVIDIA A100"),
+        ("NVIDIA A100-SXM4-40GB, 4\n" * 2, "2 x NVIDIA A100-SXM4-40GB"),
+        ("NVIDIA H100 PCIe, 5\n", "1 x NVIDIA H100 PCIe"),
+        ("NVIDIA H200, 5\nNVIDIA H100 80GB HBM3, 5\n", "NVIDIA H200 + NVIDIA H100"),
+        ("Tesla T4, 3\n", "1 x Tesla T4"),
+        ("Tesla T4, 3\nNVIDIA H200, 5\n", "Tesla T4 + NVIDIA H200"),
+    ],
+)
+def test_cards_without_a_profile_are_refused_and_never_cpu(listing: str, seen: str) -> None:
+    with pytest.raises(UsageError, match="--profile cpu") as caught:
+        profile_for(cards(listing))
+    assert seen in str(caught.value)
+
+
+def pci(root: Path, *, vendor: str = "0x10de", kind: str = "0x030200") -> None:
+    folder = root / "sys/bus/pci/devices/0000:17:00.0"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"{vendor}\n", encoding="utf-8")
+    (folder / "class").write_text(f"{kind}\n", encoding="utf-8")
+
+
+def node(root: Path) -> None:
+    (root / "dev").mkdir()
+    (root / "dev/nvidia0").touch()
+
+
+def driver(root: Path) -> None:
+    (root / "proc/driver/nvidia").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("trace", "seen"),
+    [(pci, "PCI 0000:17:00.0"), (node, "/dev/nvidia0"), (driver, "/proc/driver/nvidia")],
+)
+@pytest.mark.parametrize("script", [None, "true", "echo 'no version' >&2; exit 9"])
+def test_a_device_whose_driver_does_not_answer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trace: Trace, seen: str, script: str | None
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    if script is not None:
+        fake(tmp_path / "bin", script)
+    trace(tmp_path)
+    with pytest.raises(UsageError, match="--profile auto: this machine has an NVIDIA") as caught:
+        detect_profile(tmp_path)
+    assert seen in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "other", [{"vendor": "0x1002"}, {"vendor": "0x8086"}, {"kind": "0x040300"}], ids=str
+)
+def test_other_devices_are_no_gpu_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, str]
+) -> None:
+    """Another maker's card, and the sound function of an NVIDIA card."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    pci(tmp_path, **other)
+    assert detect_profile(tmp_path)[0] == "cpu"
+
+
+def test_the_program_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    name, reason = detect_profile(tmp_path)
+    assert name == "cpu" and "no NVIDIA device is seen" in reason
+    lists(tmp_path, "NVIDIA H200, 5\n")
+    assert detect_profile(tmp_path) == ("h200x1", "found 1 x NVIDIA H200")
+    fake(tmp_path, "echo 'driver mismatch' >&2; exit 9")
+    with pytest.raises(UsageError, match="driver mismatch"):
+        detect_profile(tmp_path)
+
+
+def test_only_visible_cards_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA reads the variable: nothing counts from the first entry on that is no GPU."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lists(tmp_path, "Tesla T4, 3\nNVIDIA H200, 5\n")
+    for named in ("1", "1,-1,0", " 1 "):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        assert detect_profile(tmp_path)[0] == "h200x1", named
+    for named in ("", "-1,1", "7"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        with pytest.raises(UsageError, match=f"CUDA_VISIBLE_DEVICES={named} hides all GPUs"):
+            detect_profile(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(UsageError, match="Tesla T4"):
+        detect_profile(tmp_path)
+
+
+def test_the_nightly_asks_for_a_gpu_profile() -> None:
+    text = (REPOSITORY / ".github/workflows/nightly-gpu.yml").read_text(encoding="utf-8")
+    assert "'auto'" not in text and "default: auto" not in text
+    assert "default: a100x2_pcie4" in text and 'auto|cpu|""' in text
+
+
+def test_a_run_on_an_unknown_card_is_a_usage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    lists(tmp_path, "Tesla T4, 3\n")
+    with pytest.raises(UsageError, match="1 x Tesla T4"):
+        plan_all(RunOptions(out=tmp_path))
+    assert plan_all(RunOptions(out=tmp_path, profile="cpu")), "asked for by name, it is taken"

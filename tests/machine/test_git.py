@@ -1,0 +1,176 @@
+"""Branch, commit, and what differs from it, in real checkouts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runbook.machine import git
+
+
+def git_in(folder: Path, *words: str) -> str:
+    settings = {
+        "GIT_AUTHOR_NAME": "a",
+        "GIT_AUTHOR_EMAIL": "a@example.org",
+        "GIT_COMMITTER_NAME": "a",
+        "GIT_COMMITTER_EMAIL": "a@example.org",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+    }
+    done = subprocess.run(
+        ["git", "-C", str(folder), *words],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **settings},
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    git_in(folder, "init", "-q", "-b", "main")
+    (folder / "a.txt").write_text("one\n")
+    git_in(folder, "add", "a.txt")
+    git_in(folder, "commit", "-qm", "first")
+    return folder
+
+
+def test_a_clean_checkout(checkout: Path) -> None:
+    state = git.read_git(checkout)
+    assert state.branch == "main"
+    assert state.sha == git_in(checkout, "rev-parse", "HEAD") == git.head_sha(checkout)
+    assert not state.dirty
+    assert state.diff == ""
+    assert state.diff_sha256 == hashlib.sha256(b"").hexdigest()
+    assert state.problems == ()
+
+
+def test_commits_that_the_last_fetch_brought_are_counted(checkout: Path, tmp_path: Path) -> None:
+    """Requirement P1, "freshly fetched": nothing is fetched here, but what is known is told."""
+    state = git.read_git(checkout)
+    assert (state.upstream, state.behind) == (None, None)
+    mine = tmp_path / "mine"
+    git_in(tmp_path, "clone", "-q", str(checkout), str(mine))
+    assert (git.read_git(mine).upstream, git.read_git(mine).behind) == ("origin/main", 0)
+    git_in(checkout, "commit", "-q", "--allow-empty", "-m", "second")
+    assert git.read_git(mine).behind == 0, "nobody has fetched it"
+    git_in(mine, "fetch", "-q")
+    assert git.read_git(mine).behind == 1
+
+
+def test_a_change_is_dirty_and_has_another_digest(checkout: Path) -> None:
+    (checkout / "a.txt").write_text("two\n")
+    first = git.read_git(checkout)
+    (checkout / "a.txt").write_text("three\n")
+    second = git.read_git(checkout)
+    assert first.dirty and second.dirty
+    assert "+two" in first.diff
+    assert len({first.diff_sha256, second.diff_sha256, hashlib.sha256(b"").hexdigest()}) == 3
+
+
+def test_a_new_file_is_dirty_though_it_is_in_no_diff(checkout: Path) -> None:
+    (checkout / "new.txt").write_text("x\n")
+    state = git.read_git(checkout)
+    assert state.dirty
+    assert state.diff == ""
+
+
+def test_a_detached_head_has_no_branch(checkout: Path) -> None:
+    git_in(checkout, "checkout", "-q", "--detach")
+    state = git.read_git(checkout)
+    assert state.branch is None
+    assert state.sha is not None
+
+
+def test_before_the_first_commit(tmp_path: Path) -> None:
+    git_in(tmp_path, "init", "-q", "-b", "main")
+    state = git.read_git(tmp_path)
+    assert state.branch == "main"
+    assert state.sha is None
+    assert state.problems
+
+
+def test_bytes_of_any_encoding_keep_their_digest(checkout: Path) -> None:
+    (checkout / "a.txt").write_bytes(b"caf\xe9\n")
+    state = git.read_git(checkout)
+    done = subprocess.run(
+        ["git", "-C", str(checkout), "diff", "HEAD"], check=True, capture_output=True
+    )
+    assert state.diff_sha256 == hashlib.sha256(done.stdout).hexdigest()
+
+
+def test_a_checkouts_own_settings_start_no_program(checkout: Path, tmp_path: Path) -> None:
+    trap = tmp_path / "trap.sh"
+    trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n")
+    trap.chmod(0o755)
+    git_in(checkout, "config", "core.fsmonitor", str(trap))
+    git_in(checkout, "config", "diff.external", str(trap))
+    (checkout / ".gitattributes").write_text("*.txt diff=trap\n")
+    git_in(checkout, "config", "diff.trap.textconv", str(trap))
+    (checkout / "a.txt").write_text("two\n")
+    state = git.read_git(checkout)
+    assert state.dirty
+    assert "+two" in state.diff
+    assert not (tmp_path / "sprung").exists()
+    # The trap is a real one: git alone steps into it.
+    subprocess.run(["git", "-C", str(checkout), "diff", "HEAD"], capture_output=True, check=False)
+    assert (tmp_path / "sprung").exists()
+
+
+def test_from_a_hook_a_clone_leaves_the_checkout_of_the_hook_alone(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hook and `rebase --exec` set GIT_DIR: the clone's checkout moved the HEAD of that one."""
+    first = git_in(checkout, "rev-parse", "HEAD")
+    (checkout / "a.txt").write_text("two\n")
+    git_in(checkout, "commit", "-qam", "second")
+    second = git_in(checkout, "rev-parse", "HEAD")
+    with monkeypatch.context() as hook:
+        hook.setenv("GIT_DIR", str(checkout / ".git"))
+        hook.setenv("GIT_INDEX_FILE", str(checkout / ".git" / "index"))
+        assert git.clone_at(checkout, first, tmp_path / "clone") == ""
+        state = git.read_git(tmp_path / "clone")
+        assert (state.sha, state.status) == (first, "")
+    state = git.read_git(checkout)
+    assert (state.sha, state.branch, state.status) == (second, "main", "")
+
+
+def test_outside_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert git.head_sha(tmp_path) is None
+    assert git.read_git(tmp_path).problems
+
+
+def test_the_package_under_test_is_found_before_the_current_folder(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import nsa
+
+    home = Path(nsa.__file__).resolve().parent
+    tracked = subprocess.run(
+        ["git", "-C", str(home), "ls-files", "--error-unmatch", "__init__.py"],
+        capture_output=True,
+        check=False,
+    )
+    monkeypatch.chdir(checkout)
+    found = git.find_checkout()
+    assert found == (home.parent if tracked.returncode == 0 else checkout)
+
+
+def test_a_checkout_of_another_user_is_refused_by_git_and_told_as_that(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkout)
+    assert "belongs to a git checkout" in git.why_no_checkout()
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    assert git.find_checkout() is None
+    why = git.why_no_checkout()
+    assert why.startswith("git refuses ") and "which another user owns" in why
+    assert "git config --global --add safe.directory /" in why

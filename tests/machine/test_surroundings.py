@@ -1,0 +1,187 @@
+"""An environment that is too small or odd is refused by name, or is what a bad end is put down to.
+
+Real limits, network namespaces and preloaded clocks, in processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from runbook.machine.surroundings import CPU, FILE, MEMORY, Allowance, limit_met
+from runbook.records import LaunchStatus
+from tests.launch.helpers import fake_launch, run
+
+_RUN = shlex.join([sys.executable, "-P", "-m", "runbook", "run", "--profile", "cpu"])
+_ASK = shlex.join(
+    [sys.executable, "-P", "-c",
+     "from runbook.machine.surroundings import surroundings_problems as ask; print(ask())"]
+)  # fmt: skip
+_CLOCK = Path(__file__).with_name("clock_stand_in.c")
+
+
+def shell(line: str, cwd: Path, *before: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*before, "bash", "-c", line],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])} | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def without_network() -> list[str]:
+    """The beginning of a command in a network namespace whose loopback is down."""
+    words = ["unshare", "-rn"]
+    if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode:
+        pytest.skip("this machine does not permit a network namespace (unshare -rn)")
+    return words
+
+
+@pytest.mark.parametrize(
+    ("limit", "named"),
+    [
+        ("-S -v 307200", "map more than 0.293 GiB of memory (`ulimit -v`)"),
+        ("-S -d 1048576", "map more than 1 GiB of memory (`ulimit -d`)"),
+        ("-S -t 20", "compute for more than 20 s (`ulimit -t`), and a run may take 120 s"),
+        ("-S -f 1024", "be larger than 1 MiB (`ulimit -f`)"),
+    ],
+)
+def test_a_limit_that_no_run_fits_into_is_refused_and_the_printed_way_lifts_it(
+    tmp_path: Path, limit: str, named: str
+) -> None:
+    told = shell(f"ulimit {limit}; {_RUN} --phase baseline --out out", tmp_path)
+    assert told.returncode == 2, told.stderr
+    assert named in told.stderr and not (tmp_path / "out").exists()
+    way = f"ulimit {limit.split()[1]} unlimited"
+    assert f"`{way}`" in told.stderr
+    assert shell(f"ulimit {limit}; {way}; {_ASK}", tmp_path).stdout == "[]\n"
+
+
+def test_without_a_loopback_network_nothing_waits_for_it(tmp_path: Path) -> None:
+    before = without_network()
+    told = shell(f"{_RUN} --phase baseline --out out", tmp_path, *before)
+    assert told.returncode == 2, told.stderr
+    assert "no loopback network" in told.stderr and not (tmp_path / "out").exists()
+    if shutil.which("ip") is None:
+        pytest.skip("no `ip` here to type the printed command with")
+    way = "ip link set lo up"
+    assert f"`{way}`" in told.stderr
+    assert shell(f"{way}; {_ASK}", tmp_path, *before).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("clock", "named"),
+    [
+        ("-DAHEAD=172800", "172800 s ahead of the one of the processes that it starts"),
+        ("-DSTILL=4102444800", "stands still at 4102444800 s since 1970"),
+    ],
+)
+def test_a_clock_that_reaches_the_harness_and_not_its_ranks_is_refused(
+    tmp_path: Path, clock: str, named: str
+) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: the stand-in for a clock cannot be built")
+    library = tmp_path / "clock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", clock, "-o", library, _CLOCK], check=True)
+    told = shell(f"{_RUN} --phase baseline --out out", tmp_path, LD_PRELOAD=str(library))
+    assert told.returncode == 2, told.stderr
+    assert named in told.stderr and str(library) in told.stderr
+    assert not (tmp_path / "out").exists()
+    assert shell(f"unset LD_PRELOAD; {_ASK}", tmp_path, LD_PRELOAD=str(library)).stdout == "[]\n"
+
+
+@contextmanager
+def soft_limit(number: int, size: int) -> Iterator[None]:
+    before = resource.getrlimit(number)
+    resource.setrlimit(number, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(number, before)
+
+
+def met(
+    cause: str, folder: Path, *signals: str, duration_s: float = 1e9, free: int = 1 << 50
+) -> str:
+    return limit_met(cause, signals=signals, duration_s=duration_s, folder=folder, least_free=free)
+
+
+@pytest.mark.parametrize(
+    ("allowance", "size", "cause", "signal"),
+    [
+        (MEMORY[0], 1 << 50, "RuntimeError: DefaultCPUAllocator: can't allocate memory", ""),
+        (MEMORY[0], 1 << 50, "ImportError: libtorch_cpu.so: failed to map segment", ""),
+        (MEMORY[1], 1 << 50, "MemoryError: ", ""),
+        (FILE, 1 << 50, "OSError: [Errno 27] File too large: 'step_12'", ""),
+        (FILE, 1 << 50, "rank 0 was ended by SIGXFSZ", "SIGXFSZ"),
+        (CPU, 1 << 28, "rank 0 was ended by SIGXCPU", "SIGXCPU"),
+        (CPU, 1 << 28, "rank 0 was ended by SIGKILL, cause unknown", "SIGKILL"),
+    ],
+)
+def test_an_end_is_put_down_to_a_limit_only_where_the_machine_sets_one(
+    tmp_path: Path, allowance: Allowance, size: int, cause: str, signal: str
+) -> None:
+    """A trainer that limits itself, or only says so, ends by its own fault."""
+    assert met(cause, tmp_path, signal) == ""
+    with soft_limit(allowance.number, size):
+        told = met(cause, tmp_path, signal)
+        assert f"`ulimit {allowance.flag} unlimited`" in told
+        assert met("RuntimeError: shapes differ", tmp_path) == ""
+        assert met("CUDA out of memory. Tried to allocate 2.00 GiB", tmp_path) == ""
+        # So short a launch has not computed for that long.
+        short = met(cause, tmp_path, signal, duration_s=1.0)
+        assert (short == "") is (allowance is CPU)
+
+
+def test_a_full_disk_is_to_blame_only_where_it_was_seen_to_be_full(tmp_path: Path) -> None:
+    said = "OSError: [Errno 28] No space left on device: 'training.csv'"
+    assert met(said, tmp_path) == ""
+    told = met(said, tmp_path, free=5 << 20)
+    assert f"the disk of {tmp_path} is full" in told and "as little as 5.0 of" in told
+    assert "`df -h`" in told
+    # A rank whose files are full cannot say a word; another fault has room to be told.
+    assert "is full" in met("rank 0 ended: exit code 1", tmp_path, free=0)
+    assert met("rank 0 ended: exit code 1", tmp_path, free=5 << 20) == ""
+
+
+def test_a_launch_that_meets_the_limit_of_the_machine_is_no_fault_of_its_trainer(
+    tmp_path: Path,
+) -> None:
+    with soft_limit(resource.RLIMIT_AS, 1 << 40):
+        result = run(fake_launch("--fault", "allocate"), tmp_path)
+    assert result.status is LaunchStatus.ENVIRONMENT_ERROR, result.cause
+    assert "more than 1024 GiB of memory (`ulimit -v`)" in result.cause
+    assert "MemoryError" in result.cause
+
+
+_FILLS = """
+from pathlib import Path
+from tests.launch.helpers import fake_launch, run
+result = run(fake_launch("--fault", "fill", "--on-rank", "0"), Path("small").resolve())
+print(result.status, result.cause)
+"""
+
+
+def test_a_disk_that_a_launch_fills_is_named_with_its_room(tmp_path: Path) -> None:
+    """What was written is gone again when the launch has ended: the launcher looked meanwhile."""
+    words = ["unshare", "-rm"]
+    (tmp_path / "small").mkdir()
+    mount = "mount -t tmpfs -o size=1500k none small"
+    if subprocess.run([*words, "bash", "-c", mount], cwd=tmp_path, check=False).returncode:
+        pytest.skip("this machine does not permit a disk of one's own (unshare -rm, mount)")
+    line = f"{mount} && {shlex.join([sys.executable, '-c', _FILLS])}"
+    told = shell(line, tmp_path, *words)
+    assert told.stdout.startswith("environment_error the disk of "), told.stderr + told.stdout
+    assert "No space left on device" in told.stdout and "of 1 MiB were free" in told.stdout

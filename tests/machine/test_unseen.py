@@ -1,0 +1,163 @@
+"""Changes that `git status` does not show make a checkout dirty all the same, by name."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runbook.machine import git
+from tests.machine.test_git import git_in
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with a package."""
+    git_in(tmp_path, "init", "-q", "-b", "main")
+    (tmp_path / "nsa").mkdir()
+    (tmp_path / "nsa" / "__init__.py").write_text("")
+    (tmp_path / "nsa" / "layer.py").write_text("SCALE = 1.0\n")
+    (tmp_path / "notes.txt").write_text("one\n")
+    (tmp_path / "link").symlink_to("notes.txt")
+    (tmp_path / ".gitignore").write_text("__pycache__/\nbuild/\n*.log\n")
+    git_in(tmp_path, "add", ".")
+    git_in(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def flagged(flag: str) -> Callable[[Path], None]:
+    def change(checkout: Path) -> None:
+        git_in(checkout, "update-index", flag, "nsa/layer.py")
+        (checkout / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
+
+    return change
+
+
+def removed(checkout: Path) -> None:
+    git_in(checkout, "update-index", "--skip-worktree", "nsa/layer.py")
+    (checkout / "nsa" / "layer.py").unlink()
+
+
+def with_its_old_time(checkout: Path) -> None:
+    """The index remembers size and time; with the change time off it looks at nothing else."""
+    path = checkout / "nsa" / "layer.py"
+    git_in(checkout, "config", "core.trustctime", "false")
+    git_in(checkout, "config", "core.checkStat", "minimal")
+    os.utime(path, (1e9, 1e9))
+    git_in(checkout, "update-index", "--refresh")
+    path.write_text("SCALE = 0.0\n")
+    os.utime(path, (1e9, 1e9))
+
+
+def behind_a_filter(checkout: Path) -> None:
+    (checkout / ".git" / "info" / "attributes").write_text("nsa/layer.py filter=old\n")
+    git_in(checkout, "config", "filter.old.clean", "echo 'SCALE = 1.0'")
+    (checkout / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
+
+
+def link(checkout: Path) -> None:
+    git_in(checkout, "update-index", "--assume-unchanged", "link")
+    (checkout / "link").unlink()
+    (checkout / "link").symlink_to("nsa/layer.py")
+
+
+def excluded(name: str) -> Callable[[Path], None]:
+    def change(checkout: Path) -> None:
+        (checkout / ".git" / "info" / "exclude").write_text(f"{name}\n")
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text("SCALE = 0.0\n")
+
+    return change
+
+
+def unchecked_cache(checkout: Path) -> None:
+    """Python runs this one without a look at its source."""
+    other = checkout / "build" / "other.py"
+    other.parent.mkdir()
+    other.write_text("SCALE = 0.0\n")
+    target = checkout / "nsa" / "__pycache__" / "layer.cpython-311.pyc"
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(other), cfile=str(target), invalidation_mode=mode)
+
+
+HIDDEN: list[tuple[Callable[[Path], None], str]] = [
+    (flagged("--skip-worktree"), "nsa/layer.py differs"),
+    (flagged("--assume-unchanged"), "nsa/layer.py differs"),
+    (removed, "nsa/layer.py is gone"),
+    (with_its_old_time, "nsa/layer.py differs"),
+    (behind_a_filter, "nsa/layer.py differs"),
+    (link, "link differs"),
+    (excluded("nsa/torch.py"), "nsa/torch.py is ignored and can be imported"),
+    (excluded("nsa/layer/__init__.py"), "nsa/layer/__init__.py is ignored"),
+    (excluded("nsa/layer.cpython-311-x86_64-linux-gnu.so"), "is ignored and can be imported"),
+    (excluded("sitecustomize.py"), "sitecustomize.py is ignored"),
+    (unchecked_cache, "layer.cpython-311.pyc runs whatever its source says"),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), HIDDEN)
+def test_what_git_does_not_show_is_dirty_and_named(
+    checkout: Path, change: Callable[[Path], None], text: str
+) -> None:
+    before = git.read_git(checkout)
+    assert (before.dirty, before.unseen) == (False, ())
+    change(checkout)
+    state = git.read_git(checkout)
+    assert state.status == "", "git shows it: then this test proves nothing"
+    assert state.dirty and len(state.changed) == 1
+    assert text in state.changed[0] and "git does not show" in state.changed[0]
+    assert state.diff_sha256 != before.diff_sha256
+
+
+def test_another_hidden_change_has_another_digest(checkout: Path) -> None:
+    flagged("--skip-worktree")(checkout)
+    first = git.read_git(checkout).diff_sha256
+    (checkout / "nsa" / "layer.py").write_text("SCALE = 2.0\n")
+    assert git.read_git(checkout).diff_sha256 != first
+
+
+def test_what_git_shows_is_told_once(checkout: Path) -> None:
+    (checkout / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
+    (checkout / "nsa" / "new.py").write_text("")
+    (checkout / "notes.txt").unlink()
+    state = git.read_git(checkout)
+    assert state.unseen == () and len(state.changed) == 3
+
+
+def test_ordinary_ignored_files_flags_and_line_ends_are_clean(checkout: Path) -> None:
+    (checkout / "run.log").write_text("x")
+    (checkout / "build").mkdir()
+    (checkout / "build" / "made.py").write_text("")
+    py_compile.compile(str(checkout / "nsa" / "layer.py"))
+    git_in(checkout, "update-index", "--skip-worktree", "nsa/layer.py")
+    git_in(checkout, "config", "core.autocrlf", "true")
+    (checkout / "notes.txt").write_bytes(b"one\r\n")
+    git_in(checkout, "add", "notes.txt")
+    state = git.read_git(checkout)
+    assert not state.dirty, state.changed
+
+
+def test_a_sparse_checkout_is_clean(checkout: Path) -> None:
+    subprocess.run(
+        ["git", "-C", str(checkout), "sparse-checkout", "set", "--no-cone", "/nsa/"],
+        check=True,
+        capture_output=True,
+    )
+    assert not (checkout / "notes.txt").exists()
+    assert not git.read_git(checkout).dirty
+
+
+def test_a_commit_that_another_was_put_in_the_place_of_is_read_as_it_was(checkout: Path) -> None:
+    first = git_in(checkout, "rev-parse", "HEAD")
+    (checkout / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
+    git_in(checkout, "commit", "-qam", "second")
+    second = git_in(checkout, "rev-parse", "HEAD")
+    git_in(checkout, "update-ref", "refs/heads/main", first)
+    git_in(checkout, "replace", first, second)
+    assert git_in(checkout, "status", "--porcelain") == "", "git alone calls it clean"
+    state = git.read_git(checkout)
+    assert state.sha == first and state.dirty and "+SCALE = 0.0" in state.diff

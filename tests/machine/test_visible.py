@@ -1,0 +1,111 @@
+"""Which GPUs a launch can see: by torch's UUIDs, else as CUDA reads CUDA_VISIBLE_DEVICES."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runbook.machine.gpu.facts import collect_gpus, gpu_drafts
+from runbook.machine.gpu.nvidia_smi import GpuState, parse_nvidia_smi, parse_topology
+from runbook.machine.gpu.visible import visible_gpus
+from tests.machine.test_nvidia import FIXTURES, stand_in_nvidia_smi
+
+SMI = parse_nvidia_smi((FIXTURES / "a100x2_pcie4.xml").read_text(encoding="utf-8"))
+UUIDS = ("GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333", "GPU-cccc4444")
+FOUR = tuple(
+    replace(SMI.gpus[0], index=index, uuid=uuid, mig=index == 3) for index, uuid in enumerate(UUIDS)
+)
+
+
+def shown(text: str | None, uuids: tuple[str, ...] = (), gpus: tuple[GpuState, ...] = FOUR) -> str:
+    environment = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
+    found = visible_gpus(gpus, environment=environment, uuids=uuids)
+    return "".join(str(gpu.index) for gpu in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [
+        (None, "0123"),
+        ("", ""),
+        ("-1", ""),
+        ("NoDevFiles", ""),
+        ("1", "1"),
+        ("2, 0", "02"),
+        ("0,9,1", "0"),
+        ("0,-1,1", "0"),
+        ("1,1", ""),
+        ("GPU-bbbb", "2"),
+        ("GPU-aaaa", ""),
+        ("GPU-aaaa1111,GPU-cccc4444", "03"),
+        ("MIG-GPU-bbbb3333/1/0", "2"),
+        ("MIG-0d5e1a6e-7e3c-5e0a-9d2f-3f1c5a3e2b11", "3"),
+    ],
+)
+def test_the_variable_means_what_cuda_takes_it_for(text: str | None, indices: str) -> None:
+    assert shown(text) == indices
+
+
+def test_what_torch_sees_outranks_the_order_of_indices() -> None:
+    assert shown("0", uuids=("bbbb3333",)) == "2"
+    assert shown("0", uuids=("GPU-bbbb3333", "aaaa1111")) == "02"
+    assert shown("0", uuids=("unknown",)) == "0", "a MIG instance has a UUID of its own"
+    alike = tuple(replace(gpu, uuid="GPU-x") for gpu in FOUR)
+    assert shown("1", uuids=("x",), gpus=alike) == "1", "UUIDs that tell nothing apart"
+
+
+def test_facts_are_those_of_the_visible_gpus() -> None:
+    busy = parse_nvidia_smi((FIXTURES / "a100x2_busy.xml").read_text(encoding="utf-8"))
+    drafts = {
+        draft.name: draft
+        for draft in gpu_drafts(
+            busy, {(0, 1): "NODE"}, visible=busy.gpus[1:], chosen_by="CUDA_VISIBLE_DEVICES=1"
+        )
+    }
+    assert (drafts["gpu.count"].value, drafts["gpu.installed"].value) == (1, 2)
+    assert drafts["gpu.count"].note == "GPU 1 of 2, CUDA_VISIBLE_DEVICES=1"
+    assert drafts["gpu.names"].value == "NVIDIA A100 80GB PCIe"
+    assert drafts["gpu.processes"].value == 0, "GPU 0 is busy, and nobody asked for it"
+    assert drafts["gpu.throttle"].value == ""
+
+
+def test_a_link_counts_between_visible_gpus_only() -> None:
+    links = parse_topology((FIXTURES / "topo_nvlink.txt").read_text(encoding="utf-8"))
+    three = replace(SMI, gpus=FOUR[:3])
+    for pair, nvlink in (((0, 1), True), ((0, 2), False)):
+        visible = [FOUR[index] for index in pair]
+        drafts = {draft.name: draft for draft in gpu_drafts(three, links, visible=visible)}
+        assert drafts["gpu.nvlink"].value is nvlink
+
+
+def test_the_variable_of_a_launch_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_nvidia_smi(
+        tmp_path,
+        monkeypatch,
+        f'[ "$1" = topo ] && exec cat {FIXTURES}/topo_a100x2.txt\n'
+        f"exec cat {FIXTURES}/a100x2_busy.xml",
+    )
+    counts = [
+        {
+            draft.name: draft.value
+            for draft in collect_gpus(
+                tmp_path,
+                torch_count=None,
+                torch_uuids=(),
+                environment=environment,
+                host_file="host.json",
+            )
+        }["gpu.processes"]
+        for environment in ({}, {"CUDA_VISIBLE_DEVICES": "1"})
+    ]
+    assert counts == [1, 0]
+
+
+def test_a_card_without_mig_is_whole_and_a_silent_driver_is_not_known() -> None:
+    text = (FIXTURES / "h200x1.xml").read_text(encoding="utf-8")
+    assert parse_nvidia_smi(text).gpus[0].mig is False
+    for said, mig in (("N/A", False), ("Enabled", True), ("", None)):
+        changed = text.replace("<current_mig>Disabled", f"<current_mig>{said}")
+        assert parse_nvidia_smi(changed).gpus[0].mig is mig
