@@ -114,7 +114,7 @@ From an NVIDIA H100 on 2026-11-22, cut short to fit ten minutes:
 [report.md](nvidia-h100-80gb-hbm3/report.md), [details.md](nvidia-h100-80gb-hbm3/details.md) and
 [report.html](nvidia-h100-80gb-hbm3/report.html) as the run ended there, with a false alarm of the
 program ([what](../../benchmarks/results/h100.md)), and the same evidence
-[judged again](nvidia-h100-80gb-hbm3/judged-again.md) once that was mended. The checkout's folder is
+[judged again](nvidia-h100-80gb-hbm3/judged-again.md) once that was fixed. The checkout's folder is
 left out.
 """
 

@@ -33,7 +33,7 @@ _MIDDLE = 10
 OVERHEAD_S = 60.0
 # Rank 0 notes a step right after it ends: a typical step within this share and time, its place
 # among the others within so many steps and this time. Worst of 127 healthy launches, many beside
-# busy loops (docs/trainer-contract.md): 0.19 ms in steps of 28 ms, and 4.1 ms in steps of 56 ms.
+# busy loops (benchmarks/results/trainer_costs.md): 0.19 ms of 28 ms, and 4.1 ms in steps of 56 ms.
 STEP_TOLERANCE, STEP_S = 0.01, 3.5e-4
 PLACE_STEPS, PLACE_S = 0.5, 0.015
 # A device and its host count seconds a little differently, and the more so the longer they run.

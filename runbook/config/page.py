@@ -15,37 +15,31 @@ _BASE = "a100x2_pcie4"
 _INTRO = """\
 # Thresholds
 
-Every limit, and where its value comes from. A phase declares a limit in code (name, unit,
-comparator, meaning); a profile in `configs/profiles/*.yaml` gives it a value, a source and whether
-it decides there. This page is written from both: `runbook profiles --page > docs/thresholds.md`;
-a test compares. A source is a requirement of [the specification](spec.md), or says that the number
-is a choice of this program.
+Every limit, and where its value comes from: a requirement of [the specification](spec.md), or a
+choice of this program. A phase declares a limit in code; a profile in `configs/profiles/*.yaml`
+gives it a value, a source and whether it decides. `runbook profiles --page > docs/thresholds.md`
+writes this page; a test compares. [How far to trust this](trust.md) has the measured error rates.
 
-A *gate* decides, unless the profile only shows it. An *aim* is always only shown. A *rule* is a
-part of how a decision is made. A limit whose value belongs to a toggle is set with that toggle.
+A *gate* decides, unless the profile only shows it. An *aim* is only shown. A *rule* is part of how
+a decision is made. A limit that belongs to a toggle is set with that toggle.
 
-A profile of your own says `extends: a100x2_pcie4` and only what differs; `null` drops an inherited
-key. `runbook run --profile mine.yaml` uses it, `runbook judge RUN --profile mine.yaml` judges a
-finished run again by it.
+A profile of your own says `extends: a100x2_pcie4` and what differs; `null` drops an inherited key.
+`runbook run --profile mine.yaml` uses it, `runbook judge RUN --profile mine.yaml` judges a finished
+run again by it.
 """
 
-_OUTRO = """
-The production config fixes the *global* batch, so one GPU runs all of it: E compares N ranks with
-one at the same global batch (strong scaling). One GPU gains from the larger batch per device, which
-makes this E a cautious one. Gradient checkpointing is off on both sides, as DDP switches it off.
-[How far to trust this](trust.md) has the error rates that were measured.
-"""
+Cells = tuple[str, ...]
+# A profile's name and what its row says.
+Row = tuple[str, Cells]
 
 
 def thresholds_page() -> str:
     """The whole page, as Markdown."""
     base = load_profile(_BASE)
-    lines = [_INTRO, "## Limits", "", *_declared(), "", f"## {base.name}: {base.title}", ""]
-    lines += [*_values(base, list(base.limits)), "", "## Other profiles", ""]
-    for name in profile_names():
-        if name != _BASE:
-            lines += _differences(base, load_profile(name))
-    return "\n".join([*lines, *_peaks(), *_fixed(), _OUTRO])
+    others = [load_profile(name) for name in profile_names() if name != _BASE]
+    lines = [_INTRO, f"## Limits, with the values of {base.name} ({base.title})", ""]
+    lines += [*_limits(base), "", "## Other profiles", "", *_others(base, others)]
+    return "\n".join([*lines, *_peaks([base, *others]), *_fixed(), ""])
 
 
 def limits_of(profile: Profile) -> list[Limit]:
@@ -54,47 +48,69 @@ def limits_of(profile: Profile) -> list[Limit]:
     return [profile.limit(spec) for spec in known.values() if spec.name in profile.limits]
 
 
-def _declared() -> Iterator[str]:
-    yield "| limit | use | what it limits | read by |"
-    yield "|---|---|---|---|"
+def _limits(base: Profile) -> Iterator[str]:
+    """What each limit is about, and what the base sets it to."""
+    values = {limit.spec.name: limit for limit in limits_of(base)}
     phases = registry.phases()
+    yield "| limit | use | what it limits | read by | value | source |"
+    yield "|---|---|---|---|---|---|"
     for name, spec in registry.known_limits(phases).items():
         readers = ", ".join(one.name for one in phases.values() if spec in one.limits)
         use = f"{spec.use}, set with `{spec.toggle}`" if spec.toggle else str(spec.use)
-        yield f"| {name} | {use} | {spec.meaning} | {readers} |"
+        limit = values.get(name)
+        value, source = (_shown(limit), limit.source) if limit else ("the toggle's", "")
+        cells = (name, use, spec.meaning, readers, value, source)
+        yield f"| {' | '.join(cells)} |"
 
 
-def _values(profile: Profile, names: list[str]) -> Iterator[str]:
-    yield "| limit | value | source |"
-    yield "|---|---|---|"
-    for limit in limits_of(profile):
-        if limit.spec.name in names:
-            shown = "" if limit.gated else " (shown)"
-            yield f"| {limit.spec.name} | {limit}{shown} | {limit.source} |"
+def _shown(limit: Limit) -> str:
+    return f"{limit}{'' if limit.gated else ' (shown)'}"
 
 
-def _differences(base: Profile, other: Profile) -> Iterator[str]:
-    changed = [name for name in other.limits if other.limits[name] != base.limits.get(name)]
-    left_out = sorted(set(base.required) - set(other.required))
-    yield f"### {other.name}: {other.title}"
+def _others(base: Profile, others: list[Profile]) -> Iterator[str]:
+    for one in others:
+        left_out = sorted(set(base.required) - set(one.required))
+        yield f"- {one.name}: {one.title}. Not required: {', '.join(left_out) or 'nothing less'}."
     yield ""
-    yield from _values(other, changed)
-    yield ""
-    yield f"Not required here: {', '.join(left_out) or 'nothing less'}."
+    yield from _shared(("limit", "value", "source"), _changed(base, others))
     yield ""
 
 
-def _peaks() -> Iterator[str]:
+def _changed(base: Profile, others: list[Profile]) -> list[Row]:
+    """The limits that another profile sets otherwise than the base does."""
+    order = [limit.spec.name for limit in limits_of(base)]
+    changed = [
+        (one.name, (limit.spec.name, _shown(limit), limit.source))
+        for one in others
+        for limit in limits_of(one)
+        if one.limits[limit.spec.name] != base.limits.get(limit.spec.name)
+    ]
+    return sorted(changed, key=lambda row: order.index(row[1][0]))
+
+
+def _shared(head: Cells, rows: list[Row]) -> Iterator[str]:
+    """A table of the rows, each once, with the profiles that have it."""
+    found: dict[Cells, list[str]] = {}
+    for profile, cells in rows:
+        found.setdefault(cells, []).append(profile)
+    yield f"| {' | '.join((*head, 'profiles'))} |"
+    yield "|" + "---|" * (len(head) + 1)
+    for cells, names in found.items():
+        yield f"| {' | '.join((*cells, ', '.join(names)))} |"
+
+
+def _peaks(profiles: list[Profile]) -> Iterator[str]:
     yield "## What no measured ceiling can pass"
     yield ""
     yield "`hardware.peaks` of a profile: what the specification of the device or the link allows."
     yield ""
-    yield "| profile | ceiling | peak | source |"
-    yield "|---|---|---|---|"
-    for name in profile_names():
-        for what, peak in load_profile(name).hardware.peaks.items():
+    rows: list[Row] = []
+    for profile in profiles:
+        for what, peak in profile.hardware.peaks.items():
             unit = "TFLOP/s" if what == Ceiling.MATMUL else "GB/s"
-            yield f"| {name} | {what} | {peak.value:g} {unit} | {peak.source} |"
+            rows.append((profile.name, (what, f"{peak.value:g} {unit}", peak.source)))
+    rows.sort(key=lambda row: list(Ceiling).index(Ceiling(row[1][0])))
+    yield from _shared(("ceiling", "peak", "source"), rows)
     yield ""
 
 

@@ -28,6 +28,10 @@ from runbook.registry import report_files
 _MOST_LOOKED_AT = 2000
 
 
+# Reports that earlier versions wrote: the manifest of such a run has their digests.
+FORMER_REPORTS = ("report.json",)
+
+
 def folder_problems(run_root: Path, record: RunRecord) -> list[str]:
     """Every entry in the folder against the manifest and the record."""
     problems: list[str] = []
@@ -55,7 +59,8 @@ def artifact_problems(run_root: Path, record: RunRecord) -> list[str]:
             problems.append(f"{name}: differs from its digest in {RECORD_FILE}")
         elif path.stat().st_size != artifact.size_bytes:
             problems.append(f"{name}: its size differs from that in {RECORD_FILE}")
-    known = {*listed, RECORD_FILE, EVENTS_FILE, MANIFEST_FILE, *report_files().values()}
+    reports = (*report_files().values(), *FORMER_REPORTS)
+    known = {*listed, RECORD_FILE, EVENTS_FILE, MANIFEST_FILE, *reports}
     if listed:  # an unfinished run lists none
         problems += [
             f"{name}: not listed in {RECORD_FILE}" for name in sorted(files.keys() - known)

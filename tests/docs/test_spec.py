@@ -199,19 +199,40 @@ def test_citations_are_found(text: str, found: list[str]) -> None:
     assert list(citations(text)) == found
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        "SECURITY.md",
-        "CHANGELOG.md",
-        *(f"docs/{p.name}" for p in SPEC.parent.glob("*.md")),
-    ],
-)
-def test_every_link_leads_to_a_file(page: str) -> None:
-    path = ROOT / page
-    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", path.read_text(encoding="utf-8"))
-    assert [link for link in links if not (path.parent / link).exists()] == []
+PAGES = [
+    *(f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
+    *(str(path.relative_to(ROOT)) for path in sorted(SPEC.parent.glob("*.md"))),
+    *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("benchmarks/results/*.md"))),
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind its #: the headings of a page, as GitHub spells them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in headings}
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Links of a page that lead to no file, or to no heading of it."""
+    broken = []
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)", text):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        known = anchors(target) if anchor and target.suffix == ".md" and target.exists() else None
+        if not target.exists() or (known is not None and anchor not in known):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_heading_of_a_file(page: str) -> None:
+    assert broken_links(ROOT / page, (ROOT / page).read_text(encoding="utf-8")) == []
+
+
+def test_a_broken_link_would_be_noticed() -> None:
+    text = "[a](spec.md#preflight) [b](#baseline) [c](spec.md#nowhere) [d](gone.md)"
+    assert broken_links(SPEC, text) == ["spec.md#nowhere", "gone.md"]
 
 
 def test_a_wrong_name_would_be_noticed() -> None:
