@@ -156,7 +156,8 @@ def install(folder: Path, *, dev: bool) -> None:
         install_torch(command)
     what = f"{ROOT}[dev]" if dev else str(ROOT)
     by = "uv" if command[0] != python else "pip"
-    print(f"{by} installs nsa-runbook{' and the development tools' if dev else ''} into {folder}")
+    tools = " and the development tools" if dev else ""
+    print(f"{by} installs nsa-runbook{tools} into {folder}; it says nothing while it downloads")
     if subprocess.run([*command, "--editable", what], check=False).returncode != 0:
         raise Refused(f"{by} could not install it into {folder}: see above, and try again")
 

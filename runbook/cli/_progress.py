@@ -83,8 +83,8 @@ def percent(share: float) -> str:
 
 
 def rate_text(toks_per_s: float) -> str:
-    """`8 874 tok/s`."""
-    return f"{toks_per_s:,.0f} {TOKENS_PER_SECOND}".replace(",", " ")
+    """`8,874 tok/s`."""
+    return f"{toks_per_s:,.0f} {TOKENS_PER_SECOND}"
 
 
 def silence_texts(silent: Sequence[Silence]) -> tuple[str, ...]:

@@ -247,7 +247,7 @@ def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
     if not told or re.fullmatch(rf"[0-9a-fA-F]{{{FINGERPRINT_DIGITS},64}}", told):
         return []
     wanted = f"{FINGERPRINT_DIGITS} to 64 digits (0-9, a-f)"
-    return [f"--fingerprint {told!r} is none; allowed: {wanted}, as printed"]
+    return [f"--fingerprint {told!r} is not a fingerprint; allowed: {wanted}, as printed"]
 
 
 def _verify(args: argparse.Namespace, console: Console) -> int:

@@ -92,7 +92,7 @@ def _look_on(folder: Path, view: _View, interval_s: float) -> int:
         place = followed.next(place) if followed else None
         if place is not None:
             say(f"now {launch_name(place)}")
-    say(f"the run is over; {view.count} anomalies, {view.rows} rows read")
+    say(f"the run is over; {view.seen}")
     return view.code
 
 
@@ -106,6 +106,11 @@ class _View:
     @property
     def code(self) -> int:
         return ProgramExit.NO_GO if self.count else ProgramExit.GO
+
+    @property
+    def seen(self) -> str:
+        """`0 anomalies, 1 row read`."""
+        return f"{_counted(self.count, 'anomaly', 'anomalies')}, {_counted(self.rows, 'row')} read"
 
     def _screen(self, folder: Path) -> Screen:
         from runbook.tools.screen import Screen
@@ -135,8 +140,8 @@ class _View:
             self._tell(screen, anomaly)
         for line in screen.watcher.blind_spots():
             self._warn(line)
-        rows = screen.watcher.monitor.readings.rows_read
-        self.console.progress(f"read {folder} once; {self.count} anomalies, {rows} rows read")
+        self.rows += screen.watcher.monitor.readings.rows_read
+        self.console.progress(f"read {folder} once; {self.seen}")
 
     def watch(self, folder: Path, interval_s: float, left: Callable[[], bool] | None) -> None:
         """The screen until the launch is over, or `left`."""
@@ -166,6 +171,10 @@ def _shower(console: Console, screen: Screen) -> Callable[[], None]:
             console.progress(screen.status())
 
     return show
+
+
+def _counted(count: int, one: str, more: str = "") -> str:
+    return f"{count} {one if count == 1 else more or f'{one}s'}"
 
 
 def _launch_in(folder: Path, *, once: bool) -> Path:

@@ -118,7 +118,7 @@ class Setup:
         plan = self.profile.plan
         if plan is None or not plan.go:
             return ""
-        return f"behind {plan.go}: its files are those that it wrote, its numbers come out again"
+        return f"behind {plan.go}: its files are unchanged and its numbers recompute to the same"
 
     @property
     def required(self) -> tuple[str, ...]:

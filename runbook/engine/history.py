@@ -53,7 +53,7 @@ CREATE INDEX metrics_by_name ON metrics (name, folder);
 class RunRow:
     """A run in the list; `problem` says what is wrong with its run.json, if anything is.
 
-    `throughput` is the first row `PHASE.throughput` in tok/s, `load` the load of a processor when
+    `throughput` is the first row `PHASE.throughput` in tok/s, `load` the load per CPU when
     the run began, `flaky` how many launches needed a second attempt; None where nothing says.
     """
 
@@ -78,7 +78,7 @@ class RunRow:
     @property
     def marks(self) -> tuple[str, ...]:
         """What a reader of the list should know besides the verdict."""
-        load = "" if self.load is None else f"load {self.load:.2g} a processor"
+        load = "" if self.load is None else f"load {self.load:.2g} per CPU"
         busy = self.load is not None and self.load >= BUSY_LOAD
         flaky = f"FLAKY ({self.flaky})" if self.flaky else ""
         cut = "interrupted" if self.interrupted else ""

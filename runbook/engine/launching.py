@@ -95,7 +95,7 @@ def _refusal(
     first = replace(options.invocation(), plan="", steps_scale=1.0).line(["all"])
     ways = [f"validate it first: {first}"]
     ways += [f"stop before: --until {before[-1]}"] if before else []
-    ways.append("or --without-go, which the verdict's first line will tell")
+    ways.append("or --without-go (the verdict will say so)")
     return (
         f"{needing[0]} starts only behind a GO of this configuration and machine in "
         f"{options.out}/: {found.why_not}; {'; '.join(ways)}"

@@ -24,6 +24,8 @@ _REPEATABLE = (
     LaunchStatus.OUT_OF_MEMORY,
 )
 _TWICE = 2
+# More checks than this are counted beside the one that decides.
+_NAMED = 3
 
 
 def not_run(cause: str, *, follows: str) -> LaunchResult:
@@ -46,7 +48,8 @@ def held_back(record: PhaseRecord, *, strictly: bool) -> LaunchResult | None:
         return None
     worst = min(wrong, key=lambda check: check.outcome.rank)
     others = [check.id for check in wrong if check is not worst]
-    more = f" (and {', '.join(others)})" if others else ""
+    more = f" (and {len(others)} more)" if len(others) > _NAMED else ""
+    more = more or (f" (and {', '.join(others)})" if others else "")
     way = "" if strictly else "; see --keep-going"
     cause = f"{worst.id} is {worst.outcome}: {worst.reason}{more}{way}"
     return not_run(cause, follows=worst.id)

@@ -168,7 +168,8 @@ def _run_phase(state: RunState, phase: Phase) -> None:
     _keep_phase(state, record)
     state.observer.phase_finished(record)
     guard(state, record)
-    if state.blocked and state.blocked.follows.partition(".")[0] == phase.name:
+    last = phase.name == state.setup.phases[-1].name
+    if state.blocked and not last and state.blocked.follows.partition(".")[0] == phase.name:
         state.observer.note(f"later phases start nothing: {state.blocked.cause}")
 
 

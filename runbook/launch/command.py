@@ -71,7 +71,7 @@ def pasteable(launch: Launch) -> Pasteable:
     if launch.schedule is not None:
         notes.append(launch.schedule.in_words())
     if launch.resumes:
-        notes.append(f"{RESUME_FLAG} is below the run's folder")
+        notes.append(f"the path after {RESUME_FLAG} is relative to the run's folder")
     if launch.stop is not None:
         notes.append(f"ended by {launch.stop.by} after {launch.stop.steps} steps of its own")
     if launch.own is not None:

@@ -171,10 +171,11 @@ def test_json_is_the_record(finished: Path, tmp_path: Path) -> None:
         ),
         (("report", "--format", ","), "--format names no format"),
         (("report", "--json", "--format", "md"), "--json and --format: choose one"),
-        (("judge", "--format", "json"), "--json prints run.json, the record"),
+        (("judge", "--format", "json"), "--format json: there is none; --json prints run.json"),
         (
             ("verify", "--fingerprint", "3f9c"),
-            "--fingerprint '3f9c' is none; allowed: 32 to 64 digits (0-9, a-f), as printed",
+            "--fingerprint '3f9c' is not a fingerprint; allowed: 32 to 64 digits (0-9, a-f), "
+            "as printed",
         ),
     ],
 )

@@ -35,7 +35,7 @@ def test_the_folder_above_the_runs_means_the_newest_of_them(tmp_path: Path) -> N
     launched(tmp_path / "artifacts", "20260101T000000Z-abc")
     shown = inside("watch", "artifacts", "--once", cwd=tmp_path)
     assert shown.code == 0
-    assert "read artifacts/latest once; 0 anomalies, 1 rows read\n" in shown.err
+    assert "read artifacts/latest once; 0 anomalies, 1 row read\n" in shown.err
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -56,7 +56,7 @@ def test_a_watchdog_that_is_started_before_the_trainer_waits_for_it(
     assert f"waiting for a run to begin in {folder}, 300 s at most: {why}\n" in said
     name = folder / "20260102T000000Z-def"
     assert f"watching {folder}/latest: {name}; the run is stopped at an anomaly\n" in said
-    assert said.count("ended at step 1") == 1 and "the run is over; 0 anomalies, 1 rows" in said
+    assert said.count("ended at step 1") == 1 and "the run is over; 0 anomalies, 1 row" in said
 
 
 def test_a_run_that_is_over_is_told_once_and_not_waited_for(
@@ -130,7 +130,7 @@ def test_once_on_a_healthy_run_says_what_was_read(tmp_path: Path) -> None:
     shown = inside("watch", str(tmp_path), "--once", cwd=tmp_path)
     assert shown.code == 0
     assert shown.out.startswith(f"{tmp_path}  no heartbeats\n")
-    assert f"read {tmp_path} once; 0 anomalies, 1 rows read\n" in shown.err
+    assert f"read {tmp_path} once; 0 anomalies, 1 row read\n" in shown.err
 
 
 def of_a_plan(out: Path, run: str, name: str, *, kind: str = "trainer") -> Path:

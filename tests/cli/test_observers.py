@@ -105,7 +105,7 @@ def test_a_pipe_hears_what_runs_word_for_word() -> None:
     observer.launch_ranks(launch, Pulse(alive=2, wanted=2, busy="checkpoint", busy_s=12.0))
     observer.show()
     assert err.getvalue().splitlines()[1:] == [
-        "      2/2 baseline/run1  step 30/100  12 346 tok/s  ranks 2/2  34 %  2 min 40 s left",
+        "      2/2 baseline/run1  step 30/100  12,346 tok/s  ranks 2/2  34 %  2 min 40 s left",
         "      2/2 baseline/run1  rank 1 silent 7 s (usual 0.3 s), stopped; rank 0 too"
         "  step 30/100  ranks 2/2  34 %  2 min 40 s left",
         "      2/2 baseline/run1  step 30/100  writing a checkpoint, 12 s  ranks 2/2"

@@ -50,11 +50,11 @@ def test_what_is_left_out_first() -> None:
     assert heard.screen(20, 42.0, unicode=True) == ["2/9 baseline/run1", "step 120/300"]
     assert heard.screen(40, 42.0, unicode=True) == [
         "2/9 baseline/run1  34 %  1 min 40 s left",
-        "step 120/300  8 120 tok/s  ranks 2/2",
+        "step 120/300  8,120 tok/s  ranks 2/2",
     ]
     assert heard.screen(80, 42.0, unicode=True) == [
         "2/9 baseline/run1  [########---------------]  34 %  1 min 40 s left  42 s so far",
-        "step 120/300  8 120 tok/s  ████████████████████  ranks 2/2",
+        "step 120/300  8,120 tok/s  ████████████████████  ranks 2/2",
     ]
     assert silent.screen(20, 42.0, unicode=True)[1] == "rank 1 silent 7 s"
     assert silent.screen(40, 42.0, unicode=True)[1] == "rank 1 silent 7 s (usual 0.3 s)"

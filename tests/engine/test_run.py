@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from runbook.engine import RunOptions, plan_all, resume_run, run_plan
 from runbook.engine.derive import derive_record
 from runbook.engine.judge import reasons_for
+from runbook.engine.not_started import held_back
 from runbook.errors import UsageError
 from runbook.folder.journal import read_events
 from runbook.folder.manifest import check_manifest
@@ -117,6 +118,28 @@ def test_what_preflight_refuses_starts_no_launch_of_later_phases(tmp_path: Path,
         assert told == {f"preflight.completed is {bad[0]}: {cause}; see --keep-going"}
     assert sum("later phases start nothing" in note for note in notes) == 1
     assert record.verdict is verdict
+    notes.clear()
+    run(tmp_path / "alone", sick, observer=Ear())
+    assert not any("later phases" in note for note in notes), "there is none"
+
+
+def test_many_checks_that_hold_later_phases_back_are_counted() -> None:
+    checks = tuple(
+        Check(
+            id=f"a.x{number}",
+            phase="a",
+            question="?",
+            outcome=Outcome.FAIL,
+            code=Reason.CRASH,
+            reason="so it was",
+            remedy="do",
+            required=True,
+        )
+        for number in range(6)
+    )
+    record = PhaseRecord(name="a", title="a", source="a", outcome=Outcome.FAIL, checks=checks)
+    held = held_back(record, strictly=True)
+    assert held is not None and held.cause == "a.x0 is FAIL: so it was (and 5 more)"
 
 
 def test_a_run_that_goes_on_remembers_the_wrong_machine(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_what_nobody_writes_is_said_to_be_unwatched(
     shown = capsys.readouterr().err
     first, *rest = shown.splitlines()
     assert first == "warning: silent and dead ranks and the run's end are not seen: no heartbeats"
-    assert rest == [f"read {tmp_path} once; 0 anomalies, 1 rows read"]
+    assert rest == [f"read {tmp_path} once; 0 anomalies, 1 row read"]
 
 
 def test_watch_ends_with_the_run(tmp_path: Path) -> None:

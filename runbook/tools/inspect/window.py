@@ -240,5 +240,6 @@ def _rows_over_time(log: TrainingLog) -> list[Statistic]:
 
 def _too_short(available: int, every: int, of: str = "") -> Found:
     cadence = f", one row per {every} steps" if every > 1 else ""
-    text = f"the last {WINDOW} steps{of} are not there: {available} usable rows{cadence}"
+    rows = "row" if available == 1 else "rows"
+    text = f"the last {WINDOW} steps{of} are not there: {available} usable {rows}{cadence}"
     return RemarkCode.WINDOW_TOO_SHORT, text
