@@ -94,6 +94,7 @@ _SANITY_TESTS = (
 _OF_THE_BEGINNING = (
     "test_the_seed_decides_the_weights",
     "test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike",
+    "test_no_two_rows_or_columns_of_a_weight_begin_alike",
     "test_norms_begin_as_one_and_gates_half_open",
     "test_a_short_launch_has_the_schedule_of_the_whole_run",
 )

@@ -397,6 +397,27 @@ def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike() -> N
         assert abs(alike) < 6 / np.sqrt(size), f"{one} and {other}"
 
 
+def test_no_two_rows_or_columns_of_a_weight_begin_alike() -> None:
+    """Twins get equal gradients and stay twins: half of the units would be trained for nothing.
+
+    By the share of a sphere within an angle of a direction: of m vectors of n normal numbers two
+    are closer than this, up to their sign, with a chance of 1e-9.
+    """
+    cfg = built.config("mlp, own head")
+    for name, part in NSALanguageModel(cfg).named_modules():
+        if not isinstance(part, nn.Linear | nn.Embedding):
+            continue
+        weight = part.weight.detach().double().numpy()
+        for what, vectors in (("rows", weight), ("columns", weight.T)):
+            m, n = vectors.shape
+            if m < 2 or n < 4:
+                continue
+            unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            cosines = np.abs(unit @ unit.T)[np.triu_indices(m, 1)]
+            nearest = np.sqrt(1 - (1e-9 / cosines.size) ** (2 / (n - 1)))
+            assert cosines.max() < nearest, f"two {what} of {name}"
+
+
 def test_norms_begin_as_one_and_gates_half_open() -> None:
     """A gate is a sigmoid: shut ones would leave almost nothing of what attention adds."""
     for case in built.CASES:
