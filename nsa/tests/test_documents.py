@@ -183,6 +183,22 @@ def test_a_file_of_many_documents_is_read_to_its_end(tmp_path: Path, suffix: str
         source.close()
 
 
+def test_a_long_document_is_read_whole(tmp_path: Path) -> None:
+    """Of a third of a million bytes, more than any buffer or bound that a reader may have."""
+    lines = (f"{n} {signs_of(n)} " for n in range(12_000))
+    text = "".join(lines).replace("\0", "")
+    numbered = (f"{n}: {text}" for n in range(100))
+    document = next(one for one in numbered if not is_held_out(one))
+    write(tmp_path / "long.jsonl", [document])
+    wanted = [document.encode()]
+    source = opened(tmp_path, 0, 1, LONG)
+    try:
+        for number, rows in enumerate(batches_of(wanted, epoch_batches(wanted, LONG), LONG)):
+            assert source.fetch().tokens.tolist() == rows, f"batch {number}"
+    finally:
+        source.close()
+
+
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)
 def test_evaluation_reads_what_is_held_out_and_the_same_each_time(
     corpus: Path, rank: int, ranks: int
@@ -198,6 +214,23 @@ def test_evaluation_reads_what_is_held_out_and_the_same_each_time(
             source.fetch()
     finally:
         source.close()
+
+
+def test_evaluation_is_the_same_wherever_training_is(corpus: Path) -> None:
+    """Behind half of the documents, and where another run goes on from there."""
+    half = epoch_batches(documents_of(1, 2, held_out=False)) // 2
+    wanted = list(batches_of(documents_of(1, 2, held_out=True), HELD_OUT_BATCHES))
+    first, second = opened(corpus, 1, 2), opened(corpus, 1, 2)
+    try:
+        for _ in range(half):
+            position = first.fetch().position
+        second.seek(json.loads(json.dumps(position)))
+        for source in (first, second):
+            read = [tokens.tolist() for tokens in source.validation(HELD_OUT_BATCHES)]
+            assert read == wanted
+    finally:
+        first.close()
+        second.close()
 
 
 class Stream:

@@ -414,6 +414,30 @@ def test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it(
     assert kept(tmp_path) == [loop.step]
 
 
+def test_the_last_save_may_take_longer_than_the_grace_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a step has to be over by then: a save that is cut off loses all since the one before."""
+    loop = trainer(tmp_path, save_every=STEPS)
+    write, overdue = checkpoint._Writer.write_data, []
+
+    def cut_off(reason: str) -> None:
+        raise RuntimeError(f"the save was cut off: {reason}")
+
+    def late(self: Any, *words: Any) -> Any:
+        overdue.append(loop.step)
+        loop.termination._overdue("SIGTERM")
+        return write(self, *words)
+
+    monkeypatch.setattr(checkpoint._Writer, "write_data", late)
+    loop.termination.on_forced_exit = cut_off
+    loop.engine.model.register_forward_hook(
+        lambda *_: loop.termination._note(signal.SIGTERM, None) if loop.step == 2 else None
+    )
+    assert loop.run().code == PREEMPTED
+    assert overdue == kept(tmp_path) == [loop.step]
+
+
 def test_a_damaged_checkpoint_is_refused_and_an_evaluation_that_is_owed_is_made(
     tmp_path: Path, whole: tuple[Path, dict[str, Any]]
 ) -> None:

@@ -8,39 +8,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from runbook.accounts.between_steps import beside_account, fetch_account, restart_account
-from runbook.accounts.clocks import time_account
-from runbook.accounts.data import data_account, token_account
-from runbook.accounts.first_weights import first_weights_account, size_account
-from runbook.accounts.gradients import (
-    clip_account,
-    gradient_account,
-    left_over_account,
-    norm_account,
-)
-from runbook.accounts.model import (
-    first_loss_account,
-    gates_account,
-    loss_account,
-    oracle_account,
-)
-from runbook.accounts.optimizer import (
-    movement_account,
-    rate_account,
-    shadow_account,
-    update_account,
-)
-from runbook.accounts.saves import checkpoints_left_out, position_account, saved_account
-from runbook.accounts.settings import settings_account
-from runbook.accounts.tables import (
-    column_account,
-    copy_account,
-    evaluation_account,
-    evaluations_left_out,
-    memory_account,
-    process_account,
-    step_account,
-    written_account,
+from runbook.accounts import (
+    between_steps,
+    clocks,
+    data,
+    first_weights,
+    gradients,
+    model,
+    optimizer,
+    saves,
+    settings,
+    tables,
 )
 from runbook.accounts.workload import Keeping, Workload
 from runbook.records import RankExit, Reason
@@ -118,16 +96,6 @@ class Account:
     copied: bool = False
 
     @property
-    def name(self) -> str:
-        """What it is called."""
-        return self.check.__name__.removesuffix("_account")
-
-    @property
-    def holds(self) -> str:
-        """In words, what it holds against what."""
-        return (inspect.getdoc(self.check) or "").partition("\n")[0]
-
-    @property
     def reason(self) -> Reason:
         """Why its row fails where this account is what is off."""
         return Reason.MISMATCH if self.mismatch else _REASONS[self.row]
@@ -140,54 +108,60 @@ class Account:
 
 # In the order in which they are told.
 ACCOUNTS = (
-    Account(Row.ACCOUNTS, column_account),
-    Account(Row.ACCOUNTS, process_account, copied=True),
-    Account(Row.ACCOUNTS, step_account, copied=True),
-    Account(Row.ACCOUNTS, time_account, copied=True),
-    Account(Row.ACCOUNTS, fetch_account, copied=True),
-    Account(Row.ACCOUNTS, token_account, copied=True),
-    Account(Row.ACCOUNTS, data_account, copied=True),
-    Account(Row.ACCOUNTS, copy_account, copied=True),
-    Account(Row.ACCOUNTS, loss_account, copied=True),
-    Account(Row.ACCOUNTS, first_loss_account, copied=True),
-    Account(Row.ACCOUNTS, beside_account),
-    Account(Row.ACCOUNTS, written_account),
-    Account(Row.ACCOUNTS, restart_account),
-    Account(Row.ACCOUNTS, rate_account),
-    Account(Row.ACCOUNTS, memory_account),
-    Account(Row.ACCOUNTS, gates_account),
+    Account(Row.ACCOUNTS, tables.column_account),
+    Account(Row.ACCOUNTS, tables.process_account, copied=True),
+    Account(Row.ACCOUNTS, tables.step_account, copied=True),
+    Account(Row.ACCOUNTS, clocks.time_account, copied=True),
+    Account(Row.ACCOUNTS, between_steps.fetch_account, copied=True),
+    Account(Row.ACCOUNTS, data.token_account, copied=True),
+    Account(Row.ACCOUNTS, data.data_account, copied=True),
+    Account(Row.ACCOUNTS, tables.copy_account, copied=True),
+    Account(Row.ACCOUNTS, model.loss_account, copied=True),
+    Account(Row.ACCOUNTS, model.first_loss_account, copied=True),
+    Account(Row.ACCOUNTS, between_steps.beside_account),
+    Account(Row.ACCOUNTS, tables.written_account),
+    Account(Row.ACCOUNTS, between_steps.restart_account),
+    Account(Row.ACCOUNTS, optimizer.rate_account),
+    Account(Row.ACCOUNTS, tables.memory_account),
+    Account(Row.ACCOUNTS, model.gates_account),
     Account(
         Row.ACCOUNTS,
-        evaluations_left_out,
+        tables.evaluations_left_out,
         topic="evaluations",
         title="{name} left out evaluations that train.eval_every asks for.",
     ),
-    Account(Row.ACCOUNTS, evaluation_account),
+    Account(Row.ACCOUNTS, tables.evaluation_account),
     Account(
         Row.ACCOUNTS,
-        checkpoints_left_out,
+        saves.checkpoints_left_out,
         topic="saves",
         title="{name} left out checkpoints that train.save_every asks for.",
     ),
-    Account(Row.ACCOUNTS, saved_account),
-    Account(Row.ACCOUNTS, position_account),
-    Account(Row.ACCOUNTS, size_account),
+    Account(Row.ACCOUNTS, saves.saved_account),
+    Account(Row.ACCOUNTS, saves.position_account),
+    Account(Row.ACCOUNTS, first_weights.size_account),
     Account(
         Row.ACCOUNTS,
-        settings_account,
+        settings.settings_account,
         topic="settings",
         title="{name} does not run with what it was given.",
         mismatch=True,
     ),
-    Account(Row.GRADIENTS, left_over_account, topic="left_over", leads=True),
-    Account(Row.GRADIENTS, gradient_account),
-    Account(Row.GRADIENTS, norm_account),
-    Account(Row.GRADIENTS, clip_account),
-    Account(Row.GRADIENTS, update_account),
-    Account(Row.GRADIENTS, shadow_account),
-    Account(Row.GRADIENTS, movement_account),
-    Account(Row.ORACLE, first_weights_account, topic="first_weights", mismatch=True, leads=True),
-    Account(Row.ORACLE, oracle_account, topic="oracle"),
+    Account(Row.GRADIENTS, gradients.left_over_account, topic="left_over", leads=True),
+    Account(Row.GRADIENTS, gradients.gradient_account),
+    Account(Row.GRADIENTS, gradients.norm_account),
+    Account(Row.GRADIENTS, gradients.clip_account),
+    Account(Row.GRADIENTS, optimizer.update_account),
+    Account(Row.GRADIENTS, optimizer.shadow_account),
+    Account(Row.GRADIENTS, optimizer.movement_account),
+    Account(
+        Row.ORACLE,
+        first_weights.first_weights_account,
+        topic="first_weights",
+        mismatch=True,
+        leads=True,
+    ),
+    Account(Row.ORACLE, model.oracle_account, topic="oracle"),
 )
 
 
@@ -215,7 +189,7 @@ class Unbalanced:
 
 def unbalanced(sources: Sources, *rows: Row) -> Unbalanced:
     """What does not balance of the accounts of these rows; of all, where none is named."""
-    lacks = bool(column_account(sources.frame))
+    lacks = bool(tables.column_account(sources.frame))
     drawn = [
         one for one in ACCOUNTS if (not rows or one.row in rows) and not (lacks and one.copied)
     ]

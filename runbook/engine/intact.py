@@ -14,9 +14,9 @@ from typing import Any
 from runbook.config import is_profile_file, load_profile, profile_names
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
-from runbook.engine.differing import differences
 from runbook.engine.judge import read_facts, shown_fact, what_it_reads
 from runbook.errors import RunbookError
+from runbook.folder.comparability import differences
 from runbook.folder.documents import file_sha256, read_json_object
 from runbook.folder.journal import read_events
 from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON, RECORD_FILE, RESULT_JSON
@@ -34,8 +34,8 @@ _OF_A_RETRY = "NCCL_DEBUG"
 def differing_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """`field: recorded X, recomputed Y` for every leaf that differs."""
     return [
-        f"{found.key}: recorded {_short(found.one)}, recomputed {_short(found.other)}"
-        for found in differences(old, new)
+        f"{key}: recorded {_short(one)}, recomputed {_short(other)}"
+        for key, one, other in differences(old, new)
     ]
 
 

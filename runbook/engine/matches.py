@@ -13,11 +13,11 @@ from nsa.settings import Override, load_config
 from runbook.config import Profile, Settings
 from runbook.config.plan import FREE_KEYS
 from runbook.config.profile import PhaseSettings
-from runbook.engine.differing import differences
 from runbook.engine.identity import identity
 from runbook.engine.intact import of_the_machine
 from runbook.errors import RunbookError, UsageError
 from runbook.files import read_bytes
+from runbook.folder.comparability import differences
 from runbook.launch.command import resolve_config
 from runbook.records import LaunchEntry, RunRecord
 
@@ -133,9 +133,9 @@ def _then_and_now(
     theirs: Mapping[str, Any], mine: Mapping[str, Any], *, without: frozenset[str] = frozenset()
 ) -> list[str]:
     return [
-        f"{found.key} {_said(found.one)} then, {_said(found.other)} now"
-        for found in differences(theirs, mine)
-        if found.key not in without
+        f"{key} {_said(then)} then, {_said(now)} now"
+        for key, then, now in differences(theirs, mine)
+        if key not in without
     ]
 
 

@@ -1,11 +1,15 @@
 """Heartbeat lines as columns: what a parser of JSON would find in them, without an object a line.
 
-A line is of a form only if all of its text around the holes is the same to the byte, each number
-is one that JSON allows, and Python's `float` reads it. All other lines are left to the parser.
+Most lines differ from others in nothing but their numbers. A form is learned from one line that
+was parsed as JSON: its text with holes for the numbers and the digest of the data. A line is of a
+form only if all of its text around the holes is the same to the byte, each number is one that JSON
+allows, and Python's `float` reads it. All other lines are left to the parser.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runbook.folder.forms import COUNTER, DIGEST, Form, Hole, form_of
+from runbook.folder.shapes import DIGEST_TEXT
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -27,6 +31,83 @@ _HEX = np.isin(np.arange(256), np.frombuffer(b"0123456789abcdefABCDEF", np.uint8
 _MOST_FORMS = 32
 # So many lines make a form worth knowing, and so few others make a block worth reading by forms.
 _WORTH, _OTHERS_SHARE = 64, 0.01
+# Who speaks, and of what: always part of the form.
+_SAME = frozenset({"event", "phase", "token", "rank", "pid"})
+COUNTER, CLOCKS, DIGEST = "step", ("mono", "ts"), "data"
+_FIELD = re.compile(
+    rb'\s*"(?P<key>[^"\\]*)"\s*:\s*'
+    rb'(?:(?P<number>[0-9][0-9.eE+-]*)|(?P<text>"[^"\\]*")|(?P<word>null|true|false))(?P<end>[,}])'
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hole:
+    """A place in a line whose content may differ.
+
+    It begins behind the text `before`, and ends after `length` bytes, at the comma of that number
+    in the line, or where the form's text `after` begins: whichever is there.
+    """
+
+    name: str
+    before: bytes
+    length: int | None = None
+    comma: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """Lines that say the same as `record` but for the holes; `after` ends with the newline."""
+
+    record: Mapping[str, Any]
+    holes: tuple[Hole, ...]
+    after: bytes
+    commas: int
+
+
+def form_of(line: bytes, fits: Callable[[Mapping[str, Any]], bool]) -> Form | None:
+    """The form of a line (without its newline), or None if it has none.
+
+    It has none if `fits` says no of its record, if it is not flat ASCII without escapes, or if
+    step or a clock is no plain number.
+    """
+    try:
+        record = json.loads(line) if line.isascii() else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not fits(record):
+        return None
+    fields = list(_fields(line))
+    names = [field["key"].decode() for field in fields]
+    if len(set(names)) < len(names) or set(names) != set(record):
+        return None
+    holes: list[Hole] = []
+    cut = 0
+    for name, told in zip(names, fields, strict=True):
+        if name in _SAME:
+            continue
+        if told["number"]:
+            begin, end = told.span("number")
+            comma = line.count(b",", 0, end) if told["end"] == b"," else None
+            holes.append(Hole(name=name, before=line[cut:begin], comma=comma))
+            cut = end
+        elif name == DIGEST and told["text"] and DIGEST_TEXT.fullmatch(record[name]):
+            begin, end = told.start("text") + 1, told.end("text") - 1
+            holes.append(Hole(name=name, before=line[cut:begin], length=end - begin))
+            cut = end
+    if not {COUNTER, *CLOCKS} <= {hole.name for hole in holes}:
+        return None
+    after = line[cut:] + b"\n"
+    return Form(record=record, holes=tuple(holes), after=after, commas=line.count(b","))
+
+
+def _fields(line: bytes) -> Iterator[re.Match[bytes]]:
+    """The fields of a flat object, as far as they are plain."""
+    at = line.find(b"{") + 1
+    while field := _FIELD.match(line, at):
+        yield field
+        if field["end"] == b"}":
+            return
+        at = field.end()
 
 
 @dataclass(kw_only=True)

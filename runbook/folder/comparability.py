@@ -1,8 +1,9 @@
-"""What a launch ran on and with, by its env.json: what has to be equal to compare two of them."""
+"""In what two launches or documents differ, and what has to be equal to compare two launches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,6 +93,23 @@ def other_work(
 ) -> list[Difference]:
     """What differs in work, toggles and machine: then no comparison is made at all."""
     return [one for one in unlike(a, b) if one.kind in _SAME]
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Every value that two documents have otherwise, by its dotted key; None where one has none.
+
+    Values are the same where JSON has the same words for them: no NaN equals itself.
+    """
+    for name in sorted(one.keys() | other.keys()):
+        mine, theirs = one.get(name), other.get(name)
+        if json.dumps(mine, sort_keys=True) == json.dumps(theirs, sort_keys=True):
+            continue
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            yield from differences(mine, theirs, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", mine, theirs
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -7,13 +7,14 @@ for every reader alike, and no reader has to ask for its type.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nsa.contract import THREAD_VARIABLES, Ceiling, Event
-from runbook.folder.forms import DIGEST_TEXT
 
+DIGEST_TEXT = re.compile(r"[0-9a-fA-F]{1,16}")
 # Of a GPU in devices_before.json and devices_after.json.
 DEVICE_COUNTERS = (
     "ecc_corrected_volatile",

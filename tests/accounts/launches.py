@@ -189,7 +189,7 @@ def table_accounts(
 ) -> list[str]:
     """What does not balance of the accounts of columns that heartbeats tell too."""
     found = unbalanced(sources(table, ranks, work, duration_s, exits), Row.ACCOUNTS).found
-    copied = (texts for one, texts in found if one.copied or one.name == "column")
+    copied = (texts for one, texts in found if one.copied or one.check is tables.column_account)
     return [text for texts in copied for text in texts]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.accounts import data, model
+from runbook.accounts import data, model, tables
+from runbook.accounts.generated import GeneratedData
 from runbook.accounts.gradients import gradient_account
 from runbook.accounts.workload import Workload
+from runbook.records.evidence import RankLog
 from tests.accounts.launches import (
     DATA,
+    PER_RANK,
     RANKS,
     STEPS,
     TEXT,
@@ -256,3 +259,247 @@ def test_the_text_of_documents_is_what_their_tokens_tell(text: Any, says: str) -
     assert data.data_account(read, WORK) == []
     resumed = changed(read, 1, first_step=9)
     assert data.data_account(resumed, replace(WORK, data=None)) == []
+
+
+def env(**effective: Any) -> dict[str, Any]:
+    known = {"per_rank_batch": 2, "seq_len": 64, "accumulation": 3, "dtype": "bf16"}
+    train = {"grad_clip": 0.5, "seed": 7, "eval_every": 20, "eval_batches": 4}
+    return {
+        "world_size": 2,
+        "effective": {**known, "dataset": "books", "device": "cpu", **effective},
+        "config": {"nsa": {"l": 16}, "model": {"n_layers": 4}, "train": train},
+    }
+
+
+def shared(ranks: Sequence[RankLog]) -> list[str]:
+    """Problems of the data account, but for rows that are none of the data's."""
+    found = data.data_account(ranks, WORK)
+    return [text for text in found if "other rows than" not in text]
+
+
+def test_the_workload_of_a_launch() -> None:
+    assert Workload.of(env()) == Workload(
+        nproc=2,
+        step_tokens=384,
+        pass_tokens=128,
+        seq_len=64,
+        block=16,
+        wire="fp32",
+        data=None,
+        dtype="bf16",
+        device="cpu",
+        layers=4,
+        grad_clip=0.5,
+        eval_every=20,
+        eval_batches=4,
+        shape={"n_layers": 4, "l": 16},
+    )
+    assert Workload.of(env(steps=9)).steps == 9
+    assert Workload.of(env() | {"config": None}).block == 0
+
+
+@pytest.mark.parametrize("dataset", ["synthetic", "markov"])
+def test_what_generated_data_are_follows_from_the_config(dataset: str) -> None:
+    told = env(dataset=dataset, vocab_size=256)
+    assert Workload.of(told).data == GeneratedData(
+        kind=dataset, seed=7, vocab_size=256, seq_len=64, nproc=2, rows=2, accumulation=3
+    )
+    del told["config"]["train"]["seed"]
+    with pytest.raises(ValueError, match=r"no usable config\.train\.seed$"):
+        Workload.of(told)
+    with pytest.raises(ValueError, match=r"no usable effective\.vocab_size$"):
+        Workload.of(env(dataset=dataset))
+    with pytest.raises(ValueError, match="more tokens in a step than a rank can read"):
+        Workload.of(env(dataset=dataset, vocab_size=256, per_rank_batch=1 << 40))
+
+
+@pytest.mark.parametrize("bad", [None, 0, -1, -2, "many"])
+def test_a_workload_that_cannot_be_known(bad: object) -> None:
+    with pytest.raises(ValueError, match=r"no usable effective\.seq_len, effective\.accumulation$"):
+        Workload.of(env(seq_len=bad, accumulation=bad))
+    with pytest.raises(ValueError, match=r"no usable world_size$"):
+        Workload.of(env() | {"world_size": bad})
+
+
+def test_a_column_that_has_a_second_source_may_not_be_missing() -> None:
+    table, ranks = honest()
+    assert table_accounts(table.drop(columns=["loss", "dt_s"]), ranks, WORK, None) == [
+        "the CSV has no column loss, dt_s"
+    ]
+
+
+def test_a_step_that_ends_twice_is_counted_and_the_first_is_named() -> None:
+    table, ranks = honest()
+    twice = table["step"].replace({9: 7, 10: 7, 31: 30})
+    ranks = changed(steps_of(ranks, 1, step=twice), 0, steps=None)
+    assert tables.step_account(ranks) == ["rank 1 ends 2 steps twice, first 7"]
+    assert tables.step_account(changed(honest()[1], 1, param_hash="other")) == [
+        "parameters differ between ranks at the end"
+    ]
+
+
+def test_tokens_are_counted_on_every_rank_whatever_another_says() -> None:
+    table, ranks = honest()
+    seen = np.where(table["step"] >= 30, PER_RANK + 1, PER_RANK)
+    ranks = steps_of(steps_of(ranks, 0, embedded=np.where(seen > PER_RANK, np.nan, seen)), 1,
+                     embedded=seen)  # fmt: skip
+    assert data.token_account(table, proof_of(ranks, 1, positions=127), WORK) == [
+        "rank 0 does not say how many tokens it embedded",
+        "rank 1 embedded 129 tokens in step 30, not 128",
+        "rank 1 takes the loss at 127 positions of 128 in a pass",
+    ]
+    _, ranks = honest()
+    assert data.token_account(table, ending_of(ranks, 1, embedded_sum=8), WORK) == [
+        "rank 1 embeds other tokens than it fetched: 8 for 9"
+    ]
+    nothing = ending_of(ranks, 1, fetched_sum=None, embedded_sum=None)
+    assert len(data.token_account(table, nothing, WORK)) == 1
+    assert data.token_account(table.drop(columns="tokens"), ranks, WORK) == []
+    for more in (1, -1):
+        other = table["tokens"] + more * (table["step"] == 60)
+        assert data.token_account(table.assign(tokens=other), ranks, WORK) == [
+            "column tokens is not what the ranks embed together"
+        ]
+
+
+def test_the_same_batch_of_two_ranks_in_one_step_and_in_another() -> None:
+    table, ranks = honest()
+    first, second = (rank.steps["data"] for rank in ranks)  # type: ignore[index]
+    same = second.where(~table["step"].isin([7, 9]), first)
+    assert shared(steps_of(ranks, 1, data=same)) == [
+        "ranks 0 and 1 read the same data in 2 steps, first in step 7"
+    ]
+    moved = second.where(table["step"] != 20, first[29])
+    assert shared(steps_of(ranks, 1, data=moved)) == [
+        "rank 1 reads in step 20 what rank 0 reads in another (1 steps)"
+    ]
+    silent = changed(steps_of(ranks, 1, data=["1"] * len(table)), 0, steps=None)
+    assert shared(silent) == [
+        "rank 0 does not say which data it read",
+        "rank 1 reads in step 2 what it read before",
+    ]
+
+
+def test_of_many_ranks_each_is_held_against_the_first_that_read_the_same() -> None:
+    _, ranks = honest()
+    many = [replace(ranks[0], rank=number) for number in range(64)]
+    found = shared(many)
+    assert len(found) == 63, "not each against each"
+    assert found[0] == "ranks 0 and 1 read the same data in 60 steps, first in step 1"
+    assert found[-1] == "ranks 0 and 63 read the same data in 60 steps, first in step 1"
+
+
+def test_digests_add_up_in_64_bits() -> None:
+    """A rank with a digest of 2^63 and one without were added as floats, to another sum."""
+    _, ranks = honest()
+    high = steps_of(ranks, 0, data="f" * 16)
+    low = steps_of(high, 1, data="3")
+    total = data.union_of_data(low)
+    assert total is not None and set(total) == {2}
+    assert data.union_of_data(steps_of(low, 0, data=None)) is None
+    assert data.union_of_data(changed(low, 1, steps=None)) is None
+    assert data.union_of_data(()) is None
+
+
+@pytest.mark.parametrize(("share", "apart"), [(0.9e-6, 0), (1.1e-6, 1)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_copy_may_be_rounded_only(share: float, apart: int, sign: int) -> None:
+    table, ranks = honest()
+    for name in ("loss", "grad_norm"):
+        off = table[name] * (1 + sign * share * (table["step"] == 30))
+        found = tables.copy_account(table.assign(**{name: off}), ranks)
+        assert [text.split(" is ")[0] for text in found] == [f"{name} of step 30"] * 2 * apart
+
+
+@pytest.mark.parametrize(("more", "apart"), [(0.0008, 0), (0.0012, 1)])
+def test_a_rate_is_written_with_three_digits(more: float, apart: int) -> None:
+    table, ranks = honest()
+    said = ranks[0].steps["toks_per_s"]  # type: ignore[index]
+    found = tables.copy_account(table.assign(toks_per_s=said * (1 + 1e-6) + more), ranks)
+    assert len(found) == apart
+    assert all(f"({len(table)} steps differ)" in text for text in found)
+
+
+def test_a_nan_in_the_csv_is_near_nothing_and_a_silent_rank_hides_no_other() -> None:
+    table, ranks = honest()
+    odd = table.assign(loss=table["loss"].where(table["step"] != 12))
+    found = tables.copy_account(odd, steps_of(ranks, 0, loss=np.nan))
+    assert found[0] == "rank 0 reports no progress to hold the CSV against"
+    assert "loss of step 12 is nan in the CSV" in found[1]
+    assert "in rank 1's heartbeats (1 steps differ)" in found[1]
+    assert tables.copy_account(table[:-1], ranks[:1]) == ["the CSV has 59 steps, rank 0 ended 60"]
+
+
+@pytest.mark.parametrize(("apart", "found"), [(0.0019, 0), (0.0021, 1)])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_first_loss_may_be_off_by_what_another_order_of_sums_does(
+    apart: float, found: int, sign: int
+) -> None:
+    table, ranks = honest()
+    loss = (ranks[1].proof or {})["loss"]
+    again = model.loss_account(table, proof_of(ranks, 1, loss_again=loss + sign * apart))
+    assert len(again) == found
+
+
+def test_a_loss_that_was_not_computed_again_hides_no_other() -> None:
+    table, ranks = honest()
+    table.loc[0, "loss"] = 9.0
+    odd = proof_of(proof_of(ranks, 0, loss="5.6"), 1, loss=5.5, loss_again=None)
+    assert model.loss_account(table, odd) == [
+        "rank 0: the loss of the first batch is 5.6, computed again 5.595",
+        "rank 1: the loss of the first batch is 5.5, computed again None",
+        *(
+            f"the CSV's loss of step 1 is 9.00000; rank {number} computed it again, 5.60000 "
+            "(1 of 6 steps differ)"
+            for number in (0, 1)
+        ),
+    ]
+    assert model.loss_account(table, ()) == []
+
+
+def test_every_process_is_one_rank() -> None:
+    _, ranks = honest()
+    shared = changed(changed(ranks, 0, pids=(40, 41)), 1, pids=(41, 40))
+    assert tables.process_account(shared) == [
+        "ranks 0 and 1 are one process, 41",
+        "ranks 0 and 1 are one process, 40",
+    ]
+    nameless = changed(changed(ranks, 0, pids=()), 1, pids=())
+    assert tables.process_account(nameless) == [
+        f"rank {number} names no process" for number in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "apart", "good"),
+    [
+        ("cuda", 1.9e-3, True),
+        ("cuda", 2.1e-3, False),
+        ("cpu", 1.9e-4, True),
+        ("cpu", 2.1e-4, False),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_first_step_is_of_the_batch_that_was_proven(
+    device: str, apart: float, good: bool, sign: int
+) -> None:
+    """The mean over two ranks, of which one is off by twice as much."""
+    table, ranks = honest()
+    loss = (ranks[1].proof or {})["loss"] + 2 * sign * apart
+    other = proof_of(ranks, 1, loss=loss, loss_again=loss)
+    found = model.first_loss_account(table, other, replace(WORK, device=device))
+    told = f"the CSV's loss of step 1 is 5.60000, the ranks' proof of its batch came to {loss:.5f}"
+    mean = (loss + (ranks[0].proof or {})["loss"]) / 2
+    assert found == ([] if good else [told.replace(f"{loss:.5f}", f"{mean:.5f}")])
+    assert model.first_loss_account(table, other[:1], WORK) == [], "not all ranks"
+
+
+def test_of_several_micro_batches_only_the_first_is_proven() -> None:
+    table, ranks = honest()
+    other = proof_of(ranks, 1, loss=1.0, loss_again=1.0)
+    twice = replace(WORK, step_tokens=2 * WORK.step_tokens)
+    assert model.first_loss_account(table, other, twice) == []
+    assert len(model.first_loss_account(table, other, WORK)) == 1
+    silent = proof_of(ranks, 1, loss=None)
+    assert model.first_loss_account(table, silent, WORK) == []
+    assert len(model.loss_account(table, silent)) == 1

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from runbook.accounts import gradients, model
-from tests.accounts.launches import WORK, ending_of, honest, proof, proof_of
+from runbook.accounts import gradients, model, optimizer
+from tests.accounts.launches import (
+    STEPS,
+    WORK,
+    Ranks,
+    changed,
+    ending_of,
+    honest,
+    oracle_of,
+    proof,
+    proof_of,
+)
 
 
 def test_the_model_of_the_last_step_is_held_against_the_oracle_in_fp32() -> None:
@@ -40,3 +52,229 @@ def test_too_short_for_two_compressed_blocks_their_keys_may_stay_idle() -> None:
 )
 def test_what_a_type_explains(dtype: str, device: str, least: float, most: float) -> None:
     assert least < model.oracle_tolerance(replace(WORK, dtype=dtype, device=device)) < most
+
+
+FP32 = replace(WORK, dtype="fp32", wire="fp32", device="cpu")
+
+
+def proves(**told: Any) -> Ranks:
+    """Rank 1 alone, with this proof before its first step and after its last one."""
+    _, ranks = honest()
+    said = {**proof(1), **told}
+    return changed(ending_of(ranks, 1, proof=said), 1, proof=said)[1:]
+
+
+@pytest.mark.parametrize(("wire", "off"), [("fp32", 1e-5), ("fp16", 2e-3), ("bf16", 1e-2)])
+@pytest.mark.parametrize("side", ["mean_low", "mean_high"])
+@pytest.mark.parametrize(("share", "found"), [(0.99, 0), (-0.99, 0), (1.01, 2), (-1.01, 2)])
+def test_a_mean_of_known_numbers_after_its_travel(
+    wire: str, off: float, side: str, share: float, found: int
+) -> None:
+    told: dict[str, Any] = {"mean_low": 1.0, "mean_high": 1.0, "wire": wire}
+    ranks = proves(**told | {side: 1 + share * off})
+    for asked in (wire, None):  # None: the arms differ in it
+        assert len(gradients.gradient_account(ranks, replace(WORK, wire=asked))) == found
+
+
+def test_an_unknown_type_on_the_wire_changes_nothing() -> None:
+    free = replace(WORK, wire=None)
+    told: dict[str, Any] = {"wire": "int8", "mean_low": 1.0, "mean_high": 1.0}
+    assert gradients.gradient_account(proves(**told), free) == []
+    assert len(gradients.gradient_account(proves(**told | {"mean_low": 1 - 1e-9}), free)) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"missing": None}, "does not say which parameters got no gradient"),
+        ({"missing": ["a", "b"]}, ": no gradient for a, b"),
+        ({"own_gradient": {}}, ": no gradient reaches anything"),
+        ({"own_gradient": {"a": math.nan, "b": 1.0, "c": -1.0}}, ": no gradient reaches a, c"),
+        ({"own_gradient": {"a": math.inf}}, ": no gradient reaches a"),
+    ],
+)
+def test_a_gradient_that_does_not_arrive(told: dict[str, Any], says: str) -> None:
+    first, last = gradients.gradient_account(proves(**told), WORK)
+    assert first.startswith("rank 1") and first.endswith(says)
+    assert last.startswith("rank 1 at the end") and last.endswith(says)
+
+
+def test_only_fp16_scales_its_gradients_up_to_infinity() -> None:
+    ranks = proves(own_gradient={"a": math.inf}, wire="bf16")
+    assert gradients.gradient_account(ranks, replace(WORK, dtype="fp16")) == []
+    assert len(gradients.gradient_account(ranks, replace(WORK, dtype="fp32"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("group", "idle"),
+    [("attention.v_cmp", True), ("compress.up", True), ("attention.k_sel", False)],
+)
+def test_only_compressed_blocks_may_be_too_few(group: str, idle: bool) -> None:
+    short = replace(WORK, seq_len=31, block=16)
+    assert (gradients.gradient_account(proves(own_gradient={group: 0.0}), short) == []) is idle
+    assert len(gradients.gradient_account(proves(own_gradient={group: -1.0}), short)) == 2
+
+
+# Movement, at a learning rate of 1.
+
+
+@pytest.mark.parametrize(
+    ("moved", "says"),
+    [
+        (0.1001, ""),
+        (0.1, "2 of 2 groups of parameters did not move: a, b (largest learning rate 1)"),
+        (math.nan, "2 of 2 groups"),
+        (1.5 * STEPS, ""),
+        (1.5001 * STEPS, "a, b moved further than 60 steps of the learning rate 1 can"),
+    ],
+)
+def test_parameters_move_by_the_rate(moved: float, says: str) -> None:
+    _, ranks = honest()
+    (alone,) = ending_of(ranks, 1, moved={"a": moved, "b": moved}, largest_lr=1.0)[1:]
+    problems = optimizer.movement_account([alone])
+    assert len(problems) == bool(says)
+    assert all(text.startswith("rank 1") and says in text for text in problems)
+
+
+@pytest.mark.parametrize("missing", [{"moved": None}, {"largest_lr": None}])
+def test_a_rank_that_is_silent_about_movement_hides_no_other(missing: dict[str, Any]) -> None:
+    _, ranks = honest()
+    ranks = ending_of(ending_of(ranks, 0, **missing), 1, moved={"embedding": 0.0})
+    *_, silent, still = optimizer.movement_account(ranks)
+    assert silent == "rank 0 does not say how far its parameters moved"
+    assert "rank 1: 1 of 1 groups of parameters did not move" in still
+    assert optimizer.movement_account(ending_of(ranks, 1, moved=None)[1:]) == [
+        "rank 1 does not say how far its parameters moved"
+    ]
+    assert optimizer.movement_account(()) == []
+
+
+def test_without_steps_nothing_can_move() -> None:
+    _, ranks = honest()
+    (silent,) = changed(ranks, 1, steps=None)[1:]
+    (text,) = optimizer.movement_account([silent])
+    assert "embedding, norm moved further than 0 steps" in text
+
+
+def test_ranks_have_to_move_alike() -> None:
+    _, ranks = honest()
+    other = ending_of(ranks, 1, moved={"embedding": 0.011, "norm": 0.021})
+    assert optimizer.movement_account(other) == [
+        "rank 1's parameters moved otherwise than rank 0's: embedding, norm"
+    ]
+
+
+# The oracle
+
+
+def spots(ranks: Ranks, **values: Any) -> Ranks:
+    """Rank 0 alone, which found this in its first batch and the same in its last one."""
+    ranks = oracle_of(ranks, **values)
+    return ending_of(ranks, 0, proof=ranks[0].proof)[:1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "most"),
+    [
+        ("bf16", "cuda", 8 / 2**8),
+        ("bf16", "cpu", 8 / 2**8),
+        ("fp16", "cuda", 8 / 2**11),
+        ("fp32", "cuda", 8 / 2**11),
+        ("fp32", "cpu", 2e-5),
+        ("fp8", "cuda", 2e-5),  # of a type that is not known nothing is explained
+    ],
+)
+@pytest.mark.parametrize("what", ["attention", "gates", "layer", "logits", "blocks_shortfall"])
+def test_a_type_explains_eight_roundoffs_and_no_more(
+    dtype: str, device: str, most: float, what: str
+) -> None:
+    _, ranks = honest()
+    work = replace(WORK, dtype=dtype, device=device)
+    batches = ["first", "last"] if dtype == "fp32" else ["first"]
+    base = {"attention": most}
+    assert model.oracle_account(spots(ranks, **base | {what: most}), work) == []
+    for wrong in (most * 1.001, -1e-9, math.nan, None):
+        found = model.oracle_account(spots(ranks, **base | {what: wrong}), work)
+        for batch in batches:
+            says = f"{what} is off by {wrong} of itself in the {batch} batch, allowed {most:.2g}"
+            assert f"rank 0: {says}" in found
+
+
+@pytest.mark.parametrize("told", [{"n_layers": 2, "w": 48}, {"n_layers": 2}, None])
+def test_a_model_of_another_shape_than_the_config_is_seen(told: dict[str, Any] | None) -> None:
+    """The oracle takes the shape that the model has, so it agrees with any."""
+    work = replace(WORK, shape={"n_layers": 2, "w": 64})
+    _, ranks = honest()
+    assert model.oracle_account(spots(ranks, shape=work.shape), work) == []
+    found = model.oracle_account(spots(ranks, shape=told), work)
+    wrong = {n: value for n, value in work.shape.items() if (told or {}).get(n) != value}
+    has = ", ".join(f"{name}={(told or {}).get(name)}" for name in wrong)
+    wanted = ", ".join(f"{name}={value}" for name, value in wrong.items())
+    assert f"rank 0: the model has {has}, the config {wanted} (first batch)" in found
+
+
+def test_an_embedding_is_copied_exactly() -> None:
+    _, ranks = honest()
+    (text,) = model.oracle_account(spots(ranks, embedding=1e-12), WORK)
+    assert text == "rank 0: embedding is off by 1e-12 of itself in the first batch, allowed 0"
+
+
+@pytest.mark.parametrize(("dtype", "roundoff"), [("bf16", 2**-8), ("fp16", 2**-11)])
+def test_what_is_exact_to_an_eighth_of_a_roundoff_was_computed_in_a_wider_type(
+    dtype: str, roundoff: float
+) -> None:
+    _, ranks = honest()
+    work = replace(WORK, dtype=dtype)
+    assert model.oracle_account(spots(ranks, attention=roundoff / 8), work) == []
+    (text,) = model.oracle_account(spots(ranks, attention=roundoff / 8.01), work)
+    assert text.endswith(f"not computed in {dtype}")
+    assert model.oracle_account(spots(ranks, attention=0.0), FP32) == []
+
+
+@pytest.mark.parametrize("name", ["layers", "seams", "blocks_illegal"])
+@pytest.mark.parametrize("off", [1.0, -1.0])
+def test_what_is_counted_has_to_be_exact(name: str, off: float) -> None:
+    _, ranks = honest()
+    right = 12.0 if name == "layers" else 0.0
+    (text,) = model.oracle_account(spots(ranks, **{name: right + off}), WORK)
+    assert text.startswith(f"rank 0: {right + off} ")
+    unknown = replace(WORK, layers=None)
+    count = 0 if name == "layers" else 1
+    assert len(model.oracle_account(spots(ranks, **{name: right + off}), unknown)) == count
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_every_rank_is_held_against_the_oracle(number: int) -> None:
+    _, ranks = honest()
+    who = f"rank {number}"
+    assert model.oracle_account(ranks[::-1], WORK) == []
+    assert model.oracle_account([], WORK) == ["no rank held a batch against the oracle"]
+    for change in ({"attention": 0.3}, {"layers": 3.0}, {"seams": 1.0}, {"blocks_illegal": 1.0}):
+        off = proof_of(ranks, number, oracle={**proof(number)["oracle"], **change})
+        (text,) = model.oracle_account(off, WORK)
+        assert text.startswith(f"{who}: ")
+    exact = ranks
+    for other in range(2):
+        spots_of = {**proof(other)["oracle"], "attention": 1e-6}
+        exact = proof_of(exact, other, oracle=spots_of)
+        exact = ending_of(exact, other, proof={**proof(other), "oracle": spots_of})
+    assert model.oracle_account(exact, FP32) == []
+    assert model.oracle_account(proof_of(exact, number, oracle=None), FP32) == [
+        f"{who} did not hold its first batch against the oracle"
+    ]
+    assert model.oracle_account(ending_of(exact, number, proof=None), FP32) == [
+        f"{who} did not hold its last batch against the oracle"
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_gradient_of_the_logits_is_that_of_the_cross_entropy(number: int) -> None:
+    _, ranks = honest()
+    most = model.oracle_tolerance(WORK)
+    assert gradients.gradient_account(proof_of(ranks, number, logit_gradient=most), WORK) == []
+    for wrong in (most * 1.01, None, "x"):
+        (text,) = gradients.gradient_account(proof_of(ranks, number, logit_gradient=wrong), WORK)
+        assert f"rank {number}: the gradient of its logits is off by {wrong}" in text
+    half = replace(WORK, dtype="fp16")
+    lost = proof_of(ranks, number, logit_gradient=None)
+    assert not any("logits" in text for text in gradients.gradient_account(lost, half))

@@ -209,11 +209,14 @@ def test_strange_things_in_the_place_of_runs(tmp_path: Path) -> None:
     assert told(tmp_path)[1][0] == "runbook run --dry-run"
 
 
+H200 = "<nvidia_smi_log><gpu><product_name>NVIDIA H200</product_name></gpu></nvidia_smi_log>"
+
+
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ("echo NVIDIA H200, 5", "--profile auto takes h200x1: found 1 x NVIDIA H200"),
-        ("echo broken >&2; exit 9", "nvidia-smi ended with 9: broken"),
+        (f"echo '{H200}'", "--profile auto takes h200x1: found 1 x NVIDIA H200"),
+        ("echo broken >&2; exit 9", "nvidia-smi: exit code 9: broken"),
     ],
 )
 def test_the_machine_is_named(tmp_path: Path, said: str, expected: str) -> None:

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.folder import columns
-from runbook.folder.columns import Columns, Forms
-from runbook.folder.forms import form_of
+from runbook.folder.columns import Columns, Forms, form_of
 from runbook.folder.heartbeats import fold_file
 from runbook.folder.lines import WholeLines
 from runbook.folder.rank_log import RankHistory, rank_log

@@ -185,8 +185,8 @@ def test_the_fused_kernel_has_to_run() -> None:
      ("auto", "bmm", True), ("auto", "selected", True)],
 )  # fmt: skip
 def test_the_triton_kernels_are_known_by_their_operator(value: str, ran: str, took: bool) -> None:
-    ways = SimpleNamespace(selected=lambda _: "triton (chosen)")
-    engine = cast("Any", SimpleNamespace(ways=ways))
+    dispatch = SimpleNamespace(selected=lambda _: "triton (chosen)")
+    engine = cast("Any", SimpleNamespace(dispatch=dispatch))
     asked = replace(seen({"NSA_USE_TRITON_SEL": value}), engine=engine)
     found = effects._triton(replace(asked, ranges=RangeCounts(in_selected=Counter({ran: 1}))))
     way = "triton" if ran == "selected" else "sdpa"
