@@ -83,7 +83,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 # What stops or starts something is never proposed to somebody who typed another word.
 _ACTING = frozenset({"--halt", "--without-go"})
-_MOST_SLIPS, _ALIKE = 2, 0.8
+# How alike two names have to be; in one of at most so many letters, two of them may be wrong.
+_ALIKE, _ALIKE_SHORT, _SHORT = 0.8, 0.66, 5
 
 
 def option_meant(flag: str, known: Iterable[str]) -> str:
@@ -91,22 +92,7 @@ def option_meant(flag: str, known: Iterable[str]) -> str:
     import difflib
 
     name = flag.lstrip("-")
-    found = []
-    for option in known:
-        word = option.lstrip("-")
-        slips = _slips(name, word)
-        alike = difflib.SequenceMatcher(None, name, word).ratio()
-        near = slips <= _MOST_SLIPS or alike >= _ALIKE
-        if near and option.startswith("--") and option not in _ACTING:
-            found.append((slips, -alike, option))
-    return f" (did you mean {min(found)[2]!r}?)" if found else ""
-
-
-def _slips(one: str, other: str) -> int:
-    """Letters to add, to leave out or to change, by Levenshtein."""
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one, 1):
-        before, row[0] = row[0], i
-        for j, b in enumerate(other, 1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (a != b))
-    return row[-1]
+    words = [one[2:] for one in known if one.startswith("--") and one not in _ACTING]
+    cutoff = _ALIKE if len(name) > _SHORT else _ALIKE_SHORT
+    near = difflib.get_close_matches(name, words, n=1, cutoff=cutoff)
+    return f" (did you mean '--{near[0]}'?)" if near else ""

@@ -158,8 +158,8 @@ def test_a_run_whose_journal_is_held_is_running_and_can_be_watched(
         fcntl.flock(journal, fcntl.LOCK_EX)
         text, commands = told(tmp_path)
     assert f"artifacts/{RUN}: RUNNING, 1 of 2 phases, now smoke/run\n" in text
-    watched = "artifacts/latest" if linked else f"artifacts/{RUN}"
-    assert commands == [f"runbook watch {watched}", f"runbook stacks artifacts/{RUN}"]
+    watched = "latest" if linked else RUN
+    assert commands == [f"runbook watch artifacts/{watched}", f"runbook stacks artifacts/{RUN}"]
     assert "RUNNING" not in told(tmp_path)[0]
 
 

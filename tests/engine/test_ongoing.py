@@ -32,14 +32,13 @@ def live(tmp_path: Path) -> Path:
 def test_a_run_that_goes_on_is_running_and_no_verdict(
     live: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
-    more = ("--out", str(live))
     with Journal.reopen(live / RUN):
-        code = main([*words, *more])
+        code = main([*words, "--out", str(live)])
         shown = capsys.readouterr()
     assert "RUNNING" in shown.out and "GO" not in shown.out, shown
     if words != ("history",):
         assert code == 3 and shown.out.startswith(SAID) and len(shown.out.splitlines()) == 1
-    main([*words, *more])
+    main([*words, "--out", str(live)])
     assert "RUNNING" not in capsys.readouterr().out
 
 

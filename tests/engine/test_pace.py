@@ -9,21 +9,13 @@ from typing import Any
 import pytest
 
 from runbook.engine import pace
-from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RankExit
+from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RankExit
+from tests.engine.test_forecast import BASE
 
 
 def plain(name: str, steps: int, done: int) -> LaunchEntry:
-    launch = Launch(
-        name=name,
-        phase="long_run",
-        kind="trainer",
-        argv=(),
-        env={},
-        run_dir=f"long_run/{name}",
-        nproc=1,
-        steps=steps,
-        timeout_s=60,
-    )
+    changed = {"name": name, "run_dir": f"long_run/{name}", "steps": steps}
+    launch = BASE.model_copy(update=changed)
     ends = (RankExit(rank=0, code=0, steps_done=done),)
     result = LaunchResult(status=LaunchStatus.COMPLETED, ranks=ends, duration_s=100.0)
     return LaunchEntry(launch=launch, result=result)

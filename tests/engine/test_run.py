@@ -29,6 +29,7 @@ from runbook.records import (
     Verdict,
 )
 from tests.engine.toys import Toy, run, setup
+from tests.reports.test_causes import by_hand, row
 
 
 def by_id(record: RunRecord) -> dict[str, Check]:
@@ -124,20 +125,8 @@ def test_what_preflight_refuses_starts_no_launch_of_later_phases(tmp_path: Path,
 
 
 def test_many_checks_that_hold_later_phases_back_are_counted() -> None:
-    checks = tuple(
-        Check(
-            id=f"a.x{number}",
-            phase="a",
-            question="?",
-            outcome=Outcome.FAIL,
-            code=Reason.CRASH,
-            reason="so it was",
-            remedy="do",
-            required=True,
-        )
-        for number in range(6)
-    )
-    record = PhaseRecord(name="a", title="a", source="a", outcome=Outcome.FAIL, checks=checks)
+    checks = [row(f"a.x{n}", Outcome.FAIL, Reason.CRASH, "so it was") for n in range(6)]
+    record = by_hand("a", *checks)
     held = held_back(record, strictly=True)
     assert held is not None and held.cause == "a.x0 is FAIL: so it was (and 5 more)"
 
