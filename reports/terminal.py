@@ -26,11 +26,11 @@ def render_terminal(record: RunRecord, screen: Screen) -> str:
     """
     view = build_view(record)
     if screen.brief:
-        return _joined(_end_lines(view, screen.color))
+        return _joined(_end_lines(view, screen))
     lines = [_title(view), *_phase_lines(view, screen.color)]
     if view.acceptance:
         lines += ["", view.required_counts, *_acceptance_lines(view, screen.color)]
-    lines += ["", *_end_lines(view, screen.color)]
+    lines += ["", *_end_lines(view, screen)]
     return _joined(lines)
 
 
@@ -38,13 +38,13 @@ def _joined(lines: list[str]) -> str:
     return page_of(line.rstrip() for line in lines) + "\n"
 
 
-def _end_lines(view: ReportView, color: bool) -> list[str]:
-    lines = [*_verdict_lines(view, color), *_cause_lines(view, color)]
+def _end_lines(view: ReportView, screen: Screen) -> list[str]:
+    lines = [*_verdict_lines(view, screen), *_cause_lines(view, screen)]
     if view.record.verdict is Verdict.GO and view.record.exports:
         pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
         lines.append(f"export {one_line(' '.join(pairs))}")
     if command := permit_of(view.record).command:
-        lines.append(f"  next   {one_line(command)}")
+        lines.append(f"  next   {one_line(screen.typed(command))}")
     return lines
 
 
@@ -101,34 +101,34 @@ def _provenance(row: CheckRow) -> str:
     return one_line(provenance) + limit
 
 
-def _verdict_lines(view: ReportView, color: bool) -> list[str]:
+def _verdict_lines(view: ReportView, screen: Screen) -> list[str]:
     style = style_of(view.record.verdict.value)
-    lines = [painted(view.headline, "bold", style) if color else view.headline]
+    lines = [painted(view.headline, "bold", style) if screen.color else view.headline]
     lines.append(f"  {permit_of(view.record).says}")
     lines += [f"  {one_line(reason)}" for reason in view.own_reasons[:_REASONS]]
     if view.interruption:
         lines.append(f"  {view.interruption}")
-    return [*lines, f"  {view.tally}", *_left_out_lines(view)]
+    return [*lines, f"  {view.tally}", *_left_out_lines(view, screen)]
 
 
-def _left_out_lines(view: ReportView) -> list[str]:
+def _left_out_lines(view: ReportView, screen: Screen) -> list[str]:
     """What was not asked for, and the command that adds it."""
     if not view.left_out:
         return []
     if view.record.verdict is Verdict.PARTIAL:
-        return [f"  add    {one_line(view.adds)}"]
+        return [f"  add    {one_line(screen.typed(view.adds))}"]
     phases = dict.fromkeys(name.partition(".")[0] for name in view.left_out)
     return [f"  {len(view.left_out)} required checks were not asked for: {', '.join(phases)}"]
 
 
-def _cause_lines(view: ReportView, color: bool) -> list[str]:
+def _cause_lines(view: ReportView, screen: Screen) -> list[str]:
     """The causes that keep the run from GO with what to do; of the others a line each."""
     blocking = [cause for cause in view.causes if cause.blocks]
-    lines = [line for cause in blocking[:_WHOLE] for line in _whole_cause(cause, color)]
+    lines = [line for cause in blocking[:_WHOLE] for line in _whole_cause(cause, screen)]
     for cause in blocking[_WHOLE:]:
-        lines.append(_title_line(cause, color))
-        lines += [f"    rerun  {one_line(cause.rerun)}"] if cause.rerun else []
-    return lines + [_title_line(cause, color) for cause in view.causes if not cause.blocks]
+        lines.append(_title_line(cause, screen.color))
+        lines += [f"    rerun  {one_line(screen.typed(cause.rerun))}"] if cause.rerun else []
+    return lines + [_title_line(cause, screen.color) for cause in view.causes if not cause.blocks]
 
 
 def _title_line(cause: Cause, color: bool) -> str:
@@ -136,8 +136,8 @@ def _title_line(cause: Cause, color: bool) -> str:
     return f"{_word(cause.outcome.value, color)}  {one_line(cause.headline)}{mark}"
 
 
-def _whole_cause(cause: Cause, color: bool) -> list[str]:
-    advice, lines = cause.advice, [_title_line(cause, color)]
+def _whole_cause(cause: Cause, screen: Screen) -> list[str]:
+    advice, lines = cause.advice, [_title_line(cause, screen.color)]
     if cause.title != cause.headline:
         lines.append(f"    what   {one_line(cause.title)}")
     lines += [f"    why    {one_line(text)}" for text in (*advice.likely, advice.seen) if text]
@@ -146,7 +146,8 @@ def _whole_cause(cause: Cause, color: bool) -> list[str]:
     lines += [f"    see    {one_line(path)}" for path in cause.evidence]
     following = advice.command if advice.command != cause.rerun else ""
     told = {"next": following, "try": cause.remedy, "rerun": cause.rerun}
-    return lines + [f"    {name:<5}  {one_line(text)}" for name, text in told.items() if text]
+    shown = {name: screen.typed(text) for name, text in told.items() if text}
+    return lines + [f"    {name:<5}  {one_line(text)}" for name, text in shown.items()]
 
 
 def _rows(rows: Sequence[CheckRow]) -> str:

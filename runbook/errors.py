@@ -79,3 +79,34 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+# What stops or starts something is never proposed to somebody who typed another word.
+_ACTING = frozenset({"--halt", "--without-go"})
+_MOST_SLIPS, _ALIKE = 2, 0.8
+
+
+def option_meant(flag: str, known: Iterable[str]) -> str:
+    """`" (did you mean --x?)"` for an option that is a slip away, or an empty string."""
+    import difflib
+
+    name = flag.lstrip("-")
+    found = []
+    for option in known:
+        word = option.lstrip("-")
+        slips = _slips(name, word)
+        alike = difflib.SequenceMatcher(None, name, word).ratio()
+        near = slips <= _MOST_SLIPS or alike >= _ALIKE
+        if near and option.startswith("--") and option not in _ACTING:
+            found.append((slips, -alike, option))
+    return f" (did you mean {min(found)[2]!r}?)" if found else ""
+
+
+def _slips(one: str, other: str) -> int:
+    """Letters to add, to leave out or to change, by Levenshtein."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        before, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (a != b))
+    return row[-1]

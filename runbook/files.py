@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import select
+import shlex
+import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -67,6 +70,7 @@ def _read_all(stream: BinaryIO, path: Path, size: int, most: int) -> bytes:
 
 # A pipe is read if somebody begins to write into it meanwhile.
 _PIPE_WAIT_S = 10.0
+_NAME = "runbook"
 
 
 def read_given(
@@ -188,3 +192,21 @@ def data_path(name: str) -> Path:
         f"the data folder {name!r} is missing: looked for {shipped} and {checkout / name}; "
         "install the package again"
     )
+
+
+def near(path: str | Path) -> str:
+    """The path as one would type it here: relative if it lies below the current folder."""
+    absolute, here = Path(path).absolute(), Path.cwd()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+
+
+def typed_here() -> str:
+    """What one types for this program here: the path of its script where PATH lacks it.
+
+    Without a script (`python3 -m runbook`) it is the name; `how_to_call` tells of that.
+    """
+    script = Path(sys.argv[0])
+    if script.name != _NAME or not script.is_file() or shutil.which(_NAME):
+        return _NAME
+    path = near(script)
+    return shlex.quote(path if os.sep in path else f"{os.curdir}{os.sep}{path}")

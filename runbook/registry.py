@@ -158,8 +158,9 @@ def select(text: str, settings: Mapping[str, PhaseSettings] | None = None) -> li
     standard = standard_phases()
     if "all" in names:
         names = [*standard, *(name for name in names if name != "all" and name not in standard)]
+    there = ("all", *known)
     problems = [
-        f"no phase {name!r}{did_you_mean(name, known)}; there are: all, {', '.join(known)}"
+        f"no phase {name!r}{did_you_mean(name, there)}; there are: {', '.join(there)}"
         for name in dict.fromkeys(names)
         if name not in known
     ]

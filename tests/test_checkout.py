@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from runbook.checkout import DISTRIBUTION, HOME, Checkout, share_packages, uninstalled
+from runbook.checkout import (
+    DISTRIBUTION,
+    HOME,
+    Checkout,
+    share_packages,
+    uninstalled,
+)
 
 PARTS = ("nsa", "runbook", "phases", "reports", "templates", "configs")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from runbook.files import make_private_dir, read_bytes, read_given, write_atomic
+from runbook.files import make_private_dir, read_bytes, read_given, typed_here, write_atomic
 
 
 def test_writing_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
@@ -101,3 +102,27 @@ def test_a_pipe_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
                 read_given(path, pipe=True, most=1000)
         finally:
             zeros.kill()
+
+
+@pytest.mark.parametrize(
+    ("started", "path", "typed"),
+    [
+        ("bin/runbook", "", "bin/runbook"),
+        ("./runbook", "", "./runbook"),
+        ("bin/runbook", "bin", "runbook"),
+        ("bin/other.py", "", "runbook"),
+        ("gone/runbook", "", "runbook"),
+    ],
+)
+def test_where_the_program_is_not_on_the_path_its_own_is_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str, path: str, typed: str
+) -> None:
+    for name in ("bin/runbook", "runbook", "bin/other.py"):
+        script = tmp_path / name
+        script.parent.mkdir(exist_ok=True)
+        script.write_text("#!/bin/sh\n")
+        script.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / path) if path else "")
+    monkeypatch.setattr(sys, "argv", [started])
+    assert typed_here() == typed

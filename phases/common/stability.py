@@ -87,14 +87,23 @@ def _readings(rank: RankLog) -> pd.DataFrame:
 
 
 def memory_plateau(case: Case, name: str) -> Finding:
-    """Of the rank whose memory looks worst; nothing else that they hold may grow either."""
+    """Of the rank whose memory looks worst; nothing else that they hold may grow either.
+
+    Among those with the same outcome it is the one that may need most.
+    """
     ranks = with_memory(case, name).ranks
     every = {rank.rank: plateau_of(case, rank) for rank in ranks}
-    found = min(every.values(), key=lambda found: found.outcome.rank)
+    found = min(every.values(), key=lambda found: (found.outcome.rank, -_most_mib(found)))
     if found.outcome is Outcome.FAIL:
         return replace(found, clue=_what_grows(case, every))
     told = replace(found, reason=f"{found.reason}{resource_words(case, name)}")
     return resource_leak(case, name) or told
+
+
+def _most_mib(found: Finding) -> float:
+    """The upper bound of the projection; nothing is known of a rank with too few rows."""
+    bounds = found.measurement.interval if found.measurement else None
+    return bounds[1] if bounds else 0.0
 
 
 def _what_grows(case: Case, found: Mapping[int, Finding]) -> str:

@@ -25,7 +25,7 @@ ARRIVAL_S = 1.0
 # A heartbeat is read a tenth of a second after it was written, and of eight the nearest counts.
 WALL_S = 10.0
 # Of so many steps a quarter has to be timed by both; a shorter launch is for no rate.
-_MANY = 40
+FEWEST_CLOCKED = 40
 # The middle of so many steps lies within their range at three standard errors: 2 * 0.5**10. Of
 # fewer only the sum is held, on rank 0, which writes dt_s, each step too.
 _MIDDLE = 10
@@ -134,7 +134,7 @@ def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int 
     others end theirs a little earlier or later.
     """
     both = clocked_steps(frame, rank, busy)
-    if both is None or len(both) < (len(frame) // 4 if len(frame) >= _MANY else 1):
+    if both is None or len(both) < (len(frame) // 4 if len(frame) >= FEWEST_CLOCKED else 1):
         return [f"rank {rank.rank}: {FEW_CLOCKED}"]
     apart, clock = both["clock_s"] - both["dt_s"], both["clock_s"]
     total = float(clock.sum())

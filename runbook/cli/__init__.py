@@ -18,13 +18,14 @@ from runbook.cli.history import HISTORY
 from runbook.cli.init import INIT
 from runbook.cli.launch import LAUNCH
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
-from runbook.cli.live import STACKS, WATCH
+from runbook.cli.live import WATCH
 from runbook.cli.nightly import NIGHTLY
 from runbook.cli.questions import DECIDE, INSPECT, REPLAY
 from runbook.cli.run import RUN
+from runbook.cli.stacks import STACKS
 from runbook.cli.triage import TRIAGE
 from runbook.console import CLOSED, Console, console_for, drop
-from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
+from runbook.errors import ProgramExit, RunbookError, UsageError, option_meant
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
@@ -127,7 +128,7 @@ def _dispatch(words: list[str]) -> int:
         return ProgramExit.GO
     if name.startswith("-"):
         raise UsageError(
-            f"unknown option {name}{did_you_mean(name, _GLOBAL)}",
+            f"unknown option {name}{option_meant(name, _GLOBAL)}",
             hint="options of a command come after its name; see runbook --help",
         )
     return _run_command(named(name, COMMANDS), rest)

@@ -6,21 +6,17 @@ It reads plain JSON and never validates a record, so that it answers at once, wh
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from runbook.console import Console, verdict_text
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE
 
-# A launch may be silent for as long (`runbook.launch.watch.watchdog.Budgets.silence_s`).
-SILENT_S = 300.0
 # Ends of a launch that leave nothing to triage (`runbook.tools.triage_target`).
 NO_FAULT = ("completed", "not_run", "interrupted")
 _WIDTH = 9
@@ -37,12 +33,18 @@ class Found:
 
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
+    from runbook.files import typed_here
+
     found = look(Path(DEFAULT_OUT))
     console.result(f"{'machine':<{_WIDTH}}{_machine()}")
     console.result(f"{'run':<{_WIDTH}}{found.run}")
     if found.detail:
         console.result(f"{'':<{_WIDTH}}{found.detail}")
-    commands = [*found.next, ("runbook --help", "all commands")]
+    program = typed_here()
+    commands = [
+        (f"{program} {command.removeprefix('runbook ')}", why)
+        for command, why in (*found.next, ("runbook --help", "all commands"))
+    ]
     width = max(len(command) for command, _ in commands)
     for number, (command, why) in enumerate(commands):
         word = "next" if number == 0 else ""
@@ -85,28 +87,34 @@ def is_run(path: Path) -> bool:
 
 def _unfinished(folder: Path) -> Found | None:
     """A run whose journal has no end; None if it has one, or is not readable as a journal."""
-    events = _events(folder / EVENTS_FILE)
-    if not events or events[-1].get("event") == ENDS[0]:
+    from runbook.folder.ongoing import events_so_far, phases_done, running_text, watch_line
+
+    events = events_so_far(folder / EVENTS_FILE)
+    if not events:
         return None
-    planned = events[0].get("phases")
-    count = len(planned) if isinstance(planned, list) else 0
-    done = sum(
-        event.get("event") == "phase_finished" and not event.get("interrupted") for event in events
-    )
     name = shlex.quote(str(folder))
-    where = f"{folder}: not finished, {done} of {count} phases"
-    resume = (f"runbook run --resume {name}", "go on where it was cut off")
-    age_s = _age_s(folder)
-    if events[-1].get("event") not in ENDS and age_s <= SILENT_S:
+    if running := running_text(folder):
         return Found(
-            run=where,
-            detail=f"it wrote something {age_s:.0f} s ago, so it is probably running",
+            run=f"{folder}: {running}",
             next=(
+                (watch_line(folder), "look on"),
                 (f"runbook stacks {name}", "what its ranks are doing"),
-                (resume[0], "only if it was killed: go on"),
             ),
         )
+    if events[-1].get("event") == ENDS[0]:
+        return None
+    where = f"{folder}: not finished, {phases_done(events)}"
+    program = "launch" if _follows_a_plan(events[0]) else "run"
+    resume = (f"runbook {program} --resume {name}", "go on where it was cut off")
     return Found(run=where, next=(resume, (f"runbook report {name}", "what there is so far")))
+
+
+def _follows_a_plan(begun: Mapping[str, Any]) -> bool:
+    """By the first event of its journal; False where that is damaged."""
+    try:
+        return bool(begun["record"]["options"].get("plan"))
+    except (AttributeError, KeyError, TypeError):
+        return False
 
 
 def _finished(folder: Path) -> Found:
@@ -175,29 +183,3 @@ def _texts(value: object) -> Sequence[str]:
     if not isinstance(value, list):
         raise TypeError(f"a list was expected, not {value!r}")
     return [str(text) for text in value]
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    """The journal's events; empty if it is missing or damaged before its last line."""
-    from runbook.files import read_bytes
-
-    try:
-        lines = read_bytes(path).splitlines(keepends=True)
-        events = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    except (OSError, ValueError, RecursionError):
-        return []
-    whole = all(isinstance(event, dict) for event in events)
-    return cast("list[dict[str, Any]]", events) if whole else []
-
-
-def _age_s(folder: Path) -> float:
-    """Seconds since anything in the folder was written."""
-    newest = 0.0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            try:
-                newest = max(newest, (Path(place) / name).stat().st_mtime)
-            except OSError:
-                # Gone, or a link to nothing.
-                continue
-    return max(0.0, time.time() - newest)

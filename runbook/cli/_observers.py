@@ -7,6 +7,7 @@ from pathlib import Path
 
 from runbook.cli.finished import print_reports
 from runbook.console import Console, OutputFormat
+from runbook.files import near, typed_here
 from runbook.launch.observer import Observer
 from runbook.records import RunRecord
 from runbook.records.run import Screen
@@ -53,12 +54,6 @@ def observer_for(console: Console, output: OutputFormat) -> RunView:
     return views[output](console)
 
 
-def near(path: str | Path) -> str:
-    """The path as one would type it here: relative if it lies below the current folder."""
-    absolute, here = Path(path).absolute(), Path.cwd()
-    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
-
-
 def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     """Print the verdict with its scope, each failure with `try` and `rerun`, and the report.
 
@@ -71,12 +66,13 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     from runbook.engine.refused import NOT_WRITTEN
     from runbook.folder.record import fingerprint_of, shown_fingerprint
 
-    text = render(record, "terminal", Screen(color=console.color_out, brief=True)).rstrip("\n")
+    screen = Screen(color=console.color_out, brief=True, program=typed_here())
+    text = render(record, "terminal", screen).rstrip("\n")
     short = console.quiet or record.interrupted
     console.page(text.partition("\n")[0] if short else text)
     if record.interrupted:
         program = " ".join(record.invocation.program)
-        console.result(f"resume  {program} --resume {near(folder)}")
+        console.result(f"resume  {screen.typed(f'{program} --resume {near(folder)}')}")
     not_kept = [text for text in record.reasons[:1] if text.startswith(NOT_WRITTEN)]
     if not_kept and short:
         console.error(*not_kept)

@@ -18,8 +18,8 @@ from runbook.errors import (
     ProgramExit,
     RunbookError,
     UsageError,
-    did_you_mean,
     not_one_line,
+    option_meant,
     shown,
 )
 from runbook.folder.names import RECORD_FILE
@@ -260,7 +260,7 @@ def _hint(flag: str, parser: CommandParser) -> str:
     having = [name for name, one in COMMANDS.items() if flag in one.parser().known_options()]
     if having:
         return f" (`runbook {having[0]}` has it)"
-    return did_you_mean(flag, parser.known_options())
+    return option_meant(flag, parser.known_options())
 
 
 def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None:

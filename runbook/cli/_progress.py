@@ -78,8 +78,8 @@ def sparkline(rates: Sequence[float], *, blocks: str = _BLOCKS) -> str:
 
 
 def percent(share: float) -> str:
-    """`34 %`."""
-    return f"{int(100 * share)} %"
+    """`34 %`; never all of it, since it is told while something runs."""
+    return f"{min(99, int(100 * share))} %"
 
 
 def rate_text(toks_per_s: float) -> str:
@@ -141,12 +141,14 @@ class Progress:
         return f"{self.place.strip()} {self.phase}{launch}".strip()
 
     def left_text(self, now: float) -> str:
-        """`1 min 40 s left`, or an empty text while nothing is known."""
+        """`1 min 40 s left`, or an empty text where nothing is known."""
         if self.forecast is None or self.forecast.left_s is None:
             return ""
-        left_s = max(0.0, self.forecast.left_s - (now - self.forecast_at))
+        left_s = round(self.forecast.left_s - (now - self.forecast_at))
+        if left_s <= 0:
+            return ""  # it takes longer than was expected, and nobody knows how long
         least = "over " if self.forecast.unknown else ""
-        return f"{least}{duration_text(round(left_s))} left"
+        return f"{least}{duration_text(left_s)} left"
 
     def doing(self, now: float) -> list[Part]:
         """What the launch does now. A rate stands there only while its ranks are heard."""

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Self
 
 from runbook import __version__
-from runbook.cli._observers import RunView, near
+from runbook.cli._observers import RunView
 from runbook.cli._progress import Part, Progress, fit
 from runbook.console import Console, cells, in_one_line, style_of
+from runbook.files import near
 from runbook.launch.observer import Forecast, Pulse
 from runbook.records import (
     Check,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, add_out, add_run, not_in_a_run, path_type
 from runbook.console import Console
+from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
 from runbook.folder.names import RECORD_FILE
 
@@ -60,6 +61,15 @@ def find_run(text: str | None, out_dir: Path) -> Path:
     )
 
 
+def folder_of(named: Path) -> Path:
+    """The folder that is there, or may come to be; a bare name that is none is a run's id.
+
+    Raises UsageError for one that fits no run.
+    """
+    there = named.exists() or len(named.parts) > 1 or named == Path(DEFAULT_OUT)
+    return named if there else find_run(str(named), Path(DEFAULT_OUT))
+
+
 def load_run(folder: Path) -> RunRecord:
     """Read run.json. Raises RunbookError if it is damaged or of another version."""
     from pydantic import ValidationError
@@ -99,6 +109,14 @@ def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> Run
         text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
         console.error(text)
     return record
+
+
+def running_line(folder: Path) -> str:
+    """What is said of a run that still goes on, and how to look on; empty for any other."""
+    from runbook.folder.ongoing import running_text, watch_line
+
+    text = running_text(folder)
+    return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
 
 
 def refuse_changed(folder: Path, what: str) -> None:
@@ -155,10 +173,11 @@ def print_reports(console: Console, folder: Path, shown: str = "") -> None:
 
 def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
     from runbook.engine.outputs import render
+    from runbook.files import typed_here
     from runbook.folder.record import record_text
     from runbook.records.run import Screen
 
-    screen = Screen(color=console.color_out)
+    screen = Screen(color=console.color_out, program=typed_here())
     text = record_text(record) if as_json else render(record, fmt, screen)
     console.page(text.rstrip("\n"))
 
@@ -171,6 +190,12 @@ def _report(args: argparse.Namespace, console: Console) -> int:
 
     folder = find_run(args.run_name, args.out)
     formats = _formats(args)
+    running = running_line(folder)
+    if running and formats == [_DEFAULT_FORMAT]:
+        console.result(running)
+        return ProgramExit.INCOMPLETE
+    if running:
+        console.error(running)
     if len(formats) > 1:
         refuse_changed(folder, "its reports are kept; one --format goes to stdout")
     record = load_told(folder, console, artifacts=True)
@@ -183,7 +208,7 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     else:
         for path in write_reports(record, folder, formats):
             console.result(str(path))
-    return ProgramExit.INCOMPLETE if changed else ProgramExit.GO
+    return ProgramExit.INCOMPLETE if changed or running else ProgramExit.GO
 
 
 REPORT = Command(
@@ -196,7 +221,7 @@ into the run's folder, and their paths go to stdout.""",
   runbook report                                the newest run, on the terminal
   runbook report --format md > report.md
   runbook report 20261121T010203Z-840303b --format md,html,junit""",
-    exits="0 whatever the verdict, 2 usage, 3 run.json changed since the run: as INCOMPLETE",
+    exits="0 whatever the verdict, 2 usage, 3 the run still goes on, or run.json changed since",
     json_help="the record: run.json as it is",
     add_arguments=_add_report,
     problems=_unknown_formats,
@@ -229,7 +254,14 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
     from runbook.engine.verify import verify_run
     from runbook.folder.record import shown_fingerprint
 
-    found = verify_run(find_run(args.run_name, args.out), fingerprint=args.fingerprint)
+    folder = find_run(args.run_name, args.out)
+    if running := running_line(folder):
+        if args.json:
+            console.json_document({"schema_version": 1, "ok": False, "running": running})
+        else:
+            console.result(f"{running}; nothing to verify yet")
+        return ProgramExit.INCOMPLETE
+    found = verify_run(folder, fingerprint=args.fingerprint)
     code = ProgramExit.GO if found.ok else ProgramExit.NO_GO
     if args.json:
         console.json_document({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)})
@@ -264,7 +296,8 @@ against a fresh rendering. Changes nothing.""",
   runbook verify                              the newest run
   runbook verify artifacts/20261121T010203Z-840303b
   runbook verify RUN --fingerprint DIGITS     it is the record that the run ended with""",
-    exits="0 nothing differs, 1 something does (each difference is named), 2 usage",
+    exits="0 nothing differs, 1 something does (each difference is named), 2 usage,\n"
+    "3 the run still goes on",
     add_arguments=_add_verify,
     problems=_fingerprint_problems,
     run=_verify,
@@ -318,8 +351,10 @@ nothing and changes nothing; the report goes to stdout.""",
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", metavar="A", help="the reference: a run's folder or id")
-    parser.add_argument("b", metavar="B", help="the run to judge")
+    parser.add_argument(
+        "a", metavar="A", nargs="?", help="the reference: a run's folder or id (no default)"
+    )
+    parser.add_argument("b", metavar="B", nargs="?", help="the run to judge (no default)")
     add_out(parser)
     parser.add_argument(
         "--html",
@@ -330,6 +365,9 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare_problems(args: argparse.Namespace) -> list[str]:
+    if args.b is None:
+        names = ", ".join(folder.name for folder in run_folders(args.out)[-5:]) or "none"
+        return [f"name the two runs to compare; in {args.out}/ there are: {names}"]
     page = args.html
     if page is None:
         return []

@@ -1,25 +1,26 @@
-"""Commands beside a run that is going on: `watch` and `stacks`."""
+"""`runbook watch`: look on at a run that somebody else started."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, add_out, number_type, path_type
-from runbook.cli.finished import find_run
+from runbook.cli._parser import Command, CommandParser, number_type, path_type
+from runbook.cli.finished import folder_of
 from runbook.console import Console, printable
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.launch.watch.detectors import Anomaly
+    from runbook.launch.watch.watchdog import Thresholds
     from runbook.tools.screen import Screen
-    from runbook.tools.watch import RankStack
 
 
 _LOOK_EVERY_S = 1.0
@@ -28,7 +29,13 @@ _SAY_EVERY_S = 30.0
 
 
 def _add_watch(parser: CommandParser) -> None:
-    parser.add_argument("directory", type=path_type, metavar="DIR", help="the run's directory")
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        type=path_type,
+        metavar="DIR",
+        help=f"the run's directory, or a run's id (default: {DEFAULT_OUT}/latest)",
+    )
     parser.add_argument(
         "--halt",
         nargs="?",
@@ -46,58 +53,104 @@ def _add_watch(parser: CommandParser) -> None:
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
+    from nsa.contract import LATEST_LINK
     from runbook.launch.watch.watchdog import Budgets, Thresholds
-    from runbook.tools.screen import Screen
-    from runbook.tools.watch import Watcher
 
-    folder = args.directory
-    _refuse_what_no_run_writes_to(folder, once=args.once)
+    named = args.directory or Path(DEFAULT_OUT) / LATEST_LINK
+    folder = _launch_in(folder_of(named), once=args.once)
     limits = Thresholds.from_variables(os.environ)
     # Whoever looks on changes nothing, unless it is asked for here or in the environment.
     told = "NSA_WATCH_HALT" in os.environ and limits.halt
     limits = replace(limits, halt=told if args.halt is None else args.halt == "1")
     interval_s = args.interval or limits.interval_s
+    view = _View(console, limits, as_json=args.json)
+    if args.once:
+        view.read_once(newest_in(folder))
+        return view.code
     within_s = Budgets().silence_s
-    if args.once:
-        folder = newest_in(folder)
-    else:
-        folder = begun_in(folder, interval_s=interval_s, within_s=within_s, tell=console.progress)
+    folder = begun_in(folder, interval_s=interval_s, within_s=within_s, tell=console.progress)
+    return _look_on(folder, view, min(interval_s, _REDRAW_S) if console.is_live else interval_s)
 
-    def tell(anomaly: Anomaly) -> None:
-        screen.found.append(anomaly)
-        if args.json:
-            console.json_line(asdict(anomaly))
+
+def _look_on(folder: Path, view: _View, interval_s: float) -> int:
+    """Look on at a launch; behind the link `latest` at those that come after it in its run, too."""
+    from runbook.tools.follow import following, launch_name, not_watched
+
+    say = view.console.progress
+    effect = "the run is stopped at an anomaly"
+    if not view.limits.halt:
+        effect = "anomalies are only reported; --halt stops the run at one"
+    place: Path | None = folder.resolve()
+    named = f"{folder}: {launch_name(folder.resolve())}" if folder.is_symlink() else str(folder)
+    say(f"watching {named}; {effect}")
+    followed = following(folder)
+    while place is not None:
+        if what := not_watched(place):
+            say(f"{launch_name(place)}: {what}, nothing to watch")
         else:
-            console.result(anomaly.line())
+            view.watch(place, interval_s, partial(followed.has_left, place) if followed else None)
+        place = followed.next(place) if followed else None
+        if place is not None:
+            say(f"now {launch_name(place)}")
+    say(f"the run is over; {view.count} anomalies, {view.rows} rows read")
+    return view.code
 
-    def warn(text: str) -> None:
-        console.error(f"warning: {text}")
 
-    watcher = Watcher(folder.resolve(), limits)
-    screen = Screen(watcher=watcher)
-    if args.once:
-        found = watcher.look()
+class _View:
+    """What is told of the run directories that are looked at."""
+
+    def __init__(self, console: Console, limits: Thresholds, *, as_json: bool) -> None:
+        self.console, self.limits, self._as_json = console, limits, as_json
+        self.count, self.rows = 0, 0
+
+    @property
+    def code(self) -> int:
+        return ProgramExit.NO_GO if self.count else ProgramExit.GO
+
+    def _screen(self, folder: Path) -> Screen:
+        from runbook.tools.screen import Screen
+        from runbook.tools.watch import Watcher
+
+        return Screen(watcher=Watcher(folder.resolve(), self.limits))
+
+    def _tell(self, screen: Screen, anomaly: Anomaly) -> None:
+        self.count += 1
+        screen.found.append(anomaly)
+        if self._as_json:
+            self.console.json_line(asdict(anomaly))
+        else:
+            self.console.result(anomaly.line())
+
+    def _warn(self, text: str) -> None:
+        self.console.error(f"warning: {text}")
+
+    def read_once(self, folder: Path) -> None:
+        """The screen as it is now."""
+        screen = self._screen(folder)
+        found = screen.watcher.look()
         screen.found += found
-        for line in [] if args.json else screen.lines():
-            console.result(line)
+        for line in [] if self._as_json else screen.lines():
+            self.console.result(line)
         for anomaly in found:
-            tell(anomaly)
-        for line in watcher.blind_spots():
-            warn(line)
-        rows = watcher.monitor.readings.rows_read
-        console.progress(f"read {folder} once; {len(found)} anomalies, {rows} rows read")
-        return _code(len(found))
-    effect = "will halt the run" if limits.halt else "will only be reported (--halt halts it)"
-    console.progress(f"watching {folder}; an anomaly {effect}")
-    show = _shower(console, screen)
-    if console.is_live:
-        interval_s = min(interval_s, _REDRAW_S)
-    count = watcher.run(interval_s=interval_s, tell=tell, warn=warn, show=show)
-    if console.is_live:
-        console.progress("")
-    rows = watcher.monitor.readings.rows_read
-    console.progress(f"the run is over; {count} anomalies, {rows} rows read")
-    return _code(count)
+            self._tell(screen, anomaly)
+        for line in screen.watcher.blind_spots():
+            self._warn(line)
+        rows = screen.watcher.monitor.readings.rows_read
+        self.console.progress(f"read {folder} once; {self.count} anomalies, {rows} rows read")
+
+    def watch(self, folder: Path, interval_s: float, left: Callable[[], bool] | None) -> None:
+        """The screen until the launch is over, or `left`."""
+        screen = self._screen(folder)
+        screen.watcher.run(
+            interval_s=interval_s,
+            tell=partial(self._tell, screen),
+            warn=self._warn,
+            show=_shower(self.console, screen),
+            left=left or (lambda: False),
+        )
+        if self.console.is_live:
+            self.console.progress("")
+        self.rows += screen.watcher.monitor.readings.rows_read
 
 
 def _shower(console: Console, screen: Screen) -> Callable[[], None]:
@@ -115,27 +168,28 @@ def _shower(console: Console, screen: Screen) -> Callable[[], None]:
     return show
 
 
-def _code(anomalies: int) -> int:
-    return ProgramExit.NO_GO if anomalies else ProgramExit.GO
+def _launch_in(folder: Path, *, once: bool) -> Path:
+    """The folder, or of a whole run its newest launch: by the link beside it if that leads there.
 
-
-def _refuse_what_no_run_writes_to(folder: Path, *, once: bool) -> None:
-    """A folder that is not there yet, or still empty, is waited for; only --once cannot wait."""
+    A folder that is not there yet, or still empty, is waited for; only --once cannot wait.
+    """
     from nsa.contract import LATEST_LINK, TRAINING_CSV
     from runbook.tools.watch import is_run_directory
 
-    below = Path(DEFAULT_OUT) / folder
-    if not folder.is_dir() and (once or below.is_dir()):
-        hint = f"{below} is one" if below.is_dir() else "start the run first; it creates its own"
+    if once and not folder.is_dir():
+        hint = "start the run first; it creates its own"
         raise UsageError(f"no such directory: {folder}", hint=hint)
-    if is_run_directory(newest_in(folder)):
-        return
-    newest = None if (folder / LATEST_LINK).is_symlink() else _newest_below(folder)
-    if newest is not None:
-        raise UsageError(f"{folder} is not a run directory", hint=f"{newest} is")
+    if is_run_directory(newest_in(folder)) or (folder / LATEST_LINK).is_symlink():
+        return folder
+    beside = folder.parent / LATEST_LINK
+    if beside.is_symlink() and folder.resolve() in beside.resolve().parents:
+        return beside
+    if newest := _newest_below(folder):
+        return newest
     if once:
         hint = f"one has {TRAINING_CSV} or heartbeat_rank*.jsonl"
         raise UsageError(f"nothing to read: {folder} is not a run directory", hint=hint)
+    return folder
 
 
 def _newest_below(folder: Path) -> Path | None:
@@ -202,8 +256,9 @@ without training.csv, by the heartbeats of rank 0. Without --halt it only reads.
 it, anomalies go into DIR/anomalies.jsonl and DIR/.anomaly_type, a stalled rank is asked
 for its stack, and DIR/.HALT stops all ranks after the same step. A folder that is not
 there yet or still empty is waited for, five minutes at most. One with a link `latest`
-means the run that it names, or the next one if that is over; the folder of a whole run
-is refused, and its newest launch named. Ends with the run. Limits come from NSA_WATCH_*
+means the run that it names, or the next one if that is over; a whole run means its newest
+launch. Through the link `latest` the launches of a run are shown one after the other.
+Ends with the run. Limits come from NSA_WATCH_*
 (see `runbook toggles`).""",
     examples="""\
   runbook watch artifacts/latest
@@ -213,72 +268,4 @@ is refused, and its newest launch named. Ends with the run. Limits come from NSA
     json_help="one JSON document per anomaly on stdout",
     add_arguments=_add_watch,
     run=_watch,
-)
-
-
-def _add_stacks(parser: CommandParser) -> None:
-    parser.add_argument(
-        "run_folder", metavar="RUN", help="a run directory, a run's folder, or a run's id"
-    )
-    add_out(parser)
-
-
-def _stacks(args: argparse.Namespace, console: Console) -> int:
-    from runbook.tools.watch import live_stacks
-
-    folders = _folders(args.run_folder, args.out)
-    found = [(folder, stack) for folder in folders for stack in live_stacks(folder)]
-    if args.json:
-        rows = [asdict(stack) | {"run_dir": str(folder)} for folder, stack in found]
-        console.json_document({"schema_version": 1, "ranks": rows})
-    else:
-        for folder, stack in found:
-            console.result(*_stack_lines(folder, stack))
-    if found:
-        answered = all(stack.stack for _, stack in found)
-        return ProgramExit.GO if answered else ProgramExit.NO_GO
-    why = "its ranks have ended" if folders else "it has no heartbeat files"
-    earlier = "; earlier stacks are in its stackdump_rank*.txt" if folders else ""
-    console.progress(f"no rank of {args.run_folder} is alive: {why}{earlier}")
-    return ProgramExit.INCOMPLETE
-
-
-def _stack_lines(folder: Path, stack: RankStack) -> Iterator[str]:
-    yield (
-        f"rank {stack.rank} (pid {stack.pid}, {stack.state}) phase {stack.phase}, step "
-        f"{stack.step}, silent for {stack.silent_s:.1f} s; collective "
-        f"{stack.last_collective or 'none'}; {folder}"
-    )
-    for line in stack.stack.rstrip().splitlines() or ["(no stack could be read)"]:
-        yield f"  {line}"
-    if stack.path:
-        yield f"(kept in {stack.path})"
-
-
-def _folders(text: str, out: Path) -> list[Path]:
-    """Directories with heartbeats: the one that is named, or all of a run's launches."""
-    path = Path(text)
-    root = (path if path.is_dir() else find_run(text, out)).resolve()
-    depths = ("", "*/", "*/*/")
-    return sorted(
-        {
-            file.parent.resolve()  # once, with a link `latest` too
-            for depth in depths
-            for file in root.glob(f"{depth}heartbeat_rank*.jsonl")
-        }
-    )
-
-
-STACKS = Command(
-    name="stacks",
-    help="print the Python stacks of every rank of a live run, even of one that hangs",
-    description="""\
-Have every live rank below RUN write its stacks and its last collective, and print
-them. The run goes on. Works while a rank is stuck in a collective; a frozen rank is
-read from outside where py-spy is installed. Only processes that carry the run's
-token, or have its heartbeat file open, are touched.""",
-    examples=("  runbook stacks artifacts/cpu_smoke/latest\n  runbook stacks 20260131T120000Z"),
-    exits="0 every live rank answered, 1 one did not, 2 usage, 3 no rank is alive",
-    add_arguments=_add_stacks,
-    run=_stacks,
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import Command, CommandParser, number_type, path_type, whole_type
+from runbook.cli.finished import folder_of
 from runbook.console import Console, style_of
 from runbook.errors import ProgramExit, did_you_mean
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 def _add_inspect(parser: CommandParser) -> None:
     parser.add_argument(
-        "directory", type=path_type, metavar="DIR", help="a run's directory, or one CSV file"
+        "directory",
+        type=path_type,
+        metavar="DIR",
+        help="a run's directory or id, or one CSV file",
     )
     parser.add_argument(
         "--loss-floor",
@@ -43,7 +47,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> int:
     from runbook.tools.inspect.folder import inspect_path
     from runbook.tools.inspect.types import inspection_text
 
-    inspection = inspect_path(args.directory, loss_floor=args.loss_floor)
+    inspection = inspect_path(folder_of(args.directory), loss_floor=args.loss_floor)
     if args.json:
         console.json_document(inspection.document())
     else:

@@ -22,6 +22,7 @@ from runbook.errors import RunbookError
 from runbook.files import read_bytes
 from runbook.folder.manifest import record_is_changed
 from runbook.folder.names import RECORD_FILE
+from runbook.folder.ongoing import RUNNING, running_text
 from runbook.folder.record import record_bytes
 from runbook.records import Measurement, PhaseRecord, RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
@@ -337,7 +338,14 @@ _OF_METRICS = ", ".join(
 def list_runs(out_dir: Path) -> list[RunRow]:
     """All runs, oldest first, after bringing the index up to date. Raises as `sync`."""
     rows = _query(out_dir, f"SELECT {_OF_RUNS} FROM runs ORDER BY started_at, folder")  # noqa: S608
-    return [RunRow(**(dict(row) | {"interrupted": bool(row["interrupted"])})) for row in rows]
+    found = [RunRow(**(dict(row) | {"interrupted": bool(row["interrupted"])})) for row in rows]
+    return [_as_it_is(row, out_dir) for row in found]
+
+
+def _as_it_is(row: RunRow, out_dir: Path) -> RunRow:
+    """One that goes on has no verdict yet, whatever its record so far would be."""
+    running = running_text(out_dir / row.folder)
+    return replace(row, verdict=RUNNING, said=running) if running else row
 
 
 def metric_names(out_dir: Path) -> list[str]:

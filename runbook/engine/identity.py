@@ -16,7 +16,8 @@ from nsa.contract import installed_digest, package_digest
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import UsageError
 from runbook.machine import git
-from runbook.machine.gpu.nvidia_smi import find_nvidia_smi, read_nvidia_smi
+from runbook.machine.gpu import find_nvidia_smi
+from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
 from runbook.machine.gpu.visible import visible_gpus
 from runbook.machine.packages import package_folders
 from runbook.records import RunRecord

@@ -49,6 +49,21 @@ def less_than_asked(record: RunRecord, profile: Profile, steps_scale: float) -> 
     return found + other_profile(record, profile)
 
 
+def other_devices(record: RunRecord, profile: Profile) -> str:
+    """That the run was on other devices, whatever else differs with them; empty if it was not."""
+    then = _devices(record.profile_document.get("hardware"))
+    now = _devices(profile.hardware.model_dump())
+    return f"it is of other devices: {then} then, {now} now" if then != now else ""
+
+
+def _devices(hardware: object) -> str:
+    """`2 x A100`, or `CPUs`."""
+    known = hardware if isinstance(hardware, Mapping) else {}
+    if known.get("device") != "cuda":
+        return "CPUs"
+    return f"{known.get('gpus')} x {known.get('gpu_name') or 'GPU'}"
+
+
 def other_profile(record: RunRecord, profile: Profile) -> list[str]:
     """In what the run was held against another profile of a machine than this one."""
     mine = profile.model_dump(mode="json")

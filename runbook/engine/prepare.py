@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from runbook import registry
 from runbook.config import Profile, Settings, load_profile, parse_settings
+from runbook.config.plan import load_plan
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
+from runbook.config.profile import PhaseSettings
 from runbook.config.settings import torch_variable_problems
 from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
-from runbook.defaults import PROTOCOLS
+from runbook.defaults import DEFAULT_PLAN, PROTOCOLS
 from runbook.engine.identity import package_path, package_under_test
 from runbook.engine.launching import asked_for, planned_profile
 from runbook.engine.planned import planned_problems
@@ -57,9 +59,9 @@ def prepare(options: RunOptions) -> Setup:
         names = _with_plan(standing, found, resolve, problems)
         options = replace(options, phases=names) if names else options
     elif "profile" in found:
-        resolve("phases", lambda: tuple(select(options.phases, found["profile"].phases)))
+        resolve("phases", lambda: _selected(options.phases, found["profile"].phases))
     else:
-        resolve("phases", lambda: tuple(select(options.phases)))
+        resolve("phases", lambda: _selected(options.phases, {}))
     if "profile" in found:
         problems += _launcher_problems(options, found["profile"])
         problems += phase_problems(found["profile"], found.get("phases", ()))
@@ -127,6 +129,21 @@ def _with_plan(
     names = ",".join(asked_for(found["profile"], options.until))
     resolve("phases", lambda: tuple(select(names, found["profile"].phases)))
     return names
+
+
+def _selected(text: str, settings: Mapping[str, PhaseSettings]) -> tuple[Phase, ...]:
+    """The phases of a run. Raises UsageError, also where one is meant that only a plan has."""
+    try:
+        return tuple(select(text, settings))
+    except UsageError as error:
+        problems = list(error.problems)
+        for name in load_plan(DEFAULT_PLAN).phases:
+            launch = f"; the plan has it: `runbook launch --until {name}`"
+            problems = [
+                f"{one}{launch}" if one.startswith(f"no phase {name!r}") else one
+                for one in problems
+            ]
+        raise UsageError(problems) from error
 
 
 def _with_commits(options: RunOptions, phases: Sequence[Phase]) -> tuple[RunOptions, list[str]]:

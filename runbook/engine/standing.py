@@ -17,6 +17,7 @@ from runbook.engine.matches import (
     ground_of,
     launch_of,
     less_than_asked,
+    other_devices,
     other_profile,
 )
 from runbook.engine.verify import verify_run
@@ -161,6 +162,8 @@ def _check(
     steps_scale: float,
 ) -> int:
     """How many parameters it trained. Raise `RunbookError` that says in what it is another one."""
+    if other := other_devices(record, profile):
+        raise RunbookError(other)
     ground = ground_of(record, profile.ranks)
     differ, counts = compared(folder, record, wanted, ground)
     differ += less_than_asked(record, profile, steps_scale)

@@ -12,7 +12,6 @@ from pathlib import Path
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_LOG_BYTES
 from runbook.folder.documents import file_sha256
-from runbook.folder.journal import is_going_on
 from runbook.folder.manifest import (
     check_manifest,
     files_by_name,
@@ -21,11 +20,16 @@ from runbook.folder.manifest import (
     strange_entries,
 )
 from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
+from runbook.folder.ongoing import is_going_on
 from runbook.folder.record import RUN_ID, record_bytes
 from runbook.records import ArtifactRecord, RunRecord, Verdict
 from runbook.registry import report_files
 
 _MOST_LOOKED_AT = 2000
+
+
+# Reports that earlier versions wrote: the manifest of such a run has their digests.
+FORMER_REPORTS = ("report.json",)
 
 
 def folder_problems(run_root: Path, record: RunRecord) -> list[str]:
@@ -55,7 +59,8 @@ def artifact_problems(run_root: Path, record: RunRecord) -> list[str]:
             problems.append(f"{name}: differs from its digest in {RECORD_FILE}")
         elif path.stat().st_size != artifact.size_bytes:
             problems.append(f"{name}: its size differs from that in {RECORD_FILE}")
-    known = {*listed, RECORD_FILE, EVENTS_FILE, MANIFEST_FILE, *report_files().values()}
+    reports = (*report_files().values(), *FORMER_REPORTS)
+    known = {*listed, RECORD_FILE, EVENTS_FILE, MANIFEST_FILE, *reports}
     if listed:  # an unfinished run lists none
         problems += [
             f"{name}: not listed in {RECORD_FILE}" for name in sorted(files.keys() - known)

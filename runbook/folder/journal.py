@@ -85,21 +85,6 @@ class Journal:
         self.events.append(json.loads(line))
 
 
-def is_going_on(folder: Path) -> bool:
-    """True if a process holds the journal of the run in this folder; False without a journal."""
-    path = folder / EVENTS_FILE
-    if not path.is_file():
-        return False
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
-
-
 def read_events(path: Path) -> tuple[list[Event], int]:
     """The whole events of a journal, and how many bytes they take.
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import UsageError
-from runbook.machine.gpu.nvidia_smi import find_nvidia_smi, read_nvidia_smi
-from runbook.machine.gpu.visible import visible_gpus
+from runbook.machine.gpu import find_nvidia_smi
 
 # Kinds of cards with a profile, by what nvidia-smi calls them, and the profile by their number. Two
 # of them without PCI in the name are modules that NVLink joins.
@@ -36,6 +35,10 @@ def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
         if signs:
             raise _refused([*signs, "nvidia-smi is not installed"])
         return "cpu", "nvidia-smi is not installed and no NVIDIA device is seen: no GPU to use"
+    # Parsing XML and starting processes: `runbook` alone has no use for it where there is no GPU.
+    from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
+    from runbook.machine.gpu.visible import visible_gpus
+
     smi, problem = read_nvidia_smi(program)
     if smi is None:
         raise _refused([problem, *signs])

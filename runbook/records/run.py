@@ -7,6 +7,7 @@ experiment.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -177,16 +178,26 @@ class RunRecord(Record):
         return tuple(check for phase in self.phases for check in phase.checks)
 
 
+# The program at the beginning of a command, behind the variables that are to be left out.
+_CALLED = re.compile(r"(env (?:-u \S+ )*)?runbook ")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Screen:
     """How a report is shown to a person; a file is written with the defaults.
 
     `color`: escape codes are welcome. `brief`: only what is left to say where the phases were
-    shown while they ran.
+    shown while they ran. `program`: what its reader types for `runbook`.
     """
 
     color: bool = False
     brief: bool = False
+    program: str = "runbook"
+
+    def typed(self, line: str) -> str:
+        """A command of the record as this reader types it."""
+        found = _CALLED.match(line)
+        return f"{found[1] or ''}{self.program} {line[found.end() :]}" if found else line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,15 +167,17 @@ class Watcher:
         tell: Callable[[Anomaly], None],
         warn: Callable[[str], None],
         show: Callable[[], None] = lambda: None,
+        left: Callable[[], bool] = lambda: False,
     ) -> int:
         """Look every `interval_s` until the run is over; returns how many anomalies there were.
 
         `warn` gets what is not watched, once it trains or is over; `show` is called at each look.
+        `left`: is it to be left, although no rank has said its end?
         """
         count = 0
         self.ranks.update()
         while True:
-            over = self.over
+            over = self.over or left()
             for anomaly in self.look():
                 count += 1
                 tell(anomaly)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shlex
 import stat
-import time
 from pathlib import Path
 
 import pytest
 
 from runbook.cli import COMMANDS
-from runbook.cli._here import NO_FAULT, SILENT_S
+from runbook.cli._here import NO_FAULT
 from runbook.cli._parser import parse_all
-from runbook.launch import Budgets
 from runbook.tools.triage_target import NOT_A_FAULT
 from tests.cli.shell import inside
 
@@ -29,13 +28,12 @@ STARTED = {"seq": 1, "event": "run_started", "phases": ["preflight", "baseline"]
 PHASE = {"seq": 2, "event": "phase_finished", "interrupted": False}
 
 
-def begin(tmp_path: Path, *events: object, name: str = RUN, age_s: float = 0.0) -> Path:
+def begin(tmp_path: Path, *events: object, name: str = RUN) -> Path:
     folder = tmp_path / "artifacts" / name
     folder.mkdir(parents=True)
     journal = folder / "events.jsonl"
     journal.write_text("".join(json.dumps(event) + "\n" for event in events))
     (folder / "gone").symlink_to("nowhere")
-    os.utime(journal, (time.time() - age_s,) * 2)
     return folder
 
 
@@ -136,7 +134,7 @@ def test_a_no_go_leads_to_its_report_and_to_triage(tmp_path: Path) -> None:
     "events", [(STARTED, PHASE), (STARTED, PHASE, {"event": "run_interrupted"})]
 )
 def test_what_was_cut_off_is_resumed(tmp_path: Path, events: tuple[object, ...]) -> None:
-    begin(tmp_path, *events, age_s=SILENT_S + 60)
+    begin(tmp_path, *events)
     text, commands = told(tmp_path)
     assert f"artifacts/{RUN}: not finished, 1 of 2 phases\n" in text
     assert commands[0] == f"runbook run --resume artifacts/{RUN}"
@@ -147,15 +145,27 @@ def test_an_interrupted_run_is_resumed_at_once(tmp_path: Path) -> None:
     assert told(tmp_path)[1][0] == f"runbook run --resume artifacts/{RUN}"
 
 
-def test_a_run_that_still_writes_is_left_alone(tmp_path: Path) -> None:
-    begin(tmp_path, STARTED, PHASE)
-    text, commands = told(tmp_path)
-    assert "so it is probably running" in text
-    assert commands[0] == f"runbook stacks artifacts/{RUN}"
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_run_whose_journal_is_held_is_running_and_can_be_watched(
+    tmp_path: Path, linked: bool
+) -> None:
+    launch = {"event": "launch_started", "phase": "smoke", "launch": "run"}
+    folder = begin(tmp_path, STARTED, PHASE, launch)
+    if linked:
+        (folder / "smoke/run").mkdir(parents=True)
+        (tmp_path / "artifacts/latest").symlink_to(f"{RUN}/smoke/run")
+    with (folder / "events.jsonl").open() as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        text, commands = told(tmp_path)
+    assert f"artifacts/{RUN}: RUNNING, 1 of 2 phases, now smoke/run\n" in text
+    watched = "artifacts/latest" if linked else f"artifacts/{RUN}"
+    assert commands == [f"runbook watch {watched}", f"runbook stacks artifacts/{RUN}"]
+    assert "RUNNING" not in told(tmp_path)[0]
 
 
-def test_a_launch_may_be_silent_for_as_long_as_its_watchdog_allows() -> None:
-    assert Budgets().silence_s == SILENT_S
+def test_a_launch_by_a_plan_is_resumed_as_that(tmp_path: Path) -> None:
+    begin(tmp_path, STARTED | {"record": {"options": {"plan": "production"}}}, PHASE)
+    assert told(tmp_path)[1][0] == f"runbook launch --resume artifacts/{RUN}"
 
 
 @pytest.mark.parametrize(

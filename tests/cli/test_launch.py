@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.engine import needs
 from runbook.records import Check, Outcome, RunRecord, Verdict
 from tests.cli.shell import inside, runbook
 from tests.executed import note
@@ -187,6 +188,18 @@ def test_production_is_refused_without_a_go_before_anything_starts(tmp_path: Pat
     assert "production starts only behind a GO" in done.err
     assert "runbook run --phase all --profile cpu --out" in done.err
     assert "--until extended" in done.err
+
+
+def test_a_refused_start_names_all_that_its_dry_run_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GO that it lacks, and what its documents do."""
+    monkeypatch.setattr(needs, "_problems", lambda documents: iter([f"{documents} is not there"]))
+    for words in (("--dry-run",), ()):
+        done = inside("launch", "--profile", "a100x2_pcie4", *words, cwd=tmp_path)
+        said = done.out if words else done.err
+        assert "production starts only behind a GO" in said, said
+        assert "dataset fineweb_edu is not there (planned in smoke" in said, said
 
 
 def test_the_run_that_would_validate_it_has_the_settings_of_this_shell(tmp_path: Path) -> None:

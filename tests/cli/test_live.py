@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -14,6 +15,7 @@ from runbook.cli import live, main
 from runbook.cli.live import begun_in
 from runbook.errors import UsageError
 from runbook.launch.watch.ranks import RankWatch
+from runbook.tools import follow
 from tests.cli.shell import inside
 
 
@@ -52,7 +54,8 @@ def test_a_watchdog_that_is_started_before_the_trainer_waits_for_it(
     said = capsys.readouterr().err
     why = f"{folder}/latest is over" if before else "it is not there yet"
     assert f"waiting for a run to begin in {folder}, 300 s at most: {why}\n" in said
-    assert f"watching {folder}/latest; an anomaly will halt the run\n" in said
+    name = folder / "20260102T000000Z-def"
+    assert f"watching {folder}/latest: {name}; the run is stopped at an anomaly\n" in said
     assert said.count("ended at step 1") == 1 and "the run is over; 0 anomalies, 1 rows" in said
 
 
@@ -91,18 +94,27 @@ def test_the_end_of_a_run_that_is_watched_is_told_once(
     assert capsys.readouterr().err.count("ended at step 2") == 1
 
 
-def test_the_folder_of_a_whole_run_is_refused_and_its_newest_launch_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_whole_run_by_its_folder_or_id_means_its_newest_launch(tmp_path: Path) -> None:
+    run = "20260101T000000Z-abc"
     for name, age_s in (("baseline/run1", 60), ("long_run/run", 5), ("nvtx/run", 90)):
-        beat = tmp_path / "artifacts" / "20260101T000000Z-abc" / name / "heartbeat_rank0.jsonl"
+        beat = tmp_path / "artifacts" / run / name / "heartbeat_rank0.jsonl"
         beat.parent.mkdir(parents=True)
         beat.touch()
         os.utime(beat, (time.time() - age_s,) * 2)
-    newest = "20260101T000000Z-abc/long_run/run is\n"
-    for folder in (tmp_path / "artifacts", tmp_path / "artifacts" / "20260101T000000Z-abc"):
-        assert main(["watch", str(folder)]) == 2
-        assert newest in capsys.readouterr().err
+    (tmp_path / "artifacts" / run / "run.json").touch()
+    for named in ("artifacts", f"artifacts/{run}", run, "20260101"):
+        shown = inside("watch", named, "--once", cwd=tmp_path)
+        assert f"read artifacts/{run}/long_run/run once; 0 anomalies" in shown.err, shown
+    (tmp_path / "artifacts/latest").symlink_to(f"{run}/nvtx/run")
+    for words in ((run,), ()):
+        shown = inside("watch", *words, "--once", cwd=tmp_path)
+        assert "read artifacts/latest once; 0 anomalies" in shown.err, shown
+
+
+def test_a_name_that_fits_no_run_is_refused_at_once(tmp_path: Path) -> None:
+    for words in (("watch", "nosuch"), ("inspect", "nosuch")):
+        ended = inside(*words, cwd=tmp_path)
+        assert (ended.code, ended.out) == (2, "") and "no run 'nosuch'" in ended.err
 
 
 def test_once_on_nothing_says_so_and_fails(
@@ -119,6 +131,72 @@ def test_once_on_a_healthy_run_says_what_was_read(tmp_path: Path) -> None:
     assert shown.code == 0
     assert shown.out.startswith(f"{tmp_path}  no heartbeats\n")
     assert f"read {tmp_path} once; 0 anomalies, 1 rows read\n" in shown.err
+
+
+def of_a_plan(out: Path, run: str, name: str, *, kind: str = "trainer") -> Path:
+    """A launch of a run that the runbook made, over at once, which the link `latest` names."""
+    folder = out / run / name
+    folder.mkdir(parents=True)
+    (folder / "launch.json").write_text(json.dumps({"launch": {"kind": kind}}))
+    if kind == "trainer":
+        (folder / "training.csv").write_text("step,loss,lr,toks_per_s\n1,3.5,0.1,100.125\n")
+        beat = {"event": "exit", "token": "ab", "step": 1, "rank": 0, "code": 0}
+        (folder / "heartbeat_rank0.jsonl").write_text(json.dumps(beat) + "\n")
+    (out / ".next").symlink_to(folder.relative_to(out))
+    (out / ".next").replace(out / "latest")
+    return folder
+
+
+def test_the_launches_of_a_run_are_watched_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typed while the first launch of a run is to come: the link still names another run's."""
+    of_a_plan(tmp_path, "r1", "production/leg1")
+    for run in ("r1", "r2"):
+        (tmp_path / run).mkdir(exist_ok=True)
+        (tmp_path / run / "events.jsonl").touch()
+    journal = (tmp_path / "r2/events.jsonl").open()
+    fcntl.flock(journal, fcntl.LOCK_EX)
+    coming = iter([("preflight/sanity", "pytest"), ("smoke/run", "trainer"), ("", "")])
+
+    def go_on(_: float) -> None:
+        name, kind = next(coming)
+        if name:
+            of_a_plan(tmp_path, "r2", name, kind=kind)
+        else:
+            journal.close()
+
+    monkeypatch.setattr(follow, "sleep", go_on)
+    assert main(["watch", str(tmp_path / "latest"), "--interval", "0.1"]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
+    effect = "anomalies are only reported; --halt stops the run at one"
+    assert said[0] == f"watching {tmp_path}/latest: production/leg1 of r1; {effect}"
+    assert [line for line in said if not line.startswith("ended")][1:] == [
+        "now preflight/sanity of r2",
+        "preflight/sanity of r2: tests, nothing to watch",
+        "now smoke/run of r2",
+        "the run is over; 0 anomalies, 2 rows read",
+    ]
+
+
+def test_a_launch_without_a_heartbeat_is_left_once_the_link_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead = of_a_plan(tmp_path, "r1", "smoke/run")
+    (dead / "heartbeat_rank0.jsonl").unlink()
+    journal = (tmp_path / "r1/events.jsonl").open("w")
+    fcntl.flock(journal, fcntl.LOCK_EX)
+    wait = RankWatch.wait
+
+    def end(watch: RankWatch, within_s: float, **more: int) -> None:
+        if within_s and not journal.closed:
+            of_a_plan(tmp_path, "r1", "extended/run")
+            journal.close()
+        wait(watch, 0.0, **more)
+
+    monkeypatch.setattr(RankWatch, "wait", end)
+    assert main(["watch", str(tmp_path / "latest"), "--interval", "0.1"]) == 0
+    assert "the run is over; 0 anomalies" in capsys.readouterr().err
 
 
 def test_what_is_waited_for_is_said_before_the_first_pause(
@@ -150,7 +228,7 @@ def test_a_link_that_comes_later_is_followed(
     assert main(["watch", str(tmp_path), "--interval", "0.1"]) == 1
     shown = capsys.readouterr()
     assert shown.out.startswith("nonfinite_loss")
-    assert f"watching {tmp_path}/latest;" in shown.err
+    assert f"watching {tmp_path}/latest: {tmp_path}/20260101T000000Z-abc;" in shown.err
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -174,13 +252,6 @@ def test_a_directory_that_is_not_there_is_called_that(
 ) -> None:
     assert main(["watch", str(tmp_path / "nowhere"), "--once"]) == 2
     assert "no such directory" in capsys.readouterr().err
-
-
-def test_a_run_that_is_named_by_its_id_is_found_for_the_reader(tmp_path: Path) -> None:
-    (tmp_path / "artifacts" / "20260101T000000Z-abc").mkdir(parents=True)
-    ended = inside("watch", "20260101T000000Z-abc", cwd=tmp_path)
-    told = "no such directory: 20260101T000000Z-abc; artifacts/20260101T000000Z-abc is one\n"
-    assert (ended.code, ended.err) == (2, f"runbook: error: {told}")
 
 
 def test_stacks_of_an_empty_folder_name_no_file_that_is_not_there(tmp_path: Path) -> None:

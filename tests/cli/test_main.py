@@ -200,6 +200,37 @@ def test_one_slip_is_one_problem(tmp_path: Path, words: str, problem: str) -> No
     assert len(ended.err.splitlines()) == 1
 
 
+def test_two_runs_to_compare_are_named(tmp_path: Path) -> None:
+    ended = inside("compare", "20260101T000000Z-abc", cwd=tmp_path)
+    assert ended.code == 2
+    assert "name the two runs to compare; in artifacts/ there are: none" in ended.err
+
+
+def test_a_phase_of_a_plan_is_known_as_that(tmp_path: Path) -> None:
+    ended = inside("run", "--profile", "cpu", "--phase", "smoke", "--dry-run", cwd=tmp_path)
+    assert ended.code == 2 and "the plan has it: `runbook launch --until smoke`" in ended.err
+    ended = inside("run", "--profile", "cpu", "--phase", "al", "--dry-run", cwd=tmp_path)
+    assert "no phase 'al' (did you mean 'all'?)" in ended.err and "launch" not in ended.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "watch artifacts/latest --wait 3",
+        "watch artifacts/latest --halts",
+        "watch artifacts/latest --stop",
+        "run --gpus 2",
+        "launch --wait",
+        "launch --without-og",
+    ],
+)
+def test_no_option_that_acts_and_none_of_another_word_is_proposed(
+    tmp_path: Path, words: str
+) -> None:
+    ended = inside(*words.split(), cwd=tmp_path)
+    assert ended.code == 2 and "unknown option" in ended.err and "did you mean" not in ended.err
+
+
 @pytest.mark.parametrize("command", ["run", "launch", "triage", "report"])
 @pytest.mark.parametrize(
     ("out", "problem"),

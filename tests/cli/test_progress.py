@@ -85,11 +85,18 @@ def test_the_time_left_runs_down_between_two_forecasts_and_says_where_it_is_a_le
     progress = training(PULSES["heard"])
     assert progress.left_text(40.0) == "1 min 42 s left"
     assert progress.left_text(45.0) == "1 min 37 s left"
-    assert progress.left_text(1000.0) == "0 s left"
+    assert progress.left_text(1000.0) == "", "something runs: it is not over"
     progress.forecast = Forecast(done_s=40.0, share=0.3, left_s=102.0, unknown=2)
     assert progress.left_text(40.0) == "over 1 min 42 s left"
     progress.forecast = Forecast(done_s=40.0, share=0.3)
     assert progress.left_text(40.0) == ""
+
+
+def test_what_runs_is_never_all_done() -> None:
+    progress = training(PULSES["heard"])
+    progress.forecast = Forecast(done_s=40.0, share=1.0, left_s=0.2)
+    told = "\n".join([progress.line(41.0), *progress.screen(120, 41.0, unicode=True)])
+    assert "99 %" in told and "100 %" not in told and " left" not in told
 
 
 def test_parts_get_room_by_their_rank_and_keep_their_order() -> None:

@@ -230,6 +230,15 @@ def test_what_a_phase_decides_itself_is_refused_and_never_ignored(
     assert f"unset {name}" in refusal(phases=phase, from_shell={name: value})
 
 
+def test_a_preset_of_another_machine_is_refused_as_that() -> None:
+    text = refusal(phases="all", preset="production")
+    told = "preset production is for another machine: it has NSA_DDP_BUCKET_MB=25, and bucket_sweep"
+    assert f"{told} of profile cpu tries 0.25, 0.5, 1; leave out --preset" in text
+    kept = "NSA_DDP_BUCKET_MB=0.5"
+    assert f"or keep the profile's value: --set {kept} (planned in bucket_sweep)" in text
+    prepare(RunOptions(profile="cpu", phases="all", preset="production", settings=(kept,)))
+
+
 def test_the_control_of_a_comparison_may_be_given() -> None:
     prepare(RunOptions(profile="cpu", phases="bucket_sweep", settings=("NSA_DDP_BUCKET_MB=1.0",)))
 

@@ -43,7 +43,7 @@ from tests.shared import once
 PROFILE = """\
 extends: cpu
 name: tiny
-phases: {baseline: {launches: 1, steps: 8}}
+phases: {baseline: {launches: 1, steps: 24}}
 required: [baseline.completed, baseline.loss_finite]
 """
 
@@ -78,7 +78,7 @@ def test_production_may_start_behind_a_go_and_the_record_names_it(go: tuple[Path
     setup = prepare(options)
     assert setup.profile.plan is not None
     assert setup.profile.plan.go == f"{run}: GO for 2 of 76 checks, fewer steps " + (
-        "(baseline.steps=8, baseline.launches=1)"
+        "(baseline.steps=24, baseline.launches=1)"
     )
     assert setup.phases[-1].name == "production"
 
@@ -273,6 +273,17 @@ def test_a_go_under_other_limits_is_no_ground(go: tuple[Path, str], tmp_path: Pa
     document["limits"]["drift"]["value"] = 99.0
     with_record(go, tmp_path, profile_document=document)
     assert found(go, out=tmp_path).left_out[go[1]].startswith("limits.drift.value 99.0 then, ")
+
+
+def test_that_a_go_is_of_other_devices_is_said_before_what_follows_from_it(
+    go: tuple[Path, str], tmp_path: Path
+) -> None:
+    document = json.loads((go[0] / "runs" / go[1] / "run.json").read_text())["profile_document"]
+    document["hardware"] |= {"device": "cuda", "gpus": 2, "gpu_name": "A100"}
+    document["limits"]["drift"]["value"] = 99.0
+    with_record(go, tmp_path, profile_document=document)
+    told = "it is of other devices: 2 x A100 then, CPUs now"
+    assert found(go, out=tmp_path).left_out[go[1]] == told
 
 
 def test_a_go_of_fewer_steps_by_scale_is_no_ground(go: tuple[Path, str], tmp_path: Path) -> None:

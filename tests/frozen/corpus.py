@@ -15,8 +15,10 @@ from tests.cli.shell import inside
 
 RUNS = Path(__file__).parent / "runs"
 SUFFIX = ".tar.xz"
-# What lies in the archive itself, and is not judged but only copied from its run.json.
-_COPIED = ("artifacts", "environment")
+_OF_A_RUN = ("code", "err", "verdict", "scope", "caveats", "reasons", "interrupted")
+_OF_A_ROW = (
+    "id", "outcome", "code", "required", "question", "reason", "measurement", "evidence", "remedy",
+)  # fmt: skip
 _ASKED = {
     "judge": ("judge", "--json"),
     "verify": ("verify", "--json"),
@@ -80,11 +82,15 @@ def asked(run: Path) -> Said:
 
 
 def _judged(said: dict[str, Any]) -> dict[str, Any]:
-    """Without what is copied; of a row that a phase has, the second list has the id alone."""
-    rows = {row["id"]: row for phase in said["phases"] for row in phase["checks"]}
-    again = [row["id"] if rows.get(row["id"]) == row else row for row in said["acceptance"]]
-    kept = {name: value for name, value in said.items() if name not in _COPIED}
-    return {**kept, "acceptance": again}
+    """What judging decides; what is copied from the run or shown about it is left out."""
+    phases = [
+        {
+            "name": phase["name"],
+            "checks": [{name: row.get(name) for name in _OF_A_ROW} for row in phase["checks"]],
+        }
+        for phase in said["phases"]
+    ]
+    return {name: said.get(name) for name in _OF_A_RUN} | {"phases": phases}
 
 
 def _filled(value: Any) -> Any:

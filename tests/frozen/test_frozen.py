@@ -47,7 +47,7 @@ def test_an_edited_expectation_is_a_readable_difference(
     ):
         path.write_text(path.read_text("utf-8").replace(old, new, 1), "utf-8")
     row, *report = corpus.rows_that_differ(corpus.expected("go", tmp_path), now)
-    assert row == 'judge phases preflight outcome: "FAIL" -> "PASS"'
+    assert row == 'judge phases preflight checks preflight.artifacts outcome: "FAIL" -> "PASS"'
     assert report[:2] == ["--- report then", "+++ report now"]
     assert [line[0] for line in report[3:]] == ["-", "+"] and "STOP" in report[3]
 

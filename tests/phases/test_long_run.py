@@ -112,6 +112,14 @@ def test_long_run_rows(what: str, change: spoil.Change, expected: tuple[Outcome,
     assert said(check) == expected, check.reason
 
 
+def test_the_memory_told_is_that_of_the_rank_that_may_need_most() -> None:
+    for more, worst in ((1.1, 1), (0.9, 0)):
+        check = row("long_run", "memory_plateau", second_rank(mem_mib=more * 30_000.0))
+        assert check.outcome is Outcome.PASS and check.measurement is not None
+        assert f"heartbeat_rank{worst}.jsonl" in check.measurement.path
+        assert check.reason.startswith(f"rank {worst}: ")
+
+
 def test_the_memory_limit_is_for_the_peak_and_not_for_what_is_left_between_steps() -> None:
     check = row("long_run", "memory_limit", second_rank(reserved_mib=70_000.0, cuda_mib=5_000.0))
     assert "70000 MiB held by the allocator at most, 30000 MiB of it by tensors" in check.reason

@@ -15,6 +15,7 @@ import pytest
 from reports.view import build_view
 from runbook.cli import main
 from runbook.engine.outputs import render
+from runbook.records import Table
 from tests.engine.test_history import store
 from tests.engine.test_trends import at
 from tests.reports.browser import MISSING, Browser, chromium, running
@@ -109,6 +110,23 @@ def test_a_page_is_quiet_alone_readable_and_fits(
         assert browser.value("document.documentElement.scrollWidth") <= size["width"]
         assert browser.value(WIDER) == []
         assert browser.value(FAINT.replace("LEAST", str(CONTRAST))) == []
+
+
+def test_a_wide_table_that_is_opened_makes_no_page_wider(browser: Browser, tmp_path: Path) -> None:
+    """It is scrolled in its own place."""
+    record = SAMPLES["go"]()
+    wide = "w" * 150
+    first, *others = record.phases
+    table = Table(title="Wide", columns=("a", "b"), rows=((wide, wide),))
+    record = record.model_copy(
+        update={"phases": (first.model_copy(update={"tables": (table,)}), *others)}
+    )
+    page = tmp_path / "wide.html"
+    page.write_text(render(record, "html"), encoding="utf-8")
+    browser.open(page, width=1200, height=900)
+    browser.value('document.querySelectorAll("details").forEach(one => { one.open = true; })')
+    assert browser.value("document.documentElement.scrollWidth") <= 1200
+    assert browser.value(WIDER) == []
 
 
 def test_pages_of_several_runs_fit_a_narrow_screen(browser: Browser, tmp_path: Path) -> None:

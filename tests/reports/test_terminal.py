@@ -119,6 +119,27 @@ def test_a_disk_that_refused_is_told_beside_the_causes() -> None:
     assert sum("so it was" in line for line in shown) == 1
 
 
+def test_what_is_typed_next_begins_with_the_readers_program() -> None:
+    good = row("baseline.x", Outcome.PASS, Reason.OK, "fine", remedy="")
+    bad = row("baseline.x", Outcome.FAIL, Reason.CRASH, "so it was")
+    records = (
+        made(by_hand("baseline", good), verdict=Verdict.GO),
+        made(by_hand("baseline", bad)),
+        made(by_hand("baseline", good), _left_out("nvtx"), verdict=Verdict.PARTIAL),
+    )
+    for record, word in zip(records, ("next", "rerun", "add"), strict=True):
+        shown = render_terminal(record, Screen(brief=True, program="bin/runbook")).splitlines()
+        commands = [line.split()[1:3] for line in shown if line.split()[0] == word]
+        assert commands and all(one[0] == "bin/runbook" for one in commands), shown
+        assert not any("bin/runbook" in line for line in lines(record))
+
+
+def test_a_command_without_variables_is_typed_so_too() -> None:
+    screen = Screen(program="bin/runbook")
+    assert screen.typed("env -u NSA_X runbook run") == "env -u NSA_X bin/runbook run"
+    assert screen.typed("python3 -m pytest runbook ") == "python3 -m pytest runbook "
+
+
 def _left_out(name: str) -> PhaseRecord:
     checks = tuple(
         Check(

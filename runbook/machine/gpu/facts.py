@@ -10,12 +10,12 @@ from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import RunbookError
 from runbook.folder.redact import redact_text
 from runbook.machine.draft import Draft
+from runbook.machine.gpu import find_nvidia_smi
 from runbook.machine.gpu.nvidia_smi import (
     GpuState,
     NvidiaSmi,
     ask_nvidia_smi,
     ask_topology,
-    find_nvidia_smi,
     parse_nvidia_smi,
     parse_topology,
 )

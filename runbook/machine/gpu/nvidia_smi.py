@@ -7,7 +7,6 @@ hold, and what a card says is not supported, is None.
 from __future__ import annotations
 
 import re
-import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -118,11 +117,6 @@ class NvidiaSmi:
     def document(self) -> dict[str, Any]:
         """Driver and GPUs in the form of `devices_before.json`, which NVML's answer has too."""
         return {"driver": self.driver or "", "gpus": [_document(gpu) for gpu in self.gpus]}
-
-
-def find_nvidia_smi() -> str | None:
-    """The program, None where there is none."""
-    return shutil.which("nvidia-smi")
 
 
 def ask_nvidia_smi(program: str, *, timeout_s: float = _TIMEOUT_S) -> ToolResult:

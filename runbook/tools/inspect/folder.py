@@ -18,8 +18,9 @@ from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.rank_log import RankHistory, rank_log
 from runbook.folder.rows import RowSpec, read_rows
 from runbook.folder.shapes import ENV, is_number, shaped
-from runbook.records import RankExit
+from runbook.records import RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
+from runbook.tools.inspect.planned import as_planned, completed
 from runbook.tools.inspect.second_source import account_remarks
 from runbook.tools.inspect.training import inspect_training
 from runbook.tools.inspect.types import (
@@ -93,16 +94,22 @@ def _inspect_one(
     launch, _ = read_json_object(folder / LAUNCH_JSON, problems)
     result, _ = read_json_object(folder / RESULT_JSON, problems)
     exits = _exits(result, problems)
+    ended = completed(launch, result)
+    stop = ended.stop if ended else None
     place = folder.relative_to(root).as_posix()
     remarks = remarks_on(place, [(RemarkCode.UNREADABLE, text) for text in problems])
-    if csv is None and (folder / HALT_FILE).exists():
+    if stop:
+        text = f"stopped by {stop.by} after {stop.steps} of its steps, exit code {stop.code}"
+        remarks += remarks_on(place, [(RemarkCode.PLANNED, text)])
+    halt = csv is None and (folder / HALT_FILE).exists()
+    if halt and not (stop and stop.by == HALT_FILE):
         text = "a .HALT file: the run was stopped, or a stale one is left"
         remarks += remarks_on(f"{place}/{HALT_FILE}", [(RemarkCode.HALTED, text)])
     world_size = whole_number((env or {}).get("world_size"))
     ranks: tuple[RankFacts, ...] = ()
     logs: list[RankLog] = []
     for rank, file in (heartbeat_files(folder) if csv is None else {}).items():
-        facts, log, found = inspect_heartbeats(file, rank=rank, relative_to=root)
+        facts, log, found = inspect_heartbeats(file, rank=rank, relative_to=root, stop=stop)
         ranks = (*ranks, facts)
         logs.append(log)
         remarks += found
@@ -113,6 +120,7 @@ def _inspect_one(
     path = csv or folder / TRAINING_CSV
     training: RowsFacts | None = None
     rows: TrainingLog | None = None
+    lost = False
     if path.is_file():
         training, rows, found = inspect_training(
             path, relative_to=root, floor=limit, floor_source=source
@@ -120,12 +128,13 @@ def _inspect_one(
         remarks += found
     else:
         text = "heartbeats, but no training.csv: nothing can be measured"
+        lost = ended is not None and ended.kind == "trainer"
         name = path.relative_to(root).as_posix()
         remarks += remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
     remarks += _agreement(training, ranks)
     gates, val = (_table(folder / name, spec) for name, spec in _BESIDE)
     doubts = account_remarks(
-        rows, logs, env, _duration_s(result), exits=exits, gates=gates, val=val
+        rows, logs, env, _duration_s(result), exits=exits, gates=gates, val=val, stop=stop
     )
     remarks += remarks_on(place, doubts)
     return RunDirectory(
@@ -135,7 +144,7 @@ def _inspect_one(
         world_size=world_size,
         loss_floor=limit,
         loss_floor_source=source,
-        remarks=tuple(remarks),
+        remarks=tuple(remarks if ended is None or lost else as_planned(remarks)),
     )
 
 
@@ -189,7 +198,7 @@ def _text(value: object) -> str | None:
 
 
 def inspect_heartbeats(
-    path: Path, *, rank: int, relative_to: Path
+    path: Path, *, rank: int, relative_to: Path, stop: Stop | None = None
 ) -> tuple[RankFacts, RankLog, list[Remark]]:
     """Read one heartbeat file, ours or foreign (`msg` for `event`, no token, no monotonic time).
 
@@ -222,7 +231,7 @@ def inspect_heartbeats(
         faults.append((RemarkCode.STEPS_NOT_INCREASING, text))
     if back := fold.clock_back + fold.wall_clock_back:
         faults.append((RemarkCode.CLOCK_BACK, f"the clock goes back at {back} places"))
-    if fold.exit_code:
+    if fold.exit_code and not (stop and fold.exit_code == stop.code):
         faults.append((RemarkCode.FAILED_EXIT, f"the rank ended with exit code {fold.exit_code}"))
     faults += [(RemarkCode.UNREADABLE, text) for text in (*fold.damage, *fold.misshapen[:1])]
     return facts, log, remarks_on(name, faults)

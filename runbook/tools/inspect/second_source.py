@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.accounts.registry import Sources, unbalanced
 from runbook.accounts.workload import Workload
-from runbook.records import RankExit
+from runbook.records import RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect.types import Found, RemarkCode
 
@@ -28,10 +29,16 @@ def account_remarks(
     exits: Sequence[RankExit],
     gates: pd.DataFrame | None,
     val: pd.DataFrame | None,
+    stop: Stop | None = None,
 ) -> Iterator[Found]:
-    """Every account that does not balance, or why none can be drawn."""
+    """Every account that does not balance, or why none can be drawn.
+
+    None is where every rank was ended by the planned `stop`.
+    """
     if log is None or log.damaged or not len(log.frame):
         return  # said already, and there is nothing to balance
+    if stop and ranks and all(rank.exit_code == stop.code for rank in ranks):
+        return
     if why := _nothing_to_hold_against(ranks, env):
         yield RemarkCode.NO_SECOND_SOURCE, why
         return
@@ -50,7 +57,10 @@ def account_remarks(
         duration_s=duration_s,
         exits=exits,
     )
-    yield from ((RemarkCode.UNBALANCED, problem) for problem in unbalanced(sources).problems)
+    short = len(log.frame) < FEWEST_CLOCKED
+    for problem in unbalanced(sources).problems:
+        few = short and problem.endswith(FEW_CLOCKED)
+        yield RemarkCode.WINDOW_TOO_SHORT if few else RemarkCode.UNBALANCED, problem
 
 
 def _nothing_to_hold_against(ranks: Sequence[RankLog], env: Mapping[str, Any] | None) -> str:

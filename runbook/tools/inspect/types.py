@@ -36,6 +36,7 @@ class RemarkCode(StrEnum):
     WINDOW_TOO_SHORT = "window_too_short"
     NO_SECOND_SOURCE = "no_second_source"
     NOTHING_FOUND = "nothing_found"
+    PLANNED = "planned"
 
 
 # These say that evidence is missing, not that what is there is wrong.
@@ -54,8 +55,8 @@ class Remark:
 
     @property
     def suspicious(self) -> bool:
-        """False for remarks that only say what is missing."""
-        return self.code not in UNDECIDED
+        """False for what was planned so, and for remarks that only say what is missing."""
+        return self.code not in UNDECIDED and self.code is not RemarkCode.PLANNED
 
 
 # What was noticed in a file that the caller names.
@@ -153,7 +154,7 @@ class Inspection:
         """0 nothing suspicious, 1 something suspicious, 3 too little evidence to say."""
         if any(remark.suspicious for remark in self.remarks):
             return 1
-        return 3 if self.remarks else 0
+        return 3 if any(remark.code in UNDECIDED for remark in self.remarks) else 0
 
     def document(self) -> dict[str, Any]:
         """For `runbook inspect --json`; NaN and infinities become words."""
@@ -167,8 +168,13 @@ def inspection_text(inspection: Inspection) -> str:
     for one in inspection.directories:
         lines += [*_directory(inspection.path, one), ""]
     suspicious = [remark for remark in inspection.remarks if remark.suspicious]
-    undecided = [remark for remark in inspection.remarks if not remark.suspicious]
-    for title, remarks in (("suspicious", suspicious), ("too little to say", undecided)):
+    undecided = [remark for remark in inspection.remarks if remark.code in UNDECIDED]
+    planned = [remark for remark in inspection.remarks if remark.code is RemarkCode.PLANNED]
+    for title, remarks in (
+        ("as planned", planned),
+        ("suspicious", suspicious),
+        ("too little to say", undecided),
+    ):
         if remarks:
             width = max(len(remark.code) for remark in remarks)
             lines.append(title)
@@ -179,8 +185,8 @@ def inspection_text(inspection: Inspection) -> str:
 
 def _conclusion(suspicious: int, undecided: int) -> str:
     if suspicious:
-        things = "thing" if suspicious == 1 else "things"
-        return f"{suspicious} suspicious {things}: do not quote a number of this without it"
+        things, them = ("thing", "it") if suspicious == 1 else ("things", "them")
+        return f"{suspicious} suspicious {things}: quote no number of this run without {them}"
     if undecided:
         return "nothing suspicious, but too little evidence to believe it"
     return "nothing suspicious"

@@ -20,6 +20,7 @@ from tests.tiers import examples
 from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run
 from tests.tools.inspect.folders import (
     HEADER,
+    TOKEN,
     beats,
     healthy,
     legacy_run,
@@ -108,6 +109,61 @@ def test_each_fault_makes_its_own_finding(
     assert inspection.exit_code == 1
     for code in expected:
         assert code in inspection_text(inspection)
+
+
+def launched(
+    folder: Path, *, stop: str = "", status: str = "completed", kind: str = "trainer"
+) -> None:
+    """What the harness leaves beside a launch, that was to be stopped after 60 steps or not."""
+    launch: dict[str, object] = {"name": "run", "phase": "long_run", "kind": kind, "argv": []}
+    launch |= {"env": {}, "run_dir": "long_run/run", "nproc": 2, "steps": 120, "timeout_s": 60}
+    launch |= {"stop": {"by": stop, "steps": 60}} if stop else {}
+    result = {"status": status, "stopped": {"step": 60} if stop else None}
+    (folder / "launch.json").write_text(json.dumps({"run_token": TOKEN, "launch": launch}))
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def stopped_with(folder: Path, code: int) -> None:
+    """Every rank ends with this exit code."""
+    for rank in range(2):
+        file = folder / f"heartbeat_rank{rank}.jsonl"
+        edit(file, lambda text: text.replace('"code": 0', f'"code": {code}'))
+
+
+@pytest.mark.parametrize(("by", "code"), [(".HALT", 10), ("SIGTERM", 13)])
+def test_a_planned_stop_is_told_as_planned(tmp_path: Path, by: str, code: int) -> None:
+    stopped_with(healthy(tmp_path), code)
+    if by == ".HALT":
+        (tmp_path / ".HALT").write_text("stop")
+    launched(tmp_path, stop=by)
+    inspection = inspect_path(tmp_path)
+    assert (codes(inspection), inspection.exit_code) == ({"planned"}, 0)
+    text = f"stopped by {by} after 60 of its steps, exit code {code}"
+    assert [remark.message for remark in inspection.remarks] == [text]
+    assert inspection_text(inspection).endswith("nothing suspicious")
+    for other in ({"stop": ""}, {"stop": by, "status": "crashed"}):
+        launched(tmp_path, **other)
+        assert "failed_exit" in codes(inspect_path(tmp_path)), other
+    launched(tmp_path, stop="SIGTERM" if by == ".HALT" else ".HALT")
+    assert inspect_path(tmp_path).exit_code == 1
+
+
+def test_a_launch_that_was_to_have_few_steps_has_them_as_planned(tmp_path: Path) -> None:
+    for steps in (1, 30):
+        folder = healthy(tmp_path / str(steps), steps=steps)
+        launched(folder)
+        inspection = inspect_path(folder)
+        assert (codes(inspection), inspection.exit_code) == ({"planned"}, 0), steps
+        # A file that is gone was not planned so.
+        (folder / "training.csv").unlink()
+        assert inspect_path(folder).exit_code == 3
+        launched(folder, kind="ceilings")
+        assert inspect_path(folder).exit_code == 0
+
+
+def test_no_time_of_a_single_step_is_too_little_and_no_suspicion(tmp_path: Path) -> None:
+    found = codes(inspect_path(healthy(tmp_path, steps=1)))
+    assert found == {"window_too_short"}
 
 
 def test_foreign_heartbeats_of_two_processes(tmp_path: Path) -> None:
