@@ -111,11 +111,15 @@ FROZEN = (
         name="slow",
         what="token by token instead of the whole sequence at once, below a floor that decides",
         commands=(
-            "runbook run --profile ./mine.yaml --phase baseline --set NSA_PREFILL_BATCHED=0 "
-            "--set train.seq_len=32",
+            "runbook run --profile ./mine.yaml --phase baseline --set NSA_PREFILL_BATCHED=0",
         ),
         exits=(1,),
-        profile=_mine("slow", required=["baseline.throughput"], **_SLOW.changes),
+        profile=_mine(
+            "slow",
+            required=["baseline.throughput"],
+            phases={"baseline": {"timeout_s": 400}},
+            **_SLOW.changes,
+        ),
     ),
     Frozen(
         name="wrong-hardware",
