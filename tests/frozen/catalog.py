@@ -1,7 +1,8 @@
 """Which runs are kept: what is special in each, the exact commands, and how each command ends.
 
 Of `go` and `launch` the paths of other people's processes were replaced by some of the same length,
-and every digest that follows from them with it.
+and every digest that follows from them with it. None is of a GPU: only reports of such runs are
+left, no folder of one.
 """
 
 from __future__ import annotations
