@@ -134,7 +134,7 @@ def _values(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, list):
-        items = [(_name(one, number), one) for number, one in enumerate(value)]
+        items = list(zip(_labels(value), value, strict=True))
     else:
         yield key, value
         return
@@ -142,9 +142,18 @@ def _values(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from _values(one, f"{key} {name}".lstrip())
 
 
-def _name(one: Any, number: int) -> str:
-    found = [one[name] for name in _NAMES if name in one] if isinstance(one, Mapping) else []
-    return str(found[0]) if found else str(number)
+def _labels(values: list[Any]) -> list[str]:
+    """What names each, with its place where several have that name or it has none."""
+    named = [
+        next((str(one[name]) for name in _NAMES if name in one), "")
+        if isinstance(one, Mapping)
+        else ""
+        for one in values
+    ]
+    return [
+        name if name and named.count(name) == 1 else f"{number} {name}".rstrip()
+        for number, name in enumerate(named)
+    ]
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:
