@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -122,7 +123,7 @@ def rows_that_differ(before: Said, now: Said) -> list[str]:
     found = [
         f"{key}: {_shown(old, key)} -> {_shown(new, key)}"
         for key in dict.fromkeys([*old, *new])
-        if _shown(old, key) != _shown(new, key)
+        if _shown(old, key) != _shown(new, key) and not _same_number(old.get(key), new.get(key))
     ]
     then, today = before.report.splitlines(), now.report.splitlines()
     lines = difflib.unified_diff(then, today, "report then", "report now", n=0, lineterm="")
@@ -154,6 +155,12 @@ def _labels(values: list[Any]) -> list[str]:
         name if name and named.count(name) == 1 else f"{number} {name}".rstrip()
         for number, name in enumerate(named)
     ]
+
+
+def _same_number(one: Any, other: Any) -> bool:
+    """Up to what another processor or another version of SciPy makes of the last digits."""
+    both = isinstance(one, float) and isinstance(other, float)
+    return both and math.isclose(one, other, rel_tol=1e-9)
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

@@ -119,7 +119,7 @@ def test_nothing_is_marked_or_excused_that_nobody_prints() -> None:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("hint = f'`runbook prime {folder}` makes it'", "runbook prime"),
+        ("hint = f'`runbook drill {folder}` tries it'", "runbook drill"),
         ("console.result(f'resume  runbook nightly --resume {folder}')", "runbook nightly"),
         ("remedy = 'set it back with sysctl vm.swappiness=60'", "sysctl vm.swappiness=60"),
         ("say('then `python -m runbook.tools.drill.scene` goes on')", ""),
