@@ -116,7 +116,7 @@ def judge_and_render(root: Path) -> str:
         started_at="2026-01-01T00:00:00Z", finished_at=None, command="", phases=(phase,),
         required=tuple(check.id for check in checks),
     )  # fmt: skip
-    return "".join(render(record, fmt) for fmt in ("md", "html", "json"))
+    return "".join(render(record, fmt) for fmt in ("md", "html", "junit"))
 
 
 def child(root: Path) -> None:
