@@ -114,7 +114,7 @@ def preflight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
 
     def run(folder: Path) -> tuple[Path, Ended]:
         (folder / "nsa").mkdir()
-        for name in ("nsa/__init__.py", "pytest.py", "torch.py"):
+        for name in ("nsa/__init__.py", "pytest.py", "torch.py", "types.py", "json.py"):
             (folder / name).write_text("raise ImportError('the folder of whoever started the run')")
         words = ("run", "--phase", "preflight", "--profile", "cpu")
         return folder, runbook(*words, cwd=folder, HF_TOKEN="canary-5566")
