@@ -21,6 +21,7 @@ import yaml
 
 from benchmarks.examples.catalog import EXAMPLES, Example
 from benchmarks.examples.pictures import take_pictures
+from runbook.cli.finished import run_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ("report.md", "details.md", "report.html")
@@ -65,7 +66,7 @@ def make(example: Example, work: Path) -> Path | None:
     if code != example.exit_code:
         print(f"{example.name}: exit code {code} instead of {example.exit_code}", file=sys.stderr)
         return None
-    return max((work / example.name).iterdir(), key=lambda path: path.name)
+    return run_folders(work / example.name)[-1]
 
 
 def copy_reports(run: Path, target: Path) -> None:
