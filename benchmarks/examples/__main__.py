@@ -105,6 +105,8 @@ def profile_document(example: Example) -> dict[str, object]:
 
 # Kept by hand: no command here makes them again.
 _ON_A_DEVICE = """
+In the pages of the GO the path of the checkout was replaced.
+
 From a GPU, an NVIDIA H200 on 2026-11-23, the first GO of one, with fewer steps and cut off once
 between its parts: [report.md](nvidia-h200/report.md), [details.md](nvidia-h200/details.md) and
 [report.html](nvidia-h200/report.html) of commit 56265cc
