@@ -24,6 +24,7 @@ from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, Run
 from tests.cli.shell import inside, runbook
 from tests.engine.toys import Toy, setup
 from tests.launch.helpers import fake_launch
+from tests.shared import crowded
 
 
 def entry(seconds: float, *, steps: int = 5, ok: bool = True) -> LaunchEntry:
@@ -99,7 +100,7 @@ def test_parts_of_one_run(tmp_path: Path) -> None:
             folder,
             observer=Observer(),
             make_setup=lambda _: setup(tmp_path, slow, last),
-            until_s=5.0,
+            until_s=crowded(5.0),
         )
         if not record.interrupted:
             break
