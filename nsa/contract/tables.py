@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -159,6 +160,23 @@ class Event(StrEnum):
 # counted, and how many of its first elements tell their signs.
 WEIGHT_CUTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
 WEIGHT_SIGNS = 64
+
+
+# -- flight records --------------------------------------------------------------------------------
+
+FLIGHT_COLUMNS = ("seq", "op", "sizes", "dtypes", "created_ns", "retired")
+
+
+def flight_row(entry: Mapping[str, Any]) -> list[Any]:
+    """FLIGHT_COLUMNS of one collective, from an entry of torch's flight recorder."""
+    return [
+        entry.get("collective_seq_id"),
+        str(entry.get("profiling_name", "")).partition(":")[2],
+        entry.get("input_sizes", []),
+        entry.get("input_dtypes", []),
+        entry.get("time_created_ns"),
+        bool(entry.get("retired")),
+    ]
 
 
 # -- ceilings of the devices -----------------------------------------------------------------------

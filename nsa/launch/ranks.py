@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nsa.contract import FLIGHTS, THREAD_VARIABLES
+from nsa.contract import FLIGHT_COLUMNS, FLIGHTS, THREAD_VARIABLES, flight_row
 from nsa.launch.output import write_bytes
 from nsa.launch.plan import LaunchPlan, Place
 from nsa.settings import refusal
@@ -197,7 +197,7 @@ def write_flight(run_dir: Path, *, rank: int, token: str, reason: str) -> Path |
         "reason": reason,
         "wall_ns": time.time_ns(),
         "mono": time.monotonic(),
-        "columns": ["seq", "op", "sizes", "dtypes", "created_ns", "retired"],
+        "columns": list(FLIGHT_COLUMNS),
         "entries": entries[-KEPT:],
     }
     path = run_dir / FLIGHTS.name(rank)
@@ -214,7 +214,8 @@ def _entries() -> list[list[Any]] | None:
         except (ValueError, RuntimeError):
             continue
         entries = record.get("entries", [])
-        found = [_row(entry) for entry in entries if not (entry.get("is_p2p") or _of_a_save(entry))]
+        kept = [entry for entry in entries if not (entry.get("is_p2p") or _of_a_save(entry))]
+        found = [flight_row(entry) for entry in kept]
         if found:
             return found
     return found
@@ -223,17 +224,6 @@ def _entries() -> list[list[Any]] | None:
 def _of_a_save(entry: dict[str, Any]) -> bool:
     """A thread saves beside the steps: each rank in its own time, and with numbers of its own."""
     return SAVING_GROUP in entry.get("process_group", ())
-
-
-def _row(entry: dict[str, Any]) -> list[Any]:
-    return [
-        entry.get("collective_seq_id"),
-        str(entry.get("profiling_name", "")).partition(":")[2],
-        entry.get("input_sizes", []),
-        entry.get("input_dtypes", []),
-        entry.get("time_created_ns"),
-        bool(entry.get("retired")),
-    ]
 
 
 def _recorders() -> list[Callable[[], bytes]]:

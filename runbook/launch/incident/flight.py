@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
 
-from nsa.contract import FLIGHTS, NCCL_FLIGHTS
+from nsa.contract import FLIGHT_COLUMNS, FLIGHTS, NCCL_FLIGHTS, flight_row
 
 _LARGEST_BYTES = 64 << 20
 _CONTEXT = 12
 _RECENT = 4
+# Columns of a row that are read: all but whether the collective was retired.
+_READ = len(FLIGHT_COLUMNS) - 1
 
 
 class _PlainValues(pickle.Unpickler):
@@ -47,13 +49,7 @@ def read_nccl_rows(data: bytes) -> list[list[Any]] | None:
     if not isinstance(entries, list):
         return None
     return [
-        [
-            entry.get("collective_seq_id"),
-            str(entry.get("profiling_name", "")).partition(":")[2],
-            entry.get("input_sizes", []),
-            entry.get("input_dtypes", []),
-            entry.get("time_created_ns"),
-        ]
+        flight_row(entry)[:_READ]
         for entry in entries
         if isinstance(entry, dict) and not entry.get("is_p2p")
     ]
@@ -139,9 +135,9 @@ def _flight(rank: int, path: Path, rows: Sequence[Any]) -> Flight:
 
 
 def _collective(row: Any) -> Collective | None:
-    if not isinstance(row, list) or len(row) < 5:
+    if not isinstance(row, list) or len(row) < _READ:
         return None
-    seq, op, sizes, dtypes, created = row[:5]
+    seq, op, sizes, dtypes, created = row[:_READ]
     if not isinstance(seq, int) or not isinstance(created, int):
         return None
     kinds = " ".join(map(str, dtypes)) if isinstance(dtypes, list) else str(dtypes)
