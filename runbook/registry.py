@@ -113,11 +113,6 @@ def report_names() -> tuple[str, ...]:
     return tuple(entry.name for entry in _installed(REPORT_GROUP))
 
 
-def phase_names() -> tuple[str, ...]:
-    """The names that `--phase` takes, without loading a phase."""
-    return tuple(entry.name for entry in _installed(PHASE_GROUP))
-
-
 def launcher_names() -> tuple[str, ...]:
     """The names that `--launcher` takes, without loading a launcher."""
     return tuple(entry.name for entry in _installed(LAUNCHER_GROUP))

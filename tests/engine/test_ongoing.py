@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.folder.journal import Journal
-from runbook.folder.ongoing import phases_done
+from runbook.folder.ongoing import is_going_on, phases_done
 from tests.engine.test_history import store
 from tests.engine.test_trends import at
 
@@ -52,6 +53,12 @@ def test_programs_are_told_so_too(live: Path, capsys: pytest.CaptureFixture[str]
         main(["history", "--json", "--out", str(live)])
         (row,) = json.loads(capsys.readouterr().out)["runs"]
         assert row["verdict"] == "RUNNING"
+
+
+def test_another_look_at_the_same_time_is_no_run_that_goes_on(live: Path) -> None:
+    with (live / RUN / "events.jsonl").open() as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        assert not is_going_on(live / RUN)
 
 
 def test_a_phase_that_is_run_again_is_not_done() -> None:
