@@ -268,8 +268,8 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
         return code
     for difference in found.differences:
         console.result(f"DIFFERS  {difference}")
-    if found.note:
-        console.result(f"note  {found.note}")
+    for note in found.notes:
+        console.result(f"note  {note}")
     checked = (
         f"{found.files} files, {found.checks} checks, {found.measurements} measurements, "
         f"{len(found.reports)} reports"

@@ -233,8 +233,8 @@ def test_a_file_that_became_a_link_to_its_copy(folder: Path, tmp_path: Path) -> 
 def test_a_folder_of_another_name_is_the_same_evidence(folder: Path) -> None:
     copy = Path(shutil.copytree(folder, folder.with_name("kept copy")))
     found = verify(copy)
-    assert found.ok and found.note == f"the folder is kept copy, its run {folder.name}"
-    assert verify(folder).note == ""
+    assert found.ok and found.notes == (f"the folder is kept copy, its run {folder.name}",)
+    assert verify(folder).notes == ()
 
 
 def test_a_run_is_verified_through_a_link_to_its_folder(folder: Path, tmp_path: Path) -> None:
