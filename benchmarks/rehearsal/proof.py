@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.steps import Job, seed_of
-from benchmarks.rehearsal.weights import first_weights
+from tests.accounts.first_weights import first_weights
 
 GROUPS = (
     "embedding", "attention_norm", "attention.gate_bias", "attention.q", "attention.k_cmp",
