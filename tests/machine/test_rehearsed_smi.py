@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rehearsal import smi, smi_tables
-from benchmarks.rehearsal.cards import A100_PCIE, CARDS, Card
-from benchmarks.rehearsal.drivers import DRIVERS, Driver, Gpu, Process
+from benchmarks.rehearsal.hardware import A100_PCIE, CARDS, DRIVERS, Card, Driver, Gpu, Process
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
 from runbook.machine.gpu.facts import collect_gpus, gpu_drafts

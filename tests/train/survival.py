@@ -1,58 +1,24 @@
-"""Does a long run that is killed end where one that is left alone ends? Bit for bit, on the CPU.
+"""Does a run that is killed end where one that is left alone ends? Bit for bit, on the CPU.
 
-    python -m benchmarks.survival [--steps 2000] [--seed N] [--ranks N] [--keep DIR]
-
-One run goes through. The other, side by side with it, gets SIGKILL twice and SIGTERM once, at
-random steps, and goes on each time by `--resume OUT/latest`. Both evaluate and save as they go.
-Exit code 0 if every step's loss, rate and gradient norm, every evaluation, and the parameters at
-the end are the same.
+One run goes through. The other, side by side with it, gets signals at given steps, and goes on each
+time by `--resume OUT/latest`. Both evaluate and save as they go. What has to be the same: every
+step's loss, rate and gradient norm, every evaluation, and the parameters at the end.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import os
-import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from time import perf_counter, sleep
 
 from nsa.contract import HEARTBEATS, LATEST_LINK, TRAINING_CSV, VAL_CSV, Event
 
-CONFIG = Path(__file__).resolve().parents[1] / "configs" / "cpu_smoke.yaml"
-SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)
-
-
-def main() -> int:
-    """Both runs, and what differs between them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=None, help="of the moments (default: any)")
-    parser.add_argument("--keep", type=Path, help="keep both runs in this new folder")
-    args = parser.parse_args()
-    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(10**6)
-    moments = random.Random(seed)
-    kinds = list(SIGNALS)
-    moments.shuffle(kinds)
-    at = sorted(moments.sample(range(args.steps // 20, args.steps - 5), len(kinds)))
-    print(
-        f"seed {seed}: "
-        + ", ".join(f"{k.name} at step {s}" for k, s in zip(kinds, at, strict=True))
-    )
-    root = args.keep or Path(tempfile.mkdtemp(prefix="survival-"))
-    root.mkdir(exist_ok=args.keep is None)
-    try:
-        return compare(root, args.steps, args.ranks, list(zip(kinds, at, strict=True)))
-    finally:
-        if args.keep is None:
-            shutil.rmtree(root)
+CONFIG = Path(__file__).resolve().parents[2] / "configs" / "cpu_smoke.yaml"
 
 
 def compare(root: Path, steps: int, ranks: int, ends: list[tuple[signal.Signals, int]]) -> int:
@@ -176,7 +142,3 @@ def first_difference(one: dict[str, object], two: dict[str, object]) -> str:
             if left.get(step) != right.get(step):
                 return f"{name}, step {step}: {left.get(step)} and {right.get(step)}"
     return f"parameters: {one['digest']} and {two['digest']}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

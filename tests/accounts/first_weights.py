@@ -1,4 +1,4 @@
-"""The first weights of a rehearsed launch: as a sample of its distribution lies in the middle."""
+"""First weights as a healthy launch tells of them: a sample of its distribution, in the middle."""
 
 from __future__ import annotations
 

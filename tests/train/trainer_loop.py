@@ -1,4 +1,4 @@
-"""The trainer's own loop in this process, for benchmarks that run blocks of steps in turns."""
+"""The trainer's own loop, in this process."""
 
 from __future__ import annotations
 

@@ -1,37 +1,53 @@
-"""What nvidia-smi has to tell: drivers with the shapes of their outputs, and the state of a GPU."""
+"""Cards, drivers and the state of a GPU, as nvidia-smi tells of them; data in hardware.yaml."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from benchmarks.rehearsal.cards import Card
+import yaml
 
-# What it says where there is nothing to say.
+# What nvidia-smi says where there is nothing to say.
 NOT_AVAILABLE = "N/A"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Card:
+    """One kind of card. `bf16_tflops` dense and `memory_gb_s` are the data sheet's peaks.
+
+    masked_tflops: what an attention kernel with an explicit mask reaches. It is an assumption
+    of this rehearsal: the data sheets know nothing of it.
+    """
+
+    name: str
+    architecture: str
+    memory_mib: int
+    bf16_tflops: float
+    memory_gb_s: float
+    masked_tflops: float
+    power_w: int
+    sm_mhz: int
+    memory_mhz: int
+    pcie_gen: int
+    nvlinks: int
+    device_id: str
+    part: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Driver:
-    """A driver branch and the shape of its output."""
+    """A driver branch, and its word for the reasons of lower clocks."""
 
     version: str
     cuda: str
     dtd: str = "v12"
     reasons: str = "event"
-    power: str = "gpu"
-    split_sram: bool = True
-    late: bool = False
 
 
-DRIVERS = {
-    "525": Driver(
-        version="525.147.05", cuda="12.0", reasons="throttle", power="old", split_sram=False
-    ),
-    "535": Driver(version="535.183.06", cuda="12.2", split_sram=False),
-    "550": Driver(version="550.144.03", cuda="12.4"),
-    "570": Driver(version="570.172.08", cuda="12.8", late=True),
-    "580": Driver(version="580.95.05", cuda="13.0", dtd="v13", late=True),
-}
+_DATA = yaml.safe_load(Path(__file__).with_name("hardware.yaml").read_text(encoding="utf-8"))
+CARDS = {key: Card(**fields) for key, fields in _DATA["cards"].items()}
+DRIVERS = {key: Driver(**fields) for key, fields in _DATA["drivers"].items()}
+A100_PCIE = CARDS["a100_pcie"]
 
 
 @dataclass(frozen=True, kw_only=True)
