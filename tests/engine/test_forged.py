@@ -143,12 +143,6 @@ def test_a_forgery_that_fits_itself_does_not_fit_the_artifacts(folder: Path, nam
     assert any(sign in text for text in found), found
 
 
-def test_a_record_that_is_written_again_unchanged_is_verified(folder: Path) -> None:
-    """Otherwise the forger's own mistakes would be what is noticed."""
-    forge(folder, lambda document: None)
-    assert differences(folder) == ()
-
-
 def test_a_run_that_takes_the_place_of_another_has_another_fingerprint(
     finished: Path, tmp_path: Path
 ) -> None:

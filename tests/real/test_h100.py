@@ -63,13 +63,6 @@ def test_the_facts_of_a_healthy_card_hold_no_fault() -> None:
     }
 
 
-def test_the_matrix_is_read_behind_its_escape_codes() -> None:
-    text = (H100 / "topology.txt").read_text()
-    assert "\x1b[4mGPU0" in text
-    two = text.replace("\x1b[4mGPU0", "\x1b[4mGPU0\tGPU1").replace("GPU0\t X ", "GPU0\t X \tNV18")
-    assert parse_topology(two) == {(0, 1): "NV18"}
-
-
 def test_the_xml_and_nvml_tell_the_same_counters() -> None:
     (by_smi,) = parse_nvidia_smi(SMI).document()["gpus"]
     (by_nvml,) = DEVICES["gpus"]
