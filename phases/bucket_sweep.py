@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from phases.common.ab import AbPhase, Rounds
-from phases.common.arms import places, refused, samples
-from phases.common.case import Case, Finding, failed, invalid, passed
-from phases.common.commands import environment
-from phases.common.measure import derived, rank_value
-from phases.common.rows import Row
-from phases.common.training import training_rows
-from phases.limits import FLAKY_LAUNCHES, SWEEP
+from phases.compare.ab import AbPhase, Rounds
+from phases.compare.arms import places, refused, samples
+from phases.kit.case import Case, Finding, failed, invalid, passed
+from phases.kit.commands import environment
+from phases.kit.limits import FLAKY_LAUNCHES, SWEEP
+from phases.kit.measure import derived, rank_value
+from phases.kit.rows import Row
+from phases.training.training import training_rows
 from runbook.records import Measurement, Reason
 from runbook.records.phase import PlanContext
 

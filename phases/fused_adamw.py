@@ -10,24 +10,25 @@ from typing import TYPE_CHECKING
 
 from nsa.contract import proof_text
 from nsa.toggles import meaning
-from phases.common.ab import AbPhase, Rounds
-from phases.common.arms import ArmFault, arm_fault, places, source_log, tolerant
-from phases.common.case import (
+from phases.compare.ab import AbPhase, Rounds
+from phases.compare.arms import ArmFault, arm_fault, places, source_log, tolerant
+from phases.kit.case import (
     Case,
     Finding,
     Unanswerable,
     ending,
+    gather,
     incomplete,
     invalid,
+    optional,
     passed,
     warned,
 )
-from phases.common.commands import environment
-from phases.common.measure import log_value, rank_value, with_limit
-from phases.common.rates import gather, optional
-from phases.common.rows import Row
-from phases.common.training import training_rows
-from phases.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
+from phases.kit.commands import environment
+from phases.kit.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
+from phases.kit.measure import log_value, rank_value, with_limit
+from phases.kit.rows import Row
+from phases.training.training import training_rows
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Span
 from runbook.records.phase import Judgement, PlanContext

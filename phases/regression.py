@@ -11,25 +11,24 @@ from itertools import chain
 from random import Random
 from typing import TYPE_CHECKING
 
-from phases.common.case import (
+from phases.compare.rates import cell
+from phases.kit.case import (
     Case,
     Finding,
     Unanswerable,
     ending,
     incomplete,
     invalid,
+    optional,
     passed,
     warned,
 )
-from phases.common.commands import trainer_launch
-from phases.common.launches import first_problem
-from phases.common.measure import decided, derived
-from phases.common.own import contract_only
-from phases.common.plausible import alike
-from phases.common.rates import cell, optional
-from phases.common.rows import Row, RowPhase
-from phases.common.training import require_sound, training_rows
-from phases.limits import FLAKY_LAUNCHES
+from phases.kit.commands import trainer_launch
+from phases.kit.limits import FLAKY_LAUNCHES
+from phases.kit.measure import decided, derived
+from phases.kit.rows import Row, RowPhase, contract_only, first_problem
+from phases.training.plausible import alike
+from phases.training.training import require_sound, training_rows
 from runbook.records import Launch, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext

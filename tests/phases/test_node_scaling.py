@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import runbook.stats
-from phases.common.case import Case, Finding
-from phases.common.node_scaling import node_scaling_rows
-from phases.common.rows import answered
+from phases.compare.node_scaling import node_scaling_rows
+from phases.kit.case import Case, Finding
+from phases.kit.rows import answered
 from runbook import registry
 from runbook.config.setup import RunOptions
 from runbook.engine.prepare import prepare

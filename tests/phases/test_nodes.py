@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from phases.common.nodes import node_rows
+from phases.machine.nodes import node_rows
 from runbook import registry
 from runbook.config import load_profile
 from runbook.records import Check, Outcome, Reason
