@@ -71,15 +71,9 @@ def judge_and_render(root: Path) -> str:
         RunRecord,
         Verdict,
     )  # fmt: skip
-    from runbook.stats import (
-        effective,
-        last_window,
-        memory_plateau,
-        steady,
-        step_times,
-        time_lost,
-        typical,
-    )
+    from runbook.stats.memory import memory_plateau
+    from runbook.stats.steady import steady
+    from runbook.stats.throughput import effective, last_window, step_times, time_lost, typical
 
     launch = Launch(
         name="run", phase="long_run", kind="trainer", argv=("python",), env={},

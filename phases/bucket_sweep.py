@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from phases.compare.ab import AbPhase, Rounds
 from phases.compare.arms import places, refused, samples
@@ -15,9 +14,9 @@ from phases.kit.rows import Row
 from phases.training.training import training_rows
 from runbook.records import Measurement, Reason
 from runbook.records.phase import PlanContext
-
-if TYPE_CHECKING:
-    from runbook.stats import Decision
+from runbook.stats.arms import best_arm_sequential
+from runbook.stats.decision import Decided, Decision
+from runbook.stats.plans import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN
 
 
 class BucketSweep(AbPhase):
@@ -69,7 +68,6 @@ class BucketSweep(AbPhase):
 
     def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
         """The best arm: by interim analyses in blocks, else at the planned end."""
-        from runbook.stats import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, best_arm_sequential
 
         plan = BUCKET_PLAN if context.protocol == "blocks" else BUCKET_LAUNCHES_PLAN
         return best_arm_sequential(rounds.frame, plan=plan, final=rounds.final, steps=rounds.steps)
@@ -117,7 +115,6 @@ class BucketSweep(AbPhase):
         return sizes
 
     def _best(self, case: Case) -> Finding:
-        from runbook.stats import Decided
 
         effect = self._buckets_differ(case)
         if effect.code is Reason.NO_EFFECT:

@@ -32,12 +32,14 @@ from phases.training.training import training_rows
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Span
 from runbook.records.phase import Judgement, PlanContext
+from runbook.stats.decision import Decided, Decision
+from runbook.stats.pairs import non_inferiority, t_quantile
+from runbook.stats.plans import FUSED_LAUNCHES_PLAN, FUSED_PLAN
+from runbook.stats.throughput import measured_rows
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from runbook.stats import Decision
 
 
 _CONFIDENCE = 0.99
@@ -103,7 +105,6 @@ class FusedAdamW(AbPhase):
 
     def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
         """Is the variant at most the margin slower: by interim analyses in blocks."""
-        from runbook.stats import FUSED_LAUNCHES_PLAN, FUSED_PLAN, non_inferiority
 
         table = rounds.frame.pivot(index="block", columns="arm", values="value")
         base, variant = (table[arm].tolist() for arm in self.values(context))
@@ -197,7 +198,6 @@ class FusedAdamW(AbPhase):
 
     def choice(self, case: Case) -> str | None:
         """On if speed says KEEP and nothing else speaks against the variant."""
-        from runbook.stats import Decided
 
         clean = self._keep(case).code is Reason.OK
         return "1" if clean and self.decision(case).outcome is Decided.KEEP else None
@@ -244,8 +244,6 @@ def _gaps(case: Case, arms: Sequence[str]) -> npt.NDArray[np.float64]:
 def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:
     import numpy as np
 
-    from runbook.stats import measured_rows
-
     means: list[float] = []
     for place in places(case, [arm]):
         rows = measured_rows(case.log(place.launch), arm=place.inside)
@@ -257,7 +255,6 @@ def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:
 
 
 def _interval(gaps: npt.NDArray[np.float64]) -> tuple[float, float]:
-    from runbook.stats.pairs import t_quantile
 
     mean, count = float(gaps.mean()), len(gaps)
     bar = float(gaps.std(ddof=1)) / math.sqrt(count)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from random import Random
-from typing import TYPE_CHECKING
 
 from phases.compare.rates import cell
 from phases.kit.case import (
@@ -32,10 +31,11 @@ from phases.training.training import require_sound, training_rows
 from runbook.records import Launch, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
+from runbook.stats.cpu_time import per_cpu_second
+from runbook.stats.decision import Decision
+from runbook.stats.pairs import regression
 from runbook.stats.plans import REGRESSION_PLAN, balanced_rounds
-
-if TYPE_CHECKING:
-    from runbook.stats import Decision
+from runbook.stats.throughput import StatisticsError, typical
 
 _REFERENCE, _HEAD = "reference", "head"
 # What the two sides may differ in: they are different commits.
@@ -236,7 +236,6 @@ def _basis(case: Case) -> str:
 
 def _pace_of(case: Case, name: str) -> Measurement:
     """Tokens over the median step of one launch, by the clock or by processor time."""
-    from runbook.stats import StatisticsError, per_cpu_second, typical
 
     log = case.log(name)
     try:
@@ -259,7 +258,6 @@ def _paces(case: Case) -> tuple[list[Measurement], list[Measurement]]:
 
 
 def _decide(first: Sequence[Measurement], second: Sequence[Measurement]) -> Decision:
-    from runbook.stats import regression
 
     reference, head = ([float(one.value) for one in side] for side in (first, second))
     return regression(reference, head)

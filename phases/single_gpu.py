@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from phases.compare.compared import efficiencies_compared, efficiency_row
 from phases.compare.curves import marks, throughputs
@@ -46,9 +45,9 @@ from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.accounts.data import union_of_data
 from runbook.records import Comparison, Launch, Measurement, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
-
-if TYPE_CHECKING:
-    from runbook.stats import Decision
+from runbook.stats.decision import Decision
+from runbook.stats.launches import scaling
+from runbook.stats.plans import SCALING_PLAN
 
 # What may differ between N ranks and one at one global batch: also how it is spread.
 _SPREAD = (*RANKS, "effective.per_rank_batch")
@@ -257,7 +256,6 @@ class SingleGpu(RowPhase):
         self, case: Case, one: Case, names: Sequence[str]
     ) -> tuple[Measurement, Decision]:
         """E of the baseline's launches against these of one device, and what it decides."""
-        from runbook.stats import SCALING_PLAN, scaling
 
         ranks = case.profile.ranks
         require_sound(one, names)

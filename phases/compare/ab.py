@@ -34,12 +34,14 @@ from phases.training.training import require_sound, toggles_row
 from runbook.records import Comparison, Launch, Measurement, Outcome, Reason, Span
 from runbook.records.evidence import TrainingLog
 from runbook.records.phase import Judgement, PlanContext
+from runbook.stats.arms import best_arm_sequential, complete_rounds
+from runbook.stats.decision import Decided, Decision, FloatArray
+from runbook.stats.plans import AA_PLAN
+from runbook.stats.throughput import block_step_times, block_throughputs
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from runbook.stats import Decision
-    from runbook.stats.decision import FloatArray
 
 # As the reports say it of what is shown and decides nothing.
 NOT_GATED = "not gated"
@@ -95,7 +97,6 @@ class AbPhase(RowPhase):
 
     def judged(self, context: PlanContext, rounds: Rounds) -> Decision:
         """`decide`, or of equal arms: does either look better than the other?"""
-        from runbook.stats import AA_PLAN, best_arm_sequential
 
         if context.aa:
             return best_arm_sequential(
@@ -177,7 +178,6 @@ class AbPhase(RowPhase):
 
     def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:
         """Stop when the sequential plan has decided."""
-        from runbook.stats import block_step_times, block_throughputs, complete_rounds
 
         if launch.schedule is None or not len(log.frame):
             return False
@@ -207,7 +207,6 @@ class AbPhase(RowPhase):
 
     def decision(self, case: Case) -> Decision:
         """The decision on this evidence; raises Unanswerable where its launches do not count."""
-        from runbook.stats import block_step_times
 
         require_sound(case, self.names(case), but=self.ignored)
         frame = samples(case, list(self.values(case.context)))
@@ -257,7 +256,6 @@ class AbPhase(RowPhase):
 
         What is undecided stays unset and passes where throughput decides nothing.
         """
-        from runbook.stats import Decided
 
         value = self.estimate(case, decision)
         if case.context.aa and decision.outcome is Decided.WINNER:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from phases.compare.rates import launch_rates, pooled_rate
 from phases.kit.case import (
@@ -25,16 +24,14 @@ from phases.training.training import require_sound
 from runbook.folder.comparability import device_facts, env_facts, other_work, unlike
 from runbook.records import Reason
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
-
-if TYPE_CHECKING:
-    from runbook.stats import Decision
+from runbook.stats.decision import Decision
+from runbook.stats.levels import LEVEL_RUNS, below_level, loss_shown
 
 _NAMED = 3
 
 
 def against_last(case: Case, names: Sequence[str]) -> Finding:
     """Is a loss against the last accepted run shown, over the launches of both?"""
-    from runbook.stats.levels import loss_shown
 
     kept, runs = _comparable(case, names)
     last = runs[-1]
@@ -48,7 +45,6 @@ def against_last(case: Case, names: Sequence[str]) -> Finding:
 
 def against_best(case: Case, names: Sequence[str]) -> Finding:
     """Is a loss against the best level of the last accepted runs shown, a run as one value?"""
-    from runbook.stats.levels import LEVEL_RUNS, below_level
 
     kept, runs = _comparable(case, names)
     _refuse_damaged(kept)

@@ -31,6 +31,9 @@ from phases.training.plausible import differences
 from runbook.records import ArmSchedule, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.stats.arms import complete_rounds
+from runbook.stats.pairs import t_quantile
+from runbook.stats.throughput import StatisticsError, block_throughputs, effective
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,8 +87,6 @@ def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
     Raises Unanswerable where a launch has no evidence or no round is complete.
     """
     import pandas as pd
-
-    from runbook.stats import StatisticsError, block_throughputs, complete_rounds, effective
 
     try:
         if case.context.protocol == "blocks":
@@ -262,7 +263,6 @@ def reproduces_baseline(
 
 def _prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
     """Where one more launch falls in 99 % of cases, at least 5 % to either side."""
-    from runbook.stats.pairs import t_quantile
 
     logs = [math.log(rate) for rate in rates]
     count = len(logs)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from phases.kit.measure import derived
 from runbook.records import Compared, Comparison, Mark, Measurement, Span
+from runbook.stats.decision import Decision
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from runbook.stats import Decision
 
 
 def compared_arms(

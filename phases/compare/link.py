@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nsa.contract import Ceiling
 from phases.kit.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
 from phases.kit.measure import decided, derived, with_limit
@@ -11,9 +9,7 @@ from phases.machine.ceilings import as_measurement, measured, other_devices, slo
 from runbook.accounts.workload import Workload
 from runbook.config.limits import Limit
 from runbook.records import Measurement, Outcome, Reason
-
-if TYPE_CHECKING:
-    from runbook.stats import Decision
+from runbook.stats.decision import Decision
 
 _WIDTH = {"fp32": 4, "bf16": 2, "fp16": 2}
 

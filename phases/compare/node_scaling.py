@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from phases.compare.compared import efficiencies_compared, efficiency_row
 from phases.compare.curves import marks
@@ -19,9 +18,9 @@ from phases.machine.nodes import other_nodes
 from phases.training.training import require_sound
 from runbook.records import Comparison, Measurement, Outcome, Reason, Table
 from runbook.records.phase import PlanContext
-
-if TYPE_CHECKING:
-    from runbook.stats import Decision
+from runbook.stats.decision import Decision
+from runbook.stats.launches import launch_bounds, scaling_over
+from runbook.stats.plans import SCALING_PLAN
 
 NODE_SCALING = "node_scaling"
 
@@ -83,7 +82,6 @@ def _require_comparable(case: Case, sides: Mapping[int, _Side]) -> None:
 
 def _efficiencies(case: Case) -> dict[int, tuple[Measurement, Decision]]:
     """By number of nodes E against one whole node, and what it decides."""
-    from runbook.stats import SCALING_PLAN, scaling_over
 
     sides = _sides(case)
     _require_comparable(case, sides)
@@ -176,7 +174,6 @@ def _row(
 
 
 def _bounds(side: _Side) -> str | None:
-    from runbook.stats import launch_bounds
 
     values = [float(rate.value) for rate in launch_rates(side.case, side.names)]
     if len(values) < 2:

@@ -46,10 +46,12 @@ from runbook.accounts.workload import COPY_TOLERANCE
 from runbook.config.limits import IDLE_MFU
 from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Table
 from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.stats.decision import Decision
+from runbook.stats.launches import meets_target
+from runbook.stats.throughput import StatisticsError, time_lost, typical
 
 if TYPE_CHECKING:
     from runbook.config.limits import Limit
-    from runbook.stats import Decision
 
 T = TypeVar("T")
 
@@ -151,7 +153,6 @@ def bounded_rate(case: Case, names: Sequence[str]) -> Measurement:
 
 
 def _against_floor(rates: Sequence[Measurement], limit: Limit) -> Decision:
-    from runbook.stats import meets_target
 
     return meets_target([float(rate.value) for rate in rates], limit.value)
 
@@ -311,7 +312,6 @@ def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
 
 
 def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
-    from runbook.stats import StatisticsError, time_lost, typical
 
     log = optional(partial(case.log, name))
     last = optional(partial(last50, log)) if log else None

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from phases.kit.case import Finding, Unanswerable, failed, inconclusive, invalid, passed, skipped
 from runbook.records import Comparator, Measurement, Outcome, Reason, Window
 from runbook.records.evidence import RankLog, TrainingLog
+from runbook.stats.decision import Decision
+from runbook.stats.throughput import StatisticsError, effective, last_window
 
 if TYPE_CHECKING:
     from runbook.config.limits import Limit
-    from runbook.stats import Decision
 
 
 def in_file(
@@ -108,7 +109,6 @@ def estimated(base: Measurement, decision: Decision, *, name: str, unit: str) ->
 
 def last50(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     """The last-50 statistic (W3); a window that is too short is INCONCLUSIVE, never shorter."""
-    from runbook.stats import StatisticsError, last_window
 
     try:
         return last_window(log, arm=arm)
@@ -118,7 +118,6 @@ def last50(log: TrainingLog, *, arm: str | None = None) -> Measurement:
 
 def effective_rate(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     """Tokens over time after warm-up, the value that decisions rest on."""
-    from runbook.stats import StatisticsError, effective
 
     try:
         rate = effective(log, arm=arm)

@@ -35,6 +35,8 @@ from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE
+from runbook.stats.memory import FEWEST_ROWS
+from runbook.stats.throughput import warmup_cut
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +121,6 @@ def _loss_problems(log: TrainingLog) -> list[str]:
 
 def _timed(log: TrainingLog) -> tuple[int, pd.DataFrame]:
     """The rows after warm-up, and where they begin; raises where the log grew too seldom."""
-    from runbook.stats.throughput import warmup_cut
 
     cut = max(1, warmup_cut(_step_times(log)))
     rows = log.frame.iloc[cut:]
@@ -201,7 +202,6 @@ def own_steady(case: Case, *, name: str) -> Finding:
 
 def own_memory_plateau(case: Case, *, name: str) -> Finding:
     """Of the resident memory of all its processes together."""
-    from runbook.stats.memory import FEWEST_ROWS
 
     launch = case.completed(name)
     samples = _processes(launch)

@@ -28,6 +28,7 @@ from phases.training.plausible import alike, other_checkpoint
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog
+from runbook.stats.throughput import step_times
 
 
 def storage(case: Case, names: Sequence[str]) -> Finding:
@@ -54,7 +55,6 @@ def storage(case: Case, names: Sequence[str]) -> Finding:
 
 def checkpoint_time(case: Case, names: Sequence[str]) -> Finding:
     """The time of writing a checkpoint, as a share of the steps between two of production's."""
-    from runbook.stats import step_times
 
     written = [(name, rank) for name in names for rank in case.completed(name).ranks]
     slow = max(

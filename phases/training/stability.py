@@ -22,6 +22,10 @@ from phases.training.resources import resource_leak, resource_words
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 from runbook.records.measurement import MIB_PER_GIB
+from runbook.stats.decision import Decision
+from runbook.stats.memory import memory_plateau as projected
+from runbook.stats.steady import steady
+from runbook.stats.throughput import step_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from runbook.config.limits import Limit
-    from runbook.stats.decision import Decision
 
 # Where the limit is only shown the projection has none; the leak is still looked for.
 _UNLIMITED_MIB = 1e12
@@ -52,7 +55,6 @@ def no_halt(case: Case, name: str) -> Finding:
 
 
 def steadiness(case: Case, name: str) -> Finding:
-    from runbook.stats import step_times
 
     log = case.log(name)
     return steadiness_of(case, log, step_times(log))
@@ -60,7 +62,6 @@ def steadiness(case: Case, name: str) -> Finding:
 
 def steadiness_of(case: Case, log: TrainingLog, seconds: npt.NDArray[np.float64]) -> Finding:
     """Of a log whose steps took so many seconds each."""
-    from runbook.stats import steady
 
     drift, stall = case.limit(DRIFT), case.limit(STALL_SHARE)
     decision = steady(seconds, tolerance=drift.value, stall_limit=stall.value)
@@ -127,8 +128,6 @@ def projected_plateau(
 ) -> Finding:
     """Of readings by step, of `ranks` together, each of which has the profile's limit."""
     import numpy as np
-
-    from runbook.stats import memory_plateau as projected
 
     limit = case.limit(MEMORY)
     decision = projected(

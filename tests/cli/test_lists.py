@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from runbook.config import load_profile, profile_names
+from runbook.config.load import load_profile, profile_names
 from runbook.config.names import preset_names
 from tests.cli.shell import ESCAPE, inside
 from tests.reports import samples

@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from runbook.config import load_profile, parse_settings, profile_names
+from runbook.config.load import load_profile, profile_names
+from runbook.config.settings import parse_settings
 from runbook.engine import RunOptions
 from runbook.engine.outputs import render
 from runbook.engine.prepare import prepare
