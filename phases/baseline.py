@@ -29,10 +29,10 @@ from phases.kit.limits import (
     MEMORY_HEADROOM,
     MFU_FLOOR,
     MFU_OF_CEILING,
-    PLAUSIBLE,
     THROUGHPUT,
     THROUGHPUT_AIM_HIGH,
     THROUGHPUT_AIM_LOW,
+    fixed_rules,
 )
 from phases.kit.measure import rank_value
 from phases.kit.rows import Row, RowPhase, first_problem
@@ -54,7 +54,7 @@ class Baseline(RowPhase):
     title = "Baseline DDP throughput"
     source = "requirements B1 to B13"
     question = "Does the production config reach the throughput that the plan needs?"
-    fixed = PLAUSIBLE
+    fixed = fixed_rules("baseline")
     reads = ("preflight",)
     remembers = True
     limits = (

@@ -8,7 +8,7 @@ from phases.compare.ab import AbPhase, Rounds
 from phases.compare.arms import places, refused, samples
 from phases.kit.case import Case, Finding, failed, invalid, passed
 from phases.kit.commands import environment
-from phases.kit.limits import FLAKY_LAUNCHES, SWEEP
+from phases.kit.limits import FLAKY_LAUNCHES, fixed_rules
 from phases.kit.measure import derived, rank_value
 from phases.kit.rows import Row
 from phases.training.training import training_rows
@@ -27,7 +27,7 @@ class BucketSweep(AbPhase):
     title = "DDP bucket sweep"
     source = "requirements W1 to W6"
     question = "Which bucket size is best, and by more than chance?"
-    fixed = SWEEP
+    fixed = fixed_rules("bucket_sweep")
     limits = (FLAKY_LAUNCHES,)
     toggle = "NSA_DDP_BUCKET_MB"
     compared = "bucket size"

@@ -25,7 +25,7 @@ from phases.kit.case import (
     warned,
 )
 from phases.kit.commands import environment
-from phases.kit.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
+from phases.kit.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, fixed_rules
 from phases.kit.measure import log_value, rank_value, with_limit
 from phases.kit.rows import Row
 from phases.training.training import training_rows
@@ -53,7 +53,7 @@ class FusedAdamW(AbPhase):
     title = "Fused AdamW A/B"
     source = "requirements F1 to F4"
     question = "Can fused AdamW replace plain AdamW?"
-    fixed = NON_INFERIOR
+    fixed = fixed_rules("fused_adamw")
     limits = (FUSED_MARGIN, LOSS_PARITY, FLAKY_LAUNCHES)
     toggle = "NSA_OPT_FUSED"
     compared = "optimizer's kernel"

@@ -21,8 +21,8 @@ from phases.kit.limits import (
     GATE_MAX_SHARE,
     LEARNED_SHARE,
     MEMORY,
-    STABLE,
     STALL_SHARE,
+    fixed_rules,
 )
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase
@@ -57,7 +57,7 @@ class LongRun(RowPhase):
     title = "Stability long run"
     source = "requirements L1 to L8"
     question = "Does it keep going: no halt, steady, healthy, without a leak?"
-    fixed = STABLE
+    fixed = fixed_rules("long_run")
     reads = ("bucket_sweep", "fused_adamw")
     limits = (
         DRIFT,

@@ -16,7 +16,7 @@ from phases.kit.limits import (
     DISK_FREE,
     DISK_WRITE,
     GPU_IDLE_MEMORY,
-    MACHINE,
+    fixed_rules,
 )
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase
@@ -129,7 +129,7 @@ class Preflight(RowPhase):
     title = "Preflight"
     source = "requirements P1 to P14"
     question = "Is this the right machine and checkout, in a state to be measured?"
-    fixed = MACHINE
+    fixed = fixed_rules("preflight")
     collects = True
     guards = True
     limits = (

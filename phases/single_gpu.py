@@ -37,7 +37,7 @@ from phases.kit.case import (
     skipped,
 )
 from phases.kit.commands import repeated
-from phases.kit.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, PAIRED, SCALING
+from phases.kit.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, SCALING, fixed_rules
 from phases.kit.measure import decided, derived, shown_only, with_limit
 from phases.kit.rows import Row, RowPhase, answered
 from phases.training.plausible import alike
@@ -67,7 +67,7 @@ class SingleGpu(RowPhase):
     title = "Single-GPU isolation"
     source = "requirements S1 to S5"
     question = "How close to linear is the scaling?"
-    fixed = PAIRED
+    fixed = fixed_rules("single_gpu")
     reads = ("preflight", "baseline")
     needs = ("baseline",)
     limits = (SCALING, FLAKY_LAUNCHES)

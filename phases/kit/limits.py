@@ -6,8 +6,12 @@ line in `configs/profiles/a100x2_pcie4.yaml`, which the others extend.
 
 from __future__ import annotations
 
-from runbook.config.limits import IDLE_MFU, FixedRule, LimitSpec, LimitUse
-from runbook.config.profile import MOST_OF_PEAK
+from functools import cache
+from importlib.resources import files
+
+from nsa.settings import load_strict
+from runbook.config.limits import IDLE_MFU, FixedRule, LimitSpec, LimitUse  # noqa: F401
+from runbook.config.profile import MOST_OF_PEAK  # noqa: F401 - fixed.yaml tells both
 from runbook.records import Comparator
 
 
@@ -180,155 +184,19 @@ CHECKPOINTS_KEPT = 10
 LONG_SEQUENCE = 1024
 
 
-def _fixed(what: str, rule: str, why: str) -> FixedRule:
-    return FixedRule(what=what, rule=rule, why=why)
+@cache
+def _rules() -> dict[str, list[dict[str, str]]]:
+    text = (files("phases.kit") / "fixed.yaml").read_text(encoding="utf-8")
+    document, problems = load_strict(text)
+    assert not problems, problems  # noqa: S101 - the file is ours
+    found: dict[str, list[dict[str, str]]] = document
+    return found
 
 
-MACHINE = (
-    _fixed(
-        "GPU memory",
-        f"at least {MEMORY_SHARE:.0%} of the profile's",
-        "a card sold as 80 GB shows a little less than 80 GiB",
-    ),
-    _fixed(
-        "matrix product, copies and all-reduce",
-        f"at most {MOST_OF_PEAK:g} times the profile's `hardware.peaks`",
-        "the specification of the device or the link allows no more: it was not measured",
-    ),
-    _fixed(
-        "sizes on a GPU",
-        f"matrices of at least {LEAST_MATRIX}, copies and all-reduce of {LEAST_COPY_MIB} MiB",
-        "smaller ones do not fill a GPU, or stay in its cache",
-    ),
-    _fixed(
-        "matrix product and memory copy of the slowest GPU",
-        f"at least {CARDS_ALIKE:.0%} of the fastest",
-        "choice: cards of one kind differ by some percent, a capped or throttled one by more",
-    ),
-    _fixed(
-        "clocks of the nodes",
-        f"at most {CLOCKS_APART_S:g} s apart; a warning from {CLOCKS_EXACT_S:g} s",
-        "choice: NTP keeps milliseconds, and a straggler of 20 ms is told",
-    ),
-    _fixed(
-        "power limit of a GPU, before the run and around each launch",
-        f"at least {POWER_LEAST:.0%} of the card's own",
-        "a card that is held down is not the one that was bought",
-    ),
-    _fixed("prefill warning", f"sequential and S >= {LONG_SEQUENCE}", "requirement E1"),
-)
-PLAUSIBLE = (
-    _fixed(
-        "MFU",
-        f"at least {IDLE_MFU:.0%} of the peak, at most all of it",
-        "below it the devices idle, more than the peak is not possible",
-    ),
-    _fixed(
-        "first loss",
-        f"within {START_TOLERANCE:.0%} of ln(vocabulary)",
-        "a fresh model predicts about uniformly",
-    ),
-    _fixed(
-        "mean loss of the last 50 steps",
-        f"not under the floor by more than {FLOOR_SLACK:g} nats or 4 standard errors",
-        "below it the model sees the future",
-    ),
-    _fixed(
-        "loss of every step",
-        f"from 0 to {LOSS_MOST:g} x ln(vocabulary)",
-        "a cross-entropy is not negative, and no model is that wrong",
-    ),
-    _fixed(
-        "other work during a timed launch",
-        f"at most {OTHER_WORK_SHARE:.0%} of all CPUs, else a warning",
-        "choice: from about here on it shows in the times; it never decides",
-    ),
-    _fixed("steps", "1, 2, 3 and so on, none missing", "a row can be neither lost nor added"),
-    _fixed(
-        "files of two launches",
-        "never the same",
-        "two launches are never timed alike to the last digit",
-    ),
-    _fixed("tokens", "steps x S x global batch x accumulation, exactly", "counted, not estimated"),
-    _fixed(
-        "toks_per_s",
-        f"tokens / dt_s within {RATE_TOLERANCE:.0%}",
-        "the columns are written from one measurement",
-    ),
-    _fixed("sum of dt_s", "at most the launch's duration", "steps happen inside the launch"),
-    _fixed("throughput", "lower bound over at least 3 launches", "one-sided 5 %"),
-    _fixed(
-        "loss against accepted runs",
-        "shown only if the upper bound of the ratio is beyond the limit",
-        "one-sided 1 %",
-    ),
-    _fixed(
-        "PCIe replays of a launch",
-        f"at most {PCIE_REPLAYS_PER_MINUTE} a minute: a warning; more: INVALID",
-        "NVIDIA DCGM's largest recommended rate",
-    ),
-    _fixed(
-        "corrected ECC errors of a launch",
-        "any: a warning",
-        "the values stay right; the driver's alarm for too many is Xid 92",
-    ),
-    _fixed(
-        "uncorrected ECC errors, remapped rows, Xids, another process on a GPU",
-        "none",
-        "the machine was not healthy, or not this launch's alone",
-    ),
-    _fixed(
-        "uncorrected ECC errors since boot, a pending or failed remap or retirement, and a link "
-        "narrower than the profile's, when a launch begins",
-        "none",
-        "preflight found none, so the machine fell sick while no launch used that GPU",
-    ),
-    _fixed(
-        "SM clock, median of the samples in which the GPU works",
-        f"at least {CLOCK_LEAST:.0%} of the highest; working: above {WORKING_PERCENT:g} %",
-        "choice: clocks that were set or held down; a GPU that idles has low ones by right",
-    ),
-    _fixed(
-        "counters of the GPUs and kernel log of a launch",
-        f"taken at most {TAKEN_LATE_S:g} s after it began, and after it ended",
-        "what was taken at another time says nothing of this launch",
-    ),
-    _fixed(
-        "thermal or power slowdown",
-        f"in at most {THROTTLED_SHARE:.0%} of the samples: a warning; in more: INVALID",
-        "it changes the mean pace",
-    ),
-)
-SWEEP = (
-    _fixed(
-        "control arm",
-        f"99 % interval of one more baseline launch, at least {CONTROL_LEAST:.0%} wide",
-        "otherwise the arms were compared under other conditions",
-    ),
-    _fixed(
-        "best bucket",
-        "beats every other arm, paired; else TIE: the configured one stays",
-        "1 % for all arms together",
-    ),
-)
-PAIRED = (
-    _fixed(
-        "first loss of one rank",
-        f"within {FIRST_LOSS_TOLERANCE:.1%} of that of all ranks, which read the same rows",
-        "only rounding differs",
-    ),
-    _fixed("scaling", "at most 1.05", "more is not possible for like runs"),
-    _fixed("scaling", "bound of E = T_N / (N x T_1)", "one-sided 1 %"),
-    _fixed(
-        "scaling over nodes",
-        "the same of 2, 4, ... and all nodes; each has to pass",
-        "one-sided 1 %; that one of k fails: 1 % / k",
-    ),
-)
-NON_INFERIOR = (
-    _fixed("fused AdamW", "ratio above 1 - margin: KEEP; below: DROP", "one-sided 5 %"),
-)
-STABLE = (
-    _fixed("steady", "slope inside the drift limit, no change point, no stall", "90 % interval"),
-    _fixed("memory", "no new high-water mark (max(64 MiB, 0.2 %)), projection", "one-sided 5 %"),
-)
+def fixed_rules(phase: str) -> tuple[FixedRule, ...]:
+    """What `fixed.yaml` says of a phase, with the numbers from here."""
+    numbers = {name: value for name, value in globals().items() if name.isupper()}
+    return tuple(
+        FixedRule(**{key: text.format(**numbers) for key, text in rule.items()})
+        for rule in _rules()[phase]
+    )
