@@ -316,7 +316,7 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
 
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
-    from runbook.config import load_profile, load_profile_document
+    from runbook.config.load import load_profile, load_profile_document
     from runbook.engine.verify import judge_again
     from runbook.folder.integrity import untrusted
     from runbook.folder.manifest import record_is_changed

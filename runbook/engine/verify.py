@@ -40,7 +40,7 @@ from runbook.records.phase import Phase
 from runbook.registry import report_files
 
 if TYPE_CHECKING:
-    from runbook.config import Profile
+    from runbook.config.profile import Profile
 
 # Lists of a phase: the field, what one entry is called, and what names it.
 _LISTS = (

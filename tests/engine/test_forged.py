@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.engine.intact import profile_problems
 from runbook.engine.outputs import write_reports
 from runbook.engine.verify import Verification, verify_run

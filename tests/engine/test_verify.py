@@ -12,7 +12,7 @@ import pytest
 from runbook.engine.verify import Verification, verify_run
 from runbook.errors import RunbookError
 from runbook.folder.manifest import write_manifest
-from runbook.records import Launch
+from runbook.records import Launch, RunRecord
 from runbook.records.phase import PlanContext
 from tests.engine.toys import Toy, run, setup
 
