@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from importlib import metadata
 
 from nsa.contract import installed_digest, package_digest
+from nsa.contract.digests import sha256_of
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import UsageError
+from runbook.files import data_path
 from runbook.machine import git
 from runbook.machine.gpu import find_nvidia_smi
 from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
@@ -65,8 +67,10 @@ def identity() -> dict[str, str]:
 
 
 def code_digest() -> str:
-    """Digest of the Python files of our packages, as they are imported here."""
-    return _digest("".join(map(package_digest, package_folders().values())))
+    """Digest of the Python files of our packages and of the templates, as they are read here."""
+    digests = [package_digest(folder) for folder in package_folders().values()]
+    templates = sorted(data_path("templates").iterdir())
+    return _digest("".join([*digests, *(sha256_of(path) for path in templates if path.is_file())]))
 
 
 def package_under_test() -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.config import Profile, Settings
 from runbook.config.plan import needing_go
-from runbook.config.profile import PhaseSettings
+from runbook.config.profile import PhaseSettings, Profile
+from runbook.config.settings import Settings
 from runbook.engine.matches import (
     NAMED,
     Wanted,

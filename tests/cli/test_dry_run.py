@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runbook import registry
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.config.profile import Profile
 from runbook.engine.earlier import Earlier
 from runbook.engine.forecast import Estimator, Pace

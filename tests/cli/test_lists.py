@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from runbook.config import load_profile, profile_names
+from runbook.config.load import load_profile, profile_names
 from tests.cli.shell import inside
 from tests.reports import samples
 

@@ -12,7 +12,7 @@ import pytest
 
 from nsa.toggles import TOGGLES
 from runbook.cli import COMMANDS
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.config.plan import load_plan, with_plan
 from runbook.registry import known_checks
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.engine.earlier import Earlier
 from runbook.engine.forecast import Pace, forecast, too_long
 from runbook.engine.progress import Forecaster

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.engine.intact import profile_problems
 from runbook.engine.outputs import write_reports
 from runbook.engine.verify import Verification, verify_run
@@ -222,6 +222,13 @@ def test_a_file_that_became_a_link_to_its_copy(folder: Path, tmp_path: Path) -> 
     shutil.move(inside, tmp_path / "elsewhere.csv")
     inside.symlink_to(tmp_path / "elsewhere.csv")
     assert "baseline/run1/training.csv: a symbolic link" in differences(folder)
+
+
+def test_a_folder_of_another_name_is_the_same_evidence(folder: Path) -> None:
+    copy = Path(shutil.copytree(folder, folder.with_name("kept copy")))
+    found = verify(copy)
+    assert found.ok and found.notes == (f"the folder is kept copy, its run {folder.name}",)
+    assert verify(folder).notes == ()
 
 
 def test_a_run_is_verified_through_a_link_to_its_folder(folder: Path, tmp_path: Path) -> None:

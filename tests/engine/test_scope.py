@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from runbook.config import load_profile, parse_settings, profile_names
+from runbook.config.load import load_profile, profile_names
+from runbook.config.settings import parse_settings
 from runbook.engine.run import run_setup
 from runbook.engine.scope import departures, scope_of, what_ran
 from runbook.errors import UsageError

@@ -19,8 +19,10 @@ import pytest
 
 from reports.permits import permit_of
 from runbook import registry
-from runbook.config import Profile, load_profile, parse_settings
+from runbook.config.load import load_profile
 from runbook.config.plan import load_plan, with_plan
+from runbook.config.profile import Profile
+from runbook.config.settings import parse_settings
 from runbook.config.setup import RunOptions
 from runbook.engine import matches
 from runbook.engine.extend import Extension, _added

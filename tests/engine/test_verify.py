@@ -12,7 +12,7 @@ import pytest
 from runbook.engine.verify import Verification, verify_run
 from runbook.errors import RunbookError
 from runbook.folder.manifest import write_manifest
-from runbook.records import Launch
+from runbook.records import Launch, RunRecord
 from runbook.records.phase import PlanContext
 from tests.engine.toys import Toy, run, setup
 
@@ -117,6 +117,25 @@ def test_a_forged_manifest_does_not_help(folder: Path, name: str, sign: str) -> 
     write_manifest(folder)
     differences = verify(folder).differences
     assert any(text.startswith(sign) for text in differences), differences
+
+
+def test_a_report_of_other_code_is_held_by_its_digest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upgrade changes the pages and no run; a page may still not tell of another verdict."""
+    record, page = folder / "run.json", folder / "report.html"
+    said = RunRecord.model_validate_json(record.read_text()).said
+    page.write_text(page.read_text() + "<!-- as an earlier version wrote it -->\n")
+    assert any("report.html: changed" in text for text in verify(folder).differences)
+    write_manifest(folder)
+    assert any("report.html: line" in text for text in verify(folder).differences)
+    monkeypatch.setattr("runbook.engine.verify.code_digest", lambda: "another")
+    found = verify(folder)
+    assert found.ok, found.differences
+    assert found.notes == ("report.html: written by other code than this, and held by digest",)
+    page.write_text(page.read_text().replace(said, "GO for everything"))
+    write_manifest(folder)
+    assert any("report.html: line" in text for text in verify(folder).differences)
 
 
 def test_a_forged_outcome_is_judged_again(folder: Path) -> None:

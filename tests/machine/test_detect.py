@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config import profile_names
+from runbook.config.load import profile_names
 from runbook.engine import RunOptions, plan_all
 from runbook.errors import UsageError
 from runbook.machine.detect import detect_profile, profile_for

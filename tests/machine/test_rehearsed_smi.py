@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.rehearsal import smi, smi_tables
-from benchmarks.rehearsal.cards import A100_PCIE, CARDS, Card
-from benchmarks.rehearsal.drivers import DRIVERS, Driver, Gpu, Process
+from benchmarks.rehearsal.hardware import A100_PCIE, CARDS, DRIVERS, Card, Driver, Gpu, Process
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
 

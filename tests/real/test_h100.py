@@ -12,7 +12,7 @@ import pytest
 
 from nsa.witness.effect_watch import kernel_name, operators_by_branch
 from nsa.witness.profiling import HOST, WORK, Recorded, summarize
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.folder.documents import GPU_SAMPLES, read_console
 from runbook.folder.rows import read_rows
 from runbook.launch.end.classify import End

@@ -15,7 +15,7 @@ from reports.causes import Cause
 from reports.permits import permit_of
 from reports.terminal import render_terminal
 from reports.view import build_view
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.engine.outputs import render
 from runbook.records import Kind, LaunchEntry, Outcome, Reason, RunRecord, Verdict
 from runbook.records.phase import PlanContext

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from phases.common.devices import _OLDEST_DRIVER
+from phases.machine.devices import _OLDEST_DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
