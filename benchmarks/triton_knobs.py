@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from nsa.attention.triton import compressed_launch, launch, window_launch
+from nsa.attention.triton.compressed import launch as compressed_launch
+from nsa.attention.triton.selected import launch
 from nsa.attention.triton.tiles import Tile
+from nsa.attention.triton.window import launch as window_launch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.grids import GPUS, Work, parts, selected
-from nsa.attention.triton.tiles import choose_cut
+from nsa.attention.triton.selected.tiles import choose_cut
 from nsa.config import NSAConfig
 
 LENGTHS = tuple(1 << n for n in range(10, 18))

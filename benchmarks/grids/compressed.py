@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.grids import Kernel, Work
-from nsa.attention.triton.compressed_tiles import FEW, TERMS, choose_compressed_cut, steps
+from nsa.attention.triton.compressed.tiles import FEW, TERMS, choose_compressed_cut, steps
 from nsa.attention.triton.tiles import Tile, padded
 from nsa.config import NSAConfig
 
@@ -24,13 +24,11 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """Every kernel, as a call of this shape in bf16 would launch it."""
     import torch
 
-    from nsa.attention.triton import (
-        compressed_columns,
-        compressed_keys,
-        compressed_launch,
-        compressed_rows,
-        top,
-    )
+    from nsa.attention.triton.compressed import columns as compressed_columns
+    from nsa.attention.triton.compressed import keys as compressed_keys
+    from nsa.attention.triton.compressed import launch as compressed_launch
+    from nsa.attention.triton.compressed import rows as compressed_rows
+    from nsa.attention.triton.compressed import top
 
     cut = choose_compressed_cut(cfg, seq_len, pairs)
     shape = compressed_launch.compressed_constants(cfg)

@@ -17,7 +17,8 @@ _SAME = ("k_sel", "v_sel", "k_win", "v_win", "gates")
 
 def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """The four launches of a step, in their order."""
-    from nsa.attention.triton import decode, decode_launch
+    from nsa.attention.triton.decode import kernels as decode
+    from nsa.attention.triton.decode import launch as decode_launch
 
     shape, tile = decode_launch.constants(cfg, cfg.n_blocks(seq_len)), decode_launch.tile(cfg)
     for name, function, dots in (
@@ -35,7 +36,7 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
 
 def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
     """Of the last of `seq_len` tokens: bytes, as no product is waited for."""
-    from nsa.attention.triton.decode_launch import part_keys, tile
+    from nsa.attention.triton.decode.launch import part_keys, tile
     from nsa.attention.triton.tiles import padded
 
     n_keys, groups, rows = cfg.n_compressed(seq_len), cfg.n_kv_groups, tile(cfg).rows

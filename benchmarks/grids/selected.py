@@ -6,16 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.grids import Kernel, Work
-from nsa.attention.triton.tiles import (
-    LEAST,
+from nsa.attention.triton.selected.tiles import (
     ByBlock,
     Cut,
-    Tile,
     choose_cut,
     cut_by_block,
     expected_union,
-    padded,
 )
+from nsa.attention.triton.tiles import LEAST, Tile, padded
 from nsa.config import NSAConfig
 
 _POINTERS = {
@@ -29,7 +27,8 @@ _BY_BLOCK = {name: kind for name, kind in _POINTERS.items() if name != "parts"}
 
 def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """Every kernel, as a call of this shape would launch it."""
-    from nsa.attention.triton import columns, index, launch, lists, ranges, rows
+    from nsa.attention.triton import rows
+    from nsa.attention.triton.selected import columns, index, launch, lists, ranges
 
     cut, shape = choose_cut(cfg, seq_len, pairs), launch.shape_constants(cfg)
     walk = {"EVERY": cut.every}
@@ -77,7 +76,7 @@ def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
 
 def _by_block_kernels(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
     """Instead of the two that walk."""
-    from nsa.attention.triton import blocks, index, launch, lists
+    from nsa.attention.triton.selected import blocks, index, launch, lists
 
     shape, places = launch.shape_constants(cfg), {"PLACES": cut.places}
     yield Kernel(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.grids import Kernel, Work
-from nsa.attention.triton.tiles import padded
-from nsa.attention.triton.window_tiles import choose_window_cut, key_tiles, pairs_seen, row_tiles
+from nsa.attention.triton.tiles import Tile, padded
+from nsa.attention.triton.window.tiles import choose_window_cut
 from nsa.config import NSAConfig
 
 _POINTERS = {"lse": "fp32", "delta": "fp32"}
@@ -17,7 +17,9 @@ _WIDE = 4
 
 def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """Every kernel; of keys alone, by whether walks are in pieces."""
-    from nsa.attention.triton import window, window_keys, window_launch
+    from nsa.attention.triton.window import keys as window_keys
+    from nsa.attention.triton.window import launch as window_launch
+    from nsa.attention.triton.window import rows as window
 
     cut = choose_window_cut(cfg, seq_len, pairs)
     shape = window_launch.constants(cfg, cut)
@@ -85,3 +87,29 @@ def work(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
         least=queries + 2 * keys + 2 * sums + parts,
         most=2 * keys + parts + rows * ((wide_k + wide_v) * size + 8),
     )
+
+
+def key_tiles(cfg: NSAConfig, seq_len: int, tile: Tile, keys: int) -> int:
+    """Tiles of `keys` keys that all tiles of queries of one kv group walk over."""
+    heads, total = cfg.heads_per_group, 0
+    for first_row in range(0, seq_len * heads, tile.rows):
+        first = first_row // heads
+        last = min((first_row + tile.rows - 1) // heads, seq_len - 1)
+        total += -(-(last + 1 - max(0, first - cfg.w + 1)) // keys)
+    return total
+
+
+def row_tiles(cfg: NSAConfig, seq_len: int, tile: Tile, keys: int) -> int:
+    """Tiles of rows that all tiles of `keys` keys of one kv group walk over."""
+    total = 0
+    for first in range(0, seq_len, keys):
+        last = min(first + keys, seq_len) - 1
+        rows = (min(last + cfg.w, seq_len) - first) * cfg.heads_per_group
+        total += -(-rows // tile.rows)
+    return total
+
+
+def pairs_seen(cfg: NSAConfig, seq_len: int) -> int:
+    """Keys that the tokens see, one by one."""
+    inside = min(cfg.w, seq_len)
+    return inside * (inside + 1) // 2 + (seq_len - inside) * cfg.w

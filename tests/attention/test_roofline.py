@@ -10,7 +10,7 @@ import nsa
 from benchmarks import triton_roofline
 from benchmarks.grids import GPUS, Work, selected
 from benchmarks.sass import loops
-from nsa.attention.triton.tiles import choose_cut
+from nsa.attention.triton.selected.tiles import choose_cut
 
 CFG = nsa.NSAConfig()
 # Two turns' worth of a loop of Hopper, and what is around it.

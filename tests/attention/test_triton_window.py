@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import nsa
+from benchmarks.grids import window as grid
 from nsa.attention import KVCache, api, choose_window, decode_step, nsa_attention
-from nsa.attention.triton import window_tiles
 from nsa.attention.triton.tiles import Tile, register_limit
+from nsa.attention.triton.window import tiles as window_tiles
 from nsa.contract import NSAError
+from tests.attention.defects import defects
 from tests.attention.triton_process import found, interpreted, needs_triton
-from tests.attention.window_mutants import DECODE_MUTANTS, WINDOW_MUTANTS
 
 CFG = nsa.NSAConfig()
 WINDOW, DECODE = "window_in_interpreter", "decode_in_interpreter"
@@ -43,10 +44,10 @@ def test_decoding_is_the_equations() -> None:
     ("mutants", "of", "control", "races"),
     [
         (
-            WINDOW_MUTANTS, WINDOW, "window_control",
+            defects("window"), WINDOW, "window_control",
             {"window_first_head_for_all", "keys_in_one_place", "pieces_in_one_place"},
         ),
-        (DECODE_MUTANTS, DECODE, "decode_control", {"parts_in_one_place"}),
+        (defects("decode"), DECODE, "decode_control", {"parts_in_one_place"}),
     ],
     ids=[WINDOW, DECODE],
 )  # fmt: skip
@@ -98,11 +99,11 @@ def test_walks_counted_by_hand() -> None:
     cfg = nsa.NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=16, d_v=16, w=3)
     tile = Tile(rows=4, warps=1, stages=1)
     # Tokens (0, 1) see keys 0 to 1, (2, 3) 0 to 3, (4, 5) 2 to 5.
-    assert window_tiles.key_tiles(cfg, 6, tile, 2) == 1 + 2 + 2
+    assert grid.key_tiles(cfg, 6, tile, 2) == 1 + 2 + 2
     # Keys (0, 1) are seen by tokens 0 to 3, (2, 3) by 2 to 5, (4, 5) by 4 to 5.
-    assert window_tiles.row_tiles(cfg, 6, tile, 2) == 2 + 2 + 1
-    assert window_tiles.pairs_seen(cfg, 6) == 1 + 2 + 3 * 4
-    assert window_tiles.pairs_seen(CFG, 300) == 300 * 301 // 2
+    assert grid.row_tiles(cfg, 6, tile, 2) == 2 + 2 + 1
+    assert grid.pairs_seen(cfg, 6) == 1 + 2 + 3 * 4
+    assert grid.pairs_seen(CFG, 300) == 300 * 301 // 2
 
 
 @pytest.mark.parametrize(
