@@ -17,7 +17,7 @@ from runbook.config.setup import RunOptions, Setup
 from runbook.engine.derive import derive_record, phase_records
 from runbook.engine.earlier import Earlier
 from runbook.engine.extend import keep_aside, repeat
-from runbook.engine.identity import identity, package_path
+from runbook.engine.identity import TEMPLATES, identity, package_path, templates_digest
 from runbook.engine.intact import was_judged
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.engine.not_started import held_back
@@ -321,6 +321,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         environment={
             **identity(),
             PACKAGE_PATH: package_path(),
+            TEMPLATES: templates_digest(),
             **({"plan": plan.name, "behind": plan.go or "no GO"} if plan else {}),
             **({"program": called} if (called := how_to_call()) else {}),
         },

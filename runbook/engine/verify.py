@@ -6,6 +6,8 @@ limits it gets another record (`judge_again`).
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from runbook import registry
 from runbook.config.setup import Setup, setup_of_record
 from runbook.engine.derive import assemble
+from runbook.engine.identity import is_of_this_program
 from runbook.engine.intact import (
     differing_fields,
     fact_problems,
@@ -29,10 +32,10 @@ from runbook.errors import RunbookError
 from runbook.files import read_bytes
 from runbook.folder.documents import file_sha256
 from runbook.folder.integrity import folder_problems
-from runbook.folder.manifest import run_files
-from runbook.folder.names import RECORD_FILE
+from runbook.folder.manifest import read_manifest, run_files
+from runbook.folder.names import MANIFEST_FILE, RECORD_FILE
 from runbook.folder.record import record_bytes, record_text, shown_fingerprint
-from runbook.records import Outcome, PhaseRecord, RunRecord
+from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Phase
 from runbook.registry import report_files
@@ -40,6 +43,8 @@ from runbook.registry import report_files
 if TYPE_CHECKING:
     from runbook.config import Profile
 
+_VERDICTS = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(Verdict, key=len, reverse=True))})(?![\w-])")
+_UNREAD = re.compile(r"<(style|script)\b.*?</\1>", re.DOTALL)
 # Lists of a phase: the field, what one entry is called, and what names it.
 _LISTS = (
     ("checks", "check", "id"),
@@ -122,7 +127,8 @@ def verify_run(
     Every entry in the folder against run.json and the manifest, run.json against the
     journal, the profile's digest, the plan and the end of every launch, every fact that is shown,
     everything that judging determines (checks, numbers, tables, scope, verdict) against a fresh
-    reading and judgement, and every report against a fresh rendering. `fingerprint` is what was
+    reading and judgement, and every report against a fresh rendering, or its digest where another
+    version of the program wrote it. `fingerprint` is what was
     kept elsewhere of the one that run.json should have, from its first digit on. `phases` and
     `setup` replace the registered ones. A folder that was copied or renamed is told in the note.
     Raises `RunbookError` if there is no readable run.json.
@@ -150,8 +156,9 @@ def verify_run(
     except OSError as error:
         what = f"{error.filename}: {error.strerror or error}"
         differences.append(f"cannot be judged again: {what}")
-    reports, found = _reports(run_root, record)
+    reports, found, note = _reports(run_root, record)
     name = run_root.resolve().name
+    moved = "" if name == record.run_id else f"the folder is {name}, its run {record.run_id}"
     return Verification(
         run_id=record.run_id,
         fingerprint=digest,
@@ -160,7 +167,7 @@ def verify_run(
         measurements=sum(len(phase.measurements) for phase in record.phases),
         reports=reports,
         differences=tuple(dict.fromkeys([*differences, *found])),
-        note="" if name == record.run_id else f"the folder is {name}, its run {record.run_id}",
+        note="; ".join(filter(None, (moved, note))),
     )
 
 
@@ -177,8 +184,14 @@ def _load(run_root: Path) -> tuple[RunRecord, list[str]]:
     return record, []
 
 
-def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str]]:
-    seen, problems = [], []
+def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str], str]:
+    """The reports that are there, what is wrong with them, and a note on how they were held.
+
+    One that another version of the program wrote has its templates: it is held by its digest in
+    the manifest, and only its verdict by a fresh rendering.
+    """
+    seen, problems, held = [], [], []
+    ours, listed = is_of_this_program(record), _listed(run_root)
     for fmt, name in report_files().items():
         path = run_root / name
         if not path.is_file():
@@ -186,18 +199,47 @@ def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[s
         seen.append(name)
         # Bytes, not text: newline translation would hide an edited line end.
         try:
-            found = read_bytes(path).decode("utf-8", "replace").split("\n")
+            data = read_bytes(path)
         except OSError as error:
             problems.append(f"{name}: {error.strerror}")
             continue
-        wanted = render(record, fmt).split("\n")
-        if found != wanted:
-            line = next(
-                (n for n, (a, b) in enumerate(zip(found, wanted, strict=False), 1) if a != b),
-                min(len(found), len(wanted)),
-            )
+        text, wanted = data.decode("utf-8", "replace"), render(record, fmt)
+        if text == wanted:
+            continue
+        if ours or listed.get(name) != hashlib.sha256(data).hexdigest():
+            line = _first_difference(text.split("\n"), wanted.split("\n"))
             problems.append(f"{name}: line {line} is not what {RECORD_FILE} gives")
-    return tuple(seen), problems
+        elif wrong := _other_verdict(_verdicts(text), _verdicts(wanted)):
+            problems.append(f"{name}: {wrong}")
+        else:
+            held.append(name)
+    note = f"of another version and held by their digests: {', '.join(held)}" if held else ""
+    return tuple(seen), problems, note
+
+
+def _listed(run_root: Path) -> dict[str, str]:
+    try:
+        return read_manifest(run_root / MANIFEST_FILE)
+    except RunbookError:
+        return {}  # told with the other files
+
+
+def _first_difference(found: list[str], wanted: list[str]) -> int:
+    pairs = enumerate(zip(found, wanted, strict=False), 1)
+    return next((n for n, (a, b) in pairs if a != b), min(len(found), len(wanted)))
+
+
+def _verdicts(text: str) -> list[str]:
+    """The verdicts that a person reads in it."""
+    return _VERDICTS.findall(_UNREAD.sub("", text))
+
+
+def _other_verdict(told: list[str], given: list[str]) -> str:
+    """In words that a report tells another verdict than the record gives; empty if it does not."""
+    if set(told) <= set(given) and told[:1] == given[:1]:
+        return ""
+    one, other = (", ".join(dict.fromkeys(words)) or "no verdict" for words in (told, given))
+    return f"it tells {one}, and {RECORD_FILE} gives {other}"
 
 
 def rejudge(

@@ -228,3 +228,43 @@ def test_launches_that_were_not_needed_are_no_difference(tmp_path: Path) -> None
     _, folder = run(tmp_path, careful)
     found = verify_run(folder, phases={"baseline": careful}, setup=setup(tmp_path, careful))
     assert found.differences == ()
+
+
+def by_another_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on the templates are others than those that the run's reports were made with."""
+    path = folder / "report.html"
+    path.write_text(path.read_text("utf-8").replace("</style>", "/* other */</style>", 1), "utf-8")
+    write_manifest(folder)
+    monkeypatch.setattr("runbook.engine.identity.templates_digest", lambda: "other")
+
+
+def test_a_report_of_another_version_is_held_by_its_digest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_another_version(folder, monkeypatch)
+    found = verify(folder)
+    assert found.ok
+    assert found.note == "of another version and held by their digests: report.html"
+    flip(folder / "report.html", b"25600", b"25601")
+    told = verify(folder).differences
+    assert any(text.startswith("report.html: changed") for text in told)
+    assert any(text.startswith("report.html: line") for text in told)
+
+
+def test_a_forged_verdict_in_a_report_of_another_version_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_another_version(folder, monkeypatch)
+    path = folder / "report.html"
+    path.write_text(path.read_text("utf-8").replace(">GO<", ">NO-GO<", 1), "utf-8")
+    write_manifest(folder)
+    assert any(
+        text.startswith("report.html: it tells ") and text.endswith("run.json gives GO")
+        for text in verify(folder).differences
+    )
+
+
+def test_a_report_of_this_version_is_rendered_again(folder: Path) -> None:
+    flip(folder / "report.html", b"25600", b"25601")
+    write_manifest(folder)
+    assert any(text.startswith("report.html: line") for text in verify(folder).differences)
