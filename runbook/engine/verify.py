@@ -43,7 +43,8 @@ from runbook.registry import report_files
 if TYPE_CHECKING:
     from runbook.config import Profile
 
-_VERDICTS = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(Verdict, key=len, reverse=True))})(?![\w-])")
+_WORDS = "|".join(sorted(Verdict, key=len, reverse=True))
+_VERDICTS = re.compile(rf"(?<![\w-])(?:{_WORDS})(?![\w-])")
 _UNREAD = re.compile(r"<(style|script)\b.*?</\1>", re.DOTALL)
 # Lists of a phase: the field, what one entry is called, and what names it.
 _LISTS = (
