@@ -58,7 +58,7 @@ def write_run(folder: Path, rows: int, heartbeats: int) -> None:
 def judge_and_render(root: Path) -> str:
     """What verify does with one phase of this size: evidence, statistics, a rendered report."""
     from runbook.engine.outputs import render
-    from runbook.folder.launch import read_launch
+    from runbook.folder.launch.evidence import read_launch
     from runbook.records import (
         Check,
         Launch,

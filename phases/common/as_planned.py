@@ -11,7 +11,7 @@ from phases.common.nodes import other_nodes
 from phases.common.plausible import other_checkpoint
 from phases.common.software import other_folder, other_software
 from runbook.config.plan import stands_on_go
-from runbook.folder.documents import recorded_toggles
+from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.launch import DATASET_FLAG, option

@@ -31,7 +31,7 @@ from phases.limits import (
     LEAST_MATRIX,
 )
 from runbook.config.limits import LimitSpec
-from runbook.folder.ceilings import CeilingsError, Measured, read_measured
+from runbook.folder.launch.ceilings import CeilingsError, Measured, read_measured
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 

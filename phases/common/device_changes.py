@@ -25,9 +25,15 @@ from phases.common.devices import no_gpu
 from phases.common.measure import in_file
 from phases.common.taken import require_own_times
 from phases.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST
-from runbook.folder.kernel_lines import KernelLine, concerns, parse_lines, slot_of
+from runbook.folder.launch.kernel_lines import (
+    XIDS,
+    KernelLine,
+    concerns,
+    describe,
+    parse_lines,
+    slot_of,
+)
 from runbook.folder.names import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
-from runbook.folder.xid import XIDS, describe
 from runbook.records import LaunchStatus, Reason
 from runbook.records.evidence import LaunchEvidence
 

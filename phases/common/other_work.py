@@ -5,7 +5,7 @@ from __future__ import annotations
 from phases.common.case import Case, Finding, passed, skipped, warned
 from phases.common.measure import in_file
 from phases.limits import OTHER_WORK_SHARE
-from runbook.folder.load import load_of
+from runbook.folder.launch.documents import load_of
 from runbook.records import Reason
 
 

@@ -10,7 +10,7 @@ from nsa.toggles import TOGGLES
 from phases.common.case import Case, Finding, invalid, once, passed
 from phases.common.measure import log_value
 from phases.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
-from runbook.folder.documents import recorded_toggles
+from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 

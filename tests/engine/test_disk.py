@@ -14,7 +14,7 @@ import pytest
 
 from runbook.cli._observers import print_summary
 from runbook.console import Console
-from runbook.engine.refused import REMEDIES, refused
+from runbook.engine.outputs import REMEDIES, refused
 from runbook.folder.journal import Journal, read_events
 from runbook.launch.observer import Observer
 from runbook.records import THE_RUN, PhaseRecord, RunRecord, Verdict

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.records.run import Invocation
 
 SETTINGS = ("NSA_DDP_COMPRESS=off", "train.lr=1e-3", "train.seed=7")

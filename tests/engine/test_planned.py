@@ -16,8 +16,8 @@ from nsa.launch.plan import plan_launch
 from nsa.toggles import NEEDS_CUDA, TOGGLES
 from runbook.cli import main
 from runbook.engine import RunOptions, plan_all
-from runbook.engine.planned_config import config_before
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.planned import config_before
+from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.files import data_path
 from runbook.launch.command import completed

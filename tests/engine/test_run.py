@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from runbook.engine import RunOptions, plan_all, resume_run, run_plan
 from runbook.engine.derive import derive_record
 from runbook.engine.judge import reasons_for
-from runbook.engine.not_started import held_back
+from runbook.engine.starting import held_back
 from runbook.errors import UsageError
 from runbook.folder.journal import read_events
 from runbook.folder.manifest import check_manifest

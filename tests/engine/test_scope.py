@@ -13,7 +13,7 @@ import pytest
 from runbook.config import load_profile, parse_settings, profile_names
 from runbook.engine import RunOptions
 from runbook.engine.outputs import render
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.engine.scope import departures, scope_of, what_ran
 from runbook.errors import UsageError

@@ -14,7 +14,7 @@ from runbook.config.setup import Setup, setup_of_record
 from runbook.engine import RunOptions, plan_all
 from runbook.engine import run as run_of_a_setup
 from runbook.engine.outputs import render
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.errors import UsageError
 from runbook.launch.observer import Observer

@@ -95,7 +95,7 @@ def test_a_file_without_an_end_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Each a terabyte of nothing behind what it holds, which would take a day to read."""
-    for module in ("folder.lines", "folder.integrity"):
+    for module in ("folder.launch.lines", "folder.integrity"):
         monkeypatch.setattr(f"runbook.{module}.LARGEST_LOG_BYTES", 1 << 20)
     os.truncate(folder / name, 1 << 40)
     found = verify(folder)
@@ -235,7 +235,7 @@ def by_another_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "report.html"
     path.write_text(path.read_text("utf-8").replace("</style>", "/* other */</style>", 1), "utf-8")
     write_manifest(folder)
-    monkeypatch.setattr("runbook.engine.identity.templates_digest", lambda: "other")
+    monkeypatch.setattr("runbook.machine.identity.templates_digest", lambda: "other")
 
 
 def test_a_report_of_another_version_is_held_by_its_digest(

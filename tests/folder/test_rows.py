@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.lines import TableTail
-from runbook.folder.rows import RowFile, RowSpec, is_number, read_rows
+from runbook.folder.launch.lines import TableTail
+from runbook.folder.launch.rows import RowFile, RowSpec, is_number, read_rows
 
 SPEC = RowSpec(
     columns=("step", "name", "gap", "rate"),
@@ -122,7 +122,7 @@ def test_rows_of_several_blocks_are_all_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     """Two blocks, the header in the first of them, and each row in one of its own."""
-    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", block)
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", block)
     rows = read(tmp_path, HEAD + "1,a,1,1\n2,a,1,1\n3,a,1,1\n")
     assert rows.frame["step"].tolist() == [1, 2, 3]
     assert rows.frame.index.tolist() == [0, 1, 2]
@@ -132,7 +132,7 @@ def test_a_healthy_file_needs_no_closer_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Row by row in Python it takes a hundred times as long."""
-    monkeypatch.setattr("runbook.folder.rows._Reader._slow", None)
+    monkeypatch.setattr("runbook.folder.launch.rows._Reader._slow", None)
     rows = read(tmp_path, HEAD + "1,a,2,\n2,,1,1.5\n")
     assert rows.frame["step"].tolist() == [1, 2]
 
@@ -141,8 +141,8 @@ def test_a_cell_without_a_number_is_looked_for_from_where_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks before it are read without a look at each cell; none is read row by row."""
-    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", 64)
-    monkeypatch.setattr("runbook.folder.rows._Reader._slow", None)
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 64)
+    monkeypatch.setattr("runbook.folder.launch.rows._Reader._slow", None)
     values = ["1.5", *["2.5"] * 40, "", "nan", "NaN", *["3.5"] * 40, "-nan", "inf"]
     rows = "".join(f"{number},a,1,{text}\n" for number, text in enumerate(values, start=1))
     found = read(tmp_path, HEAD + rows).frame["gap"].tolist()

@@ -15,10 +15,9 @@ import yaml
 from nsa.tests import maths
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets
-from runbook.launch.command import build_command, keep_config, pasteable
-from runbook.launch.torchrun import free_port
+from runbook.launch.command import build_command, free_port, keep_config, pasteable
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
 from tests.launch.helpers import run, trainer

@@ -17,8 +17,8 @@ from nsa.launch.ranks import choose_device, start_ranks
 from nsa.train.checkpoint.restore import Restored
 from nsa.train.loop import Loop
 from runbook.accounts.clocks import BusySteps, step_clock
-from runbook.folder.launch import read_training_csv
-from runbook.folder.rank_log import read_heartbeats
+from runbook.folder.launch.evidence import read_training_csv
+from runbook.folder.launch.rank_log import read_heartbeats
 from tests.train.launching import SMOKE
 
 SMALL = ("--ddp", "0", "--seq-len", "32", "--set", "model.n_layers=1", "--steps", "16")
