@@ -8,27 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 from nsa.contract import HALT_FILE
-from phases.common.case import Case, Finding, Unanswerable, incomplete, invalid
-from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.compared import drift_compared, projected_compared
-from phases.common.curves import gate_curves, losses, marks, memories, throughputs
-from phases.common.gates import gates, selection
-from phases.common.measure import against, log_value
-from phases.common.own import own_learns, own_memory_limit, own_memory_plateau, own_steady
-from phases.common.plausible import LOSS_WINDOW
-from phases.common.rates import gather, last50s, optional, rate_table
-from phases.common.resuming import resumed, stopped
-from phases.common.rows import Row, RowPhase
-from phases.common.stability import (
-    memory_limit,
-    memory_plateau,
-    no_halt,
-    plateau_of,
-    steadiness,
-    with_memory,
-)
-from phases.common.training import toggles_row, training_rows
-from phases.limits import (
+from phases.compare.compared import drift_compared, projected_compared
+from phases.compare.curves import gate_curves, losses, marks, memories, throughputs
+from phases.compare.rates import last50s, rate_table
+from phases.kit.case import Case, Finding, Unanswerable, gather, incomplete, invalid, optional
+from phases.kit.commands import environment, scaled, trainer_launch
+from phases.kit.limits import (
     DRIFT,
     FLAKY_LAUNCHES,
     GATE_COLLAPSE_READINGS,
@@ -36,9 +21,24 @@ from phases.limits import (
     GATE_MAX_SHARE,
     LEARNED_SHARE,
     MEMORY,
-    STABLE,
     STALL_SHARE,
+    fixed_rules,
 )
+from phases.kit.measure import against, log_value
+from phases.kit.rows import Row, RowPhase
+from phases.training.gates import gates, selection
+from phases.training.own import own_learns, own_memory_limit, own_memory_plateau, own_steady
+from phases.training.plausible import LOSS_WINDOW
+from phases.training.resuming import resumed, stopped
+from phases.training.stability import (
+    memory_limit,
+    memory_plateau,
+    no_halt,
+    plateau_of,
+    steadiness,
+    with_memory,
+)
+from phases.training.training import toggles_row, training_rows
 from runbook.records import Comparison, Launch, Mark, Outcome, Reason, Series, Stop
 from runbook.records.measurement import MIB_PER_GIB
 from runbook.records.phase import Judgement, PlanContext
@@ -57,7 +57,7 @@ class LongRun(RowPhase):
     title = "Stability long run"
     source = "requirements L1 to L8"
     question = "Does it keep going: no halt, steady, healthy, without a leak?"
-    fixed = STABLE
+    fixed = fixed_rules("long_run")
     reads = ("bucket_sweep", "fused_adamw")
     limits = (
         DRIFT,

@@ -6,10 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from phases.common import ceilings
-from phases.common.case import Case, Finding, failed, invalid, passed
-from phases.common.commands import ceilings_launch, pytest_launch
-from phases.common.devices import (
+from phases.kit.case import Case, Finding, failed, invalid, passed
+from phases.kit.commands import ceilings_launch, pytest_launch
+from phases.kit.limits import (
+    CEILING_ALL_REDUCE,
+    CEILING_HOST,
+    CEILING_MATMUL,
+    CEILING_MEMORY,
+    DISK_FREE,
+    DISK_WRITE,
+    GPU_IDLE_MEMORY,
+    fixed_rules,
+)
+from phases.kit.measure import against
+from phases.kit.rows import Row, RowPhase
+from phases.machine import ceilings
+from phases.machine.devices import (
     cuda,
     driver,
     extra_gpus,
@@ -21,7 +33,7 @@ from phases.common.devices import (
     pcie,
     power_limit,
 )
-from phases.common.facts import (
+from phases.machine.facts import (
     artifacts,
     branch,
     clean_tree,
@@ -31,22 +43,10 @@ from phases.common.facts import (
     sequential_prefill,
     variables,
 )
-from phases.common.host_settings import host_settings
-from phases.common.measure import against
-from phases.common.node_pairs import falls_short, pair_launches, pair_rows
-from phases.common.nodes import node_rows
-from phases.common.proofs import broken_tests, judge_cases, report_of
-from phases.common.rows import Row, RowPhase
-from phases.limits import (
-    CEILING_ALL_REDUCE,
-    CEILING_HOST,
-    CEILING_MATMUL,
-    CEILING_MEMORY,
-    DISK_FREE,
-    DISK_WRITE,
-    GPU_IDLE_MEMORY,
-    MACHINE,
-)
+from phases.machine.host_settings import host_settings
+from phases.machine.node_pairs import falls_short, pair_launches, pair_rows
+from phases.machine.nodes import node_rows
+from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.records import Launch, Reason, Table
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
@@ -129,7 +129,7 @@ class Preflight(RowPhase):
     title = "Preflight"
     source = "requirements P1 to P14"
     question = "Is this the right machine and checkout, in a state to be measured?"
-    fixed = MACHINE
+    fixed = fixed_rules("preflight")
     collects = True
     guards = True
     limits = (

@@ -5,41 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from phases.common.case import (
-    Case,
-    Finding,
-    failed,
-    lost_heartbeats,
-    missing,
-    passed,
-    skipped,
-)
-from phases.common.commands import repeated
-from phases.common.compared import efficiencies_compared, efficiency_row
-from phases.common.curves import marks, throughputs
-from phases.common.link import explained, without_overlap
-from phases.common.measure import decided, derived, shown_only, with_limit
-from phases.common.node_scaling import (
+from phases.compare.compared import efficiencies_compared, efficiency_row
+from phases.compare.curves import marks, throughputs
+from phases.compare.link import explained, without_overlap
+from phases.compare.node_scaling import (
     NODE_SCALING,
     node_scaling_compared,
     node_scaling_rows,
     node_scaling_table,
 )
-from phases.common.plausible import alike
-from phases.common.rates import (
-    cell,
-    gather,
-    last50s,
-    launch_rate,
-    launch_rates,
-    optional,
-    pooled_rate,
-    rate_table,
-)
-from phases.common.rows import Row, RowPhase, answered
-from phases.common.subsets import (
+from phases.compare.rates import cell, last50s, launch_rate, launch_rates, pooled_rate, rate_table
+from phases.compare.subsets import (
     ONE_RANK,
     RANKS,
     case_of,
@@ -48,14 +25,29 @@ from phases.common.subsets import (
     subsets,
     unlike_baseline,
 )
-from phases.common.training import require_sound, toggles_row, training_rows
-from phases.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, PAIRED, SCALING
+from phases.kit.case import (
+    Case,
+    Finding,
+    failed,
+    gather,
+    lost_heartbeats,
+    missing,
+    optional,
+    passed,
+    skipped,
+)
+from phases.kit.commands import repeated
+from phases.kit.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, SCALING, fixed_rules
+from phases.kit.measure import decided, derived, shown_only, with_limit
+from phases.kit.rows import Row, RowPhase, answered
+from phases.training.plausible import alike
+from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.accounts.data import union_of_data
 from runbook.records import Comparison, Launch, Measurement, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
-
-if TYPE_CHECKING:
-    from runbook.stats import Decision
+from runbook.stats.decision import Decision
+from runbook.stats.launches import scaling
+from runbook.stats.plans import SCALING_PLAN
 
 # What may differ between N ranks and one at one global batch: also how it is spread.
 _SPREAD = (*RANKS, "effective.per_rank_batch")
@@ -75,7 +67,7 @@ class SingleGpu(RowPhase):
     title = "Single-GPU isolation"
     source = "requirements S1 to S5"
     question = "How close to linear is the scaling?"
-    fixed = PAIRED
+    fixed = fixed_rules("single_gpu")
     reads = ("preflight", "baseline")
     needs = ("baseline",)
     limits = (SCALING, FLAKY_LAUNCHES)
@@ -264,7 +256,6 @@ class SingleGpu(RowPhase):
         self, case: Case, one: Case, names: Sequence[str]
     ) -> tuple[Measurement, Decision]:
         """E of the baseline's launches against these of one device, and what it decides."""
-        from runbook.stats import SCALING_PLAN, scaling
 
         ranks = case.profile.ranks
         require_sound(one, names)

@@ -268,8 +268,8 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
         return code
     for difference in found.differences:
         console.result(f"DIFFERS  {difference}")
-    if found.note:
-        console.result(f"note  {found.note}")
+    for note in found.notes:
+        console.result(f"note  {note}")
     checked = (
         f"{found.files} files, {found.checks} checks, {found.measurements} measurements, "
         f"{len(found.reports)} reports"
@@ -316,7 +316,7 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
 
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
-    from runbook.config import load_profile, load_profile_document
+    from runbook.config.load import load_profile, load_profile_document
     from runbook.engine.verify import judge_again
     from runbook.folder.integrity import untrusted
     from runbook.folder.manifest import record_is_changed

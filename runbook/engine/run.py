@@ -35,7 +35,7 @@ from runbook.launch.command import keep_config
 from runbook.launch.inputs import remove_checkouts
 from runbook.launch.observer import Observer
 from runbook.machine import git
-from runbook.machine.identity import TEMPLATES, identity, package_path, templates_digest
+from runbook.machine.identity import identity, package_path
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.phase import Phase
 from runbook.records.run import PACKAGE_PATH
@@ -318,7 +318,6 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         environment={
             **identity(),
             PACKAGE_PATH: package_path(),
-            TEMPLATES: templates_digest(),
             **({"plan": plan.name, "behind": plan.go or "no GO"} if plan else {}),
             **({"program": called} if (called := how_to_call()) else {}),
         },

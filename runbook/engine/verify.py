@@ -6,8 +6,7 @@ limits it gets another record (`judge_again`).
 
 from __future__ import annotations
 
-import hashlib
-import re
+import html
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,26 +31,17 @@ from runbook.files import read_bytes
 from runbook.folder.facts import read_facts
 from runbook.folder.integrity import folder_problems
 from runbook.folder.launch.documents import file_sha256
-from runbook.folder.manifest import (
-    read_manifest,
-    record_bytes,
-    record_text,
-    run_files,
-    shown_fingerprint,
-)
-from runbook.folder.names import MANIFEST_FILE, RECORD_FILE
-from runbook.machine.identity import is_of_this_program
-from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
+from runbook.folder.manifest import record_bytes, record_text, run_files, shown_fingerprint
+from runbook.folder.names import RECORD_FILE
+from runbook.machine.identity import CODE, code_digest
+from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Phase
 from runbook.registry import report_files
 
 if TYPE_CHECKING:
-    from runbook.config import Profile
+    from runbook.config.profile import Profile
 
-_WORDS = "|".join(sorted(Verdict, key=len, reverse=True))
-_VERDICTS = re.compile(rf"(?<![\w-])(?:{_WORDS})(?![\w-])")
-_UNREAD = re.compile(r"<(style|script)\b.*?</\1>", re.DOTALL)
 # Lists of a phase: the field, what one entry is called, and what names it.
 _LISTS = (
     ("checks", "check", "id"),
@@ -114,7 +104,7 @@ class Verification:
     measurements: int
     reports: tuple[str, ...]
     differences: tuple[str, ...]
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -134,10 +124,12 @@ def verify_run(
     Every entry in the folder against run.json and the manifest, run.json against the
     journal, the profile's digest, the plan and the end of every launch, every fact that is shown,
     everything that judging determines (checks, numbers, tables, scope, verdict) against a fresh
-    reading and judgement, and every report against a fresh rendering, or its digest where another
-    version of the program wrote it. `fingerprint` is what was
+    reading and judgement, and every report against a fresh rendering. A report that other code
+    wrote need not be what this code would write: its digest holds it, and it has to say what the
+    record says. `fingerprint` is what was
     kept elsewhere of the one that run.json should have, from its first digit on. `phases` and
-    `setup` replace the registered ones. A folder that was copied or renamed is told in the note.
+    `setup` replace the registered ones. The notes tell of such reports, and of a folder that was
+    copied or renamed.
     Raises `RunbookError` if there is no readable run.json.
     """
     record, differences = _load(run_root)
@@ -163,9 +155,10 @@ def verify_run(
     except OSError as error:
         what = f"{error.filename}: {error.strerror or error}"
         differences.append(f"cannot be judged again: {what}")
-    reports, found, note = _reports(run_root, record)
+    reports, found, notes = _reports(run_root, record)
     name = run_root.resolve().name
-    moved = "" if name == record.run_id else f"the folder is {name}, its run {record.run_id}"
+    if name != record.run_id:
+        notes.append(f"the folder is {name}, its run {record.run_id}")
     return Verification(
         run_id=record.run_id,
         fingerprint=digest,
@@ -174,7 +167,7 @@ def verify_run(
         measurements=sum(len(phase.measurements) for phase in record.phases),
         reports=reports,
         differences=tuple(dict.fromkeys([*differences, *found])),
-        note="; ".join(filter(None, (moved, note))),
+        notes=tuple(notes),
     )
 
 
@@ -191,14 +184,10 @@ def _load(run_root: Path) -> tuple[RunRecord, list[str]]:
     return record, []
 
 
-def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str], str]:
-    """The reports that are there, what is wrong with them, and a note on how they were held.
-
-    One that another version of the program wrote has its templates: it is held by its digest in
-    the manifest, and only its verdict by a fresh rendering.
-    """
-    seen, problems, held = [], [], []
-    ours, listed = is_of_this_program(record), _listed(run_root)
+def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str], list[str]]:
+    """The reports that are there, what is wrong with them, and what is only another version's."""
+    seen, problems, others = list[str](), list[str](), list[str]()
+    ours = record.environment.get(CODE) in (None, code_digest())
     for fmt, name in report_files().items():
         path = run_root / name
         if not path.is_file():
@@ -206,47 +195,28 @@ def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[s
         seen.append(name)
         # Bytes, not text: newline translation would hide an edited line end.
         try:
-            data = read_bytes(path)
+            found = read_bytes(path).decode("utf-8", "replace").split("\n")
         except OSError as error:
             problems.append(f"{name}: {error.strerror}")
             continue
-        text, wanted = data.decode("utf-8", "replace"), render(record, fmt)
-        if text == wanted:
+        wanted = render(record, fmt).split("\n")
+        if found == wanted:
             continue
-        if ours or listed.get(name) != hashlib.sha256(data).hexdigest():
-            line = _first_difference(text.split("\n"), wanted.split("\n"))
+        if ours or not _says(found, record.said):
+            line = next(
+                (n for n, (a, b) in enumerate(zip(found, wanted, strict=False), 1) if a != b),
+                min(len(found), len(wanted)),
+            )
             problems.append(f"{name}: line {line} is not what {RECORD_FILE} gives")
-        elif wrong := _other_verdict(_verdicts(text), _verdicts(wanted)):
-            problems.append(f"{name}: {wrong}")
         else:
-            held.append(name)
-    note = f"of another version and held by their digests: {', '.join(held)}" if held else ""
-    return tuple(seen), problems, note
+            others.append(name)
+    told = f"{', '.join(others)}: written by other code than this, and held by digest"
+    return tuple(seen), problems, [told] if others else []
 
 
-def _listed(run_root: Path) -> dict[str, str]:
-    try:
-        return read_manifest(run_root / MANIFEST_FILE)
-    except RunbookError:
-        return {}  # told with the other files
-
-
-def _first_difference(found: list[str], wanted: list[str]) -> int:
-    pairs = enumerate(zip(found, wanted, strict=False), 1)
-    return next((n for n, (a, b) in pairs if a != b), min(len(found), len(wanted)))
-
-
-def _verdicts(text: str) -> list[str]:
-    """The verdicts that a person reads in it."""
-    return _VERDICTS.findall(_UNREAD.sub("", text))
-
-
-def _other_verdict(told: list[str], given: list[str]) -> str:
-    """In words that a report tells another verdict than the record gives; empty if it does not."""
-    if set(told) <= set(given) and told[:1] == given[:1]:
-        return ""
-    one, other = (", ".join(dict.fromkeys(words)) or "no verdict" for words in (told, given))
-    return f"it tells {one}, and {RECORD_FILE} gives {other}"
+def _says(lines: list[str], said: str) -> bool:
+    """Is the verdict there in these words? As text, whatever the format escapes."""
+    return said in html.unescape("\n".join(lines)).replace("\\", "")
 
 
 def rejudge(

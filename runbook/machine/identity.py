@@ -18,8 +18,8 @@ from importlib import metadata
 from pathlib import Path
 
 from nsa.contract import installed_digest, package_digest
+from nsa.contract.digests import sha256_of
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook import __version__
 from runbook.errors import UsageError
 from runbook.files import data_path
 from runbook.machine import git
@@ -31,8 +31,6 @@ from runbook.records.run import PACKAGE
 
 # Under this name the record's environment keeps `code_digest`.
 CODE = "code"
-# And under this one `templates_digest`: nothing is launched or judged by it.
-TEMPLATES = "templates"
 _NONE = "none"
 _SILENT = "nvidia-smi does not say"
 _DIGITS = 12
@@ -73,21 +71,10 @@ def identity() -> dict[str, str]:
 
 
 def code_digest() -> str:
-    """Digest of the Python files of our packages, as they are imported here."""
-    return _digest("".join(map(package_digest, package_folders().values())))
-
-
-def templates_digest() -> str:
-    """Digest of the templates and the stylesheet that reports are made with here."""
-    files = sorted(data_path("templates").iterdir())
-    return _digest("".join(f"{one.name} {one.read_text('utf-8')}\n" for one in files))
-
-
-def is_of_this_program(record: RunRecord) -> bool:
-    """Did this very program, its templates included, make the run?"""
-    now = {CODE: code_digest(), TEMPLATES: templates_digest()}
-    known = all(record.environment.get(name) == value for name, value in now.items())
-    return known and record.tool_version == __version__
+    """Digest of the Python files of our packages and of the templates, as they are read here."""
+    digests = [package_digest(folder) for folder in package_folders().values()]
+    templates = sorted(data_path("templates").iterdir())
+    return _digest("".join([*digests, *(sha256_of(path) for path in templates if path.is_file())]))
 
 
 def package_under_test() -> str:

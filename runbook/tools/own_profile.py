@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from runbook import registry
-from runbook.config import load_profile, load_profile_document
 from runbook.config.extends import merged
+from runbook.config.load import load_profile, load_profile_document
 from runbook.config.profile import Profile
 from runbook.errors import UsageError
 from runbook.folder.launch.documents import read_console

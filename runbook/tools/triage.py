@@ -21,7 +21,7 @@ from runbook.launch import Budgets, StopRequest, run_launch
 from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.stats import WindowTooShort, last_window
+from runbook.stats.throughput import WindowTooShort, last_window
 from runbook.tools.triage_steps import STEPS, TriageStep, applied
 from runbook.tools.triage_target import SYMPTOMS, Target
 

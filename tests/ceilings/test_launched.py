@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nsa.contract import CEILINGS_JSON, Ceiling, ExitCode
-from phases.common import ceilings
+from phases.machine import ceilings
 from runbook.folder.launch.ceilings import read_measured
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, run_launch

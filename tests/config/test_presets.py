@@ -9,7 +9,7 @@ import pytest
 
 from nsa.toggles import SAFE_MODE, TOGGLES, meaning
 from runbook.cli import main
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.config.names import preset_names
 from runbook.config.presets import load_preset
 from runbook.config.setup import RunOptions

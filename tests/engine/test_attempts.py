@@ -54,12 +54,6 @@ def test_a_deterministic_end_is_not_repeated(tmp_path: Path, fault: str, started
         assert results[2].cause.startswith("run1 is the same command and ended badly (")
 
 
-def test_keep_going_starts_what_has_failed_before(tmp_path: Path) -> None:
-    toy = Toy("baseline", count=2, words=("--fault", "exit7"))
-    made, _ = run(tmp_path, toy, keep_going=True)
-    assert [entry.result.attempts for entry in made.phases[0].launches] == [1, 1]
-
-
 def ended(status: LaunchStatus, cause: str, *words: str, signal: str = "") -> LaunchEntry:
     ranks = (RankExit(rank=0, code=-9, signal=signal),) if signal else ()
     result = LaunchResult(status=status, cause=cause, culprit_rank=0, ranks=ranks)
@@ -91,13 +85,6 @@ def test_a_signal_may_be_an_accident_once_whichever_rank_it_hit() -> None:
     ]
     found = known_end(fake_launch(name="three"), entries)
     assert found is not None and "a rank was ended by SIGSEGV" in found.cause
-
-
-def test_a_hang_that_came_back_at_the_second_attempt_comes_again() -> None:
-    once = ended(LaunchStatus.HUNG, "hang: rank 1 silent")
-    twice = once.model_copy(update={"result": once.result.model_copy(update={"attempts": 2})})
-    found = known_end(fake_launch(), [twice])
-    assert found is not None and "hang: a rank silent" in found.cause
 
 
 def test_a_machine_that_refuses_one_launch_refuses_all_of_the_phase() -> None:

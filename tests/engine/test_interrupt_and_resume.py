@@ -290,19 +290,6 @@ def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
         resume(folder, phase)
 
 
-def test_phases_that_a_signal_kept_from_running_are_rows(tmp_path: Path) -> None:
-    class Stopper(Observer):
-        def phase_finished(self, record: object) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)
-
-    record, folder = run(tmp_path, *three_launches(), observer=Stopper())
-    rows = {check.id: check for check in record.checks()}
-    assert rows["baseline.rate"].outcome is Outcome.PASS
-    assert rows["bucket_sweep.rate"].code is Reason.INTERRUPTED
-    assert RunRecord.model_validate_json((folder / "run.json").read_text()) == record
-
-
 def test_a_signal_during_a_judgement_is_a_row(tmp_path: Path) -> None:
     class Slow(Toy):
         def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:

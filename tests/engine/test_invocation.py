@@ -88,14 +88,3 @@ def test_a_profile_of_ones_own_is_named_by_its_file(
     monkeypatch.chdir("/")
     assert shlex.quote(str(path)) in line
     assert "baseline" in plan_of(line, Path("/"))
-
-
-def test_what_run_json_keeps_gives_the_same_line(tmp_path: Path) -> None:
-    options = asked(tmp_path, settings=SETTINGS, protocol="launches", aa=True, seed=5)
-    settings = dict(word.split("=", 1) for word in SETTINGS)
-    again = Invocation.recorded("cpu", settings, options.document())
-    assert again == options.invocation()
-
-
-def test_only_what_differs_from_the_defaults_is_in_the_line() -> None:
-    assert Invocation(profile="cpu").line(["a", "b"]) == "runbook run --phase a,b --profile cpu"

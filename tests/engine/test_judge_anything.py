@@ -9,7 +9,7 @@ import pytest
 
 from runbook import __version__
 from runbook.cli import main
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.config.setup import RunOptions
 from runbook.engine.judge import record_of
 from runbook.folder.manifest import record_text, write_manifest

@@ -10,14 +10,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.folder.launch import columns
-from runbook.folder.launch.columns import Columns, Forms, form_of
+from runbook.folder.launch.columns import Columns
 from runbook.folder.launch.heartbeats import fold_file
 from runbook.folder.launch.lines import WholeLines
 from runbook.folder.launch.rank_log import RankHistory, rank_log
@@ -88,23 +87,6 @@ def test_nearly_all_lines_of_a_healthy_rank_are_columns(tmp_path: Path) -> None:
     assert len(found.forms) == 4
     assert (found.form < 0).nonzero()[0].tolist() == [0, 1201]
     assert_same(path)
-
-
-@pytest.mark.parametrize("every", [1, 100])
-def test_marks_of_second_computations_are_columns_too(tmp_path: Path, every: int) -> None:
-    lines = []
-    for line in stepping(300).splitlines():
-        record = json.loads(line)
-        lines.append(line)
-        if record["event"] == "fetched" and record["step"] % every == 0:
-            again = record | {"event": "recomputed", "mono": record["mono"] + 0.01}
-            lines.append(json.dumps(again))
-    path = tmp_path / "x"
-    path.write_text("\n".join(lines) + "\n")
-    assert_same(path)
-    steps = read(path, by_forms=True)["log.steps"]
-    later = steps["timed_from"] - (100 + steps["step"] * 0.1234567)
-    assert np.flatnonzero(later > 0.005).tolist() == list(range(every - 1, 300, every))
 
 
 def test_a_file_of_many_forms_is_read_line_by_line(tmp_path: Path) -> None:
@@ -227,19 +209,6 @@ def test_every_number_is_read_exactly(
     assert steps["cpu_s"].tolist() == values
 
 
-@pytest.mark.parametrize("line", [b"", b"[]", b"{", b'{"event":"a"}', b"7", b'\xff{"a":1}'])
-def test_a_line_without_a_form(line: bytes) -> None:
-    assert form_of(line, lambda record: True) is None
-
-
-def test_a_form_holds_who_speaks_and_leaves_out_what_is_counted() -> None:
-    line = beat("step_end", step=5, data="ab").encode()[:-1]
-    form = form_of(line, lambda record: True)
-    assert form is not None
-    assert [hole.name for hole in form.holes] == ["ts", "mono", "step", "rss_mib", "data"]
-    assert form_of(line, lambda record: False) is None
-
-
 def test_a_digest_and_a_torn_tail_of_a_file_in_small_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,14 +219,6 @@ def test_a_digest_and_a_torn_tail_of_a_file_in_small_blocks(
     assert b"".join(lines) == b"one\ntwo, which is long\n\n"
     assert lines.torn == b"thr"
     assert lines.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_forms_know_only_what_many_lines_have() -> None:
-    block = (beat("boot") * 3 + "".join(beat("step_end", step=i) for i in range(400))).encode()
-    forms = Forms(lambda record: True)
-    found = forms.columns(block)
-    assert found is not None
-    assert [form.record["event"] for form in found.forms] == ["step_end"]
 
 
 def test_a_long_tail_of_nuls_is_read_in_one_pass_and_in_the_memory_of_a_line(

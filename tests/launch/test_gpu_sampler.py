@@ -77,13 +77,6 @@ def test_samples_are_taken_while_the_launch_runs(
     assert evidence.gpu_samples is not None and set(evidence.gpu_samples["source"]) == {"nvml"}
 
 
-def test_without_nvml_there_are_no_samples(tmp_path: Path) -> None:
-    one = GpuSampler(tmp_path, dict(os.environ), "nvidia-smi")
-    one.start()
-    one.stop()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_the_sampler_says_of_a_lost_card_is_kept_beside_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from runbook.launch.observer import Observer
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchStatus
-from runbook.stats import WindowTooShort, last_window
+from runbook.stats.throughput import WindowTooShort, last_window
 from runbook.tools.watch import Watcher
 from tests.launch.helpers import FAST, fake_launch, run
 

@@ -97,13 +97,6 @@ def test_a_frozen_rank_is_named_with_a_stack(tmp_path: Path) -> None:
     assert stacks and "nsa/train" in (tmp_path / stacks[0]).read_text()
 
 
-def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:
-    result, took = inject(tmp_path, lambda folder: os.kill(pid_of(folder, 1), signal.SIGKILL))
-    assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, 1)
-    assert "SIGKILL" in result.cause
-    assert took < crowded(5)
-
-
 def test_the_ranks_go_with_their_parent(tmp_path: Path) -> None:
     def kill_torchrun(folder: Path) -> None:
         status = Path(f"/proc/{pid_of(folder, 1)}/status").read_text()

@@ -107,12 +107,6 @@ def test_the_node_is_named_where_all_of_its_ranks_are_late(tmp_path: Path) -> No
     assert 0.017 < straggler.lag_s < 0.023
 
 
-def test_one_late_rank_of_a_node_is_named_with_its_node(tmp_path: Path) -> None:
-    straggler = on_nodes(tmp_path, {3: 0.020})
-    assert straggler is not None and straggler.late == (3,)
-    assert straggler.text(None).startswith("straggler: rank 3 on node n1 comes ")
-
-
 def test_a_clock_that_is_ahead_makes_no_straggler_and_hides_none(tmp_path: Path) -> None:
     assert on_nodes(tmp_path, {}, ahead={"n1": 0.5}) is None
     straggler = on_nodes(tmp_path, {2: 0.020, 3: 0.020}, ahead={"n1": 0.5})

@@ -72,8 +72,3 @@ def test_errors_of_all_memories_are_added_up() -> None:
 def test_another_document_is_refused(text: str) -> None:
     with pytest.raises(RunbookError):
         parse_nvidia_smi(text).document()
-
-
-def test_an_empty_gpu_tells_nothing_and_breaks_nothing() -> None:
-    (gpu,) = parse_nvidia_smi("<nvidia_smi_log><gpu/></nvidia_smi_log>").document()["gpus"]
-    assert set(gpu["counters"].values()) == {None} and gpu["clock_events"] is None

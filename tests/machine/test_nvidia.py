@@ -78,16 +78,6 @@ def test_a_busy_and_a_sick_gpu() -> None:
     assert found["gpu.remap_pending"].value is True
 
 
-def test_one_h200() -> None:
-    found = facts("h200x1")
-    assert found["gpu.count"].value == 1
-    assert found["gpu.names"].value == "NVIDIA H200"
-    assert found["gpu.pcie_gen"].value == 5
-    assert found["gpu.memory_total_mib"].value == 143771
-    assert found["gpu.nvlink"].value is False
-    assert found["gpu.nvlink"].note == "one GPU: no link between GPUs"
-
-
 def test_topology_pairs_once_and_without_network_cards() -> None:
     text = (FIXTURES / "topo_nvlink.txt").read_text(encoding="utf-8")
     assert parse_topology(text) == {(0, 1): "NV12", (0, 2): "SYS", (1, 2): "SYS"}

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from runbook import registry
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.config.profile import Profile
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import run_launch

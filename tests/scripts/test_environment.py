@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from phases.common.devices import _OLDEST_DRIVER
+from phases.machine.devices import _OLDEST_DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -40,14 +40,6 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     return monkeypatch
-
-
-def test_an_environment_is_made_once(script: ModuleType, tmp_path: Path) -> None:
-    folder = tmp_path / "venv"
-    for words in ([], [], ["--dev"], ["--dev"], []):
-        assert script.main([str(folder), *words]) == 0
-    assert script.installed == [False, True]
-    assert (folder / "bin" / "python").exists() and not (folder / ".unfinished").exists()
 
 
 def test_a_change_of_what_is_needed_is_installed(
@@ -250,20 +242,3 @@ def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(
     assert words[0] == (str(uv) if by == "uv" else sys.executable)
     assert "pip" in words and "install" in words
     assert by == "pip" or words[words.index("--python") + 1] == sys.executable
-
-
-def test_make_says_it_before_anything_else(tmp_path: Path) -> None:
-    """The real command, with an interpreter that is none of those that work."""
-    python = tmp_path / "python3.99"
-    python.write_text('#!/bin/sh\necho asked: "$@"\nexit 2\n')
-    python.chmod(0o755)
-    command = [
-        "make",
-        "--no-print-directory",
-        "demo",
-        f"PYTHON={python}",
-        f"VENV={tmp_path / 'venv'}",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert done.stdout.strip() == f"asked: scripts/environment.py {tmp_path / 'venv'}"

@@ -1,4 +1,4 @@
-"""How the window's kernels are cut, and how far their tiles walk. No torch, no triton.
+"""How the window's kernels are cut. No torch, no triton.
 
 Tiles of queries hold rows as everywhere (`tiles`), and walk over the keys from the first that their
 first token sees to their last token. Tiles of keys walk over the rows of the tokens that see them.
@@ -51,29 +51,3 @@ def choose_window_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> WindowCut:
         keys=keys,
         pieces=max(1, pieces),
     )
-
-
-def key_tiles(cfg: NSAConfig, seq_len: int, tile: Tile, keys: int) -> int:
-    """Tiles of `keys` keys that all tiles of queries of one kv group walk over."""
-    heads, total = cfg.heads_per_group, 0
-    for first_row in range(0, seq_len * heads, tile.rows):
-        first = first_row // heads
-        last = min((first_row + tile.rows - 1) // heads, seq_len - 1)
-        total += -(-(last + 1 - max(0, first - cfg.w + 1)) // keys)
-    return total
-
-
-def row_tiles(cfg: NSAConfig, seq_len: int, tile: Tile, keys: int) -> int:
-    """Tiles of rows that all tiles of `keys` keys of one kv group walk over."""
-    total = 0
-    for first in range(0, seq_len, keys):
-        last = min(first + keys, seq_len) - 1
-        rows = (min(last + cfg.w, seq_len) - first) * cfg.heads_per_group
-        total += -(-rows // tile.rows)
-    return total
-
-
-def pairs_seen(cfg: NSAConfig, seq_len: int) -> int:
-    """Keys that the tokens see, one by one."""
-    inside = min(cfg.w, seq_len)
-    return inside * (inside + 1) // 2 + (seq_len - inside) * cfg.w

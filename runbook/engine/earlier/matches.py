@@ -10,9 +10,9 @@ from typing import Any
 
 from nsa.contract import ENV_JSON, NSAError
 from nsa.settings import Override, load_config
-from runbook.config import Profile, Settings
 from runbook.config.plan import FREE_KEYS
-from runbook.config.profile import PhaseSettings
+from runbook.config.profile import PhaseSettings, Profile
+from runbook.config.settings import Settings
 from runbook.engine.intact import of_the_machine
 from runbook.errors import RunbookError, UsageError
 from runbook.files import read_bytes

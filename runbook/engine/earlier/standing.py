@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from nsa.contract import NSAError
 from nsa.settings import load_config
-from runbook.config import Profile, Settings
-from runbook.config.plan import is_plan_file, load_plan, needing_go, with_plan, without_board
+from runbook.config.extends import is_file
+from runbook.config.plan import load_plan, needing_go, with_plan, without_board
 from runbook.config.precedence import words
-from runbook.config.profile import PhaseSettings
+from runbook.config.profile import PhaseSettings, Profile
+from runbook.config.settings import Settings
 from runbook.engine.earlier.matches import (
     NAMED,
     Wanted,
@@ -209,7 +210,7 @@ def planned_profile(
     if settings.config:
         profile = _with_workload(profile, settings.config)
     plan = without_board(load_plan(options.plan, has_gpu=profile.has_gpu))
-    named = not is_plan_file(options.plan)
+    named = not is_file(options.plan)
     known = with_plan(profile, plan, shipped=named)
     asked = asked_for(known, options.until)
     found, refused = Standing(), ""

@@ -26,7 +26,7 @@ from runbook.records import Launch
 from runbook.records.launch import DATASET_FLAG, option
 
 if TYPE_CHECKING:
-    from runbook.config import Profile
+    from runbook.config.profile import Profile
     from runbook.config.setup import Setup
 
 _OF_THE_HUB = "fineweb_edu"

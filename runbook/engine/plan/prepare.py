@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from runbook import registry
-from runbook.config import Profile, Settings, load_profile, parse_settings
+from runbook.config.load import load_profile
 from runbook.config.plan import load_plan
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
-from runbook.config.profile import PhaseSettings
-from runbook.config.settings import torch_variable_problems
+from runbook.config.profile import PhaseSettings, Profile
+from runbook.config.settings import Settings, parse_settings, torch_variable_problems
 from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
 from runbook.defaults import DEFAULT_PLAN, PROTOCOLS
 from runbook.engine.earlier.standing import asked_for, planned_profile
