@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from runbook import registry
 from runbook.config.setup import Setup, setup_of_record
 from runbook.engine.derive import assemble
-from runbook.engine.identity import CODE, code_digest
 from runbook.engine.intact import (
     differing_fields,
     fact_problems,
@@ -25,15 +24,16 @@ from runbook.engine.intact import (
     unjudged_problems,
     was_judged,
 )
-from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads
+from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.engine.outputs import render
 from runbook.errors import RunbookError
 from runbook.files import read_bytes
-from runbook.folder.documents import file_sha256
+from runbook.folder.facts import read_facts
 from runbook.folder.integrity import folder_problems
-from runbook.folder.manifest import run_files
+from runbook.folder.launch.documents import file_sha256
+from runbook.folder.manifest import record_bytes, record_text, run_files, shown_fingerprint
 from runbook.folder.names import RECORD_FILE
-from runbook.folder.record import record_bytes, record_text, shown_fingerprint
+from runbook.machine.identity import CODE, code_digest
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Phase

@@ -15,8 +15,7 @@ import pytest
 from runbook import registry
 from runbook.config.load import load_profile
 from runbook.config.profile import Profile
-from runbook.engine.earlier import Earlier
-from runbook.engine.forecast import Estimator, Pace
+from runbook.engine.plan.forecast import Earlier, Estimator, Pace
 from runbook.launch.command import pasteable
 from runbook.records import ArmSchedule
 from tests.cli.shell import inside, runbook

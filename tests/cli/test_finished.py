@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from runbook.engine.outputs import render
-from runbook.folder.manifest import write_manifest
-from runbook.folder.record import record_text
+from runbook.folder.manifest import record_text, write_manifest
 from tests.cli.shell import ESCAPE, inside, runbook
 from tests.reports import samples
 

@@ -10,7 +10,7 @@ import pytest
 from runbook.cli._github import GithubObserver, LogConsole, harmless, summary_text, tell_github
 from runbook.console import Console
 from runbook.engine.outputs import render
-from runbook.folder.record import fingerprint_of
+from runbook.folder.manifest import fingerprint_of
 from tests.cli.shell import inside
 from tests.cli.test_observers import play
 from tests.reports import samples

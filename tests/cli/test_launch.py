@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine import needs
+from runbook.engine.plan import needs
 from runbook.records import Check, Outcome, RunRecord, Verdict
 from tests.cli.shell import inside, runbook
 from tests.executed import note

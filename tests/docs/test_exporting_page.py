@@ -15,7 +15,7 @@ import pytest
 
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
-from runbook.folder.record import record_text
+from runbook.folder.manifest import record_text
 from runbook.tools.export import prometheus_text
 from tests.reports import samples
 

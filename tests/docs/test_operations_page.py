@@ -20,7 +20,7 @@ from runbook.cli import main
 from runbook.config.load import load_profile
 from runbook.config.presets import load_preset
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.records import ArmSchedule
 from tests.docs.test_documents import BLOCKS
 from tests.docs.test_spec import ROOT, missing_tests

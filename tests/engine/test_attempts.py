@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from runbook.engine.not_started import known_end
 from runbook.engine.outputs import render
+from runbook.engine.starting import known_end
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RankExit, Verdict
 from tests.engine.toys import Toy, run
 from tests.launch.helpers import fake_launch

@@ -13,7 +13,6 @@ from runbook.config.profile import Profile
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
 from runbook.engine.extend import Extension, failed_phases, keep_aside, repeat
-from runbook.engine.identity import identity
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.verify import verify_run
@@ -21,6 +20,7 @@ from runbook.errors import UsageError
 from runbook.folder.journal import Journal, read_events
 from runbook.folder.names import EVENTS_FILE
 from runbook.launch.observer import Observer
+from runbook.machine.identity import identity
 from runbook.records import Outcome, RunRecord, Verdict
 from runbook.records.phase import Phase
 from tests.engine import toys

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from runbook.config.load import load_profile
-from runbook.engine.earlier import Earlier
-from runbook.engine.forecast import Pace, forecast, too_long
-from runbook.engine.progress import Forecaster
+from runbook.engine.plan.forecast import Earlier, Pace, forecast, too_long
+from runbook.engine.plan.progress import Forecaster
 from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus
 from tests.phases import builder

@@ -16,8 +16,7 @@ from runbook.config.load import load_profile
 from runbook.engine.intact import profile_problems
 from runbook.engine.outputs import write_reports
 from runbook.engine.verify import Verification, verify_run
-from runbook.folder.manifest import run_files, write_manifest
-from runbook.folder.record import record_text
+from runbook.folder.manifest import record_text, run_files, write_manifest
 from runbook.records import RunRecord
 from tests.engine.toys import Toy, run, setup
 

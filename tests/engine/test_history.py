@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine.history import FILE_NAME, list_runs, metric_rows, sync
 from runbook.errors import RunbookError
 from runbook.folder.manifest import write_manifest
 from runbook.records import RunRecord
+from runbook.tools.history.index import FILE_NAME, list_runs, metric_rows, sync
 from tests.reports.samples import go, incomplete, no_go
 
 
@@ -175,7 +175,7 @@ def test_a_name_with_a_newline_cannot_fake_a_row(
 def test_another_program_that_keeps_the_index_is_named(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runbook.engine.history._WAIT_S", 0.1)
+    monkeypatch.setattr("runbook.tools.history.index._WAIT_S", 0.1)
     handle = os.open(artifacts, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(RunbookError, match="another program"):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import installed_digest
-from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.errors import UsageError
+from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import RunRecord, Verdict
 from tests.reports.samples import run as sample_run
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.records.run import Invocation
 from tests.cli.shell import inside
 

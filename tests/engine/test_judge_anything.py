@@ -13,8 +13,7 @@ from runbook.cli import main
 from runbook.config.load import load_profile
 from runbook.config.setup import RunOptions
 from runbook.engine.judge import record_of
-from runbook.folder.manifest import write_manifest
-from runbook.folder.record import record_text
+from runbook.folder.manifest import record_text, write_manifest
 from runbook.records import LaunchEntry, RunRecord, Verdict
 from tests.phases import builder, on_disk
 from tests.shared import once

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from runbook.engine import Observer
-from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
+from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part
 from runbook.folder.journal import read_events
 from runbook.folder.manifest import check_manifest
 from runbook.launch import StopRequest

@@ -13,7 +13,7 @@ from nsa.launch import kernels
 from nsa.launch.plan import plan_launch
 from nsa.toggles import NEEDS_CUDA, TOGGLES
 from runbook.engine import RunOptions, plan_all
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.launch.command import completed
 from runbook.records import Launch

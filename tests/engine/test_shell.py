@@ -12,7 +12,7 @@ from runbook.cli import main
 from runbook.config.setup import Setup, setup_of_record
 from runbook.engine import RunOptions, plan_all
 from runbook.engine.outputs import render
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.launch.observer import Observer
 from runbook.records import RunRecord

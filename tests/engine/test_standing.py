@@ -24,16 +24,15 @@ from runbook.config.plan import load_plan, with_plan
 from runbook.config.profile import Profile
 from runbook.config.settings import parse_settings
 from runbook.config.setup import RunOptions
-from runbook.engine import matches
+from runbook.engine.earlier import matches
+from runbook.engine.earlier.standing import Standing, find_standing, require_standing
 from runbook.engine.extend import Extension, _added
-from runbook.engine.identity import identity
-from runbook.engine.pace import pace_of_the_go
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.forecast import pace_of_the_go
+from runbook.engine.plan.prepare import prepare
 from runbook.engine.scope import caveats_of
-from runbook.engine.standing import Standing, find_standing, require_standing
 from runbook.errors import UsageError
-from runbook.folder.manifest import write_manifest
-from runbook.folder.record import record_text
+from runbook.folder.manifest import record_text, write_manifest
+from runbook.machine.identity import identity
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from runbook.records.phase import PlanContext
 from tests import executed

@@ -9,9 +9,9 @@ import pytest
 from runbook.config.profile import PlanNote
 from runbook.config.setup import Setup
 from runbook.engine.extend import Extension
-from runbook.engine.not_started import known_end
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
+from runbook.engine.starting import known_end
 from runbook.errors import UsageError
 from runbook.launch.observer import Observer
 from runbook.records import (

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine.history import metric_rows
-from runbook.engine.trends import sparkline, trends
 from runbook.records import RunRecord
 from runbook.records.run import Ran
+from runbook.tools.history.index import metric_rows
+from runbook.tools.history.trends import sparkline, trends
 from tests.engine.test_history import store
 from tests.reports.samples import go
 

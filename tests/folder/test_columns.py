@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.folder import columns
-from runbook.folder.columns import Columns
-from runbook.folder.heartbeats import fold_file
-from runbook.folder.lines import WholeLines
-from runbook.folder.rank_log import RankHistory, rank_log
+from runbook.folder.launch import columns
+from runbook.folder.launch.columns import Columns
+from runbook.folder.launch.heartbeats import fold_file
+from runbook.folder.launch.lines import WholeLines
+from runbook.folder.launch.rank_log import RankHistory, rank_log
 from tests.folder.files import beat, heartbeats
 from tests.tiers import by_tier, examples
 
@@ -51,7 +51,7 @@ def read(path: Path, *, by_forms: bool, block: int = 4 << 20) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "_WORTH", 1)
         patch.setattr(columns, "_OTHERS_SHARE", 1.0 if by_forms else -1.0)
-        patch.setattr("runbook.folder.lines._BLOCK_BYTES", block)
+        patch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", block)
         fold = RankHistory(rank=0)
         sha256, torn = fold_file(path, fold)
         log = rank_log(fold, sha256=sha256, torn=torn, path=path.name)
@@ -227,7 +227,7 @@ def test_every_number_is_read_exactly(
 def test_a_digest_and_a_torn_tail_of_a_file_in_small_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", 3)
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 3)
     path = tmp_path / "x"
     path.write_bytes(b"one\ntwo, which is long\n\nthr")
     lines = WholeLines(path)
@@ -261,7 +261,7 @@ def test_a_long_tail_of_nuls_is_read_in_one_pass_and_in_the_memory_of_a_line(
 def test_what_stands_behind_the_largest_log_is_not_read_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runbook.folder.lines.LARGEST_LOG_BYTES", 10)
+    monkeypatch.setattr("runbook.folder.launch.lines.LARGEST_LOG_BYTES", 10)
     path = tmp_path / "x"
     path.write_bytes(b"12345\n78\n0\n2\n")
     lines = WholeLines(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.documents import read_console, read_json_object, read_junit
+from runbook.folder.launch.documents import read_console, read_json_object, read_junit
 
 MIB = 1 << 20
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.folder.rank_log import read_heartbeats
+from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.launch.watch.ranks import RankWatch
 from runbook.records.evidence import RankLog
 from runbook.tools.inspect.folder import inspect_heartbeats

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.folder.files import heartbeats, training
 from tests.tiers import few

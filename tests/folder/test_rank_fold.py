@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runbook.folder.heartbeats import RankFold, fold_file, heartbeats_in, whole_number
-from runbook.folder.rank_log import read_heartbeats
+from runbook.folder.launch.heartbeats import RankFold, fold_file, heartbeats_in, whole_number
+from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.records.evidence import RankLog
 from tests.folder.files import beat
 
@@ -63,7 +63,7 @@ def test_a_whole_number_fits_into_64_bits(value: object, found: int | None) -> N
 def test_lines_that_only_look_like_records_are_dropped_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
-    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", block)
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", block)
     path = tmp_path / "x"
     path.write_text(beat("boot") + "{no json}\n" + "\n" + beat("step_end", step=1) + '{"event')
     fold = RankFold(rank=0)

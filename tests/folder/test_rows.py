@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.lines import TableTail
-from runbook.folder.rows import RowFile, RowSpec, read_rows
+from runbook.folder.launch.lines import TableTail
+from runbook.folder.launch.rows import RowFile, RowSpec, read_rows
 
 SPEC = RowSpec(
     columns=("step", "name", "gap", "rate"),

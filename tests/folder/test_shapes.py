@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runbook.folder.shapes import (
+from runbook.folder.launch.shapes import (
     EVENTS,
     Each,
     Fields,

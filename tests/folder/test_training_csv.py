@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.records.evidence import TrainingLog
 from tests.folder.files import HEADER, legacy, row, training
 from tests.tiers import examples, few
@@ -102,5 +102,5 @@ def test_blocks_of_the_file_do_not_change_what_is_read(
 ) -> None:
     text = training(40)
     whole = read(tmp_path, text).frame
-    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", 37)
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 37)
     pd.testing.assert_frame_equal(read(tmp_path, text).frame, whole)

@@ -13,7 +13,7 @@ import pytest
 from nsa.tests import maths
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets
 from runbook.launch.command import build_command, keep_config, pasteable
 from runbook.records import ArmSchedule, Launch

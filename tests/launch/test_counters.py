@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runbook.folder.documents import read_json_object
-from runbook.folder.shapes import DEVICE_COUNTERS, DEVICES, shaped
+from runbook.folder.launch.documents import read_json_object
+from runbook.folder.launch.shapes import DEVICE_COUNTERS, DEVICES, shaped
 from runbook.machine.gpu import devices as counters
 from runbook.machine.gpu.devices import When, write_devices
 from tests.launch.nvml import Machine, nvidia_smi

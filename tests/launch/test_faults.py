@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, StopRequest
 from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.end.classify import End
+from runbook.launch.end import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import find_desync, left_the_pattern, read_flights
 from runbook.records import LaunchStatus

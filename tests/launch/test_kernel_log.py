@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.kernel_lines import KernelLine, Kind, parse_lines
-from runbook.folder.launch import read_launch
-from runbook.launch.end.classify import End
-from runbook.launch.end.kernel_cause import with_kernel_log
+from runbook.folder.launch.evidence import read_launch
+from runbook.folder.launch.kernel_lines import KernelLine, Kind, parse_lines
+from runbook.launch.end import End
+from runbook.launch.kernel_cause import with_kernel_log
 from runbook.launch.observer import Observer
 from runbook.machine import kernel_log
 from runbook.machine.kernel_log import MOST_LINES, KernelLog

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.accounts.tables import written_account
-from runbook.launch.end.classify import rank_exits
+from runbook.launch.end import rank_exits
 from runbook.launch.observer import Observer
 from runbook.launch.watch.live_status import LiveStatus
 from runbook.launch.watch.ranks import RankWatch

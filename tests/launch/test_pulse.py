@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.launch.observer import Observer, Pulse
-from runbook.launch.watch.pulse import pulse_of
+from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.ranks import RankState
 from runbook.records import Launch
 from tests.launch.helpers import fake_launch, rank, run

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.load import Load
-from runbook.launch.end.classify import End
+from runbook.folder.launch.documents import Load
+from runbook.launch.end import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import read_flights
 from runbook.launch.incident.straggler import Straggler, find_straggler

@@ -15,8 +15,8 @@ import pytest
 from runbook.launch import StopRequest
 from runbook.launch.observer import Observer
 from runbook.process.ended import process_state
-from runbook.process.guard import end_kept, spawn_kept
 from runbook.process.reaper import carriers, environment_holds
+from runbook.process.start import end_kept, spawn_kept
 from runbook.records import Launch, LaunchStatus
 from tests.launch.helpers import FAKE, fake_launch, run
 from tests.launch.test_faults import HARNESS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runbook.errors import RunbookError
-from runbook.folder.shapes import DEVICE_COUNTERS
+from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi
 
 FIXTURES = Path(__file__).parent / "fixtures"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.machine.draft import Draft
+from runbook.folder.facts import Draft
 from runbook.machine.host_settings import Places, collect_host_settings
 
 

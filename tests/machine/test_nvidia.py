@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runbook.errors import RunbookError
-from runbook.machine.draft import Draft
+from runbook.folder.facts import Draft
 from runbook.machine.gpu.facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.machine.gpu.nvidia_smi import NvidiaSmi, parse_nvidia_smi, parse_topology
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runbook.machine import git
-from runbook.machine.packages import startup_code
+from runbook.machine.identity import startup_code
 from runbook.machine.preflight import _git_drafts
 from tests.machine.test_git import git_in
 
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parents[2]
 
 def asked(expression: str, *paths: Path) -> str:
     """What a new interpreter with these on PYTHONPATH says."""
-    code = f"from runbook.machine.packages import *; print({expression})"
+    code = f"from runbook.machine.identity import *; print({expression})"
     path = os.pathsep.join([*map(str, paths), str(HERE)])
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(

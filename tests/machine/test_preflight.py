@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.machine.draft import Draft, finish
+from runbook.folder.facts import Draft, finish
 from runbook.machine.host import ask_torch
 from runbook.machine.preflight import collect_preflight
 from runbook.process.start import run_tool

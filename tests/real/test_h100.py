@@ -13,9 +13,9 @@ import pytest
 from nsa.witness.effect_watch import kernel_name, operators_by_branch
 from nsa.witness.profiling import HOST, WORK, Recorded, summarize
 from runbook.config.load import load_profile
-from runbook.folder.documents import GPU_SAMPLES, read_console
-from runbook.folder.rows import read_rows
-from runbook.launch.end.classify import End
+from runbook.folder.launch.documents import GPU_SAMPLES, read_console
+from runbook.folder.launch.rows import read_rows
+from runbook.launch.end import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.machine.gpu.facts import gpu_drafts

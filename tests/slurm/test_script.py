@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from runbook.config.setup import RunOptions
-from runbook.engine.judge import write_facts
 from runbook.engine.on_nodes import _gathered
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
+from runbook.folder.facts import write_facts
 from runbook.folder.names import LAUNCH_JSON
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
@@ -23,7 +23,7 @@ from runbook.launch.slurm.files import (
     keep_nodes,
     kept_nodes,
 )
-from runbook.launch.slurm.script import Request, agent_script
+from runbook.launch.slurm.launcher import Request, agent_script
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 from tests.slurm.helpers import launcher
