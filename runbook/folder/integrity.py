@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from runbook.config.registry import report_files
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_LOG_BYTES
 from runbook.folder.journal import is_going_on
@@ -24,7 +25,6 @@ from runbook.folder.manifest import (
 )
 from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
 from runbook.records import ArtifactRecord, RunRecord, Verdict
-from runbook.registry import report_files
 
 _MOST_LOOKED_AT = 2000
 
