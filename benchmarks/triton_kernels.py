@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from nsa.attention.triton.compressed_tiles import FEW, choose_compressed_cut
+from nsa.attention.triton.compressed.tiles import FEW, choose_compressed_cut
 from nsa.attention.triton.tiles import LEAST, ByBlock, Tile, choose_cut
-from nsa.attention.triton.window_tiles import choose_window_cut
+from nsa.attention.triton.window.tiles import choose_window_cut
 from nsa.config import NSAConfig
 
 # Arguments that point to numbers of the call's own type.

@@ -36,7 +36,7 @@ from phases.kit.limits import (
 )
 from phases.kit.measure import rank_value
 from phases.kit.rows import Row, RowPhase, first_problem
-from phases.machine.gpu_samples import balance, headroom, on_gpus, utilisation
+from phases.machine.gpu_samples import balance, headroom, utilisation
 from phases.training.plausible import alike
 from phases.training.proofs import effect_problem
 from phases.training.training import toggles_row, training_rows
@@ -137,20 +137,20 @@ class Baseline(RowPhase):
             Row(
                 "gpu_utilisation",
                 "Are the GPUs busy?",
-                self.over(on_gpus(utilisation)),
+                self.over(utilisation),
                 topic="throughput",
                 restates="throughput",
             ),
             Row(
                 "gpu_balance",
                 "Are the GPUs equally busy?",
-                self.over(on_gpus(balance)),
+                self.over(balance),
                 topic="balance",
             ),
             Row(
                 "memory_headroom",
                 "Is enough GPU memory left?",
-                self.over(on_gpus(partial(first_problem, headroom))),
+                self.over(partial(first_problem, headroom)),
                 topic="memory",
             ),
             Row(

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 
 from nsa.contract import HALT_FILE
-from phases.compare.compared import drift_compared, projected_compared
 from phases.compare.curves import gate_curves, losses, marks, memories, throughputs
 from phases.compare.rates import last50s, rate_table
 from phases.kit.case import Case, Finding, Unanswerable, gather, incomplete, invalid, optional
@@ -40,7 +39,7 @@ from phases.training.stability import (
 )
 from phases.training.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, PlanContext
-from runbook.records import Comparison, Launch, Mark, Outcome, Reason, Series, Stop
+from runbook.records import Compared, Comparison, Launch, Mark, Outcome, Reason, Series, Span, Stop
 from runbook.records.measurement import MIB_PER_GIB
 
 _LAUNCH, _STOPPED, _RESUMED = "run", "stopped", "resumed"
@@ -295,24 +294,39 @@ def _comparisons(case: Case) -> tuple[Comparison, ...]:
 
 
 def _drift(case: Case) -> Comparison | None:
+    """The change of the step time, against what is still level if that decides."""
     measured, drift = steadiness(case, _LAUNCH).measurement, case.limit(DRIFT)
     if measured is None:
         return None
     gated = case.gates_throughput(drift, case.limit(STALL_SHARE))
-    level = drift.value if gated else None
-    return drift_compared(measured, check="long_run.steady", accepted=level)
+    return Comparison(
+        check="long_run.steady",
+        title="Change of the step time from beginning to end",
+        each="",
+        unit="share",
+        rows=(Compared(label="step time", values=(), measurement=measured, decides=gated),),
+        reference=Mark(label="no change", value=0.0),
+        margin=Span(label="still level", low=-drift.value, high=drift.value) if gated else None,
+    )
 
 
 def _projected(case: Case) -> Comparison | None:
+    """The memory of every rank at the end of production, against its limit."""
     found = {
         rank.rank: plateau_of(case, rank).measurement for rank in with_memory(case, _LAUNCH).ranks
     }
-    known = {rank: measured for rank, measured in found.items() if measured is not None}
-    if not known:
+    rows = tuple(
+        Compared(label=f"rank {rank}", values=(), measurement=measured)
+        for rank, measured in found.items()
+        if measured is not None
+    )
+    if not rows:
         return None
-    return projected_compared(
-        known,
+    return Comparison(
         check="long_run.memory_plateau",
-        steps=case.profile.workload.production_steps,
-        limits=marks(case.limit(MEMORY), "limit of each rank", factor=MIB_PER_GIB),
+        title=f"Memory projected to step {case.profile.workload.production_steps}",
+        each="",
+        unit="MiB",
+        rows=rows,
+        limits=tuple(marks(case.limit(MEMORY), "limit of each rank", factor=MIB_PER_GIB)),
     )

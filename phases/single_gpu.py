@@ -40,6 +40,7 @@ from phases.kit.commands import repeated
 from phases.kit.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, SCALING, fixed_rules
 from phases.kit.measure import decided, derived, shown_only, with_limit
 from phases.kit.rows import Row, RowPhase, answered
+from phases.machine.ceilings import require_ranks
 from phases.training.plausible import alike
 from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.accounts.data import union_of_data
@@ -157,8 +158,7 @@ class SingleGpu(RowPhase):
         return tuple(f"{self.name}.{row.what}" for row in node_scaling_rows(context) if decides)
 
     def _same_as_baseline(self, case: Case) -> Finding:
-        if case.profile.ranks < 2:
-            return _one_rank(case)
+        require_ranks(case)
         unlike = unlike_baseline(case, self.names(case), but=_SPREAD)
         return (
             unlike
@@ -204,8 +204,7 @@ class SingleGpu(RowPhase):
     def _weak(self, case: Case) -> Finding:
         """At one batch per GPU; at one global batch where nothing else was launched."""
         limit = case.limit(SCALING)
-        if case.profile.ranks < 2:
-            return _one_rank(case)
+        require_ranks(case)
         same = self._same_batch(case)
         one, names = same or (case, self.names(case))
         value, decision = self._efficiency(case, one, names)
@@ -219,8 +218,7 @@ class SingleGpu(RowPhase):
     def _own_scaling(self, case: Case) -> Finding:
         """E of a trainer of one's own: at one batch per rank, if that is what the profile says."""
         limit = case.limit(SCALING)
-        if case.profile.ranks < 2:
-            return _one_rank(case)
+        require_ranks(case)
         value, decision = self._efficiency(case, case, self.names(case))
         own = case.profile.own_trainer
         if own is None or own.tokens_per_rank is None or not case.gates_throughput(limit):
@@ -230,8 +228,7 @@ class SingleGpu(RowPhase):
     def _link(self, case: Case) -> Finding:
         """E against that of a step without overlap over the link that preflight measured."""
         limit = case.limit(SCALING)
-        if case.profile.ranks < 2:
-            return _one_rank(case)
+        require_ranks(case)
         gated, same = case.gates_throughput(limit), self._same_batch(case)
         one, names = same or (case, self.names(case))
         value, decision = self._efficiency(case, one, names)
@@ -246,8 +243,7 @@ class SingleGpu(RowPhase):
         return explained(value, expected, limit, decision)
 
     def _strong(self, case: Case) -> Finding:
-        if case.profile.ranks < 2:
-            return _one_rank(case)
+        require_ranks(case)
         value, _ = self._efficiency(case, case, self.names(case))
         text = f"{value}: never decides, one GPU has {case.profile.ranks} times the batch"
         return skipped(Reason.NOT_GATED, text, measurement=value)
@@ -354,7 +350,3 @@ class SingleGpu(RowPhase):
             rows=tuple(rows),
             note=f"tok/s, tokens / time after warm-up; the same {same} on both sides",
         )
-
-
-def _one_rank(case: Case) -> Finding:
-    return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")

@@ -28,7 +28,7 @@ from phases.kit.limits import (
 )
 from phases.kit.measure import against, shown_only
 from phases.kit.rows import Row, RowPhase, first_problem
-from phases.machine.gpu_samples import balance, on_gpus, utilisation
+from phases.machine.gpu_samples import balance, utilisation
 from phases.training.gates import gates, selection
 from phases.training.resuming import checkpoint_time, resumed, storage
 from phases.training.stability import (
@@ -208,11 +208,11 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
         Row(
             "gpu_utilisation",
             "Are the GPUs busy?",
-            over(on_gpus(utilisation)),
+            over(utilisation),
             topic="throughput",
             restates="throughput",
         ),
-        Row("gpu_balance", "Are the GPUs equally busy?", over(on_gpus(balance)), topic="balance"),
+        Row("gpu_balance", "Are the GPUs equally busy?", over(balance), topic="balance"),
         Row(
             "gates",
             "Is the selection healthy: no branch collapses?",

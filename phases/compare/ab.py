@@ -16,7 +16,7 @@ from phases.compare.arms import (
     samples,
     source_log,
 )
-from phases.compare.compared import compared_arms, ratios_compared
+from phases.compare.compared import compared_arms
 from phases.kit.case import Case, Finding, gather, invalid, optional, passed
 from phases.kit.commands import (
     INTERLEAVED,
@@ -32,7 +32,7 @@ from phases.training.plausible import alike
 from phases.training.proofs import effect_problem
 from phases.training.training import require_sound, toggles_row
 from runbook.config.phase import Judgement, PlanContext
-from runbook.records import Comparison, Launch, Measurement, Outcome, Reason, Span
+from runbook.records import Comparison, Launch, Mark, Measurement, Outcome, Reason, Span
 from runbook.records.evidence import TrainingLog
 from runbook.stats.arms import best_arm_sequential, complete_rounds
 from runbook.stats.decision import Decided, Decision, FloatArray
@@ -243,11 +243,14 @@ class AbPhase(RowPhase):
             return f"{arm} {self.arm_unit}".strip() if values[arm] == arm else arm
 
         frame, measured = samples(case, list(values)), self.estimate(case, decision)
-        return ratios_compared(
-            compared_arms(frame, decision, measured, arms=arms, said=said),
+        return Comparison(
             check=f"{self.name}.{self.decides}",
             title=f"{self.table_title}: ratios",
+            each="one round",
+            unit="ratio",
             answer=_told(decision, self.answer(case, decision)),
+            rows=tuple(compared_arms(frame, decision, measured, arms=arms, said=said)),
+            reference=Mark(label="equal", value=1.0),
             margin=self.accepted(case.context, decision),
         )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from phases.kit.measure import derived
-from runbook.records import Compared, Comparison, Mark, Measurement, Span
+from runbook.records import Compared, Comparison, Mark, Measurement
 from runbook.stats.decision import Decision
 
 if TYPE_CHECKING:
@@ -51,22 +51,6 @@ def compared_arms(
     return rows
 
 
-def ratios_compared(
-    rows: Sequence[Compared], *, check: str, title: str, answer: str, margin: Span | None
-) -> Comparison:
-    """Ratios of arms, round by round, against one."""
-    return Comparison(
-        check=check,
-        title=title,
-        each="one round",
-        unit="ratio",
-        answer=answer,
-        rows=tuple(rows),
-        reference=Mark(label="equal", value=1.0),
-        margin=margin,
-    )
-
-
 def efficiency_row(
     same: str,
     together: Sequence[Measurement],
@@ -101,38 +85,6 @@ def efficiencies_compared(
         rows=tuple(rows),
         reference=Mark(label="linear", value=1.0),
         limits=tuple(floor),
-    )
-
-
-def drift_compared(measured: Measurement, *, check: str, accepted: float | None) -> Comparison:
-    """The change of the step time over a run, against what is still level if that decides."""
-    level = accepted or 0.0
-    gated = accepted is not None
-    return Comparison(
-        check=check,
-        title="Change of the step time from beginning to end",
-        each="",
-        unit="share",
-        rows=(Compared(label="step time", values=(), measurement=measured, decides=gated),),
-        reference=Mark(label="no change", value=0.0),
-        margin=Span(label="still level", low=-level, high=level) if gated else None,
-    )
-
-
-def projected_compared(
-    measured: Mapping[int, Measurement], *, check: str, steps: int, limits: Sequence[Mark]
-) -> Comparison:
-    """The memory of every rank at the end of production, against its limit."""
-    rows = [
-        Compared(label=f"rank {rank}", values=(), measurement=one) for rank, one in measured.items()
-    ]
-    return Comparison(
-        check=check,
-        title=f"Memory projected to step {steps}",
-        each="",
-        unit="MiB",
-        rows=tuple(rows),
-        limits=tuple(limits),
     )
 
 

@@ -6,6 +6,7 @@ A number below its floor is the card's, not a setting's, so it is INVALID and ne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nsa.contract import CEILINGS_JSON, Ceiling
@@ -29,7 +30,7 @@ from phases.kit.limits import (
 )
 from phases.kit.measure import against, in_file
 from phases.kit.rows import Row
-from phases.machine.devices import no_gpu
+from phases.machine.devices import require_gpu
 from runbook.config.limits import LimitSpec
 from runbook.folder.launch.ceilings import CeilingsError, Measured, read_measured
 from runbook.records import Measurement, Outcome, Reason
@@ -40,43 +41,27 @@ LAUNCH = "ceilings"
 
 def ceiling_rows() -> tuple[Row, ...]:
     """The rows of preflight."""
+    row = partial(Row, rests_on="cuda")
+    multiply = "Does every device multiply matrices as fast as its kind?"
+    copy = "Is every device's memory as fast as its kind?"
+    feed = "Do the devices get data from the host at the speed of their link?"
+    exchange = "Do the ranks exchange gradients at the speed of their link?"
     return (
-        Row(
-            "matmul",
-            "Does every device multiply matrices as fast as its kind?",
-            _row(Ceiling.MATMUL, CEILING_MATMUL),
-            topic="card",
-            rests_on="cuda",
+        row("matmul", multiply, _row(Ceiling.MATMUL, CEILING_MATMUL), "card"),
+        row("memory_copy", copy, _row(Ceiling.MEMORY_COPY, CEILING_MEMORY), "card"),
+        row("host_copy", feed, _row(Ceiling.HOST_COPY, CEILING_HOST, require_gpu), "link"),
+        row(
+            "all_reduce", exchange,
+            _row(Ceiling.ALL_REDUCE, CEILING_ALL_REDUCE, require_ranks), "link",
         ),
-        Row(
-            "memory_copy",
-            "Is every device's memory as fast as its kind?",
-            _row(Ceiling.MEMORY_COPY, CEILING_MEMORY),
-            topic="card",
-            rests_on="cuda",
-        ),
-        Row(
-            "host_copy",
-            "Do the devices get data from the host at the speed of their link?",
-            _row(Ceiling.HOST_COPY, CEILING_HOST, skip=no_gpu),
-            topic="link",
-            rests_on="cuda",
-        ),
-        Row(
-            "all_reduce",
-            "Do the ranks exchange gradients at the speed of their link?",
-            _row(Ceiling.ALL_REDUCE, CEILING_ALL_REDUCE, skip=one_rank),
-            topic="link",
-            rests_on="cuda",
-        ),
-    )
+    )  # fmt: skip
 
 
-def one_rank(case: Case) -> Finding | None:
-    """SKIPPED on a profile with one rank."""
-    if case.profile.ranks > 1:
-        return None
-    return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")
+def require_ranks(case: Case) -> None:
+    """Raise that it is SKIPPED on a profile with one rank."""
+    if case.profile.ranks < 2:
+        reason = f"profile {case.profile.name} has one rank"
+        raise Unanswerable(skipped(Reason.NEEDS_GPUS, reason))
 
 
 def measured(case: Case, what: Ceiling, name: str = LAUNCH) -> list[Measured]:
@@ -153,12 +138,10 @@ def _damaged(launch: LaunchEvidence, reason: str) -> Finding:
 
 
 def _row(
-    what: Ceiling, spec: LimitSpec, *, skip: Callable[[Case], Finding | None] | None = None
+    what: Ceiling, spec: LimitSpec, require: Callable[[Case], None] = lambda _: None
 ) -> Callable[[Case], Finding]:
     def answer(case: Case) -> Finding:
-        left_out = skip(case) if skip else None
-        if left_out:
-            return left_out
+        require(case)
         found = measured(case, what)
         value = as_measurement(case, what, found[0])
         if impossible := _not_measured(case, what, found):

@@ -23,7 +23,7 @@ from phases.kit.case import (
 from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST
 from phases.kit.measure import in_file
 from phases.machine.device_samples import require_own_times, sampled
-from phases.machine.devices import no_gpu
+from phases.machine.devices import require_gpu
 from runbook.folder.launch.kernel_lines import (
     XIDS,
     KernelLine,
@@ -70,9 +70,7 @@ class Notes:
 @once
 def device_changes(case: Case, name: str) -> Finding:
     """PASS where nothing changed; INVALID where a fault shows that the machine was not healthy."""
-    skip = no_gpu(case)
-    if skip:
-        return skip
+    require_gpu(case)
     launch = case.launch(name)
     before = _document(launch, "devices_before", DEVICES_BEFORE_JSON)
     after = _document(launch, "devices_after", DEVICES_AFTER_JSON)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from phases.kit.case import Case, Finding, invalid, passed, skipped, warned
+from phases.kit.case import Case, Finding, Unanswerable, invalid, passed, skipped, warned
 from phases.kit.limits import GPU_IDLE_MEMORY, MEMORY_SHARE, POWER_LEAST
 from runbook.records import Measurement, Reason
 from runbook.records.measurement import MIB_PER_GIB
@@ -15,18 +15,16 @@ from runbook.records.measurement import MIB_PER_GIB
 _OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
-def no_gpu(case: Case) -> Finding | None:
-    """SKIPPED on a profile without GPUs."""
-    if case.profile.has_gpu:
-        return None
-    return skipped(Reason.NEEDS_CUDA, f"profile {case.profile.name} uses no GPU")
+def require_gpu(case: Case, verb: str = "uses") -> None:
+    """Raise that it is SKIPPED on a profile without GPUs."""
+    if not case.profile.has_gpu:
+        reason = f"profile {case.profile.name} {verb} no GPU"
+        raise Unanswerable(skipped(Reason.NEEDS_CUDA, reason))
 
 
 def cuda(case: Case) -> Finding:
     """Can torch use as many devices as the profile trains on?"""
-    skip = no_gpu(case)
-    if skip:
-        return skip
+    require_gpu(case)
     fact, value = case.known("torch.cuda_available")
     if fact.value is not True:
         why = _why_none(case)
@@ -63,9 +61,7 @@ def driver(case: Case) -> Finding:
     A data center's driver may run a newer CUDA through its compatibility package, so an old one is
     a warning where torch sees the GPUs all the same.
     """
-    skip = no_gpu(case)
-    if skip:
-        return skip
+    require_gpu(case)
     fact, value = case.known("gpu.driver")
     old = _too_old(case)
     if not old:
@@ -97,9 +93,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def mig(case: Case) -> Finding:
     """Is no visible GPU cut into instances?"""
-    skip = no_gpu(case)
-    if skip:
-        return skip
+    require_gpu(case)
     fact, value = case.known("gpu.mig")
     if fact.value:
         reason = f"MIG is on ({fact.note}): an instance is a part of a GPU, the profile is for all"
@@ -109,9 +103,7 @@ def mig(case: Case) -> Finding:
 
 def extra_gpus(case: Case) -> Finding:
     """A warning where more GPUs are visible than the profile uses."""
-    skip = no_gpu(case)
-    if skip:
-        return skip
+    require_gpu(case)
     _, count = case.known("gpu.count")
     wanted, seen = case.profile.hardware.gpus, float(count.value)
     if seen > wanted:
@@ -148,10 +140,9 @@ def gpu_names(case: Case) -> Finding:
 def gpu_memory(case: Case) -> Finding:
     """Memory of the smallest GPU against the profile's."""
     wanted = case.profile.hardware.gpu_memory_gib
-    if not case.profile.has_gpu or wanted is None:
-        return no_gpu(case) or skipped(
-            Reason.NOT_ASKED_FOR, "the profile does not specify GPU memory"
-        )
+    require_gpu(case)
+    if wanted is None:
+        return skipped(Reason.NOT_ASKED_FOR, "the profile does not specify GPU memory")
     _, value = case.known("gpu.memory_total_mib")
     here = float(value.value) / MIB_PER_GIB
     if here < MEMORY_SHARE * wanted:
@@ -162,10 +153,9 @@ def gpu_memory(case: Case) -> Finding:
 def pcie(case: Case) -> Finding:
     """Generation that the link can reach (an idle one trains down), and its width."""
     hardware = case.profile.hardware
-    if not case.profile.has_gpu or hardware.pcie_gen is None:
-        return no_gpu(case) or skipped(
-            Reason.NOT_ASKED_FOR, "the profile does not specify a PCIe link"
-        )
+    require_gpu(case)
+    if hardware.pcie_gen is None:
+        return skipped(Reason.NOT_ASKED_FOR, "the profile does not specify a PCIe link")
     _, best = case.known("gpu.pcie_gen_max")
     if float(best.value) != hardware.pcie_gen:
         reason = f"PCIe generation {float(best.value):g}, the profile is for {hardware.pcie_gen}"
@@ -180,8 +170,9 @@ def pcie(case: Case) -> Finding:
 def nvlink(case: Case) -> Finding:
     """NVLink changes what the throughput means, in either direction."""
     wanted = case.profile.hardware.nvlink
-    if not case.profile.has_gpu or wanted is None:
-        return no_gpu(case) or skipped(Reason.NOT_ASKED_FOR, "the profile does not specify NVLink")
+    require_gpu(case)
+    if wanted is None:
+        return skipped(Reason.NOT_ASKED_FOR, "the profile does not specify NVLink")
     fact, value = case.known("gpu.nvlink")
     text = f"{'NVLink' if fact.value else 'no NVLink'}{f' ({fact.note})' if fact.note else ''}"
     if fact.value is not wanted:
@@ -192,9 +183,7 @@ def nvlink(case: Case) -> Finding:
 
 def gpu_state(case: Case) -> Finding:
     """Nobody else on the GPUs, their memory empty, nothing broken or throttled."""
-    skip = no_gpu(case)
-    if skip:
-        return skip
+    require_gpu(case)
     fact, busy = case.known("gpu.processes")
     if float(busy.value) > 0:
         return _wrong_hardware(f"{float(busy.value):.0f} process(es): {fact.note}", busy)
@@ -212,9 +201,7 @@ def gpu_state(case: Case) -> Finding:
 
 def power_limit(case: Case) -> Finding:
     """INVALID where somebody set the power limit of a GPU under the one that it is sold with."""
-    skip = no_gpu(case)
-    if skip:
-        return skip
+    require_gpu(case)
     fact = case.fact("gpu.power_limit")
     if fact.value is None:
         return warned(f"power limits are unknown: {fact.note}", evidence=(fact.path,))

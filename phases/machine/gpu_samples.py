@@ -7,7 +7,7 @@ are nobody's business. Samples of all launches of a phase count together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from phases.kit.case import Case, Finding, inconclusive, missing, skipped
 from phases.kit.limits import GPU_IMBALANCE, GPU_UTILISATION, MEMORY_HEADROOM
 from phases.kit.measure import against, derived, effective_rate, in_file
 from phases.machine.device_samples import FEWEST, sampled_at
+from phases.machine.devices import require_gpu
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence
 
@@ -31,6 +32,7 @@ _SILENT_S, _SILENT_SHARE = 2.0, 0.1
 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:
     """Mean utilization of the least busy GPU over the timed steps of all launches."""
+    require_gpu(case, "has")
     means, value, few = _busy(case, names)
     if few:
         return inconclusive(Reason.TOO_FEW_SAMPLES, few, measurement=value)
@@ -42,6 +44,7 @@ def utilisation(case: Case, names: Sequence[str]) -> Finding:
 
 def balance(case: Case, names: Sequence[str]) -> Finding:
     """Difference of mean utilization between the busiest and the least busy GPU."""
+    require_gpu(case, "has")
     means, value, few = _busy(case, names)
     if len(means) < 2:
         return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
@@ -55,6 +58,7 @@ def balance(case: Case, names: Sequence[str]) -> Finding:
 
 def headroom(case: Case, name: str) -> Finding:
     """Share of memory that was free on the fullest GPU at its fullest moment."""
+    require_gpu(case, "has")
     launch, frame = _samples(case, name)
     used = frame["memory_used_mib"].to_numpy(dtype=float)
     total = frame["memory_total_mib"].to_numpy(dtype=float)
@@ -67,19 +71,6 @@ def headroom(case: Case, name: str) -> Finding:
     value = _value(launch, frame, "memory_headroom", float(free), "%")
     text = f"{name}: {used[fullest]:.0f} of {total[fullest]:.0f} MiB at most, {free:.0f} % free"
     return against(value, case.limit(MEMORY_HEADROOM), text)
-
-
-def on_gpus(
-    answer: Callable[[Case, Sequence[str]], Finding],
-) -> Callable[[Case, Sequence[str]], Finding]:
-    """The answer; SKIPPED on a profile without GPUs."""
-
-    def judged(case: Case, names: Sequence[str]) -> Finding:
-        if not case.profile.has_gpu:
-            return skipped(Reason.NEEDS_CUDA, f"profile {case.profile.name} has no GPU")
-        return answer(case, names)
-
-    return judged
 
 
 def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measurement, str]:

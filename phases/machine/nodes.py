@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from phases.kit.case import Case, Finding, invalid, missing, passed, warned
@@ -41,29 +42,13 @@ _WRITES = "disk.write_mib_s"
 
 def node_rows() -> tuple[Row, ...]:
     """The rows of preflight that a run on nodes of a cluster has."""
+    row = partial(Row, topic="nodes", rests_on="nodes")
+    network = "Is the network between the nodes the one of the profile?"
     return (
         Row("nodes", "Are these as many nodes as were asked for?", _nodes, topic="nodes"),
-        Row(
-            "nodes_alike",
-            "Have all nodes the same devices, driver and software?",
-            _alike,
-            topic="nodes",
-            rests_on="nodes",
-        ),
-        Row(
-            "interconnect",
-            "Is the network between the nodes the one of the profile?",
-            _interconnect,
-            topic="nodes",
-            rests_on="nodes",
-        ),
-        Row(
-            "node_clocks",
-            "Do the nodes agree on the time?",
-            _clocks,
-            topic="nodes",
-            rests_on="nodes",
-        ),
+        row("nodes_alike", "Have all nodes the same devices, driver and software?", _alike),
+        row("interconnect", network, _interconnect),
+        row("node_clocks", "Do the nodes agree on the time?", _clocks),
     )
 
 

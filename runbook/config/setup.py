@@ -209,7 +209,9 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         retry=bool(kept["retry"]),
         keep_going=bool(kept.get("keep_going")),
     )
-    profile = profile or load_profile_document(record.profile_document, where=f"profile of {record.run_id}")
+    profile = profile or load_profile_document(
+        record.profile_document, where=f"profile of {record.run_id}"
+    )
     phases = tuple(select(options.phases, profile.phases))
     if problems := phase_problems(profile, phases):
         raise UsageError(problems)

@@ -136,6 +136,14 @@ def screen(tmp_path: Path) -> Iterator[Screen]:
 _KEPT = "from tests.cli.test_live_terminal import keep_showing; keep_showing()"
 
 
+def keep_showing() -> None:
+    clock = Clock()
+    with TextObserver(Console(), clock=clock) as observer:
+        running(observer, clock)
+        observer.note("above")
+        time.sleep(60.0)
+
+
 @needs_tmux
 def test_the_screen_of_a_terminal_that_changes_its_width(screen: Screen) -> None:
     lines = screen.wait_for("2 min 40 s left", "step 30/100")

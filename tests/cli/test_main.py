@@ -421,9 +421,7 @@ def test_a_pipe_in_the_place_of_a_file_is_told(tmp_path: Path, words: tuple[str,
 @pytest.mark.parametrize("out", ["/sys/runs", "/proc/runs", "file/runs"])
 def test_out_that_cannot_be_written(tmp_path: Path, out: str) -> None:
     (tmp_path / "file").write_text("")
-    ended = runbook(
-        *("run", "--phase", "preflight", "--profile", "cpu", "--out", out), cwd=tmp_path
-    )
+    ended = inside("run", "--phase", "preflight", "--profile", "cpu", "--out", out, cwd=tmp_path)
     assert ended.code == 2
     said = ended.err.splitlines()[-1]
     assert said.startswith(f"runbook: error: --out {tmp_path.joinpath(out)}: no folder can be made")

@@ -15,6 +15,7 @@ import pytest
 import runbook as package
 from nsa.contract import NSAError
 from nsa.launch.plan import plan_launch
+from nsa.toggles import TOGGLES
 from runbook.cli import main
 from runbook.config.load import load_profile
 from runbook.config.presets import load_preset
@@ -133,6 +134,17 @@ def test_the_page_begins_with_the_first_time_and_types_the_cheatsheet_under_all_
     assert TEXT.index(table) < TEXT.index("\n## Launch\n")
     typed = [line for line in PLANNED if f"`{line}`" in table and "=" in line]
     assert len(typed) >= 9 and all("--phase all" in line for line in typed)
+
+
+def test_toggles_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(SHOWN[0])[1:]) == 0
+    assert set(TOGGLES) <= set(capsys.readouterr().out.split())
+
+
+def test_every_toggle_on_the_page_exists() -> None:
+    named = set(re.findall(r"\bNSA_[A-Z0-9_]+\b", TEXT))
+    assert named <= set(TOGGLES)
+    assert len(named) > 10
 
 
 def test_what_is_launched_by_hand_the_trainer_plans(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from runbook.records import Outcome, RunRecord, Verdict
 from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import cut_after, digests
 from tests.engine.toys import Toy
+from tests.shared import once
 
 ADD = Extension(phases="nvtx", command="again")
 AGAIN = Extension(failed=True, command="again")
@@ -159,31 +160,42 @@ def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> N
         extended(folder, None, Toy("baseline"))
 
 
+UNPLANNED = (Toy("baseline", breaks="plan"), Toy("nvtx", breaks="plan"))
+
+
+@pytest.fixture
+def begun(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
+    """A copy of a run of two phases in which nothing was launched."""
+    record, whole = once(tmp_path_factory, "unplanned", lambda folder: made(folder, *UNPLANNED))
+    return record, Path(shutil.copytree(whole, tmp_path / whole.name))
+
+
 @pytest.mark.parametrize("what", sorted(identity()))
-def test_another_commit_machine_or_software_is_refused_by_name(tmp_path: Path, what: str) -> None:
-    record, folder = made(tmp_path, Toy("baseline", breaks="plan"))
+def test_another_commit_machine_or_software_is_refused_by_name(
+    begun: tuple[RunRecord, Path], what: str
+) -> None:
+    record, folder = begun
     path = folder / EVENTS_FILE
     lines = path.read_text().splitlines(keepends=True)
     value = record.environment[what]
     lines[0] = lines[0].replace(f'"{what}":"{value}"', f'"{what}":"another"')
     path.write_text("".join(lines))
     with pytest.raises(UsageError, match=rf"(?i){what}.*: another then, "):
-        extended(folder, ADD, Toy("baseline"), Toy("nvtx"))
+        extended(folder, AGAIN, *UNPLANNED)
     assert path.read_text() == "".join(lines), "nothing was begun"
 
 
 @pytest.mark.parametrize("what", sorted(identity()))
 def test_a_run_that_was_cut_off_does_not_go_on_as_another(
-    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+    begun: tuple[RunRecord, Path], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No --phase, no --failed: the rows of two commits would stand under the name of one."""
-    phases = (Toy("baseline", breaks="plan"), Toy("nvtx", breaks="plan"))
-    _, folder = made(tmp_path, *phases)
+    _, folder = begun
     cut_after(folder, "phase_finished")
     before = (folder / EVENTS_FILE).read_bytes()
     monkeypatch.setattr("runbook.engine.resuming.identity", lambda: identity() | {what: "another"})
     with pytest.raises(UsageError, match=rf"(?i)cannot go on.*{what}.* then, another now"):
-        extended(folder, None, *phases)
+        extended(folder, None, *UNPLANNED)
     assert (folder / EVENTS_FILE).read_bytes() == before, "nothing was begun"
 
 

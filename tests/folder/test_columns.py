@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import tracemalloc
@@ -21,7 +22,7 @@ from runbook.folder.launch.heartbeats import fold_file
 from runbook.folder.launch.lines import WholeLines
 from runbook.folder.launch.rank_log import RankHistory, rank_log
 from tests.folder.files import beat, heartbeats
-from tests.tiers import examples
+from tests.tiers import by_tier, examples
 
 
 def stepping(steps: int) -> str:
@@ -105,17 +106,31 @@ ODD_NUMBERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", ODD_NUMBERS)
-@pytest.mark.parametrize("name", ["step", "mono", "ts", "loss", "embedded", "mem_mib", "pid"])
-def test_a_number_of_any_text(tmp_path: Path, name: str, number: str) -> None:
-    """In one of many lines that are equal otherwise, and in the first of them."""
+NAMES = ("step", "mono", "ts", "loss", "embedded", "mem_mib", "pid")
+
+
+def _own_name(place: tuple[str, str]) -> bool:
+    name, number = place
+    return NAMES[ODD_NUMBERS.index(number) % len(NAMES)] == name
+
+
+@pytest.mark.parametrize(
+    "place",
+    by_tier(itertools.product(NAMES, ODD_NUMBERS), _own_name, lambda one: f"{one[0]}-{one[1]!a}"),
+)
+def test_a_number_of_any_text(tmp_path: Path, place: tuple[str, str]) -> None:
+    """In one of many lines that are equal otherwise, and in the first of them.
+
+    In the fast tier each number stands for one of the names, in the long one for every name.
+    """
+    name, number = place
     lines = stepping(8).splitlines()
     event = {"loss": "progress"}.get(name, "step_end")
     at = [i for i, line in enumerate(lines) if json.loads(line)["event"] == event]
-    for place in (at[0], at[4]):
-        told = json.loads(lines[place])[name]
+    for line in (at[0], at[4]):
+        told = json.loads(lines[line])[name]
         changed = list(lines)
-        changed[place] = changed[place].replace(
+        changed[line] = changed[line].replace(
             f'"{name}": {json.dumps(told)}', f'"{name}": {number}'
         )
         assert changed != lines

@@ -196,22 +196,14 @@ def test_the_oldest_drivers_are_those_of_preflight(script: ModuleType) -> None:
     assert found == {cuda: _OLDEST_DRIVER[cuda] for cuda in found}
 
 
-def test_a_torch_that_is_there_is_shared(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("prefix", "shared"), [(sys.base_prefix, "true"), ("/active", "false")])
+def test_a_torch_that_is_there_is_shared_unless_an_active_environment_has_it(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, shared: str
 ) -> None:
     monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: name == "torch" or None)
-    monkeypatch.setattr(script.sys, "prefix", sys.base_prefix)
+    monkeypatch.setattr(script.sys, "prefix", prefix)
     assert script.main([str(tmp_path / "venv")]) == 0
-    assert "include-system-site-packages = true" in (tmp_path / "venv/pyvenv.cfg").read_text()
-
-
-def test_what_an_active_environment_has_is_not_shared_and_what_is_below_it_neither(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: name == "torch" or None)
-    monkeypatch.setattr(script.sys, "prefix", str(tmp_path / "active"))
-    assert script.main([str(tmp_path / "venv")]) == 0
-    assert "include-system-site-packages = false" in (tmp_path / "venv/pyvenv.cfg").read_text()
+    assert f"include-system-site-packages = {shared}" in (tmp_path / "venv/pyvenv.cfg").read_text()
 
 
 @pytest.mark.parametrize(
