@@ -40,8 +40,8 @@ from phases.machine.gpu_samples import balance, headroom, utilisation
 from phases.training.plausible import alike
 from phases.training.proofs import effect_problem
 from phases.training.training import toggles_row, training_rows
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Reason
-from runbook.records.phase import Judgement, PlanContext
 
 _COMPRESS = "NSA_DDP_COMPRESS"
 

@@ -38,9 +38,9 @@ from phases.training.stability import (
     with_memory,
 )
 from phases.training.training import toggles_row, training_rows
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Compared, Comparison, Launch, Mark, Outcome, Reason, Series, Span, Stop
 from runbook.records.measurement import MIB_PER_GIB
-from runbook.records.phase import Judgement, PlanContext
 
 _LAUNCH, _STOPPED, _RESUMED = "run", "stopped", "resumed"
 # Steps that a launch does before it is told to end, and those that it would have left.

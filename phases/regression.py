@@ -28,9 +28,9 @@ from phases.kit.measure import decided, derived
 from phases.kit.rows import Row, RowPhase, contract_only, first_problem
 from phases.training.plausible import alike
 from phases.training.training import require_sound, training_rows
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import PhaseEvidence
-from runbook.records.phase import Judgement, PlanContext
 from runbook.stats.cpu_time import per_cpu_second
 from runbook.stats.decision import Decision
 from runbook.stats.pairs import regression

@@ -44,8 +44,8 @@ from phases.machine.ceilings import require_ranks
 from phases.training.plausible import alike
 from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.accounts.data import union_of_data
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Comparison, Launch, Measurement, Reason, Table
-from runbook.records.phase import Judgement, PlanContext
 from runbook.stats.decision import Decision
 from runbook.stats.launches import scaling
 from runbook.stats.plans import SCALING_PLAN

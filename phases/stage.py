@@ -40,8 +40,8 @@ from phases.training.stability import (
     steadiness,
 )
 from phases.training.training import toggles_row, training_rows
+from runbook.config.phase import Judgement, Made, PlanContext
 from runbook.records import Launch
-from runbook.records.phase import Judgement, Made, PlanContext
 
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec

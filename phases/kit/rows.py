@@ -10,11 +10,11 @@ from typing import ClassVar, TypeVar
 from phases.kit.case import Case, Finding, Unanswerable, ending, incomplete, invalid, skipped
 from phases.kit.playbook import Advice, first_of, remedy_for
 from phases.kit.situation import Situation, situation_of
+from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
 from runbook.records import Check, Comparator, Launch, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.own_trainer import OwnTrainer
-from runbook.records.phase import Judgement, Phase, PlanContext
 
 S = TypeVar("S")
 # What statistics and decisions raise on values that cannot be: zero or negative times, NaN.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook import registry
 from runbook.cli import main
+from runbook.config import registry
 
 PAGE = Path(__file__).parents[2] / "docs" / "thresholds.md"
 

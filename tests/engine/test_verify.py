@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from runbook.config.phase import PlanContext
 from runbook.engine.verify import Verification, verify_run
 from runbook.errors import RunbookError
 from runbook.folder.manifest import write_manifest
 from runbook.records import Launch, RunRecord
-from runbook.records.phase import PlanContext
 from tests.engine.toys import Toy, run, setup
 
 PHASES = {

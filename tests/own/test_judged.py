@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from runbook import registry
+from runbook.config import registry
+from runbook.config.phase import PlanContext
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
-from runbook.records.phase import PlanContext
 from tests.own.runs import LOG, document, judged, launched, profile_of
 
 ANSWERED = {

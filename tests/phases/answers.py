@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.phase import Judgement, PlanContext
 from tests.phases import builder, spoil
 from tests.tiers import examples
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from runbook import registry
+from runbook.config import registry
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder, spoil, traces

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runbook import registry
+from runbook.config import registry
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder, heartbeats, spoil, traces

@@ -14,10 +14,10 @@ import pytest
 from pydantic import ValidationError
 
 from nsa.contract import CEILINGS_JSON, Ceiling
+from runbook.config.phase import PlanContext
 from runbook.folder.launch.evidence import read_launch
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from runbook.records.phase import PlanContext
 from tests.phases import builder, ceiling_files, on_disk, spoil
 from tests.phases.answers import WHERE, said
 from tests.phases.test_hostile_files import ODD, places, put

@@ -12,9 +12,9 @@ import pytest
 from phases.kit.case import ending
 from phases.kit.playbook import playbook, remedy_for, told
 from phases.kit.situation import situation_of
-from runbook import registry
+from runbook.config import registry
+from runbook.config.registry import known_checks, known_limits
 from runbook.records import Kind, LaunchStatus, Reason
-from runbook.registry import known_checks, known_limits
 from tests.phases import builder
 from tests.phases.situations import ON_A_CPU, ON_TWO_A100
 from tests.phases.test_node_scaling import where

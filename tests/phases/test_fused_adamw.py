@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runbook import registry
+from runbook.config import registry
 from runbook.records import LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, spoil

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from runbook.config.phase import PlanContext
 from runbook.folder.launch.evidence import read_launch
 from runbook.records import Outcome
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from runbook.records.phase import PlanContext
 from runbook.tools.inspect.folder import inspect_path
 from tests.phases import builder, on_disk
 from tests.phases.test_balance import TRAINING

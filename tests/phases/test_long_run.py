@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runbook.config.phase import PlanContext
 from runbook.records import Begun, Check, LaunchStatus, Outcome, RankExit, Reason, Stop, Stopped
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.launch import option
-from runbook.records.phase import PlanContext
 from tests.phases import builder, spoil, traces
 from tests.phases.answers import NOTHING, TOO_MUCH, WHERE, row, said
 from tests.phases.heartbeats import SHA

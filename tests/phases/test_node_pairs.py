@@ -9,11 +9,11 @@ import pytest
 from nsa.contract import Ceiling
 from phases.kit.limits import CEILING_ALL_REDUCE
 from phases.machine.node_pairs import pairs
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile
+from runbook.config.phase import PlanContext
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from runbook.records.phase import PlanContext
 from runbook.records.run import Invocation
 from tests.phases import builder, ceiling_files
 from tests.phases.answers import said

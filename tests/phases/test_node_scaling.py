@@ -12,12 +12,12 @@ from phases.compare import node_scaling
 from phases.compare.node_scaling import node_scaling_rows
 from phases.kit.case import Case, Finding
 from phases.kit.rows import answered
-from runbook import registry
+from runbook.config import registry
+from runbook.config.phase import Judgement, PlanContext
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from runbook.records.phase import Judgement, PlanContext
 from runbook.records.run import Invocation
 from runbook.stats import plans
 from tests.phases import builder, spoil, traces

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from phases.machine.nodes import node_rows
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile
+from runbook.config.phase import PlanContext
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import Fact
-from runbook.records.phase import PlanContext
 from runbook.records.run import Invocation
 from tests.phases import builder
 from tests.phases.answers import said

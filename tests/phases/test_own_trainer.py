@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from runbook import registry
+from runbook.config import registry
 from tests.phases import builder
 
 PHASES = registry.phases()

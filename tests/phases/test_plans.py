@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from nsa.toggles import TOGGLES
-from runbook import registry
+from runbook.config import registry
+from runbook.config.registry import select
 from runbook.records import Launch
-from runbook.registry import select
 from tests.phases import builder
 
 PHASES = registry.phases()

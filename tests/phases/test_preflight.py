@@ -12,8 +12,8 @@ import pytest
 
 from phases import preflight
 from runbook.config.load import load_profile
+from runbook.config.phase import PlanContext
 from runbook.records import Check, Outcome, Reason
-from runbook.records.phase import PlanContext
 from tests.phases import builder, spoil
 from tests.phases.answers import WHERE, said
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook import registry
+from runbook.config import registry
 from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder, spoil

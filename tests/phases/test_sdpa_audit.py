@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from runbook.config.phase import Judgement
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.phase import Judgement
 from tests.phases import builder, spoil, traces
 from tests.phases.answers import WARNED, WHERE, get, said
 

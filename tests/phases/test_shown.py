@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Comparison, Mark, Measurement, Series
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from runbook.records.phase import Judgement, PlanContext
 from tests.phases import builder
 from tests.phases.answers import WHERE
 from tests.phases.test_single_gpu import scaled_evidence

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile
+from runbook.config.phase import PlanContext
 from runbook.config.plan import load_plan, with_plan
 from runbook.config.profile import Profile
 from runbook.records import Begun, Check, Launch, LaunchStatus, Outcome, Reason, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.launch import option
 from runbook.records.outcome import Verdict
-from runbook.records.phase import PlanContext
 from tests.phases import builder, spoil
 from tests.phases.heartbeats import told
 from tests.phases.test_long_run import second_rank

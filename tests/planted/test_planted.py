@@ -24,7 +24,7 @@ from benchmarks.planted_copy import (
     load_all,
 )
 from runbook.config.load import load_profile
-from runbook.registry import known_checks
+from runbook.config.registry import known_checks
 from tests.tiers import by_tier
 
 DEFECTS = load_all()

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import decision_cells, decisions
 from nsa.tests import test_performance_guards
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile
 from runbook.stats import plans
 from runbook.stats.arms import best_arm_sequential
