@@ -11,8 +11,7 @@ import yaml
 from nsa.toggles import TOGGLES
 from nsa.torch_env import TORCH_VARIABLES
 from runbook import registry
-from runbook.cli import main
-from runbook.config import load_profile, load_profile_document, profile_names
+from runbook.config.load import load_profile, load_profile_document, profile_names
 from runbook.errors import UsageError
 from runbook.files import data_path
 from runbook.registry import known_checks
@@ -339,16 +338,3 @@ def test_the_cpu_profile_trains_with_two_micro_batches_in_a_required_phase() -> 
     profile = load_profile("cpu")
     assert profile.phases["nvtx"].env["NSA_ACCUM"].value == "2"
     assert {"nvtx.gradients", "nvtx.accounts"} <= set(profile.required)
-
-
-# The page of thresholds is what the declarations and the profiles say.
-
-PAGE = Path(__file__).parents[2] / "docs" / "thresholds.md"
-
-
-def test_the_page_of_thresholds_is_what_the_command_prints(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["profiles", "--page"]) == 0
-    printed = capsys.readouterr().out
-    assert PAGE.read_text(encoding="utf-8") == printed

@@ -14,11 +14,11 @@ import pytest
 from pydantic import ValidationError
 
 from nsa.contract import CEILINGS_JSON, Ceiling
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.phase import PlanContext
-from tests.phases import answers, builder, ceiling_files, on_disk, spoil
+from tests.phases import builder, ceiling_files, on_disk, spoil
 from tests.phases.answers import WHERE, said
 from tests.phases.test_hostile_files import ODD, places, put
 from tests.phases.test_single_gpu import scaled_evidence
@@ -261,7 +261,10 @@ def test_a_file_that_is_no_document_is_damaged(tmp_path: Path, text: str) -> Non
 
 
 def test_no_file_is_no_evidence() -> None:
-    check = answers.row("preflight", "matmul", spoil.parts(ceilings=None), only=("ceilings",))
+    found = builder.evidence(
+        "preflight", WHERE, change=spoil.parts(ceilings=None), only=("ceilings",)
+    )
+    check = builder.row("preflight", "matmul", found, WHERE)
     assert said(check) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
 
 
@@ -289,7 +292,8 @@ def test_whatever_stands_in_the_file_no_row_is_lost_or_passes_with_another_numbe
 
 
 def mfu_row(earlier: dict[str, PhaseEvidence], where: PlanContext = WHERE, **speed: Any) -> Check:
-    return answers.row("baseline", "mfu_of_ceiling", where=where, earlier=earlier, **speed)
+    found = builder.evidence("baseline", where, earlier=earlier, **speed)
+    return builder.row("baseline", "mfu_of_ceiling", found, where)
 
 
 def test_mfu_is_held_against_what_this_card_was_measured_with() -> None:
