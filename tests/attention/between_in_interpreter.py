@@ -1,20 +1,14 @@
 """Proofs of the kernels between the branches in Triton's interpreter, as `window_in_interpreter`.
 
-    TRITON_INTERPRET=1 python -m tests.attention.between_in_interpreter NAME ...
-
 The truth is NumPy's, in float64.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -34,8 +28,16 @@ from nsa.config import RANGES, NSAConfig
 from nsa.witness.equations import random_inputs
 from tests.attention.defects import defects
 from tests.attention.pooling import PROOFS as POOL_PROOFS
-from tests.attention.pooling import checked, mutant
-from tests.attention.triton_kernels import BOUND, compare, poisoned, written_once
+from tests.attention.pooling import pool_far, pool_values
+from tests.attention.triton_kernels import (
+    BOUND,
+    checked,
+    compare,
+    far_apart,
+    judged,
+    poisoned,
+    written_once,
+)
 
 HALF = torch.float16
 
@@ -127,18 +129,11 @@ def mix_operator() -> list[str]:
     return problems
 
 
-def mix_far_apart(launch: ModuleType = mix_launch) -> list[str]:
-    """Offsets beyond 32 bits: heads that lie 2^30 numbers apart in a file with holes."""
+def mix_far(launch: ModuleType = mix_launch) -> list[str]:
+    """Offsets beyond 32 bits: heads that lie 2^30 numbers apart."""
     case = Mixed(seq_len=3, heads=3, dtype=HALF)
     grad, cmp, *given = case.tensors()
-    far = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, x in enumerate((grad, *given)):
-            path = Path(folder) / f"{number}"
-            with path.open("wb") as file:
-                file.truncate(2 * (3 << 30))
-            flat = torch.from_file(str(path), shared=True, size=3 << 30, dtype=HALF)
-            far.append(flat.as_strided(x.shape, [0, 16, 1 << 30, 1]).copy_(x))
+    with far_apart((grad, *given), [1 << 30] * 4, dim=2) as far:
         mine = mixed_by(launch, [far[0], cmp, *far[1:]])
     near = mixed_by(mix_launch, [grad, cmp, *given])
     return [f"{n} differs" for n in range(5) if not torch.equal(mine[n], near[n])]
@@ -207,18 +202,22 @@ def ranges_operator() -> list[str]:
     return problems + ["v1 is another"] * (not torch.equal(*found))
 
 
-_ALL: tuple[Callable[..., list[str]], ...] = (
-    mix_values, mix_operator, mix_far_apart, ranges_values, ranges_operator,
-)  # fmt: skip
-PROOFS = POOL_PROOFS | {one.__name__: one for one in _ALL}
-for _proof, _launcher, _mutants in (
-    (mix_values, "between.mix_launch", defects("mix")),
-    (mix_far_apart, "between.mix_launch", defects("mix_in_32_bits")),
-    (ranges_values, "selected.launch", defects("ranges")),
-):
-    PROOFS |= {n: partial(mutant, _proof, _launcher, n, *x) for n, x in _mutants.items()}
-
-
-if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        print(json.dumps({wanted: PROOFS[wanted]()}), flush=True)
+_JUDGES: dict[str, tuple[Callable[..., list[str]], str]] = {
+    "mix": (mix_values, "between.mix_launch"),
+    "mix_in_32_bits": (mix_far, "between.mix_launch"),
+    "ranges": (ranges_values, "selected.launch"),
+    "pool": (pool_values, "between.pool_launch"),
+    "pool_in_32_bits": (pool_far, "between.pool_launch"),
+}
+PROOFS: dict[str, Callable[[], list[str]]] = {
+    **POOL_PROOFS,
+    **{
+        one.__name__: one
+        for one in (mix_values, mix_operator, mix_far, ranges_values, ranges_operator)
+    },
+    **{
+        name: partial(judged, judge, launcher, kind, name)
+        for kind, (judge, launcher) in _JUDGES.items()
+        for name in defects(kind)
+    },
+}

@@ -1,25 +1,18 @@
 """Proofs of decoding by Triton kernels in the interpreter: what is wrong, by proof, as JSON.
 
-    TRITON_INTERPRET=1 python -m tests.attention.decode_in_interpreter NAME ...
-
 The truth is the independent NumPy reference's last position, and `decode_step` as it runs anywhere.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from torch import Tensor
 
 import nsa.attention.decode as stepping
@@ -30,7 +23,7 @@ from tests.attention.defects import defects
 from tests.attention.equations import Result, Shape
 from tests.attention.equations import nsa as equations
 from tests.attention.space import NAMES, Example, examples, rounded
-from tests.attention.triton_kernels import BOUND, compare, planted, poisoned, written_once
+from tests.attention.triton_kernels import BOUND, compare, drawn, judged, poisoned, written_once
 
 HALF = torch.float16
 _PRODUCTION = Shape(groups=2, heads=6, d_k=64, d_v=64, l=32, d=16, lp=64, n=4, w=64)
@@ -102,10 +95,7 @@ def decode_space() -> list[str]:
     """Shapes drawn at random."""
     problems: list[str] = []
 
-    @settings(
-        max_examples=8, derandomize=True, database=None, deadline=None, phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @drawn(8)
     @given(examples(longest=40))
     def run(example: Example) -> None:
         if not example.compressed:
@@ -166,12 +156,8 @@ def decode_reads_what_it_is_told() -> list[str]:
 
 def mutant(name: str) -> list[str]:
     """What is seen of a planted defect."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with _other_operator(name):
-            return core(
-                planted(Path(folder), name, *defects("decode")[name], launcher="decode.launch")
-            )
+    with _other_operator(name):
+        return judged(core, "decode.launch", "decode", name)
 
 
 def _other_operator(name: str) -> Any:
@@ -187,8 +173,3 @@ _ALL: tuple[Callable[..., list[str]], ...] = (
 )  # fmt: skip
 PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL}
 PROOFS |= {name: partial(mutant, name) for name in defects("decode")}
-
-
-if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        print(json.dumps({wanted: PROOFS[wanted]()}), flush=True)
