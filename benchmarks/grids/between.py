@@ -15,9 +15,9 @@ _WIDE = 4
 
 def kernels(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """Every kernel; none depends on the length or on how many pairs there are."""
-    from nsa.attention.triton.between import mix, mix_launch, pool, pool_launch
+    from nsa.attention.triton.between import launch, mix, pool
 
-    mixed, pooled = mix_launch.constants(cfg.n_heads, cfg.d_v), pool_launch.constants(cfg)
+    mixed, pooled = launch.mix_constants(cfg.n_heads, cfg.d_v), launch.pool_constants(cfg)
     for name, function, constants in (
         ("pool", pool.pool_kernel, pooled),
         ("mix", mix.mix_kernel, mixed),

@@ -21,7 +21,8 @@ from triton.runtime import interpreter
 from nsa.attention.api import attend
 from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
 from nsa.attention.tracing import count_ranges
-from nsa.attention.triton.between import mix_launch, mix_operators
+from nsa.attention.triton.between import launch as between_launch
+from nsa.attention.triton.between import operators as between_operators
 from nsa.attention.triton.selected import launch as LAUNCH
 from nsa.attention.triton.selected import operators
 from nsa.config import RANGES, NSAConfig
@@ -89,10 +90,10 @@ def mixed_right(tensors: list[Tensor]) -> list[Tensor]:
 
 def mixed_by(launch: ModuleType, tensors: list[Tensor]) -> list[Tensor]:
     """The same by the kernels."""
-    return [launch.forward(*tensors[1:]), *launch.backward(*tensors)]
+    return [launch.mix_forward(*tensors[1:]), *launch.mix_backward(*tensors)]
 
 
-def mix_values(launch: ModuleType = mix_launch) -> list[str]:
+def mix_values(launch: ModuleType = between_launch) -> list[str]:
     """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
     problems: list[str] = []
     for case in MIXED:
@@ -119,23 +120,23 @@ def mix_operator() -> list[str]:
     kept = [x.detach() for x in (grad, *leaves)]
     by_group = [x.detach().unflatten(2, (2, 3)).requires_grad_() for x in leaves[:3]]
     problems = checked(
-        mix_operators.mix_by_triton, [*by_group, leaves[3]], grad,
-        (mix_operators.mix, tuple(leaves)), (mix_operators.mix_backward, tuple(kept)),
+        between_operators.mix_by_triton, [*by_group, leaves[3]], grad,
+        (between_operators.mix, tuple(leaves)), (between_operators.mix_backward, tuple(kept)),
     )  # fmt: skip
-    out = mix_operators.mix_by_triton(*by_group, leaves[3])
+    out = between_operators.mix_by_triton(*by_group, leaves[3])
     grads = torch.autograd.grad(out, [*by_group, leaves[3]], grad)
     for got, right in zip((out, *grads), mixed_right(kept), strict=True):
         problems += compare("the operator", got.flatten(2, -2).double().view_as(right), right, 2e-3)
     return problems
 
 
-def mix_far(launch: ModuleType = mix_launch) -> list[str]:
+def mix_far(launch: ModuleType = between_launch) -> list[str]:
     """Offsets beyond 32 bits: heads that lie 2^30 numbers apart."""
     case = Mixed(seq_len=3, heads=3, dtype=HALF)
     grad, cmp, *given = case.tensors()
     with far_apart((grad, *given), [1 << 30] * 4, dim=2) as far:
         mine = mixed_by(launch, [far[0], cmp, *far[1:]])
-    near = mixed_by(mix_launch, [grad, cmp, *given])
+    near = mixed_by(between_launch, [grad, cmp, *given])
     return [f"{n} differs" for n in range(5) if not torch.equal(mine[n], near[n])]
 
 
@@ -203,11 +204,11 @@ def ranges_operator() -> list[str]:
 
 
 _JUDGES: dict[str, tuple[Callable[..., list[str]], str]] = {
-    "mix": (mix_values, "between.mix_launch"),
-    "mix_in_32_bits": (mix_far, "between.mix_launch"),
+    "mix": (mix_values, "between.launch"),
+    "mix_in_32_bits": (mix_far, "between.launch"),
     "ranges": (ranges_values, "selected.launch"),
-    "pool": (pool_values, "between.pool_launch"),
-    "pool_in_32_bits": (pool_far, "between.pool_launch"),
+    "pool": (pool_values, "between.launch"),
+    "pool_in_32_bits": (pool_far, "between.launch"),
 }
 PROOFS: dict[str, Callable[[], list[str]]] = {
     **POOL_PROOFS,

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nsa.attention.compression import mean_pool
-from nsa.attention.triton.between import pool_launch, pool_operators
+from nsa.attention.triton.between import launch as between_launch
+from nsa.attention.triton.between import operators as between_operators
 from nsa.config import NSAConfig
 from tests.attention.triton_kernels import (
     BOUND,
@@ -89,11 +90,11 @@ def pooled_right(case: Pooled, tensors: list[Tensor]) -> list[Tensor]:
 def pooled_by(launch: ModuleType, case: Pooled, tensors: list[Tensor]) -> list[Tensor]:
     """The same by the kernels."""
     k, v, *grads = tensors
-    means = launch.forward(k, v, case.config())
-    return [*means, *launch.backward(*grads, case.seq_len, case.dtype, case.config())]
+    means = launch.pool_forward(k, v, case.config())
+    return [*means, *launch.pool_backward(*grads, case.seq_len, case.dtype, case.config())]
 
 
-def pool_values(launch: ModuleType = pool_launch) -> list[str]:
+def pool_values(launch: ModuleType = between_launch) -> list[str]:
     """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
     problems: list[str] = []
     for case in POOLED:
@@ -120,12 +121,12 @@ def pool_operator() -> list[str]:
     cfg = case.config()
 
     def call(*given: Tensor) -> Tensor:
-        return torch.cat(pool_operators.pool_by_triton(*given, cfg), -1)
+        return torch.cat(between_operators.pool_by_triton(*given, cfg), -1)
 
     kept = [x.contiguous() for x in grads]
     problems: list[str] = checked(
-        call, leaves, torch.cat(grads, -1), (pool_operators.pool, (*leaves, cfg.l, cfg.d)),
-        (pool_operators.pool_backward, (*kept, 21, torch.float32, cfg.l, cfg.d)),
+        call, leaves, torch.cat(grads, -1), (between_operators.pool, (*leaves, cfg.l, cfg.d)),
+        (between_operators.pool_backward, (*kept, 21, torch.float32, cfg.l, cfg.d)),
     )  # fmt: skip
     for length in (21, 3):
         short = torch.cat((k, v), -1)[:, :length]
@@ -135,13 +136,13 @@ def pool_operator() -> list[str]:
     return problems
 
 
-def pool_far(launch: ModuleType = pool_launch) -> list[str]:
+def pool_far(launch: ModuleType = between_launch) -> list[str]:
     """Offsets beyond 32 bits: tokens that lie 2^27 numbers apart."""
     case = Pooled(seq_len=40, l=32, d=8, dtype=HALF)
     given = case.tensors()
     with far_apart(given[:2], [1 << 27] * 2) as far:
         mine = pooled_by(launch, case, [*far, *given[2:]])
-    near = pooled_by(pool_launch, case, given)
+    near = pooled_by(between_launch, case, given)
     return [f"{n} differs" for n in range(4) if not torch.equal(mine[n], near[n])]
 
 
