@@ -28,8 +28,6 @@ from nsa.config import NSAConfig
 LENGTHS = tuple(1 << n for n in range(10, 18))
 # At which the page shows every kernel.
 SHOWN = (2048, 32_768)
-# Of no training step.
-APART = ("decode",)
 _BEGIN, _END = "<!-- roofline: begin -->", "<!-- roofline: end -->"
 
 
@@ -49,14 +47,9 @@ def dense(cfg: NSAConfig, seq_len: int, size: int = 2) -> Iterator[Work]:
                    most=moved)  # fmt: skip
 
 
-def training_parts() -> list[str]:
-    """The parts of attention that a training step runs."""
-    return [name for name in parts() if name not in APART]
-
-
 def of_training(cfg: NSAConfig, seq_len: int) -> dict[str, list[Work]]:
     """Work of all parts of a training step, by part."""
-    return {name: list(parts()[name].work(cfg, seq_len)) for name in training_parts()}
+    return {name: list(parts()[name].work(cfg, seq_len)) for name in parts()}
 
 
 def seconds(work: Sequence[Work], gpu: str) -> tuple[float, float]:

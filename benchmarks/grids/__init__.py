@@ -1,7 +1,6 @@
 """What a call of the Triton kernels launches: kernels as they are compiled, work over their grids.
 
-A module of this package is a part of attention (`selected`, `window`, ...; `decode` is no part of
-training). It has
+A module of this package is a part of attention (`selected`, `window`, ...). It has
 
     kernels(cfg, seq_len, pairs) -> Iterator[Kernel]   what is compiled; pairs = batch x kv groups
     work(cfg, seq_len, size=2) -> Iterator[Work]       one layer, one sequence; size of a number

@@ -16,7 +16,6 @@ from functools import partial
 
 from tests.attention import (
     between_in_interpreter,
-    decode_in_interpreter,
     pooling,
     triton_compressed,
     triton_compressed_in_interpreter,
@@ -30,7 +29,6 @@ _FEW: dict[str, Callable[[], list[str]]] = {
     "selected": partial(triton_kernels.core, cases=triton_kernels.CORE[::3]),
     "compressed": partial(triton_compressed.core, cases=triton_compressed.CORE[::2]),
     "window": partial(window_in_interpreter.core, cases=window_in_interpreter.CORE[1:2]),
-    "decode": decode_in_interpreter.core,
     "mix": between_in_interpreter.mix_values,
     "ranges": between_in_interpreter.ranges_values,
     "pool": pooling.pool_values,
@@ -39,7 +37,6 @@ _ALL = {
     "selected": triton_in_interpreter,
     "compressed": triton_compressed_in_interpreter,
     "window": window_in_interpreter,
-    "decode": decode_in_interpreter,
     "between": between_in_interpreter,
 }
 PROOFS = _FEW | {

@@ -11,7 +11,7 @@ from tests.attention.triton_process import found, interpreted, needs_triton
 from tests.shared import once
 from tests.tiers import is_sampled
 
-FEW = ("selected", "compressed", "window", "decode", "mix", "ranges", "pool")
+FEW = ("selected", "compressed", "window", "mix", "ranges", "pool")
 # Run together, by whose kernels they are.
 PROOFS: dict[str, tuple[str, ...]] = {
     "selected": ("values tuned tiles", "space whole same_bits repeats lists",
@@ -20,8 +20,6 @@ PROOFS: dict[str, tuple[str, ...]] = {
                    "compressed_operator compressed_far self_tested",),
     "window": ("window_values window_tuned window_space window_dense window_same_bits "
                "window_operator window_far",),
-    "decode": ("decode_values decode_space decode_stepwise decode_operator "
-               "decode_reads_what_it_is_told",),
     "between": ("mix_values mix_operator mix_far ranges_values ranges_operator pool_values "
                 "pool_operator pool_far",),
 }  # fmt: skip
@@ -29,7 +27,6 @@ PLANTED = {
     "selected": ("selected", "selected_by_block", "selected_lists"),
     "compressed": ("compressed", "compressed_ties"),
     "window": ("window",),
-    "decode": ("decode",),
     "between": ("mix", "ranges", "pool"),
 }
 # Seen as a race, too: in the interpreter the last writer wins, and numbers alone may be right.
@@ -37,7 +34,7 @@ RACES = {
     "selected/another_head", "selected/pieces_in_one_place", "selected/parts_in_one_place",
     "compressed/compressed_another_head", "compressed/compressed_pieces_in_one_place",
     "window/window_first_head_for_all", "window/keys_in_one_place", "window/pieces_in_one_place",
-    "decode/parts_in_one_place", "between/mix_tiles_in_one_place", "between/ranges_of_one_batch",
+    "between/mix_tiles_in_one_place", "between/ranges_of_one_batch",
     "between/pool_of_one_pair", "between/pool_gradients_in_one_place",
 }  # fmt: skip
 IN_32_BITS = [

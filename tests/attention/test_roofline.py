@@ -58,7 +58,7 @@ def test_a_kernel_takes_the_longer_of_its_two_times() -> None:
 
 def test_no_part_of_training_is_left_out() -> None:
     found = triton_roofline.of_training(CFG, 2048)
-    assert {"selected", "window"} <= set(found) and "decode" not in found
+    assert {"selected", "window"} <= set(found)
     for works in found.values():
         assert any(one.backward for one in works) and not all(one.backward for one in works)
 

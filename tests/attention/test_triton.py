@@ -27,10 +27,10 @@ CFG = nsa.NSAConfig()
 @pytest.mark.usefixtures("compiler")
 def test_what_the_assembler_makes_of_them(capability: int) -> None:
     """Every kernel of the production shape: tensor cores, no spill, no atomic, room on a device."""
+    from benchmarks.grids import parts
     from benchmarks.triton_aot import compile_all
-    from benchmarks.triton_roofline import training_parts
 
-    made = list(compile_all([capability], [64], ["bf16"], training_parts()))
+    made = list(compile_all([capability], [64], ["bf16"], parts()))
     assert len(made) >= 16
     assert {one.kernel.name: one.problems for _, one in made if one.problems} == {}
     cores = {op for _, one in made for op, n in one.tensor_core.items() if n}

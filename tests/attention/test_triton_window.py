@@ -1,4 +1,4 @@
-"""The Triton kernels of the window and of decoding, without a GPU: their work, and compiled."""
+"""The Triton kernels of the window, without a GPU: their work, compiled, and when chosen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import nsa
 from benchmarks.grids import window as grid
-from nsa.attention import KVCache, api, choose_window, decode_step, nsa_attention
+from nsa.attention import api, choose_window, nsa_attention
 from nsa.attention.triton.tiles import Tile, register_limit
 from nsa.attention.triton.window import tiles as window_tiles
 from nsa.contract import NSAError
@@ -23,21 +23,15 @@ CPU = torch.device("cpu")
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_what_the_assembler_makes_of_them() -> None:
-    """Decoding, and the window on Blackwell, whose forward spills without a limit of its own.
+    """The window on Blackwell, whose forward spills without a limit of its own.
 
-    The window on what is older is compiled with the other parts of a training step.
+    On what is older it is compiled with the other parts of a training step.
     """
-    from benchmarks.grids import decode, window
-    from benchmarks.triton_aot import compile_all, compile_kernel
+    from benchmarks.grids import window
+    from benchmarks.triton_aot import compile_kernel
 
-    made = [one for _, one in compile_all([80], [64], ["bf16"], ["decode"])]
-    # Keys of float32 that are 128 wide are what decoding has the least room for.
-    compressed = next(decode.kernels(replace(CFG, d_k=128, d_v=128), 2048, 4))
-    made += [compile_kernel(compressed, capability, "bf16") for capability in (80, 90)]
     forward, _, keys, _ = window.kernels(CFG, 2048, 4)
-    made.append(compile_kernel(forward, 100, "bf16"))
-    assert len(made) >= 4 + 2 + 1
-    assert {one.kernel.name: one.problems for one in made if one.problems} == {}
+    assert compile_kernel(forward, 100, "bf16").problems == []
     greedy = compile_kernel(replace(keys, warps=1), 80, "bf16")
     assert any("are spilled" in text for text in greedy.problems), greedy
 
@@ -123,10 +117,3 @@ def test_without_a_device_nothing_is_chosen_and_a_call_says_why() -> None:
     x, _ = random_inputs(small, 9, dtype=torch.float32, device=CPU)
     with pytest.raises(NSAError, match="window='triton': Triton needs a CUDA device"):
         nsa_attention(**x.named(), cfg=small, window="triton")
-    cache = KVCache(small)
-    now = {name: value[:, :1] for name, value in x.named().items() if name != "q"}
-    cache.append(**now)
-    with pytest.raises(NSAError, match="selected='triton': Triton needs a CUDA device"):
-        decode_step(x.q[:, :1], cache, small, selected="triton")
-    with pytest.raises(NSAError, match="did you mean 'triton'"):
-        decode_step(x.q[:, :1], cache, small, selected="tritn")  # type: ignore[arg-type]
