@@ -27,10 +27,10 @@ CFG = nsa.NSAConfig()
 @pytest.mark.usefixtures("compiler")
 def test_what_the_assembler_makes_of_them(capability: int) -> None:
     """Every kernel of the production shape: tensor cores, no spill, no atomic, room on a device."""
-    from benchmarks.grids import parts
     from benchmarks.triton_aot import compile_all
+    from benchmarks.triton_kernels import PARTS
 
-    made = list(compile_all([capability], [64], ["bf16"], parts()))
+    made = list(compile_all([capability], [64], ["bf16"], list(PARTS)))
     assert len(made) >= 16
     assert {one.kernel.name: one.problems for _, one in made if one.problems} == {}
     cores = {op for _, one in made for op, n in one.tensor_core.items() if n}
@@ -42,10 +42,10 @@ def test_what_the_assembler_makes_of_them(capability: int) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_the_assembler_is_believed(tmp_path: Path) -> None:
     """Made to fail on purpose: a tile too large for its registers, an atomic store."""
-    from benchmarks.grids.selected import kernels
     from benchmarks.triton_aot import compile_kernel
+    from benchmarks.triton_kernels import selected
 
-    forward = next(one for one in kernels(CFG, 2048, 4) if one.name.startswith("forward"))
+    forward = next(one for one in selected(CFG, 2048, 4) if one.name.startswith("forward"))
     greedy = compile_kernel(replace(forward, warps=2), 80, "bf16")
     assert any("are spilled" in text for text in greedy.problems), greedy
     huge = replace(greedy, spilled=0, shared=200_000)
@@ -58,39 +58,9 @@ def test_the_assembler_is_believed(tmp_path: Path) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    total = next(one for one in kernels(CFG, 2048, 4) if one.name == "sum")
+    total = next(one for one in selected(CFG, 2048, 4) if one.name == "sum")
     made = compile_kernel(replace(total, function=module.sum_kernel), 90, "fp32")
     assert made.problems == ["1 atomic operations"]
-
-
-def test_work_counted_over_the_grid() -> None:
-    """By hand: at S=2048 a tile of 128 rows walks over all blocks up to its last token's."""
-    from benchmarks.grids.selected import work
-
-    forward, *backward = work(CFG, 2048)
-    walked = sum(min((128 * (n + 1) - 1) // 6, 2047) // 64 + 1 for n in range(96)) * 2
-    assert forward.flops == walked * 128 * 64 * 128 * 2
-    assert 2 * forward.flops < sum(one.flops for one in backward) < 4 * forward.flops
-    assert all(one.least < one.most and one.needed < one.flops for one in (forward, *backward))
-    # Token t reads 16 blocks: all that it sees up to 1,024, then 15 and what is left of its own.
-    read = sum(t + 1 if t < 1024 else 15 * 64 + t % 64 + 1 for t in range(2048))
-    assert forward.needed == 12 * read * 2 * 128
-    # Of dense causal attention, 64 wide: what no choice of blocks could go below by its tiles.
-    assert forward.flops >= 12 * 2048 * 2048 / 2 * 2 * 128
-
-
-def test_work_by_block_counted_by_hand() -> None:
-    """At S=8192 a head's token reads 16 blocks, fewer before token 960; each gives it a part."""
-    from benchmarks.grids.selected import work
-
-    parts, merge, gradient, gradient_merge, _ = work(CFG, 8192)
-    rows = 12 * sum(min(16, t // 64 + 1) for t in range(8192))
-    # A part and its log-sum-exp, then output and log-sum-exp; a part, then dq, and for delta more.
-    row = 64 * 2 + 4
-    assert merge.least == merge.most == rows * row + 8192 * 12 * row
-    assert gradient_merge.least == rows * 64 * 2 + 8192 * 12 * (row + 2 * 64 * 2)
-    assert 1 < parts.flops / (rows * 64 * 128 * 2) < 1.2 and 2 * gradient.flops == 3 * parts.flops
-    assert all(one.least < one.most and one.needed < one.flops for one in (parts, gradient))
 
 
 def test_wide_tiles_for_short_sequences_and_blocks_only_where_read_for_long() -> None:

@@ -26,10 +26,10 @@ def test_a_spill_of_the_choice_is_seen() -> None:
     """Made to fail on purpose: too few warps for what is kept sorted."""
     from dataclasses import replace
 
-    from benchmarks.grids.compressed import kernels
     from benchmarks.triton_aot import compile_kernel
+    from benchmarks.triton_kernels import compressed
 
-    top = next(one for one in kernels(CFG, 2048, 4) if one.name.startswith("top blocks"))
+    top = next(one for one in compressed(CFG, 2048, 4) if one.name.startswith("top blocks"))
     greedy = compile_kernel(replace(top, warps=2), 80, "bf16")
     assert any("are spilled" in text for text in greedy.problems), greedy
 
@@ -91,23 +91,6 @@ def test_pieces_and_tiles_hold_everything(seq_len: int) -> None:
     tiles = cut.n_tiles(n_keys) * cut.n_pieces(seq_len) * 4
     assert tiles * cut.owned * (CFG.d_k + CFG.d_v) * 4 < 1 << 30
     assert places(CFG) >= CFG.n_sel
-
-
-def test_work_counted_over_the_grid() -> None:
-    """By hand: at S=2048 the last tile of 128 rows walks over four tiles of 32 keys.
-
-    Each score is three products of bf16.
-    """
-    from benchmarks.grids.compressed import work
-
-    forward, top, dq, dkv = work(CFG, 2048)
-    seen = [max(0, (min((128 * (n + 1) - 1) // 6, 2047) - 31) // 16 + 1) for n in range(96)]
-    walked = sum(-(-n // 32) for n in seen) * 2
-    assert forward.flops == 2 * walked * 128 * 32 * (3 * 64 + 64)
-    assert forward.needed == 2 * 12 * 128 * sum(max(0, (t - 31) // 16 + 1) for t in range(2048))
-    # Tokens from 1,024 on choose, 16 tiles of 64: two runs of 16 blocks, 64 keys, by six heads.
-    assert top.flops == 2 * 16 * 2 * 2 * 6 * 64 * 64 * 3 * 64
-    assert all(one.least < one.most for one in (forward, top, dq, dkv))
 
 
 def test_more_blocks_than_are_kept_sorted() -> None:

@@ -28,7 +28,7 @@ from nsa.train.checkpoint.saves import ReadBack
 from nsa.train.checkpoint.write import Checkpoints, own_share, shared_state
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from runbook.folder.shapes import EVENTS, shaped
+from runbook.folder.launch.shapes import EVENTS, shaped
 from tests.train import engines
 
 S = 32

@@ -1,4 +1,4 @@
-"""How the window's kernels are cut, and how far their tiles walk. No torch, no triton.
+"""How the window's kernels are cut. No torch, no triton.
 
 Tiles of queries hold rows as everywhere (`tiles`), and walk over the keys from the first that their
 first token sees to their last token. Tiles of keys walk over the rows of the tokens that see them.
