@@ -32,7 +32,7 @@ from phases.kit.measure import against, in_file
 from phases.kit.rows import Row
 from phases.machine.devices import require_gpu
 from runbook.config.limits import LimitSpec
-from runbook.folder.ceilings import CeilingsError, Measured, read_measured
+from runbook.folder.launch.ceilings import CeilingsError, Measured, read_measured
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 

@@ -24,9 +24,15 @@ from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST
 from phases.kit.measure import in_file
 from phases.machine.device_samples import require_own_times, sampled
 from phases.machine.devices import require_gpu
-from runbook.folder.kernel_lines import KernelLine, concerns, parse_lines, slot_of
+from runbook.folder.launch.kernel_lines import (
+    XIDS,
+    KernelLine,
+    concerns,
+    describe,
+    parse_lines,
+    slot_of,
+)
 from runbook.folder.names import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
-from runbook.folder.xid import XIDS, describe
 from runbook.records import LaunchStatus, Reason
 from runbook.records.evidence import LaunchEvidence
 

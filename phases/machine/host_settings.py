@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from phases.kit.case import Case, Finding, missing, passed, skipped, warned
 from phases.kit.limits import BUSY_SHARE, OTHER_WORK_SHARE, SHM_LEAST_GIB
 from phases.kit.measure import in_file
-from runbook.folder.load import load_of
+from runbook.folder.launch.documents import load_of
 from runbook.records import Reason
 from runbook.records.evidence import Fact
 

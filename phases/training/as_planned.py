@@ -11,7 +11,7 @@ from phases.kit.measure import in_file
 from phases.machine.nodes import other_nodes
 from phases.training.plausible import other_checkpoint
 from runbook.config.plan import stands_on_go
-from runbook.folder.documents import recorded_toggles
+from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.launch import DATASET_FLAG, option

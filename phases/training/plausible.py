@@ -10,7 +10,7 @@ from nsa.toggles import TOGGLES
 from phases.kit.case import Case, Finding, invalid, once, passed
 from phases.kit.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
 from phases.kit.measure import log_value
-from runbook.folder.documents import recorded_toggles
+from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 

@@ -1,7 +1,7 @@
 """What a run is asked to do, and that resolved: a profile, settings and phases, as plain values.
 
-Nothing here starts, reads or looks for anything; `runbook.engine.prepare` resolves what a person
-asked for.
+Nothing here starts, reads or looks for anything; `runbook.engine.plan.prepare` resolves what a
+person asked for.
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ from runbook.config.extends import is_file
 from runbook.config.load import load_profile, profile_names
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
-from runbook.engine.judge import read_facts, shown_fact, what_it_reads
+from runbook.engine.judge import what_it_reads
 from runbook.errors import RunbookError
 from runbook.folder.comparability import differences
-from runbook.folder.documents import file_sha256, read_json_object
+from runbook.folder.facts import read_facts, shown_fact
 from runbook.folder.journal import read_events
+from runbook.folder.launch.documents import file_sha256, read_json_object
 from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON, RECORD_FILE, RESULT_JSON
 from runbook.folder.redact import redact_variables
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord

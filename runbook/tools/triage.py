@@ -16,7 +16,7 @@ from typing import Any
 
 from nsa.contract import TRAINING_CSV
 from runbook.files import make_new_dir, write_atomic
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import Budgets, StopRequest, run_launch
 from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nsa.launch.heartbeat import Heartbeat
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
 from runbook.launch.watch.watchdog import Thresholds

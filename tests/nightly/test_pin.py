@@ -11,7 +11,7 @@ from runbook.cli._parser import parse_all
 from runbook.config.load import load_profile
 from runbook.config.nightly import load_nightly
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.machine import git
 from tests.cli.shell import inside

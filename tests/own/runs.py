@@ -12,7 +12,7 @@ import yaml
 from runbook import registry
 from runbook.config.load import load_profile
 from runbook.config.profile import Profile
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Check

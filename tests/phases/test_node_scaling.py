@@ -14,7 +14,7 @@ from phases.kit.case import Case, Finding
 from phases.kit.rows import answered
 from runbook import registry
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.records.evidence import TrainingLog
 from runbook.stats.steady import stall_share, steady
 from runbook.stats.throughput import (

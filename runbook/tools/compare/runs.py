@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.folder.comparability import Difference
-from runbook.folder.load import load_of
+from runbook.folder.launch.documents import load_of
 from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready
 from runbook.stats.decision import Decided
