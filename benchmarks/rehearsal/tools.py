@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.rehearsal import smi, smi_tables
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.rundir import NCCL, TORCH
+from benchmarks.rehearsal.rundir import NCCL, SHA, TORCH
 
 _NVIDIA_SMI = """#!/bin/sh
 # A stand-in of a rehearsal: no GPU is here.
@@ -59,7 +59,6 @@ class cuda:
 _COLLECT_ENV = """def get_pretty_env_info():
     return "A rehearsal: no GPU is here.\\nPyTorch version: {version}\\nNvidia driver: {driver}"
 """
-SHA = "5eed" * 10
 
 
 class Bench:
