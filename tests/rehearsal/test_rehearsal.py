@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 import benchmarks.rehearsal as package
+from benchmarks.program import put_between
 from benchmarks.rehearsal.__main__ import main
 from benchmarks.rehearsal.catalog import HEALTHY, MACHINES, OTHER_ANSWERS, SICK
 from benchmarks.rehearsal.judged import Judged, judge
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.table import BEGIN, END, into_page, page_table, should, stops
+from benchmarks.rehearsal.table import BEGIN, END, page_table, should, stops
 from runbook.config import load_profile
 from runbook.launch.local import LocalRun
 
@@ -119,14 +120,18 @@ def test_the_page_says_that_nothing_of_it_was_measured() -> None:
     assert "NOT A MEASUREMENT" in (package.__doc__ or "")
 
 
-def test_the_table_goes_between_its_marks_only() -> None:
+def test_the_table_goes_between_its_marks_only(tmp_path: Path) -> None:
     result = Judged(machine=HEALTHY[0], verdict="GO", stopped_by=(), reasons={}, started=1,
                     seconds=0.0)  # fmt: skip
-    page = into_page(f"a\n{BEGIN}\nold\n{END}\nb\n", page_table([result]))
+    path = tmp_path / "page.md"
+    path.write_text(f"a\n{BEGIN}\nold\n{END}\nb\n")
+    put_between(path, BEGIN, END, page_table([result]))
+    page = path.read_text()
     assert page.startswith(f"a\n{BEGIN}\n| machine") and page.endswith(f"{END}\nb\n")
     assert "old" not in page and "`healthy_a100x2_pcie4`" in page
-    with pytest.raises(ValueError, match="the page has no"):
-        into_page("no marks", "")
+    path.write_text("no marks")
+    with pytest.raises(ValueError, match="needs the lines"):
+        put_between(path, BEGIN, END, "")
 
 
 def test_there_are_enough_sick_machines_and_their_rows_exist() -> None:
