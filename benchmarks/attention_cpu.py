@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import nsa
-from benchmarks.attention_checks import load_peer
+from benchmarks.attention.checks import load_peer
 from nsa.attention import choose_path
 
 SHAPE = {"dim": 768, "heads": 12, "groups": 2, "width": 64}

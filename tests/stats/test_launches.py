@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from benchmarks import decision_cells
-from benchmarks.decision_cells import Cell, Claim, all_cells
-from benchmarks.decisions import main, merge, percent, simulate
-from benchmarks.documented_rules import halves_differ, last_50
-from benchmarks.noise_model import CALM, NOISY, block_times, launch_effects, launches, rates
+from benchmarks.decisions import catalog as decision_cells
+from benchmarks.decisions.__main__ import main, merge, percent, simulate
+from benchmarks.decisions.catalog import Cell, Claim, all_cells
+from benchmarks.decisions.documented import halves_differ, last_50
+from benchmarks.decisions.noise import CALM, NOISY, block_times, launch_effects, launches, rates
 from runbook.stats import (
     FUSED_PLAN,
     Decided,
@@ -140,7 +140,7 @@ def test_a_claim_that_is_missed_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     impossible = Claim("TIE", 0.0)
     cell = CELLS["best arm, blocks | calm | all equal"]
     wrong = Cell(cell.question, cell.noise, cell.truth, cell.run, (impossible,))
-    monkeypatch.setattr("benchmarks.decisions.all_cells", lambda: [wrong])
+    monkeypatch.setattr("benchmarks.decisions.__main__.all_cells", lambda: [wrong])
     monkeypatch.setattr("sys.argv", ["decisions.py", "--runs", "20"])
     assert main() == 1
 

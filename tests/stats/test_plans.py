@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import runbook.stats
-from benchmarks import decision_cells, decisions
+from benchmarks.decisions import __main__ as decisions
+from benchmarks.decisions import catalog as decision_cells
 from nsa.tests import test_performance_guards
 from runbook import registry
 from runbook.config import load_profile

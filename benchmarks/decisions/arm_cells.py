@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.cells import (
+from benchmarks.decisions.cells import (
     BLOCK_STEPS,
     BLOCK_WARMUP,
     LAUNCH_STEPS,
@@ -17,8 +17,8 @@ from benchmarks.cells import (
     Result,
     count,
 )
-from benchmarks.documented_rules import keep_fused, last_50
-from benchmarks.noise_model import (
+from benchmarks.decisions.documented import keep_fused, last_50
+from benchmarks.decisions.noise import (
     CALM,
     NEIGHBORS,
     NOISES,
@@ -30,7 +30,7 @@ from benchmarks.noise_model import (
     launch_effects,
     rates,
 )
-from benchmarks.noise_model import launches as simulate
+from benchmarks.decisions.noise import launches as simulate
 from runbook.config import load_profile
 from runbook.stats import non_inferiority
 from runbook.stats.arms import judge_rounds_so_far

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.decision_cells import Cell, Result, all_cells
+from benchmarks.decisions.catalog import Cell, Result, all_cells
 from benchmarks.program import put_between
 from runbook.stats.plans import PLANS, InterimPlan, Plan, TwoStagePlan
 

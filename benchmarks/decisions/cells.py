@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.noise_model import Noise
+from benchmarks.decisions.noise import Noise
 from runbook.stats import Decided, Decision
 from runbook.stats.plans import Plan
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.noise_model import FloatArray
+from benchmarks.decisions.noise import FloatArray
 
 __all__ = ["halves_differ", "keep_fused", "last_50", "level_memory", "single_above_ddp"]
 
