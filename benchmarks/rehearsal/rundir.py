@@ -20,7 +20,7 @@ from nsa.contract import (
     VAL_CSV,
     names,
 )
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.records import Launch
 from tests.phases import builder, traces
 

@@ -13,10 +13,8 @@ from runbook.cli._parser import SIGNALS
 from runbook.config.precedence import dropped
 from runbook.console import Console
 from runbook.defaults import DEFAULT_LAUNCHER
-from runbook.engine.earlier import Earlier
-from runbook.engine.forecast import Estimate, Estimator
-from runbook.engine.needs import Needs, needs_of
-from runbook.engine.pace import pace_of_the_go
+from runbook.engine.plan.forecast import Earlier, Estimate, Estimator, pace_of_the_go
+from runbook.engine.plan.needs import Needs, needs_of
 from runbook.engine.scope import departures
 from runbook.errors import ProgramExit
 from runbook.launch.command import pasteable

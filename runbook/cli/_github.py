@@ -11,7 +11,7 @@ from typing import Self
 from runbook.cli._text import TextObserver
 from runbook.console import Console, printable
 from runbook.engine.outputs import render
-from runbook.folder.record import fingerprint_of
+from runbook.folder.manifest import fingerprint_of
 from runbook.records import PhaseRecord, RunRecord
 from runbook.registry import report_files
 

@@ -87,7 +87,7 @@ def is_run(path: Path) -> bool:
 
 def _unfinished(folder: Path) -> Found | None:
     """A run whose journal has no end; None if it has one, or is not readable as a journal."""
-    from runbook.folder.ongoing import events_so_far, phases_done, running_text, watch_line
+    from runbook.folder.journal import events_so_far, phases_done, running_text, watch_line
 
     events = events_so_far(folder / EVENTS_FILE)
     if not events:

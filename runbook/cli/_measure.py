@@ -10,10 +10,9 @@ from tempfile import TemporaryDirectory
 from nsa.contract import TRAINING_CSV
 from runbook import registry
 from runbook.config.setup import Setup
-from runbook.engine.forecast import Pace
-from runbook.engine.pace import SKIPPED
+from runbook.engine.plan.forecast import SKIPPED, Pace
 from runbook.errors import UsageError
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
 from runbook.records import Launch

@@ -62,9 +62,8 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     After an interruption every row that has no evidence would say so; the way to go on is what
     counts then.
     """
-    from runbook.engine.outputs import render
-    from runbook.engine.refused import NOT_WRITTEN
-    from runbook.folder.record import fingerprint_of, shown_fingerprint
+    from runbook.engine.outputs import NOT_WRITTEN, render
+    from runbook.folder.manifest import fingerprint_of, shown_fingerprint
 
     screen = Screen(color=console.color_out, brief=True, program=typed_here())
     text = render(record, "terminal", screen).rstrip("\n")

@@ -74,7 +74,7 @@ def load_run(folder: Path) -> RunRecord:
     """Read run.json. Raises RunbookError if it is damaged or of another version."""
     from pydantic import ValidationError
 
-    from runbook.folder.record import load_record
+    from runbook.folder.manifest import load_record
 
     path = folder / RECORD_FILE
     try:
@@ -113,7 +113,7 @@ def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> Run
 
 def running_line(folder: Path) -> str:
     """What is said of a run that still goes on, and how to look on; empty for any other."""
-    from runbook.folder.ongoing import running_text, watch_line
+    from runbook.folder.journal import running_text, watch_line
 
     text = running_text(folder)
     return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
@@ -174,7 +174,7 @@ def print_reports(console: Console, folder: Path, shown: str = "") -> None:
 def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
     from runbook.engine.outputs import render
     from runbook.files import typed_here
-    from runbook.folder.record import record_text
+    from runbook.folder.manifest import record_text
     from runbook.records.run import Screen
 
     screen = Screen(color=console.color_out, program=typed_here())
@@ -241,7 +241,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
-    from runbook.folder.record import FINGERPRINT_DIGITS
+    from runbook.folder.manifest import FINGERPRINT_DIGITS
 
     told = args.fingerprint
     if not told or re.fullmatch(rf"[0-9a-fA-F]{{{FINGERPRINT_DIGITS},64}}", told):
@@ -252,7 +252,7 @@ def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
 
 def _verify(args: argparse.Namespace, console: Console) -> int:
     from runbook.engine.verify import verify_run
-    from runbook.folder.record import shown_fingerprint
+    from runbook.folder.manifest import shown_fingerprint
 
     folder = find_run(args.run_name, args.out)
     if running := running_line(folder):
@@ -268,8 +268,8 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
         return code
     for difference in found.differences:
         console.result(f"DIFFERS  {difference}")
-    if found.note:
-        console.result(f"note  {found.note}")
+    for note in found.notes:
+        console.result(f"note  {note}")
     checked = (
         f"{found.files} files, {found.checks} checks, {found.measurements} measurements, "
         f"{len(found.reports)} reports"
@@ -316,7 +316,7 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
 
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
-    from runbook.config import load_profile, load_profile_document
+    from runbook.config.load import load_profile, load_profile_document
     from runbook.engine.verify import judge_again
     from runbook.folder.integrity import untrusted
     from runbook.folder.manifest import record_is_changed

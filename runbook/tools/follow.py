@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
 
-from runbook.folder.documents import read_json_object
+from runbook.folder.journal import is_going_on
+from runbook.folder.launch.documents import read_json_object
 from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON
-from runbook.folder.ongoing import is_going_on
 from runbook.tools.watch import is_run_directory
 
 _LOOK_EVERY_S = 1.0

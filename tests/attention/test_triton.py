@@ -14,9 +14,10 @@ import torch
 
 import nsa
 from nsa.attention import choose_selected, nsa_attention
-from nsa.attention.triton import tiles
+from nsa.attention.triton.selected import tiles
+from nsa.attention.triton.tiles import shape_problem
 from nsa.contract import NSAError
-from tests.attention.triton_mutants import MUTANTS
+from tests.attention.defects import defects
 from tests.attention.triton_process import ROOT, found, interpreted, needs_triton
 
 CFG = nsa.NSAConfig()
@@ -37,6 +38,9 @@ PROOFS = (
 INTERPRETED = "triton_in_interpreter"
 
 
+MUTANTS = defects("selected", "selected_by_block", "selected_lists")
+
+
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [PROOFS[:3], PROOFS[3:8], PROOFS[8:]], ids="-".join)
@@ -46,7 +50,16 @@ def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["rows.py", "columns.py", "index.py", "blocks.py"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "selected/rows.py",
+        "selected/columns.py",
+        "selected/index.py",
+        "selected/blocks.py",
+        "rows.py",
+    ],
+)
 def test_planted_defects_of_kernels_are_seen(path: str) -> None:
     """Each in a copy of its own; the control, which changes nothing, is seen as nothing."""
     names = [name for name, (file, _, _) in MUTANTS.items() if file == path]
@@ -95,7 +108,7 @@ def test_the_assembler_is_believed(tmp_path: Path) -> None:
     huge = replace(greedy, spilled=0, shared=200_000)
     assert huge.problems == ["200000 bytes of shared memory fit no multiprocessor"]
     assert "no instruction of the tensor cores" in replace(greedy, tensor_core={}).problems
-    source = Path(sys.modules["nsa.attention.triton.columns"].__file__ or "").read_text()
+    source = Path(sys.modules["nsa.attention.triton.selected.columns"].__file__ or "").read_text()
     path = tmp_path / "with_atomics.py"
     path.write_text(source.replace("tl.store(to_v,", "tl.atomic_add(to_v,"))
     spec = importlib.util.spec_from_file_location("with_atomics", path)
@@ -163,7 +176,7 @@ def test_pieces_are_enough_for_any_lists(seq_len: int) -> None:
     ],
 )
 def test_shapes(change: dict[str, int], seq_len: int | None, why: str | None) -> None:
-    found = tiles.shape_problem(nsa.NSAConfig(**{**vars(CFG), **change}), seq_len)
+    found = shape_problem(nsa.NSAConfig(**{**vars(CFG), **change}), seq_len)
     assert found is None if why is None else why in str(found)
 
 

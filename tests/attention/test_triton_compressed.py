@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention.triton.compressed_tiles import choose_compressed_cut, places
+from nsa.attention.triton.compressed.tiles import choose_compressed_cut, places
 from nsa.attention.triton.tiles import shape_problem
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound
-from tests.attention.triton_compressed_mutants import IN_32_BITS, MUTANTS, OF_EQUALS, RACES
+from tests.attention.defects import defects
 from tests.attention.triton_process import found, interpreted, needs_triton
 
 CFG = nsa.NSAConfig()
@@ -42,15 +42,15 @@ def test_the_kernels_compute_the_equations() -> None:
 @pytest.mark.slow
 def test_planted_defects_of_kernels_are_seen() -> None:
     """Each in a copy of its own; the control, which changes nothing, is seen as nothing."""
-    told = found(*MUTANTS, *OF_EQUALS, of=OF)
+    told = found(*defects("compressed", "compressed_ties"), of=OF)
     assert {name for name, problems in told.items() if not problems} == {"compressed_control"}
-    for name in RACES:
+    for name in ("compressed_another_head", "compressed_pieces_in_one_place"):
         assert any("more than one writer" in text for text in told[name])
 
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IN_32_BITS)
+@pytest.mark.parametrize("name", defects("compressed_in_32_bits"))
 def test_offsets_of_32_bits_are_seen(name: str) -> None:
     """They wrap around: other numbers are read, or nobody's."""
     ran = interpreted(name, of=OF)

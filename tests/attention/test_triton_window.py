@@ -10,11 +10,11 @@ import torch
 
 import nsa
 from nsa.attention import KVCache, api, choose_window, decode_step, nsa_attention
-from nsa.attention.triton import window_tiles
 from nsa.attention.triton.tiles import register_limit
+from nsa.attention.triton.window import tiles as window_tiles
 from nsa.contract import NSAError
+from tests.attention.defects import defects
 from tests.attention.triton_process import found, interpreted, needs_triton
-from tests.attention.window_mutants import DECODE_MUTANTS, WINDOW_MUTANTS
 
 CFG = nsa.NSAConfig()
 WINDOW, DECODE = "window_in_interpreter", "decode_in_interpreter"
@@ -43,10 +43,10 @@ def test_decoding_is_the_equations() -> None:
     ("mutants", "of", "control", "races"),
     [
         (
-            WINDOW_MUTANTS, WINDOW, "window_control",
+            defects("window"), WINDOW, "window_control",
             {"window_first_head_for_all", "keys_in_one_place", "pieces_in_one_place"},
         ),
-        (DECODE_MUTANTS, DECODE, "decode_control", {"parts_in_one_place"}),
+        (defects("decode"), DECODE, "decode_control", {"parts_in_one_place"}),
     ],
     ids=[WINDOW, DECODE],
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runbook.cli._progress import Part, Progress, bar, fit, silence_texts, sparkline
+from runbook.cli._progress import Progress
 from runbook.console import cells
 from runbook.launch.observer import Forecast, Pulse, Silence
 
@@ -45,29 +45,6 @@ def test_no_width_is_ever_exceeded(pulse: str, launch: str, unicode: bool) -> No
                 assert cells(line) <= width, (width, line)
 
 
-def test_what_is_left_out_first() -> None:
-    heard, silent = training(PULSES["heard"]), training(PULSES["silent"])
-    assert heard.screen(20, 42.0, unicode=True) == ["2/9 baseline/run1", "step 120/300"]
-    assert heard.screen(40, 42.0, unicode=True) == [
-        "2/9 baseline/run1  34 %  1 min 40 s left",
-        "step 120/300  8,120 tok/s  ranks 2/2",
-    ]
-    assert heard.screen(80, 42.0, unicode=True) == [
-        "2/9 baseline/run1  [########---------------]  34 %  1 min 40 s left  42 s so far",
-        "step 120/300  8,120 tok/s  ████████████████████  ranks 2/2",
-    ]
-    assert silent.screen(20, 42.0, unicode=True)[1] == "rank 1 silent 7 s"
-    assert silent.screen(40, 42.0, unicode=True)[1] == "rank 1 silent 7 s (usual 0.3 s)"
-
-
-def test_a_rate_is_not_shown_while_nobody_is_heard() -> None:
-    assert "tok/s" in training(PULSES["heard"]).line(42.0)
-    for pulse in ("silent", "busy", "ended"):
-        progress = training(PULSES[pulse])
-        for line in (progress.line(42.0), *progress.screen(200, 42.0, unicode=True)):
-            assert "tok/s" not in line and "█" not in line
-
-
 def test_without_a_launch_it_says_what_is_done_instead() -> None:
     progress = training(PULSES["heard"])
     progress.enter("2/9", "baseline", 40.0)
@@ -97,29 +74,3 @@ def test_what_runs_is_never_all_done() -> None:
     progress.forecast = Forecast(done_s=40.0, share=1.0, left_s=0.2)
     told = "\n".join([progress.line(41.0), *progress.screen(120, 41.0, unicode=True)])
     assert "99 %" in told and "100 %" not in told and " left" not in told
-
-
-def test_parts_get_room_by_their_rank_and_keep_their_order() -> None:
-    parts = [Part(2, "aaaa"), Part(0, "bbbbbb", "bb"), Part(1, "cc")]
-    assert fit(parts, 20) == "aaaa  bbbbbb  cc"
-    assert fit(parts, 10) == "bbbbbb  cc"
-    assert fit(parts, 7) == "bbbbbb"
-    assert fit(parts, 3) == "bb"
-    assert fit(parts, 1) == "b"
-
-
-def test_a_rate_half_as_fast_is_drawn_half_as_high() -> None:
-    assert sparkline([8.0, 4.0, 0.0]) == "█▅▁"
-    assert sparkline([]) == sparkline([0.0]) == ""
-    assert sparkline([8.0, 4.0, 0.0], blocks="_.-=*#") == "#-_"
-
-
-@pytest.mark.parametrize(("share", "text"), [(0.0, "[----]"), (0.5, "[##--]"), (1.0, "[####]")])
-def test_a_bar(share: float, text: str) -> None:
-    assert bar(share, 6) == text
-
-
-def test_who_is_silent_in_words() -> None:
-    assert silence_texts(()) == ()
-    (alone,) = {*silence_texts((Silence(rank=3, silent_s=12.0),))}
-    assert alone == "rank 3 silent 12 s"

@@ -15,8 +15,8 @@ import pytest
 
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
-from runbook.folder.record import record_text
-from runbook.tools.export import csv_text, prometheus_text
+from runbook.folder.manifest import record_text
+from runbook.tools.export import prometheus_text
 from tests.reports import samples
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "exporting.md"
@@ -25,7 +25,7 @@ EXAMPLES = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", TEXT, re.DOTALL))
 
 
 # What a client needs for a store on this machine; mlflow-skinny comes without the last two.
-NEEDS = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "wandb": ("wandb",)}
+NEEDS = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
 
 
 def ran(name: str, folder: Path, **variables: str) -> None:
@@ -47,8 +47,8 @@ def ran(name: str, folder: Path, **variables: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_there_are_two_examples_of_at_most_twenty_lines() -> None:
-    assert sorted(EXAMPLES) == ["mlflow", "wandb"]
+def test_the_example_has_at_most_twenty_lines() -> None:
+    assert sorted(EXAMPLES) == ["mlflow"]
     assert all(len(code.splitlines()) <= 20 for code in EXAMPLES.values())
     for code in EXAMPLES.values():
         compile(code, "example", "exec")
@@ -62,13 +62,6 @@ def test_mlflow_keeps_verdict_and_numbers(tmp_path: Path) -> None:
     database.close()
     assert metrics == {"baseline.throughput": 23.0, "long_run.no_halt": 1200.0}
     assert tags["verdict"] == "NO-GO"
-
-
-def test_wandb_keeps_them_offline(tmp_path: Path) -> None:
-    ran("wandb", tmp_path, WANDB_MODE="offline", WANDB_SILENT="true")
-    (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    data = kept.read_bytes()
-    assert b"baseline.throughput" in data and b"NO-GO" in data
 
 
 def test_every_command_on_the_page_is_taken() -> None:
@@ -87,9 +80,3 @@ def test_every_metric_on_the_page_is_written_and_the_other_way_round() -> None:
     text = prometheus_text(record.model_copy(update={"phases": phases}))
     written = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     assert set(re.findall(r"\brunbook_\w+", TEXT)) == written
-
-
-def test_every_column_is_on_the_page() -> None:
-    columns = csv_text(samples.go()).partition("\n")[0].split(",")
-    section = TEXT.split("## CSV")[1].split("##")[0]
-    assert re.findall(r"`(\w+)`", section) == columns

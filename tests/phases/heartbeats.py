@@ -13,7 +13,7 @@ import pandas as pd
 from nsa.contract.sampling import recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
 from runbook.accounts.generated import KINDS, GeneratedData
-from runbook.config import Profile
+from runbook.config.profile import Profile
 from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog
 from runbook.records.launch import option

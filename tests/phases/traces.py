@@ -17,10 +17,9 @@ import numpy as np
 import pandas as pd
 
 from nsa.toggles import TOGGLES
-from runbook.config import Profile
-from runbook.config.profile import Workload
+from runbook.config.profile import Profile, Workload
 from runbook.files import utc_text
-from runbook.folder.shapes import DEVICE_COUNTERS
+from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 from runbook.records.evidence import (
     JUnitCase,

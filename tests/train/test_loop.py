@@ -16,8 +16,8 @@ from nsa.launch.ranks import choose_device, start_ranks
 from nsa.train.checkpoint.restore import Restored
 from nsa.train.loop import Loop
 from runbook.accounts.clocks import BusySteps, step_clock
-from runbook.folder.launch import read_training_csv
-from runbook.folder.rank_log import read_heartbeats
+from runbook.folder.launch.evidence import read_training_csv
+from runbook.folder.launch.rank_log import read_heartbeats
 from tests.train.launching import SMOKE
 from tests.train.trainer_loop import made_loop, made_source
 
