@@ -16,8 +16,9 @@ from benchmarks.decisions.cells import (
     Claim,
     Result,
     count,
+    keep_fused,
+    last_50,
 )
-from benchmarks.decisions.documented import keep_fused, last_50
 from benchmarks.decisions.noise import (
     CALM,
     NEIGHBORS,

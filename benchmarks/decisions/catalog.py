@@ -22,8 +22,11 @@ from benchmarks.decisions.cells import (
     Claim,
     Result,
     count,
+    halves_differ,
+    last_50,
+    level_memory,
+    single_above_ddp,
 )
-from benchmarks.decisions.documented import halves_differ, last_50, level_memory, single_above_ddp
 from benchmarks.decisions.noise import (
     CALM,
     NOISES,

@@ -15,7 +15,7 @@ from scipy.stats import binom
 from benchmarks.decisions import catalog as decision_cells
 from benchmarks.decisions.__main__ import main, merge, percent, simulate
 from benchmarks.decisions.catalog import Cell, Claim, all_cells
-from benchmarks.decisions.documented import halves_differ, last_50
+from benchmarks.decisions.cells import halves_differ, last_50
 from benchmarks.decisions.noise import CALM, NOISY, block_times, launch_effects, launches, rates
 from runbook.stats.arms import best_arm, judge_rounds
 from runbook.stats.decision import Decided
