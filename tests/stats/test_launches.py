@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from benchmarks.decision_cells import Cell, Claim, all_cells
-from benchmarks.decisions import main, percent, simulate
-from benchmarks.documented_rules import halves_differ, last_50
-from benchmarks.noise_model import CALM, block_times, launches, rates
+from benchmarks.decisions.__main__ import main, percent, simulate
+from benchmarks.decisions.catalog import Cell, Claim, all_cells
+from benchmarks.decisions.cells import halves_differ, last_50
+from benchmarks.decisions.noise import CALM, block_times, launches, rates
 from runbook.stats.arms import best_arm, judge_rounds
 from runbook.stats.decision import Decided
 from runbook.stats.launches import meets_target
@@ -128,7 +128,7 @@ def test_a_claim_that_is_missed_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     impossible = Claim("TIE", 0.0)
     cell = CELLS["best arm, blocks | calm | all equal"]
     wrong = Cell(cell.question, cell.noise, cell.truth, cell.run, (impossible,))
-    monkeypatch.setattr("benchmarks.decisions.all_cells", lambda: [wrong])
+    monkeypatch.setattr("benchmarks.decisions.__main__.all_cells", lambda: [wrong])
     monkeypatch.setattr("sys.argv", ["decisions.py", "--runs", "20"])
     assert main() == 1
 
