@@ -10,17 +10,14 @@ from nsa.attention.api import (
     nsa_attention,
     select_blocks,
 )
-from nsa.attention.decode import KVCache, decode_step
 from nsa.attention.selection import block_map, ranges_v1, ranges_v2
 
 __all__ = [
-    "KVCache",
     "PathChoice",
     "block_map",
     "choose_path",
     "choose_selected",
     "choose_window",
-    "decode_step",
     "nsa_attention",
     "ranges_v1",
     "ranges_v2",

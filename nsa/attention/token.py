@@ -1,4 +1,4 @@
-"""One query token against everything before it: the core of sequential prefill and decoding."""
+"""Sequential prefill: one query token after the other, against everything before it."""
 
 from __future__ import annotations
 

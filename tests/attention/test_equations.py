@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from torch import Tensor
 
-from nsa.attention import KVCache, decode_step, nsa_attention, select_blocks
+from nsa.attention import nsa_attention, select_blocks
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from tests.attention import equations
@@ -110,38 +110,3 @@ def test_gradients_against_finite_differences(path: str, example: Example) -> No
         mine = float((grad.numpy() * way).sum())
         scale = max(1.0, float(np.abs(grad.numpy()).sum()) ** 0.5)
         assert abs(mine - slope) <= 2e-7 * scale * max(1.0, abs(slope)), f"{path}: d {name}"
-
-
-@bounded(12)
-@given(example=examples(longest=60))
-def test_decoding_equals_the_equations(example: Example) -> None:
-    """Token by token with a cache, phi given by the caller for "mlp"."""
-    numbers = example.numbers()
-    truth = equations.nsa(numbers, example.shape, compressed=example.compressed)
-    assume(truth.margin > 1e-12)
-    cfg, x = example.config(), tensors(numbers, torch.float64)
-    counters = {"k_cmp": 0, "v_cmp": 0}
-
-    def given_block(name: str, block: Tensor) -> Tensor:
-        """The example's next compressed row, in place of a learned phi."""
-        row = x[name][:, counters[name] : counters[name] + 1].transpose(1, 2)
-        assert block.shape[2] == cfg.l
-        counters[name] += 1
-        return row
-
-    cache = KVCache(
-        cfg,
-        compress_k=lambda block: given_block("k_cmp", block),
-        compress_v=lambda block: given_block("v_cmp", block),
-    )
-    steps = []
-    for t in range(example.seq_len):
-        token = {n: v[:, t : t + 1] for n, v in x.items() if n != "q"}
-        if example.compressed:
-            blank = torch.zeros(example.batch, 1, cfg.n_kv_groups, 1, dtype=torch.float64)
-            token |= {"k_cmp": blank.expand(-1, -1, -1, cfg.d_k)}
-            token |= {"v_cmp": blank.expand(-1, -1, -1, cfg.d_v)}
-        cache.append(**token)
-        steps.append(decode_step(x["q"][:, t : t + 1], cache, cfg))
-    worst = float(np.abs(torch.cat(steps, 1).detach().numpy() - truth.out).max())
-    assert worst <= 1e-12

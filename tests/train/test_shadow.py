@@ -376,22 +376,22 @@ def _no_decay(made: Engine) -> None:
     made.optimizer.param_groups[0]["weight_decay"] = 0.0
 
 
+# Each by one of both kinds of update, which a healthy run shows to be alike.
 @pytest.mark.parametrize(
-    ("plant", "says"),
+    ("plant", "fused", "says"),
     [
-        (_rate_stays, "learning rate: off by"),
-        (_not_clipped, "first moment: off by"),
-        (_half_frozen, "first moment: off by"),
-        (_momentum_reset, "first moment: off by"),
-        (_bf16_weights, "weights after the update: off by"),
-        (_between_steps, "change between two steps"),
-        (_another_epsilon, "weights after the update: off by"),
-        (_no_decay, "weights after the update: off by"),
+        (_rate_stays, "0", "learning rate: off by"),
+        (_not_clipped, "1", "first moment: off by"),
+        (_half_frozen, "0", "first moment: off by"),
+        (_momentum_reset, "1", "first moment: off by"),
+        (_bf16_weights, "0", "weights after the update: off by"),
+        (_between_steps, "1", "change between two steps"),
+        (_another_epsilon, "0", "weights after the update: off by"),
+        (_no_decay, "1", "weights after the update: off by"),
     ],
 )
-@pytest.mark.parametrize("fused", ["0", "1"])
 def test_a_planted_defect_fails_the_account(
-    plant: Callable[[Engine], None], says: str, fused: str
+    plant: Callable[[Engine], None], fused: str, says: str
 ) -> None:
     made = engine(NSA_OPT_FUSED=fused)
     plant(made)
