@@ -190,11 +190,11 @@ def window(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
 
 def between(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:  # noqa: ARG001
     """Pooled keys and values, the gated sum, and the gradients of both; of no length."""
-    from nsa.attention.triton.between import mix, mix_launch, pool, pool_launch
+    from nsa.attention.triton.between import launch, mix, pool
 
     # The compressed branch, its keys and its values are float32 in every call.
     floats = ("cmp", "d_cmp", "pooled_k", "pooled_v", "grad_k", "grad_v")
-    mixed, pooled = mix_launch.constants(cfg.n_heads, cfg.d_v), pool_launch.constants(cfg)
+    mixed, pooled = launch.mix_constants(cfg.n_heads, cfg.d_v), launch.pool_constants(cfg)
     for name, function, constants in (
         ("pool", pool.pool_kernel, pooled),
         ("mix", mix.mix_kernel, mixed),
@@ -208,27 +208,6 @@ def between(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:  # no
         )  # fmt: skip
 
 
-def decode(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:  # noqa: ARG001
-    """One token on a cache, whose compressed keys are float32: no part of a training step."""
-    from nsa.attention.triton.decode import kernels, launch
-
-    floats = ("k_cmp", "v_cmp", "scores", "parts", "bests", "totals")
-    pointers = {**dict.fromkeys(floats, "fp32"), "blocks": "i32"}
-    shape, tile = launch.constants(cfg, cfg.n_blocks(seq_len)), launch.tile(cfg)
-    for name, function in (
-        ("compressed", kernels.compressed_parts_kernel),
-        ("choose", kernels.choose_kernel),
-        ("read", kernels.read_kernel),
-        ("finish", kernels.finish_kernel),
-    ):
-        yield Kernel(
-            name=f"decode {name}", function=function, warps=tile.warps, stages=tile.stages,
-            dots=name == "read", pointers=pointers, constants={**shape[name], "ROWS": tile.rows},
-            own=("k_sel", "v_sel", "k_win", "v_win", "gates"),
-        )  # fmt: skip
-
-
-TRAINING: dict[str, Callable[[NSAConfig, int, int], Iterator[Kernel]]] = {
+PARTS: dict[str, Callable[[NSAConfig, int, int], Iterator[Kernel]]] = {
     "between": between, "compressed": compressed, "selected": selected, "window": window,
 }  # fmt: skip
-PARTS = {**TRAINING, "decode": decode}

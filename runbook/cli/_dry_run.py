@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from runbook import registry
 from runbook.cli._measure import STEPS, Trial, measure_here
 from runbook.cli._parser import SIGNALS
 from runbook.config.precedence import dropped
@@ -18,12 +17,13 @@ from runbook.engine.plan.needs import Needs, needs_of
 from runbook.engine.scope import departures
 from runbook.errors import ProgramExit
 from runbook.launch.command import pasteable
+from runbook.launch.launcher_api import launcher
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
+    from runbook.config.phase import Phase
     from runbook.config.setup import Setup
     from runbook.records import Launch
-    from runbook.records.phase import Phase
 
 
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
@@ -146,7 +146,7 @@ def _alike(launches: Sequence[Launch]) -> list[list[Launch]]:
 
 def _command(launch: Launch, setup: Setup) -> str:
     """What a person types to start the launch as the run does."""
-    return registry.launcher(setup.options.launcher).printed(launch, setup)
+    return launcher(setup.options.launcher).printed(launch, setup)
 
 
 def _print_alike(

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nsa.contract import TRAINING_CSV
-from runbook import registry
+from runbook.config import registry
 from runbook.config.setup import Setup
 from runbook.engine.plan.forecast import SKIPPED, Pace
 from runbook.errors import UsageError

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 import benchmarks.rehearsal as package
-from benchmarks.program import put_between
 from benchmarks.rehearsal.__main__ import main
 from benchmarks.rehearsal.catalog import HEALTHY, MACHINES, OTHER_ANSWERS, SICK
 from benchmarks.rehearsal.judged import Judged, judge
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.table import BEGIN, END, page_table, should, stops
+from benchmarks.rehearsal.table import BEGIN, END, should, stops
 from runbook.config.load import load_profile
 from runbook.launch.local import LocalRun
 
@@ -109,29 +108,6 @@ def test_the_page_has_every_machine_and_its_rows() -> None:
         assert row[1:4] == [machine.profile, machine.story, should(machine)]
         assert (row[4] == "GO") == (not machine.stopped_by)
         assert set(machine.stopped_by) <= set(re.split(", ", row[5]))
-
-
-def test_the_page_says_that_nothing_of_it_was_measured() -> None:
-    before, _, after = PAGE.read_text(encoding="utf-8").partition(
-        "**Nothing here was measured on a GPU.**"
-    )
-    assert "|" not in before and "rehearsal: begin" in after
-    assert "# Measured" not in after
-    assert "NOT A MEASUREMENT" in (package.__doc__ or "")
-
-
-def test_the_table_goes_between_its_marks_only(tmp_path: Path) -> None:
-    result = Judged(machine=HEALTHY[0], verdict="GO", stopped_by=(), reasons={}, started=1,
-                    seconds=0.0)  # fmt: skip
-    path = tmp_path / "page.md"
-    path.write_text(f"a\n{BEGIN}\nold\n{END}\nb\n")
-    put_between(path, BEGIN, END, page_table([result]))
-    page = path.read_text()
-    assert page.startswith(f"a\n{BEGIN}\n| machine") and page.endswith(f"{END}\nb\n")
-    assert "old" not in page and "`healthy_a100x2_pcie4`" in page
-    path.write_text("no marks")
-    with pytest.raises(ValueError, match="needs the lines"):
-        put_between(path, BEGIN, END, "")
 
 
 def test_there_are_enough_sick_machines_and_their_rows_exist() -> None:
