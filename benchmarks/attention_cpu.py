@@ -1,7 +1,7 @@
 """One attention layer on a CPU: Native Sparse Attention against dense causal attention.
 
     python -m benchmarks.attention_cpu [--lengths 512,1024,2048,4096,8192] [--repeats 5]
-        [--threads 1] [--json FILE] [--peer module:callable ...]
+        [--threads 1] [--peer module:callable ...]
 
 Layer with projections at the production shape (dim 768, 12 query heads, 2 groups, 64), float32,
 batch 1, forward and backward. The dense layer has the same query and output projections, one
@@ -18,8 +18,6 @@ maps x [B,S,dim] to [B,S,dim].
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -34,6 +32,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import nsa
 from benchmarks.attention.checks import load_peer
+from benchmarks.program import machine_line, markdown_table
 from nsa.attention import choose_path
 
 SHAPE = {"dim": 768, "heads": 12, "groups": 2, "width": 64}
@@ -135,16 +134,8 @@ def peak_bytes(layer: nn.Module, seq_len: int) -> int:
 
 def peak_in_fresh_process(name: str, seq_len: int, args: argparse.Namespace) -> int:
     """Peak growth in bytes of one layer, alone in a process."""
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.attention_cpu",
-        "--peak-of",
-        name,
-        "--lengths",
-        str(seq_len),
-    ]
-    command += ["--threads", str(args.threads)]
+    command = [sys.executable, "-m", "benchmarks.attention_cpu", "--peak-of", name]
+    command += ["--lengths", str(seq_len), "--threads", str(args.threads)]
     for peer in args.peer:
         command += ["--peer", peer]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -176,18 +167,14 @@ def machine_rates() -> dict[str, float]:
 
 def describe(results: list[dict[str, Any]]) -> str:
     """The table, in Markdown."""
-    lines = [
-        "| S | layer | path | CPU ms | ratio fwd | ratio fwd+bwd (range) | peak MiB | ratio |",
-        "|---:|---|---|---:|---:|---:|---:|---:|",
-    ]
+    header = ("S", "layer", "path", "CPU ms", "ratio fwd", "ratio fwd+bwd", "peak MiB", "ratio")
+    cells = []
     for row in results:
-        lines.append(
-            f"| {row['seq_len']} | {row['layer']} | {row['path']} | {row['total_ms_median']:.0f} "
-            f"| {row['ratio_forward']:.2f} | {row['ratio']:.2f} "
-            f"({row['ratio_min']:.2f}-{row['ratio_max']:.2f}) "
-            f"| {row['peak_bytes'] / 2**20:.0f} | {row['peak_ratio']:.2f} |"
-        )
-    return "\n".join(lines)
+        spread = f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
+        times = (f"{row['total_ms_median']:.0f}", f"{row['ratio_forward']:.2f}", spread)
+        memory = (f"{row['peak_bytes'] / 2**20:.0f}", f"{row['peak_ratio']:.2f}")
+        cells.append((row["seq_len"], row["layer"], row["path"], *times, *memory))
+    return markdown_table(header, cells)
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -204,13 +191,12 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure, print the table, write JSON where asked."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     whole = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--lengths", type=whole, default=[512, 1024, 2048, 4096, 8192])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--peer", action="append", default=[], metavar="MODULE:CALLABLE")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -222,18 +208,7 @@ def main() -> int:
     results, rates = measure(args), machine_rates()
     print(describe(results))
     print(", ".join(f"{name} {value:.0f}" for name, value in rates.items()))
-    if args.json:
-        record = {
-            "schema_version": 1,
-            "shape": SHAPE,
-            "threads": args.threads,
-            "repeats": args.repeats,
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "cpu": torch.backends.cpu.get_cpu_capability(),
-            "rates": rates,
-            "results": results,
-        }
-        args.json.write_text(json.dumps(record, indent=2) + "\n")
+    print(machine_line())
     return 0
 
 

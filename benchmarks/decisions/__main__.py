@@ -8,7 +8,6 @@ Exit status 1 if a published figure is missed. One core, a few minutes.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import zlib
@@ -68,31 +67,6 @@ def percent(rate: float, runs: int) -> str:
     if rate in (0.0, 1.0):
         return f"{rate:.0%} ({'<' if rate == 0.0 else '>'}{abs(rate - 3 / runs):.2%})"
     return f"{rate:.2%} ± {(rate * (1 - rate) / runs) ** 0.5:.2%}"
-
-
-def row_of(cell: Cell, result: Result) -> dict[str, object]:
-    """One JSON row."""
-    return {
-        "question": cell.question,
-        "noise": cell.noise.name,
-        "truth": cell.truth,
-        "runs": result.runs,
-        "rates": {name: count / result.runs for name, count in result.answers.items()},
-        "documented_rule_error": result.documented_rule,
-        "documented_rule_error_means": cell.documented_error,
-        "mean_steps": result.steps,
-        **result.extra,
-        "claims": [
-            {
-                "answer": claim.answer,
-                "limit": claim.limit,
-                "at_most": claim.at_most,
-                "holds": claim.holds(result),
-            }
-            for claim in cell.claims
-        ],
-        "parameters": cell.noise.to_dict(),
-    }
 
 
 def line_of(cell: Cell, result: Result) -> str:
@@ -163,17 +137,15 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=4000, help="simulated runs per cell")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="cells whose name contains this text")
-    parser.add_argument("--json", type=Path, help="write all rates and parameters here")
     parser.add_argument("--write", type=Path, help="put the tables into this Markdown document")
     options = parser.parse_args()
     if options.runs < 1:
         parser.error(f"--runs is {options.runs}; allowed: 1 or more")
     cells = [cell for cell in all_cells() if options.only in cell.name]
-    rows, lines, missed, question = [], [], 0, ""
+    lines, missed, question = [], 0, ""
     for cell in cells:
         begun = time.process_time()
         result = simulate(cell, options.runs, options.seed)
-        rows.append(row_of(cell, result))
         missed += sum(claim.holds(result) is False for claim in cell.claims)
         if cell.question != question:
             question = cell.question
@@ -183,8 +155,6 @@ def main() -> int:
     head = f"{options.runs} simulated runs per cell, seed {options.seed}.\n\n{noise_table(cells)}"
     tables = "\n".join([head, "", plan_table(), *lines])
     print(tables)
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
     if options.write:
         put_between(options.write, BEGIN, END, tables)
     print(f"{missed} figure(s) missed" if missed else "all figures met", file=sys.stderr)

@@ -3,7 +3,6 @@
     --machine NAME     only this one (repeatable)
     --profile NAME     only machines judged by this profile
     --list             names and stories; judges nothing
-    --json             the results as JSON
     --write FILE       put the table into this page, between its marks
     --keep DIR         keep the runs there
     --workers N        processes (default 2)
@@ -14,7 +13,6 @@ Exits with 1 where a machine is not judged as it should be, and 2 for wrong opti
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -48,10 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
             print(f"{machine.name:22} {machine.profile:14} {machine.story}")
         return 0
     results = _all(chosen, options.workers, options.keep)
-    if options.json:
-        print(json.dumps([_plain(result) for result in results], indent=1))
-    else:
-        print(screen(results))
+    print(screen(results))
     if options.write:
         put_between(options.write, BEGIN, END, page_table(results))
     return 0 if all(result.as_expected for result in results) else 1
@@ -62,7 +57,6 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--machine", action="append", default=[], metavar="NAME")
     parser.add_argument("--profile", metavar="NAME")
     parser.add_argument("--list", action="store_true")
-    parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path, metavar="FILE")
     parser.add_argument("--keep", type=Path, metavar="DIR")
     parser.add_argument("--workers", type=int, default=2, metavar="N")
@@ -87,20 +81,6 @@ def _one(machine: Machine, *, keep: Path | None) -> Judged:
         text += "".join(f"    {row} {why[:200]}\n" for row, why in result.reasons.items())
     sys.stderr.write(text)
     return result
-
-
-def _plain(result: Judged) -> dict[str, object]:
-    return {
-        "machine": result.machine.name,
-        "profile": result.machine.profile,
-        "verdict": result.verdict,
-        "stopped_by": list(result.stopped_by),
-        "should": list(result.machine.stopped_by),
-        "as_expected": result.as_expected,
-        "reasons": dict(result.reasons),
-        "launches": result.started,
-        "notice": NOTICE,
-    }
 
 
 if __name__ == "__main__":
