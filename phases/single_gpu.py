@@ -118,7 +118,9 @@ class SingleGpu(RowPhase):
         """Alone it ran well; with the baseline it is comparable; the efficiency follows."""
         return (
             *(self._with_subsets(row) for row in training_rows(self.names)),
-            Row("comparable", "Did all launches run the same configuration?", self.over(alike)),
+            self.launched.together(
+                "comparable", "Did all launches run the same configuration?", alike
+            ),
             toggles_row(self.names),
             Row(
                 "same_as_baseline",
