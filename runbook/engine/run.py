@@ -1,6 +1,6 @@
 """A run: the phases in order, the journal after each, the record and reports at the end.
 
-`run_plan` begins one; `runbook.engine.resuming` goes on where one was cut off.
+`run_setup` begins one; `runbook.engine.resuming` goes on where one was cut off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runbook.checkout import how_to_call
 from runbook.config import registry
 from runbook.config.phase import Phase
 from runbook.config.registry import report_files
-from runbook.config.setup import RunOptions, Setup
+from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record, phase_records
 from runbook.engine.extend import keep_aside, repeat
 from runbook.engine.intact import was_judged
@@ -25,7 +25,6 @@ from runbook.engine.outputs import NOT_WRITTEN, refused, write_reports
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.plan.forecast import Earlier
 from runbook.engine.plan.planned import config_before
-from runbook.engine.plan.prepare import prepare
 from runbook.engine.plan.progress import Forecaster
 from runbook.engine.starting import Part, held_back
 from runbook.errors import UsageError
@@ -76,20 +75,15 @@ def create_run_folder(out: Path) -> Path:
     raise UsageError(f"--out {out} has {_TRIES} runs of the same second: {name}")
 
 
-def run_plan(options: RunOptions, *, observer: Observer, until_s: float | None = None) -> RunRecord:
+def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None) -> RunRecord:
     """Run every phase that was asked for and return the record, which also lies in `run.json`.
 
     A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM, and
     when `until_s` seconds are over, everything that was started is ended, the rest becomes
     INCOMPLETE rows, and the reports are written; `resume_run` goes on from there. If the disk
     refuses, the record is returned with that reason and is never GO. Raises `UsageError` before
-    anything is created if the options are wrong or the run's folder cannot be made.
+    anything is created if the run's folder cannot be made.
     """
-    return run_setup(prepare(options), observer=observer, until_s=until_s)
-
-
-def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None) -> RunRecord:
-    """`run_plan` with its options resolved already."""
     part = Part(limit_s=until_s)
     run_root = create_run_folder(Path(setup.options.out))
     keep_configs(setup, run_root)

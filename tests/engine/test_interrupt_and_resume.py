@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from runbook.config.phase import Judgement, PlanContext
-from runbook.engine import Observer
 from runbook.engine.resuming import resume_run
 from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError
 from runbook.folder.journal import Journal, read_events
 from runbook.folder.manifest import artifact_records, check_manifest
+from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import Outcome, Reason, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence

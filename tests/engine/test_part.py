@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine import Observer
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part
 from runbook.folder.journal import read_events
 from runbook.folder.manifest import check_manifest
 from runbook.launch import StopRequest
+from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from tests.cli.shell import inside

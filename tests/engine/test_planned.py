@@ -12,7 +12,7 @@ from nsa.contract import NSAError
 from nsa.launch import kernels
 from nsa.launch.plan import plan_launch
 from nsa.toggles import NEEDS_CUDA, TOGGLES
-from runbook.engine import RunOptions, plan_all
+from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.launch.command import completed
@@ -71,7 +71,7 @@ def test_a_phase_that_a_setting_forbids_is_refused_by_name_and_starts_nothing_am
     text = refusal(SAFE, phases="baseline,fused_adamw", protocol=protocol)
     assert f"{SAFE} forbids NSA_OPT_FUSED=1, so this needs a run without it" in text
     assert "leave out the setting, or the phase (--phase) (planned in fused_adamw)" in text
-    plan = plan_all(RunOptions(profile="cpu", settings=(SAFE,), protocol=protocol))
+    plan = prepare(RunOptions(profile="cpu", settings=(SAFE,), protocol=protocol)).plan()
     assert [phase.name for phase, launches in plan if not launches] == ["fused_adamw"]
 
 
@@ -89,7 +89,7 @@ def test_a_setting_of_sdpa_is_what_the_audit_has_by_default(
     name, _, value = setting.partition("=")
     typed = (setting,) if source == "--set" else ()
     shell = {} if typed else {name: value}
-    plan = plan_all(RunOptions(profile="cpu", settings=typed, from_shell=shell))
+    plan = prepare(RunOptions(profile="cpu", settings=typed, from_shell=shell)).plan()
     (audit,) = next(launches for phase, launches in plan if phase.name == "sdpa_audit")
     assert audit.schedule is not None
     now = {arm: {**audit.env, **own}[name] for arm, own in audit.schedule.settings.items()}
@@ -142,7 +142,7 @@ def test_what_is_planned_is_what_the_trainer_accepts(
         for value in values:
             setting = f"{toggle.name}={value}"
             try:
-                plan = plan_all(RunOptions(profile=profile, settings=(setting,)))
+                plan = prepare(RunOptions(profile=profile, settings=(setting,))).plan()
             except UsageError:
                 refused.add(setting)
                 continue

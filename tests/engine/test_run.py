@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine import RunOptions, resume_run, run_plan
+from runbook.config.setup import RunOptions
 from runbook.engine.judge import reasons_for
+from runbook.engine.plan.prepare import prepare
+from runbook.engine.resuming import resume_run
+from runbook.engine.run import run_setup
 from runbook.errors import UsageError
 from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
@@ -153,7 +156,7 @@ def test_wrong_options_are_one_message_and_create_nothing(tmp_path: Path) -> Non
         out=tmp_path / "out",
     )
     with pytest.raises(UsageError) as caught:
-        run_plan(options, observer=Observer())
+        run_setup(prepare(options), observer=Observer())
     text = str(caught.value)
     for part in ("basline", "h100", "NSA_DDP_BUKET_MB", "train.stps", "'block'", "steps scale"):
         assert part in text

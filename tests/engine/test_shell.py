@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.config.setup import Setup, setup_of_record
-from runbook.engine import RunOptions, plan_all
+from runbook.config.setup import RunOptions, Setup, setup_of_record
 from runbook.engine.outputs import render
 from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
@@ -85,4 +84,4 @@ def test_another_config_is_another_configuration(tmp_path: Path) -> None:
     setup = prepare(options)
     assert setup.profile_sha256() != plain.profile_sha256()
     assert {launch.config for launch in setup.planned} == {tuned}
-    assert [launches for _, launches in plan_all(options)]
+    assert [launches for _, launches in prepare(options).plan()]

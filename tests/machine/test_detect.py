@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from runbook.config.load import profile_names
-from runbook.engine import RunOptions, plan_all
+from runbook.config.setup import RunOptions
+from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.machine.detect import detect_profile, profile_for
 
@@ -151,5 +152,5 @@ def test_a_run_on_an_unknown_card_is_a_usage_error(
     monkeypatch.setenv("PATH", str(tmp_path))
     lists(tmp_path, "Tesla T4, 3\n")
     with pytest.raises(UsageError, match="1 x Tesla T4"):
-        plan_all(RunOptions(out=tmp_path))
-    assert plan_all(RunOptions(out=tmp_path, profile="cpu")), "asked for by name, it is taken"
+        prepare(RunOptions(out=tmp_path)).plan()
+    assert prepare(RunOptions(out=tmp_path, profile="cpu")).plan(), "asked for by name, it is taken"

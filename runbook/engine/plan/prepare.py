@@ -25,7 +25,6 @@ from runbook.launch.launcher_api import launcher
 from runbook.machine import git
 from runbook.machine.detect import detect_profile
 from runbook.machine.identity import package_path, package_under_test
-from runbook.records import Launch
 
 
 def prepare(options: RunOptions) -> Setup:
@@ -171,12 +170,3 @@ def _commit(checkout: Path, flag: str, name: str) -> tuple[str, list[str]]:
     if sha is not None:
         return sha, []
     return name, [f"{flag} {name}: no such commit in {checkout}; a shallow clone lacks older ones"]
-
-
-def plan_all(options: RunOptions) -> list[tuple[Phase, list[Launch]]]:
-    """The plan of every phase, as far as it is known before anything ran.
-
-    A phase that uses another one's choice (the long run takes the best bucket) is shown with the
-    profile's own value. Starts nothing, writes nothing. Raises `UsageError`.
-    """
-    return prepare(options).plan()
