@@ -12,11 +12,18 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from benchmarks import decision_cells
-from benchmarks.decision_cells import Cell, Claim, all_cells
-from benchmarks.decisions import main, percent, simulate
-from benchmarks.documented_rules import halves_differ, last_50
-from benchmarks.noise_model import CALM, NOISY, block_times, launch_effects, launches, rates
+from benchmarks.decisions.__main__ import main, percent, simulate
+from benchmarks.decisions.catalog import Cell, Claim, all_cells
+from benchmarks.decisions.cells import halves_differ, last_50
+from benchmarks.decisions.noise import (
+    CALM,
+    NOISY,
+    V4_LIKE,
+    block_times,
+    launch_effects,
+    launches,
+    rates,
+)
 from runbook.stats.arms import best_arm, judge_rounds
 from runbook.stats.decision import Decided
 from runbook.stats.launches import meets_target
@@ -129,7 +136,7 @@ def test_a_claim_that_is_missed_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     impossible = Claim("TIE", 0.0)
     cell = CELLS["best arm, blocks | calm | all equal"]
     wrong = Cell(cell.question, cell.noise, cell.truth, cell.run, (impossible,))
-    monkeypatch.setattr("benchmarks.decisions.all_cells", lambda: [wrong])
+    monkeypatch.setattr("benchmarks.decisions.__main__.all_cells", lambda: [wrong])
     monkeypatch.setattr("sys.argv", ["decisions.py", "--runs", "20"])
     assert main() == 1
 
@@ -145,6 +152,23 @@ def test_keeping_early_breaks_the_bound_of_stalls() -> None:
     kept = sum(decision.outcome is Decided.KEEP for decision in decisions)
     assert kept > 0.3 * RUNS
     assert not within(kept, RUNS, Claim("KEEP", 0.08))
+
+
+# The noise itself.
+
+
+def test_percent_never_claims_a_certainty() -> None:
+    assert percent(0.0, 4000) == "0% (<0.07%)"
+    assert percent(1.0, 4000) == "100% (>99.92%)"
+    assert percent(0.5, 100) == "50.00% ± 5.00%"
+
+
+def test_last_50_is_the_mean_of_rates() -> None:
+    times = np.concatenate([np.full((1, 10), 9.0), np.full((1, 25), 1.0), np.full((1, 25), 2.0)], 1)
+    assert last_50(times)[0] == pytest.approx(0.75)
+
+
+# The noise itself.
 
 
 def test_launch_noise_has_the_declared_spread_and_share() -> None:
@@ -165,7 +189,7 @@ def test_steps_have_the_declared_spread_and_correlation() -> None:
 
 def test_v4_like_noise_looks_like_the_rows_of_that_report() -> None:
     """First step at 60-80 % of the pace; now and then a row at about a third."""
-    times = launches(np.random.default_rng(2), decision_cells.V4_LIKE, 2000, 200)
+    times = launches(np.random.default_rng(2), V4_LIKE, 2000, 200)
     rates = np.median(times[:, 20:]) / times
     assert 0.6 < np.median(rates[:, 0]) < 0.8
     assert 0.02 < np.mean(rates[:, 20:] < 0.5) < 0.2
@@ -176,17 +200,3 @@ def test_blocks_give_each_arm_its_own_speed() -> None:
     middle = np.exp(np.log(measured).mean(axis=(0, 1)))
     assert middle[1] / middle[0] == pytest.approx(1.5, rel=0.01)
     assert middle[2] / middle[0] == pytest.approx(0.7, rel=0.01)
-
-
-# The noise itself.
-
-
-def test_percent_never_claims_a_certainty() -> None:
-    assert percent(0.0, 4000) == "0% (<0.07%)"
-    assert percent(1.0, 4000) == "100% (>99.92%)"
-    assert percent(0.5, 100) == "50.00% ± 5.00%"
-
-
-def test_last_50_is_the_mean_of_rates() -> None:
-    times = np.concatenate([np.full((1, 10), 9.0), np.full((1, 25), 1.0), np.full((1, 25), 2.0)], 1)
-    assert last_50(times)[0] == pytest.approx(0.75)

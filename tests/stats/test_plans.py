@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import decision_cells, decisions
+from benchmarks.decisions import __main__ as decisions
+from benchmarks.decisions import catalog as decision_cells
 from nsa.tests import test_performance_guards
 from runbook.config import registry
 from runbook.config.load import load_profile
