@@ -37,6 +37,12 @@ def test_an_honest_launch_balances() -> None:
     assert all_accounts(*honest()) == []
 
 
+def test_each_rank_has_a_rate_of_its_own() -> None:
+    table, ranks = honest()
+    steps = ranks[1].steps
+    assert all_accounts(table, steps_of(ranks, 1, toks_per_s=steps["toks_per_s"] * 1.1)) == []
+
+
 CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "dt halved": (lambda t: t.assign(dt_s=t["dt_s"] / 2), "dt_s sums to 0.500"),
     "the optimizer outside the step": (lambda t: t.assign(dt_s=t["dt_s"] * 0.85), "0.850"),
@@ -384,6 +390,19 @@ def test_a_loss_that_was_not_computed_again_hides_no_other() -> None:
         ),
     ]
     assert model.loss_account(table, ()) == []
+
+
+def test_every_process_is_one_rank() -> None:
+    _, ranks = honest()
+    shared = changed(changed(ranks, 0, pids=(40, 41)), 1, pids=(41, 40))
+    assert tables.process_account(shared) == [
+        "ranks 0 and 1 are one process, 41",
+        "ranks 0 and 1 are one process, 40",
+    ]
+    nameless = changed(changed(ranks, 0, pids=()), 1, pids=())
+    assert tables.process_account(nameless) == [
+        f"rank {number} names no process" for number in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,19 @@ def test_a_stall_that_dt_s_leaves_out_is_seen_in_its_block() -> None:
     assert "moves step ends by" in problem
 
 
+def test_steps_in_which_a_rank_was_busy_count_for_none_of_many() -> None:
+    """A rank is held up by itself in a step, and by any other in that step or the next."""
+    _, ranks = honest()
+    alone = ranks[0].steps["step"] != 7
+    busy = replace(ranks[0], steps=ranks[0].steps.assign(alone=alone))
+    idle = replace(ranks[0], steps=ranks[0].steps.assign(alone=True))
+    steps = clocks.BusySteps([busy, *(replace(idle, rank=number) for number in range(1, 64))])
+    assert steps.of(0) == {7}
+    assert steps.of(1) == steps.of(63) == {7, 8}
+    both = clocks.BusySteps([busy, replace(busy, rank=1)])
+    assert both.of(0) == both.of(1) == {7, 8}
+
+
 @pytest.mark.parametrize("share", [0.5, 1.0])
 @pytest.mark.parametrize("stalls", [False, True])
 def test_waiting_for_data_cannot_leave_dt_s(share: float, stalls: bool) -> None:
@@ -223,3 +236,13 @@ def test_few_stalls_in_a_long_launch_cannot_leave_dt_s() -> None:
     told = table.assign(dt_s=table["dt_s"] - table["fetch_s"])
     (problem,) = clocks.time_account(told, (truth,), None, lag=1)
     assert problem.startswith("dt_s leaves out what waits for data: 1.02 of")
+
+
+def test_what_is_left_out_beside_the_waiting_is_not_blamed_on_it() -> None:
+    """A ninth of a step, in the second half: more than it waits."""
+    table = rows()
+    table.loc[table["step"] > 30, "dt_s"] += 0.0009
+    truth = rank(0, table)
+    told = table.assign(dt_s=rows()["dt_s"])
+    found = clocks.time_account(told, (truth,), None)
+    assert found and "waits for data" not in found[0]

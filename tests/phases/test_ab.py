@@ -70,6 +70,11 @@ def test_a_control_on_another_config_is_not_comparable() -> None:
     assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE) and "seq_len" in check.reason
 
 
+def test_without_a_baseline_there_is_no_control() -> None:
+    found = builder.evidence("bucket_sweep", WHERE)
+    assert builder.row("bucket_sweep", "control", found, WHERE).code is Reason.NOT_ASKED_FOR
+
+
 @pytest.mark.parametrize(("phase", "what"), [("bucket_sweep", "best"), ("fused_adamw", "keep")])
 def test_arms_of_different_commits_choose_nothing(phase: str, what: str) -> None:
     where = builder.context(protocol="launches")

@@ -167,6 +167,18 @@ def test_the_slower_clock_decides() -> None:
 
 
 @pytest.mark.parametrize("what", ROWS)
+def test_a_rank_without_heartbeats_balances_nothing(what: str) -> None:
+    where = builder.context()
+
+    def lost(made: LaunchEvidence) -> LaunchEvidence:
+        return replace(made, ranks=made.ranks[:1])
+
+    spoiled = builder.evidence("baseline", where, change=lost)
+    check = builder.row("baseline", what, spoiled, where)
+    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+
+
+@pytest.mark.parametrize("what", ROWS)
 def test_an_env_json_that_does_not_say_the_workload_is_damaged(what: str) -> None:
     check = answers.row("baseline", what, spoil.parts(env={"world_size": 2}))
     assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)

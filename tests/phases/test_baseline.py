@@ -217,6 +217,13 @@ def test_starting_up_and_other_cards_do_not_count() -> None:
     assert len(check.measurement.sources) == 5, "samples of all five launches"
 
 
+def test_a_fast_trainer_is_sampled_in_all_launches_together() -> None:
+    """100 steps in 2 s of a launch of 14 s."""
+    found = builder.evidence("baseline", WHERE, rate=4e5)
+    for what in ("gpu_utilisation", "gpu_balance"):
+        assert builder.row("baseline", what, found, WHERE).code is Reason.OK
+
+
 def test_samples_that_end_before_the_timed_steps_are_missing() -> None:
     """A sampler that died in one of five launches: those that it left were busy, and passed."""
     samples = traces.gpu_samples(2)

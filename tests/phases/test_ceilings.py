@@ -102,6 +102,16 @@ def test_a_sick_card_or_link_is_the_environments_fault(name: str) -> None:
         assert check.measurement.path == "preflight/ceilings/ceilings.json"
 
 
+def test_the_slowest_rank_decides_and_is_named() -> None:
+    def one_slow(document: dict[str, Any]) -> None:
+        document["ranks"][1]["matmul"] = ceiling_files.measured(Ceiling.MATMUL, 100.0)
+
+    check = row("matmul", edit=one_slow)
+    assert said(check) == WRONG
+    assert "100 TFLOP/s on rank 1 (A100, 1), the slowest of 2" in check.reason
+    assert "the fastest has 240" in check.reason
+
+
 def test_on_shared_cores_every_number_is_shown_and_none_decides() -> None:
     where = builder.context("cpu")
     for what in ("matmul", "memory_copy", "all_reduce"):
@@ -136,6 +146,11 @@ def test_more_than_the_specification_allows_was_not_measured(name: str) -> None:
             assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
             assert f"1.03 times the {most:g} that are possible" in check.reason
             assert "hardware.peaks" in check.remedy
+
+
+def test_one_rank_that_is_impossible_is_enough() -> None:
+    check = row("host_copy", edit=_slower_on(1, "host_copy", 20.0))
+    assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE) and "rank 1" in check.reason
 
 
 def resized(what: str, share: float) -> Edit:
@@ -362,6 +377,10 @@ def test_a_bad_link_and_a_bad_setting_are_told_apart() -> None:
     assert "preflight,baseline,single_gpu" in link.rerun
 
 
+def test_a_scaling_that_cannot_be_has_nothing_to_explain() -> None:
+    assert said(link_row(1e5, 2.5e5)) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+
+
 def test_the_link_is_shown_on_cores_and_no_question_of_one_rank() -> None:
     cpu = link_row(1e5, 0.8e5, builder.context("cpu"))
     assert said(cpu) == (Outcome.SKIPPED, Reason.NOT_GATED) and cpu.measurement is not None
@@ -369,3 +388,9 @@ def test_the_link_is_shown_on_cores_and_no_question_of_one_rank() -> None:
         Outcome.SKIPPED,
         Reason.NEEDS_GPUS,
     )
+
+
+def test_without_preflight_nothing_explains_the_scaling() -> None:
+    found = scaled_evidence(1e5, 1.96e5)
+    check = builder.row("single_gpu", "link", found, WHERE)
+    assert said(check) == (Outcome.INCOMPLETE, Reason.NOT_RUN)

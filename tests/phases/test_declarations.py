@@ -40,6 +40,10 @@ def test_every_phase_says_what_it_is_and_where_it_comes_from() -> None:
         assert phase.source.startswith(("requirements ", "choice"))
 
 
+def test_preflight_and_nothing_else_stops_the_phases_after_it() -> None:
+    assert [name for name, phase in PHASES.items() if phase.guards] == ["preflight"]
+
+
 def test_every_reason_that_is_not_fine_has_a_remedy() -> None:
     fine = {Reason.OK, Reason.NOT_GATED, Reason.NOT_ASKED_FOR, Reason.NO_ACCEPTED_RUN}
     assert set(Reason) - fine == set(BY_REASON)

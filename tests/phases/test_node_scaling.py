@@ -245,6 +245,32 @@ def test_a_launch_on_other_nodes_than_planned_is_invalid_by_either_source(
     assert launch in check.reason and told in check.reason
 
 
+def test_it_is_also_told_where_every_launch_says_what_it_ran() -> None:
+    context = where(4)
+    change = {"single_gpu/nodes2_1": ran_on(1)}
+    judgement = judged(context, seen(context, {2: 0.98, 4: 0.97}, change=change))
+    check = get(judgement, "single_gpu.as_planned")
+    assert said(check) == (Outcome.INVALID, Reason.MISMATCH)
+    assert "nodes2_1: nodes: wanted 2, got 1" in check.reason
+
+
+def test_a_node_count_that_nobody_tells_is_no_proof() -> None:
+    def silent(made: LaunchEvidence) -> LaunchEvidence:
+        env = {name: value for name, value in (made.env or {}).items() if name != "nodes"}
+        return replace(made, env=env)
+
+    check = answer_of(where(4), {2: 0.98, 4: 0.97}, change={"single_gpu/nodes2_1": silent})
+    assert said(check) == (Outcome.INVALID, Reason.MISMATCH)
+
+
+def test_launches_of_another_config_are_not_comparable() -> None:
+    spoiled = spoil.effective(gradient_checkpointing=True)
+    change = {f"single_gpu/nodes2_{number}": spoiled for number in range(1, 4)}
+    check = answer_of(where(4), {2: 0.98, 4: 0.97}, change=change)
+    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
+    assert "gradient_checkpointing" in check.reason
+
+
 def test_scaling_of_the_whole_says_where_fewer_nodes_are() -> None:
     for nodes, told in ((4, "1 node and 4 ranks on 4; fewer nodes: node_scaling"), (2, "on 2")):
         context = where(nodes)

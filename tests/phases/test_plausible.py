@@ -121,6 +121,12 @@ def test_impossible_losses(losses: list[float], says: str) -> None:
     assert any(says in problem for problem in loss_problems(log(loss=losses), EFFECTIVE))
 
 
+def test_two_equal_losses_may_be_chance() -> None:
+    made = log()
+    two = replace(made, frame=made.frame.iloc[:2].assign(loss=START))
+    assert loss_problems(two, EFFECTIVE) == []
+
+
 @pytest.mark.parametrize("size", [None, 0, 1])
 def test_a_vocabulary_has_at_least_two_words(size: int | None) -> None:
     assert loss_problems(log(), EFFECTIVE | {"vocab_size": size}) == [

@@ -200,6 +200,13 @@ def test_a_limit_of_the_clocks_that_somebody_set_is_told_and_no_fault() -> None:
     assert said(check) == (Outcome.PASS, Reason.OK) and "GPU 0: power cap" in check.reason
 
 
+def test_a_power_limit_that_nobody_tells_is_a_warning() -> None:
+    """The clocks under load still decide, in row `devices` of each launch."""
+    assert said(row("gpu_power", gpu_power_limit=0.96)) == (Outcome.PASS, Reason.OK)
+    check = row("gpu_power", gpu_power_limit=None)
+    assert said(check) == (Outcome.PASS, Reason.WARNING) and "unknown" in check.reason
+
+
 def test_an_idle_link_that_trained_down_is_no_fault() -> None:
     found = builder.evidence("preflight", WHERE)
     current = replace(found.facts["gpu.pcie_gen_max"], name="gpu.pcie_gen", value=1.0)

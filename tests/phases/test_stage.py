@@ -232,6 +232,13 @@ def test_a_resumed_launch_is_exact_on_a_cpu_and_within_rounding_on_a_gpu() -> No
     assert "from step 1000" in other.reason
 
 
+def test_the_extended_smoke_resumes_its_own_last_checkpoint() -> None:
+    run, second = planned("extended")
+    assert run.config_overrides["train.save_every"] == 950
+    assert (second.resumes, second.after, second.steps) == ("run", 950, 1000)
+    assert second.words()[-2:] == ("--resume", "extended/run")
+
+
 def test_production_takes_a_leg_between_two_checkpoints() -> None:
     legs = planned("production")
     assert [leg.steps for leg in legs] == list(range(5000, 50_001, 5000))
@@ -239,6 +246,12 @@ def test_production_takes_a_leg_between_two_checkpoints() -> None:
     assert all("--save" in leg.argv and leg.watched for leg in legs)
     assert {option(leg.argv, "--run-steps") for leg in legs} == {"50000"}, "one schedule"
     assert legs[0].env["NSA_TB_DISABLE"] == "0"
+
+
+def test_least_steps_stay_under_a_scale() -> None:
+    where = context("cpu", steps_scale=0.001)
+    steps = {name: planned(name, where)[0].steps for name in ("sanity", "smoke", "extended")}
+    assert steps == {"sanity": 1, "smoke": 30, "extended": 200}
 
 
 def test_a_plan_asks_of_a_machine_only_what_it_can_answer() -> None:

@@ -240,6 +240,12 @@ def test_devices_that_would_idle_are_not_plausible_where_a_peak_is_known(phase: 
     assert builder.row(phase, "plausible", found, cpu).outcome is PASS
 
 
+def test_a_floor_that_is_missed_stays_a_fail_although_the_devices_idle() -> None:
+    where = builder.context()
+    found = builder.evidence("baseline", where, rate=23.0)
+    assert builder.row("baseline", "throughput", found, where).outcome is FAIL
+
+
 def flaky(made: LaunchEvidence) -> LaunchEvidence:
     """It hung, and finished at the second attempt."""
     cause = "attempt 1: hang: rank 1 waits for rank 0"
@@ -288,6 +294,14 @@ def test_more_second_attempts_than_allowed_are_no_pass_on_a_cpu_either() -> None
     where = builder.context("cpu")
     check = answers.row("baseline", "completed", flaky, where, only=["run1", "run3"])
     assert (check.outcome, check.code) == (Outcome.INCONCLUSIVE, Reason.FLAKY)
+
+
+def test_a_second_attempt_beside_a_failure_hides_nothing() -> None:
+    where = builder.context("cpu")
+    found = builder.evidence("baseline", where, change=flaky, only=["run1"])
+    crashed = spoil.ended(LaunchStatus.CRASHED)(found.launches["run2"])
+    both = replace(found, launches={**found.launches, "run2": crashed})
+    assert builder.row("baseline", "completed", both, where).outcome is FAIL
 
 
 def test_another_workload_than_the_profiles_is_answered_with_both_ways_out() -> None:

@@ -15,7 +15,15 @@ from scipy.stats import binom
 from benchmarks.decisions.__main__ import main, percent, simulate
 from benchmarks.decisions.catalog import Cell, Claim, all_cells
 from benchmarks.decisions.cells import halves_differ, last_50
-from benchmarks.decisions.noise import CALM, block_times, launches, rates
+from benchmarks.decisions.noise import (
+    CALM,
+    NOISY,
+    V4_LIKE,
+    block_times,
+    launch_effects,
+    launches,
+    rates,
+)
 from runbook.stats.arms import best_arm, judge_rounds
 from runbook.stats.decision import Decided
 from runbook.stats.launches import meets_target
@@ -158,3 +166,37 @@ def test_percent_never_claims_a_certainty() -> None:
 def test_last_50_is_the_mean_of_rates() -> None:
     times = np.concatenate([np.full((1, 10), 9.0), np.full((1, 25), 1.0), np.full((1, 25), 2.0)], 1)
     assert last_50(times)[0] == pytest.approx(0.75)
+
+
+# The noise itself.
+
+
+def test_launch_noise_has_the_declared_spread_and_share() -> None:
+    effects = launch_effects(np.random.default_rng(0), NOISY, (40_000,), 2)
+    assert effects.std() == pytest.approx(NOISY.launch_sd, rel=0.02)
+    assert np.corrcoef(effects.T)[0, 1] == pytest.approx(NOISY.shared, abs=0.02)
+
+
+def test_steps_have_the_declared_spread_and_correlation() -> None:
+    times = launches(
+        np.random.default_rng(1), CALM, 400, 600, launch_effect=np.zeros(400), drift=False
+    )
+    logs = np.log(times[:, 50:])
+    assert logs.std() == pytest.approx(CALM.step_sd, rel=0.03)
+    both = np.corrcoef(logs[:, 1:].ravel(), logs[:, :-1].ravel())
+    assert both[0, 1] == pytest.approx(CALM.rho, abs=0.02)
+
+
+def test_v4_like_noise_looks_like_the_rows_of_that_report() -> None:
+    """First step at 60-80 % of the pace; now and then a row at about a third."""
+    times = launches(np.random.default_rng(2), V4_LIKE, 2000, 200)
+    rates = np.median(times[:, 20:]) / times
+    assert 0.6 < np.median(rates[:, 0]) < 0.8
+    assert 0.02 < np.mean(rates[:, 20:] < 0.5) < 0.2
+
+
+def test_blocks_give_each_arm_its_own_speed() -> None:
+    measured = rates(block_times(np.random.default_rng(3), CALM, 2000, (1.0, 1.5, 0.7), 4))
+    middle = np.exp(np.log(measured).mean(axis=(0, 1)))
+    assert middle[1] / middle[0] == pytest.approx(1.5, rel=0.01)
+    assert middle[2] / middle[0] == pytest.approx(0.7, rel=0.01)

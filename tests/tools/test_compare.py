@@ -221,6 +221,13 @@ def test_another_toggle_alone_is_one_cause(tmp_path: Path) -> None:
     assert [(d.kind, d.a, d.b) for d in found.differences] == [("toggles", "50", "25")]
 
 
+def test_another_profile_or_an_unfinished_run_is_an_obstacle(tmp_path: Path) -> None:
+    other = compare(tmp_path / "x", SAME, profile="cpu")
+    assert any("profile" in text for text in other.obstacles)
+    cut = compare(tmp_path / "y", SAME, finished_at=None)
+    assert any("did not complete" in text for text in cut.obstacles)
+
+
 def test_a_launch_without_env_json_or_with_mixed_rows_counts_for_nothing(tmp_path: Path) -> None:
     a = make_run(tmp_path / "a", run_id="a", dts=SAME)
     b = make_run(tmp_path / "b", run_id="b", dts=SAME)
