@@ -68,17 +68,6 @@ def test_never_a_verdict(plan: str) -> None:
     assert VERDICTS.search("baseline PASSED"), "the pattern can find one"
 
 
-def test_for_machines(tmp_path: Path) -> None:
-    ended = inside("run", "--dry-run", "--json", "--profile", "cpu", cwd=tmp_path)
-    document = json.loads(ended.out)
-    assert document["dry_run"] is True
-    assert [phase["name"] for phase in document["phases"]] == list(NINE)
-    for phase in document["phases"]:
-        for launch in phase["launches"]:
-            assert launch["command"].endswith(shlex.join(shlex.split(launch["command"])[-1:]))
-            assert launch["estimate"] and launch["timeout_s"] > 0
-
-
 def test_settings_and_scale_reach_the_lines(tmp_path: Path) -> None:
     words = ("run", "--dry-run", "--phase", "baseline", "--profile", "cpu")
     plain = inside(*words, cwd=tmp_path).out
