@@ -17,7 +17,7 @@ from runbook.config.load import load_profile
 from runbook.config.profile import Profile
 from runbook.engine.plan.forecast import Earlier, Estimator, Pace
 from runbook.launch.command import pasteable
-from runbook.records import ArmSchedule
+from runbook.records import ArmSchedule, LaunchEntry, LaunchResult, LaunchStatus, Verdict
 from tests.cli.shell import inside, runbook
 from tests.reports import samples
 
@@ -65,17 +65,6 @@ def test_every_phase_in_order_with_its_commands(plan: str) -> None:
 def test_never_a_verdict(plan: str) -> None:
     assert not VERDICTS.search(plan)
     assert VERDICTS.search("baseline PASSED"), "the pattern can find one"
-
-
-def test_for_machines(tmp_path: Path) -> None:
-    ended = inside("run", "--dry-run", "--json", "--profile", "cpu", cwd=tmp_path)
-    document = json.loads(ended.out)
-    assert document["dry_run"] is True
-    assert [phase["name"] for phase in document["phases"]] == list(NINE)
-    for phase in document["phases"]:
-        for launch in phase["launches"]:
-            assert launch["command"].endswith(shlex.join(shlex.split(launch["command"])[-1:]))
-            assert launch["estimate"] and launch["timeout_s"] > 0
 
 
 def test_settings_and_scale_reach_the_lines(tmp_path: Path) -> None:
@@ -157,6 +146,38 @@ def test_a_machine_on_which_nothing_runs_is_told_and_the_plan_still_printed(
     ended = runbook(*words, cwd=tmp_path)
     assert ended.code == 3 and "nothing could be measured here: " in ended.err
     assert "# 1/1 baseline: " in ended.out and "measured here now" not in ended.out
+
+
+def test_a_pace_at_which_nothing_would_end_is_no_estimate(tmp_path: Path) -> None:
+    """60 steps of 8,192 tokens take 3.5 hours at 39 tok/s; their limit is half an hour."""
+    shown = inside("run", "--profile", "a100x2_pcie4", "--phase", "baseline", "--dry-run",
+                    cwd=tmp_path).out  # fmt: skip
+    assert "duration not known yet (--measure times some steps here); stopped after 30 min" in shown
+    assert "5 launches, at most 2 h 30 min" in shown and "39 tok/s" not in shown
+
+
+def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
+    profile = load_profile("a100x2_pcie4")
+    launch = samples.entry("baseline", "run1").launch
+    quick = launch.model_copy(update={"timeout_s": 1e6})
+    assert "at the floor of 39 tok/s" in estimator(profile, tmp_path).estimate(quick).text
+
+    def keep(name: str, seconds: float, status: LaunchStatus) -> None:
+        entry = LaunchEntry(launch=launch, result=LaunchResult(status=status, duration_s=seconds))
+        phase = samples.preflight().model_copy(update={"name": "baseline", "launches": (entry,)})
+        record = samples.run(Verdict.GO, (phase,)).model_copy(update={"run_id": name})
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(record.model_dump_json())
+
+    keep("20261101T000000Z-aaaaaaa", 100.0, LaunchStatus.COMPLETED)
+    keep("20261102T000000Z-bbbbbbb", 90.0, LaunchStatus.COMPLETED)
+    found = estimator(profile, tmp_path).estimate(launch)
+    assert found.seconds == 90.0
+    assert found.text == "about 1 min 30 s (as in run 20261102T000000Z-bbbbbbb)"
+    other = launch.model_copy(update={"steps": launch.steps + 1})
+    assert "as in run" not in estimator(profile, tmp_path).estimate(other).text
+    keep("20261103T000000Z-ccccccc", 1.0, LaunchStatus.CRASHED)
+    assert estimator(profile, tmp_path).estimate(launch).seconds != 1.0
 
 
 def test_measuring_is_a_part_of_a_dry_run(tmp_path: Path) -> None:

@@ -27,17 +27,6 @@ def test_the_newest_run_on_the_terminal(finished: Path, tmp_path: Path) -> None:
     assert ESCAPE not in ended.out
 
 
-def test_several_formats_are_written_and_named(finished: Path, tmp_path: Path) -> None:
-    ended = inside("report", "--format", "md,html,junit", cwd=tmp_path)
-    where = f"artifacts/{finished.name}"
-    assert ended.out.splitlines() == [
-        f"{where}/report.md",
-        f"{where}/report.html",
-        f"{where}/junit.xml",
-    ]
-    assert (finished / "report.md").read_text() == render(samples.no_go(), "md")
-
-
 def test_a_file_that_changed_since_the_run_is_told(finished: Path, tmp_path: Path) -> None:
     """On stderr: the report says what the record says. A record alone is no change."""
     first = samples.no_go().artifacts[0].path

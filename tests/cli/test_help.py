@@ -67,16 +67,6 @@ def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None
         assert parse_all(command.parser(), words)[1] == [], words
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("columns", ["60", "100", "300"])
-def test_help_fits_a_hundred_columns(
-    name: str, columns: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    text = COMMANDS[name].parser().format_help()
-    assert max(len(line) for line in text.splitlines()) <= 100
-
-
 def test_defaults_in_the_help_are_those_of_their_owners() -> None:
     error = help_of("decide", "--error")
     assert "0.01 for best-arm, faster and scaling, else 0.05" in error

@@ -163,19 +163,6 @@ def resume(folder: Path, *phases: Toy) -> RunRecord:
     )
 
 
-def test_a_finished_launch_of_an_unfinished_phase_is_not_repeated(tmp_path: Path) -> None:
-    phase = Toy("baseline", count=2)
-    _, folder = run(tmp_path, phase)
-    before = digests(folder / "baseline" / "run1")
-    cut_after(folder, "launch_finished")
-    record = resume(folder, phase)
-    assert record.verdict is Verdict.GO
-    assert digests(folder / "baseline" / "run1") == before
-    events, _ = read_events(folder / "events.jsonl")
-    started = [event["launch"] for event in events if event["event"] == "launch_started"]
-    assert started == ["run1", "run2"]
-
-
 def test_a_launch_that_was_stopped_and_begun_again_is_told_beside_the_verdict(
     tmp_path: Path,
 ) -> None:

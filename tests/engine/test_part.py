@@ -20,7 +20,7 @@ from runbook.launch import StopRequest
 from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
-from tests.cli.shell import inside
+from tests.cli.shell import inside, runbook
 from tests.engine.toys import Toy, setup
 from tests.launch.helpers import fake_launch
 from tests.shared import crowded
@@ -125,6 +125,12 @@ def test_a_run_whose_trainer_is_pre_empted_stops_and_goes_on(tmp_path: Path) -> 
     )
     assert record.verdict is Verdict.GO, record.reasons
     assert (folder / "baseline/run1.unfinished1/heartbeat_rank0.jsonl").is_file()
+
+
+def test_a_part_of_the_command_ends_with_3_and_says_how_it_goes_on(tmp_path: Path) -> None:
+    words = ("run", "--profile", "cpu", "--phase", "preflight", "--out", "runs")
+    cut = runbook(*words, "--until-s", "0.5", cwd=tmp_path)
+    assert cut.code == 3 and "resume  runbook run --resume " in cut.out, cut.err
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon"])

@@ -51,14 +51,6 @@ def test_a_run_that_goes_well(tmp_path: Path) -> None:
     assert "run.json" not in digests
 
 
-def test_a_failed_launch_is_a_row_and_the_run_goes_on(tmp_path: Path) -> None:
-    record, _ = run(tmp_path, Toy("baseline", words=("--fault", "sigkill")), Toy("bucket_sweep"))
-    assert record.verdict is Verdict.NO_GO
-    assert "SIGKILL" in record.reasons[0]
-    assert record.phases[0].outcome is Outcome.FAIL
-    assert record.phases[1].outcome is Outcome.PASS
-
-
 GUARDED = {
     "a broken trainer": ((Outcome.FAIL, Reason.CRASH), Verdict.NO_GO),
     "a wrong machine": ((Outcome.INVALID, Reason.WRONG_ENVIRONMENT), Verdict.INCOMPLETE),

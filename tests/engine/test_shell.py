@@ -13,6 +13,7 @@ from runbook.config.setup import RunOptions, Setup, setup_of_record
 from runbook.engine.outputs import render
 from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
+from runbook.errors import UsageError
 from runbook.launch.observer import Observer
 from runbook.records import RunRecord
 from tests.cli.shell import inside
@@ -36,6 +37,19 @@ def test_an_unknown_name_is_refused_before_anything_starts(tmp_path: Path) -> No
     ended = inside("run", *WORDS, cwd=tmp_path, NSA_DDP_BUKET_MB="7")
     assert ended.code == 2 and list(tmp_path.iterdir()) == []
     assert "in this shell: NSA_DDP_BUKET_MB: no such toggle (did you mean" in ended.err
+
+
+def test_a_run_lists_them_before_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(setup: Setup, **_: object) -> None:
+        assert "set NSA_OPT_FUSED=1 (shell)" in capsys.readouterr().err
+        raise UsageError("the test stops here")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NSA_OPT_FUSED", "1")
+    monkeypatch.setattr("runbook.engine.run.run_setup", refuse)
+    assert main(["run", *WORDS]) == 2
 
 
 def kept(tmp_path: Path) -> tuple[RunRecord, Setup]:

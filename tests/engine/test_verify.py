@@ -138,19 +138,6 @@ def test_a_report_of_other_code_is_held_by_its_digest(
     assert any("report.html: line" in text for text in verify(folder).differences)
 
 
-def test_a_forged_outcome_is_judged_again(folder: Path) -> None:
-    """Even with journal, record, reports and manifest all made to fit each other."""
-    for name in ("run.json", "events.jsonl"):
-        path = folder / name
-        path.write_text(path.read_text().replace("all completed", "all is fine!!"))
-    write_manifest(folder)
-    differences = verify(folder).differences
-    assert (
-        'baseline.completed: reason: recorded "all is fine!!", recomputed "all completed"'
-        in differences
-    )
-
-
 def test_a_byte_changed_anywhere_in_the_decisive_files_is_noticed(folder: Path) -> None:
     for name in ("run.json", "report.md", "baseline/run1/training.csv"):
         path = folder / name

@@ -23,19 +23,6 @@ SHAPE = Fields({"n": is_count, "deep": Fields({"t": is_text}), "each": Each(is_n
 
 
 @pytest.mark.parametrize(
-    "good",
-    [
-        {},
-        {"n": 1, "deep": {"t": "x", "other": [1]}, "each": {"a": 1.0}, "items": ["x"], "more": 3},
-        {"n": None, "deep": {"t": None}, "each": None, "items": None},
-        {"each": {}, "items": []},
-    ],
-)
-def test_what_fits_stays_as_it_is(good: dict[str, Any]) -> None:
-    assert shaped(good, SHAPE, "d") == (good, [])
-
-
-@pytest.mark.parametrize(
     ("bad", "kept", "says"),
     [
         ({"n": "1", "m": 2}, {"m": 2}, ["d.n has an unexpected value: '1'"]),

@@ -125,20 +125,6 @@ def test_numbers_that_were_lost_otherwise_or_elsewhere_are_two_faults(
     assert [cause.launches for cause in found] == [("baseline/run1",), ("nvtx/profiled",)]
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (lost(4, "nan on every rank"), lost(9, "nan on every rank", "inf")),
-        (lost(4, "inf on rank 1", "inf"), lost(9, "-inf on rank 1")),
-        (lost(4, "5.5", "inf"), lost(9, "7.25", "-inf")),
-    ],
-)
-def test_the_same_loss_of_numbers_at_another_step_is_one(
-    first: LaunchResult, second: LaunchResult
-) -> None:
-    assert len(of(phase("baseline", first), phase("nvtx", second))) == 1
-
-
 def test_two_faults_in_the_launches_of_one_phase_are_two_though_one_row_tells_of_both() -> None:
     found = of(phase("baseline", nan(4), crash("rank 0 ended after step 3: ValueError: x")))
     assert [cause.title.partition(":")[0] for cause in found] == ["baseline/run1", "baseline/run2"]

@@ -44,20 +44,6 @@ def test_every_round_is_a_dot_in_its_order_and_the_estimate_a_larger_one() -> No
     assert large["cy"] == picture.of("spread", "line")[0]["y1"]
 
 
-def test_one_and_the_margin_stand_where_the_labels_say() -> None:
-    picture = drawn(sizes(), margin=(0.98, 1.02))
-    wide = [box for box in picture.of("band", "rect") if float(box["height"]) > 10]
-    (margin,) = wide
-    ends = float(margin["x"]), float(margin["x"]) + float(margin["width"])
-    assert [picture.across(x) for x in ends] == pytest.approx([0.98, 1.02], abs=CLOSE)
-    upright = [
-        float(line["x1"])
-        for line in picture.of("axis", "line")
-        if line["x1"] == line["x2"] and float(line["y2"]) - float(line["y1"]) > 20
-    ]
-    assert [picture.across(x) for x in upright] == pytest.approx([1.0], abs=CLOSE)
-
-
 def test_a_far_limit_is_named_and_not_drawn() -> None:
     far, near = Mark(label="floor", value=1e6), Mark(label="floor", value=0.95)
     picture = drawn(sizes(), limits=[far])
