@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from reports.view import one_line, shown_value
-from runbook.console import printable
+from runbook.text import printable
 
 _ENTITY = re.compile(r"&(?=#?\w+;)")
 _MARKUP = re.compile(r"([\\`*|\[\]~$])")

@@ -24,9 +24,9 @@ from reports.plots import figures
 from reports.summary import summarize
 from reports.templating import template_environment
 from reports.view import build_view
-from runbook.console import printable
 from runbook.records import RunRecord
 from runbook.records.run import Report, Screen
+from runbook.text import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from reports.advice import values_before
 from reports.view import one_line
 from runbook.config.precedence import told
-from runbook.console import counted
 from runbook.records import RunRecord
+from runbook.text import counted
 
 
 def run_facts(record: RunRecord) -> Iterator[tuple[str, str]]:

@@ -6,8 +6,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from reports.view import shown_value, value_text
-from runbook.console import printable, short_caveat
 from runbook.records.measurement import duration_text
+from runbook.text import printable, short_caveat
 
 if TYPE_CHECKING:
     from jinja2 import Environment

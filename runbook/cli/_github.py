@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Self
 
 from runbook.cli._text import TextObserver
-from runbook.console import Console, printable
+from runbook.console import Console
 from runbook.engine.outputs import render
 from runbook.folder.record import fingerprint_of
 from runbook.records import PhaseRecord, RunRecord
 from runbook.registry import report_files
+from runbook.text import printable
 
 _SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
 # GitHub takes a step's summary up to one MiB, and nothing of a larger one.

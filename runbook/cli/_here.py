@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runbook.console import Console, verdict_text
+from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE
+from runbook.text import verdict_text
 
 # Ends of a launch that leave nothing to triage (`runbook.tools.triage_target`).
 NO_FAULT = ("completed", "not_run", "interrupted")

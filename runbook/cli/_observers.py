@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from runbook.cli.finished import print_reports
-from runbook.console import Console, OutputFormat
+from runbook.console import Console, OutputFormat, Painted
 from runbook.files import near, typed_here
 from runbook.launch.observer import Observer
 from runbook.records import RunRecord
@@ -66,10 +66,11 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     from runbook.engine.refused import NOT_WRITTEN
     from runbook.folder.record import fingerprint_of, shown_fingerprint
 
-    screen = Screen(color=console.color_out, brief=True, program=typed_here())
-    text = render(record, "terminal", screen).rstrip("\n")
     short = console.quiet or record.interrupted
-    console.page(text.partition("\n")[0] if short else text)
+    width = None if short else console.width_out
+    screen = Screen(color=console.color_out, width=width, brief=True, program=typed_here())
+    text = render(record, "terminal", screen)
+    console.page(Painted(text.partition("\n")[0]) if short else text)
     if record.interrupted:
         program = " ".join(record.invocation.program)
         console.result(f"resume  {screen.typed(f'{program} --resume {near(folder)}')}")

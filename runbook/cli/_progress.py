@@ -1,21 +1,22 @@
-"""What is known of a run while it goes on, as lines of any width: for a terminal and for a pipe."""
+"""What is known of a run while it goes on: for a terminal, and as a line for a pipe."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nsa.contract import Phase
-from runbook.console import cells
 from runbook.launch.observer import Forecast, Pulse, Silence
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 
-_GAP = "  "
-_BAR_LEAST, _BAR_MOST = 10, 40
-_RATES = 20
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_PLAIN_BLOCKS = "_.-=*#"
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_BAR, _RATES = 40, 20
+# What is told while something runs is never all of it.
+_MOST = 0.99
 _BUSY = {
     Phase.INIT: "starting",
     Phase.FIRST_STEP: "first step",
@@ -25,61 +26,9 @@ _BUSY = {
 }
 
 
-class Part:
-    """A piece of a line, longest wording first. What has the smallest `rank` gets its room first;
-    0 is never left out.
-    """
-
-    def __init__(self, rank: int, *texts: str) -> None:
-        self.rank, self.texts = rank, [text for text in texts if text]
-
-
-def fit(parts: Sequence[Part], width: int) -> str:
-    """As many of the parts as fit on one line of `width` columns, in their order.
-
-    Each has the longest wording for which there is room when its turn comes; what may not be left
-    out and is too wide alone is cut.
-    """
-    chosen: dict[int, str] = {}
-    for index, part in sorted(enumerate(parts), key=lambda item: item[1].rank):
-        last = [_cut(part.texts[-1], width)] if part.texts and not part.rank else []
-        for text in (*part.texts, *last):
-            tried = chosen | {index: text}
-            if cells(_joined(tried)) <= width:
-                chosen = tried
-                break
-    return _joined(chosen)
-
-
-def _joined(chosen: Mapping[int, str]) -> str:
-    return _GAP.join(text for _, text in sorted(chosen.items()))
-
-
-def _cut(line: str, width: int) -> str:
-    while cells(line) > width:
-        line = line[:-1]
-    return line.rstrip()
-
-
-def bar(share: float, width: int) -> str:
-    """`[####------]`, `width` columns wide."""
-    inside = width - 2
-    done = int(share * inside)
-    return f"[{'#' * done}{'-' * (inside - done)}]"
-
-
-def sparkline(rates: Sequence[float], *, blocks: str = _BLOCKS) -> str:
-    """One character for each rate, from zero to the fastest: a drop by half looks like half."""
-    top = max(rates, default=0.0)
-    if top <= 0.0:
-        return ""
-    last = len(blocks) - 1
-    return "".join(blocks[round(min(1.0, max(0.0, rate / top)) * last)] for rate in rates)
-
-
 def percent(share: float) -> str:
-    """`34 %`; never all of it, since it is told while something runs."""
-    return f"{min(99, int(100 * share))} %"
+    """`34 %`."""
+    return f"{int(100 * min(share, _MOST))} %"
 
 
 def rate_text(toks_per_s: float) -> str:
@@ -87,16 +36,16 @@ def rate_text(toks_per_s: float) -> str:
     return f"{toks_per_s:,.0f} {TOKENS_PER_SECOND}"
 
 
-def silence_texts(silent: Sequence[Silence]) -> tuple[str, ...]:
-    """`rank 1 silent 7 s (usual 0.3 s), stopped; rank 0 too`, and shorter ways to say it."""
+def silence_text(silent: Sequence[Silence]) -> str:
+    """`rank 1 silent 7 s (usual 0.3 s), stopped; rank 0 too`."""
     if not silent:
-        return ()
+        return ""
     first, *others = silent
-    short = f"rank {first.rank} silent {duration_text(round(first.silent_s))}"
     usual = f" (usual {first.usual_s:.1f} s)" if first.usual_s is not None else ""
     state = f", {first.state}" if first.state else ""
     too = f"; rank {', '.join(str(one.rank) for one in others)} too" if others else ""
-    return f"{short}{usual}{state}{too}", f"{short}{usual}", short
+    silence = duration_text(round(first.silent_s))
+    return f"rank {first.rank} silent {silence}{usual}{state}{too}"
 
 
 @dataclass(kw_only=True)
@@ -150,60 +99,64 @@ class Progress:
         least = "over " if self.forecast.unknown else ""
         return f"{least}{duration_text(left_s)} left"
 
-    def doing(self, now: float) -> list[Part]:
+    def doing(self, now: float) -> list[str]:
         """What the launch does now. A rate stands there only while its ranks are heard."""
         if not self.launch:
-            return [Part(1, f"collecting and judging, {duration_text(round(now - self.since))}")]
-        silence = silence_texts(self.pulse.silent)
+            return [f"collecting and judging, {duration_text(round(now - self.since))}"]
         step = f"step {self.step}/{self.total}" if self.total and self.step else ""
-        parts = [Part(0, *silence), Part(1, step)]
+        words = [silence_text(self.pulse.silent), step]
         if self.pulse.busy:
             word = _BUSY.get(Phase(self.pulse.busy), self.pulse.busy)
-            parts.append(Part(2, f"{word}, {duration_text(round(self.pulse.busy_s))}"))
+            words.append(f"{word}, {duration_text(round(self.pulse.busy_s))}")
         elif not step:
-            parts.append(Part(2, f"running, {duration_text(round(now - self.since))}"))
+            words.append(f"running, {duration_text(round(now - self.since))}")
         elif self._all_ended:
-            parts.append(Part(2, "ending"))
-        elif not silence and self.rate is not None:
-            parts.append(Part(2, rate_text(self.rate)))
-        return parts
+            words.append("ending")
+        elif self._moving and self.rate is not None:
+            words.append(rate_text(self.rate))
+        return words
 
     @property
     def _all_ended(self) -> bool:
         return bool(self.pulse.wanted) and not self.pulse.alive
 
     @property
+    def _moving(self) -> bool:
+        return not (self.pulse.silent or self.pulse.busy or self._all_ended)
+
+    @property
     def ranks(self) -> str:
         """`ranks 2/2`, empty for a launch without heartbeats."""
         return f"ranks {self.pulse.alive}/{self.pulse.wanted}" if self.pulse.wanted else ""
 
-    def screen(self, width: int, now: float, *, unicode: bool) -> list[str]:
-        """Two lines for a terminal: the run, and what runs now; none is wider than `width`."""
+    @property
+    def again(self) -> str:
+        """`(attempt 2)`, empty for the first one."""
+        return f"(attempt {self.attempt})" if self.launch and self.attempt > 1 else ""
+
+    def screen(self, now: float, *, unicode: bool) -> tuple[RenderableType, ...]:
+        """For a terminal: the run, how far it is, and what runs now."""
+        from rich.progress_bar import ProgressBar
+
+        from runbook.engine.trends import sparkline
+
         share = self.forecast.share if self.forecast else 0.0
-        again = f"(attempt {self.attempt})" if self.launch and self.attempt > 1 else ""
         so_far = f"{duration_text(round(now - self.began))} so far"
-        run = [
-            Part(0, self.where),
-            Part(4, again),
-            Part(3, bar(share, _BAR_LEAST)),
-            Part(2, percent(share)),
-            Part(1, self.left_text(now)),
-            Part(5, so_far),
-        ]
-        first = fit(run, width)
-        small = bar(share, _BAR_LEAST)
-        room = min(_BAR_MOST, _BAR_LEAST + width - cells(first))
-        doing = self.doing(now)
-        moving = self.launch and not (self.pulse.silent or self.pulse.busy or self._all_ended)
-        blocks = _BLOCKS if unicode else _PLAIN_BLOCKS
-        spark = sparkline(list(self.rates), blocks=blocks) if moving else ""
-        second = fit([*doing, Part(4, spark), Part(3, self.ranks)], width)
-        return [first.replace(small, bar(share, room), 1), second]
+        moving = self.launch and self._moving and any(self.rates)
+        # From zero on: a drop by half looks like half.
+        spark = sparkline([0.0, *self.rates], plain=not unicode)[1:] if moving else ""
+        return (
+            _joined(self.where, self.again, percent(share), self.left_text(now), so_far),
+            ProgressBar(total=1.0, completed=min(share, _MOST), width=_BAR),
+            _joined(*self.doing(now), spark, self.ranks),
+        )
 
     def line(self, now: float) -> str:
         """All of it on one line, for a pipe."""
         share = percent(self.forecast.share) if self.forecast else ""
-        again = f"(attempt {self.attempt})" if self.launch and self.attempt > 1 else ""
-        parts = [text for part in self.doing(now) for text in part.texts[:1]]
-        words = (self.where, again, *parts, self.ranks, share, self.left_text(now))
-        return _GAP.join(word for word in words if word)
+        words = (self.where, self.again, *self.doing(now), self.ranks, share, self.left_text(now))
+        return _joined(*words)
+
+
+def _joined(*words: str) -> str:
+    return "  ".join(word for word in words if word)

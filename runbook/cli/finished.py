@@ -177,9 +177,8 @@ def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> N
     from runbook.folder.record import record_text
     from runbook.records.run import Screen
 
-    screen = Screen(color=console.color_out, program=typed_here())
-    text = record_text(record) if as_json else render(record, fmt, screen)
-    console.page(text.rstrip("\n"))
+    screen = Screen(color=console.color_out, width=console.width_out, program=typed_here())
+    console.page(record_text(record) if as_json else render(record, fmt, screen))
 
 
 def _report(args: argparse.Namespace, console: Console) -> int:

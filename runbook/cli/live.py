@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, number_type, path_type
 from runbook.cli.finished import folder_of
-from runbook.console import Console, printable
+from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError
 
@@ -165,7 +165,7 @@ def _shower(console: Console, screen: Screen) -> Callable[[], None]:
     def show() -> None:
         nonlocal said_at
         if console.is_live:
-            console.draw([printable(line)[: console.columns - 1] for line in screen.lines()])
+            console.draw(*screen.lines())
         elif monotonic() - said_at >= _SAY_EVERY_S or screen.watcher.over:
             said_at = monotonic()
             console.progress(screen.status())

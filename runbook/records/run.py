@@ -16,7 +16,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from runbook.console import verdict_text
 from runbook.defaults import (
     DEFAULT_LAUNCHER,
     DEFAULT_OUT,
@@ -28,6 +27,7 @@ from runbook.records.launch import Launch, LaunchResult, with_option
 from runbook.records.measurement import Measurement, Record, Scalar
 from runbook.records.outcome import Check, Outcome, Verdict
 from runbook.records.shown import Comparison, Series, Table
+from runbook.text import verdict_text
 
 # Under this name a record's environment keeps the digest of the package under test, which every
 # launch says of itself.
@@ -186,11 +186,13 @@ _CALLED = re.compile(r"(env (?:-u \S+ )*)?runbook ")
 class Screen:
     """How a report is shown to a person; a file is written with the defaults.
 
-    `color`: escape codes are welcome. `brief`: only what is left to say where the phases were
+    `color`: colors are welcome. `width`: the columns of a terminal; without it no line is
+    wrapped. `brief`: only what is left to say where the phases were
     shown while they ran. `program`: what its reader types for `runbook`.
     """
 
     color: bool = False
+    width: int | None = None
     brief: bool = False
     program: str = "runbook"
 

@@ -10,9 +10,9 @@ import pytest
 
 from reports.summary import summarize
 from reports.view import ReportView, build_view
-from runbook.console import short_caveat
 from runbook.engine.outputs import render
 from runbook.records import RunRecord
+from runbook.text import short_caveat
 from tests.reports.samples import SAMPLES, go
 
 ALONE = {"meta", "br"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runbook.console import page_of
 from runbook.records.measurement import plain_number
+from runbook.text import in_one_line
 from runbook.tools.compare.numbers import MetricChange, SpeedChange
 from runbook.tools.compare.runs import Comparison
 
@@ -43,8 +43,7 @@ def comparison_text(found: Comparison) -> str:
     lines += _metrics_text(found.metrics)
     for speed in found.speeds:
         lines += ["", *_speed_text(speed)]
-    lines += ["", found.conclusion]
-    return page_of(lines)
+    return "\n".join(map(in_one_line, [*lines, "", found.conclusion]))
 
 
 def _metrics_text(metrics: tuple[MetricChange, ...]) -> list[str]:
