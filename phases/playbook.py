@@ -66,7 +66,7 @@ _TRAINING: dict[str, Remedy] = {
         "read the stack of the silent rank and its last heartbeats: stackdump_rank*.txt and "
         "incident.json in `{folder}` show where it stopped",
         "if it hangs again, type `runbook` in a second terminal meanwhile: it prints the `runbook "
-        "stacks` command of that run, which shows the stack of every rank",
+        "watch --stacks` command of that run, which shows the stack of every rank",
         nccl(
             "run again with --set NCCL_DEBUG=INFO, for a short window",
             settings=["NCCL_DEBUG=INFO"],

@@ -99,7 +99,7 @@ def _unfinished(folder: Path) -> Found | None:
             run=f"{folder}: {running}",
             next=(
                 (watch_line(folder), "look on"),
-                (f"runbook stacks {name}", "what its ranks are doing"),
+                (f"runbook watch --stacks {name}", "what its ranks are doing"),
             ),
         )
     if events[-1].get("event") == ENDS[0]:

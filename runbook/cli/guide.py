@@ -1,13 +1,11 @@
-"""What the whole program says of itself: the overview of its commands, and `runbook help`."""
+"""What the whole program says of itself: the overview of its commands, and how to get help."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 
-from runbook.cli._parser import Command, CommandParser
-from runbook.console import Console
-from runbook.errors import ProgramExit, UsageError, did_you_mean
+from runbook.cli._parser import Command
+from runbook.errors import UsageError, did_you_mean
 
 _HEAD = """\
 usage: runbook COMMAND [options]
@@ -34,6 +32,8 @@ phases asked for), 70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completion])"""
 
 _WIDTH = 16
+# What were commands in version 0.1.0.
+_NOW = {"stacks": "watch --stacks", "bundle": "export --to bundle"}
 
 
 def overview(groups: Mapping[str, Sequence[Command]]) -> str:
@@ -48,37 +48,9 @@ def overview(groups: Mapping[str, Sequence[Command]]) -> str:
 def named(name: str, commands: Mapping[str, Command]) -> Command:
     """The command of this name. Raises UsageError with the nearest one."""
     if name not in commands:
+        now = f" (it is `runbook {_NOW[name]}`)" if name in _NOW else ""
         raise UsageError(
-            f"unknown command {name!r}{did_you_mean(name, commands)}",
+            f"unknown command {name!r}{now or did_you_mean(name, commands)}",
             hint=f"commands: {', '.join(commands)}",
         )
     return commands[name]
-
-
-def _add_help(parser: CommandParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", metavar="COMMAND", help="a command (default: the list of all)"
-    )
-
-
-def _help(args: argparse.Namespace, console: Console) -> int:
-    from runbook.cli import COMMANDS, GROUPS
-
-    if args.name is None:
-        console.page(overview(GROUPS))
-    else:
-        console.page(named(args.name, COMMANDS).parser().format_help().rstrip())
-    return ProgramExit.GO
-
-
-HELP = Command(
-    name="help",
-    help="show this list, or how one command is used",
-    description="Show the list of commands, or the help of one (as `runbook COMMAND --help` does).",
-    examples="""\
-  runbook help
-  runbook help run""",
-    json_help="accepted, but help is always text",
-    add_arguments=_add_help,
-    run=_help,
-)

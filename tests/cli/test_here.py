@@ -159,7 +159,10 @@ def test_a_run_whose_journal_is_held_is_running_and_can_be_watched(
         text, commands = told(tmp_path)
     assert f"artifacts/{RUN}: RUNNING, 1 of 2 phases, now smoke/run\n" in text
     watched = "latest" if linked else RUN
-    assert commands == [f"runbook watch artifacts/{watched}", f"runbook stacks artifacts/{RUN}"]
+    assert commands == [
+        f"runbook watch artifacts/{watched}",
+        f"runbook watch --stacks artifacts/{RUN}",
+    ]
     assert "RUNNING" not in told(tmp_path)[0]
 
 
