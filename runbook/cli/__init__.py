@@ -64,6 +64,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone: be silent, also when Python flushes at exit.
         drop(sys.stdout)
         return ProgramExit.INCOMPLETE
+    except MemoryError as error:
+        what = f": {error}" if str(error) else ""
+        _tell(console, f"runbook: error: this process may have no more memory{what}")
+        return ProgramExit.USAGE
     except OSError as error:
         if not (refused := _refused(error)):
             return _defect(console, error)
@@ -141,7 +145,21 @@ def _run_command(command: Command, words: list[str]) -> int:
     problems.extend(command.problems(args))
     if problems:
         raise UsageError(problems, hint=f"see runbook {command.name} --help")
+    if too_little := _memory_problems(command):
+        raise UsageError(too_little)
     return command.run(args, console_for(args))
+
+
+def _memory_problems(command: Command) -> list[str]:
+    """What a shell's limits leave too little of; asked of the system first, since it costs less."""
+    import resource
+
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
+    if all(resource.getrlimit(one)[0] == resource.RLIM_INFINITY for one in limits):
+        return []
+    from runbook.machine.surroundings import memory_problems
+
+    return memory_problems(f"runbook {command.name}")
 
 
 def _open_closed_streams() -> None:

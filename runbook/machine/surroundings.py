@@ -97,17 +97,26 @@ def surroundings_problems(longest_s: float = 0.0) -> list[str]:
     return [*_limit_problems(longest_s), *_loopback_problems(), *_clock_problems()]
 
 
+def memory_problems(who: str = "a run") -> list[str]:
+    """Limits under which NumPy cannot be loaded: OpenBLAS asks for its memory without end."""
+    return [
+        f"{one}, and {who} needs {_LEAST_MEMORY // _GIB} GiB: {one.remedy}"
+        for one in MEMORY
+        if one.limit is not None and one.limit < _LEAST_MEMORY
+    ]
+
+
 def _limit_problems(longest_s: float) -> list[str]:
     least = [
-        *((one, _LEAST_MEMORY, f"needs {_LEAST_MEMORY // _GIB} GiB") for one in MEMORY),
         (FILE, _LEAST_FILE, f"needs {_LEAST_FILE // _MIB} MiB"),
         (CPU, longest_s, f"may take {longest_s:g} s in one launch"),
     ]
-    return [
+    others = [
         f"{one}, and a run {needs}: {one.remedy}"
         for one, number, needs in least
         if one.limit is not None and one.limit < number
     ]
+    return [*memory_problems(), *others]
 
 
 def _loopback_problems() -> list[str]:

@@ -21,7 +21,8 @@ from runbook.machine.surroundings import CPU, FILE, MEMORY, Allowance, limit_met
 from runbook.records import LaunchStatus
 from tests.launch.helpers import fake_launch, run
 
-_RUN = shlex.join([sys.executable, "-P", "-m", "runbook", "run", "--profile", "cpu"])
+_RUNBOOK = [sys.executable, "-P", "-m", "runbook"]
+_RUN = shlex.join([*_RUNBOOK, "run", "--profile", "cpu"])
 _ASK = shlex.join(
     [sys.executable, "-P", "-c",
      "from runbook.machine.surroundings import surroundings_problems as ask; print(ask())"]
@@ -66,6 +67,13 @@ def test_a_limit_that_no_run_fits_into_is_refused_and_the_printed_way_lifts_it(
     way = f"ulimit {limit.split()[1]} unlimited"
     assert f"`{way}`" in told.stderr
     assert shell(f"ulimit {limit}; {way}; {_ASK}", tmp_path).stdout == "[]\n"
+
+
+def test_a_command_that_reads_is_refused_too_where_numpy_would_ask_for_memory_without_end(
+    tmp_path: Path,
+) -> None:
+    told = shell(f"ulimit -S -v 307200; {shlex.join(_RUNBOOK)} verify out", tmp_path)
+    assert told.returncode == 2 and "and runbook verify needs 2 GiB" in told.stderr, told.stderr
 
 
 def test_without_a_loopback_network_nothing_waits_for_it(tmp_path: Path) -> None:
