@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from reports.markdown import (
+from reports.permits import permit_of
+from reports.plots import figures
+from reports.summary import summarize
+from reports.templating import (
     markdown_cell,
     markdown_code,
     markdown_fence,
     markdown_prose,
     markdown_told,
+    template_environment,
 )
-from reports.permits import permit_of
-from reports.plots import figures
-from reports.summary import summarize
-from reports.templating import template_environment
 from reports.view import build_view
 from runbook.records import RunRecord
 from runbook.records.run import Report, Screen

@@ -31,7 +31,7 @@ def render_terminal(record: RunRecord, screen: Screen) -> str:
     view = build_view(record)
     parts = [*_end(view, screen)]
     if not screen.brief:
-        parts = [_title(view), _phases(view), *_acceptance(view), "", *parts]
+        parts = [_title(view), *_phases(view), *_acceptance(view), "", *parts]
     return rendered(*parts, width=screen.width, color=screen.color, end="\n")
 
 
@@ -59,7 +59,7 @@ def _title(view: ReportView) -> str:
     return "  ".join(one_line(fact) for fact in facts)
 
 
-def _phases(view: ReportView) -> RenderableType:
+def _phases(view: ReportView) -> Iterator[RenderableType]:
     total = len(view.phases)
     rows = [
         (
@@ -70,7 +70,8 @@ def _phases(view: ReportView) -> RenderableType:
         )
         for phase in view.phases
     ]
-    return table_of((), rows, styled=1)
+    if rows:
+        yield table_of((), rows, styled=1)
 
 
 def _facts(phase: PhaseView) -> str:

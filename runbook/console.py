@@ -132,7 +132,7 @@ def table_of(
         header_style="none",
     )  # fmt: skip
     told = [tuple(row) for row in rows]
-    for name in header or ("",) * len(told[0]):
+    for name in header or ("",) * max(map(len, told), default=0):
         table.add_column(Text(name), overflow="fold")
     for row in told:
         cells = [Text(_cell(cell)) for cell in row]

@@ -12,13 +12,12 @@ from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, parse_all
 from runbook.cli.drill import DRILL
 from runbook.cli.export import EXPORT
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
-from runbook.cli.guide import named, overview
+from runbook.cli.guide import named, overview, print_next
 from runbook.cli.history import HISTORY
 from runbook.cli.init import INIT
-from runbook.cli.launch import LAUNCH
+from runbook.cli.launch import LAUNCH, NIGHTLY
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
 from runbook.cli.live import WATCH
-from runbook.cli.nightly import NIGHTLY
 from runbook.cli.questions import DECIDE, INSPECT, REPLAY
 from runbook.cli.run import RUN
 from runbook.cli.triage import TRIAGE
@@ -118,8 +117,6 @@ def _dispatch(words: list[str]) -> int:
     if ASKED_BY_SHELL in os.environ:
         return complete(COMMANDS.values())
     if not words:
-        from runbook.cli._here import print_next
-
         return print_next(console)
     name, *rest = words
     if name in _HELP:

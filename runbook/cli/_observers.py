@@ -1,50 +1,139 @@
-"""Who shows a run while it goes on, and what stands at its end."""
+"""Who shows a run while it goes on, and what stands at its end: on the terminal and on GitHub."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
+from runbook.cli._json_lines import JsonObserver
+from runbook.cli._text import RunView, TextObserver
 from runbook.cli.finished import print_reports
 from runbook.console import Console, OutputFormat, Painted
+from runbook.engine.outputs import render
 from runbook.files import near, typed_here
-from runbook.launch.observer import Observer
-from runbook.records import RunRecord
+from runbook.folder.record import fingerprint_of, shown_fingerprint
+from runbook.records import PhaseRecord, RunRecord
 from runbook.records.run import Screen
+from runbook.registry import report_files
+from runbook.text import printable
+
+_SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
+# GitHub takes a step's summary up to one MiB, and nothing of a larger one.
+_MOST_BYTES = 1 << 20
+# What a runner takes for a command: `::` where a line begins, or the older `##[` anywhere.
+_COMMAND = re.compile(r"^(\s*:):|(##)\[", re.MULTILINE)
 
 
-class RunView(Observer, ExitStack):
-    """An observer for the time of a `with` block; it knows the run's folder once there is one."""
+def harmless(text: str) -> str:
+    """The text with nothing in it that a runner would obey."""
+    return _COMMAND.sub(lambda found: f"{found[1]} :" if found[1] else f"{found[2]} [", text)
+
+
+class LogConsole(Console):
+    """A console for a log that obeys commands; progress goes to stdout too.
+
+    A runner puts the two streams together as they come, and a line beside its group tells nothing.
+    """
 
     def __init__(self, console: Console) -> None:
-        super().__init__()
-        self.run_root = ""
-        self._console = console
-        self._order: tuple[str, ...] = ()
+        super().__init__(
+            stdout=console.stdout, stderr=console.stdout, quiet=console.quiet, live=False
+        )
+        self.outlive_readers()
 
-    def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
-        """Remember the folder and the order of the phases."""
-        self.run_root = run_root
-        self._order = phases
-        self._announce(run_id)
+    def _page(self, text: str) -> str:
+        return harmless(super()._page(text))
 
-    def _announce(self, run_id: str) -> None:
-        raise NotImplementedError
+    def commands(self, text: str) -> None:
+        """Workflow commands, escaped already."""
+        self._write(self.stdout, super()._page(text))
 
-    def _place(self, phase: str) -> str:
-        """`3/9`, or nothing for a phase that was not announced."""
-        if phase not in self._order:
-            return ""
-        total = str(len(self._order))
-        return f"{self._order.index(phase) + 1:>{len(total)}}/{total}"
+
+class GithubObserver(TextObserver):
+    """The plain lines of a pipe, each phase's in a group that can be folded."""
+
+    def __init__(self, console: Console) -> None:
+        self._log = LogConsole(console)
+        super().__init__(self._log)
+        self._open = False
+
+    def __enter__(self) -> Self:
+        self.callback(self._close)
+        return super().__enter__()
+
+    def phase_started(self, name: str, title: str, launches: int) -> None:
+        """Open the group."""
+        if not self._log.quiet:
+            where = " ".join(printable(f"{self._place(name)} {name}: {title}").split())
+            self._log.commands(f"::group::{where}")
+            self._open = True
+        super().phase_started(name, title, launches)
+
+    def phase_finished(self, record: PhaseRecord) -> None:
+        """Close the group; the phase's line stays visible below it."""
+        self._close()
+        super().phase_finished(record)
+
+    def _close(self) -> None:
+        if self._open:
+            self._log.commands("::endgroup::")
+            self._open = False
+
+
+def tell_github(
+    console: LogConsole,
+    record: RunRecord,
+    folder: Path,
+    *,
+    exit_code: int,
+    variables: Mapping[str, str] = os.environ,
+) -> None:
+    """Annotations on stdout; the step's summary and outputs where GitHub says to put them.
+
+    A file that cannot be written is said, and changes nothing of the verdict.
+    """
+    console.commands(render(record, "github").rstrip("\n"))
+    report = folder / report_files()["md"]
+    outputs = {
+        "verdict": record.verdict.value,
+        "exit_code": str(exit_code),
+        "run": str(folder),
+        "fingerprint": fingerprint_of(record),
+        "report": str(report),
+    }
+    text = "".join(f"{name}={' '.join(value.split())}\n" for name, value in outputs.items())
+    _append(console, variables, _OUTPUT, text)
+    if path := variables.get(_SUMMARY):
+        taken = Path(path).stat().st_size if Path(path).is_file() else 0
+        _append(console, variables, _SUMMARY, summary_text(record, report, _MOST_BYTES - taken))
+
+
+def summary_text(record: RunRecord, report: Path, room: int) -> str:
+    """The Markdown report, cut after a whole line so that it takes at most `room` bytes."""
+    text = render(record, "md")
+    if len(text.encode()) <= room:
+        return text
+    end = f"\n\nCut here: GitHub shows one MiB. The whole report is in `{report}`.\n"
+    kept = text.encode()[: max(0, room - len(end.encode()))].rpartition(b"\n")[0]
+    return kept.decode() + end if kept else ""
+
+
+def _append(console: Console, variables: Mapping[str, str], name: str, text: str) -> None:
+    path = variables.get(name)
+    if not path or not text:
+        return
+    try:
+        with Path(path).open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        console.error(f"warning: ${name} ({path}) cannot be written: {error.strerror or error}")
 
 
 def observer_for(console: Console, output: OutputFormat) -> RunView:
     """The observer of this format; what it tells of goes on where nobody reads any more."""
-    from runbook.cli._github import GithubObserver
-    from runbook.cli._json_lines import JsonObserver
-    from runbook.cli._text import TextObserver
-
     views: dict[OutputFormat, type[RunView]] = {
         OutputFormat.TEXT: TextObserver,
         OutputFormat.JSON: JsonObserver,
@@ -62,9 +151,7 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     After an interruption every row that has no evidence would say so; the way to go on is what
     counts then.
     """
-    from runbook.engine.outputs import render
     from runbook.engine.refused import NOT_WRITTEN
-    from runbook.folder.record import fingerprint_of, shown_fingerprint
 
     short = console.quiet or record.interrupted
     width = None if short else console.width_out

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Self
 
 from runbook import __version__
-from runbook.cli._observers import RunView
 from runbook.cli._progress import Progress
 from runbook.console import Console, marked
 from runbook.files import near
-from runbook.launch.observer import Forecast, Pulse
+from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import (
     Check,
     Comparator,
@@ -29,6 +29,32 @@ from runbook.text import in_one_line
 _INDENT = "      "
 _REDRAW_S = 0.5
 PLAIN_INTERVAL_S = 30.0
+
+
+class RunView(Observer, ExitStack):
+    """An observer for the time of a `with` block; it knows the run's folder once there is one."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.run_root = ""
+        self._console = console
+        self._order: tuple[str, ...] = ()
+
+    def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
+        """Remember the folder and the order of the phases."""
+        self.run_root = run_root
+        self._order = phases
+        self._announce(run_id)
+
+    def _announce(self, run_id: str) -> None:
+        raise NotImplementedError
+
+    def _place(self, phase: str) -> str:
+        """`3/9`, or nothing for a phase that was not announced."""
+        if phase not in self._order:
+            return ""
+        total = str(len(self._order))
+        return f"{self._order.index(phase) + 1:>{len(total)}}/{total}"
 
 
 class TextObserver(RunView):

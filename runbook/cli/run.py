@@ -261,7 +261,7 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     """Run the plan, or print it; return the verdict's exit code."""
     from runbook.checkout import how_to_call
     from runbook.cli._dry_run import print_plan, times
-    from runbook.cli._observers import observer_for, print_summary
+    from runbook.cli._observers import LogConsole, observer_for, print_summary, tell_github
     from runbook.config.precedence import dropped
     from runbook.engine.needs import needs_of, without_board
     from runbook.engine.resuming import resume_run
@@ -296,8 +296,6 @@ def _run(args: argparse.Namespace, console: Console) -> int:
             record = run_setup(args.setup, observer=observer, until_s=args.until_s)
     folder, code = Path(observer.run_root), _exit_code(record, partial_exit=args.partial_exit)
     if args.output is OutputFormat.GITHUB:
-        from runbook.cli._github import LogConsole, tell_github
-
         console = LogConsole(console)
         tell_github(console, record, folder, exit_code=code)
     if args.output is not OutputFormat.JSON:

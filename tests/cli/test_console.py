@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import runbook
-from runbook.cli._github import LogConsole
+from runbook.cli._observers import LogConsole
 from runbook.console import Console, drop, rendered, table_of, whole
 from runbook.text import counted, printable, short_caveat, verdict_text
 

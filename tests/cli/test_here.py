@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import COMMANDS
-from runbook.cli._here import NO_FAULT
 from runbook.cli._parser import parse_all
+from runbook.cli.guide import NO_FAULT
 from runbook.tools.triage_target import NOT_A_FAULT
 from tests.cli.shell import inside
 

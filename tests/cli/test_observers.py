@@ -13,8 +13,8 @@ import pytest
 
 from runbook.cli import _text
 from runbook.cli._json_lines import JsonObserver
-from runbook.cli._observers import RunView, print_summary
-from runbook.cli._text import TextObserver, headline
+from runbook.cli._observers import print_summary
+from runbook.cli._text import RunView, TextObserver, headline
 from runbook.console import Console
 from runbook.launch.observer import Forecast, Pulse, Silence
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
