@@ -15,11 +15,11 @@ from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.guide import named, overview, print_next
 from runbook.cli.history import HISTORY
 from runbook.cli.init import INIT
-from runbook.cli.launch import LAUNCH, NIGHTLY
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
 from runbook.cli.live import WATCH
 from runbook.cli.questions import DECIDE, INSPECT, REPLAY
 from runbook.cli.run import RUN
+from runbook.cli.run.launch import LAUNCH, NIGHTLY
 from runbook.cli.triage import TRIAGE
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, option_meant

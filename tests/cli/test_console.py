@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import runbook
-from runbook.cli._observers import LogConsole
+from runbook.cli.run.observers import LogConsole
 from runbook.console import Console, drop, rendered, table_of, whole
 from runbook.text import counted, printable, short_caveat, verdict_text
 
@@ -244,7 +244,7 @@ def test_who_prints_a_whole_page_and_that_nobody_prints_past_the_console() -> No
                 others.add(path.stem)
     assert pages == {
         *("__init__", "lists"),  # help, scripts, pages of the manual
-        *("_observers", "finished", "questions", "history", "_dry_run", "export"),
+        *("observers", "finished", "questions", "history", "dry_run", "export"),
     }
     # What they write is read by a program, or is the log of a node.
     assert others == {"nvml", "subreaper", "shim", "agent", "on_nodes"}

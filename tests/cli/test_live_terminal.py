@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli._text import TextObserver
+from runbook.cli.run.text import TextObserver
 from runbook.console import Console
 from tests.cli.terminal import drawn_lines, in_terminal
 from tests.cli.test_observers import Clock, running

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli import _text
-from runbook.cli._json_lines import JsonObserver
-from runbook.cli._observers import print_summary
-from runbook.cli._text import RunView, TextObserver, headline
+from runbook.cli.run import text
+from runbook.cli.run.json_lines import JsonObserver
+from runbook.cli.run.observers import print_summary
+from runbook.cli.run.text import RunView, TextObserver, headline
 from runbook.console import Console
 from runbook.launch.observer import Forecast, Pulse, Silence
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
@@ -142,8 +142,8 @@ def test_no_line_about_what_goes_on_comes_after_the_phases_own_line(begun: bool)
 
 
 def test_a_pipe_hears_it_every_thirty_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _text.PLAIN_INTERVAL_S == 30.0
-    monkeypatch.setattr(_text, "PLAIN_INTERVAL_S", 0.05)
+    assert text.PLAIN_INTERVAL_S == 30.0
+    monkeypatch.setattr(text, "PLAIN_INTERVAL_S", 0.05)
     err = io.StringIO()
     with TextObserver(Console(stdout=io.StringIO(), stderr=err)) as observer:
         running(observer, Clock())

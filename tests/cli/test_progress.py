@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from runbook.cli._progress import Progress, silence_text
+from runbook.cli.run.progress import Progress, silence_text
 from runbook.console import rendered
 from runbook.launch.observer import Forecast, Pulse, Silence
 

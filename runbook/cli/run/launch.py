@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from runbook.cli._parser import Command, CommandParser, path_type
-from runbook.cli._run_options import (
+from runbook.cli.run import RUN
+from runbook.cli.run.options import (
     add_dry_run,
     add_machine,
     add_place,
@@ -14,7 +15,6 @@ from runbook.cli._run_options import (
     add_telling,
     add_until_s,
 )
-from runbook.cli.run import RUN
 from runbook.defaults import DEFAULT_PLAN, DEFAULT_PROTOCOL
 from runbook.errors import UsageError
 

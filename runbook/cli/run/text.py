@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Self
 
 from runbook import __version__
-from runbook.cli._progress import Progress
+from runbook.cli.run.progress import Progress
 from runbook.console import Console, marked
 from runbook.files import near
 from runbook.launch.observer import Forecast, Observer, Pulse

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from runbook.cli._json_lines import JsonObserver
-from runbook.cli._text import RunView, TextObserver
 from runbook.cli.finished import print_reports
+from runbook.cli.run.json_lines import JsonObserver
+from runbook.cli.run.text import RunView, TextObserver
 from runbook.console import Console, OutputFormat, Painted
 from runbook.engine.outputs import render
 from runbook.files import near, typed_here
