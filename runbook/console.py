@@ -136,8 +136,7 @@ def table_of(
         table.add_column(Text(name), overflow="fold")
     for row in told:
         cells = [Text(_cell(cell)) for cell in row]
-        if styled is not None:
-            word = row[styled].strip()
+        if styled is not None and (word := row[styled].strip(" -")):
             cells[styled].highlight_words([word], style_of(word))
         table.add_row(*cells)
     return table

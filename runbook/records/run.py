@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -108,6 +108,19 @@ class PhaseRecord(Record):
     def flaky(self) -> tuple[str, ...]:
         """Names of the launches that finished only at a second attempt."""
         return tuple(e.launch.name for e in self.launches if e.result.ok and e.result.attempts > 1)
+
+    @property
+    def unchecked(self) -> tuple[Measurement, ...]:
+        """The measurements that none of its checks shows."""
+        shown = [check.measurement for check in self.checks]
+        return tuple(one for one in self.measurements if one not in shown)
+
+    def numbers(self) -> Iterator[tuple[str, Measurement | None, Check | None]]:
+        """What it measured: of each check by its id, then `unchecked` as `phase/measurement`."""
+        for check in self.checks:
+            yield check.id, check.measurement, check
+        for one in self.unchecked:
+            yield f"{self.name}/{one.name}", one, None
 
 
 class RunRecord(Record):
