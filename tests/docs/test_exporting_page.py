@@ -25,7 +25,7 @@ EXAMPLES = dict(re.findall(r"```python\n# (\w+)\n(.*?)```", TEXT, re.DOTALL))
 
 
 # What a client needs for a store on this machine; mlflow-skinny comes without the last two.
-NEEDS = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "wandb": ("wandb",)}
+NEEDS = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
 
 
 def ran(name: str, folder: Path, **variables: str) -> None:
@@ -47,8 +47,8 @@ def ran(name: str, folder: Path, **variables: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_there_are_two_examples_of_at_most_twenty_lines() -> None:
-    assert sorted(EXAMPLES) == ["mlflow", "wandb"]
+def test_the_example_has_at_most_twenty_lines() -> None:
+    assert sorted(EXAMPLES) == ["mlflow"]
     assert all(len(code.splitlines()) <= 20 for code in EXAMPLES.values())
     for code in EXAMPLES.values():
         compile(code, "example", "exec")
@@ -62,13 +62,6 @@ def test_mlflow_keeps_verdict_and_numbers(tmp_path: Path) -> None:
     database.close()
     assert metrics == {"baseline.throughput": 23.0, "long_run.no_halt": 1200.0}
     assert tags["verdict"] == "NO-GO"
-
-
-def test_wandb_keeps_them_offline(tmp_path: Path) -> None:
-    ran("wandb", tmp_path, WANDB_MODE="offline", WANDB_SILENT="true")
-    (kept,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    data = kept.read_bytes()
-    assert b"baseline.throughput" in data and b"NO-GO" in data
 
 
 def test_every_command_on_the_page_is_taken() -> None:
