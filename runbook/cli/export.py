@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, add_run, not_in_a_run
-from runbook.cli.finished import find_run, load_run, load_told, refuse_changed
+from runbook.cli._runs import find_run, load_run, load_told, refuse_changed
 from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
 

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, number_type, path_type
-from runbook.cli.finished import folder_of
+from runbook.cli._runs import folder_of
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit

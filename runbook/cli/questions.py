@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import Command, CommandParser, number_type, path_type, whole_type
-from runbook.cli.finished import folder_of
+from runbook.cli._runs import folder_of
 from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.cli import main
 from runbook.cli.run.text import TextObserver
 from runbook.console import Console
 from tests.cli.terminal import drawn_lines, in_terminal
@@ -101,6 +102,19 @@ def test_in_a_pipe(variables: dict[str, str], color: bool) -> None:
     assert "step 30/100" in done.stderr
     if not color:
         assert ESCAPE not in done.stderr
+
+
+def list_phases() -> None:
+    assert main(["phases"]) == 0
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_a_table_has_the_width_of_its_terminal_and_whole_words(columns: int) -> None:
+    whole = in_terminal(list_phases, columns=10_000, variables=PLAIN)
+    narrow = in_terminal(list_phases, columns=columns, variables=PLAIN)
+    assert max(map(len, whole.splitlines())) > 100
+    assert max(map(len, narrow.splitlines()[:-1])) <= columns  # the last line is none of it
+    assert set(narrow.split()) == set(whole.split())
 
 
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")

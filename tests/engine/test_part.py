@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli.finished import run_folders
+from runbook.cli._runs import run_folders
 from runbook.engine import Observer
 from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
 from runbook.engine.resuming import resume_run

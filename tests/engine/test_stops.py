@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli.finished import find_run, load_run
+from runbook.cli._runs import find_run, load_run
 from runbook.config.profile import PlanNote
 from runbook.config.setup import Setup
 from runbook.engine.extend import Extension

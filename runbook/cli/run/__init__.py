@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import SIGNALS, Command, CommandParser
-from runbook.cli.finished import find_run
+from runbook.cli._runs import find_run
 from runbook.cli.run.options import (
     add_dry_run,
     add_machine,

@@ -96,7 +96,7 @@ def _more_phases(args: argparse.Namespace) -> str | None:
 
     Raises UsageError where its plan has no such phase, or where it was asked for more.
     """
-    from runbook.cli.finished import find_run
+    from runbook.cli._runs import find_run
     from runbook.config.setup import setup_of_record
     from runbook.engine.derive import derive_record
     from runbook.engine.launching import asked_for

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from runbook.cli.finished import print_reports
+from runbook.cli._runs import print_reports
 from runbook.cli.run.json_lines import JsonObserver
 from runbook.cli.run.text import RunView, TextObserver
 from runbook.console import Console, OutputFormat, Painted
