@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from runbook.stats import Decided
+from runbook.stats.decision import Decided
 from runbook.stats.levels import LEVEL_RUNS, LEVEL_WINDOW, below_level, loss_shown
 
 MACHINES = {"calm": 0.02, "noisy": 0.035, "v4-like": 0.05}

@@ -31,9 +31,9 @@ from benchmarks.noise_model import (
     rates,
 )
 from benchmarks.noise_model import launches as simulate
-from runbook.config import load_profile
-from runbook.stats import non_inferiority
+from runbook.config.load import load_profile
 from runbook.stats.arms import judge_rounds_so_far
+from runbook.stats.pairs import non_inferiority
 from runbook.stats.plans import (
     AA_PLAN,
     BUCKET_LAUNCHES_PLAN,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from benchmarks.noise_model import Noise
-from runbook.stats import Decided, Decision
+from runbook.stats.decision import Decided, Decision
 from runbook.stats.plans import Plan
 
 BLOCK_STEPS, BLOCK_WARMUP = 20, 3

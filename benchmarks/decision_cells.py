@@ -13,18 +13,13 @@ from benchmarks.cells import BLOCK_STEPS, BLOCK_WARMUP, LAUNCH_WARMUP, Cell, Cla
 from benchmarks.documented_rules import halves_differ, last_50, level_memory, single_above_ddp
 from benchmarks.noise_model import CALM, NOISES, V4_LIKE, Noise, block_times, launch_effects, rates
 from benchmarks.noise_model import launches as simulate
-from runbook.config import load_profile
-from runbook.stats import (
-    Decided,
-    faster,
-    meets_target,
-    memory_plateau,
-    regression,
-    scaling,
-    scaling_over,
-    steady,
-)
+from runbook.config.load import load_profile
+from runbook.stats.decision import Decided
+from runbook.stats.launches import meets_target, scaling, scaling_over
+from runbook.stats.memory import memory_plateau
+from runbook.stats.pairs import faster, regression
 from runbook.stats.plans import FASTER_PLAN, REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN
+from runbook.stats.steady import steady
 
 __all__ = ["Cell", "Claim", "Result", "all_cells"]
 

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from runbook.stats import Decided, regression
+from runbook.stats.decision import Decided
+from runbook.stats.pairs import regression
 from runbook.stats.plans import REGRESSION_PLAN
 
 REPOSITORY = Path(__file__).resolve().parent.parent

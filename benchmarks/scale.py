@@ -153,7 +153,7 @@ def write_folder(root: Path, ranks: int) -> None:
 def judge_folder(root: Path, ranks: int) -> None:
     """Read and judge it; prints processor time and the most memory of this process."""
     from runbook import registry
-    from runbook.folder.launch import read_launch
+    from runbook.folder.launch.evidence import read_launch
     from runbook.records import LaunchResult, Outcome
     from runbook.records.evidence import PhaseEvidence
 

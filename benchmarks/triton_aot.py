@@ -3,12 +3,11 @@
     python -m benchmarks.triton_aot [--capability 80 90 100] [--width 64 128] [--type bf16 fp16]
         [--part selected ...]
 
-Compiles every kernel of `benchmarks.grids` as it is cut for the production shape (12 query heads, 2
+Compiles every kernel of `triton_kernels` as it is cut for the production shape (12 query heads, 2
 groups; S = 2,048 and 131,072), and reads what the assembler made of it: registers, spills, shared
-memory, programs that fit a multiprocessor, instructions of the tensor cores, and how near each
-inner loop can come to its bound (`benchmarks.sass`: from nothing beside it to all side by side). It
-exits with 1 where a kernel spills, does not fit, has no such instruction or an atomic one. Needs
-the package triton, and no GPU. What follows for the time: `benchmarks.triton_roofline`.
+memory, programs that fit a multiprocessor, instructions of the tensor cores. It exits with 1 where
+a kernel spills, does not fit, has no such instruction or an atomic one. Needs the package triton,
+and no GPU.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.grids import Kernel, parts
-from benchmarks.sass import COUNTED, Loop, loops
+from benchmarks.triton_kernels import PARTS, Kernel
 from nsa.attention.triton.tiles import register_limit
 from nsa.config import NSAConfig
 
@@ -59,7 +57,6 @@ class Compiled:
     shared: int
     tensor_core: dict[str, int]
     atomics: int
-    loops: list[Loop]
 
     @property
     def programs(self) -> int:
@@ -122,7 +119,6 @@ def compile_kernel(kernel: Kernel, capability: int, dtype: str) -> Compiled:
         tensor_core={op: len(re.findall(rf"\b{op}\b", assembly)) for op in TENSOR_CORES},
         # In Triton's own language: the hardware's barriers are atomic operations too.
         atomics=len(re.findall(r"\btt\.atomic", made.asm["ttir"])),
-        loops=loops(assembly, capability) if capability in COUNTED else [],
     )
 
 
@@ -145,15 +141,13 @@ def _inspect(cubin: bytes) -> tuple[dict[str, str], str]:
 def compiled_rows(found: Sequence[tuple[int, Compiled]]) -> Iterator[str]:
     """The table of what was compiled; each with the head's width."""
     yield "| kernel | width | capability | warps | registers | spilled | shared | occupancy | " \
-        "tensor cores | share of the bound |"  # fmt: skip
-    yield "|---" * 10 + "|"
+        "tensor cores |"  # fmt: skip
+    yield "|---" * 9 + "|"
     for width, one in found:
         cores = ", ".join(f"{n} {op}" for op, n in one.tensor_core.items() if n) or "-"
-        shares = "; ".join(f"{x.worst:.0%} to {x.best:.0%} ({x.longest})" for x in one.loops)
         yield (
             f"| {one.kernel.name} | {width} | {one.capability / 10:g} | {one.kernel.warps} | "
-            f"{one.registers} | {one.spilled} | {one.shared:,} | {one.occupancy:.0%} | {cores} | "
-            f"{shares or '-'} |"
+            f"{one.registers} | {one.spilled} | {one.shared:,} | {one.occupancy:.0%} | {cores} |"
         )
 
 
@@ -165,7 +159,7 @@ def compile_all(
         cfg = NSAConfig(d_k=width, d_v=width)
         known: list[Kernel] = []
         for seq_len in (SHORT, LONG):
-            for kernel in parts()[part].kernels(cfg, seq_len, PAIRS):
+            for kernel in PARTS[part](cfg, seq_len, PAIRS):
                 if kernel in known:
                     continue
                 known.append(kernel)
@@ -179,7 +173,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--capability", type=int, nargs="+", default=[80, 90], choices=LIMITS)
     parser.add_argument("--width", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--type", nargs="+", default=["bf16"], choices=("bf16", "fp16", "fp32"))
-    parser.add_argument("--part", nargs="+", default=list(parts()), choices=parts())
+    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
     args = parser.parse_args(words)
     found = list(compile_all(args.capability, args.width, args.type, args.part))
     print(*compiled_rows(found), sep="\n")

@@ -17,6 +17,7 @@ device's name (`nsa.attention.triton.tuned`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -24,12 +25,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import torch
 import triton
+import yaml
 from torch import Tensor
 
 from benchmarks.attention_checks import CFG, inputs, largest_error, ours
@@ -42,7 +46,6 @@ from benchmarks.program import (
     markdown_table,
     read_lines,
 )
-from benchmarks.triton_knobs import KNOBS, Knob
 from nsa.attention.triton.tiles import Tile
 from nsa.attention.triton.tuned import file_of, get, put, shapes_of
 from runbook.files import write_atomic
@@ -51,6 +54,29 @@ from runbook.files import write_atomic
 _SAME = 2.0**-6
 # A value is kept if it takes at most this share of the shipped one's time: below, it may be noise.
 _WORTH = 0.97
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """A field of a cut, and the kernels that it decides."""
+
+    field: str
+    kernels: tuple[str, ...]
+    values: tuple[Any, ...]
+
+
+def knobs() -> Iterator[tuple[str, ModuleType, str, Knob]]:
+    """What triton_knobs.yaml asks to try: branch, module, the function of the cut, the knob."""
+    text = Path(__file__).with_name("triton_knobs.yaml").read_text(encoding="utf-8")
+    for branch, asked in yaml.safe_load(text).items():
+        module = import_module(f"nsa.attention.triton.{asked['module']}")
+        for field, told in asked["knobs"].items():
+            values = told.get("values") or [
+                Tile(rows=rows, warps=warps, stages=stages)
+                for rows, warps, stages in itertools.product(*told["tiles"])
+            ]
+            knob = Knob(field=field, kernels=tuple(told["kernels"]), values=tuple(values))
+            yield branch, module, asked["chooser"], knob
 
 
 @contextmanager
@@ -125,8 +151,7 @@ def cases(args: Any) -> list[Case]:
     return [
         Case(branch=branch, module=module, chooser=chooser, knob=knob, value=value, shape=shape)
         for shape in args.shapes
-        for branch, module, chooser, knobs in KNOBS
-        for knob in knobs
+        for branch, module, chooser, knob in knobs()
         if not args.only or set(args.only).intersection(knob.kernels)
         for value in knob.values
     ]

@@ -6,31 +6,22 @@ from collections.abc import Sequence
 from functools import partial
 
 from nsa.contract import COMPRESSION_LINE, proof_text
-from phases.common.accepted import against_best, against_last
-from phases.common.case import Case, Finding, invalid, passed, skipped
-from phases.common.commands import repeated
-from phases.common.curves import losses, marks, throughputs
-from phases.common.gpu_samples import balance, headroom, on_gpus, utilisation
-from phases.common.launches import first_problem
-from phases.common.measure import rank_value
-from phases.common.plausible import alike
-from phases.common.proofs import effect_problem
-from phases.common.rates import (
+from phases.compare.accepted import against_best, against_last
+from phases.compare.curves import losses, marks, throughputs
+from phases.compare.rates import (
     aim,
-    gather,
     last50s,
     launches_compared,
     mfu,
     mfu_of_ceiling,
-    optional,
     production_days,
     rate_table,
     stale_target,
     throughput,
 )
-from phases.common.rows import Row, RowPhase
-from phases.common.training import toggles_row, training_rows
-from phases.limits import (
+from phases.kit.case import Case, Finding, gather, invalid, optional, passed, skipped
+from phases.kit.commands import repeated
+from phases.kit.limits import (
     ACCEPTED_LOSS,
     FLAKY_LAUNCHES,
     GPU_IMBALANCE,
@@ -38,11 +29,17 @@ from phases.limits import (
     MEMORY_HEADROOM,
     MFU_FLOOR,
     MFU_OF_CEILING,
-    PLAUSIBLE,
     THROUGHPUT,
     THROUGHPUT_AIM_HIGH,
     THROUGHPUT_AIM_LOW,
+    fixed_rules,
 )
+from phases.kit.measure import rank_value
+from phases.kit.rows import Row, RowPhase, first_problem
+from phases.machine.gpu_samples import balance, headroom, utilisation
+from phases.training.plausible import alike
+from phases.training.proofs import effect_problem
+from phases.training.training import toggles_row, training_rows
 from runbook.records import Launch, Reason
 from runbook.records.phase import Judgement, PlanContext
 
@@ -57,7 +54,7 @@ class Baseline(RowPhase):
     title = "Baseline DDP throughput"
     source = "requirements B1 to B13"
     question = "Does the production config reach the throughput that the plan needs?"
-    fixed = PLAUSIBLE
+    fixed = fixed_rules("baseline")
     reads = ("preflight",)
     remembers = True
     limits = (
@@ -140,20 +137,20 @@ class Baseline(RowPhase):
             Row(
                 "gpu_utilisation",
                 "Are the GPUs busy?",
-                self.over(on_gpus(utilisation)),
+                self.over(utilisation),
                 topic="throughput",
                 restates="throughput",
             ),
             Row(
                 "gpu_balance",
                 "Are the GPUs equally busy?",
-                self.over(on_gpus(balance)),
+                self.over(balance),
                 topic="balance",
             ),
             Row(
                 "memory_headroom",
                 "Is enough GPU memory left?",
-                self.over(on_gpus(partial(first_problem, headroom))),
+                self.over(partial(first_problem, headroom)),
                 topic="memory",
             ),
             Row(

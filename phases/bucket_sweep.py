@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from phases.common.ab import AbPhase, Rounds
-from phases.common.arms import places, refused, samples
-from phases.common.case import Case, Finding, failed, invalid, passed
-from phases.common.commands import environment
-from phases.common.measure import derived, rank_value
-from phases.common.rows import Row
-from phases.common.training import training_rows
-from phases.limits import FLAKY_LAUNCHES, SWEEP
+from phases.compare.ab import AbPhase, Rounds
+from phases.compare.arms import places, refused, samples
+from phases.kit.case import Case, Finding, failed, invalid, passed
+from phases.kit.commands import environment
+from phases.kit.limits import FLAKY_LAUNCHES, fixed_rules
+from phases.kit.measure import derived, rank_value
+from phases.kit.rows import Row
+from phases.training.training import training_rows
 from runbook.records import Measurement, Reason
 from runbook.records.phase import PlanContext
-
-if TYPE_CHECKING:
-    from runbook.stats import Decision
+from runbook.stats.arms import best_arm_sequential
+from runbook.stats.decision import Decided, Decision
+from runbook.stats.plans import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN
 
 
 class BucketSweep(AbPhase):
@@ -28,7 +27,7 @@ class BucketSweep(AbPhase):
     title = "DDP bucket sweep"
     source = "requirements W1 to W6"
     question = "Which bucket size is best, and by more than chance?"
-    fixed = SWEEP
+    fixed = fixed_rules("bucket_sweep")
     limits = (FLAKY_LAUNCHES,)
     toggle = "NSA_DDP_BUCKET_MB"
     compared = "bucket size"
@@ -69,7 +68,6 @@ class BucketSweep(AbPhase):
 
     def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
         """The best arm: by interim analyses in blocks, else at the planned end."""
-        from runbook.stats import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, best_arm_sequential
 
         plan = BUCKET_PLAN if context.protocol == "blocks" else BUCKET_LAUNCHES_PLAN
         return best_arm_sequential(rounds.frame, plan=plan, final=rounds.final, steps=rounds.steps)
@@ -117,7 +115,6 @@ class BucketSweep(AbPhase):
         return sizes
 
     def _best(self, case: Case) -> Finding:
-        from runbook.stats import Decided
 
         effect = self._buckets_differ(case)
         if effect.code is Reason.NO_EFFECT:

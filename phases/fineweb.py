@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from phases.common.as_planned import data_problems
-from phases.common.case import Case, Finding, ending, failed, invalid, missing, passed, skipped
-from phases.common.commands import trainer_launch
-from phases.common.measure import against, log_value
-from phases.common.own import contract_only
-from phases.common.rows import Row, RowPhase
-from phases.common.training import training_rows
-from phases.limits import FLAKY_LAUNCHES, LOADER_FETCH
+from phases.kit.case import Case, Finding, ending, failed, invalid, missing, passed, skipped
+from phases.kit.commands import trainer_launch
+from phases.kit.limits import FLAKY_LAUNCHES, LOADER_FETCH
+from phases.kit.measure import against, log_value
+from phases.kit.rows import Row, RowPhase, contract_only
+from phases.training.as_planned import data_problems
+from phases.training.training import training_rows
 from runbook.records import Launch, Reason
 from runbook.records.phase import PlanContext
 

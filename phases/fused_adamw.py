@@ -10,33 +10,36 @@ from typing import TYPE_CHECKING
 
 from nsa.contract import proof_text
 from nsa.toggles import meaning
-from phases.common.ab import AbPhase, Rounds
-from phases.common.arms import ArmFault, arm_fault, places, source_log, tolerant
-from phases.common.case import (
+from phases.compare.ab import AbPhase, Rounds
+from phases.compare.arms import ArmFault, arm_fault, places, source_log, tolerant
+from phases.kit.case import (
     Case,
     Finding,
     Unanswerable,
     ending,
+    gather,
     incomplete,
     invalid,
+    optional,
     passed,
     warned,
 )
-from phases.common.commands import environment
-from phases.common.measure import log_value, rank_value, with_limit
-from phases.common.rates import gather, optional
-from phases.common.rows import Row
-from phases.common.training import training_rows
-from phases.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, NON_INFERIOR
+from phases.kit.commands import environment
+from phases.kit.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, fixed_rules
+from phases.kit.measure import log_value, rank_value, with_limit
+from phases.kit.rows import Row
+from phases.training.training import training_rows
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Span
 from runbook.records.phase import Judgement, PlanContext
+from runbook.stats.decision import Decided, Decision
+from runbook.stats.pairs import non_inferiority, t_quantile
+from runbook.stats.plans import FUSED_LAUNCHES_PLAN, FUSED_PLAN
+from runbook.stats.throughput import measured_rows
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-
-    from runbook.stats import Decision
 
 
 _CONFIDENCE = 0.99
@@ -50,7 +53,7 @@ class FusedAdamW(AbPhase):
     title = "Fused AdamW A/B"
     source = "requirements F1 to F4"
     question = "Can fused AdamW replace plain AdamW?"
-    fixed = NON_INFERIOR
+    fixed = fixed_rules("fused_adamw")
     limits = (FUSED_MARGIN, LOSS_PARITY, FLAKY_LAUNCHES)
     toggle = "NSA_OPT_FUSED"
     compared = "optimizer's kernel"
@@ -102,7 +105,6 @@ class FusedAdamW(AbPhase):
 
     def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
         """Is the variant at most the margin slower: by interim analyses in blocks."""
-        from runbook.stats import FUSED_LAUNCHES_PLAN, FUSED_PLAN, non_inferiority
 
         table = rounds.frame.pivot(index="block", columns="arm", values="value")
         base, variant = (table[arm].tolist() for arm in self.values(context))
@@ -196,7 +198,6 @@ class FusedAdamW(AbPhase):
 
     def choice(self, case: Case) -> str | None:
         """On if speed says KEEP and nothing else speaks against the variant."""
-        from runbook.stats import Decided
 
         clean = self._keep(case).code is Reason.OK
         return "1" if clean and self.decision(case).outcome is Decided.KEEP else None
@@ -243,8 +244,6 @@ def _gaps(case: Case, arms: Sequence[str]) -> npt.NDArray[np.float64]:
 def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:
     import numpy as np
 
-    from runbook.stats import measured_rows
-
     means: list[float] = []
     for place in places(case, [arm]):
         rows = measured_rows(case.log(place.launch), arm=place.inside)
@@ -256,7 +255,6 @@ def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:
 
 
 def _interval(gaps: npt.NDArray[np.float64]) -> tuple[float, float]:
-    from runbook.stats.pairs import t_quantile
 
     mean, count = float(gaps.mean()), len(gaps)
     bar = float(gaps.std(ddof=1)) / math.sqrt(count)

@@ -8,27 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from nsa.contract import HALT_FILE
-from phases.common.case import Case, Finding, Unanswerable, incomplete, invalid
-from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.compared import drift_compared, projected_compared
-from phases.common.curves import gate_curves, losses, marks, memories, throughputs
-from phases.common.gates import gates, selection
-from phases.common.measure import against, log_value
-from phases.common.own import own_learns, own_memory_limit, own_memory_plateau, own_steady
-from phases.common.plausible import LOSS_WINDOW
-from phases.common.rates import gather, last50s, optional, rate_table
-from phases.common.resuming import resumed, stopped
-from phases.common.rows import Row, RowPhase
-from phases.common.stability import (
-    memory_limit,
-    memory_plateau,
-    no_halt,
-    plateau_of,
-    steadiness,
-    with_memory,
-)
-from phases.common.training import toggles_row, training_rows
-from phases.limits import (
+from phases.compare.curves import gate_curves, losses, marks, memories, throughputs
+from phases.compare.rates import last50s, rate_table
+from phases.kit.case import Case, Finding, Unanswerable, gather, incomplete, invalid, optional
+from phases.kit.commands import environment, scaled, trainer_launch
+from phases.kit.limits import (
     DRIFT,
     FLAKY_LAUNCHES,
     GATE_COLLAPSE_READINGS,
@@ -36,10 +20,25 @@ from phases.limits import (
     GATE_MAX_SHARE,
     LEARNED_SHARE,
     MEMORY,
-    STABLE,
     STALL_SHARE,
+    fixed_rules,
 )
-from runbook.records import Comparison, Launch, Mark, Outcome, Reason, Series, Stop
+from phases.kit.measure import against, log_value
+from phases.kit.rows import Row, RowPhase
+from phases.training.gates import gates, selection
+from phases.training.own import own_learns, own_memory_limit, own_memory_plateau, own_steady
+from phases.training.plausible import LOSS_WINDOW
+from phases.training.resuming import resumed, stopped
+from phases.training.stability import (
+    memory_limit,
+    memory_plateau,
+    no_halt,
+    plateau_of,
+    steadiness,
+    with_memory,
+)
+from phases.training.training import toggles_row, training_rows
+from runbook.records import Compared, Comparison, Launch, Mark, Outcome, Reason, Series, Span, Stop
 from runbook.records.measurement import MIB_PER_GIB
 from runbook.records.phase import Judgement, PlanContext
 
@@ -57,7 +56,7 @@ class LongRun(RowPhase):
     title = "Stability long run"
     source = "requirements L1 to L8"
     question = "Does it keep going: no halt, steady, healthy, without a leak?"
-    fixed = STABLE
+    fixed = fixed_rules("long_run")
     reads = ("bucket_sweep", "fused_adamw")
     limits = (
         DRIFT,
@@ -295,24 +294,39 @@ def _comparisons(case: Case) -> tuple[Comparison, ...]:
 
 
 def _drift(case: Case) -> Comparison | None:
+    """The change of the step time, against what is still level if that decides."""
     measured, drift = steadiness(case, _LAUNCH).measurement, case.limit(DRIFT)
     if measured is None:
         return None
     gated = case.gates_throughput(drift, case.limit(STALL_SHARE))
-    level = drift.value if gated else None
-    return drift_compared(measured, check="long_run.steady", accepted=level)
+    return Comparison(
+        check="long_run.steady",
+        title="Change of the step time from beginning to end",
+        each="",
+        unit="share",
+        rows=(Compared(label="step time", values=(), measurement=measured, decides=gated),),
+        reference=Mark(label="no change", value=0.0),
+        margin=Span(label="still level", low=-drift.value, high=drift.value) if gated else None,
+    )
 
 
 def _projected(case: Case) -> Comparison | None:
+    """The memory of every rank at the end of production, against its limit."""
     found = {
         rank.rank: plateau_of(case, rank).measurement for rank in with_memory(case, _LAUNCH).ranks
     }
-    known = {rank: measured for rank, measured in found.items() if measured is not None}
-    if not known:
+    rows = tuple(
+        Compared(label=f"rank {rank}", values=(), measurement=measured)
+        for rank, measured in found.items()
+        if measured is not None
+    )
+    if not rows:
         return None
-    return projected_compared(
-        known,
+    return Comparison(
         check="long_run.memory_plateau",
-        steps=case.profile.workload.production_steps,
-        limits=marks(case.limit(MEMORY), "limit of each rank", factor=MIB_PER_GIB),
+        title=f"Memory projected to step {case.profile.workload.production_steps}",
+        each="",
+        unit="MiB",
+        rows=rows,
+        limits=tuple(marks(case.limit(MEMORY), "limit of each rank", factor=MIB_PER_GIB)),
     )

@@ -6,14 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.common.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
-from phases.common.commands import environment, scaled, trainer_launch
-from phases.common.measure import against, in_file
-from phases.common.own import contract_only
-from phases.common.rates import optional
-from phases.common.rows import Row, RowPhase
-from phases.common.training import toggles_row, training_rows
-from phases.limits import FLAKY_LAUNCHES, PYTHON_HOTSPOT, PYTHON_SHARE
+from phases.kit.case import Case, Finding, Unanswerable, failed, invalid, missing, optional, passed
+from phases.kit.commands import environment, scaled, trainer_launch
+from phases.kit.limits import FLAKY_LAUNCHES, PYTHON_HOTSPOT, PYTHON_SHARE
+from phases.kit.measure import against, in_file
+from phases.kit.rows import Row, RowPhase, contract_only
+from phases.training.training import toggles_row, training_rows
 from runbook.config.limits import LimitSpec
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence

@@ -6,10 +6,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from phases.common import ceilings
-from phases.common.case import Case, Finding, failed, invalid, passed
-from phases.common.commands import ceilings_launch, pytest_launch
-from phases.common.devices import (
+from phases.kit.case import Case, Finding, failed, invalid, passed
+from phases.kit.commands import ceilings_launch, pytest_launch
+from phases.kit.limits import (
+    CEILING_ALL_REDUCE,
+    CEILING_HOST,
+    CEILING_MATMUL,
+    CEILING_MEMORY,
+    DISK_FREE,
+    DISK_WRITE,
+    GPU_IDLE_MEMORY,
+    fixed_rules,
+)
+from phases.kit.measure import against
+from phases.kit.rows import Row, RowPhase
+from phases.machine import ceilings
+from phases.machine.devices import (
     cuda,
     driver,
     extra_gpus,
@@ -21,7 +33,7 @@ from phases.common.devices import (
     pcie,
     power_limit,
 )
-from phases.common.facts import (
+from phases.machine.facts import (
     artifacts,
     branch,
     clean_tree,
@@ -31,22 +43,10 @@ from phases.common.facts import (
     sequential_prefill,
     variables,
 )
-from phases.common.host_settings import host_settings
-from phases.common.measure import against
-from phases.common.node_pairs import falls_short, pair_launches, pair_rows
-from phases.common.nodes import node_rows
-from phases.common.proofs import broken_tests, judge_cases, report_of
-from phases.common.rows import Row, RowPhase
-from phases.limits import (
-    CEILING_ALL_REDUCE,
-    CEILING_HOST,
-    CEILING_MATMUL,
-    CEILING_MEMORY,
-    DISK_FREE,
-    DISK_WRITE,
-    GPU_IDLE_MEMORY,
-    MACHINE,
-)
+from phases.machine.host_settings import host_settings
+from phases.machine.node_pairs import falls_short, pair_launches, pair_rows
+from phases.machine.nodes import node_rows
+from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.records import Launch, Reason, Table
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
@@ -55,41 +55,29 @@ _SANITY = "sanity"
 # Check, shipped test module, question, what the tests show, remedy.
 _SANITY_TESTS = (
     (
-        "equivalence",
-        "test_equiv_small",
-        "Do all attention paths agree on small inputs?",
-        "path equivalence",
-        "sanity",
+        "equivalence", "test_equiv_small", "Do all attention paths agree on small inputs?",
+        "path equivalence", "sanity",
     ),
     (
-        "group_consistency",
-        "test_group_consistency",
-        "Do all heads of a group read the same blocks?",
-        "group consistency",
-        "sanity",
+        "group_consistency", "test_group_consistency",
+        "Do all heads of a group read the same blocks?", "group consistency", "sanity",
     ),
     (
-        "whole_model",
-        "test_whole_model",
+        "whole_model", "test_whole_model",
         "Is the model that the trainer builds the one that the equations describe?",
-        "the whole model against the oracle",
-        "oracle",
+        "the whole model against the oracle", "oracle",
     ),
     (
-        "documents",
-        "test_documents",
+        "documents", "test_documents",
         "Do documents reach training whole, once, by one rank, and none that is held out?",
-        "documents against their definition",
-        "sanity",
+        "documents against their definition", "sanity",
     ),
     (
-        "safeguards",
-        "test_safeguards",
+        "safeguards", "test_safeguards",
         "Does the trainer stop at numbers that are not finite, and go on from what it saved?",
-        "stops, kept checkpoints and going on from one",
-        "safeguards",
+        "stops, kept checkpoints and going on from one", "safeguards",
     ),
-)
+)  # fmt: skip
 # Tests of the whole model that are not about its equations.
 _OF_THE_BEGINNING = (
     "test_the_seed_decides_the_weights",
@@ -129,7 +117,7 @@ class Preflight(RowPhase):
     title = "Preflight"
     source = "requirements P1 to P14"
     question = "Is this the right machine and checkout, in a state to be measured?"
-    fixed = MACHINE
+    fixed = fixed_rules("preflight")
     collects = True
     guards = True
     limits = (
@@ -211,126 +199,55 @@ class Preflight(RowPhase):
 
 
 def _checkout_rows() -> tuple[Row, ...]:
+    files = "Are git_sha.txt, collect_env.txt and nvidia_smi.xml recorded?"
     return (
-        Row(
-            "artifacts",
-            "Are git_sha.txt, collect_env.txt and nvidia_smi.xml recorded?",
-            artifacts,
-            rests_on="cuda",
-        ),
-        Row("branch", "Is this the branch that the profile expects?", branch, topic="branch"),
-        Row("sha", "Which commit is this?", lambda case: recorded(case, "git.sha"), topic="branch"),
-        Row("clean_tree", "Does the checkout match its commit?", clean_tree, topic="branch"),
+        Row("artifacts", files, artifacts, rests_on="cuda"),
+        Row("branch", "Is this the branch that the profile expects?", branch, "branch"),
+        Row("sha", "Which commit is this?", lambda case: recorded(case, "git.sha"), "branch"),
+        Row("clean_tree", "Does the checkout match its commit?", clean_tree, "branch"),
         Row("trainer_imports", "Does the trainer import?", _imports),
         Row("torch", "Which torch is this?", lambda case: recorded(case, "torch.version")),
     )
 
 
 def _hardware_rows() -> tuple[Row, ...]:
+    # Where torch sees no GPU, the rest of them says nothing new.
+    of_gpus = partial(Row, rests_on="cuda")
+    suits = "Can the driver run the CUDA that torch was built for?"
+    link = "Do the GPUs have the PCIe generation and width of the profile?"
+    nvlinks = "Is there NVLink where the profile expects it, and only there?"
+    power = "Do the GPUs have the power limit that they are sold with?"
     return (
-        Row("cuda", "Does torch see the GPUs that the profile uses?", cuda, topic="cuda"),
-        Row(
-            "gpus",
-            "Are these the GPUs of the profile?",
-            gpu_names,
-            topic="hardware",
-            rests_on="cuda",
+        Row("cuda", "Does torch see the GPUs that the profile uses?", cuda, "cuda"),
+        of_gpus("gpus", "Are these the GPUs of the profile?", gpu_names, "hardware"),
+        of_gpus("extra_gpus", "Are only these GPUs visible?", extra_gpus, "extra_gpus"),
+        of_gpus("gpu_driver", suits, driver, "driver"),
+        of_gpus("mig", "Are the GPUs whole, without MIG?", mig, "mig"),
+        of_gpus(
+            "gpu_memory", "Do the GPUs have the memory of the profile?", gpu_memory, "hardware"
         ),
-        Row(
-            "extra_gpus",
-            "Are only these GPUs visible?",
-            extra_gpus,
-            topic="extra_gpus",
-            rests_on="cuda",
-        ),
-        Row(
-            "gpu_driver",
-            "Can the driver run the CUDA that torch was built for?",
-            driver,
-            topic="driver",
-            rests_on="cuda",
-        ),
-        Row(
-            "mig",
-            "Are the GPUs whole, without MIG?",
-            mig,
-            topic="mig",
-            rests_on="cuda",
-        ),
-        Row(
-            "gpu_memory",
-            "Do the GPUs have the memory of the profile?",
-            gpu_memory,
-            topic="hardware",
-            rests_on="cuda",
-        ),
-        Row(
-            "pcie",
-            "Do the GPUs have the PCIe generation and width of the profile?",
-            pcie,
-            topic="hardware",
-            rests_on="cuda",
-        ),
-        Row(
-            "nvlink",
-            "Is there NVLink where the profile expects it, and only there?",
-            nvlink,
-            topic="hardware",
-            rests_on="cuda",
-        ),
+        of_gpus("pcie", link, pcie, "hardware"),
+        of_gpus("nvlink", nvlinks, nvlink, "hardware"),
         Row("infiniband", "Is InfiniBand present?", _infiniband),
-        Row(
-            "gpu_power",
-            "Do the GPUs have the power limit that they are sold with?",
-            power_limit,
-            topic="power",
-            rests_on="cuda",
-        ),
-        Row(
-            "gpu_clean",
-            "Are the GPUs idle and healthy?",
-            gpu_state,
-            topic="gpu_state",
-            rests_on="cuda",
-        ),
+        of_gpus("gpu_power", power, power_limit, "power"),
+        of_gpus("gpu_clean", "Are the GPUs idle and healthy?", gpu_state, "gpu_state"),
     )
 
 
 def _machine_rows() -> tuple[Row, ...]:
+    known = "Are all toggles and variables known to this torch?"
+    quiet = "Is the host set up and quiet enough to be measured?"
+    there = "Is all there that the launches need beside the program?"
+    batched = "Is sequential prefill avoided for long sequences?"
     return (
-        Row("disk_free", "Is there disk space?", _disk_free, topic="disk"),
-        Row("disk_speed", "Is the disk fast enough?", _disk_speed, topic="disk"),
-        Row("port", "Is a port free for the rendezvous?", _port, topic="stall"),
-        Row(
-            "leftovers",
-            "Are there no leftover trainer processes?",
-            leftovers,
-            topic="leftovers",
-        ),
-        Row(
-            "variables",
-            "Are all toggles and variables known to this torch?",
-            variables,
-            topic="variables",
-        ),
-        Row(
-            "host_settings",
-            "Is the host set up and quiet enough to be measured?",
-            host_settings,
-            topic="host_settings",
-        ),
-        Row(
-            "needs",
-            "Is all there that the launches need beside the program?",
-            needs,
-            topic="environment",
-        ),
-        Row(
-            "prefill",
-            "Is sequential prefill avoided for long sequences?",
-            sequential_prefill,
-            topic="prefill",
-        ),
+        Row("disk_free", "Is there disk space?", _disk_free, "disk"),
+        Row("disk_speed", "Is the disk fast enough?", _disk_speed, "disk"),
+        Row("port", "Is a port free for the rendezvous?", _port, "stall"),
+        Row("leftovers", "Are there no leftover trainer processes?", leftovers, "leftovers"),
+        Row("variables", known, variables, "variables"),
+        Row("host_settings", quiet, host_settings, "host_settings"),
+        Row("needs", there, needs, "environment"),
+        Row("prefill", batched, sequential_prefill, "prefill"),
     )
 
 

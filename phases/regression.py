@@ -9,34 +9,33 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from random import Random
-from typing import TYPE_CHECKING
 
-from phases.common.case import (
+from phases.compare.rates import cell
+from phases.kit.case import (
     Case,
     Finding,
     Unanswerable,
     ending,
     incomplete,
     invalid,
+    optional,
     passed,
     warned,
 )
-from phases.common.commands import trainer_launch
-from phases.common.launches import first_problem
-from phases.common.measure import decided, derived
-from phases.common.own import contract_only
-from phases.common.plausible import alike
-from phases.common.rates import cell, optional
-from phases.common.rows import Row, RowPhase
-from phases.common.training import require_sound, training_rows
-from phases.limits import FLAKY_LAUNCHES
+from phases.kit.commands import trainer_launch
+from phases.kit.limits import FLAKY_LAUNCHES
+from phases.kit.measure import decided, derived
+from phases.kit.rows import Row, RowPhase, contract_only, first_problem
+from phases.training.plausible import alike
+from phases.training.training import require_sound, training_rows
 from runbook.records import Launch, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
+from runbook.stats.cpu_time import per_cpu_second
+from runbook.stats.decision import Decision
+from runbook.stats.pairs import regression
 from runbook.stats.plans import REGRESSION_PLAN, balanced_rounds
-
-if TYPE_CHECKING:
-    from runbook.stats import Decision
+from runbook.stats.throughput import StatisticsError, typical
 
 _REFERENCE, _HEAD = "reference", "head"
 # What the two sides may differ in: they are different commits.
@@ -237,7 +236,6 @@ def _basis(case: Case) -> str:
 
 def _pace_of(case: Case, name: str) -> Measurement:
     """Tokens over the median step of one launch, by the clock or by processor time."""
-    from runbook.stats import StatisticsError, per_cpu_second, typical
 
     log = case.log(name)
     try:
@@ -260,7 +258,6 @@ def _paces(case: Case) -> tuple[list[Measurement], list[Measurement]]:
 
 
 def _decide(first: Sequence[Measurement], second: Sequence[Measurement]) -> Decision:
-    from runbook.stats import regression
 
     reference, head = ([float(one.value) for one in side] for side in (first, second))
     return regression(reference, head)

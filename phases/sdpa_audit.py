@@ -6,26 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nsa.toggles import meaning
-from phases.common.arms import ArmFault, arm_fault, refused, tolerant
-from phases.common.case import (
+from phases.compare.arms import ArmFault, arm_fault, refused, tolerant
+from phases.kit.case import (
     Case,
     Finding,
     Unanswerable,
     failed,
     invalid,
     missing,
+    optional,
     passed,
     skipped,
     warned,
 )
-from phases.common.commands import INTERLEAVED, environment, interleaved
-from phases.common.measure import in_file
-from phases.common.own import contract_only
-from phases.common.proofs import effect_problem
-from phases.common.rates import optional
-from phases.common.rows import Row, RowPhase
-from phases.common.training import toggles_row, training_rows
-from phases.limits import FLAKY_LAUNCHES
+from phases.kit.commands import INTERLEAVED, environment, interleaved
+from phases.kit.limits import FLAKY_LAUNCHES
+from phases.kit.measure import in_file
+from phases.kit.rows import Row, RowPhase, contract_only
+from phases.training.proofs import effect_problem
+from phases.training.training import toggles_row, training_rows
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence

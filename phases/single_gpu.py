@@ -5,41 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from phases.common.case import (
-    Case,
-    Finding,
-    failed,
-    lost_heartbeats,
-    missing,
-    passed,
-    skipped,
-)
-from phases.common.commands import repeated
-from phases.common.compared import efficiencies_compared, efficiency_row
-from phases.common.curves import marks, throughputs
-from phases.common.link import explained, without_overlap
-from phases.common.measure import decided, derived, shown_only, with_limit
-from phases.common.node_scaling import (
+from phases.compare.compared import efficiencies_compared, efficiency_row
+from phases.compare.curves import marks, throughputs
+from phases.compare.link import explained, without_overlap
+from phases.compare.node_scaling import (
     NODE_SCALING,
     node_scaling_compared,
     node_scaling_rows,
     node_scaling_table,
 )
-from phases.common.plausible import alike
-from phases.common.rates import (
-    cell,
-    gather,
-    last50s,
-    launch_rate,
-    launch_rates,
-    optional,
-    pooled_rate,
-    rate_table,
-)
-from phases.common.rows import Row, RowPhase, answered
-from phases.common.subsets import (
+from phases.compare.rates import cell, last50s, launch_rate, launch_rates, pooled_rate, rate_table
+from phases.compare.subsets import (
     ONE_RANK,
     RANKS,
     case_of,
@@ -48,14 +25,30 @@ from phases.common.subsets import (
     subsets,
     unlike_baseline,
 )
-from phases.common.training import require_sound, toggles_row, training_rows
-from phases.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, PAIRED, SCALING
+from phases.kit.case import (
+    Case,
+    Finding,
+    failed,
+    gather,
+    lost_heartbeats,
+    missing,
+    optional,
+    passed,
+    skipped,
+)
+from phases.kit.commands import repeated
+from phases.kit.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, SCALING, fixed_rules
+from phases.kit.measure import decided, derived, shown_only, with_limit
+from phases.kit.rows import Row, RowPhase, answered
+from phases.machine.ceilings import require_ranks
+from phases.training.plausible import alike
+from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.accounts.data import union_of_data
 from runbook.records import Comparison, Launch, Measurement, Reason, Table
 from runbook.records.phase import Judgement, PlanContext
-
-if TYPE_CHECKING:
-    from runbook.stats import Decision
+from runbook.stats.decision import Decision
+from runbook.stats.launches import scaling
+from runbook.stats.plans import SCALING_PLAN
 
 # What may differ between N ranks and one at one global batch: also how it is spread.
 _SPREAD = (*RANKS, "effective.per_rank_batch")
@@ -75,7 +68,7 @@ class SingleGpu(RowPhase):
     title = "Single-GPU isolation"
     source = "requirements S1 to S5"
     question = "How close to linear is the scaling?"
-    fixed = PAIRED
+    fixed = fixed_rules("single_gpu")
     reads = ("preflight", "baseline")
     needs = ("baseline",)
     limits = (SCALING, FLAKY_LAUNCHES)
@@ -165,8 +158,7 @@ class SingleGpu(RowPhase):
         return tuple(f"{self.name}.{row.what}" for row in node_scaling_rows(context) if decides)
 
     def _same_as_baseline(self, case: Case) -> Finding:
-        if case.profile.ranks < 2:
-            return _one_rank(case)
+        require_ranks(case)
         unlike = unlike_baseline(case, self.names(case), but=_SPREAD)
         return (
             unlike
@@ -212,8 +204,7 @@ class SingleGpu(RowPhase):
     def _weak(self, case: Case) -> Finding:
         """At one batch per GPU; at one global batch where nothing else was launched."""
         limit = case.limit(SCALING)
-        if case.profile.ranks < 2:
-            return _one_rank(case)
+        require_ranks(case)
         same = self._same_batch(case)
         one, names = same or (case, self.names(case))
         value, decision = self._efficiency(case, one, names)
@@ -227,8 +218,7 @@ class SingleGpu(RowPhase):
     def _own_scaling(self, case: Case) -> Finding:
         """E of a trainer of one's own: at one batch per rank, if that is what the profile says."""
         limit = case.limit(SCALING)
-        if case.profile.ranks < 2:
-            return _one_rank(case)
+        require_ranks(case)
         value, decision = self._efficiency(case, case, self.names(case))
         own = case.profile.own_trainer
         if own is None or own.tokens_per_rank is None or not case.gates_throughput(limit):
@@ -238,8 +228,7 @@ class SingleGpu(RowPhase):
     def _link(self, case: Case) -> Finding:
         """E against that of a step without overlap over the link that preflight measured."""
         limit = case.limit(SCALING)
-        if case.profile.ranks < 2:
-            return _one_rank(case)
+        require_ranks(case)
         gated, same = case.gates_throughput(limit), self._same_batch(case)
         one, names = same or (case, self.names(case))
         value, decision = self._efficiency(case, one, names)
@@ -254,8 +243,7 @@ class SingleGpu(RowPhase):
         return explained(value, expected, limit, decision)
 
     def _strong(self, case: Case) -> Finding:
-        if case.profile.ranks < 2:
-            return _one_rank(case)
+        require_ranks(case)
         value, _ = self._efficiency(case, case, self.names(case))
         text = f"{value}: never decides, one GPU has {case.profile.ranks} times the batch"
         return skipped(Reason.NOT_GATED, text, measurement=value)
@@ -264,7 +252,6 @@ class SingleGpu(RowPhase):
         self, case: Case, one: Case, names: Sequence[str]
     ) -> tuple[Measurement, Decision]:
         """E of the baseline's launches against these of one device, and what it decides."""
-        from runbook.stats import SCALING_PLAN, scaling
 
         ranks = case.profile.ranks
         require_sound(one, names)
@@ -363,7 +350,3 @@ class SingleGpu(RowPhase):
             rows=tuple(rows),
             note=f"tok/s, tokens / time after warm-up; the same {same} on both sides",
         )
-
-
-def _one_rank(case: Case) -> Finding:
-    return skipped(Reason.NEEDS_GPUS, f"profile {case.profile.name} has one rank")

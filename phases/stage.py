@@ -6,20 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phases.common.case import Case, Finding
-from phases.common.commands import trainer_launch
-from phases.common.curves import gate_curves, losses, throughputs
-from phases.common.gates import gates, selection
-from phases.common.gpu_samples import balance, on_gpus, utilisation
-from phases.common.launches import first_problem
-from phases.common.measure import against, shown_only
-from phases.common.rates import aim, last50s, launch_rate, mfu, optional, rate_table
-from phases.common.resuming import checkpoint_time, resumed, storage
-from phases.common.rows import Row, RowPhase
-from phases.common.stability import memory_limit, memory_plateau, no_halt, steadiness
-from phases.common.stepping import heartbeats, past_step_5
-from phases.common.training import toggles_row, training_rows
-from phases.limits import (
+from phases.compare.curves import gate_curves, losses, throughputs
+from phases.compare.rates import aim, last50s, launch_rate, mfu, rate_table
+from phases.kit.case import Case, Finding, optional
+from phases.kit.commands import trainer_launch
+from phases.kit.limits import (
     CHECKPOINT_SHARE,
     DRIFT,
     FLAKY_LAUNCHES,
@@ -35,6 +26,20 @@ from phases.limits import (
     THROUGHPUT_AIM_HIGH,
     THROUGHPUT_AIM_LOW,
 )
+from phases.kit.measure import against, shown_only
+from phases.kit.rows import Row, RowPhase, first_problem
+from phases.machine.gpu_samples import balance, utilisation
+from phases.training.gates import gates, selection
+from phases.training.resuming import checkpoint_time, resumed, storage
+from phases.training.stability import (
+    heartbeats,
+    memory_limit,
+    memory_plateau,
+    no_halt,
+    past_step_5,
+    steadiness,
+)
+from phases.training.training import toggles_row, training_rows
 from runbook.records import Launch
 from runbook.records.phase import Judgement, Made, PlanContext
 
@@ -203,11 +208,11 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
         Row(
             "gpu_utilisation",
             "Are the GPUs busy?",
-            over(on_gpus(utilisation)),
+            over(utilisation),
             topic="throughput",
             restates="throughput",
         ),
-        Row("gpu_balance", "Are the GPUs equally busy?", over(on_gpus(balance)), topic="balance"),
+        Row("gpu_balance", "Are the GPUs equally busy?", over(balance), topic="balance"),
         Row(
             "gates",
             "Is the selection healthy: no branch collapses?",

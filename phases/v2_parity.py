@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phases.common.case import Case, Finding, skipped
-from phases.common.commands import pytest_launch
-from phases.common.measure import derived
-from phases.common.own import contract_only
-from phases.common.proofs import judge_cases, report_of
-from phases.common.rows import Row, RowPhase
+from phases.kit.case import Case, Finding, skipped
+from phases.kit.commands import pytest_launch
+from phases.kit.measure import derived
+from phases.kit.rows import Row, RowPhase, contract_only
+from phases.training.proofs import judge_cases, report_of
 from runbook.records import Comparator, Launch, Outcome, Reason
 from runbook.records.evidence import JUnitCase
 from runbook.records.phase import PlanContext

@@ -41,7 +41,7 @@ _BESIDE_A_CHANGE = {
     Verdict.GO: "What passed, passed with that.",
 }
 # A launch has the profile's variables, the line's settings and what the GO's phases chose
-# (`runbook.engine.launching`): together the exports.
+# (`runbook.engine.earlier.standing`): together the exports.
 _EXPORTS = "it sets the settings below itself; they are for a trainer that you start by hand"
 
 

@@ -8,8 +8,8 @@ from markupsafe import Markup, escape
 
 from reports.pages import html_environment
 from reports.view import one_line
-from runbook.engine.trends import RunsPage, Trend
 from runbook.records.measurement import plain_number
+from runbook.tools.history.trends import RunsPage, Trend
 
 _WIDTH, _HEIGHT, _EDGE = 240.0, 44.0, 4.0
 _MOST_POINTS = 60

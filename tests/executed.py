@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MARK = "executes"
-# Those that other commands than `run` and `launch` have too.
-_OF_OTHERS = ("--dry-run", "--stacks")
-_MODES = (*_OF_OTHERS, "--failed", "--resume", "--phase", "--until")
+_DRY_RUN = "--dry-run"
+_MODES = (_DRY_RUN, "--failed", "--resume", "--phase", "--until")
 # Refused by the program, broken inside it, or not found by a shell.
 _NOT_EXECUTED = (2, 70, 126, 127)
 # By the test that runs, and by what tests share, which outlives the one that asked for it first.
@@ -38,7 +37,7 @@ def kind_of(line: str) -> str:
         if "--help" in rest:
             return "runbook --help"
         of_runs = rest[:1] in (["run"], ["launch"])
-        modes = [mode for mode in _MODES if mode in rest and (of_runs or mode in _OF_OTHERS)]
+        modes = [mode for mode in _MODES if mode in rest and (of_runs or mode == _DRY_RUN)]
         return " ".join([program, *rest[:1], *modes])
     if "-m" in rest[:-1]:
         module = rest[rest.index("-m") + 1]

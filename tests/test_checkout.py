@@ -8,15 +8,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 
 from runbook.checkout import (
-    DISTRIBUTION,
     HOME,
-    Checkout,
     share_packages,
     uninstalled,
 )
@@ -70,30 +67,6 @@ def test_a_bare_checkout_has_its_phases_reports_profiles_and_configs(
     assert "details, github, html, junit, md, terminal" in refused.stderr
 
 
-@pytest.mark.slow
-def test_benchmarks_of_a_bare_checkout_run_by_their_module(copy: Path, tmp_path: Path) -> None:
-    """As a session on a GPU starts one, and every other one at least loads."""
-    for part in ("benchmarks", "tests", "pyproject.toml"):
-        (tmp_path / part).symlink_to(HOME / part)
-    for part in PARTS:
-        (tmp_path / part).symlink_to(copy / part)
-    carried = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
-    words = ["-m", "benchmarks.attention_gpu", "--out", str(tmp_path / "out"), "--device", "cpu"]
-    names = {path.stem for path in (HOME / "benchmarks").glob("*.py")}
-    names.remove("judging_mutants")  # needs the extra `mutants`
-    load = "import importlib, sys; [importlib.import_module(n) for n in sys.argv[1:]]"
-    for command in (
-        [*words, "--lengths", "64", "--rounds", "1"],
-        ["-c", load, *(f"benchmarks.{name}" for name in names)],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-S", *command], cwd=tmp_path, check=False, timeout=300,
-            env={**os.environ, "PYTHONPATH": carried}, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "rows.jsonl").is_file()
-
-
 def test_without_its_pyproject_it_is_refused(copy: Path, packages: Path, tmp_path: Path) -> None:
     for part in PARTS:
         shutil.copytree(copy / part, tmp_path / part)
@@ -113,18 +86,6 @@ def test_beside_an_installed_one_the_checkout_says_what_runs(copy: Path) -> None
     command = [sys.executable, "-m", "runbook", "phases"]
     listed = subprocess.run(command, cwd=less, capture_output=True, text=True, check=True)
     assert "long_run" in listed.stdout and "fineweb" not in listed.stdout
-
-
-def test_its_entry_points_are_those_that_an_installation_writes() -> None:
-    import tomllib
-
-    project = tomllib.loads((HOME / "pyproject.toml").read_text())["project"]
-    ours, theirs = Checkout(HOME, project), distribution(DISTRIBUTION)
-    assert (ours.name, ours.version) == (theirs.name, theirs.version)
-    for group in ("runbook.phases", "runbook.reports"):
-        found = {(entry.name, entry.value) for entry in ours.entry_points.select(group=group)}
-        assert found == {(e.name, e.value) for e in theirs.entry_points.select(group=group)}
-        assert found and all(entry.dist is ours for entry in ours.entry_points.select(group=group))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.files import make_private_dir, read_bytes, read_given, typed_here, write_atomic
+from runbook.files import make_private_dir, read_given, typed_here, write_atomic
 
 
 def test_writing_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
@@ -73,22 +73,6 @@ def test_a_pipe_is_read_to_its_end_if_somebody_writes(tmp_path: Path) -> None:
     writer.start()
     assert read_given(pipe, pipe=True, wait_s=60) == text
     writer.join()
-
-
-def _sparse(path: Path, size: int, begin: bytes = b"") -> Path:
-    path.write_bytes(begin)
-    os.truncate(path, size)
-    return path
-
-
-@pytest.mark.parametrize("pipe", [False, True])
-def test_no_more_is_read_whole_than_any_document_has(tmp_path: Path, pipe: bool) -> None:
-    path = _sparse(tmp_path / "x", 1 << 40)
-    with pytest.raises(OSError, match=rf"has {1 << 40} bytes, at most {64 << 20} are read"):
-        read_given(path, pipe=pipe)
-    assert read_bytes(_sparse(path, 100), 100) == bytes(100)
-    with pytest.raises(OSError, match="has 101 bytes, at most 100 are read"):
-        read_bytes(_sparse(path, 101), 100)
 
 
 def test_a_pipe_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:

@@ -101,14 +101,6 @@ def test_a_program_that_says_so_is_continued(
     assert (code, found["long"]["status"], found["long"]["says"]) == (3, "CUT OFF", "out of time")
 
 
-def test_with_too_little_time_left_nothing_is_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late = stage("late", "print('never')")
-    code, found = session(tmp_path, monkeypatch, late, more=("--until-s", "5"))
-    assert (code, found["late"]["status"], found["late"]["parts"]) == (3, "NOT RUN", 0)
-
-
 @pytest.mark.parametrize(
     ("cases", "status", "says"),
     [
@@ -141,15 +133,6 @@ def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         main(["--stage", "device,atention"])
     assert "atention; there are: device, tests" in capsys.readouterr().err
-
-
-def test_every_command_of_a_device_can_be_shown_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--dry-run"]) == 0
-    shown = capsys.readouterr().out
-    for words in ("nvidia-smi -q -x", "-m gpu tests/attention/test_on_a_gpu.py",
-                  "-m runbook run --profile auto", "-m benchmarks.attention_gpu --out",
-                  "-m benchmarks.step_calls"):  # fmt: skip
-        assert words in shown
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 import runbook
 from runbook import registry
-from runbook.errors import RunbookError, UsageError
+from runbook.errors import UsageError
 
 HOME = Path(runbook.__file__).resolve().parent.parent
 
@@ -149,17 +149,6 @@ def test_a_folder_that_hides_a_package_of_ours_is_refused_and_not_run(
     assert refused.returncode == 2
     assert f"package '{package}' comes from {tmp_path}/{package}, not from {HOME}" in refused.stderr
     assert "foreign code ran" not in refused.stderr
-
-
-def test_a_name_that_comes_twice_is_refused() -> None:
-    nvtx = registry.phases()["nvtx"]
-    with pytest.raises(RunbookError, match=r"two phases are called 'nvtx'"):
-        registry.in_order([nvtx, nvtx])
-
-
-def test_a_phase_cannot_read_one_that_runs_later() -> None:
-    with pytest.raises(RunbookError, match="single_gpu reads preflight, baseline"):
-        registry.in_order([registry.phases()["single_gpu"]])
 
 
 def test_selection_keeps_the_running_order() -> None:

@@ -90,7 +90,7 @@ def command(example: Example, work: Path) -> list[str]:
 
 def profile_document(example: Example) -> dict[str, object]:
     """The profile as YAML holds it; it requires what its parent does, and the example's gates."""
-    from runbook.config import load_profile
+    from runbook.config.load import load_profile
 
     parent = load_profile(example.profile)
     document: dict[str, object] = {

@@ -16,9 +16,8 @@ from benchmarks.rehearsal.steps import (
     Block,
     Job,
     Steps,
-    data_digests,
+    data_of,
     gate_health,
-    held_out_digest,
     seed_of,
 )
 from nsa.contract import Event, Phase
@@ -91,10 +90,10 @@ class Rank:
         yield self.record(
             Event.PROOF, PROOF_S - STARTED_S, step=0, phase=Phase.FIRST_STEP, **self._proof(0)
         )
-        digests = data_digests(self.job, stop, self.rank)
+        data = data_of(self.job)
         last = 0.0
         for at in range(stop):
-            for record in self._one_step(at, digests[at], last, stop):
+            for record in self._one_step(at, data.of_step(self.rank, at + 1), last, stop):
                 yield record
                 last = max(last, record["mono"] - self.began_s)
         if failed is not None:
@@ -156,7 +155,7 @@ class Rank:
             "again": {"batch": drawn, "loss": loss},
             "embedded": batches * self.job.per_rank * self.job.shape.seq_len,
             "seconds": EVAL_S - 0.02,
-            "data": held_out_digest(self.job, self.rank),
+            "data": data_of(self.job).held_out(self.rank, batches),
         }
         begun = self.record(Event.EVAL_START, over + 1e-3, step=at + 1, phase=Phase.EVAL)
         yield begun
@@ -201,9 +200,7 @@ class Rank:
         for number, (name, text) in enumerate({**ALWAYS, **settings}.items()):
             if name == "NSA_NVTX" and self.job.profiled:
                 continue
-            took, evidence = effect(
-                name, text, block, job=self.job, machine=self.machine, first=self.rank == 0
-            )
+            took, evidence = effect(name, text, self.job)
             yield self.record(
                 Event.EFFECT, at_s + 5e-5 * (number + 1), step=step, phase=Phase.STEP,
                 toggle=name, value=typed(name, text), took_effect=took, evidence=evidence, **own,

@@ -10,20 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.rundir import TORCH
-from benchmarks.rehearsal.steps import seed_of
-from nsa.contract import HEARTBEATS
+from nsa.contract import HEARTBEATS, Ceiling
+from tests.phases.ceiling_files import measured
 
 # Shares of the data sheet's peak: a product of large matrices, a copy, a copy over PCIe.
 PRODUCT_SHARE, COPY_SHARE, HOST_SHARE = 0.79, 0.87, 0.8
-# PCI-SIG: bytes per second and lane in each direction, by generation.
-LANE_BYTES_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9}
-LATENCY_S = 2.6e-5
-_MIB = 2**20
-REPEATS, INNER, LATENCY_INNER = 10, 5, 20
+# PCI-SIG: GB per second and lane in each direction, by generation.
+LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938}
+# Four bytes in 26 us.
+LATENCY_GB_S = 4e-9 / 2.6e-5
 
 
 def write_ceilings(folder: Path, machine: Machine, ranks: int, token: str) -> float:
@@ -44,53 +41,24 @@ def write_ceilings(folder: Path, machine: Machine, ranks: int, token: str) -> fl
 
 def _rank(machine: Machine, rank: int, ranks: int) -> dict[str, Any]:
     card, pace, gpu = machine.card, machine.pace(rank), machine.at_rest(rank)
-    random = np.random.default_rng(seed_of(machine.name, "ceilings", rank))
     generation = machine.loaded_generation or gpu.pcie_gen_max
-    host = LANE_BYTES_S[generation] * gpu.pcie_width * HOST_SHARE
-    sizes = {"memory_copy": 2048, "host_copy": 256, "all_reduce": 256, **machine.copied_mib}
-    copied, moved, reduced = (size * _MIB for size in sizes.values())
-    share = 2.0 * (ranks - 1) / ranks
-
-    def one(
-        name: str, work: float, per_s: float, unit: str, scale: float, **what: Any
-    ) -> dict[str, Any]:
-        per_s *= machine.told_rates.get(name, 1.0)
-        inner = what.pop("inner", INNER)
-        # Repeats of the same call differ by some thousandths.
-        times = [work / per_s * float(f) for f in np.exp(random.normal(0, 0.003, REPEATS))]
-        return {
-            **what,
-            "inner": inner,
-            "seconds": times,
-            "host_s": sum(times) * inner * 1.01 + 2e-5,
-            "rate": work / float(np.median(times)) / scale,
-            "unit": unit,
-        }
-
-    product = card.bf16_tflops * 1e12 * PRODUCT_SHARE * pace.clock
-    memory = card.memory_gb_s * 1e9 * COPY_SHARE * pace.memory
-    found: dict[str, Any] = {
-        "rank": rank,
-        "device": {
-            "type": "cuda",
-            "name": card.name,
-            "uuid": machine.uuid(rank).removeprefix("GPU-"),
-        },
-        "matmul": one("matmul", 2.0 * 8192**3, product, "TFLOP/s", 1e12, dtype="bf16", size=8192),
-        "memory_copy": one("memory_copy", 2.0 * copied, memory, "GB/s", 1e9, bytes=copied),
-        "host_copy": one("host_copy", float(moved), host, "GB/s", 1e9, bytes=moved),
-        "all_reduce": None,
-        "all_reduce_latency": None,
+    rates = {
+        Ceiling.MATMUL: card.bf16_tflops * PRODUCT_SHARE * pace.clock,
+        Ceiling.MEMORY_COPY: card.memory_gb_s * COPY_SHARE * pace.memory,
+        Ceiling.HOST_COPY: LANE_GB_S[generation] * gpu.pcie_width * HOST_SHARE,
     }
     if ranks > 1:
-        link = machine.link_bytes_s
-        many = {"bytes": reduced, "ranks": ranks}
-        few = {"bytes": 4, "ranks": ranks, "inner": LATENCY_INNER}
-        found["all_reduce"] = one("all_reduce", reduced * share, link, "GB/s", 1e9, **many)
-        found["all_reduce_latency"] = one(
-            "latency", 4 * share, 4 * share / LATENCY_S, "GB/s", 1e9, **few
-        )
-    return found
+        rates |= {Ceiling.ALL_REDUCE: machine.link_bytes_s / 1e9, Ceiling.LATENCY: LATENCY_GB_S}
+    found: dict[str, Any] = dict.fromkeys(Ceiling)
+    for what, rate in rates.items():
+        found[what] = measured(what, rate * machine.told_rates.get(what, 1.0))
+    for what, mib in machine.copied_mib.items():
+        share = mib * 2**20 / found[what]["bytes"]
+        seconds = [share * each for each in found[what]["seconds"]]
+        found[what] |= {"bytes": mib * 2**20, "seconds": seconds, "host_s": 5.05 * sum(seconds)}
+    uuid = machine.uuid(rank).removeprefix("GPU-")
+    device = {"type": "cuda", "name": card.name, "uuid": uuid}
+    return {"rank": rank, "device": device, **found}
 
 
 def _beats(rank: int, token: str) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.steps import Block, Job
 
 MIB = 2**20
@@ -53,35 +52,11 @@ def told_buckets(job: Job, block: Block) -> dict[str, list[float] | list[int]]:
     return {"sizes_mib": sizes, "bytes": whole, "last_bytes": [size // 5 for size in whole]}
 
 
-def effect(
-    name: str, text: str, block: Block, *, job: Job, machine: Machine, first: bool
-) -> tuple[bool | None, Any]:
-    """Whether a toggle took effect, and the evidence; `first`: as rank 0 tells it."""
-    ddp = job.ddp
-    size = job.shape.parameters * 4
-    if name == "NSA_PREFILL_BATCHED":
-        return True, {"path": "batched", "range_calls_per_layer": 1.0}
-    if name == "NSA_SEL_RANGES_V2":
-        return True, {"ranges": ["nsa.sel.ranges_v2"], "operators_per_call": [24.0]}
-    if name == "NSA_OPT_FUSED":
-        kernels = ["_fused_adamw_"] if text == "1" else ["_foreach_add_", "_foreach_mul_"]
-        return True, {"optimizer": "AdamW", "kernels": kernels, "fused": [text == "1"] * 2}
-    if name == "NSA_DDP_COMPRESS":
-        if text == "off":
-            return True, {"hook": None}
-        told = {"hook": text, "bytes_before": 2 * size, "bytes_after": size}
-        return (True, told) if ddp else (False, "no DDP in this launch")
-    if name == "NSA_DDP_BUCKET_MB":
-        built = {"cap_mib": float(text), "sizes_mib": buckets(job, block)}
-        return (True, built) if ddp else (False, "no DDP in this launch")
-    if name in ("NSA_DDP_STATIC_GRAPH", "NSA_DDP_FIND_UNUSED"):
-        return (True, {"asked": text == "1"}) if ddp else (False, "no DDP in this launch")
-    if name == "NSA_DDP_DISABLE_GC":
-        return True, {"asked": True, "running": False}
-    if name == "NSA_CUDA_GRAPHS":
-        layers = job.shape.layers * (text == "1")
-        return True, {"replayed_layers": layers, "wanted": layers}
-    if name.startswith("NSA_SDPA") or name == "NSA_USE_TRITON_SEL":
-        ran = {"kernels": dict(machine.kernels)}
-        return (True if first or name == "NSA_USE_TRITON_SEL" else None), ran
-    return (True, {"in_force": typed(name, text)}) if first else (None, "rank 0 writes")
+def effect(name: str, text: str, job: Job) -> tuple[bool, Any]:
+    """Whether a toggle took effect, and the evidence."""
+    if name.startswith("NSA_DDP_") and text != "off" and not job.ddp:
+        return False, "no DDP in this launch"
+    if name == "NSA_DDP_COMPRESS" and text != "off":
+        size = job.shape.parameters * 4
+        return True, {"hook": text, "bytes_before": 2 * size, "bytes_after": size}
+    return True, "seen"

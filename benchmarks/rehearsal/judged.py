@@ -23,13 +23,13 @@ from benchmarks.rehearsal.tools import Bench
 from benchmarks.rehearsal.trainer import Ended, Order, Trainer
 from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
-from runbook.folder.documents import GPU_SAMPLES
+from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.launch import attempt as attempts
-from runbook.launch import host as hosts
 from runbook.launch import launcher, local
+from runbook.launch import local as hosts
 from runbook.launch.observer import Observer
 from runbook.machine import host, kernel_log
 from runbook.machine.gpu import devices as counters

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.rehearsal.cards import A100_PCIE, Card
-from benchmarks.rehearsal.drivers import DRIVERS, Driver, Gpu
+from benchmarks.rehearsal.hardware import A100_PCIE, DRIVERS, Card, Driver, Gpu
 from benchmarks.rehearsal.roofline import PCIE_BYTES_S, Pace
 
 # The kernels that torch takes: flash takes no mask, and the window's sequences need none.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.rehearsal.cards import Card
+from benchmarks.rehearsal.hardware import Card
 
 # -- assumptions -----------------------------------------------------------------------------------
 # Share of the data sheet's dense bf16 peak that products of this size reach.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.rehearsal.drivers import NOT_AVAILABLE, Gpu
+from benchmarks.rehearsal.hardware import NOT_AVAILABLE, Gpu
 
 _LEGEND = """
 Legend:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.rehearsal.data import digest_of_rows
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.roofline import HOST_S, Shape, StepTime, Work, step_time
+from runbook.accounts.generated import GeneratedData
 
 # Standard deviations, as shares: of one launch's pace, and of one step's time.
 LAUNCH_NOISE, STEP_NOISE = 0.01, 0.006
@@ -254,27 +254,14 @@ def gate_health(job: Job, token: str, step: int) -> list[float]:
     return [entropy, float(shares.max()), *map(float, shares)]
 
 
-def data_digests(job: Job, count: int, rank: int) -> list[str]:
-    """Sum of the digests of the rows that a rank reads in each step, in hexadecimal."""
-    each = job.accumulation
-    return [_digest(job, rank, range(at * each, (at + 1) * each), 0) for at in range(count)]
-
-
-def held_out_digest(job: Job, rank: int) -> str:
-    """Of the rows that a rank reads in an evaluation."""
-    return _digest(job, rank, range(job.eval_batches), 1)
-
-
-def _digest(job: Job, rank: int, batches: Iterable[int], stream: int) -> str:
-    rows = [
-        (batch * job.ranks + rank) * job.per_rank + row
-        for batch in batches
-        for row in range(job.per_rank)
-    ]
-    return digest_of_rows(
-        job.dataset,
-        [2 * row + stream for row in rows],
+def data_of(job: Job) -> GeneratedData:
+    """What the ranks of a launch read."""
+    return GeneratedData(
+        kind=job.dataset,
         seed=job.seed,
-        vocabulary=job.shape.vocabulary,
+        vocab_size=job.shape.vocabulary,
         seq_len=job.shape.seq_len,
+        nproc=job.ranks,
+        rows=job.per_rank,
+        accumulation=job.accumulation,
     )

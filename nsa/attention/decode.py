@@ -11,7 +11,7 @@ from nsa.attention.branches import Branches
 from nsa.attention.compression import accumulate_dtype
 from nsa.attention.token import attend_token
 from nsa.attention.triton.availability import triton_problem
-from nsa.attention.triton.decode_launch import decode_token
+from nsa.attention.triton.decode.launch import decode_token
 from nsa.config import SELECTED, NSAConfig, Ranges, Selected, choice_error
 from nsa.contract import NSAError, raise_problems
 

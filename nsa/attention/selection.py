@@ -15,7 +15,7 @@ from nsa.attention.branches import split_dim
 from nsa.attention.chunks import chunks
 from nsa.attention.compression import block_scores, compressed_probabilities
 from nsa.attention.tracing import profile_range
-from nsa.attention.triton.operators import ranges_by_triton
+from nsa.attention.triton.selected.operators import ranges_by_triton
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 

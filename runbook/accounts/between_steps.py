@@ -23,7 +23,7 @@ from runbook.accounts.clocks import (
     median_error,
     with_clock,
 )
-from runbook.folder.documents import recorded_toggles
+from runbook.folder.launch.documents import recorded_toggles
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runbook.folder.shapes import is_count
+from runbook.folder.launch.shapes import is_count
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,8 +13,8 @@ from typing import Any
 
 from nsa.contract import THREAD_VARIABLES, TIMEOUT_TOLERANCE_S, NSAError
 from nsa.toggles import TOGGLES, Value
-from runbook.folder.documents import recorded_toggles
-from runbook.folder.shapes import is_number
+from runbook.folder.launch.documents import recorded_toggles
+from runbook.folder.launch.shapes import is_number
 from runbook.records.evidence import RankLog
 
 _CAP, _TIMEOUT = "NSA_DDP_BUCKET_MB", "NSA_PG_TIMEOUT_MIN"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runbook.accounts.generated import GeneratedData
-from runbook.folder.documents import recorded_toggles
-from runbook.folder.shapes import ENV, is_count, shaped
+from runbook.folder.launch.documents import recorded_toggles
+from runbook.folder.launch.shapes import ENV, is_count, shaped
 from runbook.records.launch import PROFILE_FLAG
 
 # Numbers of the same step in two files: only their rounding may differ.

@@ -34,6 +34,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
 _HELP = ("help", "-h", "--help")
+# A short form of `watch --stacks`.
+_STACKS = "stacks"
 _GLOBAL = ("-h", "--help", "--version")
 
 
@@ -119,6 +121,8 @@ def _dispatch(words: list[str]) -> int:
     if not words:
         return print_next(console)
     name, *rest = words
+    if name == _STACKS:  # what remedies of recorded runs name
+        name, rest = "watch", ["--stacks", *rest]
     if name in _HELP:
         about = named(rest[0], COMMANDS).parser().format_help() if rest else overview(GROUPS)
         console.page(about)

@@ -68,7 +68,7 @@ def load_run(folder: Path) -> RunRecord:
     """Read run.json. Raises RunbookError if it is damaged or of another version."""
     from pydantic import ValidationError
 
-    from runbook.folder.record import load_record
+    from runbook.folder.manifest import load_record
 
     path = folder / RECORD_FILE
     try:
@@ -107,7 +107,7 @@ def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> Run
 
 def running_line(folder: Path) -> str:
     """What is said of a run that still goes on, and how to look on; empty for any other."""
-    from runbook.folder.ongoing import running_text, watch_line
+    from runbook.folder.journal import running_text, watch_line
 
     text = running_text(folder)
     return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""

@@ -62,7 +62,7 @@ def _one_known_format(args: argparse.Namespace) -> list[str]:
 def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
     from runbook.engine.outputs import render
     from runbook.files import typed_here
-    from runbook.folder.record import record_text
+    from runbook.folder.manifest import record_text
     from runbook.records.run import Screen
 
     screen = Screen(color=console.color_out, width=console.width_out, program=typed_here())
@@ -128,7 +128,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
-    from runbook.folder.record import FINGERPRINT_DIGITS
+    from runbook.folder.manifest import FINGERPRINT_DIGITS
 
     told = args.fingerprint
     if not told or re.fullmatch(rf"[0-9a-fA-F]{{{FINGERPRINT_DIGITS},64}}", told):
@@ -139,7 +139,7 @@ def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
 
 def _verify(args: argparse.Namespace, console: Console) -> int:
     from runbook.engine.verify import verify_run
-    from runbook.folder.record import shown_fingerprint
+    from runbook.folder.manifest import shown_fingerprint
 
     folder = find_run(args.run_name, args.out)
     if running := running_line(folder):
@@ -155,8 +155,8 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
         return code
     for difference in found.differences:
         console.result(f"DIFFERS  {difference}")
-    if found.note:
-        console.result(f"note  {found.note}")
+    for note in found.notes:
+        console.result(f"note  {note}")
     checked = (
         f"{found.files} files, {found.checks} checks, {found.measurements} measurements, "
         f"{len(found.reports)} reports"
@@ -203,7 +203,7 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
 
 
 def _judge(args: argparse.Namespace, console: Console) -> int:
-    from runbook.config import load_profile, load_profile_document
+    from runbook.config.load import load_profile, load_profile_document
     from runbook.engine.verify import judge_again
     from runbook.folder.integrity import untrusted
     from runbook.folder.manifest import record_is_changed

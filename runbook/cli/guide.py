@@ -46,7 +46,7 @@ completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completio
 
 _WIDTH = 16
 # What were commands in version 0.1.0.
-_NOW = {"stacks": "watch --stacks", "bundle": "export --to bundle"}
+_NOW = {"bundle": "export --to bundle"}
 # Ends of a launch that leave nothing to triage (`runbook.tools.triage_target`).
 NO_FAULT = ("completed", "not_run", "interrupted")
 _LABEL = 9
@@ -137,7 +137,7 @@ def is_run(path: Path) -> bool:
 
 def _unfinished(folder: Path) -> Found | None:
     """A run whose journal has no end; None if it has one, or is not readable as a journal."""
-    from runbook.folder.ongoing import events_so_far, phases_done, running_text, watch_line
+    from runbook.folder.journal import events_so_far, phases_done, running_text, watch_line
 
     events = events_so_far(folder / EVENTS_FILE)
     if not events:
@@ -148,7 +148,7 @@ def _unfinished(folder: Path) -> Found | None:
             run=f"{folder}: {running}",
             next=(
                 (watch_line(folder), "look on"),
-                (f"runbook watch --stacks {name}", "what its ranks are doing"),
+                (f"runbook stacks {name}", "what its ranks are doing"),
             ),
         )
     if events[-1].get("event") == ENDS[0]:

@@ -12,8 +12,8 @@ from runbook.console import Console
 from runbook.errors import RunbookError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from runbook.engine.history import MetricRow, RunRow
-    from runbook.engine.trends import Trend
+    from runbook.tools.history.index import MetricRow, RunRow
+    from runbook.tools.history.trends import Trend
 
 _COLUMNS = (
     "started_at", "run_id", "profile", "line", "outcome", "number", "stdev", "n", "unit", "path",
@@ -69,8 +69,8 @@ def _history(args: argparse.Namespace, console: Console) -> int:
 
 
 def _show_runs(console: Console, out: Path, *, as_json: bool) -> None:
-    from runbook.engine.history import list_runs
     from runbook.records.measurement import duration_text, plain_number
+    from runbook.tools.history.index import list_runs
 
     rows = list_runs(out)
     if as_json:
@@ -94,8 +94,8 @@ def _show_runs(console: Console, out: Path, *, as_json: bool) -> None:
 
 
 def _show_metric(console: Console, args: argparse.Namespace) -> None:
-    from runbook.engine.history import metric_names, metric_rows
-    from runbook.engine.trends import trends
+    from runbook.tools.history.index import metric_names, metric_rows
+    from runbook.tools.history.trends import trends
 
     rows = metric_rows(args.out, args.metric)
     if not rows:
@@ -130,7 +130,7 @@ def _json_rows(trend: Trend) -> list[dict[str, object]]:
 
 
 def _print_trend(console: Console, trend: Trend) -> None:
-    from runbook.engine.trends import sparkline
+    from runbook.tools.history.trends import sparkline
 
     line = sparkline(trend.numbers, plain=not console.unicode_out)
     console.result(trend.title)
@@ -172,9 +172,9 @@ def _csv(rows: list[MetricRow]) -> str:
 
 def _write_page(console: Console, args: argparse.Namespace) -> None:
     from runbook import registry
-    from runbook.engine.history import list_runs, metric_rows
-    from runbook.engine.trends import RunsPage, trends
     from runbook.files import write_atomic, written_to
+    from runbook.tools.history.index import list_runs, metric_rows
+    from runbook.tools.history.trends import RunsPage, trends
 
     path = args.out / _PAGE if args.html == Path() else args.html
     if path.is_dir() or not path.parent.is_dir():

@@ -82,7 +82,7 @@ def _add_arguments(parser: CommandParser) -> None:
 def _init(args: argparse.Namespace, console: Console) -> int:
     import time
 
-    from runbook.config import load_profile
+    from runbook.config.load import load_profile
     from runbook.files import make_new_dir
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.launch.observer import Observer

@@ -13,7 +13,7 @@ from runbook.console import Console
 from runbook.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from runbook.config import Profile
+    from runbook.config.profile import Profile
 
 
 def _phases(args: argparse.Namespace, console: Console) -> int:
@@ -61,7 +61,7 @@ def _add_profiles(parser: argparse.ArgumentParser) -> None:
 
 
 def _profiles(args: argparse.Namespace, console: Console) -> int:
-    from runbook.config import load_profile
+    from runbook.config.load import load_profile
 
     if args.page:
         from runbook.config.page import thresholds_page
@@ -77,7 +77,7 @@ def _profiles(args: argparse.Namespace, console: Console) -> int:
 
 
 def _list_profiles(console: Console, *, as_json: bool) -> None:
-    from runbook.config import load_profile, profile_names
+    from runbook.config.load import load_profile, profile_names
     from runbook.machine.detect import detect_profile
 
     profiles = [load_profile(name) for name in profile_names()]
@@ -272,7 +272,7 @@ def _add_schema(parser: argparse.ArgumentParser) -> None:
 
 
 def _schema(args: argparse.Namespace, console: Console) -> int:
-    from runbook.config import Profile
+    from runbook.config.profile import Profile
     from runbook.records import RunRecord
     from runbook.records.events import events_schema
 

@@ -243,9 +243,9 @@ means the run that it names, or the next one if that is over; a whole run means 
 launch. Through the link `latest` the launches of a run are shown one after the other.
 Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).
 
---stacks works while a rank is stuck in a collective; a frozen rank is read from outside
-where py-spy is installed. Only processes that carry the run's token, or have its
-heartbeat file open, are touched.""",
+--stacks (for short `runbook stacks DIR`) works while a rank is stuck in a collective; a
+frozen rank is read from outside where py-spy is installed. Only processes that carry the
+run's token, or have its heartbeat file open, are touched.""",
     examples="""\
   runbook watch artifacts/latest
   runbook watch artifacts/m7c_125m_2xa100_prod --halt 1 --interval 30

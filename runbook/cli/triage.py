@@ -92,9 +92,9 @@ def _triage(args: argparse.Namespace, console: Console) -> int:
 def _target(args: argparse.Namespace, console: Console) -> Target:
     """The launch to repeat; a config has this shell's variables, a run keeps its own."""
     from nsa.contract import CONFIG_VARIABLE
-    from runbook.config import load_profile, parse_settings
+    from runbook.config.load import load_profile
     from runbook.config.precedence import SHELL, differing, shell_settings, told
-    from runbook.config.settings import variable_problems
+    from runbook.config.settings import parse_settings, variable_problems
     from runbook.tools.triage_target import CONFIG_ENDINGS, find_target, with_choices
 
     typed = parse_settings(args.settings)

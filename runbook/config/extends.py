@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from nsa.settings import load_strict
 from runbook.config.names import shipped_names
@@ -17,6 +19,8 @@ from runbook.files import read_given
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def is_file(name_or_path: str) -> bool:
@@ -70,12 +74,7 @@ def whole_document(
     if name_or_path in seen:
         raise UsageError(f"{what}s extend each other in a circle: {' -> '.join(seen)}")
     path = locate(what, name_or_path, folder)
-    try:
-        text = read_given(path).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{what} {str(path)!r} cannot be read: {reason}") from error
-    data = mapping_of(text, path)
+    data = read_mapping(what, path)
     prepare(data, path)
     base = data.pop("extends", None)
     if base is None:
@@ -84,6 +83,16 @@ def whole_document(
         raise UsageError(f"{path}: extends: expected the name of a {what}, got {base!r}")
     below = whole_document(what, base, folder, prepare=prepare, seen=(*seen, name_or_path))
     return merged(below, data)
+
+
+def read_mapping(what: str, path: Path) -> dict[str, Any]:
+    """The keys of a YAML file. Raises UsageError where it cannot be read or has none."""
+    try:
+        text = read_given(path).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{what} {str(path)!r} cannot be read: {reason}") from error
+    return mapping_of(text, path)
 
 
 def mapping_of(text: str, path: Path) -> dict[str, Any]:
@@ -110,6 +119,21 @@ def merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]
         both = isinstance(old, dict) and isinstance(value, dict)
         result[key] = merged(dict(old or {}), value) if both else value
     return result
+
+
+def validated(
+    model: type[M],
+    document: Mapping[str, Any],
+    where: str,
+    *,
+    told: Callable[[ErrorDetails], str] | None = None,
+) -> M:
+    """The document as this model. Raises UsageError that lists every wrong key and value."""
+    try:
+        return model.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        say = told or partial(key_problem, model=model)
+        raise UsageError([f"{where}: {say(detail)}" for detail in error.errors()]) from error
 
 
 def key_problem(detail: ErrorDetails, model: type[BaseModel]) -> str:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from runbook import registry
-from runbook.config.extends import is_file, key_problem, merged, whole_document
+from runbook.config.extends import key_problem, merged, validated, whole_document
 from runbook.config.limits import limit_problems
 from runbook.config.names import shipped_names
 from runbook.config.presets import load_preset
@@ -28,11 +25,6 @@ def profile_names() -> tuple[str, ...]:
     return shipped_names(_folder())
 
 
-def is_profile_file(name_or_path: str) -> bool:
-    """Is this the path of a profile, and not the name of a shipped one?"""
-    return is_file(name_or_path)
-
-
 def load_profile(name_or_path: str) -> Profile:
     """Load a shipped profile by name, or one's own by path (it ends in .yaml or has a slash).
 
@@ -46,11 +38,7 @@ def load_profile(name_or_path: str) -> Profile:
 
 def load_profile_document(document: Mapping[str, object], *, where: str = "profile") -> Profile:
     """Validate a whole profile, such as the one kept in run.json. Raises UsageError."""
-    try:
-        profile = Profile.model_validate_json(json.dumps(document), strict=True)
-    except ValidationError as error:
-        problems = [_problem(detail) for detail in error.errors()]
-        raise UsageError([f"{where}: {text}" for text in problems]) from error
+    profile = validated(Profile, document, where, told=_problem)
     problems = _unknown_references(profile)
     if problems:
         raise UsageError([f"{where}: {text}" for text in problems])

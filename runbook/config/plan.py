@@ -6,18 +6,17 @@ is launched, what it is held against, and what a GO needs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from nsa.settings import DataSection
 from nsa.toggles import meaning
 from runbook import registry
-from runbook.config.extends import is_file, key_problem, merged, whole_document
+from runbook.config.extends import merged, validated, whole_document
 from runbook.config.load import load_profile_document
 from runbook.config.names import shipped_names
 from runbook.config.profile import LimitValue, PhaseSettings, PlanNote, Profile, Sourced, Stage
@@ -136,11 +135,7 @@ def phases_without_board(profile: Profile) -> list[str]:
 
 
 def _read(document: Mapping[str, Any], *, where: str) -> Plan:
-    try:
-        plan = Plan.model_validate_json(json.dumps(document), strict=True)
-    except ValidationError as error:
-        found = [key_problem(detail, Plan) for detail in error.errors()]
-        raise UsageError([f"{where}: {text}" for text in found]) from error
+    plan = validated(Plan, document, where)
     problems = [text for name, one in plan.phases.items() for text in _wrong(name, one)]
     problems += [] if problems else _without_gate(plan.phases)
     if problems:
@@ -310,8 +305,3 @@ def stands_on_go(profile: Profile, name: str) -> bool:
 def _changed(overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """What a phase trains otherwise than the config does."""
     return {key: value for key, value in overrides.items() if key not in FREE_KEYS}
-
-
-def is_plan_file(name_or_path: str) -> bool:
-    """Is this the path of a plan, and not the name of a shipped one?"""
-    return is_file(name_or_path)

@@ -6,13 +6,12 @@ that what is measured and what the documents launch have one owner.
 
 from __future__ import annotations
 
-import json
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from nsa.toggles import TOGGLES
-from runbook.config.extends import key_problem, whole_document
+from runbook.config.extends import validated, whole_document
 from runbook.config.names import preset_names, presets_folder
 from runbook.config.profile import Sourced
 from runbook.config.settings import variable_problems
@@ -59,11 +58,7 @@ def load_preset(name: str) -> Preset:
             f"no preset {name!r}{did_you_mean(name, names)}; there are: {', '.join(names)}"
         )
     document = whole_document("preset", name, presets_folder())
-    try:
-        preset = Preset.model_validate_json(json.dumps(document), strict=True)
-    except ValidationError as error:
-        found = [key_problem(detail, Preset) for detail in error.errors()]
-        raise UsageError([f"preset {name}: {text}" for text in found]) from error
+    preset = validated(Preset, document, f"preset {name}")
     if problems := variable_problems(preset.variables):
         raise UsageError([f"preset {name}: {text}" for text in problems])
     return preset

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from nsa.contract import Ceiling
 from runbook.config.limits import Limit, LimitSpec
-from runbook.records.measurement import Record
+from runbook.records.measurement import Record, Sparse
 from runbook.records.own_trainer import OwnTrainer
 
 
@@ -61,7 +61,7 @@ class Peak(Record):
 BOUNDED = tuple(what for what in Ceiling if what is not Ceiling.LATENCY)
 
 
-class Hardware(Record):
+class Hardware(Sparse):
     """The machine that the numbers are meant for; None where nothing is expected.
 
     `gpu_name` is a part of the name that nvidia-smi prints. `peak_tflops` is the dense peak of
@@ -69,6 +69,8 @@ class Hardware(Record):
     can pass: TFLOP/s of `matmul`, GB/s of `memory_copy`, `host_copy` and `all_reduce`. `gpus` are
     those of one of `nodes`; `interconnect` is what has to link these.
     """
+
+    unsaid: ClassVar[tuple[str, ...]] = ("nodes", "interconnect")
 
     device: Literal["cpu", "cuda"]
     gpus: int = Field(ge=0)
@@ -83,15 +85,6 @@ class Hardware(Record):
     peak_source: str = ""
     peaks: dict[str, Peak] = Field(default_factory=dict)
     source: str = Field(min_length=1)
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As in `PhaseSettings`."""
-        document: dict[str, Any] = dump(self)
-        for name in ("nodes", "interconnect"):
-            if document[name] is None:
-                del document[name]
-        return document
 
     @model_validator(mode="after")
     def _consistent(self) -> Hardware:
@@ -149,7 +142,7 @@ class Stage(Record):
     needs_go: bool = False
 
 
-class PhaseSettings(Record):
+class PhaseSettings(Sparse):
     """How much one phase runs, and with which settings.
 
     `steps` are those of one launch, or of one arm in one block where arms take turns; `warmup`
@@ -157,6 +150,8 @@ class PhaseSettings(Record):
     launch under `--protocol single`. `typical_s` is how long one launch took on the machine of
     `hardware.source`: a first estimate for `--dry-run`, never a limit.
     """
+
+    unsaid: ClassVar[tuple[str, ...]] = ("stage",)
 
     steps: int = Field(default=0, ge=0)
     launches: int = Field(default=1, ge=1)
@@ -172,14 +167,6 @@ class PhaseSettings(Record):
     config_overrides: dict[str, str | int | float | bool] = Field(default_factory=dict)
     source: str = Field(min_length=1)
     stage: Stage | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A profile without a plan has the same document, and the same digest, as ever."""
-        document: dict[str, Any] = dump(self)
-        if self.stage is None:
-            del document["stage"]
-        return document
 
 
 class PlanNote(Record):
@@ -198,7 +185,7 @@ class PlanNote(Record):
     parameters: int = Field(default=0, ge=0)
 
 
-class Profile(Record):
+class Profile(Sparse):
     """One kind of machine, and what has to hold on it for a GO.
 
     `config` and `config_single` are trainer configs, names inside `configs/` or paths. `trainer` is
@@ -207,6 +194,8 @@ class Profile(Record):
     GO needs. `kernels` lists what each branch may use, one of them or several. What a
     verdict is about is derived from what ran, never written here.
     """
+
+    unsaid: ClassVar[tuple[str, ...]] = ("plan", "own_trainer")
 
     schema_version: Literal[1] = 1
     name: str = Field(pattern=r"^[a-z0-9_]+$")
@@ -227,15 +216,6 @@ class Profile(Record):
     kernels_source: str = ""
     required: tuple[str, ...] = Field(min_length=1)
     plan: PlanNote | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """As in `PhaseSettings`."""
-        document: dict[str, Any] = dump(self)
-        for name in ("plan", "own_trainer"):
-            if document[name] is None:
-                del document[name]
-        return document
 
     @model_validator(mode="after")
     def _whole(self) -> Profile:

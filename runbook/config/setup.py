@@ -1,7 +1,7 @@
 """What a run is asked to do, and that resolved: a profile, settings and phases, as plain values.
 
-Nothing here starts, reads or looks for anything; `runbook.engine.prepare` resolves what a person
-asked for.
+Nothing here starts, reads or looks for anything; `runbook.engine.plan.prepare` resolves what a
+person asked for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from runbook.config.load import is_profile_file, load_profile_document
+from runbook.config.extends import is_file
+from runbook.config.load import load_profile_document
 from runbook.config.precedence import with_config
 from runbook.config.profile import Profile
 from runbook.config.settings import Settings, parse_settings
@@ -51,7 +52,7 @@ class RunOptions(Invocation):
         """What a command line needs to ask for the same again."""
         kept = {field.name: getattr(self, field.name) for field in fields(Invocation)}
         named = {"profile": self.profile, "plan": self.plan}
-        files = {name: lasting(text) for name, text in named.items() if is_profile_file(text)}
+        files = {name: lasting(text) for name, text in named.items() if is_file(text)}
         return Invocation(**kept | files | {"out": lasting(self.out)})
 
     def document(self) -> dict[str, str | int | float | bool | None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runbook.config.setup import RunOptions
-    from runbook.engine.prepare import plan_all
+    from runbook.engine.plan.prepare import plan_all
     from runbook.engine.resuming import resume_run
     from runbook.engine.run import run_plan
     from runbook.launch.observer import Observer
@@ -21,7 +21,7 @@ __all__ = ["Observer", "RunOptions", "plan_all", "resume_run", "run_plan"]
 _HOMES = {
     "Observer": "runbook.launch.observer",
     "RunOptions": "runbook.config.setup",
-    "plan_all": "runbook.engine.prepare",
+    "plan_all": "runbook.engine.plan.prepare",
     "resume_run": "runbook.engine.resuming",
     "run_plan": "runbook.engine.run",
 }

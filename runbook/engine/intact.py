@@ -11,14 +11,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from runbook.config import is_profile_file, load_profile, profile_names
+from runbook.config.extends import is_file
+from runbook.config.load import load_profile, profile_names
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
-from runbook.engine.judge import read_facts, shown_fact, what_it_reads
+from runbook.engine.judge import what_it_reads
 from runbook.errors import RunbookError
 from runbook.folder.comparability import differences
-from runbook.folder.documents import file_sha256, read_json_object
+from runbook.folder.facts import read_facts, shown_fact
 from runbook.folder.journal import read_events
+from runbook.folder.launch.documents import file_sha256, read_json_object
 from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON, RECORD_FILE, RESULT_JSON
 from runbook.folder.redact import redact_variables
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
@@ -67,7 +69,7 @@ def profile_problems(record: RunRecord) -> list[str]:
     Its digest is recomputed from the document with everything else that judging determines.
     """
     asked = str(record.options.get("profile") or record.profile)
-    if is_profile_file(asked) or record.profile not in profile_names():
+    if is_file(asked) or record.profile not in profile_names():
         return []
     shipped = load_profile(record.profile).model_dump(mode="json")
     document = json.loads(json.dumps(record.profile_document))

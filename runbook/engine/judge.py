@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from runbook.engine.scope import what_ran
-from runbook.errors import RunbookError
-from runbook.files import read_bytes, write_atomic
-from runbook.folder.accepted import read_accepted
-from runbook.folder.launch import read_launch
+from runbook.folder.comparability import read_accepted
+from runbook.folder.launch.evidence import read_launch
 from runbook.records import (
     THE_RUN,
     Check,
@@ -196,55 +193,6 @@ def _told_once(bad: Sequence[Check], checks: Sequence[Check]) -> list[str]:
         so = f"; so {', '.join(others)}" if others else ""
         texts.append(f"{name} is {by_id[name].outcome}: {by_id[name].reason}{so}")
     return texts
-
-
-FACTS_FILE = "facts.json"
-
-
-def write_facts(run_root: Path, facts: Mapping[str, Fact]) -> None:
-    """Keep what was found out about the machine, for judging again."""
-    document = {
-        name: {
-            "name": fact.name,
-            "value": fact.value,
-            "unit": fact.unit,
-            "path": fact.path,
-            "sha256": fact.sha256,
-            "note": fact.note,
-        }
-        for name, fact in facts.items()
-    }
-    write_atomic(run_root / FACTS_FILE, json.dumps(document, indent=2) + "\n")
-
-
-def read_facts(run_root: Path) -> dict[str, Fact]:
-    """The facts of a run; none if preflight did not run. Raises `RunbookError` if damaged."""
-    path = run_root / FACTS_FILE
-    if not path.is_file():
-        return {}
-    try:
-        document = json.loads(read_bytes(path))
-        facts = {name: Fact(**fields) for name, fields in document.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise RunbookError(f"{path} is damaged: {error}") from error
-    odd = [name for name, fact in facts.items() if not _is_a_fact(fact)]
-    if odd:
-        raise RunbookError(f"{path} is damaged: {', '.join(odd)} has a field of another type")
-    return facts
-
-
-def _is_a_fact(fact: Fact) -> bool:
-    texts = (fact.name, fact.unit, fact.path, fact.sha256, fact.note)
-    value = isinstance(fact.value, str | int | float | None)
-    return value and all(isinstance(text, str) for text in texts)
-
-
-def shown_fact(fact: Fact) -> str:
-    """A fact as the record's environment shows it; empty where nothing is known."""
-    if fact.value in (None, ""):
-        return ""
-    value = f"{fact.value:.6g}" if isinstance(fact.value, float) else str(fact.value)
-    return f"{value} {fact.unit}".strip()
 
 
 def read_phase(

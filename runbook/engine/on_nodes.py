@@ -17,14 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.engine.judge import FACTS_FILE, read_facts, write_facts
 from runbook.errors import RunbookError
-from runbook.folder.documents import file_sha256
+from runbook.folder.facts import FACTS_FILE, Draft, finish, read_facts, write_facts
+from runbook.folder.launch.documents import file_sha256
 from runbook.folder.names import LAUNCH_JSON
 from runbook.launch import StopRequest, run_launch, set_aside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE, Launcher
 from runbook.launch.observer import Observer
-from runbook.machine.draft import Draft, finish
 from runbook.machine.preflight import collect_preflight
 from runbook.records import Launch, LaunchResult
 from runbook.records.evidence import Fact

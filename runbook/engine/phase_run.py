@@ -13,26 +13,17 @@ from typing import TypedDict
 from nsa.contract import LATEST_LINK, link_latest
 from runbook import registry
 from runbook.config.setup import Setup
-from runbook.engine.checkpoints import begin_at
-from runbook.engine.judge import (
-    judge_phase,
-    missing_row,
-    read_phase,
-    record_of,
-    shown_fact,
-    what_it_reads,
-    write_facts,
-)
-from runbook.engine.needs import needs_of
-from runbook.engine.not_started import known_end, not_run
-from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
-from runbook.engine.prior_runs import keep_accepted
+from runbook.engine.earlier.prior_runs import keep_accepted
+from runbook.engine.judge import judge_phase, missing_row, read_phase, record_of, what_it_reads
+from runbook.engine.plan.needs import needs_of
 from runbook.engine.scope import what_ran
+from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part, begin_at, known_end, not_run
 from runbook.errors import RunbookError
 from runbook.files import utc_text
+from runbook.folder.facts import shown_fact, write_facts
 from runbook.folder.journal import Journal
-from runbook.folder.launch import read_training_csv
-from runbook.folder.load import load_of
+from runbook.folder.launch.documents import load_of
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import Interrupted, StopRequest, adopt_launch, run_launch, set_aside
 from runbook.launch.launcher_api import Launcher
 from runbook.launch.observer import Observer

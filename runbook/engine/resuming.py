@@ -8,19 +8,20 @@ from pathlib import Path
 from runbook import __version__
 from runbook.config.setup import Setup, setup_to_resume
 from runbook.engine.derive import derive_record
+from runbook.engine.earlier.standing import require_standing
 from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
-from runbook.engine.identity import identity, refuse_if_unlike
-from runbook.engine.judge import read_facts, read_phase
-from runbook.engine.part import Part
+from runbook.engine.judge import read_phase
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import finished_phases, go_on, guard, keep_configs, write_out
-from runbook.engine.standing import require_standing
+from runbook.engine.starting import Part
 from runbook.errors import RunbookError, UsageError, first_of
+from runbook.folder.facts import read_facts
 from runbook.folder.integrity import artifact_problems, evidence_problems
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import changed_files, read_manifest
 from runbook.folder.names import ENDS, EVENTS_FILE, MANIFEST_FILE
 from runbook.launch.observer import Observer
+from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
 from runbook.registry import report_files
 

@@ -15,30 +15,27 @@ from runbook import __version__, registry
 from runbook.checkout import how_to_call
 from runbook.config.setup import RunOptions, Setup
 from runbook.engine.derive import derive_record, phase_records
-from runbook.engine.earlier import Earlier
 from runbook.engine.extend import keep_aside, repeat
-from runbook.engine.identity import identity, package_path
 from runbook.engine.intact import was_judged
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
-from runbook.engine.not_started import held_back
-from runbook.engine.outputs import write_reports
-from runbook.engine.part import Part
+from runbook.engine.outputs import NOT_WRITTEN, refused, write_reports
 from runbook.engine.phase_run import PhaseRun, RunState
-from runbook.engine.planned_config import config_before
-from runbook.engine.prepare import prepare
-from runbook.engine.progress import Forecaster
-from runbook.engine.refused import NOT_WRITTEN, refused
+from runbook.engine.plan.forecast import Earlier
+from runbook.engine.plan.planned import config_before
+from runbook.engine.plan.prepare import prepare
+from runbook.engine.plan.progress import Forecaster
+from runbook.engine.starting import Part, held_back
 from runbook.errors import UsageError
 from runbook.files import is_text, make_private_dir, no_folder, utc_text
 from runbook.folder.journal import Journal
-from runbook.folder.manifest import artifact_records, write_manifest
+from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record
 from runbook.folder.names import EVENTS_FILE, RECORD_FILE
-from runbook.folder.record import load_record, write_record
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.command import keep_config
-from runbook.launch.commits import remove_checkouts
+from runbook.launch.inputs import remove_checkouts
 from runbook.launch.observer import Observer
 from runbook.machine import git
+from runbook.machine.identity import identity, package_path
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.phase import Phase
 from runbook.records.run import PACKAGE_PATH

@@ -13,9 +13,10 @@ from functools import lru_cache
 
 from nsa.toggles import meaning
 from runbook import registry
-from runbook.config import Profile, Settings, load_profile, profile_names
+from runbook.config.load import load_profile, profile_names
 from runbook.config.plan import load_plan, needing_go, with_plan
-from runbook.config.settings import parse_settings, word
+from runbook.config.profile import Profile
+from runbook.config.settings import Settings, parse_settings, word
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.outcome import Comparator

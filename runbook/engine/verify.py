@@ -6,6 +6,7 @@ limits it gets another record (`judge_again`).
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,22 +24,23 @@ from runbook.engine.intact import (
     unjudged_problems,
     was_judged,
 )
-from runbook.engine.judge import judged_anew, read_facts, read_phase, what_it_reads
+from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.engine.outputs import render
 from runbook.errors import RunbookError
 from runbook.files import read_bytes
-from runbook.folder.documents import file_sha256
+from runbook.folder.facts import read_facts
 from runbook.folder.integrity import folder_problems
-from runbook.folder.manifest import run_files
+from runbook.folder.launch.documents import file_sha256
+from runbook.folder.manifest import record_bytes, record_text, run_files, shown_fingerprint
 from runbook.folder.names import RECORD_FILE
-from runbook.folder.record import record_bytes, record_text, shown_fingerprint
+from runbook.machine.identity import CODE, code_digest
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.phase import Phase
 from runbook.registry import report_files
 
 if TYPE_CHECKING:
-    from runbook.config import Profile
+    from runbook.config.profile import Profile
 
 # Lists of a phase: the field, what one entry is called, and what names it.
 _LISTS = (
@@ -102,7 +104,7 @@ class Verification:
     measurements: int
     reports: tuple[str, ...]
     differences: tuple[str, ...]
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -122,9 +124,12 @@ def verify_run(
     Every entry in the folder against run.json and the manifest, run.json against the
     journal, the profile's digest, the plan and the end of every launch, every fact that is shown,
     everything that judging determines (checks, numbers, tables, scope, verdict) against a fresh
-    reading and judgement, and every report against a fresh rendering. `fingerprint` is what was
+    reading and judgement, and every report against a fresh rendering. A report that other code
+    wrote need not be what this code would write: its digest holds it, and it has to say what the
+    record says. `fingerprint` is what was
     kept elsewhere of the one that run.json should have, from its first digit on. `phases` and
-    `setup` replace the registered ones. A folder that was copied or renamed is told in the note.
+    `setup` replace the registered ones. The notes tell of such reports, and of a folder that was
+    copied or renamed.
     Raises `RunbookError` if there is no readable run.json.
     """
     record, differences = _load(run_root)
@@ -150,8 +155,10 @@ def verify_run(
     except OSError as error:
         what = f"{error.filename}: {error.strerror or error}"
         differences.append(f"cannot be judged again: {what}")
-    reports, found = _reports(run_root, record)
+    reports, found, notes = _reports(run_root, record)
     name = run_root.resolve().name
+    if name != record.run_id:
+        notes.append(f"the folder is {name}, its run {record.run_id}")
     return Verification(
         run_id=record.run_id,
         fingerprint=digest,
@@ -160,7 +167,7 @@ def verify_run(
         measurements=sum(len(phase.measurements) for phase in record.phases),
         reports=reports,
         differences=tuple(dict.fromkeys([*differences, *found])),
-        note="" if name == record.run_id else f"the folder is {name}, its run {record.run_id}",
+        notes=tuple(notes),
     )
 
 
@@ -177,8 +184,10 @@ def _load(run_root: Path) -> tuple[RunRecord, list[str]]:
     return record, []
 
 
-def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str]]:
-    seen, problems = [], []
+def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str], list[str]]:
+    """The reports that are there, what is wrong with them, and what is only another version's."""
+    seen, problems, others = list[str](), list[str](), list[str]()
+    ours = record.environment.get(CODE) in (None, code_digest())
     for fmt, name in report_files().items():
         path = run_root / name
         if not path.is_file():
@@ -191,13 +200,23 @@ def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[s
             problems.append(f"{name}: {error.strerror}")
             continue
         wanted = render(record, fmt).split("\n")
-        if found != wanted:
+        if found == wanted:
+            continue
+        if ours or not _says(found, record.said):
             line = next(
                 (n for n, (a, b) in enumerate(zip(found, wanted, strict=False), 1) if a != b),
                 min(len(found), len(wanted)),
             )
             problems.append(f"{name}: line {line} is not what {RECORD_FILE} gives")
-    return tuple(seen), problems
+        else:
+            others.append(name)
+    told = f"{', '.join(others)}: written by other code than this, and held by digest"
+    return tuple(seen), problems, [told] if others else []
+
+
+def _says(lines: list[str], said: str) -> bool:
+    """Is the verdict there in these words? As text, whatever the format escapes."""
+    return said in html.unescape("\n".join(lines)).replace("\\", "")
 
 
 def rejudge(

@@ -11,17 +11,18 @@ from pathlib import Path
 
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_LOG_BYTES
-from runbook.folder.documents import file_sha256
+from runbook.folder.journal import is_going_on
+from runbook.folder.launch.documents import file_sha256
 from runbook.folder.manifest import (
+    RUN_ID,
     check_manifest,
     files_by_name,
     has_grown,
     read_manifest,
+    record_bytes,
     strange_entries,
 )
 from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
-from runbook.folder.ongoing import is_going_on
-from runbook.folder.record import RUN_ID, record_bytes
 from runbook.records import ArtifactRecord, RunRecord, Verdict
 from runbook.registry import report_files
 

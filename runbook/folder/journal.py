@@ -1,23 +1,25 @@
-"""events.jsonl: the journal of a run, one line for each event, and who holds it."""
+"""events.jsonl: the journal of a run, one line for each event, and who holds it.
+
+Its lock is held until the run ends, which tells a run that goes on; a look at one costs no time.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from runbook.errors import RunbookError
 from runbook.files import read_given, sync_folder, utc_text
 from runbook.folder.names import EVENTS_FILE
-from runbook.records import RunRecord
 
 Event = Mapping[str, Any]
+RUNNING = "RUNNING"
 
 
 class Journal:
@@ -111,6 +113,8 @@ def read_events(path: Path) -> tuple[list[Event], int]:
 @contextmanager
 def as_it_writes() -> Iterator[None]:
     """A function that reads events: one that the program never writes is told as that."""
+    from pydantic import ValidationError
+
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
@@ -129,9 +133,68 @@ def recorded_settings(run_root: Path) -> tuple[dict[str, str], dict[str, str]]:
 
     Raises `RunbookError` if the journal is damaged; empty where there is none.
     """
+    from runbook.records import RunRecord
+
     path = run_root / EVENTS_FILE
     events = read_events(path)[0] if path.is_file() else []
     if not events:
         return {}, {}
     record = RunRecord.model_validate(events[0]["record"])
     return record.settings, record.given_by
+
+
+def is_going_on(folder: Path) -> bool:
+    """True if a process holds the journal of the run in this folder; False without a journal."""
+    path = folder / EVENTS_FILE
+    if not path.is_file():
+        return False
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # Shared: two that look at once are no run that goes on.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def events_so_far(path: Path) -> list[Event]:
+    """The journal's events; empty if it is missing or damaged before its last line."""
+    try:
+        return read_events(path)[0]
+    except RunbookError:
+        return []
+
+
+def phases_done(events: Sequence[Event]) -> str:
+    """`2 of 5 phases`."""
+    planned = [event["phases"] for event in events if isinstance(event.get("phases"), list)]
+    names = [one.get("event") for one in events if not one.get("interrupted")]
+    done = names.count("phase_finished") - names.count("phase_repeated")
+    count = len(planned[-1]) if planned else 0
+    return f"{done} of {count} phase{'' if count == 1 else 's'}"
+
+
+def running_text(folder: Path) -> str:
+    """`RUNNING, 2 of 5 phases, now smoke/run` of a run that goes on; empty for any other."""
+    try:
+        if not is_going_on(folder):
+            return ""
+    except PermissionError:
+        return ""  # the run of somebody else, of which only what it wrote can be read
+    events = events_so_far(folder / EVENTS_FILE)
+    last = next((one for one in reversed(events) if "phase" in one), {})
+    words = [str(last[name]) for name in ("phase", "launch") if name in last]
+    now = f", now {'/'.join(words)}" if words else ""
+    return f"{RUNNING}, {phases_done(events)}{now}"
+
+
+def watch_line(folder: Path) -> str:
+    """The command that looks on: by the link `latest` where it leads into this run."""
+    from nsa.contract import LATEST_LINK
+
+    link = folder.parent / LATEST_LINK
+    here = folder.resolve()
+    place = link if link.is_symlink() and here in link.resolve().parents else folder
+    return f"runbook watch {shlex.quote(str(place))}"

@@ -1,10 +1,11 @@
-"""Every file of a run's folder, and MANIFEST.sha256, which has a digest of each.
+"""run.json, and MANIFEST.sha256, which has a digest of each file: the one place that opens them.
 
 The manifest is of a finished run, as `sha256sum -c` reads it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,9 +13,9 @@ from pathlib import Path
 
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_DOCUMENT_BYTES, read_bytes, write_atomic
-from runbook.folder.documents import file_sha256
+from runbook.folder.launch.documents import file_sha256
 from runbook.folder.names import MANIFEST_FILE, OWN_FOLDER, RECORD_FILE
-from runbook.records import ArtifactRecord
+from runbook.records import ArtifactRecord, RunRecord
 
 # Before a line of the manifest whose name is escaped.
 _ESCAPED = "\\"
@@ -174,3 +175,43 @@ def changed_files(
 def has_grown(path: Path, told: int) -> bool:
     """Is it larger than it was, and than any document? Then no digest of it is worth the time."""
     return path.stat().st_size > max(told, LARGEST_DOCUMENT_BYTES)
+
+
+# Enough of a fingerprint that nobody makes another record with the same digits.
+FINGERPRINT_DIGITS = 32
+# The name of a run's folder: when it began, the commit, and a number within the same second.
+RUN_ID = re.compile(r"(?P<time>\d{8}T\d{6}Z)-[0-9a-z]{1,40}(?:-\d{1,3})?")
+
+
+def record_bytes(folder: Path) -> bytes:
+    """run.json as it lies there. Raises `OSError`."""
+    return read_bytes(folder / RECORD_FILE)
+
+
+def load_record(folder: Path) -> RunRecord:
+    """The record in run.json. Raises `OSError`, or `ValueError` if this version has none such."""
+    return RunRecord.model_validate_json(record_bytes(folder))
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Write run.json, replaced at once. Raises `OSError`."""
+    write_atomic(folder / RECORD_FILE, record_text(record))
+
+
+def record_text(record: RunRecord) -> str:
+    """What run.json holds: one form only, so that an edit anywhere shows."""
+    return record.model_dump_json(indent=2) + "\n"
+
+
+def fingerprint_of(record: RunRecord) -> str:
+    """SHA-256 of run.json, which has the digest of every artifact and all that was judged of them.
+
+    Kept outside of the run's folder, it shows a forgery that is consistent within. Reports are no
+    part of it: they are a rendering of run.json.
+    """
+    return hashlib.sha256(record_text(record).encode()).hexdigest()
+
+
+def shown_fingerprint(digest: str) -> str:
+    """As many digits as are printed."""
+    return digest[:FINGERPRINT_DIGITS]

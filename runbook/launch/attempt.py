@@ -14,20 +14,18 @@ from typing import Any
 
 from nsa.contract import HALT_FILE, ExitCode
 from runbook.files import utc_text, write_atomic
-from runbook.folder.documents import read_console
+from runbook.folder.launch.documents import read_console
 from runbook.folder.names import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
 from runbook.folder.redact import redact_text, redact_variables
 from runbook.launch.command import Command
-from runbook.launch.end.classify import (
+from runbook.launch.end import (
     End,
     classify_plain,
     classify_pytest,
     classify_trainer,
     rank_exits,
 )
-from runbook.launch.end.kernel_cause import with_kernel_log, with_limits
-from runbook.launch.environment import build_environment
-from runbook.launch.foreign.trainer import ForeignWatch, classify_foreign
+from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.incident.bundle import (
     bundle,
     collect_stacks,
@@ -35,6 +33,8 @@ from runbook.launch.incident.bundle import (
     stopped_at,
     write_summary,
 )
+from runbook.launch.inputs import build_environment
+from runbook.launch.kernel_cause import with_kernel_log, with_limits
 from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
 from runbook.launch.local import LocalLauncher
 from runbook.launch.observer import Observer, StopRequest

@@ -1,8 +1,6 @@
-"""The command of a launch: one builder for the line that is printed and the one that is executed.
+"""What a launch executes: its files written, its command line built, or pasteable.
 
-`completed` gives a launch what its command needs on this machine, `Launch.words` makes the words
-of it. What is executed differs in three ways that change no result: the changed config and the
-arms are files in the run directory, torchrun is this Python on a free port, and pytest reports.
+The one builder of torchrun's commands: on this machine, as typed, and over several nodes.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +21,8 @@ from nsa.contract import ARMS_JSON, CONFIG_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path, make_private_dir
 from runbook.folder.names import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
-from runbook.launch.commits import folder_of
-from runbook.launch.foreign.trainer import own_words
-from runbook.launch.torchrun import as_typed, free_port, on_loopback
+from runbook.launch.foreign import own_words
+from runbook.launch.inputs import folder_of
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, TORCHRUN, option, with_option
 
@@ -285,3 +283,32 @@ def resolve_config(name: str) -> Path:
         return candidate
     known = ", ".join(sorted(p.name for p in shipped.glob("*.yaml")))
     raise RunbookError(f"no trainer config {name!r}; shipped are: {known}")
+
+
+# torchrun's own folder of logs: without it, one is left in the machine's folder for temporary files
+# by every launch, empty. What the ranks write goes to the launch's console log.
+_NO_LOG_FOLDER = f"--log-dir={os.devnull}"
+
+
+def as_typed(words: Sequence[str]) -> list[str]:
+    """torchrun by this Python with these words."""
+    return [sys.executable, "-m", "torch.distributed.run", _NO_LOG_FOLDER, *words]
+
+
+def on_loopback(words: Sequence[str], port: int) -> list[str]:
+    """torchrun by this Python with these words, whose ranks meet on the loopback interface."""
+    rendezvous = [f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
+    return [sys.executable, "-m", "nsa.loopback", _NO_LOG_FOLDER, *rendezvous, *words]
+
+
+def rendezvous(endpoint: str, number: str) -> list[str]:
+    """The words with which the agents of several nodes meet at an address and port."""
+    return ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={number}"]
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """A TCP port at one of this machine's addresses that nobody listens on right now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from runbook.errors import UsageError
 from runbook.files import make_private_dir, write_atomic
-from runbook.folder.documents import read_console, read_json_object
+from runbook.folder.launch.documents import read_console, read_json_object
 from runbook.folder.names import CONSOLE_LOG, LAUNCH_JSON, RESULT_JSON
 from runbook.launch.attempt import Attempt, AttemptOptions
 from runbook.launch.command import build_command
-from runbook.launch.commits import CheckoutError, check_out
-from runbook.launch.end.classify import End, is_communication_failure
+from runbook.launch.end import End, is_communication_failure
+from runbook.launch.inputs import CheckoutError, check_out
 from runbook.launch.launcher_api import Launcher, RefusedError
 from runbook.launch.local import LocalLauncher, other_launchers
 from runbook.launch.observer import Observer, StopRequest

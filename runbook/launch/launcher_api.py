@@ -16,10 +16,10 @@ from typing import Protocol
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
-from runbook.folder.kernel_lines import KernelLine
-from runbook.folder.load import Load
+from runbook.folder.launch.documents import Load
+from runbook.folder.launch.kernel_lines import KernelLine
 from runbook.launch.command import Command
-from runbook.launch.end.classify import End
+from runbook.launch.end import End
 from runbook.launch.watch.ranks import RankState, RankWatch
 from runbook.records import Launch
 

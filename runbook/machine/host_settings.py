@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from runbook.machine.draft import Draft
+from runbook.folder.facts import Draft
 from runbook.machine.host import cgroup_cpu_limit, count_cpus
 from runbook.process.start import run_tool
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from nsa.contract import package_digest
 from runbook.config.settings import environment_notes, environment_problems
+from runbook.folder.facts import Draft, finish
 from runbook.folder.redact import recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host
-from runbook.machine.draft import Draft, finish
 from runbook.machine.gpu.facts import collect_gpus
 from runbook.machine.host import TorchFacts, TrainerProcess, ask_torch, find_trainers
 from runbook.machine.host_settings import collect_host_settings
-from runbook.machine.packages import package_folders, startup_code
+from runbook.machine.identity import package_folders, startup_code
 from runbook.process.start import NO_VARIABLES
 from runbook.records.evidence import Fact
 

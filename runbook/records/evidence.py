@@ -22,7 +22,7 @@ class TrainingLog:
 
     `frame` has the columns step, loss, lr, toks_per_s, tokens, dt_s, grad_norm, mem_mib, arm
     (str), block (int), warmup (bool), fetch_s, host_s; columns that the file lacks are absent. Of a
-    trainer of one's own it is what `runbook.folder.own_log` says.
+    trainer of one's own it is what `runbook.folder.launch.own_log` says.
     """
 
     frame: pd.DataFrame

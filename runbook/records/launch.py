@@ -6,12 +6,12 @@ import json
 import shlex
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from nsa.contract import CONFIG_VARIABLE, HALT_FILE, ExitCode
-from runbook.records.measurement import Record
+from runbook.records.measurement import Record, Sparse
 from runbook.records.own_trainer import OwnTrainer
 
 CONFIG_FLAG = "--config"
@@ -94,7 +94,7 @@ class Stop(Record):
         return int(ExitCode.HALTED if self.by == HALT_FILE else ExitCode.PREEMPTED)
 
 
-class Launch(Record):
+class Launch(Sparse):
     """One process tree to start. `argv` and `env` are exactly what a person would type.
 
     `kind`: the trainer, the measurement of the devices' ceilings, shipped tests, a trainer of one's
@@ -107,6 +107,10 @@ class Launch(Record):
     `after` 0: from wherever that one ended. `watched`: detectors read its numbers while it runs,
     and halt it. `stop`: the launcher ends it, and that is its good end.
     """
+
+    unsaid: ClassVar[tuple[str, ...]] = (
+        "resumes", "after", "watched", "stop", "own", "on", "nodes"
+    )  # fmt: skip
 
     name: str = Field(pattern=r"^[a-z0-9_.-]+$")
     phase: str
@@ -132,17 +136,6 @@ class Launch(Record):
     watched: bool = False
     stop: Stop | None = None
     own: OwnTrainer | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is not asked for is not in the document, so that plans of old records stay equal."""
-        document: dict[str, Any] = dump(self)
-        for name in ("resumes", "after", "watched", "stop", "own", "on"):
-            if not document.get(name):
-                document.pop(name, None)
-        if document.get("nodes") == 1:
-            del document["nodes"]
-        return document
 
     @property
     def id(self) -> str:

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 # The one spelling of throughput in everything that is shown; the CSV column is `toks_per_s`.
 TOKENS_PER_SECOND = "tok/s"
@@ -57,6 +65,24 @@ class Record(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=True, ser_json_inf_nan="strings"
     )
+
+
+class Sparse(Record):
+    """A record whose document leaves out what is not asked for, so that old ones stay equal.
+
+    `unsaid` names the fields that are left out where they have their default.
+    """
+
+    unsaid: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = dump(self)
+        known = type(self).model_fields
+        for name in self.unsaid:
+            if getattr(self, name) == known[name].default:
+                document.pop(name, None)
+        return document
 
 
 def duration_text(seconds: float) -> str:

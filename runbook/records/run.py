@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -269,26 +269,17 @@ class Invocation:
         cls, profile: str, settings: Mapping[str, str], options: Mapping[str, Scalar | None]
     ) -> Invocation:
         """The invocation of a run from its record: profile name, settings and options."""
+        # What an older record does not tell is as it is without being asked for.
+        plain = asdict(cls(profile=profile))
         price = options.get("gpu_hour_price")
-        return cls(
-            profile=str(options.get("profile") or profile),
-            settings=tuple(f"{name}={value}" for name, value in settings.items()),
-            out=str(options.get("out") or DEFAULT_OUT),
-            protocol=str(options.get("protocol") or DEFAULT_PROTOCOL),
-            steps_scale=float(options.get("steps_scale") or 1.0),
-            aa=bool(options.get("aa")),
-            seed=int(options.get("seed") or 0),
-            gpu_hour_price=None if price is None else float(price),
-            reference=str(options.get("reference") or ""),
-            head=str(options.get("head") or ""),
-            plan=str(options.get("plan") or ""),
-            without_go=bool(options.get("without_go")),
-            launcher=str(options.get("launcher") or DEFAULT_LAUNCHER),
-            nodes=int(options.get("nodes") or 1),
-            partition=str(options.get("partition") or ""),
-            account=str(options.get("account") or ""),
-            queue_s=float(options.get("queue_s") or DEFAULT_QUEUE_S),
-        )
+        told: dict[str, Any] = {
+            name: type(default)(options.get(name) or default)
+            for name, default in plain.items()
+            if name not in ("settings", "gpu_hour_price")
+        }
+        told["settings"] = tuple(f"{name}={value}" for name, value in settings.items())
+        told["gpu_hour_price"] = None if price is None else float(price)
+        return cls(**told)
 
     def options(self) -> dict[str, str | int | float | bool | None]:
         """The part that run.json keeps under `options`; the settings have a place of their own."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import LARGEST_TABLE_BYTES, read_given
-from runbook.folder.rows import is_number
+from runbook.folder.launch.rows import is_number
 from runbook.stats.arms import judge_rounds, rounds_of
 from runbook.stats.decision import Decision, FloatArray
 from runbook.stats.launches import meets_target, scaling

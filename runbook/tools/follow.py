@@ -9,9 +9,9 @@ from time import monotonic, sleep
 
 from nsa.contract import HEARTBEATS, LATEST_LINK, TRAINING_CSV
 from runbook.errors import UsageError
-from runbook.folder.documents import read_json_object
+from runbook.folder.journal import is_going_on
+from runbook.folder.launch.documents import read_json_object
 from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON
-from runbook.folder.ongoing import is_going_on
 from runbook.tools.watch import is_over, is_run_directory
 
 _LOOK_EVERY_S = 1.0

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from runbook.errors import UsageError
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
+from runbook.folder.launch.own_log import Row, lines_of, named_fields, rows_of
 from runbook.folder.names import CONSOLE_LOG, OWN_FOLDER
-from runbook.folder.own_log import Row, lines_of, named_fields, rows_of
 from runbook.records.own_trainer import CONSOLE, OUT, PACE, RANKS, STEPS, LogMap
 from runbook.text import in_one_line
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from runbook import registry
-from runbook.config import load_profile, load_profile_document
 from runbook.config.extends import merged
+from runbook.config.load import load_profile, load_profile_document
 from runbook.config.profile import Profile
 from runbook.errors import UsageError
-from runbook.folder.documents import read_console
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.documents import read_console
+from runbook.folder.launch.evidence import read_launch
 from runbook.folder.names import CONSOLE_LOG
 from runbook.launch import StopRequest, run_launch
-from runbook.launch.end.refusals import last_words
+from runbook.launch.end import last_words
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence

@@ -14,7 +14,7 @@ from nsa.contract import ENV_JSON, Event, ExitCode
 from runbook.files import read_bytes
 from runbook.folder.names import ANOMALIES_JSONL
 from runbook.launch.watch.detectors import Anomaly
-from runbook.launch.watch.pulse import pulse_of
+from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.ranks import RankState
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 from runbook.tools.watch import Watcher

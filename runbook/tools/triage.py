@@ -16,12 +16,12 @@ from typing import Any
 
 from nsa.contract import TRAINING_CSV
 from runbook.files import make_new_dir, write_atomic
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import Budgets, StopRequest, run_launch
 from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.stats import WindowTooShort, last_window
+from runbook.stats.throughput import WindowTooShort, last_window
 from runbook.tools.triage_steps import STEPS, TriageStep, applied
 from runbook.tools.triage_target import SYMPTOMS, Target
 

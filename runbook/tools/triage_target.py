@@ -15,8 +15,8 @@ from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
 from runbook.files import read_bytes
+from runbook.folder.manifest import load_record
 from runbook.folder.names import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
-from runbook.folder.record import load_record
 from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason
 from runbook.records.launch import torchrun
 from runbook.records.measurement import TOKENS_PER_SECOND

@@ -10,8 +10,8 @@ import pytest
 
 from nsa.contract.sampling import recomputed_steps
 from runbook.accounts.between_steps import beside_account, beside_words
-from runbook.folder.heartbeats import fold_file
-from runbook.folder.rank_log import RankHistory
+from runbook.folder.launch.heartbeats import fold_file
+from runbook.folder.launch.rank_log import RankHistory
 from tests.accounts.launches import RANKS, STEPS, Ranks, rank, rows
 from tests.folder.files import beat
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.rehearsal.weights import first_weights as rehearsed
 from nsa.config import ModelConfig, NSAConfig
 from nsa.contract import WEIGHT_CUTS
 from nsa.model import NSALanguageModel
 from nsa.witness.accounts import first_weights
 from runbook.accounts.first_weights import Group, first_weights_account, groups_of
-from runbook.folder.shapes import EVENTS, shaped
+from runbook.folder.launch.shapes import EVENTS, shaped
 from runbook.records.evidence import RankLog
+from tests.accounts.first_weights import first_weights as rehearsed
 from tests.accounts.launches import honest
 from tests.accounts.test_size_account import env as env_of
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from runbook.accounts.between_steps import restart_account
-from runbook.folder.rank_log import read_heartbeats
+from runbook.folder.launch.rank_log import read_heartbeats
 from tests.accounts.launches import Ranks, honest, steps_of
 from tests.folder.files import beat
 

@@ -11,7 +11,7 @@ import torch
 from nsa.config import ModelConfig, NSAConfig
 from nsa.model import NSALanguageModel
 from runbook.accounts.first_weights import size_account
-from runbook.folder.shapes import ENV, shaped
+from runbook.folder.launch.shapes import ENV, shaped
 
 SMALL = {"dim": 24, "n_heads": 4, "n_kv_groups": 2, "d_k": 6, "d_v": 10, "l": 8, "d": 4}
 SMALL |= {"l_sel": 8, "n_sel": 3, "w": 8}

@@ -27,11 +27,12 @@ from triton.runtime import interpreter
 from nsa.attention.api import attend
 from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
 from nsa.attention.tracing import count_ranges
-from nsa.attention.triton import launch as LAUNCH
-from nsa.attention.triton import mix_launch, mix_operators, operators
+from nsa.attention.triton.between import mix_launch, mix_operators
+from nsa.attention.triton.selected import launch as LAUNCH
+from nsa.attention.triton.selected import operators
 from nsa.config import RANGES, NSAConfig
 from nsa.witness.equations import random_inputs
-from tests.attention.between_mutants import MIX_IN_32_BITS, MIX_MUTANTS, RANGES_MUTANTS
+from tests.attention.defects import defects
 from tests.attention.pooling import PROOFS as POOL_PROOFS
 from tests.attention.pooling import checked, mutant
 from tests.attention.triton_kernels import BOUND, compare, poisoned, written_once
@@ -211,9 +212,9 @@ _ALL: tuple[Callable[..., list[str]], ...] = (
 )  # fmt: skip
 PROOFS = POOL_PROOFS | {one.__name__: one for one in _ALL}
 for _proof, _launcher, _mutants in (
-    (mix_values, "mix_launch", MIX_MUTANTS),
-    (mix_far_apart, "mix_launch", MIX_IN_32_BITS),
-    (ranges_values, "launch", RANGES_MUTANTS),
+    (mix_values, "between.mix_launch", defects("mix")),
+    (mix_far_apart, "between.mix_launch", defects("mix_in_32_bits")),
+    (ranges_values, "selected.launch", defects("ranges")),
 ):
     PROOFS |= {n: partial(mutant, _proof, _launcher, n, *x) for n, x in _mutants.items()}
 

@@ -25,12 +25,12 @@ from torch import Tensor
 import nsa.attention.decode as stepping
 from nsa import NSAConfig
 from nsa.attention import KVCache, decode_step
-from nsa.attention.triton import decode_launch
+from nsa.attention.triton.decode import launch as decode_launch
+from tests.attention.defects import defects
 from tests.attention.equations import Result, Shape
 from tests.attention.equations import nsa as equations
 from tests.attention.space import NAMES, Example, examples, rounded
 from tests.attention.triton_kernels import BOUND, compare, planted, poisoned, written_once
-from tests.attention.window_mutants import DECODE_MUTANTS
 
 HALF = torch.float16
 _PRODUCTION = Shape(groups=2, heads=6, d_k=64, d_v=64, l=32, d=16, lp=64, n=4, w=64)
@@ -170,7 +170,7 @@ def mutant(name: str) -> list[str]:
         warnings.simplefilter("ignore")
         with _other_operator(name):
             return core(
-                planted(Path(folder), name, *DECODE_MUTANTS[name], launcher="decode_launch")
+                planted(Path(folder), name, *defects("decode")[name], launcher="decode.launch")
             )
 
 
@@ -186,7 +186,7 @@ _ALL: tuple[Callable[..., list[str]], ...] = (
     decode_values, decode_space, decode_stepwise, decode_operator, decode_reads_what_it_is_told,
 )  # fmt: skip
 PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL}
-PROOFS |= {name: partial(mutant, name) for name in DECODE_MUTANTS}
+PROOFS |= {name: partial(mutant, name) for name in defects("decode")}
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from nsa.attention.compression import mean_pool
-from nsa.attention.triton import pool_launch, pool_operators
+from nsa.attention.triton.between import pool_launch, pool_operators
 from nsa.config import NSAConfig
-from tests.attention.between_mutants import POOL_IN_32_BITS, POOL_MUTANTS
+from tests.attention.defects import defects
 from tests.attention.triton_kernels import BOUND, compare, planted, poisoned, written_once
 
 HALF = torch.float16
@@ -176,5 +176,7 @@ def mutant(
 
 _ALL: tuple[Callable[..., list[str]], ...] = (pool_values, pool_operator, pool_far_apart)
 PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL}
-for _proof, _mutants in ((pool_values, POOL_MUTANTS), (pool_far_apart, POOL_IN_32_BITS)):
-    PROOFS |= {n: partial(mutant, _proof, "pool_launch", n, *x) for n, x in _mutants.items()}
+for _proof, _kind in ((pool_values, "pool"), (pool_far_apart, "pool_in_32_bits")):
+    PROOFS |= {
+        n: partial(mutant, _proof, "between.pool_launch", n, *x) for n, x in defects(_kind).items()
+    }

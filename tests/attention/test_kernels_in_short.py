@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.attention.between_mutants import MIX_MUTANTS, POOL_MUTANTS, RANGES_MUTANTS
-from tests.attention.triton_compressed_mutants import MUTANTS as COMPRESSED_MUTANTS
-from tests.attention.triton_mutants import MUTANTS as SELECTED_MUTANTS
+from tests.attention.defects import defects
 from tests.attention.triton_process import found, needs_triton
-from tests.attention.window_mutants import DECODE_MUTANTS, WINDOW_MUTANTS
 from tests.shared import once
 from tests.tiers import is_sampled
 
 FEW = ("selected", "compressed", "window", "decode", "mix", "ranges", "pool")
 PLANTED = {
-    "triton_in_interpreter": SELECTED_MUTANTS,
-    "triton_compressed_in_interpreter": COMPRESSED_MUTANTS,
-    "window_in_interpreter": WINDOW_MUTANTS,
-    "decode_in_interpreter": DECODE_MUTANTS,
-    "between_in_interpreter": MIX_MUTANTS | RANGES_MUTANTS | POOL_MUTANTS,
+    "triton_in_interpreter": defects("selected", "selected_by_block", "selected_lists"),
+    "triton_compressed_in_interpreter": defects("compressed"),
+    "window_in_interpreter": defects("window"),
+    "decode_in_interpreter": defects("decode"),
+    "between_in_interpreter": defects("mix", "ranges", "pool"),
 }
 # A change of nothing has to live, or a defect that is seen says nothing.
 CONTROL = "triton_in_interpreter/control"

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.attention.defects import FOLDER, defects
 from tests.attention.mutants import CONTROL, MODEL_MUTANTS, MUTANTS, Mutant, is_killed
 from tests.tiers import by_tier, is_sampled
 
 ROOT = Path(__file__).resolve().parents[2]
+KINDS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +76,15 @@ def test_a_mutant_without_its_text_is_refused() -> None:
         is_killed(gone)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_defect_is_of_a_text_that_is_there(kind: str) -> None:
+    """Also of those that the long tier alone plants."""
+    package = ROOT / "nsa" if kind in ("core", "model") else ROOT / "nsa/attention/triton"
+    for name, (path, old, _) in defects(kind).items():
+        count = (package / path).read_text("utf-8").count(old)
+        assert count == 1 or (count and package.name == "triton"), f"{name}: {count} in {path}"
+
+
 def test_there_are_enough() -> None:
-    everything = (*MUTANTS, *MODEL_MUTANTS)
     assert len(MUTANTS) >= 15 and len(MODEL_MUTANTS) >= 45
-    assert len({m.name for m in everything}) == len(everything)
+    assert not {m.name for m in MUTANTS} & {m.name for m in MODEL_MUTANTS}

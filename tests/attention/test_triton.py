@@ -14,9 +14,10 @@ import torch
 
 import nsa
 from nsa.attention import choose_selected, nsa_attention
-from nsa.attention.triton import tiles
+from nsa.attention.triton.selected import tiles
+from nsa.attention.triton.tiles import shape_problem
 from nsa.contract import NSAError
-from tests.attention.triton_mutants import MUTANTS
+from tests.attention.defects import defects
 from tests.attention.triton_process import ROOT, found, interpreted, needs_triton
 
 CFG = nsa.NSAConfig()
@@ -37,6 +38,9 @@ PROOFS = (
 INTERPRETED = "triton_in_interpreter"
 
 
+MUTANTS = defects("selected", "selected_by_block", "selected_lists")
+
+
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [PROOFS[:3], PROOFS[3:8], PROOFS[8:]], ids="-".join)
@@ -46,7 +50,16 @@ def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("path", ["rows.py", "columns.py", "index.py", "blocks.py"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "selected/rows.py",
+        "selected/columns.py",
+        "selected/index.py",
+        "selected/blocks.py",
+        "rows.py",
+    ],
+)
 def test_planted_defects_of_kernels_are_seen(path: str) -> None:
     """Each in a copy of its own; the control, which changes nothing, is seen as nothing."""
     names = [name for name, (file, _, _) in MUTANTS.items() if file == path]
@@ -72,9 +85,9 @@ def test_offsets_of_32_bits_are_seen() -> None:
 def test_what_the_assembler_makes_of_them(capability: int) -> None:
     """Every kernel of the production shape: tensor cores, no spill, no atomic, room on a device."""
     from benchmarks.triton_aot import compile_all
-    from benchmarks.triton_roofline import training_parts
+    from benchmarks.triton_kernels import TRAINING
 
-    made = list(compile_all([capability], [64], ["bf16"], training_parts()))
+    made = list(compile_all([capability], [64], ["bf16"], list(TRAINING)))
     assert len(made) >= 16
     assert {one.kernel.name: one.problems for _, one in made if one.problems} == {}
     cores = {op for _, one in made for op, n in one.tensor_core.items() if n}
@@ -86,55 +99,25 @@ def test_what_the_assembler_makes_of_them(capability: int) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_the_assembler_is_believed(tmp_path: Path) -> None:
     """Made to fail on purpose: a tile too large for its registers, an atomic store."""
-    from benchmarks.grids.selected import kernels
     from benchmarks.triton_aot import compile_kernel
+    from benchmarks.triton_kernels import selected
 
-    forward = next(one for one in kernels(CFG, 2048, 4) if one.name.startswith("forward"))
+    forward = next(one for one in selected(CFG, 2048, 4) if one.name.startswith("forward"))
     greedy = compile_kernel(replace(forward, warps=2), 80, "bf16")
     assert any("are spilled" in text for text in greedy.problems), greedy
     huge = replace(greedy, spilled=0, shared=200_000)
     assert huge.problems == ["200000 bytes of shared memory fit no multiprocessor"]
     assert "no instruction of the tensor cores" in replace(greedy, tensor_core={}).problems
-    source = Path(sys.modules["nsa.attention.triton.columns"].__file__ or "").read_text()
+    source = Path(sys.modules["nsa.attention.triton.selected.columns"].__file__ or "").read_text()
     path = tmp_path / "with_atomics.py"
     path.write_text(source.replace("tl.store(to_v,", "tl.atomic_add(to_v,"))
     spec = importlib.util.spec_from_file_location("with_atomics", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    total = next(one for one in kernels(CFG, 2048, 4) if one.name == "sum")
+    total = next(one for one in selected(CFG, 2048, 4) if one.name == "sum")
     made = compile_kernel(replace(total, function=module.sum_kernel), 90, "fp32")
     assert made.problems == ["1 atomic operations"]
-
-
-def test_work_counted_over_the_grid() -> None:
-    """By hand: at S=2048 a tile of 128 rows walks over all blocks up to its last token's."""
-    from benchmarks.grids.selected import work
-
-    forward, *backward = work(CFG, 2048)
-    walked = sum(min((128 * (n + 1) - 1) // 6, 2047) // 64 + 1 for n in range(96)) * 2
-    assert forward.flops == walked * 128 * 64 * 128 * 2
-    assert 2 * forward.flops < sum(one.flops for one in backward) < 4 * forward.flops
-    assert all(one.least < one.most and one.needed < one.flops for one in (forward, *backward))
-    # Token t reads 16 blocks: all that it sees up to 1,024, then 15 and what is left of its own.
-    read = sum(t + 1 if t < 1024 else 15 * 64 + t % 64 + 1 for t in range(2048))
-    assert forward.needed == 12 * read * 2 * 128
-    # Of dense causal attention, 64 wide: what no choice of blocks could go below by its tiles.
-    assert forward.flops >= 12 * 2048 * 2048 / 2 * 2 * 128
-
-
-def test_work_by_block_counted_by_hand() -> None:
-    """At S=8192 a head's token reads 16 blocks, fewer before token 960; each gives it a part."""
-    from benchmarks.grids.selected import work
-
-    parts, merge, gradient, gradient_merge, _ = work(CFG, 8192)
-    rows = 12 * sum(min(16, t // 64 + 1) for t in range(8192))
-    # A part and its log-sum-exp, then output and log-sum-exp; a part, then dq, and for delta more.
-    row = 64 * 2 + 4
-    assert merge.least == merge.most == rows * row + 8192 * 12 * row
-    assert gradient_merge.least == rows * 64 * 2 + 8192 * 12 * (row + 2 * 64 * 2)
-    assert 1 < parts.flops / (rows * 64 * 128 * 2) < 1.2 and 2 * gradient.flops == 3 * parts.flops
-    assert all(one.least < one.most and one.needed < one.flops for one in (parts, gradient))
 
 
 def test_wide_tiles_for_short_sequences_and_blocks_only_where_read_for_long() -> None:
@@ -193,7 +176,7 @@ def test_pieces_are_enough_for_any_lists(seq_len: int) -> None:
     ],
 )
 def test_shapes(change: dict[str, int], seq_len: int | None, why: str | None) -> None:
-    found = tiles.shape_problem(nsa.NSAConfig(**{**vars(CFG), **change}), seq_len)
+    found = shape_problem(nsa.NSAConfig(**{**vars(CFG), **change}), seq_len)
     assert found is None if why is None else why in str(found)
 
 

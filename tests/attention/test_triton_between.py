@@ -6,18 +6,18 @@ import json
 
 import pytest
 
-from tests.attention.between_mutants import (
-    MIX_IN_32_BITS,
-    MIX_MUTANTS,
-    POOL_IN_32_BITS,
-    POOL_MUTANTS,
-    RACES,
-    RANGES_MUTANTS,
-)
+from tests.attention.defects import defects
 from tests.attention.triton_process import found, interpreted, needs_triton
 
 OF = "between_in_interpreter"
-MUTANTS = MIX_MUTANTS | RANGES_MUTANTS | POOL_MUTANTS
+MUTANTS = defects("mix", "ranges", "pool")
+# What only one program may write is written by several.
+RACES = {
+    "mix_tiles_in_one_place",
+    "ranges_of_one_batch",
+    "pool_of_one_pair",
+    "pool_gradients_in_one_place",
+}
 PROOFS = (
     "mix_values",
     "mix_operator",
@@ -49,7 +49,7 @@ def test_planted_defects_are_seen() -> None:
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("name", (*MIX_IN_32_BITS, *POOL_IN_32_BITS))
+@pytest.mark.parametrize("name", defects("mix_in_32_bits", "pool_in_32_bits"))
 def test_offsets_of_32_bits_are_seen(name: str) -> None:
     """They wrap around: other numbers are read, or nobody's."""
     ran = interpreted(name, of=OF)

@@ -10,11 +10,11 @@ import torch
 
 import nsa
 from nsa.attention import KVCache, api, choose_window, decode_step, nsa_attention
-from nsa.attention.triton import window_tiles
-from nsa.attention.triton.tiles import Tile, register_limit
+from nsa.attention.triton.tiles import register_limit
+from nsa.attention.triton.window import tiles as window_tiles
 from nsa.contract import NSAError
+from tests.attention.defects import defects
 from tests.attention.triton_process import found, interpreted, needs_triton
-from tests.attention.window_mutants import DECODE_MUTANTS, WINDOW_MUTANTS
 
 CFG = nsa.NSAConfig()
 WINDOW, DECODE = "window_in_interpreter", "decode_in_interpreter"
@@ -43,10 +43,10 @@ def test_decoding_is_the_equations() -> None:
     ("mutants", "of", "control", "races"),
     [
         (
-            WINDOW_MUTANTS, WINDOW, "window_control",
+            defects("window"), WINDOW, "window_control",
             {"window_first_head_for_all", "keys_in_one_place", "pieces_in_one_place"},
         ),
-        (DECODE_MUTANTS, DECODE, "decode_control", {"parts_in_one_place"}),
+        (defects("decode"), DECODE, "decode_control", {"parts_in_one_place"}),
     ],
     ids=[WINDOW, DECODE],
 )  # fmt: skip
@@ -78,31 +78,19 @@ def test_what_the_assembler_makes_of_them() -> None:
 
     The window on what is older is compiled with the other parts of a training step.
     """
-    from benchmarks.grids import decode, window
     from benchmarks.triton_aot import compile_all, compile_kernel
+    from benchmarks.triton_kernels import decode, window
 
     made = [one for _, one in compile_all([80], [64], ["bf16"], ["decode"])]
     # Keys of float32 that are 128 wide are what decoding has the least room for.
-    compressed = next(decode.kernels(replace(CFG, d_k=128, d_v=128), 2048, 4))
+    compressed = next(decode(replace(CFG, d_k=128, d_v=128), 2048, 4))
     made += [compile_kernel(compressed, capability, "bf16") for capability in (80, 90)]
-    forward, _, keys, _ = window.kernels(CFG, 2048, 4)
+    forward, _, keys, _ = window(CFG, 2048, 4)
     made.append(compile_kernel(forward, 100, "bf16"))
     assert len(made) >= 4 + 2 + 1
     assert {one.kernel.name: one.problems for one in made if one.problems} == {}
     greedy = compile_kernel(replace(keys, warps=1), 80, "bf16")
     assert any("are spilled" in text for text in greedy.problems), greedy
-
-
-def test_walks_counted_by_hand() -> None:
-    """S = 6, w = 3, two heads: rows of tokens 0 to 5 twice each, tiles of 4 rows and 2 keys."""
-    cfg = nsa.NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=16, d_v=16, w=3)
-    tile = Tile(rows=4, warps=1, stages=1)
-    # Tokens (0, 1) see keys 0 to 1, (2, 3) 0 to 3, (4, 5) 2 to 5.
-    assert window_tiles.key_tiles(cfg, 6, tile, 2) == 1 + 2 + 2
-    # Keys (0, 1) are seen by tokens 0 to 3, (2, 3) by 2 to 5, (4, 5) by 4 to 5.
-    assert window_tiles.row_tiles(cfg, 6, tile, 2) == 2 + 2 + 1
-    assert window_tiles.pairs_seen(cfg, 6) == 1 + 2 + 3 * 4
-    assert window_tiles.pairs_seen(CFG, 300) == 300 * 301 // 2
 
 
 @pytest.mark.parametrize(
@@ -114,19 +102,6 @@ def test_walks_counted_by_hand() -> None:
 def test_pieces_of_walks_by_hand(seq_len: int, pairs: int, pieces: int) -> None:
     """As many as give a device 256 programs, of four tiles each at least; S cuts walks short."""
     assert window_tiles.choose_window_cut(CFG, seq_len, pairs).pieces == pieces
-
-
-def test_work_of_the_window() -> None:
-    """The least that tiles could do is what the equations need; deep in a sequence it is linear."""
-    from benchmarks.grids.window import work
-
-    at = {n: list(work(CFG, n)) for n in (32_768, 65_536)}
-    for short, long in zip(*at.values(), strict=True):
-        assert short.needed < short.flops and short.least < short.most
-        assert 1.99 < long.flops / short.flops < 2.02
-    forward = at[32_768][0]
-    # 512 keys for nearly every token, 12 heads, two products of 64.
-    assert forward.needed == pytest.approx(32_768 * 512 * 12 * 2 * 128, rel=0.01)
 
 
 def test_numbers_of_32_bits_hold_every_row() -> None:

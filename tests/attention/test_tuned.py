@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.attention.triton import compressed_operators, operators, tuned
-from nsa.attention.triton.compressed_tiles import choose_compressed_cut
+from nsa.attention.triton import tuned
+from nsa.attention.triton.compressed import operators as compressed_operators
+from nsa.attention.triton.compressed.tiles import choose_compressed_cut
 from nsa.attention.triton.registered import config_of
-from nsa.attention.triton.tiles import Tile, choose_cut
-from nsa.attention.triton.window_tiles import choose_window_cut
+from nsa.attention.triton.selected import operators
+from nsa.attention.triton.selected.tiles import choose_cut
+from nsa.attention.triton.tiles import Tile
+from nsa.attention.triton.window.tiles import choose_window_cut
 from nsa.config import NSAConfig
 
 CFG = NSAConfig()

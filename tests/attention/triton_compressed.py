@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention.triton import compressed_launch as LAUNCH
-from nsa.attention.triton.compressed_tiles import CompressedCut
+from nsa.attention.triton.compressed import launch as LAUNCH
+from nsa.attention.triton.compressed.tiles import CompressedCut
 from nsa.attention.triton.tiles import Tile
 from tests.attention.equations import Shape, select
 from tests.attention.triton_kernels import BOUND, compare, poisoned, written_once

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nsa.attention.api import attend
-from nsa.attention.triton import compressed_launch as launch
-from nsa.attention.triton import compressed_operators as operators
+from nsa.attention.triton.compressed import launch, operators
 from nsa.witness.equations import measure
+from tests.attention.defects import defects
 from tests.attention.triton_compressed import (
     CORE,
     Compressed,
@@ -33,10 +33,9 @@ from tests.attention.triton_compressed import (
     right,
     wrong_blocks,
 )
-from tests.attention.triton_compressed_mutants import IN_32_BITS, MUTANTS, OF_EQUALS
 from tests.attention.triton_kernels import planted
 
-LAUNCH = "compressed_launch"
+LAUNCH = "compressed.launch"
 _NO_GRADIENT = ("test_schema", "test_faketensor")
 
 
@@ -220,16 +219,17 @@ def self_tested() -> list[str]:
 def in_32_bits(name: str) -> list[str]:
     """The same with a planted defect; where it does not die of a wild address, it is wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        return compressed_far_apart(planted(Path(folder), name, *IN_32_BITS[name], launcher=LAUNCH))
+        defect = defects("compressed_in_32_bits")[name]
+        return compressed_far_apart(planted(Path(folder), name, *defect, launcher=LAUNCH))
 
 
 def mutant(name: str) -> list[str]:
     """What is seen of a planted defect."""
-    defect = {**MUTANTS, **OF_EQUALS}[name]
+    defect = defects("compressed", "compressed_ties")[name]
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module = planted(Path(folder), name, *defect, launcher=LAUNCH)
-        return ties(module) if name in OF_EQUALS else core(module, CORE[1:])
+        return ties(module) if name in defects("compressed_ties") else core(module, CORE[1:])
 
 
 PROOFS: dict[str, Callable[[], list[str]]] = (
@@ -240,8 +240,8 @@ PROOFS: dict[str, Callable[[], list[str]]] = (
             compressed_operator, compressed_far_apart, self_tested,
         )
     }
-    | {name: partial(mutant, name) for name in (*MUTANTS, *OF_EQUALS)}
-    | {name: partial(in_32_bits, name) for name in IN_32_BITS}
+    | {name: partial(mutant, name) for name in defects("compressed", "compressed_ties")}
+    | {name: partial(in_32_bits, name) for name in defects("compressed_in_32_bits")}
 )  # fmt: skip
 
 

@@ -25,12 +25,14 @@ from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import count_ranges
-from nsa.attention.triton import launch, operators, window_launch
+from nsa.attention.triton.selected import launch, operators
+from nsa.attention.triton.window import launch as window_launch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.train.engine import Engine
 from nsa.witness.equations import measure
 from nsa.witness.self_test import self_test
+from tests.attention.defects import defects
 from tests.attention.equations import nsa as equations
 from tests.attention.space import Example, examples, rounded, tensors
 from tests.attention.triton_kernels import (
@@ -45,13 +47,13 @@ from tests.attention.triton_kernels import (
 )
 from tests.attention.triton_kernels import inputs as case_inputs
 from tests.attention.triton_lists import list_problems, offset_problems
-from tests.attention.triton_mutants import BY_BLOCK_MUTANTS, LIST_MUTANTS, MUTANTS
 from tests.train.launching import SMOKE
 
 CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
     dim=48, n_heads=12, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=20
 )
+MUTANTS = defects("selected", "selected_by_block", "selected_lists")
 by_kernels = partial(attend, path="batched", force_sdpa=True, selected="triton")
 
 
@@ -262,9 +264,9 @@ def mutant(name: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         copy = planted(Path(folder), name, *MUTANTS[name])
-        if name in LIST_MUTANTS:
+        if name in defects("selected_lists"):
             return list_problems(copy)
-        return core(copy, BY_BLOCK if name in BY_BLOCK_MUTANTS else CORE)
+        return core(copy, BY_BLOCK if name in defects("selected_by_block") else CORE)
 
 
 PROOFS: dict[str, Callable[[], list[str]]] = {

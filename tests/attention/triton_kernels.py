@@ -24,11 +24,12 @@ from triton.runtime import interpreter
 
 import nsa
 from nsa.attention.selection import ranges_v1
-from nsa.attention.triton import launch as LAUNCH
-from nsa.attention.triton.tiles import ByBlock, Cut, Tile
+from nsa.attention.triton.selected import launch as LAUNCH
+from nsa.attention.triton.selected.tiles import ByBlock, Cut
+from nsa.attention.triton.tiles import Tile
 
 BOUND = {torch.float32: 1e-5, torch.float16: 5 * 2.0**-11}
-_PACKAGE = Path(LAUNCH.__file__).parent
+_PACKAGE = Path(LAUNCH.__file__).parents[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,18 +227,19 @@ def written_once(problems: list[str]) -> Iterator[None]:
 
 
 def planted(
-    folder: Path, name: str, path: str, old: str, new: str, launcher: str = "launch"
+    folder: Path, name: str, path: str, old: str, new: str, launcher: str = "selected.launch"
 ) -> ModuleType:
     """The `launcher` of a copy of the kernels' package in which `old` is `new`, named `name`."""
     copy = folder / name
-    copy.mkdir()
     seen = 0
-    for source in _PACKAGE.glob("*.py"):
+    for source in _PACKAGE.rglob("*.py"):
+        within = source.relative_to(_PACKAGE)
         text = source.read_text().replace("nsa.attention.triton.", f"{name}.")
-        if source.name == path:
+        if within.as_posix() == path:
             seen = text.count(old)
             text = text.replace(old, new)
-        (copy / source.name).write_text(text)
+        (copy / within).parent.mkdir(parents=True, exist_ok=True)
+        (copy / within).write_text(text)
     if not seen:
         raise ValueError(f"{name}: {path} has no such text: {old!r}")
     if str(folder) not in sys.path:

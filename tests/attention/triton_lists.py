@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsa.attention.triton import launch as LAUNCH
-from nsa.attention.triton.index import offset_kernel
+from nsa.attention.triton.selected import launch as LAUNCH
+from nsa.attention.triton.selected.index import offset_kernel
 from tests.attention.triton_kernels import Case, poisoned, written_once
 
 # Between them: one token, S odd and cut anywhere by blocks and runs, both forms, several pairs,

@@ -27,9 +27,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nsa
-from nsa.attention.triton import window_launch, window_operators
 from nsa.attention.triton.tiles import Tile
-from nsa.attention.triton.window_tiles import WindowCut
+from nsa.attention.triton.window import launch as window_launch
+from nsa.attention.triton.window import operators as window_operators
+from nsa.attention.triton.window.tiles import WindowCut
+from tests.attention.defects import defects
 from tests.attention.equations import attention, softmax
 from tests.attention.triton_kernels import (
     BOUND,
@@ -39,7 +41,6 @@ from tests.attention.triton_kernels import (
     poisoned,
     written_once,
 )
-from tests.attention.window_mutants import WINDOW_MUTANTS
 
 HALF = torch.float16
 
@@ -255,9 +256,13 @@ def window_far_apart(launch: ModuleType = window_launch) -> list[str]:
 def window_far_apart_in_32_bits() -> list[str]:
     """The same with the planted defect; where it does not die of a wild address, it is wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        defect = ("window.py", "token.to(tl.int64)[:, None] * stride", "token[:, None] * stride")
+        defect = (
+            "window/rows.py",
+            "token.to(tl.int64)[:, None] * stride",
+            "token[:, None] * stride",
+        )
         return window_far_apart(
-            planted(Path(folder), "in_32_bits", *defect, launcher="window_launch")
+            planted(Path(folder), "in_32_bits", *defect, launcher="window.launch")
         )
 
 
@@ -265,7 +270,7 @@ def mutant(name: str) -> list[str]:
     """What is seen of a planted defect."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return core(planted(Path(folder), name, *WINDOW_MUTANTS[name], launcher="window_launch"))
+        return core(planted(Path(folder), name, *defects("window")[name], launcher="window.launch"))
 
 
 _ALL: tuple[Callable[..., list[str]], ...] = (
@@ -273,7 +278,7 @@ _ALL: tuple[Callable[..., list[str]], ...] = (
     window_far_apart, window_far_apart_in_32_bits,
 )  # fmt: skip
 PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL}
-PROOFS |= {name: partial(mutant, name) for name in WINDOW_MUTANTS}
+PROOFS |= {name: partial(mutant, name) for name in defects("window")}
 
 
 if __name__ == "__main__":

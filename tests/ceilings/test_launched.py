@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from nsa.contract import CEILINGS_JSON, Ceiling, ExitCode
-from phases.common import ceilings
-from runbook.folder.ceilings import read_measured
-from runbook.folder.launch import read_launch
+from phases.machine import ceilings
+from runbook.folder.launch.ceilings import read_measured
+from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus, Outcome, Reason

@@ -80,10 +80,6 @@ def test_what_may_follow(shell: str, folder: Path, line: str, expected: list[str
     assert sorted(offered(shell, folder, line)) == expected
 
 
-def test_a_wrong_word_is_offered_nothing(folder: Path) -> None:
-    assert offered("bash", folder, "runbook wahtc") == []
-
-
 def test_without_the_package_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "argcomplete.py").write_text("raise ImportError('not here')\n")
     ended = runbook("wa", cwd=tmp_path, PYTHONPATH=str(tmp_path), _ARGCOMPLETE="1")

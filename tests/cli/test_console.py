@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import runbook
 from runbook.cli.run.observers import LogConsole
 from runbook.console import Console, drop, rendered, table_of, whole
-from runbook.text import counted, printable, short_caveat, verdict_text
 
 LONG = "artifacts/" + "a-very-long-folder-name/" * 20 + "report.md"
 
@@ -29,22 +27,6 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-
-
-def test_a_pipe_gets_no_escapes() -> None:
-    out = io.StringIO()
-    console = Console(stdout=out, stderr=io.StringIO())
-    console.answer("GO", "")
-    assert out.getvalue() == "GO\n"
-    assert not console.is_live
-
-
-def test_a_terminal_gets_colour() -> None:
-    out = Terminal()
-    console = Console(stdout=out, stderr=Terminal())
-    console.answer("GO", "")
-    assert out.getvalue() == "\x1b[32mGO\x1b[0m\n"
-    assert console.is_live
 
 
 # What decides first stands first: --no-color, NO_COLOR, FORCE_COLOR, the stream itself.
@@ -79,29 +61,6 @@ def test_who_decides_about_colour(
     assert Console(stdout=out, stderr=out, color=flag).color_out is colored
 
 
-@pytest.mark.parametrize(
-    ("variables", "terminal", "live"),
-    [
-        ({}, True, True),
-        ({"NO_COLOR": "1"}, True, True),
-        ({"CI": "false"}, True, True),
-        ({"CI": "true"}, True, False),
-        ({"CI": "1"}, True, False),
-        ({"TERM": "dumb"}, True, False),
-        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True, False),
-        ({"FORCE_COLOR": "1"}, False, False),
-    ],
-)
-def test_what_may_be_redrawn(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], terminal: bool, live: bool
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    err = Terminal() if terminal else io.StringIO()
-    assert Console(stdout=io.StringIO(), stderr=err).is_live is live
-    assert not Console(stdout=io.StringIO(), stderr=err, quiet=True).is_live
-
-
 def test_quiet_drops_progress_but_neither_results_nor_errors() -> None:
     out, err = io.StringIO(), io.StringIO()
     console = Console(stdout=out, stderr=err, quiet=True)
@@ -109,67 +68,6 @@ def test_quiet_drops_progress_but_neither_results_nor_errors() -> None:
     console.error("broken")
     console.result("done")
     assert (out.getvalue(), err.getvalue()) == ("done\n", "broken\n")
-
-
-def test_paths_are_never_cut() -> None:
-    out, err = io.StringIO(), io.StringIO()
-    console = Console(stdout=out, stderr=err)
-    console.result(LONG)
-    console.progress(LONG)
-    assert out.getvalue() == err.getvalue() == LONG + "\n"
-
-
-def test_one_json_document_is_one_line() -> None:
-    out = io.StringIO()
-    Console(stdout=out, stderr=io.StringIO()).json_line({"text": "two\nlines", "n": 1.5})
-    assert out.getvalue().count("\n") == 1
-    assert json.loads(out.getvalue()) == {"text": "two\nlines", "n": 1.5}
-
-
-@pytest.mark.parametrize(
-    ("verdict", "said"),
-    [
-        ("GO", "GO for 70 of 73 checks, A/A: equal arms"),
-        ("PARTIAL PASS", "PARTIAL PASS, 70 of 73 checks required, A/A: equal arms"),
-        (
-            "PARTIAL PASS 5 of 5, 65 more were not asked for",
-            "PARTIAL PASS 5 of 5, 65 more were not asked for, 70 of 73 checks required, "
-            "A/A: equal arms",
-        ),
-    ],
-)
-def test_a_verdict_and_its_caveats_are_one_sentence(verdict: str, said: str) -> None:
-    assert verdict_text(verdict, ["for 70 of 73 checks", "A/A: equal arms"]) == said
-
-
-@pytest.mark.parametrize(
-    ("caveat", "shown"),
-    [
-        ("fewer steps (a.steps=1, b.steps=2, c.steps=3)", None),
-        ("fewer steps (a.steps=1, b.steps=2, c.steps=3, d.rounds=4)", "fewer steps (4 settings)"),
-        ("limits loosened (a, b, c, d, e)", "limits loosened (5 limits)"),
-        ("FLAKY (a/b, c/d, e/f, g/h needed a second attempt)", None),
-        ("for 1 of 61 checks", None),
-    ],
-)
-def test_a_long_list_of_settings_is_counted_in_the_headline(caveat: str, shown: str | None) -> None:
-    assert short_caveat(caveat) == (shown or caveat)
-    assert verdict_text("GO", [caveat, "A/A: equal arms"]).endswith("A/A: equal arms")
-    assert (counted(caveat) is not None) == (shown is not None)
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("plain ± text, é", "plain ± text, é"),
-        ("two\nlines\tand tab", "two\nlines\tand tab"),
-        ("\x1b[2J\x1b]0;title\x07", "\\x1b[2J\\x1b]0;title\\x07"),
-        ("over\rwritten", "over\\rwritten"),
-        ("left\u202eright", "left\\u202eright"),
-    ],
-)
-def test_control_characters_are_spelled_out(text: str, shown: str) -> None:
-    assert printable(text) == shown
 
 
 def test_a_reader_that_goes_away_ends_what_is_short_and_not_what_goes_on_for_hours() -> None:

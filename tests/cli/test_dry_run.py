@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from runbook import registry
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.config.profile import Profile
-from runbook.engine.earlier import Earlier
-from runbook.engine.forecast import Estimator, Pace
+from runbook.engine.plan.forecast import Earlier, Estimator, Pace
 from runbook.launch.command import pasteable
-from runbook.records import ArmSchedule, LaunchEntry, LaunchResult, LaunchStatus, Verdict
+from runbook.records import ArmSchedule
 from tests.cli.shell import inside, runbook
 from tests.reports import samples
 
@@ -66,28 +65,6 @@ def test_every_phase_in_order_with_its_commands(plan: str) -> None:
 def test_never_a_verdict(plan: str) -> None:
     assert not VERDICTS.search(plan)
     assert VERDICTS.search("baseline PASSED"), "the pattern can find one"
-
-
-def test_what_feeds_what(plan: str) -> None:
-    sections = dict(re.findall(r"# \d/9 (\w+): .*\n((?:#   .*\n)*)", plan))
-    assert "uses    bucket_sweep, fused_adamw" in sections["long_run"]
-    assert "feeds   " in sections["bucket_sweep"] and "long_run" in sections["bucket_sweep"]
-
-
-def test_a_phase_alone_says_what_it_goes_without(tmp_path: Path) -> None:
-    out = inside("run", "--dry-run", "--profile", "cpu", "--phase", "long_run", cwd=tmp_path).out
-    assert "#   without bucket_sweep, fused_adamw (not in this run)" in out
-
-
-def test_every_launch_has_a_time_and_a_limit(plan: str) -> None:
-    # Arms take a line a round, inside the quotes of the command before them.
-    commands = [line for line in plan.splitlines() if line and line[0] not in "#{]"]
-    times = re.findall(r"^#   .+; stopped after .+$", plan, flags=re.MULTILINE)
-    assert len(times) == len(commands) == len(set(commands)), "the same command stands there once"
-    again = re.findall(r"^#   (?:again|(\d+) times more): ", plan, flags=re.MULTILINE)
-    whole = len(commands) + sum(int(number or 1) for number in again)
-    assert re.search(rf"^# total   {whole} launches, .*at most ", plan, re.MULTILINE)
-    assert "#   4 times more: run2 to run5" in plan.splitlines()
 
 
 def test_for_machines(tmp_path: Path) -> None:
@@ -148,47 +125,6 @@ def test_rounds_of_arms_are_read_line_by_line_and_pasted_as_they_stand(tmp_path:
     blocks = json.loads(words[words.index("--arms") + 1])["blocks"]
     assert len(blocks) == 72 and command.count("\n") == 25
     assert [block["block"] for block in blocks] == [number // 3 for number in range(72)]
-
-
-def test_a_pace_at_which_nothing_would_end_is_no_estimate(tmp_path: Path) -> None:
-    """60 steps of 8,192 tokens take 3.5 hours at 39 tok/s; their limit is half an hour."""
-    shown = inside("run", "--profile", "a100x2_pcie4", "--phase", "baseline", "--dry-run",
-                    cwd=tmp_path).out  # fmt: skip
-    assert "duration not known yet (--measure times some steps here); stopped after 30 min" in shown
-    assert "5 launches, at most 2 h 30 min" in shown and "39 tok/s" not in shown
-
-
-def test_ones_own_config_is_left_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text("x: 1\n")
-    launch = samples.entry("baseline", "run1").launch.model_copy(
-        update={"argv": ("python", "-m", "nsa.train", "--config", "mine.yaml")}
-    )
-    assert pasteable(launch).line.endswith("--config mine.yaml")
-
-
-def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
-    profile = load_profile("a100x2_pcie4")
-    launch = samples.entry("baseline", "run1").launch
-    quick = launch.model_copy(update={"timeout_s": 1e6})
-    assert "at the floor of 39 tok/s" in estimator(profile, tmp_path).estimate(quick).text
-
-    def keep(name: str, seconds: float, status: LaunchStatus) -> None:
-        entry = LaunchEntry(launch=launch, result=LaunchResult(status=status, duration_s=seconds))
-        phase = samples.preflight().model_copy(update={"name": "baseline", "launches": (entry,)})
-        record = samples.run(Verdict.GO, (phase,)).model_copy(update={"run_id": name})
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(record.model_dump_json())
-
-    keep("20261101T000000Z-aaaaaaa", 100.0, LaunchStatus.COMPLETED)
-    keep("20261102T000000Z-bbbbbbb", 90.0, LaunchStatus.COMPLETED)
-    found = estimator(profile, tmp_path).estimate(launch)
-    assert found.seconds == 90.0
-    assert found.text == "about 1 min 30 s (as in run 20261102T000000Z-bbbbbbb)"
-    other = launch.model_copy(update={"steps": launch.steps + 1})
-    assert "as in run" not in estimator(profile, tmp_path).estimate(other).text
-    keep("20261103T000000Z-ccccccc", 1.0, LaunchStatus.CRASHED)
-    assert estimator(profile, tmp_path).estimate(launch).seconds != 1.0
 
 
 @pytest.mark.e2e
@@ -261,16 +197,3 @@ def test_a_line_really_works_when_pasted_elsewhere(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (rows,) = tmp_path.glob("artifacts/**/training.csv")
     assert len(rows.read_text().splitlines()) == 1 + launch["steps"]
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("all", NINE),
-        ("all,fineweb", (*NINE, "fineweb")),
-        ("long_run, baseline", ("baseline", "long_run")),
-    ],
-)
-def test_the_phases_that_a_list_means(tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
-    ended = inside("run", "--dry-run", "--profile", "cpu", "--phase", text, cwd=tmp_path)
-    assert tuple(re.findall(r"^# \d+/\d+ (\w+): ", ended.out, flags=re.MULTILINE)) == names

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.folder.record import record_text
+from runbook.folder.manifest import record_text
 from tests.cli.shell import runbook
 from tests.reports import samples
 

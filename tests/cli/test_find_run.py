@@ -24,10 +24,6 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_newest_without_a_name(runs: Path) -> None:
-    assert find_run(None, runs).name == NEW
-
-
 @pytest.mark.parametrize("text", [OLD, "20261120", "202611200"[:8] + "T"])
 def test_an_id_or_its_start(runs: Path, text: str) -> None:
     assert find_run(text, runs).name == OLD
@@ -49,17 +45,6 @@ def test_an_unknown_one_names_the_nearest_and_the_last(runs: Path) -> None:
         find_run("20261121T010203Z-840303a", runs)
     assert f"did you mean '{NEW}'?" in str(caught.value)
     assert f"{OLD}, {NEW}" in str(caught.value)
-
-
-def test_no_runs_at_all(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no run in .*absent/; `runbook run` starts one"):
-        find_run(None, tmp_path / "absent")
-
-
-def test_a_whole_record_is_read_as_it_was_written(runs: Path) -> None:
-    record = load_run(runs / NEW)
-    # As text, because a number that could not be measured is not equal to itself.
-    assert record.model_dump_json() == samples.go().model_dump_json()
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema_version": 2}', "\x00"])

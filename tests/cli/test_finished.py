@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from runbook.engine.outputs import render
-from runbook.folder.manifest import write_manifest
-from runbook.folder.record import record_text
+from runbook.folder.manifest import record_text, write_manifest
 from tests.cli.shell import ESCAPE, inside, runbook
 from tests.reports import samples
 
@@ -27,20 +25,6 @@ def test_the_newest_run_on_the_terminal(finished: Path, tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == render(samples.no_go(), "terminal")
     assert ESCAPE not in ended.out
-
-
-def test_the_reports_that_are_there_are_named(finished: Path, tmp_path: Path) -> None:
-    runbook("report", "--format", "md,html", cwd=tmp_path)
-    last = runbook("report", cwd=tmp_path).out.splitlines()[-2:]
-    where = f"artifacts/{finished.name}"
-    assert last == [f"report  {where}/report.html", f"report  {where}/report.md"]
-
-
-@pytest.mark.parametrize("name", ["md", "html", "junit"])
-def test_one_format_goes_to_stdout(finished: Path, tmp_path: Path, name: str) -> None:
-    ended = inside("report", finished.name, "--format", name, cwd=tmp_path)
-    assert ended.out.rstrip("\n") == render(samples.no_go(), name).rstrip("\n")
-    assert [path.name for path in finished.iterdir()] == ["run.json"]
 
 
 def test_several_formats_are_written_and_named(finished: Path, tmp_path: Path) -> None:
@@ -150,15 +134,6 @@ def test_nothing_is_written_among_the_files_of_a_run(
     assert ended.code == 2
     assert f"lies in the folder of the run {finished.name}; name another" in ended.err
     assert (finished / "run.json").read_bytes() == before
-
-
-def test_json_is_the_record(finished: Path, tmp_path: Path) -> None:
-    ended = inside("report", "--json", cwd=tmp_path)
-    assert (ended.code, ended.out) == (0, record_text(samples.no_go()))
-    write_manifest(finished)
-    forge(finished)
-    ended = inside("report", "--json", cwd=tmp_path)
-    assert ended.code == 3 and json.loads(ended.out)["verdict"] == "INCOMPLETE"
 
 
 @pytest.mark.parametrize(

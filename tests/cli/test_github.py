@@ -16,9 +16,9 @@ from runbook.cli.run.observers import (
 )
 from runbook.console import Console
 from runbook.engine.outputs import render
-from runbook.folder.record import fingerprint_of
+from runbook.folder.manifest import fingerprint_of
 from tests.cli.shell import inside
-from tests.cli.test_observers import ROOT, play
+from tests.cli.test_observers import play
 from tests.reports import samples
 
 
@@ -38,18 +38,6 @@ def test_a_group_a_phase_and_its_line_below() -> None:
     assert set(commands[1::2]) == {"::endgroup::"} and len(commands) == 8
     after = lines[lines.index("::endgroup::") + 1]
     assert after.split()[:3] == ["1/4", "preflight", "PASS"]
-
-
-def test_a_group_is_closed_however_the_run_ends() -> None:
-    out = io.StringIO()
-    with (
-        pytest.raises(KeyboardInterrupt),
-        GithubObserver(Console(stdout=out, stderr=io.StringIO())) as observer,
-    ):
-        observer.run_started("id", ROOT, ("baseline",))
-        observer.phase_started("baseline", "Baseline", 1)
-        raise KeyboardInterrupt
-    assert out.getvalue().splitlines()[-1] == "::endgroup::"
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,12 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from nsa.toggles import TOGGLES
 from runbook.cli import COMMANDS
-from runbook.cli._parser import CommandParser, number_type, parse_all, path_type
-from runbook.cli.guide import overview
-from runbook.defaults import DEFAULT_OUT, DEFAULT_PLAN
+from runbook.cli._parser import CommandParser, parse_all, path_type
 from runbook.stats.plans import BUCKET_PLAN, FASTER_PLAN, FUSED_PLAN, SCALING_PLAN, TARGET_PLAN
 
 DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
@@ -60,13 +57,6 @@ def test_every_value_names_its_default_and_its_unit(name: str) -> None:
     assert gaps(COMMANDS[name].parser()) == []
 
 
-def test_the_check_of_defaults_and_units_can_fail() -> None:
-    parser = CommandParser(prog="x")
-    parser.add_argument("--much", type=number_type(above=0), help="how much")
-    parser.add_argument("--well", type=number_type(above=0), help="seconds (default: 3)")
-    assert gaps(parser) == ["--much: no word of its default", "--much: a number without a unit"]
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None:
     command = COMMANDS[name]
@@ -75,20 +65,6 @@ def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None
     for word, *words in lines:
         assert word == name
         assert parse_all(command.parser(), words)[1] == [], words
-
-
-def test_a_wrong_example_would_be_noticed() -> None:
-    (line, *_) = example_lines("  NSA_X=1 runbook judge --profle cpu > x    what for")
-    assert as_words(line) == ["judge", "--profle", "cpu"]
-    assert parse_all(COMMANDS["judge"].parser(), as_words(line)[1:])[1] != []
-
-
-def test_the_examples_of_the_overview_are_taken() -> None:
-    text = overview({}).partition("examples:\n")[2].partition("\n\n")[0]
-    lines = [words for line in example_lines(text) if (words := as_words(line))]
-    assert len(lines) >= 3
-    for name, *words in lines:
-        assert parse_all(COMMANDS[name].parser(), words)[1] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -108,11 +84,6 @@ def test_defaults_in_the_help_are_those_of_their_owners() -> None:
     assert {plan.error for plan in (FUSED_PLAN, TARGET_PLAN)} == {0.05}
     interval = TOGGLES["NSA_WATCH_INTERVAL_S"].default
     assert f"NSA_WATCH_INTERVAL_S, else {interval:g})" in help_of("watch", "--interval")
-
-
-def test_the_default_plan_and_folder_are_those_that_printed_lines_leave_out() -> None:
-    assert COMMANDS["run"].parser().get_default("out") == Path(DEFAULT_OUT)
-    assert COMMANDS["launch"].parser().get_default("plan") == DEFAULT_PLAN
 
 
 def help_of(command: str, option: str) -> str:

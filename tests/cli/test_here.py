@@ -118,18 +118,6 @@ def test_what_triage_takes_is_what_it_is_named_for() -> None:
     assert tuple(NOT_A_FAULT) == NO_FAULT
 
 
-def test_a_no_go_leads_to_its_report_and_to_triage(tmp_path: Path) -> None:
-    finish(
-        tmp_path,
-        verdict="NO-GO",
-        reasons=["baseline.completed FAIL"],
-        phases=[phase_with("hung")],
-    )
-    text, commands = told(tmp_path)
-    assert ": NO-GO (" in text and "baseline.completed FAIL" in text
-    assert commands == [f"runbook report artifacts/{RUN}", f"runbook triage artifacts/{RUN}"]
-
-
 @pytest.mark.parametrize(
     "events", [(STARTED, PHASE), (STARTED, PHASE, {"event": "run_interrupted"})]
 )
@@ -138,11 +126,6 @@ def test_what_was_cut_off_is_resumed(tmp_path: Path, events: tuple[object, ...])
     text, commands = told(tmp_path)
     assert f"artifacts/{RUN}: not finished, 1 of 2 phases\n" in text
     assert commands[0] == f"runbook run --resume artifacts/{RUN}"
-
-
-def test_an_interrupted_run_is_resumed_at_once(tmp_path: Path) -> None:
-    begin(tmp_path, STARTED, {"event": "run_interrupted"})
-    assert told(tmp_path)[1][0] == f"runbook run --resume artifacts/{RUN}"
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -161,14 +144,9 @@ def test_a_run_whose_journal_is_held_is_running_and_can_be_watched(
     watched = "latest" if linked else RUN
     assert commands == [
         f"runbook watch artifacts/{watched}",
-        f"runbook watch --stacks artifacts/{RUN}",
+        f"runbook stacks artifacts/{RUN}",
     ]
     assert "RUNNING" not in told(tmp_path)[0]
-
-
-def test_a_launch_by_a_plan_is_resumed_as_that(tmp_path: Path) -> None:
-    begin(tmp_path, STARTED | {"record": {"options": {"plan": "production"}}}, PHASE)
-    assert told(tmp_path)[1][0] == f"runbook launch --resume artifacts/{RUN}"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from runbook.cli.run.json_lines import JsonObserver
 from runbook.console import Console
 from runbook.launch.observer import Pulse, Silence
 from runbook.records.events import events_schema
-from tests.cli.shell import inside
 from tests.cli.test_observers import Clock
 from tests.engine import toys
 from tests.reports import samples
@@ -27,11 +26,6 @@ def test_the_published_schema_is_current() -> None:
     document = json.loads(SCHEMA.read_text())
     assert document.pop("$schema") == "https://json-schema.org/draft/2020-12/schema"
     assert document == json.loads(json.dumps(events_schema()))
-
-
-def test_the_command_prints_it(tmp_path: Path) -> None:
-    ended = inside("schema", "events", cwd=tmp_path)
-    assert (ended.code, ended.out) == (0, SCHEMA.read_text())
 
 
 def checked(text: str) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine import needs
+from runbook.engine.plan import needs
 from runbook.records import Check, Outcome, RunRecord, Verdict
 from tests.cli.shell import inside, runbook
 from tests.executed import note
@@ -242,7 +242,7 @@ def test_what_is_wrong_is_told_with_what_is_allowed(
     tmp_path: Path, words: tuple[str, ...], told: str
 ) -> None:
     (tmp_path / "bad.yaml").write_text("extends: production\nphases: {smoke: {legs: 7}}\n")
-    done = runbook("launch", *WORDS, *words, cwd=tmp_path)
+    done = inside("launch", *WORDS, *words, cwd=tmp_path)
     assert done.code == 2
     assert told in done.err
     assert not (tmp_path / "runs").exists()

@@ -8,9 +8,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from runbook.config import load_profile, profile_names
-from runbook.config.names import preset_names
-from tests.cli.shell import ESCAPE, inside
+from runbook.config.load import load_profile, profile_names
+from tests.cli.shell import inside
 from tests.reports import samples
 
 NINE = (
@@ -24,15 +23,6 @@ NINE = (
     "fused_adamw",
     "long_run",
 )
-
-
-def test_phases_in_running_order(tmp_path: Path) -> None:
-    ended = inside("phases", cwd=tmp_path)
-    assert ended.code == 0
-    lines = ended.out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [*NINE, "fineweb", "regression"]
-    assert "(optional)" in lines[-1]
-    assert ESCAPE not in ended.out + ended.err
 
 
 def test_phases_for_machines(tmp_path: Path) -> None:
@@ -76,21 +66,6 @@ def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path, name: str) 
 def test_a_profile_for_machines_is_the_profile(tmp_path: Path) -> None:
     document = json.loads(inside("profiles", "cpu", "--json", cwd=tmp_path).out)
     assert document == load_profile("cpu").model_dump(mode="json")
-
-
-def test_toggles_in_this_shell(tmp_path: Path) -> None:
-    """Read by what is started by hand and by `runbook run`, and the note says over what."""
-    ended = inside("toggles", cwd=tmp_path, NSA_DDP_BUCKET_MB="50", NSA_OPT_FUSED="yes")
-    assert ended.code == 0
-    *lines, note = ended.out.splitlines()
-    assert "IN FORCE" not in ended.out and "IN THIS SHELL*" in lines[0]
-    assert note.startswith("* read by the trainer and `runbook watch` started here, and by")
-    assert note.endswith("it goes over the profile and under --set NAME=value")
-    rows = {line.split()[0]: line.split()[1:3] for line in lines[1:]}
-    assert rows["NSA_DDP_BUCKET_MB"] == ["50", "environment"]
-    assert rows["NSA_OPT_FUSED"] == ["1", "environment"]
-    assert rows["NSA_PREFILL_BATCHED"] == ["0", "default"]
-    assert rows["NSA_LR"] == ["(config)", "default"]
 
 
 def test_toggles_by_name(tmp_path: Path) -> None:
@@ -138,14 +113,3 @@ def test_the_schema_accepts_real_records_and_refuses_others(tmp_path: Path) -> N
             {name: value for name, value in document.items() if name != "run_id"},
         ):
             assert not validator.is_valid(spoiled)
-
-
-def test_the_schema_of_a_profile(tmp_path: Path) -> None:
-    schema = json.loads(inside("schema", "profile", cwd=tmp_path).out)
-    jsonschema.Draft202012Validator(schema).validate(load_profile("cpu").model_dump(mode="json"))
-
-
-def test_the_help_of_toggles_names_every_preset(tmp_path: Path) -> None:
-    said = " ".join(inside("toggles", "--help", cwd=tmp_path).out.split())
-    *names, last = preset_names()
-    assert f"export them: {', '.join(names)} or {last} (default: every toggle)" in said

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -73,25 +72,6 @@ def test_a_run_that_is_over_is_told_once_and_not_waited_for(
     assert main(["watch", str(run)]) == 0
     assert capsys.readouterr().err.count("ended at step 1") == 1
     assert set(waits) == {0.0}, "it paused"
-
-
-def test_the_end_of_a_run_that_is_watched_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = launched(tmp_path, "20260101T000000Z-abc", ended=False)
-    wait = RankWatch.wait
-
-    def end(watch: RankWatch, within_s: float, **more: int) -> None:
-        """The rank ends in the first pause."""
-        if within_s:
-            beat = {"event": "exit", "token": "ab", "code": 0, "step": 2, "rank": 0}
-            with (run / "heartbeat_rank0.jsonl").open("a") as stream:
-                stream.write(json.dumps(beat) + "\n")
-        wait(watch, 0.0, **more)
-
-    monkeypatch.setattr(RankWatch, "wait", end)
-    assert main(["watch", str(run), "--interval", "0.1"]) == 0
-    assert capsys.readouterr().err.count("ended at step 2") == 1
 
 
 def test_a_whole_run_by_its_folder_or_id_means_its_newest_launch(tmp_path: Path) -> None:
@@ -238,13 +218,6 @@ def test_nothing_is_waited_for_without_end(tmp_path: Path, linked: bool) -> None
         (tmp_path / "latest").symlink_to("run")
     with pytest.raises(UsageError, match=r"no run has begun in .* within 0\.2 s"):
         begun_in(tmp_path, interval_s=0.05, within_s=0.2, tell=lambda _: None)
-
-
-def test_a_run_that_begins_in_the_folder_itself_is_waited_for(tmp_path: Path) -> None:
-    later = threading.Timer(0.2, (tmp_path / "training.csv").touch)
-    later.start()
-    assert begun_in(tmp_path, interval_s=0.05, within_s=30, tell=lambda _: None) == tmp_path
-    later.join()
 
 
 def test_a_directory_that_is_not_there_is_called_that(

@@ -21,7 +21,6 @@ from tests.cli.test_observers import Clock, running
 from tests.reports import samples
 
 ESCAPE, CURSOR = "\x1b", "\x1b[J"
-LONG = "artifacts/" + "a-very-long-folder-name/" * 20 + "report.md"
 PLAIN = {"TERM": "xterm-256color", "CI": None, "NO_COLOR": None, "FORCE_COLOR": None}
 ROOT = Path(__file__).parents[2]
 
@@ -43,20 +42,6 @@ def test_nothing_that_is_drawn_is_wider_than_the_terminal(columns: int) -> None:
     drawn = [line for line in drawn_lines(written) if "/2 baseline" in line or "step" in line]
     assert len(drawn) >= 4
     assert all(len(line) < columns for line in drawn), drawn
-
-
-def draw_with_a_long_line() -> None:
-    with TextObserver(Console()) as observer:
-        observer.run_started("id", LONG, ("baseline",))
-        observer.phase_started("baseline", "Baseline", 3)
-        observer.show()
-        observer.note(LONG)
-
-
-def test_a_line_above_the_moving_ones_is_not_cut() -> None:
-    written = in_terminal(draw_with_a_long_line, variables=PLAIN)
-    assert CURSOR in written, "something was drawn"
-    assert written.count(LONG) == 2
 
 
 # Whether a terminal, or a pipe, gets colors and lines that are redrawn.

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.errors import UsageError
-from runbook.files import data_path, make_new_dir, written_to
+from runbook.files import data_path
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import write_manifest
 from runbook.records import RunRecord
@@ -89,15 +88,3 @@ def test_a_file_that_cannot_be_written(
 def test_a_new_folder_that_is_there_already(here: Path) -> None:
     ended = inside("drill", "--faults", "exit", "--out", "artifacts", cwd=here)
     is_told(ended, f"--out {here / 'artifacts'}: is there already; name a new folder")
-
-
-def test_the_helpers_can_fail_and_pass(tmp_path: Path) -> None:
-    make_new_dir("--out", tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-    with pytest.raises(UsageError, match="is there already"):
-        make_new_dir("--out", tmp_path / "a")
-    told = pytest.raises(UsageError, match=r"--to x: cannot be written: .*No such file")
-    with told, written_to("--to", Path("x")):
-        (tmp_path / "nowhere" / "x").write_text("")
-    with pytest.raises(KeyError), written_to("--to", Path("x")):
-        raise KeyError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from runbook.cli.run.progress import Progress, silence_text
+from runbook.cli.run.progress import Progress
 from runbook.console import rendered
 from runbook.launch.observer import Forecast, Pulse, Silence
 
@@ -68,14 +68,6 @@ def test_no_word_is_cut_and_nothing_is_left_out() -> None:
     ]
 
 
-def test_a_rate_is_not_shown_while_nobody_is_heard() -> None:
-    assert "tok/s" in training(PULSES["heard"]).line(42.0)
-    for pulse in ("silent", "busy", "ended"):
-        progress = training(PULSES[pulse])
-        for line in (progress.line(42.0), *shown(progress, 200)):
-            assert "tok/s" not in line and "█" not in line
-
-
 def test_without_a_launch_it_says_what_is_done_instead() -> None:
     progress = training(PULSES["heard"])
     progress.enter("2/9", "baseline", 40.0)
@@ -105,18 +97,3 @@ def test_what_runs_is_never_all_done() -> None:
     progress.forecast = Forecast(done_s=40.0, share=1.0, left_s=0.2)
     told = "\n".join([progress.line(41.0), *shown(progress, 120, 41.0)])
     assert "99 %" in told and "100 %" not in told and " left" not in told
-
-
-def test_a_rate_half_as_fast_is_drawn_half_as_high() -> None:
-    progress = training(PULSES["heard"])
-    progress.rates.extend([8.0] * 18 + [4.0, 0.0])
-    assert "██▅▁" in shown(progress, 80)[2]
-    progress.rates.extend([0.0] * 20)
-    assert shown(progress, 80)[2] == "step 120/300  8,120 tok/s  ranks 2/2"
-
-
-def test_who_is_silent_in_words() -> None:
-    assert silence_text(()) == ""
-    assert silence_text((Silence(rank=3, silent_s=12.0),)) == "rank 3 silent 12 s"
-    both = "rank 1 silent 7 s (usual 0.3 s), stopped; rank 0 too"
-    assert silence_text(SILENT) == both

@@ -18,7 +18,6 @@ from runbook.cli._runs import run_folders
 from runbook.machine.host import find_trainers
 from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict
 from tests.cli.shell import ESCAPE, Ended, runbook
-from tests.cli.test_json_lines import checked
 from tests.shared import crowded
 
 pytestmark = pytest.mark.e2e
@@ -71,14 +70,6 @@ def test_no_secret_is_in_any_byte_of_the_run(preflight: tuple[Path, Ended]) -> N
         assert not path.is_file() or b"canary-5566" not in path.read_bytes(), path
 
 
-def test_the_report_command_finds_it(preflight: tuple[Path, Ended]) -> None:
-    folder, *_ = preflight
-    (root,) = run_folders(folder / "artifacts")
-    ended = runbook("report", cwd=folder)
-    assert ended.code == 0
-    assert ended.out.startswith(f"runbook 0.1.0  run {root.name}  profile cpu")
-
-
 def _without_a_gpu(cwd: Path, *asked: str) -> tuple[RunRecord, Ended, Path]:
     """The record of a run for two GPUs, on a machine that has none to offer."""
     mine = cwd / "mine.yaml"
@@ -122,24 +113,6 @@ WORDS = (
     *("run", "--phase", "single_gpu", "--profile", "cpu", "--steps-scale", "0.05"),
     *("--protocol", "single", "--set", "train.log_every=1"),
 )
-
-
-def test_events_as_json_lines(tmp_path: Path) -> None:
-    ended = runbook(*WORDS, "--output-format", "json", "--out", "here", cwd=tmp_path)
-    assert ended.err == ""
-    events = checked(ended.out)
-    assert {event["schema_version"] for event in events} == {1}
-    names = [event["event"] for event in events]
-    order = ["run_started", "phase_started", "launch_started", "launch_finished"]
-    order += ["phase_finished", "run_finished"]
-    assert [name for name in dict.fromkeys(names) if name in order] == order
-    assert events[-1]["event"] == "run_finished"
-    (root,) = run_folders(tmp_path / "here")
-    record = RunRecord.model_validate_json((root / "run.json").read_bytes())
-    assert events[-1]["verdict"] == record.verdict.value
-    assert ended.code == record.verdict.exit_code
-    launched = next(event for event in events if event["event"] == "launch_finished")
-    assert launched["result"]["status"] == "completed"
 
 
 @pytest.mark.parametrize(

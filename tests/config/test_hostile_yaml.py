@@ -9,7 +9,7 @@ import pytest
 from nsa.contract import NSAError
 from nsa.settings import load_strict, scalar
 from nsa.toggles import TOGGLES
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.errors import UsageError
 
 _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runbook import registry
-from runbook.config import load_profile, profile_names
+from runbook.config.load import load_profile, profile_names
 from runbook.config.plan import load_plan, plan_names, with_plan
 from runbook.errors import UsageError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config import load_profile, parse_settings
+from runbook.config.load import load_profile
 from runbook.config.precedence import (
     differing,
     dropped,
@@ -17,7 +17,7 @@ from runbook.config.precedence import (
     words,
 )
 from runbook.config.presets import load_preset
-from runbook.config.settings import Settings, is_passed_on, may_be_set
+from runbook.config.settings import Settings, is_passed_on, may_be_set, parse_settings
 from runbook.errors import UsageError
 
 PROFILE = load_profile("a100x2_pcie4")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runbook.config import parse_settings
-from runbook.config.settings import config_keys
+from runbook.config.settings import config_keys, parse_settings
 from runbook.errors import UsageError
 
 

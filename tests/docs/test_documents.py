@@ -14,10 +14,11 @@ import yaml
 from nsa.settings import load_config
 from nsa.toggles import TOGGLES, meaning
 from nsa.torch_env import plan
-from phases.playbook import BY_TOPIC
+from phases.kit.playbook import playbook
 from runbook.cli import main
-from runbook.config import Profile, load_profile
+from runbook.config.load import load_profile
 from runbook.config.plan import load_plan, with_plan
+from runbook.config.profile import Profile
 from runbook.registry import known_checks
 from runbook.tools.triage_steps import STEPS
 from tests.cli.shell import inside
@@ -64,14 +65,6 @@ def test_a_typed_block_keeps_its_promise(
     for line in LINES:
         if line.get("typed") == name and "leaves" in line:
             assert (result.desk / line["leaves"]).is_file(), line
-
-
-def test_a_promise_that_is_not_kept_would_be_noticed(tmp_path: Path) -> None:
-    (tmp_path / "artifacts/m7c_125m_2xa100_prod/latest").mkdir(parents=True)
-    (tmp_path / "artifacts/m7c_125m_2xa100_prod/latest/training.csv").touch()
-    result = Typed(code=2, out="[step 1/6]", desk=tmp_path)
-    block = {"says": ["^.step 1/6", "took effect"], "lacks": ["training.csv"]}
-    assert missed(result, block) == ["exit code 2", "took effect", "training.csv"]
 
 
 def with_shell(settings: str, *words: str) -> Any:
@@ -170,7 +163,7 @@ def settings_of(step: Mapping[str, Any]) -> str:
 
 @pytest.mark.parametrize("line", proven_by("remedy"))
 def test_advice_of_the_document_is_in_the_playbook(line: dict[str, Any]) -> None:
-    assert line["says"] in str(BY_TOPIC[line["remedy"]])
+    assert line["says"] in str(playbook().by_topic[line["remedy"]])
 
 
 @pytest.mark.parametrize("line", proven_by("config"))

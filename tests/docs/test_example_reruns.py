@@ -21,7 +21,7 @@ from benchmarks.examples.__main__ import command, verdict_line
 from benchmarks.examples.catalog import EXAMPLES, Example
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
-from runbook.config import parse_settings
+from runbook.config.settings import parse_settings
 from runbook.records import RunRecord
 from tests import executed
 from tests.cli.shell import Ended

@@ -15,8 +15,8 @@ import pytest
 
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
-from runbook.folder.record import record_text
-from runbook.tools.export import csv_text, prometheus_text
+from runbook.folder.manifest import record_text
+from runbook.tools.export import prometheus_text
 from tests.reports import samples
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "exporting.md"
@@ -80,9 +80,3 @@ def test_every_metric_on_the_page_is_written_and_the_other_way_round() -> None:
     text = prometheus_text(record.model_copy(update={"phases": phases}))
     written = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
     assert set(re.findall(r"\brunbook_\w+", TEXT)) == written
-
-
-def test_every_column_is_on_the_page() -> None:
-    columns = csv_text(samples.go()).partition("\n")[0].split(",")
-    section = TEXT.split("## CSV")[1].split("##")[0]
-    assert re.findall(r"`(\w+)`", section) == columns

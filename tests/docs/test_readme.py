@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import struct
 
-from benchmarks.examples.pictures import SCREENS, WHOLE, whole_name
 from runbook.cli import COMMANDS
 from tests.docs.test_spec import ROOT
 
@@ -22,10 +20,3 @@ def test_it_can_be_read_in_one_go() -> None:
 def test_its_commands_exist() -> None:
     named = re.findall(r"`runbook ([a-z]+)", TEXT)
     assert set(named) <= set(COMMANDS) and len(set(named)) >= 8
-
-
-def test_its_picture_goes_down_to_what_decided() -> None:
-    assert f"](docs/images/{whole_name(WHOLE)})" in TEXT
-    start = (ROOT / "docs" / "images" / whole_name(WHOLE)).read_bytes()[16:24]
-    width, height = struct.unpack(">II", start)
-    assert width == SCREENS[0][0] and height > 2 * SCREENS[0][1]

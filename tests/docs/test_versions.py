@@ -48,21 +48,9 @@ def test_every_python_that_is_claimed_was_run_and_no_other() -> None:
     assert [text.removeprefix(prefix) for text in PROJECT["classifiers"]] == pythons()
 
 
-def test_the_tools_hold_the_lowest_python() -> None:
-    lowest = pythons()[0]
-    assert TOML["tool"]["mypy"]["python_version"] == lowest
-    assert TOML["tool"]["ruff"]["target-version"] == f"py{lowest.replace('.', '')}"
-
-
 def test_the_lower_bounds_are_those_of_the_page() -> None:
     claimed = [[name, version] for name, version in rows("The ranges")]
     assert claimed == [text.split(",")[0].split(">=") for text in PROJECT["dependencies"]]
-
-
-def test_the_lowest_torch_is_one_that_was_run() -> None:
-    (lowest,) = [text[1] for text in rows("The ranges") if text[0] == "torch"]
-    ran = {tuple(map(int, row[1].split("."))) for row in good()}
-    assert min(ran)[:2] == tuple(map(int, lowest.split(".")))[:2]
 
 
 def test_what_continuous_integration_runs_is_on_the_page() -> None:

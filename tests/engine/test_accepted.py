@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.prior_runs import keep_accepted
+from runbook.engine.earlier.prior_runs import keep_accepted
 from runbook.engine.verify import verify_run
-from runbook.folder.accepted import read_accepted
+from runbook.folder.comparability import read_accepted
 from runbook.folder.journal import Journal
-from runbook.folder.manifest import write_manifest
-from runbook.folder.record import record_text
+from runbook.folder.manifest import record_text, write_manifest
 from runbook.records import RunRecord, Verdict
 from runbook.records.evidence import AcceptedRuns
 from tests.engine.toys import Toy, run, setup

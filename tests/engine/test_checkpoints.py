@@ -9,7 +9,7 @@ import pytest
 
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
 from nsa.contract.digests import identity_of, sha256_of
-from runbook.engine.checkpoints import begin_at
+from runbook.engine.starting import begin_at
 from runbook.errors import RunbookError
 from runbook.records import Launch
 from tests.launch.helpers import fake_launch

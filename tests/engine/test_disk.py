@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import resource
 import subprocess
@@ -14,10 +13,10 @@ import pytest
 
 from runbook.cli.run.observers import print_summary
 from runbook.console import Console
-from runbook.engine.refused import REMEDIES, refused
+from runbook.engine.outputs import REMEDIES
 from runbook.folder.journal import Journal, read_events
 from runbook.launch.observer import Observer
-from runbook.records import THE_RUN, PhaseRecord, RunRecord, Verdict
+from runbook.records import PhaseRecord, RunRecord, Verdict
 from tests import executed
 from tests.engine.toys import Toy, run
 
@@ -92,22 +91,6 @@ def _is_said(told: RunRecord, folder: Path, *, quiet: bool) -> None:
     assert "the run's files cannot be written" in (err if quiet else out).getvalue()
 
 
-def test_rows_that_a_run_has_not_come_to_say_what_to_do_about_the_disk(tmp_path: Path) -> None:
-    """The first phase is kept; of the second the journal takes nothing any more."""
-
-    class Full(Observer):
-        def phase_finished(self, record: PhaseRecord) -> None:
-            (journal,) = tmp_path.glob("*/events.jsonl")
-            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-            resource.setrlimit(resource.RLIMIT_FSIZE, (journal.stat().st_size, hard))
-
-    with largest_file(2**40):
-        record, _ = run(tmp_path, Toy("baseline"), Toy("bucket_sweep"), observer=Full())
-    waiting = [check for check in record.checks() if check.phase == "bucket_sweep"]
-    assert waiting and record.verdict is Verdict.INCOMPLETE
-    assert all("`ulimit -f unlimited`" in check.remedy for check in waiting), waiting[0]
-
-
 @pytest.mark.executes("ulimit -f")
 def test_the_printed_command_takes_the_limit_of_a_file_away() -> None:
     line = "ulimit -f unlimited"
@@ -117,29 +100,3 @@ def test_the_printed_command_takes_the_limit_of_a_file_away() -> None:
     executed.note(line, shell.returncode)
     assert (shell.returncode, shell.stdout) == (0, "unlimited\n"), shell.stderr
     assert any(f"`{line}`" in remedy for remedy in REMEDIES.values())
-
-
-@pytest.mark.parametrize(
-    ("number", "first"),
-    [
-        (errno.ENOSPC, "free space on the disk of --out first"),
-        (errno.EDQUOT, "free space on the disk of --out first"),
-        (errno.EFBIG, "raise the limit of a file's size first"),
-        (errno.EROFS, "make the folder of the run writable again first"),
-    ],
-)
-def test_what_to_do_about_the_disk_comes_before_going_on(
-    tmp_path: Path, number: int, first: str
-) -> None:
-    """On the same full disk --resume ends as the run did. What was answered keeps its words."""
-    whole, _ = run(tmp_path, Toy("baseline"))
-    row = whole.phases[0].checks[0]
-    waits = row.model_copy(update={"follows": THE_RUN, "remedy": "continue with --resume"})
-    phase = whole.phases[0].model_copy(update={"checks": (row, waits)})
-    told = refused(whole.model_copy(update={"phases": (phase,)}), OSError(number, "no"), "x: no")
-    assert told.verdict is Verdict.INCOMPLETE and "(x: no)" in told.reasons[0]
-    answered, waiting = told.checks()
-    assert answered == row
-    assert (
-        waiting.remedy.startswith(first) and "then continue the run with --resume" in waiting.remedy
-    )

@@ -13,7 +13,6 @@ from runbook.config.profile import Profile
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
 from runbook.engine.extend import Extension, failed_phases, keep_aside, repeat
-from runbook.engine.identity import identity, refuse_if_unlike
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.verify import verify_run
@@ -21,11 +20,13 @@ from runbook.errors import UsageError
 from runbook.folder.journal import Journal, read_events
 from runbook.folder.names import EVENTS_FILE
 from runbook.launch.observer import Observer
-from runbook.records import Outcome, Reason, RunRecord, Verdict
+from runbook.machine.identity import identity
+from runbook.records import Outcome, RunRecord, Verdict
 from runbook.records.phase import Phase
 from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import cut_after, digests
 from tests.engine.toys import Toy
+from tests.shared import once
 
 ADD = Extension(phases="nvtx", command="again")
 AGAIN = Extension(failed=True, command="again")
@@ -100,13 +101,6 @@ def test_a_run_of_which_a_file_is_gone_or_changed_gets_no_new_manifest(
     assert digests(folder) == left
 
 
-def test_a_report_that_was_rendered_again_is_no_damage(tmp_path: Path) -> None:
-    phases = (Toy("baseline"), Toy("nvtx"))
-    _, folder = made(tmp_path, phases[0], whole=phases)
-    (folder / "report.md").write_text("rendered again\n")
-    assert extended(folder, ADD, *phases).verdict is Verdict.GO
-
-
 def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> None:
     mark = tmp_path / "once"
     phases = (Toy("baseline", words=("--fault", "exit7", "--once", str(mark))), Toy("nvtx"))
@@ -123,17 +117,6 @@ def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> Non
     started = [event["phase"] for event in events if event["event"] == "launch_started"]
     assert started == ["baseline", "nvtx", "baseline"], "nvtx had passed"
     assert differences(folder, record, *phases) == ()
-
-
-def test_a_failure_that_stays_is_counted(tmp_path: Path) -> None:
-    phase = Toy("baseline", words=("--fault", "exit7"))
-    _, folder = made(tmp_path, phase)
-    extended(folder, AGAIN, phase)
-    record = extended(folder, AGAIN, phase)
-    assert record.verdict is Verdict.NO_GO
-    assert "REPEATED (baseline after FAIL, FAIL)" in record.headline
-    assert (folder / "baseline.repeated2").is_dir()
-    assert differences(folder, record, phase) == ()
 
 
 def test_a_later_phase_that_would_be_launched_otherwise_now_runs_again(tmp_path: Path) -> None:
@@ -177,46 +160,43 @@ def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> N
         extended(folder, None, Toy("baseline"))
 
 
-def test_a_first_run_with_nothing_to_compare_with_is_not_run_again(tmp_path: Path) -> None:
-    record, _ = made(tmp_path, Toy("baseline", breaks="plan"))
-    assert failed_phases(record) == ["baseline"]
-    skipped = {"outcome": Outcome.SKIPPED, "code": Reason.NO_ACCEPTED_RUN}
-    checks = tuple(check.model_copy(update=skipped) for check in record.phases[0].checks)
-    phase = record.phases[0].model_copy(update={"checks": checks})
-    assert failed_phases(record.model_copy(update={"phases": (phase,)})) == []
+UNPLANNED = (Toy("baseline", breaks="plan"), Toy("nvtx", breaks="plan"))
+
+
+@pytest.fixture
+def begun(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
+    """A copy of a run of two phases in which nothing was launched."""
+    record, whole = once(tmp_path_factory, "unplanned", lambda folder: made(folder, *UNPLANNED))
+    return record, Path(shutil.copytree(whole, tmp_path / whole.name))
 
 
 @pytest.mark.parametrize("what", sorted(identity()))
-def test_another_commit_machine_or_software_is_refused_by_name(tmp_path: Path, what: str) -> None:
-    record, folder = made(tmp_path, Toy("baseline", breaks="plan"))
+def test_another_commit_machine_or_software_is_refused_by_name(
+    begun: tuple[RunRecord, Path], what: str
+) -> None:
+    record, folder = begun
     path = folder / EVENTS_FILE
     lines = path.read_text().splitlines(keepends=True)
     value = record.environment[what]
     lines[0] = lines[0].replace(f'"{what}":"{value}"', f'"{what}":"another"')
     path.write_text("".join(lines))
     with pytest.raises(UsageError, match=rf"(?i){what}.*: another then, "):
-        extended(folder, ADD, Toy("baseline"), Toy("nvtx"))
+        extended(folder, AGAIN, *UNPLANNED)
     assert path.read_text() == "".join(lines), "nothing was begun"
 
 
 @pytest.mark.parametrize("what", sorted(identity()))
 def test_a_run_that_was_cut_off_does_not_go_on_as_another(
-    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+    begun: tuple[RunRecord, Path], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No --phase, no --failed: the rows of two commits would stand under the name of one."""
-    phases = (Toy("baseline", breaks="plan"), Toy("nvtx", breaks="plan"))
-    _, folder = made(tmp_path, *phases)
+    _, folder = begun
     cut_after(folder, "phase_finished")
     before = (folder / EVENTS_FILE).read_bytes()
     monkeypatch.setattr("runbook.engine.resuming.identity", lambda: identity() | {what: "another"})
     with pytest.raises(UsageError, match=rf"(?i)cannot go on.*{what}.* then, another now"):
-        extended(folder, None, *phases)
+        extended(folder, None, *UNPLANNED)
     assert (folder / EVENTS_FILE).read_bytes() == before, "nothing was begun"
-
-
-def test_an_older_record_that_does_not_know_is_not_refused(tmp_path: Path) -> None:
-    record, _ = made(tmp_path, Toy("baseline", breaks="plan"))
-    refuse_if_unlike(record.model_copy(update={"environment": {}}), identity())
 
 
 def test_what_the_collectors_wrote_is_kept_with_preflights_earlier_attempt(tmp_path: Path) -> None:

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config import load_profile
-from runbook.engine.earlier import Earlier
-from runbook.engine.forecast import Pace, forecast, too_long
-from runbook.engine.progress import Forecaster
+from runbook.config.load import load_profile
+from runbook.engine.plan.forecast import Earlier, Pace, forecast, too_long
+from runbook.engine.plan.progress import Forecaster
 from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus
-from tests.engine import toys
 from tests.phases import builder
 from tests.reports import samples
 
@@ -43,11 +41,6 @@ def test_a_launch_takes_its_start_up_and_its_steps() -> None:
     assert forecast(sweep, PACE, PROFILE) == 10.0 + sweep.schedule.total_steps * 0.25
     for launch in plan("preflight"):
         assert forecast(launch, PACE, PROFILE) is None
-
-
-def test_a_leg_takes_the_steps_after_its_checkpoint() -> None:
-    leg = BASE.model_copy(update={"steps": 500, "after": 400})
-    assert forecast(leg, PACE, PROFILE) == 10.0 + 100 * 0.25
 
 
 def test_one_device_with_the_whole_batch_takes_longer_and_with_its_share_the_same() -> None:
@@ -108,12 +101,6 @@ def watched(
     return forecaster, told, clock
 
 
-def test_nothing_is_said_of_the_rest_before_anything_is_known(tmp_path: Path) -> None:
-    forecaster, told, clock = watched(plan("baseline"), tmp_path)
-    train(forecaster, clock, BASE, 0.25, 3)
-    assert {(one.left_s, one.unknown) for one in told.forecasts} == {(None, 3)}
-
-
 def test_after_some_steps_the_rest_is_known(tmp_path: Path) -> None:
     forecaster, told, clock = watched(plan("baseline"), tmp_path)
     train(forecaster, clock, BASE, 0.25, 20)
@@ -135,16 +122,6 @@ def test_a_hang_makes_nothing_shorter_and_the_bar_never_goes_back(tmp_path: Path
     assert told.left_s == pytest.approx(before, abs=1.0)
     shares = [one.share for one in told.forecasts]
     assert shares == sorted(shares) and shares[0] >= 0.0 and shares[-1] <= 1.0
-
-
-def test_what_is_told_is_told_once_a_second(tmp_path: Path) -> None:
-    forecaster, told, clock = watched(plan("baseline"), tmp_path)
-    forecaster.launch_started(BASE, 1)
-    count = len(told.forecasts)
-    for _ in range(100):
-        clock.now += 0.1
-        forecaster.launch_ranks(BASE, Pulse())
-    assert len(told.forecasts) - count <= 10
 
 
 def test_a_limit_that_will_be_exceeded_is_said_at_once(tmp_path: Path) -> None:
@@ -196,13 +173,6 @@ def test_an_earlier_run_is_known_from_the_start_and_corrected_by_what_really_too
     assert told.left_s == 300.0, "two launches, each half as long again as before"
 
 
-def test_the_time_beside_the_launches_of_an_earlier_run_counts(tmp_path: Path) -> None:
-    earlier_run(tmp_path, 100.0)
-    earlier = Earlier("a100x2_pcie4", tmp_path)
-    assert earlier.beside_launches("baseline") == 6.0
-    assert earlier.beside_launches("long_run") is None
-
-
 @pytest.mark.parametrize("changed", [{"profile": "cpu"}, {"environment": {"cpu.count": "100000"}}])
 def test_a_run_of_another_profile_or_machine_says_nothing(
     tmp_path: Path, changed: dict[str, object]
@@ -217,25 +187,6 @@ def test_a_run_that_cannot_be_read_is_no_ground_for_anything(tmp_path: Path) -> 
     earlier_run(tmp_path, 100.0)
     found = Earlier("a100x2_pcie4", tmp_path).launch(BASE)
     assert found == (100.0, samples.go().run_id)
-
-
-def test_a_run_passes_every_event_on(tmp_path: Path) -> None:
-    class All(Told):
-        def __init__(self) -> None:
-            super().__init__()
-            self.events: list[str] = []
-
-        def __getattribute__(self, name: str) -> object:
-            if name in vars(Observer):
-                object.__getattribute__(self, "events").append(name)
-            return super().__getattribute__(name)
-
-    told = All()
-    toys.run(tmp_path, *toys.three_launches(), observer=told)
-    told.note("x")
-    wanted = {name for name in vars(Observer) if not name.startswith("_")}
-    assert wanted <= set(told.events)
-    assert {"run_started", "launch_progress", "run_finished"} <= wanted
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Observer) if not name.startswith("_")])

@@ -6,7 +6,6 @@ import csv
 import fcntl
 import io
 import json
-import math
 import multiprocessing
 import os
 import sqlite3
@@ -15,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine.history import FILE_NAME, list_runs, metric_names, metric_rows, sync
 from runbook.errors import RunbookError
 from runbook.folder.manifest import write_manifest
 from runbook.records import RunRecord
+from runbook.tools.history.index import FILE_NAME, list_runs, metric_rows, sync
 from tests.reports.samples import go, incomplete, no_go
 
 
@@ -48,17 +47,6 @@ def test_runs_are_listed_oldest_first_with_their_verdicts(artifacts: Path) -> No
     assert [row.interrupted for row in rows] == [False, True, False]
 
 
-def test_a_metric_through_all_runs(artifacts: Path) -> None:
-    rows = metric_rows(artifacts, "baseline.throughput")
-    assert [(row.run_id, row.outcome, row.number, row.n) for row in rows] == [
-        ("r1", "FAIL", 23.0, 3),
-        ("r2", "INCOMPLETE", None, 0),
-        ("r3", "PASS", 47.25, 3),
-    ]
-    assert rows[2].path == "baseline/launch_0/training.csv"
-    assert "long_run/training.csv" in metric_names(artifacts)
-
-
 def test_only_what_changed_is_read_again(artifacts: Path) -> None:
     assert sync(artifacts) == 3
     assert sync(artifacts) == 0
@@ -73,13 +61,6 @@ def test_a_removed_run_leaves_the_index_with_its_metrics(artifacts: Path) -> Non
     (artifacts / "r1" / "run.json").unlink()
     assert [row.run_id for row in list_runs(artifacts)] == ["r2", "r3"]
     assert len(metric_rows(artifacts, "baseline.throughput")) == 2
-
-
-def test_recording_a_run_twice_keeps_one(artifacts: Path) -> None:
-    sync(artifacts)
-    store(artifacts, "r3", no_go())
-    assert sync(artifacts) == 1
-    assert len(metric_rows(artifacts, "long_run.no_halt")) == 2  # r1 and r3
 
 
 @pytest.mark.parametrize("damage", [b"not a database at all", b"SQLite format 3\0" + b"x" * 5000])
@@ -129,19 +110,6 @@ def test_links_are_not_runs(artifacts: Path) -> None:
     assert len(list_runs(artifacts)) == 3
 
 
-def test_a_value_that_is_no_number_stays_a_text(artifacts: Path) -> None:
-    record = go()
-    check = record.phases[1].checks[0]
-    assert check.measurement is not None
-    odd = check.measurement.model_copy(update={"value": math.nan})
-    phase = record.phases[1].model_copy(
-        update={"checks": (check.model_copy(update={"measurement": odd}),)}
-    )
-    store(artifacts, "odd", record, phases=(phase,))
-    row = next(r for r in metric_rows(artifacts, "baseline.throughput") if r.run_id == "odd")
-    assert (row.number, row.text) == (None, "nan")
-
-
 def test_many_programs_may_record_at_once(tmp_path: Path) -> None:
     for index in range(6):
         store(tmp_path, f"r{index}", go())
@@ -183,14 +151,6 @@ def test_an_index_that_cannot_be_written_is_an_error_not_silence(
     assert "cannot be used" in capsys.readouterr().err
 
 
-def test_the_index_is_for_its_owner_only(artifacts: Path) -> None:
-    sync(artifacts)
-    assert (artifacts / FILE_NAME).stat().st_mode & 0o777 == 0o600
-    (artifacts / FILE_NAME).chmod(0o644)
-    sync(artifacts)
-    assert (artifacts / FILE_NAME).stat().st_mode & 0o777 == 0o600
-
-
 def test_an_index_that_is_a_link_is_refused_and_its_target_left_alone(
     artifacts: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -215,7 +175,7 @@ def test_a_name_with_a_newline_cannot_fake_a_row(
 def test_another_program_that_keeps_the_index_is_named(
     artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runbook.engine.history._WAIT_S", 0.1)
+    monkeypatch.setattr("runbook.tools.history.index._WAIT_S", 0.1)
     handle = os.open(artifacts, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(RunbookError, match="another program"):

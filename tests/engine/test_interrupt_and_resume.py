@@ -72,7 +72,12 @@ def assert_nothing_left(out: Path, within_s: float = 3.0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_leaves_a_readable_report_and_no_process(
     tmp_path: Path, number: signal.Signals, code: int
@@ -288,19 +293,6 @@ def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
     cut_after(folder, "phase_finished")
     with pytest.raises(UsageError, match=r"made by version 9\."):
         resume(folder, phase)
-
-
-def test_phases_that_a_signal_kept_from_running_are_rows(tmp_path: Path) -> None:
-    class Stopper(Observer):
-        def phase_finished(self, record: object) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)
-
-    record, folder = run(tmp_path, *three_launches(), observer=Stopper())
-    rows = {check.id: check for check in record.checks()}
-    assert rows["baseline.rate"].outcome is Outcome.PASS
-    assert rows["bucket_sweep.rate"].code is Reason.INTERRUPTED
-    assert RunRecord.model_validate_json((folder / "run.json").read_text()) == record
 
 
 def test_a_signal_during_a_judgement_is_a_row(tmp_path: Path) -> None:

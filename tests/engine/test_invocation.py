@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,9 @@ from typing import Any
 import pytest
 
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.records.run import Invocation
+from tests.cli.shell import inside
 
 SETTINGS = ("NSA_DDP_COMPRESS=off", "train.lr=1e-3", "train.seed=7")
 
@@ -30,16 +28,9 @@ def plan_of(line: str, folder: Path) -> dict[str, Any]:
     """What the line would run, asked in a folder of its own: the launches, word for word."""
     words = shlex.split(line)
     assert words[:2] == ["runbook", "run"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", *words, "--dry-run", "--json"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return {phase["name"]: phase["launches"] for phase in json.loads(done.stdout)["phases"]}
+    done = inside(*words[1:], "--dry-run", "--json", cwd=folder)
+    assert done.code == 0, done.err
+    return {phase["name"]: phase["launches"] for phase in json.loads(done.out)["phases"]}
 
 
 def test_a_command_is_the_same_when_the_run_is_judged_again(tmp_path: Path) -> None:
@@ -88,14 +79,3 @@ def test_a_profile_of_ones_own_is_named_by_its_file(
     monkeypatch.chdir("/")
     assert shlex.quote(str(path)) in line
     assert "baseline" in plan_of(line, Path("/"))
-
-
-def test_what_run_json_keeps_gives_the_same_line(tmp_path: Path) -> None:
-    options = asked(tmp_path, settings=SETTINGS, protocol="launches", aa=True, seed=5)
-    settings = dict(word.split("=", 1) for word in SETTINGS)
-    again = Invocation.recorded("cpu", settings, options.document())
-    assert again == options.invocation()
-
-
-def test_only_what_differs_from_the_defaults_is_in_the_line() -> None:
-    assert Invocation(profile="cpu").line(["a", "b"]) == "runbook run --phase a,b --profile cpu"

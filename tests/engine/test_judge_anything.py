@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,22 +10,27 @@ import pytest
 
 from runbook import __version__
 from runbook.cli import main
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.config.setup import RunOptions
 from runbook.engine.judge import record_of
-from runbook.folder.manifest import write_manifest
-from runbook.folder.record import record_text
+from runbook.folder.manifest import record_text, write_manifest
 from runbook.records import LaunchEntry, RunRecord, Verdict
 from tests.phases import builder, on_disk
+from tests.shared import once
 
 WHERE = builder.context("cpu")
 NAMES = ("baseline", "long_run")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    whole = once(tmp_path_factory, "judged", judged)
+    return Path(shutil.copytree(whole, tmp_path / whole.name))
+
+
+def judged(folder: Path) -> Path:
     """A run of two phases as the engine leaves it, as far as `judge` reads it."""
-    root = tmp_path / "20260101T000000Z-0000000"
+    root = folder / "20260101T000000Z-0000000"
     root.mkdir()
     profile, phases = load_profile("cpu"), []
     for name in NAMES:

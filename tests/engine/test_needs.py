@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from runbook.config.plan import plan_names
 from runbook.config.presets import load_preset
 from runbook.config.setup import RunOptions, Setup
-from runbook.engine.needs import Needs, needs_of
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.needs import needs_of
+from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.extras import EXTRAS, absent
 from tests.cli.shell import inside
@@ -97,10 +96,6 @@ def test_checkpoints_that_no_disk_holds(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_what_is_generated_needs_nothing(tmp_path: Path) -> None:
-    assert needs_of(prepare(RunOptions(profile="cpu", phases="baseline", out=tmp_path))) == Needs()
-
-
 @pytest.mark.usefixtures("plain")
 def test_a_plan_does_without_tensorboard_and_says_so(tmp_path: Path) -> None:
     setup = planned(tmp_path, profile="cpu", until="", without_go=True)
@@ -110,13 +105,6 @@ def test_a_plan_does_without_tensorboard_and_says_so(tmp_path: Path) -> None:
     assert told == f"production without TensorBoard ({absent('tensorboard')})"
     with pytest.raises(UsageError, match="the package tensorboard is not installed here"):
         planned(tmp_path, "NSA_TB_DISABLE=0", profile="cpu", until="", without_go=True)
-
-
-def test_with_tensorboard_the_plan_has_it(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="nsa-runbook[tensorboard] is not installed")
-    setup = planned(tmp_path, profile="cpu", until="", without_go=True)
-    boards = {one.phase: one.env.get("NSA_TB_DISABLE") for one in setup.planned}
-    assert (boards["smoke"], boards["production"]) == ("1", "0")
 
 
 def test_a_launch_that_lacks_something_is_refused_and_its_dry_run_says_so(tmp_path: Path) -> None:
@@ -131,20 +119,6 @@ def test_a_launch_that_lacks_something_is_refused_and_its_dry_run_says_so(tmp_pa
     run = ("run", "--profile", A100, "--phase", "fineweb", "--dry-run")
     shown = inside(*run, cwd=tmp_path, HF_ENDPOINT=NOWHERE)
     assert shown.code == 0 and f"# lacks    {NOWHERE} does not answer" in shown.out
-
-
-@pytest.mark.parametrize("plan", plan_names())
-@pytest.mark.parametrize("profile", ["cpu", A100])
-def test_a_dry_run_of_a_plan_never_needs_a_go(tmp_path: Path, plan: str, profile: str) -> None:
-    words = ("launch", "--plan", plan, "--profile", profile, "--dry-run")
-    shown = inside(*words, cwd=tmp_path, HF_ENDPOINT=NOWHERE)
-    assert (shown.code, shown.err, list(tmp_path.iterdir())) == (0, "", [])
-    assert "torchrun" in shown.out and "--measure" not in shown.out
-    refused = [line for line in shown.out.splitlines() if line.startswith("# refused ")]
-    assert len(refused) == (plan == "production")
-    if refused:
-        go = "production starts only behind a GO of this configuration and machine in artifacts/"
-        assert f"# refused  {go}" in refused[0] and "--without-go" in refused[0]
 
 
 @pytest.mark.parametrize("name", ["production", "safe", "tuned", "unaccumulated", "validated"])

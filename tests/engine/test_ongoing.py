@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.folder.journal import Journal
-from runbook.folder.ongoing import is_going_on, phases_done
+from runbook.folder.journal import Journal, is_going_on, phases_done
 from tests.engine.test_history import store
 from tests.engine.test_trends import at
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runbook.engine import pace
+from runbook.engine.plan import forecast as pace
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RankExit
 from tests.engine.test_forecast import BASE
 

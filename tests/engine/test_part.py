@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli._runs import run_folders
 from runbook.engine import Observer
-from runbook.engine.part import PREEMPTION, TIME_LIMIT, Part
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
+from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part
 from runbook.folder.journal import read_events
 from runbook.folder.manifest import check_manifest
 from runbook.launch import StopRequest
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
-from tests.cli.shell import inside, runbook
+from tests.cli.shell import inside
 from tests.engine.toys import Toy, setup
 from tests.launch.helpers import fake_launch
 from tests.shared import crowded
@@ -56,19 +55,6 @@ def test_a_launch_that_would_be_cut_off_is_left_to_the_next_part(
 ) -> None:
     part = Part(limit_s=100.0, started_any=True)
     assert part.has_time_for(launch(), entries, typical_s) is starts
-
-
-def test_the_first_launch_of_a_part_always_starts() -> None:
-    assert Part(limit_s=1.0).has_time_for(launch(), [entry(200)], 200.0)
-
-
-def test_without_a_limit_there_is_always_time() -> None:
-    part = Part(started_any=True)
-    assert part.has_time_for(launch(), [entry(1e6)], 1e6)
-    stop = StopRequest()
-    with part.ends(stop):
-        pass
-    assert stop.requested == ""
 
 
 def test_a_part_that_ended_in_time_asks_nobody_to_stop() -> None:
@@ -139,21 +125,6 @@ def test_a_run_whose_trainer_is_pre_empted_stops_and_goes_on(tmp_path: Path) -> 
     )
     assert record.verdict is Verdict.GO, record.reasons
     assert (folder / "baseline/run1.unfinished1/heartbeat_rank0.jsonl").is_file()
-
-
-def test_a_part_of_the_command_ends_with_3_and_is_continued(tmp_path: Path) -> None:
-    words = ("run", "--profile", "cpu", "--phase", "preflight", "--out", "runs")
-    cut = runbook(*words, "--until-s", "0.5", cwd=tmp_path)
-    assert cut.code == 3, cut.err
-    (folder,) = run_folders(tmp_path / "runs")
-    assert "resume" in cut.out
-    words = ("run", "--resume", folder.name, "--out", "runs", "--until-s", "0.5")
-    again = runbook(*words, cwd=tmp_path)
-    assert again.code == 3, again.err
-    events, _ = read_events(folder / "events.jsonl")
-    names = [event["event"] for event in events]
-    assert names.count("run_started") == names.count("run_resumed") == 1
-    assert [e["signal"] for e in events if e["event"] == "run_interrupted"] == [TIME_LIMIT] * 2
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon"])

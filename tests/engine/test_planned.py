@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from nsa.contract import NSAError
 from nsa.launch import kernels
 from nsa.launch.plan import plan_launch
 from nsa.toggles import NEEDS_CUDA, TOGGLES
-from runbook.cli import main
 from runbook.engine import RunOptions, plan_all
-from runbook.engine.planned_config import config_before
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
-from runbook.files import data_path
 from runbook.launch.command import completed
 from runbook.records import Launch
 
@@ -69,10 +64,6 @@ def test_what_is_asked_for_beside_or_over_the_safe_mode_contradicts_it(
     assert "exclude each other" in found and text in found
 
 
-def test_one_process_without_ddp_has_no_use_for_either() -> None:
-    prepare(RunOptions(profile="cpu", phases="single_gpu", settings=(SAFE,)))
-
-
 @pytest.mark.parametrize("protocol", ["blocks", "launches"])
 def test_a_phase_that_a_setting_forbids_is_refused_by_name_and_starts_nothing_among_all(
     protocol: str,
@@ -105,15 +96,6 @@ def test_a_setting_of_sdpa_is_what_the_audit_has_by_default(
     assert now == arms
 
 
-def test_the_safe_mode_leaves_the_audit_without_the_arm_that_it_forbids() -> None:
-    plan = plan_all(RunOptions(profile="cpu", settings=(SAFE,)))
-    (audit,) = next(launches for phase, launches in plan if phase.name == "sdpa_audit")
-    assert audit.schedule is not None and set(audit.schedule.settings) == {"default", "no_flash"}
-    # Without DDP, too, flash is off: else the single GPU would be other work than the baseline.
-    flash = {one.env.get("NSA_SDPA_NO_FLASH") for _, all_of in plan for one in all_of if one.steps}
-    assert flash == {"1"}
-
-
 def test_a_setting_against_a_profile_of_ones_own(tmp_path: Path) -> None:
     """The profile is sound, and so is the setting; together they are not."""
     mine = tmp_path / "mine.yaml"
@@ -133,23 +115,6 @@ def test_what_can_never_take_effect() -> None:
     assert f"{name}=1 (--set) can never take effect" in text and why in text
     assert f"leave out --set {name}" in text
     prepare(RunOptions(profile="cpu", phases="baseline", settings=(f"{name}=0",)))
-
-
-def test_two_names_of_one_variable() -> None:
-    settings = ("PYTORCH_ALLOC_CONF=a:1", "PYTORCH_CUDA_ALLOC_CONF=a:1")
-    assert "are both set" in refusal(*settings, phases="baseline")
-
-
-def test_the_dry_run_says_so_too_and_starts_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for more in (("--dry-run",), ()):
-        words = ["--profile", "cpu", "--phase", "fused_adamw", "--set", SAFE]
-        assert main(["run", *more, *words]) == 2
-        shown = capsys.readouterr()
-        assert shown.out == "" and f"{SAFE} forbids NSA_OPT_FUSED=1" in shown.err
-    assert list(tmp_path.iterdir()) == []
 
 
 def accepted_by_the_trainer(launch: Launch) -> None:
@@ -239,10 +204,6 @@ def test_a_preset_of_another_machine_is_refused_as_that() -> None:
     prepare(RunOptions(profile="cpu", phases="all", preset="production", settings=(kept,)))
 
 
-def test_the_control_of_a_comparison_may_be_given() -> None:
-    prepare(RunOptions(profile="cpu", phases="bucket_sweep", settings=("NSA_DDP_BUCKET_MB=1.0",)))
-
-
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
@@ -300,35 +261,3 @@ def test_a_config_key_that_a_flag_of_the_launch_overrides_is_refused(
     assert f"{setting} (--set) cannot be had: a phase decides it itself {decided}" in text
     assert f"leave out --set {setting.partition('=')[0]}" in text
     assert setting in refusal(setting, phases="long_run")
-
-
-def test_a_config_key_that_a_launch_has_anyway_is_no_contradiction() -> None:
-    settings = ("data.dataset=synthetic",)
-    prepare(RunOptions(profile="cpu", phases="baseline", settings=settings))
-
-
-def test_a_plan_names_a_typo_before_it_asks_for_a_go(tmp_path: Path) -> None:
-    text = refusal("TORCH_NCCL_FOO=1", plan="production", out=str(tmp_path))
-    assert "TORCH_NCCL_FOO: the installed torch reads no such variable" in text
-    assert "validate it first" not in text
-
-
-def test_a_plan_has_no_phases_to_choose() -> None:
-    setting = "NSA_DISABLE_CSV_LOGS=1"
-    assert "leave out --set NSA_DISABLE_CSV_LOGS" in refusal(
-        setting, plan="production", without_go=True
-    )
-    assert "(--phase)" not in refusal(setting, plan="production", without_go=True)
-    assert "(--phase)" in refusal(setting, phases="baseline")
-
-
-def test_what_the_config_has_is_kept_beside_what_a_person_gave(tmp_path: Path) -> None:
-    settings = ("train.lr=1e6", "runtime.gradient_checkpointing=true", "NSA_DDP_BUCKET_MB=1")
-    setup = prepare(RunOptions(profile="cpu", phases="baseline", settings=settings, out=tmp_path))
-    shipped = yaml.safe_load((data_path("configs") / setup.profile.config).read_text("utf-8"))
-    assert config_before(setup)["train.lr"] == f"{shipped['train']['lr']:g}"
-    assert set(config_before(setup)) == {"train.lr", "runtime.gradient_checkpointing"}
-    plain = prepare(RunOptions(profile="cpu", phases="baseline", out=tmp_path))
-    assert config_before(plain) == {}
-    own = plain.profile.model_copy(update={"trainer": "mine.train"})
-    assert config_before(replace(setup, profile=own)) == {}

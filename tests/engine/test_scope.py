@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from runbook.config import load_profile, parse_settings, profile_names
-from runbook.engine import RunOptions
-from runbook.engine.outputs import render
-from runbook.engine.prepare import prepare
+from runbook.config.load import load_profile, profile_names
+from runbook.config.settings import parse_settings
 from runbook.engine.run import run_setup
 from runbook.engine.scope import departures, scope_of, what_ran
 from runbook.errors import UsageError
@@ -33,8 +29,6 @@ A100 = Ran(
     accumulation=2,
     dtype="bf16",
 )
-
-OTHER_MODEL = ("model.n_layers=1", "train.lr=0", "NSA_DDP_COMPRESS=off")
 
 
 def record(profile: str = "a100x2_pcie4", **changed: Any) -> RunRecord:
@@ -68,27 +62,12 @@ def profile_file(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_scope_names_the_machine_and_the_workload_that_ran() -> None:
-    alone = A100.model_copy(update={"ranks": 1})
-    said = scope_of(record(), [phase(A100), phase(alone)])
-    assert said == (
-        "2 x NVIDIA A100 80GB PCIe, PCIe 4; 78.4M parameters, S=2048, batch 2 x 2, bf16"
-    )
-
-
 def test_a_gpu_profile_whose_launches_ran_on_the_cpu_says_cpu() -> None:
     cpu = A100.model_copy(update={"device": "cpu", "name": "Xeon", "parameters": 460_000})
     typed = {**record().profile_document, "title": "2xA100 PCIe4"}
     said = scope_of(record(profile_document=typed), [phase(cpu)])
     assert said.startswith("2 ranks on CPU; 0.5M parameters")
     assert "A100" not in said
-
-
-def test_nothing_trained_and_nothing_gated_are_told() -> None:
-    assert scope_of(record(), []) == "no training ran"
-    assert scope_of(record("cpu"), []).endswith("function only, throughput not gated")
-    fewer = record(required=("preflight.torch",))
-    assert scope_of(fewer, [phase(A100)]).endswith("function only, throughput not gated")
 
 
 def test_what_ran_is_read_from_env_json() -> None:
@@ -145,20 +124,6 @@ def test_a_profile_that_asks_for_less_says_so(
     assert found == [said.format(n=len(load_profile("a100x2_pcie4").required))]
 
 
-def test_a_stricter_limit_and_another_check_are_no_departure(tmp_path: Path) -> None:
-    strict = "limits: {throughput: {value: 99999, source: me}, memory_gib: {value: 9, source: me}}"
-    path = profile_file(tmp_path, f"extends: a100x2_pcie4\nname: mine\n{strict}\n")
-    assert departures(load_profile(path), parse_settings(())) == []
-
-
-def test_settings_that_change_model_or_training_are_told() -> None:
-    assert departures(load_profile("cpu"), parse_settings(OTHER_MODEL)) == [
-        "model changed (model.n_layers=1)",
-        "config changed (train.lr=0)",
-        "settings changed (NSA_DDP_COMPRESS=off)",
-    ]
-
-
 def test_a_scope_cannot_be_typed(tmp_path: Path) -> None:
     path = profile_file(tmp_path, 'extends: cpu\nname: mine\nscope: "2xA100 PCIe4"\n')
     with pytest.raises(UsageError, match="scope: leave it out"):
@@ -167,56 +132,3 @@ def test_a_scope_cannot_be_typed(tmp_path: Path) -> None:
 
 def run(out: Path, *phases: Toy, **changed: Any) -> RunRecord:
     return run_setup(setup(out, *phases, **changed), observer=Observer())
-
-
-@pytest.mark.parametrize(
-    ("words", "scale", "said"),
-    [
-        ((), 0.5, "steps x 0.5"),
-        (
-            OTHER_MODEL,
-            1.0,
-            "model changed (model.n_layers=1), config changed (train.lr=0), "
-            "settings changed (NSA_DDP_COMPRESS=off)",
-        ),
-    ],
-)
-def test_the_first_line_says_it_in_every_format(
-    tmp_path: Path, words: tuple[str, ...], scale: float, said: str
-) -> None:
-    wanted = setup(tmp_path, Toy("baseline"), steps_scale=scale)
-    made = run_setup(replace(wanted, settings=parse_settings(words)), observer=Observer())
-    total = len(load_profile("cpu").required)
-    head = f"GO for 1 of {total} checks, {said} ("
-    assert made.verdict is Verdict.GO and made.headline.startswith(head)
-    written = {name: render(made, name) for name in ("terminal", "md", "html", "junit")}
-    assert f"**Verdict: {head}" in written["md"]
-    assert any(line.startswith(head) for line in written["terminal"].splitlines())
-    caveat = f'<span class="caveat">for 1 of {total} checks, {said}</span></h1>'
-    assert f'<span class="word">GO</span> {caveat}' in written["html"]
-    case = ElementTree.fromstring(written["junit"]).find(".//testcase[@name='verdict']")
-    assert case is not None and (case.findtext("system-out") or "").startswith(head)
-
-
-EXTRA: Mapping[str, tuple[tuple[str, ...], Verdict]] = {
-    "fails": (("--fault", "exit7"), Verdict.NO_GO),
-    "passes": ((), Verdict.GO),
-}
-
-
-@pytest.mark.parametrize("how", EXTRA)
-def test_a_phase_that_was_asked_for_by_name_counts_whole(tmp_path: Path, how: str) -> None:
-    """The profile requires nothing of it; before, its failure was no reason against GO."""
-    words, verdict = EXTRA[how]
-    wanted = setup(tmp_path, Toy("baseline"), phases="baseline,extra")
-    asked = replace(wanted, phases=(*wanted.phases, Toy("extra", words=words)))
-    made = run_setup(asked, observer=Observer())
-    assert made.verdict is verdict
-    assert all(check.required for check in made.checks())
-
-
-def test_fineweb_counts_only_where_it_is_asked_for() -> None:
-    named = prepare(RunOptions(profile="cpu", phases="all,fineweb"))
-    assert "fineweb.progress" in named.required
-    assert not any(name.startswith("fineweb.") for name in named.profile.required)
-    assert prepare(RunOptions(profile="cpu")).required == named.profile.required

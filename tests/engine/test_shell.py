@@ -9,36 +9,18 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.config.precedence import shell_settings
 from runbook.config.setup import Setup, setup_of_record
 from runbook.engine import RunOptions, plan_all
-from runbook.engine import run as run_of_a_setup
 from runbook.engine.outputs import render
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
-from runbook.errors import UsageError
 from runbook.launch.observer import Observer
 from runbook.records import RunRecord
 from tests.cli.shell import inside
-from tests.engine.toys import Toy, profile, run
+from tests.engine.toys import Toy, profile
 
 EXPORTED = {"NSA_OPT_FUSED": "1", "NCCL_NET_GDR_LEVEL": "2", "NSA_DDP_BUCKET_MB": "0.25"}
 WORDS = ("--profile", "cpu", "--phase", "baseline")
-
-
-def test_a_dry_run_lists_and_plans_with_them(tmp_path: Path) -> None:
-    ended = inside("run", "--dry-run", *WORDS, "--set", "NSA_DDP_BUCKET_MB=1", cwd=tmp_path,
-                  **EXPORTED)  # fmt: skip
-    assert (ended.code, ended.err) == (0, "")
-    for line in (
-        "# set      NSA_OPT_FUSED=1 (shell)",
-        "# set      NCCL_NET_GDR_LEVEL=2 (shell)",
-        "# set      NSA_DDP_BUCKET_MB=1 (--set, the profile has 0.5)",
-        "# differs  settings changed (",
-    ):
-        assert line in ended.out
-    assert "NSA_OPT_FUSED=1" in ended.out.splitlines()[-3]
-    assert "# set" not in inside("run", "--dry-run", *WORDS, cwd=tmp_path).out
 
 
 def test_a_dry_run_for_machines_names_the_source_of_every_variable(tmp_path: Path) -> None:
@@ -55,19 +37,6 @@ def test_an_unknown_name_is_refused_before_anything_starts(tmp_path: Path) -> No
     ended = inside("run", *WORDS, cwd=tmp_path, NSA_DDP_BUKET_MB="7")
     assert ended.code == 2 and list(tmp_path.iterdir()) == []
     assert "in this shell: NSA_DDP_BUKET_MB: no such toggle (did you mean" in ended.err
-
-
-def test_a_run_lists_them_before_it_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(setup: Setup, **_: object) -> None:
-        assert "set NSA_OPT_FUSED=1 (shell)" in capsys.readouterr().err
-        raise UsageError("the test stops here")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NSA_OPT_FUSED", "1")
-    monkeypatch.setattr(run_of_a_setup, "run_setup", refuse)
-    assert main(["run", *WORDS]) == 2
 
 
 def kept(tmp_path: Path) -> tuple[RunRecord, Setup]:
@@ -117,20 +86,3 @@ def test_another_config_is_another_configuration(tmp_path: Path) -> None:
     assert setup.profile_sha256() != plain.profile_sha256()
     assert {launch.config for launch in setup.planned} == {tuned}
     assert [launches for _, launches in plan_all(options)]
-
-
-def test_two_runs_under_other_variables_are_not_alike() -> None:
-    from runbook.folder.comparability import other_work, variable_facts
-
-    ring, tree = variable_facts({"NCCL_ALGO": "Ring"}), variable_facts({"NCCL_ALGO": "Tree"})
-    (found,) = other_work(ring, tree)
-    assert found.what == "variable NCCL_ALGO"
-
-
-def test_what_a_shell_passes_on_anyway_is_no_setting() -> None:
-    assert shell_settings({"CUDA_VISIBLE_DEVICES": "0", "HF_ENDPOINT": "http://hub"}) == {}
-
-
-def test_without_anything_given_nothing_is_listed(tmp_path: Path) -> None:
-    record, _ = run(tmp_path, Toy("baseline"))
-    assert record.settings == {} and "Set by hand" not in render(record, "md")

@@ -19,20 +19,20 @@ import pytest
 
 from reports.permits import permit_of
 from runbook import registry
-from runbook.config import Profile, load_profile, parse_settings
+from runbook.config.load import load_profile
 from runbook.config.plan import load_plan, with_plan
+from runbook.config.profile import Profile
+from runbook.config.settings import parse_settings
 from runbook.config.setup import RunOptions
-from runbook.engine import matches
+from runbook.engine.earlier import matches
+from runbook.engine.earlier.standing import Standing, find_standing, require_standing
 from runbook.engine.extend import Extension, _added
-from runbook.engine.identity import identity
-from runbook.engine.matches import ground_of
-from runbook.engine.pace import pace_of_the_go
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.forecast import pace_of_the_go
+from runbook.engine.plan.prepare import prepare
 from runbook.engine.scope import caveats_of
-from runbook.engine.standing import Standing, find_standing, require_standing
 from runbook.errors import UsageError
-from runbook.folder.manifest import write_manifest
-from runbook.folder.record import record_text
+from runbook.folder.manifest import record_text, write_manifest
+from runbook.machine.identity import identity
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from runbook.records.phase import PlanContext
 from tests import executed
@@ -184,23 +184,6 @@ def test_what_the_phase_behind_it_changes_itself_counts_too(
         prepare(options)
 
 
-def test_a_phase_of_another_tokenizer_is_no_ground(go: tuple[Path, str]) -> None:
-    folder, run = go
-    text = (folder / "runs" / run / "run.json").read_text()
-    known = RunRecord.model_validate_json(text)
-    assert [entry.launch.id for entry in ground_of(known, 2)] == ["baseline/run1"]
-    assert ground_of(known, 1) == []
-    document = json.loads(text)["profile_document"]
-    document["phases"]["baseline"]["config_overrides"] = {"data.tokenizer": "gpt2"}
-    assert ground_of(known.model_copy(update={"profile_document": document}), 2) == []
-
-
-def test_the_model_of_the_go_is_known_by_its_parameters(go: tuple[Path, str]) -> None:
-    folder, run = go
-    env = json.loads((folder / "runs" / run / "baseline/run1/env.json").read_text())
-    assert found(go).parameters == env["effective"]["n_params"] == 462_232
-
-
 @pytest.mark.parametrize("word", ["NSA_TB_DISABLE=0", "train.save_every=3", "train.steps=77"])
 def test_how_long_and_what_is_written_may_differ(go: tuple[Path, str], word: str) -> None:
     assert found(go, word).run_id == go[1]
@@ -212,9 +195,6 @@ def test_another_machine_or_code_is_no_ground(
     for name in ("machine", "commit", "torch"):
         monkeypatch.setattr(matches, "identity", lambda name=name: {**identity(), name: "else"})
         assert f"{name} " in found(go).left_out[go[1]]
-
-
-HEARTBEATS = "baseline/run1/heartbeat_rank0.jsonl"
 
 
 def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -261,11 +241,6 @@ def with_record(go: tuple[Path, str], out: Path, **changes: Any) -> None:
     record = RunRecord.model_validate_json((run / "run.json").read_text())
     (run / "run.json").write_text(record_text(record.model_copy(update=changes)))
     write_manifest(run)
-
-
-def test_a_go_that_required_less_is_no_ground(go: tuple[Path, str], tmp_path: Path) -> None:
-    with_record(go, tmp_path, required=("baseline.completed",))
-    assert found(go, out=tmp_path).left_out[go[1]] == "it did not require baseline.loss_finite"
 
 
 def test_a_go_under_other_limits_is_no_ground(go: tuple[Path, str], tmp_path: Path) -> None:
@@ -336,13 +311,6 @@ def test_a_launch_that_goes_on_looks_at_its_go_again(go: tuple[Path, str], tmp_p
     require_standing(setup, tmp_path, {"production"})
     with pytest.raises(UsageError, match=f"{run}, behind which this launch began, is none any"):
         require_standing(setup, tmp_path, {"smoke"})
-
-
-def test_generated_tokens_in_place_of_documents_are_another_configuration(
-    go: tuple[Path, str],
-) -> None:
-    told = "data.synthetic_on_fail False then, True now"
-    assert found(go, "data.synthetic_on_fail=true").left_out[go[1]] == told
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli._runs import find_run, load_run
 from runbook.config.profile import PlanNote
 from runbook.config.setup import Setup
 from runbook.engine.extend import Extension
-from runbook.engine.not_started import known_end
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
+from runbook.engine.starting import known_end
 from runbook.errors import UsageError
 from runbook.launch.observer import Observer
 from runbook.records import (
@@ -20,8 +19,6 @@ from runbook.records import (
     LaunchEntry,
     LaunchResult,
     LaunchStatus,
-    Outcome,
-    Reason,
     RunRecord,
     Verdict,
 )
@@ -64,25 +61,6 @@ def test_the_first_no_go_stops_the_plan(tmp_path: Path, keep_going: bool) -> Non
     left = next(one for one in record.phases if one.name == "long_run").launches[0].result
     assert left.follows == "bucket_sweep.completed"
     assert "--keep-going" not in left.cause
-
-
-def test_what_could_not_be_decided_stops_it_too(tmp_path: Path) -> None:
-    second = broken(bad=(Outcome.INCONCLUSIVE, Reason.UNDECIDED))
-    record = run_setup(setup(tmp_path, *three(second)), observer=Observer())
-    assert record.verdict is Verdict.INCOMPLETE
-    assert started(record, "long_run") == 0
-
-
-def test_the_cause_is_the_first_phase_that_did_not_pass(tmp_path: Path) -> None:
-    phases = (broken(), Toy("long_run"), Toy("fineweb"))
-    record = run_setup(setup(tmp_path, *phases), observer=Observer())
-    follows = {one.launches[0].result.follows for one in record.phases[1:]}
-    assert follows == {"bucket_sweep.completed"}
-
-
-def test_a_plan_that_does_not_stop_goes_on(tmp_path: Path) -> None:
-    record = run_setup(setup(tmp_path, *three(broken()), stops=False), observer=Observer())
-    assert started(record, "long_run") == 1
 
 
 def test_a_plan_goes_on_once_what_failed_was_run_again(tmp_path: Path) -> None:
@@ -147,14 +125,3 @@ def test_a_plan_that_ended_with_a_finding_does_not_go_on(tmp_path: Path) -> None
     assert ends == [LaunchStatus.NON_FINITE]
     with pytest.raises(UsageError, match="is finished: NO-GO"):
         resume_run(tmp_path / record.run_id, observer=Observer(), make_setup=lambda _: asked)
-
-
-def test_a_run_can_be_found_before_its_first_phase_has_ended(tmp_path: Path) -> None:
-    seen: list[RunRecord] = []
-
-    class Looks(Observer):
-        def phase_started(self, name: str, title: str, launches: int) -> None:
-            seen.append(load_run(find_run(None, tmp_path)))
-
-    run_setup(setup(tmp_path, Toy("baseline")), observer=Looks())
-    assert [one.verdict for one in seen] == [Verdict.INCOMPLETE]

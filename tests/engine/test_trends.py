@@ -5,16 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runbook.cli import main
-from runbook.engine.history import MetricRow, metric_rows
-from runbook.engine.trends import sparkline, trends
 from runbook.records import RunRecord
 from runbook.records.run import Ran
+from runbook.tools.history.index import metric_rows
+from runbook.tools.history.trends import sparkline, trends
 from tests.engine.test_history import store
 from tests.reports.samples import go
 
@@ -79,34 +78,6 @@ def test_what_is_not_comparable_is_on_a_line_of_its_own(
     assert found[1].changes() == [None]
 
 
-def test_each_launch_has_a_line_of_its_own() -> None:
-    """Three launches of one run are no trend of that run."""
-    row = MetricRow(
-        name="baseline/toks_per_s_last50", run_id="r1", started_at="", profile="cpu", verdict="GO",
-        line="l", on_what="profile cpu", outcome="", number=1.0, text="", unit="tok/s", n=3,
-        stdev=None, low=None, high=None, path="baseline/run1/training.csv", sha256="",
-        comparator="", bound=None,
-    )  # fmt: skip
-    other = replace(row, path="baseline/run2/training.csv")
-    found = trends([row, other, replace(row, run_id="r2")])
-    assert [len(one.rows) for one in found] == [2, 1]
-    assert len({one.title for one in found}) == 2 and "run2/training.csv" in found[1].title
-    check = replace(row, name="baseline.throughput")
-    assert len(trends([check, replace(check, path="another.csv")])) == 1
-
-
-def test_a_run_without_the_number_stays_on_its_line(tmp_path: Path) -> None:
-    record = at(1.0)
-    checks = tuple(c.model_copy(update={"measurement": None, "limit": None, "limit_source": ""})
-                   for c in record.phases[1].checks)  # fmt: skip
-    phases = list(record.phases)
-    phases[1] = phases[1].model_copy(update={"checks": checks})
-    store(fill(tmp_path), "r2b", record, phases=tuple(phases), started_at="2026-11-02T12:00:00Z")
-    (trend,) = trends(metric_rows(tmp_path, METRIC))
-    assert [row.number for row in trend.rows] == [40.0, 44.0, None, 33.0]
-    assert trend.changes()[2] is None and trend.unit == "tok/s"
-
-
 @pytest.mark.parametrize(
     ("values", "blocks", "plain"),
     [
@@ -135,16 +106,6 @@ def test_the_command_draws_the_trend(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["history", METRIC, "--csv", *out]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len({row["line"] for row in rows}) == 1
-
-
-def test_a_profile_of_several_lines_stays_on_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store(tmp_path, "r1", at(40.0), profile="cpu\n\x1b[2Jr2  GO", started_at="2026-11-01T00:00:00Z")
-    assert main(["history", METRIC, "--out", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert len(text.splitlines()) == 3, "the line's title, the head and one run"
-    assert "cpu\\n\\x1b[2Jr2  GO" in text and "\x1b" not in text
 
 
 def test_wrong_words_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

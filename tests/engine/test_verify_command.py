@@ -10,7 +10,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.cli._runs import run_folders
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.records import Outcome, RunRecord, Verdict
 from tests.cli.shell import Ended, inside
 

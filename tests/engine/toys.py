@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runbook.config import Settings, load_profile
+from runbook.config.load import load_profile
 from runbook.config.profile import Profile
+from runbook.config.settings import Settings
 from runbook.config.setup import RunOptions, Setup
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
@@ -27,7 +28,7 @@ from runbook.records import (
 )
 from runbook.records.evidence import PhaseEvidence, TrainingLog
 from runbook.records.phase import Judgement, Phase, PlanContext
-from runbook.stats import effective, last_window
+from runbook.stats.throughput import effective, last_window
 from tests.launch.helpers import fake_launch
 
 CUT = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import tracemalloc
@@ -10,19 +11,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.folder import columns
-from runbook.folder.columns import Columns, Forms, form_of
-from runbook.folder.heartbeats import fold_file
-from runbook.folder.lines import WholeLines
-from runbook.folder.rank_log import RankHistory, rank_log
+from runbook.folder.launch import columns
+from runbook.folder.launch.columns import Columns
+from runbook.folder.launch.heartbeats import fold_file
+from runbook.folder.launch.lines import WholeLines
+from runbook.folder.launch.rank_log import RankHistory, rank_log
 from tests.folder.files import beat, heartbeats
-from tests.tiers import examples
+from tests.tiers import by_tier, examples
 
 
 def stepping(steps: int) -> str:
@@ -51,7 +51,7 @@ def read(path: Path, *, by_forms: bool, block: int = 4 << 20) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "_WORTH", 1)
         patch.setattr(columns, "_OTHERS_SHARE", 1.0 if by_forms else -1.0)
-        patch.setattr("runbook.folder.lines._BLOCK_BYTES", block)
+        patch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", block)
         fold = RankHistory(rank=0)
         sha256, torn = fold_file(path, fold)
         log = rank_log(fold, sha256=sha256, torn=torn, path=path.name)
@@ -90,23 +90,6 @@ def test_nearly_all_lines_of_a_healthy_rank_are_columns(tmp_path: Path) -> None:
     assert_same(path)
 
 
-@pytest.mark.parametrize("every", [1, 100])
-def test_marks_of_second_computations_are_columns_too(tmp_path: Path, every: int) -> None:
-    lines = []
-    for line in stepping(300).splitlines():
-        record = json.loads(line)
-        lines.append(line)
-        if record["event"] == "fetched" and record["step"] % every == 0:
-            again = record | {"event": "recomputed", "mono": record["mono"] + 0.01}
-            lines.append(json.dumps(again))
-    path = tmp_path / "x"
-    path.write_text("\n".join(lines) + "\n")
-    assert_same(path)
-    steps = read(path, by_forms=True)["log.steps"]
-    later = steps["timed_from"] - (100 + steps["step"] * 0.1234567)
-    assert np.flatnonzero(later > 0.005).tolist() == list(range(every - 1, 300, every))
-
-
 def test_a_file_of_many_forms_is_read_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("".join(beat(f"event{i}", step=i) for i in range(300)))
@@ -123,17 +106,31 @@ ODD_NUMBERS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", ODD_NUMBERS)
-@pytest.mark.parametrize("name", ["step", "mono", "ts", "loss", "embedded", "mem_mib", "pid"])
-def test_a_number_of_any_text(tmp_path: Path, name: str, number: str) -> None:
-    """In one of many lines that are equal otherwise, and in the first of them."""
+NAMES = ("step", "mono", "ts", "loss", "embedded", "mem_mib", "pid")
+
+
+def _own_name(place: tuple[str, str]) -> bool:
+    name, number = place
+    return NAMES[ODD_NUMBERS.index(number) % len(NAMES)] == name
+
+
+@pytest.mark.parametrize(
+    "place",
+    by_tier(itertools.product(NAMES, ODD_NUMBERS), _own_name, lambda one: f"{one[0]}-{one[1]!a}"),
+)
+def test_a_number_of_any_text(tmp_path: Path, place: tuple[str, str]) -> None:
+    """In one of many lines that are equal otherwise, and in the first of them.
+
+    In the fast tier each number stands for one of the names, in the long one for every name.
+    """
+    name, number = place
     lines = stepping(8).splitlines()
     event = {"loss": "progress"}.get(name, "step_end")
     at = [i for i, line in enumerate(lines) if json.loads(line)["event"] == event]
-    for place in (at[0], at[4]):
-        told = json.loads(lines[place])[name]
+    for line in (at[0], at[4]):
+        told = json.loads(lines[line])[name]
         changed = list(lines)
-        changed[place] = changed[place].replace(
+        changed[line] = changed[line].replace(
             f'"{name}": {json.dumps(told)}', f'"{name}": {number}'
         )
         assert changed != lines
@@ -227,37 +224,16 @@ def test_every_number_is_read_exactly(
     assert steps["cpu_s"].tolist() == values
 
 
-@pytest.mark.parametrize("line", [b"", b"[]", b"{", b'{"event":"a"}', b"7", b'\xff{"a":1}'])
-def test_a_line_without_a_form(line: bytes) -> None:
-    assert form_of(line, lambda record: True) is None
-
-
-def test_a_form_holds_who_speaks_and_leaves_out_what_is_counted() -> None:
-    line = beat("step_end", step=5, data="ab").encode()[:-1]
-    form = form_of(line, lambda record: True)
-    assert form is not None
-    assert [hole.name for hole in form.holes] == ["ts", "mono", "step", "rss_mib", "data"]
-    assert form_of(line, lambda record: False) is None
-
-
 def test_a_digest_and_a_torn_tail_of_a_file_in_small_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", 3)
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 3)
     path = tmp_path / "x"
     path.write_bytes(b"one\ntwo, which is long\n\nthr")
     lines = WholeLines(path)
     assert b"".join(lines) == b"one\ntwo, which is long\n\n"
     assert lines.torn == b"thr"
     assert lines.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_forms_know_only_what_many_lines_have() -> None:
-    block = (beat("boot") * 3 + "".join(beat("step_end", step=i) for i in range(400))).encode()
-    forms = Forms(lambda record: True)
-    found = forms.columns(block)
-    assert found is not None
-    assert [form.record["event"] for form in found.forms] == ["step_end"]
 
 
 def test_a_long_tail_of_nuls_is_read_in_one_pass_and_in_the_memory_of_a_line(
@@ -285,7 +261,7 @@ def test_a_long_tail_of_nuls_is_read_in_one_pass_and_in_the_memory_of_a_line(
 def test_what_stands_behind_the_largest_log_is_not_read_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runbook.folder.lines.LARGEST_LOG_BYTES", 10)
+    monkeypatch.setattr("runbook.folder.launch.lines.LARGEST_LOG_BYTES", 10)
     path = tmp_path / "x"
     path.write_bytes(b"12345\n78\n0\n2\n")
     lines = WholeLines(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.documents import name_below, read_console, read_json_object, read_junit
+from runbook.folder.launch.documents import read_console, read_json_object, read_junit
 
 MIB = 1 << 20
 
@@ -60,12 +60,6 @@ def test_of_a_long_console_the_first_and_the_last_4000_lines_are_kept(
     assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_a_console_line_without_end_is_cut_into_pieces(tmp_path: Path) -> None:
-    path = tmp_path / "console.log"
-    path.write_bytes(b"x" * 9_000)
-    assert [len(line) for line in read_console(path)[0]] == [4_000, 4_000, 1_000]
-
-
 def test_a_case_of_junit_says_its_worst_and_why(tmp_path: Path) -> None:
     path = tmp_path / "junit.xml"
     path.write_text(
@@ -102,8 +96,3 @@ def test_what_is_no_junit_is_named(tmp_path: Path, text: str, says: str) -> None
     problems: list[str] = []
     assert read_junit(path, name="j", problems=problems) is None
     assert len(problems) == 1 and problems[0].startswith(says)
-
-
-def test_a_path_outside_the_run_is_named_whole(tmp_path: Path) -> None:
-    assert name_below(tmp_path / "a" / "b", tmp_path) == "a/b"
-    assert name_below(tmp_path / "a", tmp_path / "b") == (tmp_path / "a").as_posix()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.folder.rank_log import read_heartbeats
+from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.launch.watch.ranks import RankWatch
 from runbook.records.evidence import RankLog
 from runbook.tools.inspect.folder import inspect_heartbeats
@@ -23,41 +23,6 @@ def read(folder: Path, data: str | bytes, *, rank: int = 0) -> RankLog:
     path = folder / f"heartbeat_rank{rank}.jsonl"
     path.write_bytes(data.encode() if isinstance(data, str) else data)
     return read_heartbeats(path, rank=rank, relative_to=folder)
-
-
-def test_a_healthy_rank(tmp_path: Path) -> None:
-    log = read(tmp_path, heartbeats(7))
-    assert (log.first_step, log.last_step) == (1, 7)
-    assert (log.exit_code, log.exit_reason, log.param_hash) == (0, "done", "cafe")
-    assert log.counts["step_end"] == 7
-    assert log.events == 2 + 3 * 7
-    assert (log.problems, log.damaged, log.dropped_lines) == ((), False, 0)
-    assert log.tokens == frozenset({"ab12"})
-
-
-def test_effects_buckets_and_failures_are_kept(tmp_path: Path) -> None:
-    text = beat("ddp_buckets", arm="25", block=1, sizes_mib=[1.0, 24.0])
-    text += beat(
-        "effect",
-        toggle="NSA_OPT_FUSED",
-        value="1",
-        took_effect=True,
-        evidence="fused",
-        arm="a",
-        block=2,
-    )
-    text += beat("effect", toggle="NSA_NVTX", value="1", took_effect=None, evidence=None)
-    text += beat("arm_failed", arm="flash", error="unavailable")
-    text += beat("nonfinite", step=9, value="nan") + beat("halt", reason="asked")
-    log = read(tmp_path, text)
-    assert log.ddp_buckets[0]["sizes_mib"] == [1.0, 24.0]
-    assert [(e.toggle, e.took_effect, e.arm, e.block) for e in log.effects] == [
-        ("NSA_OPT_FUSED", True, "a", 2),
-        ("NSA_NVTX", None, "", 0),
-    ]
-    assert log.arm_failures[0]["arm"] == "flash"
-    assert log.nonfinite is not None and log.nonfinite["step"] == 9
-    assert log.halt_reason == "asked"
 
 
 def test_truncation_at_every_byte_keeps_the_complete_lines(tmp_path: Path) -> None:
@@ -75,13 +40,6 @@ def test_truncation_at_every_byte_keeps_the_complete_lines(tmp_path: Path) -> No
 def test_damage_before_the_tail_is_named(tmp_path: Path) -> None:
     log = read(tmp_path, heartbeats(2) + '{"event": "pro\n' + "\0\0\n" + beat("boot", mono=99))
     assert (log.dropped_lines, log.damaged) == (2, True)
-
-
-def test_two_halves_of_a_line_do_not_complete_each_other(tmp_path: Path) -> None:
-    """Joined into one document these lines would be two records of another content."""
-    text = '{"event":"boot","x":[{}\n{}]}\n{"event":"a"},{"event":"b"}\n'
-    log = read(tmp_path, text)
-    assert (log.events, log.dropped_lines) == (0, 3)
 
 
 @pytest.mark.parametrize(

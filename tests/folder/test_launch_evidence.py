@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.folder.files import heartbeats, training
 from tests.tiers import few
@@ -76,14 +75,6 @@ def test_a_field_of_another_type_is_left_out_and_named(tmp_path: Path, folder: P
     )
 
 
-def test_a_trace_is_known_by_its_digest_only(tmp_path: Path, folder: Path) -> None:
-    (folder / "trace_rank0.json.gz").write_bytes(b"{")
-    evidence = read_launch(tmp_path, launch(), RESULT)
-    assert evidence.trace_path == "baseline/base/trace_rank0.json.gz"
-    assert evidence.trace_sha256 == hashlib.sha256(b"{").hexdigest()
-    assert evidence.problems == ()
-
-
 def test_samples_and_gates_that_are_damaged_name_their_file(tmp_path: Path, folder: Path) -> None:
     (folder / "gates.csv").write_text("step,entropy,max_gate\n1,x,0.4\n")
     (folder / "gpu_samples.csv").write_text("timestamp,index,power_w\na,0,1.5\nb\n")
@@ -96,19 +87,6 @@ def test_samples_and_gates_that_are_damaged_name_their_file(tmp_path: Path, fold
     assert evidence.gpu_samples.to_dict("list") == {
         "timestamp": ["a"], "index": [0], "power_w": [1.5],
     }  # fmt: skip
-
-
-def test_a_halted_launch_needs_no_file_that_says_so(tmp_path: Path, folder: Path) -> None:
-    result = LaunchResult(status=LaunchStatus.HALTED, exit_code=0, run_token="")
-    (folder / "heartbeat_rank1.jsonl").write_text(heartbeats(5, rank=1, token="9999"))
-    evidence = read_launch(tmp_path, launch(), result)
-    assert evidence.halted
-    assert evidence.problems == ()  # without a token of its own no launch is another one
-
-
-def test_nothing_there_is_nothing_read(tmp_path: Path) -> None:
-    evidence = read_launch(tmp_path, launch(), RESULT)
-    assert (evidence.training, evidence.env, evidence.ranks) == (None, None, ())
 
 
 def test_heartbeats_of_another_launch_are_named(tmp_path: Path, folder: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runbook.folder.lines import TableTail
-from runbook.folder.rows import RowFile, RowSpec, is_number, read_rows
+from runbook.folder.launch.lines import TableTail
+from runbook.folder.launch.rows import RowFile, RowSpec, read_rows
 
 SPEC = RowSpec(
     columns=("step", "name", "gap", "rate"),
@@ -71,12 +70,6 @@ def test_a_row_that_can_be_read(tmp_path: Path, row: str, good: bool) -> None:
     assert rows.frame["step"].tolist() == [1, *([2] * good), 3]
 
 
-def test_no_whole_number_is_an_empty_cell(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(f"{HEAD}1,a,1,1\n,a,1,1\n")
-    rows = read_rows(tmp_path / "t.csv", replace(SPEC, filled=frozenset()))
-    assert rows.frame["step"].tolist() == [1] and rows.dropped == 1
-
-
 def test_everything_that_is_wrong_is_counted(tmp_path: Path) -> None:
     body = "1,a,1,1\n" + HEAD * 2 + "2,a\n" * 3 + "\0\n" * 4 + "5,a,1,1\n" + "6,a,\0\0"
     rows = read(tmp_path, HEAD + body)
@@ -88,12 +81,6 @@ def test_everything_that_is_wrong_is_counted(tmp_path: Path) -> None:
         "3 unreadable rows were dropped",
     ]
     assert (rows.dropped, rows.damaged) == (8, True)
-
-
-@pytest.mark.parametrize("body", [HEAD, "\0\n", "x\n"])
-def test_each_kind_of_damage_is_damage(tmp_path: Path, body: str) -> None:
-    assert read(tmp_path, HEAD + "1,a,1,1\n" + body).damaged
-    assert not read(tmp_path, HEAD + "1,a,1,1\n" + body[:-1]).damaged  # only torn
 
 
 def test_the_header_may_have_a_mark_spaces_and_another_order(tmp_path: Path) -> None:
@@ -117,56 +104,10 @@ def test_a_first_line_that_is_no_header(tmp_path: Path, first: str, says: str) -
     assert tuple(rows.frame.columns) == SPEC.columns
 
 
-@pytest.mark.parametrize("block", [8, 27, 40, 4 << 20])
-def test_rows_of_several_blocks_are_all_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
-    """Two blocks, the header in the first of them, and each row in one of its own."""
-    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", block)
-    rows = read(tmp_path, HEAD + "1,a,1,1\n2,a,1,1\n3,a,1,1\n")
-    assert rows.frame["step"].tolist() == [1, 2, 3]
-    assert rows.frame.index.tolist() == [0, 1, 2]
-
-
-def test_a_healthy_file_needs_no_closer_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Row by row in Python it takes a hundred times as long."""
-    monkeypatch.setattr("runbook.folder.rows._Reader._slow", None)
-    rows = read(tmp_path, HEAD + "1,a,2,\n2,,1,1.5\n")
-    assert rows.frame["step"].tolist() == [1, 2]
-
-
-def test_a_cell_without_a_number_is_looked_for_from_where_one_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks before it are read without a look at each cell; none is read row by row."""
-    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", 64)
-    monkeypatch.setattr("runbook.folder.rows._Reader._slow", None)
-    values = ["1.5", *["2.5"] * 40, "", "nan", "NaN", *["3.5"] * 40, "-nan", "inf"]
-    rows = "".join(f"{number},a,1,{text}\n" for number, text in enumerate(values, start=1))
-    found = read(tmp_path, HEAD + rows).frame["gap"].tolist()
-    wanted = [math.nan if text in ("", "nan", "NaN", "-nan") else float(text) for text in values]
-    assert list(map(str, found)) == list(map(str, wanted))
-
-
-def test_a_blank_line_is_a_row_that_cannot_be_read(tmp_path: Path) -> None:
-    """In a file of one column it has as many commas as a row."""
-    rows = read(tmp_path, "step\n1\n\n2\n")
-    assert (rows.frame["step"].tolist(), rows.dropped) == ([1, 2], 1)
-
-
 def test_the_older_form_has_no_header(tmp_path: Path) -> None:
     rows = read(tmp_path, "1,2\n2,3\n")
     assert rows.legacy and not rows.damaged
     assert rows.frame.to_dict("list") == {"step": [1, 2], "rate": [2.0, 3.0]}
-
-
-@pytest.mark.parametrize(
-    ("text", "number"), [("1e5", True), ("nan", True), ("1_0", False), ("x", False), ("", False)]
-)
-def test_what_a_cell_may_hold(text: str, number: bool) -> None:
-    assert is_number(text) is number
 
 
 # Following it while it grows

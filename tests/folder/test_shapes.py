@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from runbook.folder.shapes import (
-    ENV,
+from runbook.folder.launch.shapes import (
     EVENTS,
     Each,
     Fields,
     Items,
-    is_any_number,
     is_count,
     is_number,
     is_text,
@@ -22,24 +20,6 @@ from runbook.folder.shapes import (
 
 SHAPE = Fields({"n": is_count, "deep": Fields({"t": is_text}), "each": Each(is_number),
                 "items": Items(is_text)})  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("value", "count", "any_number", "finite"),
-    [
-        (2**64 - 1, True, True, True),
-        (1 - 2**64, True, True, True),
-        (2**64, False, False, False),
-        (-(2**64), False, False, False),
-        (True, False, False, False),
-        (1.5, False, True, True),
-        (math.inf, False, True, False),
-        (math.nan, False, True, False),
-        ("1", False, False, False),
-    ],
-)
-def test_numbers(value: object, count: bool, any_number: bool, finite: bool) -> None:
-    assert (is_count(value), is_any_number(value), is_number(value)) == (count, any_number, finite)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +54,6 @@ def test_what_does_not_fit_is_left_out(
     bad: dict[str, Any], kept: dict[str, Any], says: list[str]
 ) -> None:
     assert shaped(bad, SHAPE, "d") == (kept, says)
-
-
-def test_notes_may_be_anything_but_nothing() -> None:
-    notes = {"notes": ["x", 1, {"a": None}], "git": {"dirty": True}}
-    assert shaped(notes, ENV, "env.json") == (notes, [])
-    nothing = ["env.json.notes holds a null"]
-    assert shaped({"notes": [None]}, ENV, "env.json") == ({}, nothing)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from runbook.folder.launch import read_training_csv
-from runbook.folder.lines import LineTail, TableTail
+from runbook.folder.launch.evidence import read_training_csv
+from runbook.folder.launch.lines import LineTail, TableTail
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
 

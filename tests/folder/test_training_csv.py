@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import math
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.records.evidence import TrainingLog
 from tests.folder.files import HEADER, legacy, row, training
 from tests.tiers import examples, few
@@ -22,17 +19,6 @@ def read(folder: Path, data: str | bytes) -> TrainingLog:
     path = folder / "training.csv"
     path.write_bytes(data.encode() if isinstance(data, str) else data)
     return read_training_csv(path, relative_to=folder)
-
-
-def test_a_healthy_file_is_read_whole(tmp_path: Path) -> None:
-    text = training(30)
-    log = read(tmp_path, text)
-    assert list(log.frame["step"]) == list(range(1, 31))
-    assert list(log.frame.columns) == HEADER.split(",")
-    assert log.frame["warmup"].dtype == bool
-    assert log.path == "training.csv"
-    assert log.sha256 == hashlib.sha256(text.encode()).hexdigest()
-    assert (log.problems, log.dropped_rows, log.damaged, log.legacy) == ((), 0, False, False)
 
 
 @examples(200)
@@ -60,25 +46,10 @@ def test_truncation_at_every_byte_keeps_the_complete_rows(tmp_path: Path, text: 
         assert not log.damaged
 
 
-def test_pandas_alone_takes_a_torn_number_for_a_whole_one(tmp_path: Path) -> None:
-    """Why the reader looks at the newline: the last rate here was 1234.5, not 1."""
-    text = "step,loss,lr,toks_per_s\n1,5.5,0.1,1200.0\n2,5.5,0.1,1"
-    assert list(pd.read_csv(io.StringIO(text))["toks_per_s"]) == [1200.0, 1.0]
-    assert list(read(tmp_path, text).frame["toks_per_s"]) == [1200.0]
-
-
 def test_a_tail_of_nul_bytes_is_dropped(tmp_path: Path) -> None:
     log = read(tmp_path, training(5).encode() + b"6,5.5\0\0\0\0")
     assert (len(log.frame), log.dropped_rows, log.damaged) == (5, 1, False)
     assert "NUL" in log.problems[0]
-
-
-def test_a_second_header_is_damage(tmp_path: Path) -> None:
-    log = read(tmp_path, training(5) + training(5))
-    assert log.damaged
-    assert any("header occurs 1 more" in text for text in log.problems)
-    assert any("steps do not increase at 1 places" in text for text in log.problems)
-    assert len(log.frame) == 10
 
 
 def test_two_writers_are_damage(tmp_path: Path) -> None:
@@ -110,27 +81,6 @@ def test_an_unreadable_row_is_dropped_counted_and_named(tmp_path: Path, bad: str
     assert log.problems
 
 
-def test_a_loss_that_is_no_number_is_a_row(tmp_path: Path) -> None:
-    log = read(tmp_path, f"{HEADER}\n{row(1)}\n{row(2).replace('5.5002', 'nan')}\n")
-    assert math.isnan(log.frame["loss"].iloc[1])
-    assert not log.damaged
-
-
-def test_the_older_form_is_recognised_and_said(tmp_path: Path) -> None:
-    log = read(tmp_path, legacy(11))
-    assert log.legacy
-    assert list(log.frame.columns) == ["step", "loss", "lr", "toks_per_s"]
-    assert log.frame["step"].tolist() == [1, 20, 40, 60, 80, 100, 120, 140, 160, 180, 200]
-    assert any("no header" in text for text in log.problems)
-    assert not log.damaged
-
-
-def test_several_runs_in_one_headerless_file_are_damage(tmp_path: Path) -> None:
-    log = read(tmp_path, legacy(11) * 3)
-    assert log.damaged
-    assert any("at 2 places" in text for text in log.problems)
-
-
 @pytest.mark.parametrize(
     "data", [b"", b"\n", b"\0\0", b"\xff\xfe\n1\n", b"a,b\n1,2\n", b"step,step\n"]
 )
@@ -152,5 +102,5 @@ def test_blocks_of_the_file_do_not_change_what_is_read(
 ) -> None:
     text = training(40)
     whole = read(tmp_path, text).frame
-    monkeypatch.setattr("runbook.folder.lines._BLOCK_BYTES", 37)
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 37)
     pd.testing.assert_frame_equal(read(tmp_path, text).frame, whole)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.end.classify import End, classify_trainer, is_communication_failure, rank_exits
+from runbook.launch.end import End, classify_trainer, is_communication_failure, rank_exits
 from runbook.launch.watch.ranks import RankState
 from runbook.records import LaunchStatus
 from tests.launch.helpers import rank

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from nsa.tests import maths
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets
 from runbook.launch.command import build_command, keep_config, pasteable
-from runbook.launch.torchrun import free_port
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
 from tests.launch.helpers import run, trainer
@@ -34,32 +31,9 @@ def test_torchrun_is_this_python_on_loopback_and_a_free_port(tmp_path: Path) -> 
     assert command.argv[-5:] == ("--nproc_per_node=2", "-m", "nsa.train", "--steps", "300")
 
 
-def test_a_retry_takes_its_own_steps(tmp_path: Path) -> None:
-    launch = trainer("python", "-m", "nsa.train", "--steps", "300", retry_steps=50)
-    assert build_command(launch, tmp_path).steps == 300
-    again = build_command(launch, tmp_path, retry=True)
-    assert (again.steps, again.argv[-2:]) == (50, ("--steps", "50"))
-
-
 def test_only_python_and_torchrun_are_started(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="allowed are torchrun and python"):
         build_command(trainer("bash", "-c", "true"), tmp_path)
-
-
-def test_an_effective_config_is_written_and_named(tmp_path: Path) -> None:
-    launch = trainer(
-        "python", "-m", "nsa.train", "--config", "configs/cpu_smoke.yaml",
-        config_overrides={"train.lr": 1e-4, "runtime.use_flash": False, "train.seed": 7},
-    )  # fmt: skip
-    argv = build_command(launch, tmp_path).argv
-    path = Path(argv[argv.index("--config") + 1])
-    assert path == tmp_path / "config.yaml"
-    document = yaml.safe_load(path.read_text())
-    assert document["train"]["seed"] == 7
-    assert document["runtime"]["use_flash"] is False
-    assert float(document["train"]["lr"]) == 1e-4
-    shipped = Path(__file__).parents[2] / "configs" / "cpu_smoke.yaml"
-    assert document["model"] == yaml.safe_load(shipped.read_text())["model"]
 
 
 def test_a_shipped_config_is_found_from_anywhere(
@@ -71,22 +45,6 @@ def test_a_shipped_config_is_found_from_anywhere(
     for name in ("configs/nothing.yaml", "configs/../pyproject.toml", "/etc/nothing"):
         with pytest.raises(RunbookError, match="no trainer config"):
             build_command(trainer("python", "--config", name), tmp_path)
-
-
-def test_arms_are_handed_over_as_a_file(tmp_path: Path) -> None:
-    schedule = ArmSchedule(
-        settings={"a": {"NSA_OPT_FUSED": "1"}}, rounds=(("a",),), steps=2, warmup_steps=1
-    )
-    argv = build_command(trainer("python", schedule=schedule), tmp_path).argv
-    assert argv[-2] == "--arms"
-    assert json.loads(Path(argv[-1]).read_text())["blocks"][0]["arm"] == "a"
-
-
-def test_a_port_in_use_is_not_given_out() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        assert all(free_port() != listener.getsockname()[1] for _ in range(20))
 
 
 # -- the printed line, executed --------------------------------------------------------------------

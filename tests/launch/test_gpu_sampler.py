@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook.folder.documents import GPU_SAMPLES
-from runbook.folder.launch import read_launch
-from runbook.folder.rows import read_rows
-from runbook.machine.gpu.sampler import GpuSampler
+from runbook.folder.launch.documents import GPU_SAMPLES
+from runbook.folder.launch.evidence import read_launch
+from runbook.folder.launch.rows import read_rows
+from runbook.machine.gpu.devices import GpuSampler
 from tests.launch.helpers import fake_launch, run
 from tests.launch.nvml import Machine
 
@@ -77,19 +77,12 @@ def test_samples_are_taken_while_the_launch_runs(
     assert evidence.gpu_samples is not None and set(evidence.gpu_samples["source"]) == {"nvml"}
 
 
-def test_without_nvml_there_are_no_samples(tmp_path: Path) -> None:
-    one = GpuSampler(tmp_path, dict(os.environ), "nvidia-smi")
-    one.start()
-    one.stop()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_the_sampler_says_of_a_lost_card_is_kept_beside_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = ",".join("1" for _ in GPU_SAMPLES.columns)
     code = f"print('{row}'); print('NVML: GPU is lost', flush=True); import time; time.sleep(60)"
-    monkeypatch.setattr("runbook.machine.gpu.sampler.NVML_PROGRAM", (sys.executable, "-c", code))
+    monkeypatch.setattr("runbook.machine.gpu.devices.NVML_PROGRAM", (sys.executable, "-c", code))
     one = GpuSampler(tmp_path, dict(os.environ), "nvml")
     one.start()
     time.sleep(1.2)

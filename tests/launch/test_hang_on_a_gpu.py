@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nsa.contract import HEARTBEATS, STACKDUMPS
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.launch import Budgets, run_launch
-from runbook.launch.end.classify import said_by_watchdog
+from runbook.launch.end import said_by_watchdog
 from runbook.launch.incident.flight import nccl_flight_files, read_nccl_rows
 from runbook.launch.observer import Observer
 from runbook.machine.detect import detect_profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from runbook.launch.end.classify import End
+from runbook.launch.end import End
 from runbook.launch.incident.bundle import busy_ranks, stopped_at
 from runbook.launch.watch.watchdog import blame
 from runbook.records import LaunchStatus

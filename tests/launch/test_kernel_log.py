@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.kernel_lines import KernelLine, Kind, parse_lines
-from runbook.folder.launch import read_launch
-from runbook.launch.end.classify import End
-from runbook.launch.end.kernel_cause import with_kernel_log
+from runbook.folder.launch.evidence import read_launch
+from runbook.folder.launch.kernel_lines import KernelLine, Kind, parse_lines
+from runbook.launch.end import End
+from runbook.launch.kernel_cause import with_kernel_log
 from runbook.launch.observer import Observer
 from runbook.machine import kernel_log
 from runbook.machine.kernel_log import MOST_LINES, KernelLog
@@ -139,12 +139,6 @@ def test_the_journal_stands_in_for_both(tmp_path: Path, monkeypatch: pytest.Monk
     assert window.source == "journalctl -k" and window.lines[0].xid == 79
 
 
-def test_the_log_of_this_machine_is_read_or_says_why(tmp_path: Path) -> None:
-    window = KernelLog().close(tmp_path)
-    assert window.source or window.problem
-    assert (tmp_path / "kernel_log.json").is_file()
-
-
 XID = "NVRM: Xid (PCI:0000:17:00): {}, pid=7"
 CRASH = End(status=LaunchStatus.CRASHED, cause="rank 1 ended: CUDA error", culprit_rank=1)
 OURS = ("0000:17:00",)
@@ -165,13 +159,6 @@ def test_an_xid_that_no_program_causes_is_a_hardware_error(number: int) -> None:
 def test_an_xid_that_the_program_may_cause_leaves_it_a_crash_and_is_named(number: int) -> None:
     end = with_kernel_log(CRASH, lines(number), slots=OURS, pids={})
     assert end.status is LaunchStatus.CRASHED and f"Xid {number} (" in end.cause
-
-
-def test_what_does_not_concern_the_launch_changes_nothing() -> None:
-    assert with_kernel_log(CRASH, lines(79), slots=("0000:99:00",), pids={}) == CRASH
-    for status in (LaunchStatus.COMPLETED, LaunchStatus.CONFIG_ERROR, LaunchStatus.INTERRUPTED):
-        end = End(status=status)
-        assert with_kernel_log(end, lines(79), slots=OURS, pids={}) == end
 
 
 def test_a_rank_that_the_kernel_killed_for_memory_is_told_by_its_log() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.accounts.tables import written_account
-from runbook.launch.end.classify import rank_exits
+from runbook.launch.end import rank_exits
 from runbook.launch.observer import Observer
 from runbook.launch.watch.live_status import LiveStatus
 from runbook.launch.watch.ranks import RankWatch
@@ -63,14 +63,6 @@ def test_rows_that_are_written_as_they_come(tmp_path: Path) -> None:
     assert run.account() == []
 
 
-def test_rows_whose_steps_have_a_decimal_point(tmp_path: Path) -> None:
-    run = Written(tmp_path)
-    run.grow("training.csv", HEADER + "\n" + row(3).replace("3,", "3.0,", 1) + "\n,1.0\ninf,1\n")
-    run.say("progress", 3)
-    run.look()
-    assert run.account() == []
-
-
 @pytest.mark.parametrize("header", [True, False])
 def test_rows_that_are_kept_in_memory(tmp_path: Path, header: bool) -> None:
     run = Written(tmp_path)
@@ -87,13 +79,6 @@ def test_rows_that_are_kept_in_memory(tmp_path: Path, header: bool) -> None:
         "training.csv was up to 5 steps behind what rank 0 said of itself while it ran: its rows "
         "were not written as they came"
     ]
-
-
-def test_evaluations_that_are_kept_in_memory(tmp_path: Path) -> None:
-    run = Written(tmp_path)
-    run.say("eval", 4)
-    run.look()
-    assert run.account()[0].startswith("val.csv was up to 4 steps behind")
 
 
 def test_files_of_another_machine_may_come_late(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from runbook import registry
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.launch.local import Local
 

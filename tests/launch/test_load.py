@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from phases.limits import OTHER_WORK_SHARE
-from runbook.folder.load import Load, load_of
+from phases.kit.limits import OTHER_WORK_SHARE
+from runbook.folder.launch.documents import Load, load_of
 from runbook.folder.names import LOAD_JSON
-from runbook.machine.load import LoadMeter
+from runbook.machine.surroundings import LoadMeter
 from tests.launch.helpers import fake_launch, run
 
 _SPIN = "import sys; sys.stdout.write('x'); sys.stdout.flush()\nwhile True: pass"

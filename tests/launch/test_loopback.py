@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from nsa import loopback
 from nsa.torch_env import installed_torch, libuv_takes_socket
-from runbook.launch.torchrun import free_port
+from runbook.launch.command import free_port
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +46,6 @@ def say(folder: Path, ranks: int, step: int, *, pid: int | None = None) -> None:
             stream.write(json.dumps(record) + "\n")
 
 
-def test_a_look_opens_each_file_once(tmp_path: Path, opened: list[str]) -> None:
-    watch = RankWatch(tmp_path, TOKEN, time.monotonic())
-    for step in range(1, 6):
-        say(tmp_path, RANKS, step)
-        opened.clear()
-        watch.update()
-        assert len(opened) == RANKS
-        assert {state.step for state in watch.ranks.values()} == {step}
-
-
 @pytest.mark.parametrize("ranks", [RANKS, 4 * RANKS])
 def test_more_ranks_are_not_more_looks_in_a_second(
     tmp_path: Path, opened: list[str], ranks: int
@@ -84,28 +73,6 @@ def test_what_a_rank_of_another_node_says_is_read_once(tmp_path: Path, opened: l
     watch.update()
     assert opened == []
     assert {state.pid for state in watch.ranks.values()} == {None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted(Budgets):
-    """Budgets that count how often they are asked."""
-
-    asked: list[str] = field(default_factory=list)
-
-    def of_phase(self, phase: str, *, longest_step_s: float = 0.0) -> float:
-        self.asked.append(phase)
-        return super().of_phase(phase, longest_step_s=longest_step_s)
-
-
-@pytest.mark.parametrize("phase", ["step", "checkpoint"])
-def test_twice_the_ranks_are_twice_the_questions(phase: str) -> None:
-    asked = []
-    for ranks in (RANKS, 2 * RANKS):
-        budgets = Counted()
-        states = [rank(number, age=1.0, phase=phase) for number in range(ranks)]
-        assert Watchdog(budgets, wanted=ranks).find_hang(states, now=1000.0) is None
-        asked.append(len(budgets.asked))
-    assert asked[1] == 2 * asked[0]
 
 
 def test_a_rank_waits_for_another_slow_one_and_not_for_itself() -> None:

@@ -43,13 +43,6 @@ def test_halt_0_only_tells(tmp_path: Path) -> None:
     assert (tmp_path / ".anomaly_type").exists() and not (tmp_path / ".HALT").exists()
 
 
-def test_gates_csv_is_watched(tmp_path: Path) -> None:
-    bad = "".join(f"{step},0.01,0.99,0.05,0.97,,,,,\n" for step in (5, 10, 15))
-    (tmp_path / "gates.csv").write_text(_GATES + bad)
-    (anomaly,) = Monitor(tmp_path, Thresholds()).look()
-    assert (anomaly.kind, anomaly.step, anomaly.path) == ("gate_collapse", 15, "gates.csv")
-
-
 _GATES = (
     "step,entropy,max_gate,entropy_mean,max_gate_mean,"
     "share_cmp,share_sel,share_win,sel_blocks_mean,sel_forced_share\n"
@@ -72,14 +65,6 @@ def test_one_layer_that_has_settled_on_a_branch_is_written_down_and_halts_nothin
     assert [found.kind for found in monitor.look_and_record()] == ["gate_collapse"]
     assert (tmp_path / ".HALT").read_text().startswith("gate_collapse: 3 readings in a row")
     assert (tmp_path / ".anomaly_type").read_text() == (tmp_path / ".HALT").read_text()
-
-
-def test_the_older_headerless_form_is_watched(tmp_path: Path) -> None:
-    lines = [f"{step},5.5,0.1,{40 + step % 3}\n" for step in range(1, 30)]
-    (tmp_path / "training.csv").write_text("".join(lines) + "30,nan,0.1,41\n")
-    monitor = Monitor(tmp_path, Thresholds())
-    assert [a.kind for a in monitor.look()] == ["nonfinite_loss"]
-    assert monitor.readings.rows_read == 30
 
 
 def beats(*rows: dict[str, object]) -> str:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from nsa.launch.heartbeat import Heartbeat
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchStatus
-from runbook.stats import WindowTooShort, last_window
+from runbook.stats.throughput import WindowTooShort, last_window
 from runbook.tools.watch import Watcher
 from tests.launch.helpers import FAST, fake_launch, run
 

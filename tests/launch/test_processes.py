@@ -8,7 +8,7 @@ import pytest
 
 from runbook.errors import UsageError
 from runbook.launch.command import Command
-from runbook.launch.environment import build_environment
+from runbook.launch.inputs import build_environment
 
 MACHINE = {
     "PATH": "/bin",

@@ -48,13 +48,3 @@ def test_words_move_the_clock_of_silence_and_quiet_does_not(tmp_path: Path) -> N
     assert heard > 1.0
     watch.update()
     assert watch.ranks[0].changed_at == heard
-
-
-def test_the_longest_step_is_known_without_the_first(tmp_path: Path) -> None:
-    path = tmp_path / "heartbeat_rank0.jsonl"
-    times = [("step_start", 1, 0.0, "first_step"), ("step_end", 1, 50.0, "first_step")]
-    times += [("step_start", 2, 50.0, "step"), ("step_end", 2, 52.5, "step")]
-    path.write_text("".join(beat(e, s, mono=mono, phase=phase) for e, s, mono, phase in times))
-    watch = RankWatch(tmp_path, TOKEN, 0.0)
-    watch.update()
-    assert watch.ranks[0].longest_step_s == 2.5

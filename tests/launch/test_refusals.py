@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.end.classify import End, classify_trainer, is_communication_failure, rank_exits
+from runbook.launch.end import End, classify_trainer, is_communication_failure, rank_exits
 from runbook.launch.watch.ranks import RankState
 from runbook.records import LaunchStatus
 from tests.launch.helpers import fake_launch, rank, run
@@ -84,15 +84,6 @@ def test_a_machine_that_refuses_is_an_environment_error(line: str) -> None:
     ):
         assert (end.status, end.cause) == (LaunchStatus.ENVIRONMENT_ERROR, line)
         assert not is_communication_failure(end, [line])
-
-
-def test_after_a_step_the_machine_is_no_excuse() -> None:
-    end = classified([ended(0, 1, MACHINE[2], step=3), ended(1, 13)], [])
-    assert end.status is LaunchStatus.CRASHED
-
-
-def test_an_ordinary_crash_stays_one() -> None:
-    assert classified([ended(0, 1, "ValueError: x")], [LIBUV]).status is LaunchStatus.CRASHED
 
 
 def test_a_port_that_is_taken_is_tried_again() -> None:

@@ -12,9 +12,9 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from runbook.folder.documents import RESOURCES
+from runbook.folder.launch.documents import RESOURCES
+from runbook.folder.launch.rows import read_rows
 from runbook.folder.names import RESOURCES_CSV
-from runbook.folder.rows import read_rows
 from runbook.launch.watch.ranks import RankState
 from runbook.launch.watch.resources import ResourceLog
 

@@ -15,8 +15,8 @@ import pytest
 from runbook.launch import StopRequest
 from runbook.launch.observer import Observer
 from runbook.process.ended import process_state
-from runbook.process.guard import end_kept, spawn_kept
 from runbook.process.reaper import carriers, environment_holds
+from runbook.process.start import end_kept, spawn_kept
 from runbook.records import Launch, LaunchStatus
 from tests.launch.helpers import FAKE, fake_launch, run
 from tests.launch.test_faults import HARNESS
@@ -134,24 +134,6 @@ def test_the_subreaper_ends_as_its_command_did(tmp_path: Path, script: str, code
     assert child.wait(10) == code
     end_kept(child)
     assert list(tmp_path.glob("core*")) == []
-
-
-def test_the_command_gets_its_words_its_environment_and_its_folder(tmp_path: Path) -> None:
-    odd = "two\nlines \udcff ="
-    big = "x" * 100_000  # more than a pipe holds
-    script = (
-        'import os, sys; print(ascii((sys.argv[1:], os.environ["ODD"], len(os.environ["BIG"]),'
-        " os.getcwd(), os.getsid(0) == os.getpid(), sys.stdin.read(), len(os.environ))))"
-    )
-    child = kept(
-        tmp_path, sys.executable, "-S", "-c", script, odd, "", variables={"ODD": odd, "BIG": big}
-    )
-    assert child.wait(10) == 0
-    end_kept(child)
-    found = (tmp_path / "console").read_text()
-    # LC_CTYPE: Python itself sets it where there is no locale.
-    assert found.startswith(ascii(([odd, ""], odd, 100_000, str(tmp_path), True, ""))[:-1])
-    assert child.stdin is not None and child.stdin.closed
 
 
 def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:

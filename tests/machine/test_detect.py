@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config import profile_names
+from runbook.config.load import profile_names
 from runbook.engine import RunOptions, plan_all
 from runbook.errors import UsageError
 from runbook.machine.detect import detect_profile, profile_for
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 
 A100 = "NVIDIA A100 80GB PCIe, 4\n"
 
@@ -132,17 +129,6 @@ def test_other_devices_are_no_gpu_of_ours(
     assert detect_profile(tmp_path)[0] == "cpu"
 
 
-def test_the_program_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    name, reason = detect_profile(tmp_path)
-    assert name == "cpu" and "no NVIDIA device is seen" in reason
-    lists(tmp_path, "NVIDIA H200, 5\n")
-    assert detect_profile(tmp_path) == ("h200x1", "found 1 x NVIDIA H200")
-    fake(tmp_path, "echo 'driver mismatch' >&2; exit 9")
-    with pytest.raises(UsageError, match="driver mismatch"):
-        detect_profile(tmp_path)
-
-
 def test_only_visible_cards_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As CUDA reads the variable: nothing counts from the first entry on that is no GPU."""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -157,12 +143,6 @@ def test_only_visible_cards_are_asked_for(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(UsageError, match="Tesla T4"):
         detect_profile(tmp_path)
-
-
-def test_the_nightly_asks_for_a_gpu_profile() -> None:
-    text = (REPOSITORY / ".github/workflows/nightly-gpu.yml").read_text(encoding="utf-8")
-    assert "'auto'" not in text and "default: auto" not in text
-    assert "default: a100x2_pcie4" in text and 'auto|cpu|""' in text
 
 
 def test_a_run_on_an_unknown_card_is_a_usage_error(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runbook.errors import RunbookError
-from runbook.folder.shapes import DEVICE_COUNTERS
+from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -72,8 +72,3 @@ def test_errors_of_all_memories_are_added_up() -> None:
 def test_another_document_is_refused(text: str) -> None:
     with pytest.raises(RunbookError):
         parse_nvidia_smi(text).document()
-
-
-def test_an_empty_gpu_tells_nothing_and_breaks_nothing() -> None:
-    (gpu,) = parse_nvidia_smi("<nvidia_smi_log><gpu/></nvidia_smi_log>").document()["gpus"]
-    assert set(gpu["counters"].values()) == {None} and gpu["clock_events"] is None

@@ -41,16 +41,6 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_clean_checkout(checkout: Path) -> None:
-    state = git.read_git(checkout)
-    assert state.branch == "main"
-    assert state.sha == git_in(checkout, "rev-parse", "HEAD") == git.head_sha(checkout)
-    assert not state.dirty
-    assert state.diff == ""
-    assert state.diff_sha256 == hashlib.sha256(b"").hexdigest()
-    assert state.problems == ()
-
-
 def test_commits_that_the_last_fetch_brought_are_counted(checkout: Path, tmp_path: Path) -> None:
     """Requirement P1, "freshly fetched": nothing is fetched here, but what is known is told."""
     state = git.read_git(checkout)
@@ -72,28 +62,6 @@ def test_a_change_is_dirty_and_has_another_digest(checkout: Path) -> None:
     assert first.dirty and second.dirty
     assert "+two" in first.diff
     assert len({first.diff_sha256, second.diff_sha256, hashlib.sha256(b"").hexdigest()}) == 3
-
-
-def test_a_new_file_is_dirty_though_it_is_in_no_diff(checkout: Path) -> None:
-    (checkout / "new.txt").write_text("x\n")
-    state = git.read_git(checkout)
-    assert state.dirty
-    assert state.diff == ""
-
-
-def test_a_detached_head_has_no_branch(checkout: Path) -> None:
-    git_in(checkout, "checkout", "-q", "--detach")
-    state = git.read_git(checkout)
-    assert state.branch is None
-    assert state.sha is not None
-
-
-def test_before_the_first_commit(tmp_path: Path) -> None:
-    git_in(tmp_path, "init", "-q", "-b", "main")
-    state = git.read_git(tmp_path)
-    assert state.branch == "main"
-    assert state.sha is None
-    assert state.problems
 
 
 def test_bytes_of_any_encoding_keep_their_digest(checkout: Path) -> None:
@@ -145,22 +113,6 @@ def test_outside_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert git.head_sha(tmp_path) is None
     assert git.read_git(tmp_path).problems
-
-
-def test_the_package_under_test_is_found_before_the_current_folder(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import nsa
-
-    home = Path(nsa.__file__).resolve().parent
-    tracked = subprocess.run(
-        ["git", "-C", str(home), "ls-files", "--error-unmatch", "__init__.py"],
-        capture_output=True,
-        check=False,
-    )
-    monkeypatch.chdir(checkout)
-    found = git.find_checkout()
-    assert found == (home.parent if tracked.returncode == 0 else checkout)
 
 
 def test_a_checkout_of_another_user_is_refused_by_git_and_told_as_that(

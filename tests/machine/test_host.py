@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runbook.config.settings import environment_notes, environment_problems, torch_variables
+from runbook.config.settings import environment_notes, environment_problems
 from runbook.machine import host
 from runbook.machine.host import Seen, find_trainers, live_processes
 
@@ -52,15 +52,6 @@ def test_cpu_quota_of_a_container(tmp_path: Path) -> None:
     assert host.cgroup_cpu_limit(tmp_path / "absent") is None
 
 
-def test_this_machine_has_processors_memory_and_disk(tmp_path: Path) -> None:
-    assert host.count_cpus() == len(os.sched_getaffinity(0)) >= 1
-    memory = host.memory_total_gib()
-    assert memory is not None and memory > 0.1
-    free = host.disk_free_gib(tmp_path)
-    statistics = os.statvfs(tmp_path)
-    assert free == pytest.approx(statistics.f_bavail * statistics.f_frsize / 1024**3, rel=0.05)
-
-
 def test_write_speed_leaves_nothing_behind(tmp_path: Path) -> None:
     assert host.write_speed_mib_s(tmp_path, size_mib=2) > 0
     assert list(tmp_path.iterdir()) == []
@@ -98,34 +89,6 @@ def test_a_launched_process_is_found_by_its_token_and_told_from_a_leftover() -> 
         assert "time.sleep(60)" in mine[0].command
         child.kill()
     assert not [found for found in find_trainers() if found.token == token]
-
-
-def test_a_process_whose_launcher_is_gone_is_left_over() -> None:
-    token = f"dead{os.getpid():08x}"
-    # The middle process starts the sleeper and ends at once, so that the sleeper is adopted.
-    middle = (
-        "import subprocess, sys;"
-        f"child = subprocess.Popen([sys.executable, '-c', {SLEEP!r}], stdout=subprocess.DEVNULL,"
-        " stderr=subprocess.DEVNULL, start_new_session=True); print(child.pid)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", middle],
-        env={**os.environ, "RUNBOOK_RUN_TOKEN": token},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    pid = int(done.stdout)
-    try:
-        deadline = time.monotonic() + 10
-        found = []
-        while not found and time.monotonic() < deadline:
-            found = [item for item in find_trainers() if item.token == token]
-        assert [item.pid for item in found] == [pid]
-        assert found[0].orphan
-        assert f"pid {pid} token {token} left over" in str(found[0])
-    finally:
-        os.kill(pid, 9)
 
 
 def test_a_whole_tree_belongs_to_whoever_started_its_top() -> None:
@@ -198,10 +161,6 @@ def test_a_dead_process_that_nobody_waited_for_is_none_of_a_run() -> None:
     child.wait()
 
 
-def test_an_environment_without_problems() -> None:
-    assert environment_problems({"NSA_DDP_BUCKET_MB": "50", "HOME": "/x"}, uses_nccl=False) == []
-
-
 def test_everything_wrong_with_the_environment_is_listed() -> None:
     problems = environment_problems(
         {
@@ -233,9 +192,3 @@ def test_variables_that_torch_renamed_get_a_note_each() -> None:
     assert len(notes) == 2
     assert notes[0].startswith("NCCL_ASYNC_ERROR_HANDLING=1: ")
     assert notes[1].startswith("NCCL_LATER=1: no name that NCCL 2.")
-
-
-def test_the_installed_torch_says_which_variables_it_reads(tmp_path: Path) -> None:
-    names = torch_variables()
-    assert {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT"} <= names
-    assert torch_variables(tmp_path) == frozenset()

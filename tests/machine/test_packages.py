@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runbook.machine import git
-from runbook.machine.packages import package_folders, startup_code
+from runbook.machine.identity import startup_code
 from runbook.machine.preflight import _git_drafts
 from tests.machine.test_git import git_in
 
@@ -19,18 +19,13 @@ HERE = Path(__file__).resolve().parents[2]
 
 def asked(expression: str, *paths: Path) -> str:
     """What a new interpreter with these on PYTHONPATH says."""
-    code = f"from runbook.machine.packages import *; print({expression})"
+    code = f"from runbook.machine.identity import *; print({expression})"
     path = os.pathsep.join([*map(str, paths), str(HERE)])
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
     return done.stdout.strip()
-
-
-def test_this_interpreter_runs_nothing_beside_pythons_own() -> None:
-    assert startup_code() == []
-    assert package_folders()["runbook"] == HERE / "runbook"
 
 
 def test_code_that_runs_at_the_start_of_every_interpreter_is_named(tmp_path: Path) -> None:

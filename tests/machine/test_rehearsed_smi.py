@@ -6,18 +6,13 @@ knows nothing of the readers: what it meant has to be what they find.
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.rehearsal import smi, smi_tables
-from benchmarks.rehearsal.cards import A100_PCIE, CARDS, Card
-from benchmarks.rehearsal.drivers import DRIVERS, Driver, Gpu, Process
-from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.tools import Bench
-from runbook.machine.gpu.facts import collect_gpus, gpu_drafts
+from benchmarks.rehearsal.hardware import A100_PCIE, CARDS, DRIVERS, Card, Driver, Gpu, Process
+from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
 
 EVERY = [
@@ -104,30 +99,3 @@ FAULTS: dict[str, tuple[dict[str, Any], str, Any]] = {
 def test_what_is_wrong_with_the_second_gpu_is_found(driver: Driver, fault: str) -> None:
     change, fact, value = FAULTS[fault]
     assert facts(driver, pair(A100_PCIE, {}, change))[fact] == value
-
-
-@pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
-def test_the_collector_asks_a_program_on_path(
-    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = Machine(name="two", profile="a100x2_pcie4", story="", driver=driver)
-    bench = Bench(tmp_path / "bench", machine)
-    monkeypatch.setenv("PATH", f"{bench.programs}{os.pathsep}{os.environ['PATH']}")
-    out = tmp_path / "out"
-    out.mkdir()
-    drafts = collect_gpus(
-        out, torch_count=2, torch_uuids=[machine.uuid(0)], environment={}, host_file="host.json"
-    )
-    found = {draft.name: draft.value for draft in drafts}
-    assert found["gpu.count"] == 1, "torch sees one of the two"
-    assert found["gpu.installed"] == 2 and found["gpu.driver"] == driver.version
-
-
-@pytest.mark.parametrize(("driver", "card"), EVERY)
-def test_counters_tell_power_limits_and_the_highest_clock(driver: Driver, card: Card) -> None:
-    """Element names changed with 535: both documents of a launch have to say the same."""
-    xml = smi.query_xml(driver, pair(card, {}, {"power_limit_w": 200.0}))
-    first, second = parse_nvidia_smi(xml).document()["gpus"]
-    assert first["power"] == {"limit_w": card.power_w, "default_w": card.power_w}
-    assert second["power"] == {"limit_w": 200.0, "default_w": card.power_w}
-    assert first["sm_max_mhz"] == card.sm_mhz

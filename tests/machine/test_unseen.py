@@ -113,21 +113,6 @@ def test_what_git_does_not_show_is_dirty_and_named(
     assert state.diff_sha256 != before.diff_sha256
 
 
-def test_another_hidden_change_has_another_digest(checkout: Path) -> None:
-    flagged("--skip-worktree")(checkout)
-    first = git.read_git(checkout).diff_sha256
-    (checkout / "nsa" / "layer.py").write_text("SCALE = 2.0\n")
-    assert git.read_git(checkout).diff_sha256 != first
-
-
-def test_what_git_shows_is_told_once(checkout: Path) -> None:
-    (checkout / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
-    (checkout / "nsa" / "new.py").write_text("")
-    (checkout / "notes.txt").unlink()
-    state = git.read_git(checkout)
-    assert state.unseen == () and len(state.changed) == 3
-
-
 def test_ordinary_ignored_files_flags_and_line_ends_are_clean(checkout: Path) -> None:
     (checkout / "run.log").write_text("x")
     (checkout / "build").mkdir()

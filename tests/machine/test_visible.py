@@ -48,29 +48,6 @@ def test_the_variable_means_what_cuda_takes_it_for(text: str | None, indices: st
     assert shown(text) == indices
 
 
-def test_what_torch_sees_outranks_the_order_of_indices() -> None:
-    assert shown("0", uuids=("bbbb3333",)) == "2"
-    assert shown("0", uuids=("GPU-bbbb3333", "aaaa1111")) == "02"
-    assert shown("0", uuids=("unknown",)) == "0", "a MIG instance has a UUID of its own"
-    alike = tuple(replace(gpu, uuid="GPU-x") for gpu in FOUR)
-    assert shown("1", uuids=("x",), gpus=alike) == "1", "UUIDs that tell nothing apart"
-
-
-def test_facts_are_those_of_the_visible_gpus() -> None:
-    busy = parse_nvidia_smi((FIXTURES / "a100x2_busy.xml").read_text(encoding="utf-8"))
-    drafts = {
-        draft.name: draft
-        for draft in gpu_drafts(
-            busy, {(0, 1): "NODE"}, visible=busy.gpus[1:], chosen_by="CUDA_VISIBLE_DEVICES=1"
-        )
-    }
-    assert (drafts["gpu.count"].value, drafts["gpu.installed"].value) == (1, 2)
-    assert drafts["gpu.count"].note == "GPU 1 of 2, CUDA_VISIBLE_DEVICES=1"
-    assert drafts["gpu.names"].value == "NVIDIA A100 80GB PCIe"
-    assert drafts["gpu.processes"].value == 0, "GPU 0 is busy, and nobody asked for it"
-    assert drafts["gpu.throttle"].value == ""
-
-
 def test_a_link_counts_between_visible_gpus_only() -> None:
     links = parse_topology((FIXTURES / "topo_nvlink.txt").read_text(encoding="utf-8"))
     three = replace(SMI, gpus=FOUR[:3])

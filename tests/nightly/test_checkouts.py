@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import package_digest
-from runbook.launch import commits
-from runbook.launch.environment import build_environment
+from runbook.launch import inputs as commits
+from runbook.launch.inputs import build_environment
 
 
 def git(folder: Path, *words: str) -> str:

@@ -8,10 +8,10 @@ import pytest
 
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.config.nightly import load_nightly
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.machine import git
 from tests.cli.shell import inside
@@ -37,7 +37,7 @@ def test_the_pinned_commit_is_one_of_this_repository_and_its_profile_has_gpus() 
     ("text", "wrong"),
     [
         ("schema_version: 1\nprofile: cpu\nwhy: x\nreference: main\n", "reference"),
-        ("schema_version: 1\nprofile: cpu\nwhy: x\n", "reference: Field required"),
+        ("schema_version: 1\nprofile: cpu\nwhy: x\n", "reference: missing"),
         (f"schema_version: 1\nprofile: cpu\nwhy: x\nreference: {'a' * 40}\nrounds: 5\n", "rounds"),
         ("- 1\n", "nightly.yaml"),
     ],

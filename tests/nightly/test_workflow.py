@@ -13,7 +13,7 @@ import yaml
 
 from runbook.config.nightly import load_nightly
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 
 ROOT = Path(__file__).parents[2]
 JOB: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/nightly-gpu.yml").read_text())[

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from runbook import registry
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.config.profile import Profile
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Check

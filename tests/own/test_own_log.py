@@ -10,9 +10,9 @@ import pytest
 
 from nsa.contract import Phase
 from runbook.errors import UsageError
-from runbook.folder.own_log import read_own_log, rows_of
-from runbook.launch.environment import build_environment
-from runbook.launch.foreign.trainer import ForeignWatch, classify_foreign
+from runbook.folder.launch.own_log import read_own_log, rows_of
+from runbook.launch.foreign import ForeignWatch, classify_foreign
+from runbook.launch.inputs import build_environment
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import LogMap, OwnTrainer
 from runbook.tools.guess import guess, templated

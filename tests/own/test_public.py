@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.records import Outcome
 from tests.own.runs import TRAINERS, judged, launched
 from tests.own.test_run import runbook

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from runbook import registry
-from runbook.config import Profile, load_profile
+from runbook.config.load import load_profile
+from runbook.config.profile import Profile
 from runbook.folder.comparability import device_facts, env_facts
 from runbook.records import Check, Launch
 from runbook.records.evidence import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nsa.contract import Ceiling
-from runbook.config import Profile
+from runbook.config.profile import Profile
 from runbook.records import Launch
 from tests.phases.heartbeats import TOKEN
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.rehearsal.weights import first_weights
 from nsa.contract.sampling import recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
 from runbook.accounts.generated import KINDS, GeneratedData
-from runbook.config import Profile
+from runbook.config.profile import Profile
 from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog
 from runbook.records.launch import option
+from tests.accounts.first_weights import first_weights
 from tests.accounts.launches import TEXT, recomputed, shadow
 
 SHA = "5" * 64

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.folder.shapes import ENV, shaped
+from runbook.folder.launch.shapes import ENV, shaped
 from runbook.records import Outcome, RankExit, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, heartbeats, spoil, traces

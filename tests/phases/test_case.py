@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phases.common.case import Case, Finding, Unanswerable, listed, once
+from phases.kit.case import Case, Finding, Unanswerable, listed, once
 from runbook.records import LaunchStatus, Outcome, Reason
 from tests.phases import builder, spoil
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from nsa.contract import CEILINGS_JSON, Ceiling
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.phase import PlanContext

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from phases.common.case import ending
-from phases.common.situation import situation_of, told
-from phases.playbook import BY_REASON, BY_TOPIC, remedy_for
+from phases.kit.case import ending
+from phases.kit.playbook import playbook, remedy_for, told
+from phases.kit.situation import situation_of
 from runbook import registry
 from runbook.records import Kind, LaunchStatus, Reason
 from runbook.registry import known_checks, known_limits
@@ -20,6 +20,7 @@ from tests.phases.situations import ON_A_CPU, ON_TWO_A100
 from tests.phases.test_node_scaling import where
 
 PHASES = registry.phases()
+BY_TOPIC, BY_REASON = playbook().by_topic, playbook().by_reason
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "phases.md"
 
 
@@ -66,7 +67,7 @@ def test_every_topic_that_a_row_names_is_in_the_playbook() -> None:
 def test_a_launch_that_ended_badly_is_mended_before_its_topic() -> None:
     assert "NSA_ACCUM" in remedy_for("throughput", Reason.BELOW_LIMIT, ON_TWO_A100)
     assert remedy_for("throughput", Reason.HANG, ON_A_CPU) == told(BY_TOPIC["stall"], ON_A_CPU)
-    assert remedy_for("", Reason.UNDECIDED, ON_A_CPU) == BY_REASON[Reason.UNDECIDED]
+    assert remedy_for("", Reason.UNDECIDED, ON_A_CPU) == told(BY_REASON[Reason.UNDECIDED], ON_A_CPU)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from runbook import registry
-from runbook.config import profile_names
+from runbook.config.load import profile_names
 from runbook.records import Check, Outcome, Verdict, judge_run, satisfies
 from runbook.records.evidence import PhaseEvidence
 from runbook.registry import select

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from nsa.contract import Ceiling
-from phases.common.node_pairs import pairs
-from phases.limits import CEILING_ALL_REDUCE
+from phases.kit.limits import CEILING_ALL_REDUCE
+from phases.machine.node_pairs import pairs
 from runbook import registry
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.phase import PlanContext

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import runbook.stats
-from phases.common.case import Case, Finding
-from phases.common.node_scaling import node_scaling_rows
-from phases.common.rows import answered
+from phases.compare import node_scaling
+from phases.compare.node_scaling import node_scaling_rows
+from phases.kit.case import Case, Finding
+from phases.kit.rows import answered
 from runbook import registry
 from runbook.config.setup import RunOptions
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.phase import Judgement, PlanContext
@@ -304,13 +304,13 @@ def test_a_row_that_only_shows_is_not_required_of_a_run_on_three_nodes(tmp_path:
 
 
 def test_it_follows_the_published_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, followed = runbook.stats.scaling_over, []
+    real, followed = node_scaling.scaling_over, []
 
     def recorded(*values: Any, **options: Any) -> Any:
         followed.append(options["plan"])
         return real(*values, **options)
 
-    monkeypatch.setattr(runbook.stats, "scaling_over", recorded)
+    monkeypatch.setattr(node_scaling, "scaling_over", recorded)
     answer_of(where(4), {2: 0.98, 4: 0.97})
     assert followed == [plans.PLANS["scaling"]]
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from phases.common.nodes import node_rows
+from phases.machine.nodes import node_rows
 from runbook import registry
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import Fact
 from runbook.records.phase import PlanContext

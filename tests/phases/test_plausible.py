@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from phases.common.case import Case
-from phases.common.plausible import (
+from phases.kit.case import Case
+from phases.training.plausible import (
     differences,
     loss_problems,
     mfu_of,

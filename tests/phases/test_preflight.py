@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from phases import preflight
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.records import Check, Outcome, Reason
 from runbook.records.phase import PlanContext
 from tests.phases import builder, spoil

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from runbook import registry
-from runbook.config import Profile, load_profile
+from runbook.config.load import load_profile
 from runbook.config.plan import load_plan, with_plan
+from runbook.config.profile import Profile
 from runbook.records import Begun, Check, Launch, LaunchStatus, Outcome, Reason, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.launch import option

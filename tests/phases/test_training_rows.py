@@ -262,7 +262,7 @@ def test_remedies_come_from_the_playbook() -> None:
     where = builder.context()
     found = builder.evidence("baseline", where, change=spoil.ended(LaunchStatus.HUNG))
     check = builder.row("baseline", "completed", found, where)
-    assert "runbook watch --stacks" in check.remedy and "NCCL_DEBUG=INFO" in check.remedy
+    assert "runbook stacks" in check.remedy and "NCCL_DEBUG=INFO" in check.remedy
     assert check.rerun == "runbook run --phase baseline --profile a100x2_pcie4"
 
 

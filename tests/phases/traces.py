@@ -17,10 +17,9 @@ import numpy as np
 import pandas as pd
 
 from nsa.toggles import TOGGLES
-from runbook.config import Profile
-from runbook.config.profile import Workload
+from runbook.config.profile import Profile, Workload
 from runbook.files import utc_text
-from runbook.folder.shapes import DEVICE_COUNTERS
+from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 from runbook.records.evidence import (
     JUnitCase,
@@ -310,7 +309,7 @@ def gates(
 
 _AUDIT = {"cmp": "explicit_softmax", "sel": "flash", "win": "flash"}
 _NO_FLASH = {"cmp": "explicit_softmax", "sel": "efficient", "win": "efficient"}
-_PROFILE = {
+PROFILE = {
     "ranges": {"nsa.sel.ranges_v2": {"count": 120, "cpu_us": 900.0, "cuda_us": 700.0}},
     "python_share": 0.12,
     "top_python": [{"name": "loop.py:10:step", "share": 0.03}],
@@ -421,7 +420,7 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         audit=audit() if launch.phase == "sdpa_audit" else None,
         audit_path=f"{where}/sdpa_audit.json",
         audit_sha256=SHA,
-        profile={**_PROFILE, **gpu} if launch.phase == "nvtx" else None,
+        profile={**PROFILE, **gpu} if launch.phase == "nvtx" else None,
         profile_path=f"{where}/profile_rank0.json",
         profile_sha256=SHA,
         trace_path=f"{where}/trace_rank0.json.gz",

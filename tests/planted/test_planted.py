@@ -23,7 +23,7 @@ from benchmarks.planted_copy import (
     load,
     load_all,
 )
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.registry import known_checks
 from tests.tiers import by_tier
 

@@ -12,10 +12,10 @@ import pytest
 
 from nsa.witness.effect_watch import kernel_name, operators_by_branch
 from nsa.witness.profiling import HOST, WORK, Recorded, summarize
-from runbook.config import load_profile
-from runbook.folder.documents import GPU_SAMPLES, read_console
-from runbook.folder.rows import read_rows
-from runbook.launch.end.classify import End
+from runbook.config.load import load_profile
+from runbook.folder.launch.documents import GPU_SAMPLES, read_console
+from runbook.folder.launch.rows import read_rows
+from runbook.launch.end import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.machine.gpu.facts import gpu_drafts
@@ -61,13 +61,6 @@ def test_the_facts_of_a_healthy_card_hold_no_fault() -> None:
         "gpu.power_limit": 1.0,
         "gpu.mig": False,
     }
-
-
-def test_the_matrix_is_read_behind_its_escape_codes() -> None:
-    text = (H100 / "topology.txt").read_text()
-    assert "\x1b[4mGPU0" in text
-    two = text.replace("\x1b[4mGPU0", "\x1b[4mGPU0\tGPU1").replace("GPU0\t X ", "GPU0\t X \tNV18")
-    assert parse_topology(two) == {(0, 1): "NV18"}
 
 
 def test_the_xml_and_nvml_tell_the_same_counters() -> None:

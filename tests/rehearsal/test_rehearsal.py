@@ -18,7 +18,7 @@ from benchmarks.rehearsal.catalog import HEALTHY, MACHINES, OTHER_ANSWERS, SICK
 from benchmarks.rehearsal.judged import Judged, judge
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.table import BEGIN, END, into_page, page_table, should, stops
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.launch.local import LocalRun
 
 ROOT = Path(__file__).parents[2]

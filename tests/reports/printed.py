@@ -10,8 +10,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from phases.common.situation import fitting, told
-from phases.playbook import BY_REASON, BY_TOPIC
+from phases.kit.playbook import fitting, playbook, told
 from runbook.cli import COMMANDS
 from runbook.engine.outputs import render
 from runbook.records import RunRecord
@@ -68,7 +67,7 @@ def is_command(text: str) -> bool:
 
 def told_by_remedies() -> Iterator[str]:
     """The commands that remedies name between backticks."""
-    for remedy in (*BY_TOPIC.values(), *BY_REASON.values()):
+    for remedy in (*playbook().by_topic.values(), *playbook().by_reason.values()):
         for now in (ON_TWO_A100, ON_A_CPU):
             yield from filter(is_command, re.findall(r"`([^`]+)`", told(remedy, now)))
             yield from (one.command for one in fitting(remedy, now) if one.command)

@@ -15,14 +15,14 @@ from reports.causes import Cause
 from reports.permits import permit_of
 from reports.terminal import render_terminal
 from reports.view import build_view
-from runbook.config import load_profile
+from runbook.config.load import load_profile
 from runbook.engine.outputs import render
-from runbook.records import Kind, LaunchEntry, LaunchStatus, Outcome, Reason, RunRecord, Verdict
+from runbook.records import Kind, LaunchEntry, Outcome, Reason, RunRecord, Verdict
 from runbook.records.phase import PlanContext
-from runbook.records.run import Invocation, Screen, edited
+from runbook.records.run import Invocation, Screen
 from tests.phases import builder, spoil
 from tests.reports.samples import go, run
-from tests.reports.test_causes import by_hand, ended, hang, nan, of, phase, row
+from tests.reports.test_causes import by_hand, hang, nan, of, phase, row
 
 CPU = load_profile("cpu").model_dump(mode="json")
 OTHER = {**CPU, "trainer": "mine.train"}
@@ -47,19 +47,6 @@ def test_what_was_set_by_hand_is_left_out_of_the_next_command_and_kept_in_the_ot
     assert cause.advice.likely == ("train.lr=1e6 was set by hand (--set).",)
     assert cause.advice.does == "This leaves out train.lr=1e6."
     assert cause.rerun == line and cause.steps[0].startswith("if it comes back: ")
-
-
-def test_a_setting_that_is_as_in_the_profile_is_no_suspect() -> None:
-    cause = only(phase("baseline", nan(4)), settings={"NSA_PREFILL_BATCHED": "1"})
-    assert not cause.advice.likely and not cause.advice.left_out
-    told = only(phase("baseline", nan(4)), settings={"NSA_PREFILL_BATCHED": "0"}).advice.likely
-    assert told == ("NSA_PREFILL_BATCHED=0 was set by hand (--set); the profile has 1.",)
-
-
-def test_no_setting_makes_a_card_fail() -> None:
-    broken = ended(LaunchStatus.HARDWARE_ERROR, "GPU 0: Xid 79")
-    cause = only(phase("baseline", broken), settings={"train.lr": "1e6"})
-    assert not cause.advice.likely and cause.advice.command == cause.rerun
 
 
 def test_what_the_shell_set_is_taken_out_of_the_shell(tmp_path: Path) -> None:
@@ -146,44 +133,6 @@ def test_a_leak_of_another_trainer_is_looked_for_in_the_shipped_one_first() -> N
     assert own.does == "This adds NSA_MEM_DUMP_EVERY=20." and not own.passes
 
 
-def test_after_another_trainer_all_phases_wait_for_it_to_be_fixed() -> None:
-    fields = {"options": OPTIONS, "profile_document": OTHER}
-    record = run(Verdict.NO_GO, (phase("baseline", hang(1)),), required=("baseline.completed",))
-    other = record.model_copy(update=fields)
-    assert build_view(other).before_whole_run == "Once your trainer is fixed"
-    for fmt in ("md", "html"):
-        page = render(other, fmt)
-        assert "the fault is in your trainer (mine.train)" in page.replace("The", "the"), fmt
-        assert "Once your trainer is fixed" in page, fmt
-    shipped = record.model_copy(update={**fields, "profile_document": CPU})
-    assert build_view(shipped).before_whole_run == "When this passes"
-
-
-def test_what_the_config_has_stands_beside_what_was_set_by_hand() -> None:
-    fields = {"settings": {"train.lr": "1e6"}, "config_before": {"train.lr": "0.0003"}}
-    advice = only(phase("baseline", nan(4)), **fields).advice
-    assert advice.likely == ("train.lr=1e6 was set by hand (--set); the config has 0.0003.",)
-    same = {**fields, "settings": {"train.lr": "0.0003"}}
-    assert not only(phase("baseline", nan(4)), **same).advice.likely
-
-
-@pytest.mark.parametrize(
-    ("verdict", "means"),
-    [
-        (Verdict.NO_GO, "A change alone never makes a NO-GO; a failed check below does."),
-        (Verdict.INCOMPLETE, "A change alone never makes a run INCOMPLETE; "),
-        (Verdict.PARTIAL, "What passed, passed with that."),
-    ],
-)
-def test_what_a_change_has_to_do_with_the_verdict(verdict: Verdict, means: str) -> None:
-    record = run(verdict, (), caveats=("config changed (train.lr=1e6)",))
-    told = permit_of(record).changed
-    assert told.startswith("Not the shipped profile as it is: config changed (train.lr=1e6). ")
-    assert means in told
-    assert told in render(record, "md") and told in render(record, "html")
-    assert not permit_of(run(verdict, ())).changed
-
-
 def test_a_learning_rate_that_nobody_set_is_lowered_to_a_tenth_of_its_own() -> None:
     record = phase("baseline", nan(4))
     assert "train.lr=" in record.first_commands["run1"]
@@ -225,13 +174,6 @@ def test_a_hang_says_where_the_silent_rank_stopped() -> None:
     assert once.headline == "Rank 0 hung at step 7." and not once.advice.seen
 
 
-def test_a_divergence_says_in_how_many_phases() -> None:
-    one = only(phase("baseline", nan(4), nan(4)))
-    assert one.headline == "Training diverged at step 4: the loss is NaN."
-    two = only(phase("baseline", nan(4)), phase("nvtx", nan(9)))
-    assert two.headline.endswith("the loss is NaN (2 phases, one cause).")
-
-
 def test_when_it_passes_all_phases_are_run_without_what_was_left_out() -> None:
     fields = {"settings": {"train.lr": "1e6"}, "options": OPTIONS, "profile_document": CPU}
     record = run(Verdict.NO_GO, (phase("baseline", nan(4)),), required=("baseline.completed",))
@@ -240,13 +182,6 @@ def test_when_it_passes_all_phases_are_run_without_what_was_left_out() -> None:
     assert not build_view(go()).whole_run
     cut = record.model_copy(update={**fields, "interrupted": True})
     assert not build_view(cut).whole_run
-
-
-@pytest.mark.parametrize(
-    "line", ["runbook run --set 'NSA_X=1", "runbook run  --phase a", "nvidia-smi -L"]
-)
-def test_a_line_with_nothing_to_change_stays_as_it_is(line: str) -> None:
-    assert edited(line, without=["NSA_Y"]) == line
 
 
 @pytest.mark.parametrize(

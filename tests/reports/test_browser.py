@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from reports.view import build_view
 from runbook.cli import main
 from runbook.engine.outputs import render
-from runbook.records import Table
 from tests.engine.test_history import store
 from tests.engine.test_trends import at
 from tests.reports.browser import MISSING, Browser, chromium, running
@@ -34,17 +32,6 @@ WIDER = """(() => [...document.querySelectorAll("body *")]
   .filter(one => one.getBoundingClientRect().right > innerWidth + 1)
   .filter(one => !one.closest("nav, .scroll, .skip"))
   .map(one => one.outerHTML.slice(0, 80)))()"""
-SCROLLED = """[...document.querySelectorAll("pre")]
-  .filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"""
-# The words of commands that take more than one line.
-BROKEN = """[...document.querySelectorAll(".line pre span")]
-  .filter(one => one.getBoundingClientRect().height > 30)
-  .map(one => one.textContent)"""
-# Of each command with its button: do the two lie over each other?
-COVERED = """[...document.querySelectorAll(".line")].map(one => {
-  const [text, button] = [...one.children].map(part => part.getBoundingClientRect());
-  return text.right > button.left && text.left < button.right
-    && text.bottom > button.top && text.top < button.bottom; })"""
 FAINT = """(() => {
   const channels = text => (text.match(/[\\d.]+/g) || []).map(Number);
   const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
@@ -112,23 +99,6 @@ def test_a_page_is_quiet_alone_readable_and_fits(
         assert browser.value(FAINT.replace("LEAST", str(CONTRAST))) == []
 
 
-def test_a_wide_table_that_is_opened_makes_no_page_wider(browser: Browser, tmp_path: Path) -> None:
-    """It is scrolled in its own place."""
-    record = SAMPLES["go"]()
-    wide = "w" * 150
-    first, *others = record.phases
-    table = Table(title="Wide", columns=("a", "b"), rows=((wide, wide),))
-    record = record.model_copy(
-        update={"phases": (first.model_copy(update={"tables": (table,)}), *others)}
-    )
-    page = tmp_path / "wide.html"
-    page.write_text(render(record, "html"), encoding="utf-8")
-    browser.open(page, width=1200, height=900)
-    browser.value('document.querySelectorAll("details").forEach(one => { one.open = true; })')
-    assert browser.value("document.documentElement.scrollWidth") <= 1200
-    assert browser.value(WIDER) == []
-
-
 def test_pages_of_several_runs_fit_a_narrow_screen(browser: Browser, tmp_path: Path) -> None:
     """With every column in sight: nothing has to be scrolled to."""
     for day, name in enumerate(("r1", "r2"), start=1):
@@ -142,50 +112,6 @@ def test_pages_of_several_runs_fit_a_narrow_screen(browser: Browser, tmp_path: P
         browser.open(one, width=500, height=900)
         assert browser.said() == []
         assert browser.value(WIDER.replace("nav, .scroll, .skip", "nav, .skip")) == []
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_the_first_screen_says_what_counts(
-    browser: Browser, pages: dict[str, Path], name: str
-) -> None:
-    browser.open(pages[name], **DESK)
-    assert browser.value(BELOW) == []
-    tiles = browser.value('[...document.querySelectorAll(".tile .name")].map(one => one.innerText)')
-    measured = [] if name == "incomplete" else ["Throughput"]
-    assert [tile.partition("\n")[0] for tile in tiles[:1]] == measured
-
-
-def test_light_and_dark_are_two_looks(browser: Browser, pages: dict[str, Path]) -> None:
-    grounds = []
-    for dark in (False, True):
-        browser.open(pages["go"], **DESK, dark=dark)
-        grounds.append(browser.value("getComputedStyle(document.body).backgroundColor"))
-    assert grounds[0] != grounds[1]
-
-
-def test_the_first_key_leads_past_the_navigation(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["no_go"], **DESK)
-    browser.key("Tab", 9)
-    assert browser.value("document.activeElement.className") == "skip"
-    assert browser.value("document.activeElement.getBoundingClientRect().left") >= 0
-    assert browser.value("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    reached = set()
-    for _ in range(200):
-        browser.key("Tab", 9)
-        reached.add(browser.value("document.activeElement.outerHTML.slice(0, 60)"))
-    wanted = browser.value(
-        '[...document.querySelectorAll("a, button:not([hidden]), summary, .scroll")]'
-        ".filter(one => one.checkVisibility()).map(one => one.outerHTML.slice(0, 60))"
-    )
-    assert len(wanted) > 20 and set(wanted) <= reached
-
-
-def test_a_link_opens_the_phase_that_it_leads_to(browser: Browser, pages: dict[str, Path]) -> None:
-    browser.open(pages["go"], **DESK)
-    shown = 'document.querySelector("#phase-2 table").checkVisibility()'
-    assert browser.value(shown) is False
-    browser.value("document.querySelector('nav a[href=\"#phase-2\"]').click()")
-    assert browser.value(shown) is True
 
 
 def test_the_button_copies_the_settings(browser: Browser, pages: dict[str, Path]) -> None:
@@ -202,33 +128,6 @@ def test_the_button_copies_the_settings(browser: Browser, pages: dict[str, Path]
     browser.call("Input.dispatchKeyEvent", type="keyDown", key="v", commands=["paste"])
     pasted = browser.value('document.querySelector("textarea").value')
     assert "export NSA_DDP_BUCKET_MB=50" in pasted.splitlines()
-
-
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-def test_a_long_command_wraps_beside_or_above_its_button_and_is_copied_in_one_line(
-    browser: Browser, tmp_path: Path, size: dict[str, int]
-) -> None:
-    folder = "/data/" + "a-long-name-of-a-folder/" * 6
-    record = SAMPLES["no_go"]()
-    record = record.model_copy(update={"options": {**record.options, "out": folder}})
-    page = tmp_path / "long.html"
-    page.write_text(render(record, "html"), encoding="utf-8")
-    browser.open(page, **size)
-    browser.value('document.querySelectorAll("details").forEach(one => { one.open = true; })')
-    assert browser.value(SCROLLED) == []
-    assert browser.value("document.documentElement.scrollWidth") <= size["width"]
-    places = browser.value(COVERED)
-    assert len(places) > 1 and not any(places)
-    high = browser.value('document.getElementById("whole").getBoundingClientRect().height')
-    assert high > 40 or size is DESK, "it goes on in a second line"
-    words = browser.value(
-        '[...document.querySelectorAll("#whole span")].map(one => one.textContent)'
-    )
-    assert words == build_view(record).whole_run.split(), "each is kept whole"
-    broken = browser.value(BROKEN)
-    assert [word for word in broken if len(word) < 30] == [], "only what is too long is broken"
-    copied = browser.value('document.getElementById("whole").textContent')
-    assert copied == build_view(record).whole_run and "\n" not in copied
 
 
 def test_without_its_script_the_page_only_lacks_the_buttons(
@@ -257,15 +156,3 @@ def test_a_script_that_is_not_ours_does_not_run(
     browser.open(foreign, **DESK)
     assert browser.value("document.title") != "x"
     assert any("Content Security Policy" in said for said in browser.said())
-
-
-def test_on_paper_everything_is_there_but_the_navigation(
-    browser: Browser, pages: dict[str, Path]
-) -> None:
-    browser.open(pages["go"], **DESK)
-    browser.on_paper()
-    assert browser.value('document.querySelector("nav").checkVisibility()') is False
-    hidden = """[...document.querySelectorAll("main table, main dl")]
-      .filter(one => !one.checkVisibility({contentVisibilityAuto: true})
-        || !one.getBoundingClientRect().height).length"""
-    assert browser.value(hidden) == 0

@@ -10,7 +10,7 @@ import pytest
 from reports.causes import Cause
 from reports.view import build_view
 from runbook.engine.judge import record_of
-from runbook.engine.not_started import held_back, not_run
+from runbook.engine.starting import held_back, not_run
 from runbook.records import (
     THE_RUN,
     Check,
@@ -139,25 +139,6 @@ def test_the_same_loss_of_numbers_at_another_step_is_one(
     assert len(of(phase("baseline", first), phase("nvtx", second))) == 1
 
 
-def test_a_nan_in_one_phase_and_a_hang_in_another_are_two() -> None:
-    found = of(phase("baseline", nan(4)), phase("nvtx", hang(1)))
-    assert [cause.code for cause in found] == [Reason.NON_FINITE, Reason.HANG]
-    rows = [{row.id for row in cause.rows} for cause in found]
-    assert rows[0] and rows[1] and not rows[0] & rows[1]
-    assert "stacks" in found[1].remedy
-
-
-def test_what_was_set_by_hand_is_the_first_suspect_where_something_ran() -> None:
-    (cause,) = of(phase("baseline", nan(4)), settings={"train.lr": "1e6"})
-    assert cause.remedy.startswith("first without --set train.lr=1e6, which was set by hand; ")
-    (alone,) = of(phase("baseline", nan(4)))
-    assert "by hand" not in alone.remedy
-    refused = not_run("preflight.cuda is INVALID", follows="preflight.cuda")
-    checks = by_hand("preflight", row("preflight.cuda", Outcome.INVALID, Reason.MISMATCH, "none"))
-    found = of(checks, phase("baseline", refused, refused, refused), settings={"train.lr": "1e6"})
-    assert found and all("by hand" not in cause.remedy for cause in found)
-
-
 def test_two_faults_in_the_launches_of_one_phase_are_two_though_one_row_tells_of_both() -> None:
     found = of(phase("baseline", nan(4), crash("rank 0 ended after step 3: ValueError: x")))
     assert [cause.title.partition(":")[0] for cause in found] == ["baseline/run1", "baseline/run2"]
@@ -204,13 +185,6 @@ def test_the_same_end_in_two_phases_is_one(make: Callable[[int], LaunchResult]) 
     found = of(phase("baseline", make(3)), phase("nvtx", make(8)))
     assert len(found) == 1
     assert set(found[0].launches) == {"baseline/run1", "nvtx/profiled"}
-
-
-def test_a_slow_config_and_a_leak_are_two() -> None:
-    slow = row("baseline.throughput", Outcome.FAIL, Reason.BELOW_LIMIT, "23 tok/s")
-    leak = row("long_run.memory_plateau", Outcome.FAIL, Reason.LEAK, "rank 1: grows")
-    found = of(by_hand("baseline", slow), by_hand("long_run", leak))
-    assert [cause.lead.id for cause in found] == [slow.id, leak.id]
 
 
 def test_phases_that_preflight_kept_from_starting_follow_from_its_row() -> None:
@@ -269,29 +243,6 @@ def test_evidence_is_at_most_three_paths_with_the_culprits_stack_first() -> None
     assert cause.evidence == tuple(
         f"{folder}/{name}" for name in ("stackdump_rank1_12.txt", "incident.json", "console.log")
     )
-
-
-def test_a_record_that_says_nothing_of_what_follows_keeps_its_rows_apart() -> None:
-    old = [
-        row(f"baseline.{what}", Outcome.FAIL, Reason.CRASH, "run1 crashed, rank 0: x")
-        for what in ("completed", "loss_finite")
-    ]
-    assert len(of(by_hand("baseline", *old))) == 2
-    told = [one.model_copy(update={"outcome": Outcome.INCOMPLETE}) for one in old]
-    assert len(of(by_hand("baseline", *told))) == 1
-
-
-def test_two_failures_that_name_what_went_well_stay_two() -> None:
-    """A fault cannot follow from a row that passed, or from words: neither may vanish by that."""
-    fine = row("baseline.a", Outcome.PASS, Reason.OK, "fine", remedy="")
-    one, two = (
-        row(f"baseline.{name}", Outcome.FAIL, Reason.MISMATCH, f"{name} is bad", follows=end)
-        for name, end in (("b", "baseline.a"), ("c", "baseline.a"))
-    )
-    assert [cause.title for cause in of(by_hand("baseline", fine, one, two))] == [
-        "baseline.b: b is bad",
-        "baseline.c: c is bad",
-    ]
 
 
 def test_what_is_invalid_leads_the_failure_that_follows_from_it() -> None:

@@ -14,7 +14,6 @@ from nsa.launch.cli import parse_flags
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.outputs import render
-from tests.cli.shell import inside
 from tests.executed import kind_of, note
 from tests.reports.printed import commands_of, told_by_remedies
 from tests.reports.records import NAMES, record_called
@@ -101,12 +100,3 @@ def test_the_settings_are_set_by_a_shell(tmp_path_factory: pytest.TempPathFactor
     note(block)
     told = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
     assert record.exports.items() <= told.items()
-
-
-def test_a_rerun_is_planned(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
-    """The command of a page with `--dry-run` added, as a shell splits it."""
-    record = record_called(tmp_path_factory, "no_go")
-    line = next(line for line in commands_of(record) if line.startswith("runbook run "))
-    ended = inside(*shlex.split(line)[1:], "--dry-run", cwd=tmp_path)
-    assert ended.code == 0, ended.err
-    assert "torchrun" in ended.out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.plots import draw, figures
+from reports.plots import figures
 from runbook.records import Compared, Comparison, Mark
 from tests.reports.pictures import Picture, check, comparison, estimate, record
 
@@ -30,14 +30,6 @@ def sizes(stdev: float | None = None) -> Compared:
 def bar(picture: Picture, number: int = 0) -> tuple[float, float]:
     line = picture.of("spread", "line")[number]
     return picture.across(float(line["x1"])), picture.across(float(line["x2"]))
-
-
-def test_the_interval_drawn_is_the_one_that_decided() -> None:
-    assert bar(drawn(sizes())) == pytest.approx(INTERVAL, abs=CLOSE)
-
-
-def test_a_standard_deviation_changes_nothing_in_the_drawing() -> None:
-    assert bar(drawn(sizes(stdev=0.3))) == pytest.approx(INTERVAL, abs=CLOSE)
 
 
 def test_every_round_is_a_dot_in_its_order_and_the_estimate_a_larger_one() -> None:
@@ -66,13 +58,6 @@ def test_one_and_the_margin_stand_where_the_labels_say() -> None:
     assert [picture.across(x) for x in upright] == pytest.approx([1.0], abs=CLOSE)
 
 
-def test_rows_share_one_scale() -> None:
-    other = Compared(label="other", values=(), measurement=estimate(1.5, (1.4, 1.6)))
-    picture = drawn(sizes(), other)
-    assert bar(picture, 0) == pytest.approx(INTERVAL, abs=0.003)
-    assert bar(picture, 1) == pytest.approx((1.4, 1.6), abs=0.003)
-
-
 def test_a_far_limit_is_named_and_not_drawn() -> None:
     far, near = Mark(label="floor", value=1e6), Mark(label="floor", value=0.95)
     picture = drawn(sizes(), limits=[far])
@@ -81,77 +66,6 @@ def test_a_far_limit_is_named_and_not_drawn() -> None:
     picture = drawn(sizes(), limits=[near])
     at = [picture.across(float(line["x1"])) for line in picture.of("limit", "line")[1:]]
     assert at == pytest.approx([0.95], abs=CLOSE)
-
-
-def test_a_limit_has_its_unit_and_a_ratio_none() -> None:
-    limit = Mark(label="limit of each rank", value=819.0)
-    words = drawn(sizes(), limits=[limit], unit="MiB").words()
-    assert "limit of each rank: 819 MiB (off this scale)" in words
-    assert "equal: 1" in drawn(sizes()).words()
-
-
-def test_large_memory_is_in_gib_as_the_numbers_beside_it() -> None:
-    """Rows, interval, level and axis; the record keeps MiB."""
-    small, large = (
-        Compared(
-            label=label, values=(value,), measurement=estimate(value, (value - 256, value + 256))
-        )
-        for label, value in (("rank 0", 512.0), ("rank 1", 3072.0))
-    )
-    limits = [Mark(label="limit", value=2048.0)]
-    picture = drawn(small, large, limits=limits, reference=None, unit="MiB")
-    assert {"GiB", "limit: 2 GiB", "0.5 (0.25 to 0.75)", "3 (2.75 to 3.25)"} <= set(picture.words())
-    assert bar(picture, 1) == pytest.approx((2.75, 3.25), abs=0.02)
-    assert "rank 1: 3 GiB, interval 2.75 to 3.25; " in picture.says
-    assert "MiB" not in picture.says
-    assert "512 MiB" in drawn(small, reference=None, unit="MiB").says
-
-
-def test_it_says_in_words_what_it_shows() -> None:
-    says = drawn(sizes(), margin=(0.98, 1.02)).says
-    assert says.startswith("50 MB against 25 MB: ratio 0.998, interval 0.991 to 1.005; TIE; ")
-    assert "within 2%: 0.98 to 1.02" in says
-
-
-def test_what_does_not_decide_says_so() -> None:
-    beside = sizes().model_copy(update={"decides": False})
-    assert "does not decide" in drawn(beside).says
-    assert "does not decide" not in drawn(sizes()).says
-
-
-@pytest.mark.parametrize(
-    ("unit", "says"),
-    [
-        ("ratio", "ratio of speeds: above 1 the first one named is faster"),
-        ("E", "scaling efficiency E: at 1 every rank is as fast as one alone"),
-        ("share", "as a share: 0.1 is 10 %"),
-        ("tok/s", "tokens per second (tok/s)"),
-        ("MiB", "MiB"),
-    ],
-)
-def test_the_axis_says_what_it_counts_in_full(unit: str, says: str) -> None:
-    picture = drawn(sizes(), unit=unit)
-    assert says in picture.words()
-    assert draw.CHAR * len(says) <= draw.WIDTH
-
-
-def test_the_caption_says_what_a_tie_is_and_what_decides_nothing() -> None:
-    def caption(*rows: Compared) -> str:
-        (_, one) = figures(record(comparisons=[comparison(rows)], duration_s=1.0))
-        return one.caption
-
-    assert "TIE: none is shown to be faster." in caption(sizes())
-    assert "Shown only" not in caption(sizes())
-    beside = sizes().model_copy(update={"decides": False})
-    assert "Shown only: it does not decide here." in caption(beside)
-    assert "Shown only" not in caption(sizes(), beside)
-
-
-def test_too_few_rounds_have_no_bar() -> None:
-    few = Compared(label="a", values=(1.0, 1.1), measurement=estimate(1.05))
-    picture = drawn(few)
-    assert picture.of("spread", "line") == []
-    assert len(picture.of("dot", "circle")) == 3
 
 
 def test_a_check_with_an_interval_and_a_limit_is_drawn_unless_its_rounds_are() -> None:

@@ -60,17 +60,6 @@ def test_a_run_that_failed_has_an_error_with_what_to_do() -> None:
     assert "\nrerun: runbook run --phase baseline --profile a100x2_pcie4" in message
 
 
-def test_a_go_is_a_notice_with_the_numbers_that_decided() -> None:
-    record = samples.go()
-    levels = [level for level, _, _ in annotations(record)]
-    assert "error" not in levels and levels[-1] == "notice"
-    _, title, message = annotations(record)[-1]
-    assert title == "runbook GO"
-    assert message.startswith(record.headline)
-    pattern = r"^baseline\.throughput: .* tok/s.* \(n=\d+\), limit >= 39 tok/s$"
-    assert re.search(pattern, message, re.MULTILINE)
-
-
 @pytest.mark.parametrize(
     "reason",
     [
@@ -87,30 +76,6 @@ def test_whatever_a_reason_holds_is_one_message(reason: str) -> None:
     errors = [message for level, _, message in shown if level == "error"]
     wanted = " ".join(reason.split())
     assert sum(wanted in message for message in errors) == 1
-
-
-def test_a_title_with_colons_and_commas_stays_a_title() -> None:
-    titles = [title for _, title, _ in annotations(with_checks(failed(1, "a: b, c: d")))]
-    assert any("a: b" in title or "row1" in title for title in titles)
-
-
-def test_what_is_not_required_is_a_warning() -> None:
-    shown = annotations(with_checks(failed(1, "not so bad", required=False)))
-    assert [level for level, _, message in shown if "not so bad" in message] == ["warning"]
-
-
-def test_a_check_that_passes_and_warns_is_a_warning() -> None:
-    warning = Check(
-        id="baseline.other_work",
-        phase="baseline",
-        question="?",
-        outcome=Outcome.PASS,
-        code=Reason.WARNING,
-        reason="WARNING: busy",
-        remedy="end it",
-    )
-    shown = annotations(with_checks(warning))
-    assert ("warning", "warning baseline.other_work", "WARNING: busy\ntry: end it") in shown
 
 
 def test_github_is_never_given_more_than_it_shows() -> None:

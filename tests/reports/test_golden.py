@@ -26,10 +26,3 @@ def test_one_changed_value_changes_every_report(fmt: str) -> None:
     dump["phases"][1]["checks"][0]["measurement"]["value"] = 47.35
     changed = type(record).model_validate(dump)
     assert outputs.render(changed, fmt) != outputs.render(record, fmt)
-
-
-@pytest.mark.parametrize("fmt", registry.report_names())
-def test_report_survives_storing_the_record(fmt: str) -> None:
-    record = go()
-    stored = type(record).model_validate_json(record.model_dump_json())
-    assert outputs.render(stored, fmt) == outputs.render(record, fmt)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from xml.etree import ElementTree as ET
 
@@ -12,8 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reports.plots import Figure, figures
-from reports.plots.draw import fit, tick_text
-from runbook.records import Compared, Mark, RunRecord, Series, Window
+from runbook.records import Compared, Mark, Window
 from tests.reports.pictures import Picture, comparison, estimate, record, series
 from tests.reports.samples import go
 
@@ -40,15 +38,6 @@ def assert_sound(drawn: Sequence[Figure]) -> None:
             for name, most in {"x": picture.width, "y": picture.height}.items():
                 for place in (name, f"{name}1", f"{name}2", f"c{name}"):
                     assert 0 <= float(node.get(place, 0.0)) <= most
-
-
-def test_a_record_shows_its_course_its_intervals_and_its_curves() -> None:
-    assert [(one.kind, one.phase) for one in figures(go())] == [
-        ("timeline", ""),
-        ("interval", "baseline"),
-        ("trace", "long_run"),
-    ]
-    assert_sound(figures(go()))
 
 
 @example([5e-324, 5e-324])
@@ -100,53 +89,6 @@ def test_hostile_words_are_text() -> None:
     for figure in drawn:
         assert "<script" not in str(figure.svg)
         assert "\x1b" not in figure.title + figure.caption + str(figure.svg)
-
-
-@example(0.0, 1e-9)
-@QUICK
-@given(st.floats(-1e30, 1e30), st.floats(1e-9, 1e30))
-def test_ticks_are_human_and_their_labels_exact(low: float, width: float) -> None:
-    scale = fit([low, low + width], 0.0, 300.0)
-    assert 2 <= len(scale.ticks) <= 12
-    step = scale.ticks[1] - scale.ticks[0]
-    assert round(step / 10 ** math.floor(math.log10(step) + 1e-9), 6) in (1.0, 2.0, 5.0)
-    labels = [tick_text(tick, step) for tick in scale.ticks]
-    assert len(set(labels)) == len(labels)
-    for label, tick in zip(labels, scale.ticks, strict=True):
-        factor = {"k": 1e3, "M": 1e6, "G": 1e9}.get(label[-1], 1.0)
-        assert float(label.rstrip("kMG")) * factor == pytest.approx(tick, abs=step / 50)
-
-
-def large() -> RunRecord:
-    """Nine phases of six launches, the last with 8 ranks; as many points as phases keep."""
-
-    def curve(count: int, name: str, group: str, window: Window | None = None) -> Series:
-        ys = [1000.0 + 50 * math.sin(step) for step in range(count)]
-        return series(ys, name=name, group=group, window=window)
-
-    last = Window(first_step=17, last_step=66)
-    row = Compared(label="a", values=(1.0, 1.1) * 15, measurement=estimate(1.0, (0.9, 1.1)))
-    run = record(
-        curves=[curve(66, f"run{n}", "throughput", last) for n in range(6)],
-        comparisons=[comparison([row] * 5)],
-        duration_s=60.0,
-    )
-    (usual,) = run.phases
-    ranks = [curve(60, f"rank {n}", kind) for kind in ("memory", "tensors") for n in range(8)]
-    alone = [curve(200, kind, kind) for kind in ("throughput", "loss", "gates")]
-    longest = usual.model_copy(update={"series": (*ranks, *alone)})
-    return run.model_copy(update={"phases": (*[usual] * 8, longest)})
-
-
-def test_the_pictures_of_a_large_run_are_small_and_quick() -> None:
-    run = large()
-    best = math.inf
-    for _ in range(3):
-        begin = time.process_time()
-        drawn = figures(run)
-        best = min(best, time.process_time() - begin)
-    assert sum(len(figure.svg) for figure in drawn) < 250 * 1024
-    assert best < 0.3 * 3, "CPU seconds, three times the usual for a busy machine"
 
 
 def test_the_checker_sees_a_place_outside_and_a_foreign_class() -> None:

@@ -270,7 +270,7 @@ def test_what_failed_is_run_again_as_runbook_alone_says(shell: Shell) -> None:
     "runbook", "runbook --help", "runbook compare", "runbook history",
     "runbook profiles", "runbook report", "runbook run --dry-run", "runbook run --phase",
     "runbook run --resume", "runbook run --resume --phase", "runbook toggles",
-    "runbook verify", "runbook watch --stacks", "-m TRAINER", "-m pytest",
+    "runbook stacks", "runbook verify", "-m TRAINER", "-m pytest",
 )  # fmt: skip
 def test_what_is_typed_as_printed_does_what_it_says(shell: Shell) -> None:
     """A run that passes what it is asked for, goes on as its last lines say, and fails."""
@@ -320,7 +320,7 @@ def reproduced(shell: Shell) -> RunRecord:
     """The printed command, interrupted in its launch, and gone on with as its own page says."""
 
     def meanwhile(pid: int) -> None:
-        live = re.search(r"runbook watch --stacks \S+", shell.type("runbook").out)
+        live = re.search(r"runbook stacks \S+", shell.type("runbook").out)
         assert live is not None
         # The launch lasts a second: with rank 0 held, rank 1 waits for it in a collective.
         held = _pid_of_rank(0, shell.folder / live[0].split()[-1], pid)

@@ -7,12 +7,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
-
 from reports.runs_page import render_runs, spark
 from runbook.cli import main
-from runbook.engine.history import MetricRow, RunRow
-from runbook.engine.trends import RunsPage, Trend
+from runbook.tools.history.index import MetricRow, RunRow
+from runbook.tools.history.trends import RunsPage, Trend
 from tests.engine.test_history import store
 from tests.engine.test_trends import at
 from tests.reports.samples import no_go
@@ -94,17 +92,6 @@ def test_nothing_from_a_record_is_markup() -> None:
     found = parsed(page)
     assert "script" not in found.tags
     assert all("<" not in link and '"' not in link for link in found.links)
-
-
-def test_no_runs_is_a_page_too() -> None:
-    assert "No runs." in render_runs(RunsPage(runs=(), trends=(), links={}))
-
-
-@pytest.mark.parametrize(
-    ("bound", "drawn"), [(None, False), (39.0, True), (1e-3, False), (1e9, False)]
-)
-def test_a_limit_is_drawn_where_it_is_near(bound: float | None, drawn: bool) -> None:
-    assert ('class="limit"' in spark(trend(40.0, 44.0, bound=bound))) is drawn
 
 
 def test_values_that_cannot_be_drawn_are_left_out() -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from reports.plots import Figure, figures
-from runbook.records import LaunchStatus, Outcome, PhaseRecord, RunRecord
+from runbook.records import LaunchStatus, PhaseRecord, RunRecord
 from tests.reports.pictures import Picture, record
 from tests.reports.samples import entry
-
-START = "2026-11-21T01:02:03Z"
 
 
 def course(run: RunRecord) -> tuple[Figure, Picture]:
@@ -39,15 +37,6 @@ def bars(picture: Picture, kind: str) -> list[tuple[float, float, float]]:
     ]
 
 
-def test_bars_begin_and_end_with_their_phases() -> None:
-    _, picture = course(two(phase("a", 0, 600.0), phase("b", 12, 1200.0, outcome=Outcome.FAIL)))
-    ((start, stop, _),) = bars(picture, "bar-pass")
-    assert (start, stop) == pytest.approx((0.0, 10.0), abs=0.1)
-    ((start, stop, _),) = bars(picture, "bar-fail")
-    assert (start, stop) == pytest.approx((12.0, 32.0), abs=0.1)
-    assert "minutes from the start" in picture.words()
-
-
 def test_a_retried_launch_and_a_hung_one_are_seen() -> None:
     retried = entry("b", "run1", attempts=2, started_at="2026-11-21T01:01:00Z", duration_s=60.0)
     hung = entry(
@@ -68,17 +57,3 @@ def test_a_run_continued_the_next_day_is_not_one_long_gap() -> None:
     assert spans[0] == pytest.approx((0.0, 10.0), abs=0.1)
     assert spans[1] == pytest.approx((10.0, 20.0), abs=0.1)
     assert "A pause of 23 h 50 min is cut out." in shown.caption
-
-
-def test_phases_without_a_time_follow_each_other_and_what_never_ran_is_left_out() -> None:
-    run = two(phase("a", 0, 60.0), phase("b", 0, 0.0), phase("c", 0, 60.0))
-    unknown = [one.model_copy(update={"started_at": "?"}) for one in run.phases]
-    _, picture = course(run.model_copy(update={"phases": tuple(unknown)}))
-    spans = [span[:2] for span in bars(picture, "bar-pass")]
-    assert spans[0] == pytest.approx((0.0, 60.0), abs=0.5)
-    assert spans[1] == pytest.approx((60.0, 120.0), abs=0.5)
-    assert "b" not in picture.words()
-
-
-def test_nothing_ran_nothing_is_drawn() -> None:
-    assert figures(two()) == ()

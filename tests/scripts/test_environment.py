@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from phases.common.devices import _OLDEST_DRIVER
+from phases.machine.devices import _OLDEST_DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -40,14 +40,6 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     return monkeypatch
-
-
-def test_an_environment_is_made_once(script: ModuleType, tmp_path: Path) -> None:
-    folder = tmp_path / "venv"
-    for words in ([], [], ["--dev"], ["--dev"], []):
-        assert script.main([str(folder), *words]) == 0
-    assert script.installed == [False, True]
-    assert (folder / "bin" / "python").exists() and not (folder / ".unfinished").exists()
 
 
 def test_a_change_of_what_is_needed_is_installed(
@@ -204,22 +196,14 @@ def test_the_oldest_drivers_are_those_of_preflight(script: ModuleType) -> None:
     assert found == {cuda: _OLDEST_DRIVER[cuda] for cuda in found}
 
 
-def test_a_torch_that_is_there_is_shared(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("prefix", "shared"), [(sys.base_prefix, "true"), ("/active", "false")])
+def test_a_torch_that_is_there_is_shared_unless_an_active_environment_has_it(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, shared: str
 ) -> None:
     monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: name == "torch" or None)
-    monkeypatch.setattr(script.sys, "prefix", sys.base_prefix)
+    monkeypatch.setattr(script.sys, "prefix", prefix)
     assert script.main([str(tmp_path / "venv")]) == 0
-    assert "include-system-site-packages = true" in (tmp_path / "venv/pyvenv.cfg").read_text()
-
-
-def test_what_an_active_environment_has_is_not_shared_and_what_is_below_it_neither(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(script.importlib.util, "find_spec", lambda name: name == "torch" or None)
-    monkeypatch.setattr(script.sys, "prefix", str(tmp_path / "active"))
-    assert script.main([str(tmp_path / "venv")]) == 0
-    assert "include-system-site-packages = false" in (tmp_path / "venv/pyvenv.cfg").read_text()
+    assert f"include-system-site-packages = {shared}" in (tmp_path / "venv/pyvenv.cfg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -250,20 +234,3 @@ def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(
     assert words[0] == (str(uv) if by == "uv" else sys.executable)
     assert "pip" in words and "install" in words
     assert by == "pip" or words[words.index("--python") + 1] == sys.executable
-
-
-def test_make_says_it_before_anything_else(tmp_path: Path) -> None:
-    """The real command, with an interpreter that is none of those that work."""
-    python = tmp_path / "python3.99"
-    python.write_text('#!/bin/sh\necho asked: "$@"\nexit 2\n')
-    python.chmod(0o755)
-    command = [
-        "make",
-        "--no-print-directory",
-        "demo",
-        f"PYTHON={python}",
-        f"VENV={tmp_path / 'venv'}",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert done.stdout.strip() == f"asked: scripts/environment.py {tmp_path / 'venv'}"

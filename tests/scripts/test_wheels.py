@@ -75,19 +75,6 @@ def test_what_is_there_is_neither_downloaded_nor_contradicted(index: Path, tmp_p
     assert ask(index, "--have", str(freeze))[0] == {"pydantic-2.9.0"}
 
 
-def test_the_table_of_pip_list_is_read(index: Path, tmp_path: Path) -> None:
-    table = tmp_path / "list.txt"
-    rows = [f"{name:<20} 99.0" for name in [*NAMES, "Typing-Extensions"]]
-    table.write_text("\n".join(["Package              Version", "-" * 28, *rows]) + "\n")
-    found, done = ask(index, "--have", str(table))
-    assert found == set() and "lacks nothing" in done.stdout
-
-
-def test_what_is_too_old_there_is_downloaded(index: Path) -> None:
-    assert "pydantic-2.14.0" in ask(index, "--have", f"{OTHERS} pydantic==2.4.1")[0]
-    assert "pydantic-2.14.0" in ask(index, "--have", f"{OTHERS} pydantic==2.10.0")[0], "kept"
-
-
 def test_more_names_than_the_name_of_a_file_can_have_letters(index: Path) -> None:
     others = " ".join(f"another-package-{number}" for number in range(30))
     assert "pydantic-2.14.0" in ask(index, "--have", f"{OTHERS} {others}")[0]

@@ -17,7 +17,7 @@ import pytest
 from nsa.settings import load_strict
 from runbook.errors import UsageError
 from runbook.launch import run_launch
-from runbook.launch.environment import build_environment
+from runbook.launch.inputs import build_environment
 from runbook.launch.observer import Observer
 from runbook.process.reaper import TOKEN_VARIABLE, carriers, kill_all, signal_owned
 from runbook.records import Launch, LaunchResult, LaunchStatus

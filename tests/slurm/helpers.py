@@ -6,8 +6,7 @@ from pathlib import Path
 
 from runbook.launch import Budgets, run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.slurm.launcher import SlurmLauncher
-from runbook.launch.slurm.script import Request
+from runbook.launch.slurm.launcher import Request, SlurmLauncher
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 

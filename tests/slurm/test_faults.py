@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.launch import StopRequest, adopt_launch
 from runbook.launch.observer import Observer
 from runbook.launch.slurm.files import JOB_JSON, NODE_TOKEN_VARIABLE, last_state

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from runbook.config.setup import RunOptions
-from runbook.engine.judge import write_facts
 from runbook.engine.on_nodes import _gathered
-from runbook.engine.prepare import prepare
+from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
+from runbook.folder.facts import write_facts
 from runbook.folder.names import LAUNCH_JSON
 from runbook.launch import run_launch
-from runbook.launch.command import build_command
 from runbook.launch.observer import Observer
 from runbook.launch.slurm.commands import parse_job
 from runbook.launch.slurm.files import (
@@ -24,7 +23,7 @@ from runbook.launch.slurm.files import (
     keep_nodes,
     kept_nodes,
 )
-from runbook.launch.slurm.script import Request, agent_script, printed_script, request_of
+from runbook.launch.slurm.launcher import Request, agent_script
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 from tests.slurm.helpers import launcher
@@ -41,14 +40,6 @@ def test_the_ranks_are_spread_over_the_nodes_and_one_process_has_one() -> None:
     )
     assert all(launch.nodes == 1 for launch in setup.planned if launch.nproc == 1)
     assert {"preflight.nodes", "preflight.nodes_alike"} <= set(setup.required)
-
-
-def test_a_plan_of_one_machine_says_nothing_of_nodes() -> None:
-    setup = prepare(RunOptions(phases="all", profile="cpu"))
-    assert not any("--nnodes" in word for launch in setup.planned for word in launch.argv)
-    assert not any("nodes" in launch.model_dump(mode="json") for launch in setup.planned)
-    assert not any("node" in check for check in setup.required)
-    assert "launcher" not in setup.options.document()
 
 
 @pytest.mark.parametrize(
@@ -97,27 +88,6 @@ def test_the_dry_run_prints_the_batch_script(tmp_path: Path) -> None:
     ):
         assert line in script.splitlines()
     assert "torchrun --rdzv-backend=c10d" in script and "--nnodes=2 --nproc_per_node=1" in script
-
-
-def test_the_printed_script_and_the_job_ask_for_the_same() -> None:
-    setup = prepare(ASKED)
-    request, launch = request_of(setup), setup.planned[0]
-    printed = printed_script(launch, request)
-    for word in request.words(launch, name="runbook"):
-        assert f"#SBATCH {word}" in printed.splitlines()
-    pinned = request.words(launch, name="runbook-ab", names=("n4", "n7", "n9"))
-    assert "--nodelist=n4,n7" in pinned
-
-
-def test_gpus_are_asked_for_on_each_node() -> None:
-    assert "--gpus-per-node=4" in Request(gpus_per_node=4).words(
-        prepare(ASKED).planned[0], name="x"
-    )
-
-
-def test_a_command_elsewhere_is_not_bound_to_this_machine(tmp_path: Path) -> None:
-    command = build_command(prepare(ASKED).planned[0], tmp_path, here=False)
-    assert command.argv[0] == "torchrun" and command.port is None
 
 
 def test_a_folder_with_odd_characters_stays_one_word(tmp_path: Path) -> None:

@@ -14,15 +14,15 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats import (
-    BUCKET_PLAN,
-    Decided,
-    InterimPlan,
+from runbook.stats.arms import (
     best_arm,
     best_arm_sequential,
     complete_rounds,
+    judge_rounds,
+    judge_rounds_so_far,
 )
-from runbook.stats.arms import judge_rounds, judge_rounds_so_far
+from runbook.stats.decision import Decided
+from runbook.stats.plans import BUCKET_PLAN, InterimPlan
 from tests.stats.tables import table_of
 
 ROUNDS = arrays(np.float64, st.tuples(st.integers(3, 9), st.integers(2, 4)),

@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 
 from runbook.errors import UsageError
-from runbook.stats import (
-    best_arm,
-    faster,
-    meets_target,
-    non_inferiority,
-    scaling,
-    steady,
-)
+from runbook.stats.arms import best_arm
+from runbook.stats.launches import meets_target, scaling
+from runbook.stats.pairs import faster, non_inferiority
 from runbook.stats.plans import InterimPlan
+from runbook.stats.steady import steady
 from tests.stats.tables import table_of
 
 TIMES = np.full(400, 0.01)

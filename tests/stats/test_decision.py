@@ -9,7 +9,7 @@ import pytest
 
 import runbook
 from runbook.records import Outcome
-from runbook.stats import Decided
+from runbook.stats.decision import Decided
 
 OURS = ("stats", "tools", "engine", "records", "cli")
 CHOICES = {Decided.WINNER, Decided.TIE, Decided.KEEP, Decided.DROP}

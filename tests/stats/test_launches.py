@@ -17,15 +17,12 @@ from benchmarks.decision_cells import Cell, Claim, all_cells
 from benchmarks.decisions import main, merge, percent, simulate
 from benchmarks.documented_rules import halves_differ, last_50
 from benchmarks.noise_model import CALM, NOISY, block_times, launch_effects, launches, rates
-from runbook.stats import (
-    FUSED_PLAN,
-    Decided,
-    best_arm,
-    meets_target,
-    non_inferiority,
-    steady,
-)
-from runbook.stats.arms import judge_rounds
+from runbook.stats.arms import best_arm, judge_rounds
+from runbook.stats.decision import Decided
+from runbook.stats.launches import meets_target
+from runbook.stats.pairs import non_inferiority
+from runbook.stats.plans import FUSED_PLAN
+from runbook.stats.steady import steady
 from tests.stats.tables import table_of
 
 RUNS = 400

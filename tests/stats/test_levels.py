@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from runbook.errors import UsageError
-from runbook.stats import Decided
+from runbook.stats.decision import Decided
 from runbook.stats.levels import LEVEL_RUNS, below_level, loss_shown
 
 ALLOWED = 0.05

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from benchmarks.noise_model import NEIGHBORS, block_times, rates
-from runbook.stats import FUSED_PLAN, Decided, best_arm_sequential, non_inferiority
-from runbook.stats.decision import FloatArray
+from runbook.stats.arms import best_arm_sequential
+from runbook.stats.decision import Decided, FloatArray
 from runbook.stats.pace import pace_of
+from runbook.stats.pairs import non_inferiority
+from runbook.stats.plans import FUSED_PLAN
 from tests.stats.tables import table_of
 
 ROUNDS, ARMS, STEPS = 30, 2, 20

@@ -12,18 +12,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats import (
-    FUSED_PLAN,
-    SCALING_PLAN,
-    Decided,
-    faster,
-    launch_bounds,
-    meets_target,
-    non_inferiority,
-    regression,
-    scaling,
-    scaling_over,
-)
+from runbook.stats.decision import Decided
+from runbook.stats.launches import launch_bounds, meets_target, scaling, scaling_over
+from runbook.stats.pairs import faster, non_inferiority, regression
+from runbook.stats.plans import FUSED_PLAN, SCALING_PLAN
 
 VALUES = st.lists(st.floats(50.0, 200.0), min_size=3, max_size=12)
 SPREAD = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01

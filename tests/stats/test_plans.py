@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,13 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import runbook.stats
 from benchmarks import decision_cells, decisions
 from nsa.tests import test_performance_guards
 from runbook import registry
-from runbook.config import load_profile
-from runbook.stats import Decided, non_inferiority, plans
-from runbook.stats.pairs import t_quantile
+from runbook.config.load import load_profile
+from runbook.stats import plans
+from runbook.stats.arms import best_arm_sequential
+from runbook.stats.decision import Decided
+from runbook.stats.launches import meets_target, scaling
+from runbook.stats.pairs import non_inferiority, regression, t_quantile
 from runbook.tools import decide
 from tests.phases import builder
 
@@ -48,40 +52,42 @@ def test_nothing_else_is_simulated_and_the_page_has_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("phase", "check", "function", "plan", "changes"),
     [
-        ("bucket_sweep", "best", "best_arm_sequential", "best arm, blocks", {}),
+        ("bucket_sweep", "best", best_arm_sequential, "best arm, blocks", {}),
         (
-            "bucket_sweep", "best", "best_arm_sequential", "best arm, launches",
+            "bucket_sweep", "best", best_arm_sequential, "best arm, launches",
             {"protocol": "launches"},
         ),
-        ("bucket_sweep", "best", "best_arm_sequential", "equal arms (A/A)", {"aa": True}),
-        ("fused_adamw", "keep", "non_inferiority", "fused AdamW, blocks", {}),
+        ("bucket_sweep", "best", best_arm_sequential, "equal arms (A/A)", {"aa": True}),
+        ("fused_adamw", "keep", non_inferiority, "fused AdamW, blocks", {}),
         (
-            "fused_adamw", "keep", "non_inferiority", "fused AdamW, launches",
+            "fused_adamw", "keep", non_inferiority, "fused AdamW, launches",
             {"protocol": "launches"},
         ),
-        ("fused_adamw", "keep", "best_arm_sequential", "equal arms (A/A)", {"aa": True}),
-        ("single_gpu", "scaling", "scaling", "scaling", {}),
-        ("baseline", "throughput", "meets_target", "throughput target", {}),
+        ("fused_adamw", "keep", best_arm_sequential, "equal arms (A/A)", {"aa": True}),
+        ("single_gpu", "scaling", scaling, "scaling", {}),
+        ("baseline", "throughput", meets_target, "throughput target", {}),
     ],
 )  # fmt: skip
 def test_a_phase_follows_the_published_plan(
     monkeypatch: pytest.MonkeyPatch,
     phase: str,
     check: str,
-    function: str,
+    function: Callable[..., Any],
     plan: str,
     changes: dict[str, Any],
 ) -> None:
     """The power of five pairs was published, the phase decided on three without a plan."""
-    real = getattr(runbook.stats, function)
-    default = inspect.signature(real).parameters["plan"].default
+    default = inspect.signature(function).parameters["plan"].default
     followed = []
 
     def recorded(*values: Any, **options: Any) -> Any:
         followed.append(options.get("plan", default))
-        return real(*values, **options)
+        return function(*values, **options)
 
-    monkeypatch.setattr(runbook.stats, function, recorded)
+    users = [module for name, module in sys.modules.items() if name.startswith("phases.")]
+    for module in users:
+        if vars(module).get(function.__name__) is function:
+            monkeypatch.setattr(module, function.__name__, recorded)
     where = builder.context(**changes)
     before = {"baseline": builder.evidence("baseline", where)}
     builder.row(phase, check, builder.evidence(phase, where, earlier=before), where)
@@ -89,7 +95,7 @@ def test_a_phase_follows_the_published_plan(
 
 
 def test_the_command_that_compares_nights_follows_the_published_plan() -> None:
-    default = inspect.signature(runbook.stats.regression).parameters["plan"].default
+    default = inspect.signature(regression).parameters["plan"].default
     assert default is plans.PLANS["nightly regression"]
 
 

@@ -10,8 +10,15 @@ import pytest
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats import BUCKET_PLAN, Decided, best_arm, complete_rounds
-from runbook.stats.arms import judge_rounds, judge_rounds_so_far, rounds_of
+from runbook.stats.arms import (
+    best_arm,
+    complete_rounds,
+    judge_rounds,
+    judge_rounds_so_far,
+    rounds_of,
+)
+from runbook.stats.decision import Decided
+from runbook.stats.plans import BUCKET_PLAN
 from tests.stats.tables import table_of
 
 NOISE = np.random.default_rng(11).normal(0, 0.01, (6, 3))

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats import Decided, memory_plateau, steady, warmup_cut
-from runbook.stats.steady import stall_share
+from runbook.stats.decision import Decided
+from runbook.stats.memory import memory_plateau
+from runbook.stats.steady import stall_share, steady
+from runbook.stats.throughput import warmup_cut
 
 RNG = np.random.default_rng(0)
 # The first step allocates and compiles: it is always cut, 24 batches of 50 are left.

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats import Decided, Decision, memory_plateau, steady
-from runbook.stats.decision import FloatArray
+from runbook.stats.decision import Decided, Decision, FloatArray
+from runbook.stats.memory import memory_plateau
 from runbook.stats.pace import Pace, pace_of, unless_disturbed
-from runbook.stats.steady import stall_period, stall_share
+from runbook.stats.steady import stall_period, stall_share, steady
 
 
 def run_of(levels: FloatArray, size: int = 10) -> FloatArray:

@@ -10,22 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.records.evidence import TrainingLog
-from runbook.stats import (
+from runbook.stats.steady import stall_share, steady
+from runbook.stats.throughput import (
     MissingColumn,
     StatisticsError,
     WindowTooShort,
     block_throughputs,
     effective,
     last_window,
-    steady,
     step_times,
     time_lost,
     typical,
     warmup_cut,
 )
-from runbook.stats.steady import stall_share
 from runbook.tools.inspect.folder import inspect_path
 from tests.folder.files import HEADER, legacy, row
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from runbook.records.evidence import TrainingLog
-from runbook.stats import (
+from runbook.stats.arms import complete_rounds
+from runbook.stats.throughput import (
     MissingColumn,
     StatisticsError,
     WindowTooShort,
     block_step_times,
     block_throughputs,
-    complete_rounds,
+    cadence,
     effective,
     last_window,
     measured_rows,
@@ -24,7 +25,6 @@ from runbook.stats import (
     typical,
     warmup_cut,
 )
-from runbook.stats.throughput import cadence
 from tests.folder.files import row
 from tests.stats.test_throughput import log_of, steps
 

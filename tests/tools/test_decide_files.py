@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runbook.errors import UsageError
-from runbook.stats import Decision
+from runbook.stats.decision import Decision
 from runbook.tools.decide import QUESTIONS, read_table
 
 PAIRS = ["25,0,100", "50,0,110", "25,1,101", "50,1,112", "25,2,99", "50,2,108"]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from runbook.accounts.settings import bucket_account
-from runbook.folder.rank_log import read_heartbeats
+from runbook.folder.launch.rank_log import read_heartbeats
 from tests.train.launching import Launch
 
 pytestmark = pytest.mark.e2e

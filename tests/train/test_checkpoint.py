@@ -31,7 +31,7 @@ from nsa.train.checkpoint.write import Checkpoints, own_share, shared_state
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.witness.accounts import updates
-from runbook.folder.shapes import EVENTS, shaped
+from runbook.folder.launch.shapes import EVENTS, shaped
 from tests.train.launching import SMOKE
 
 S = 32

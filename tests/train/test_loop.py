@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.trainer_loop import made_loop, made_source
 from nsa.contract import HEARTBEATS, TRAINING_CSV, VAL_CSV
 from nsa.kernels.dispatch import trial_step
 from nsa.launch.plan import plan_launch
@@ -17,9 +16,10 @@ from nsa.launch.ranks import choose_device, start_ranks
 from nsa.train.checkpoint.restore import Restored
 from nsa.train.loop import Loop
 from runbook.accounts.clocks import BusySteps, step_clock
-from runbook.folder.launch import read_training_csv
-from runbook.folder.rank_log import read_heartbeats
+from runbook.folder.launch.evidence import read_training_csv
+from runbook.folder.launch.rank_log import read_heartbeats
 from tests.train.launching import SMOKE
+from tests.train.trainer_loop import made_loop, made_source
 
 SMALL = ("--ddp", "0", "--seq-len", "32", "--set", "model.n_layers=1", "--steps", "16")
 

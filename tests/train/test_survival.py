@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import survival
 from nsa.contract import HEARTBEATS
+from tests.train import survival
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

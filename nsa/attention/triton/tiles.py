@@ -1,39 +1,16 @@
-"""Which shapes the Triton kernels take, and how their work is cut. No torch, no triton.
-
-Queries of the selected branch come to their blocks in one of two forms. In a walk a tile of `rows`
-rows holds rows / heads neighboring tokens of a kv group, and reads the union of their blocks. Wide
-tiles use a block that was loaded for more rows, narrow ones read fewer blocks in vain:
-`expected_cost` weighs the two, and `choose_rows` takes the cheapest. By block nothing is read in
-vain, but what every block gives a row is stored and read again: `cost_by_block`. `choose_cut` takes
-the cheaper form, which is the walk for short sequences.
-"""
+"""Which shapes the Triton kernels take, and what a tile of them is. No torch, no triton."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
+from nsa.config import NSAConfig
 
 # The least that tensor cores multiply at once.
 LEAST = 16
 WIDEST_HEAD, WIDEST_BLOCK, MOST_HEADS, MOST_BLOCKS = 128, 128, 16, 4096
 # The best blocks so far are kept sorted in registers.
 MOST_SELECTED = 64
-_ROWS = (128, 64, 32, 16)
-# With so many rows, a block is multiplied for as long as it takes to load it from the second-level
-# cache: about 50 on an A100, 110 on an H200, by what is published of them. Assumed, not measured.
-_BALANCED = 96
-# FLOP of tensor cores while memory moves a byte: 153 on an A100, 206 on an H200, by data sheets.
-_FLOP_OF_A_BYTE = 180
-# Positions at which a walk's cost is taken, and what runs of them are whole multiples of.
-_SAMPLES, _RUN = 16, 64
-# Where tiles read at least this share of what is visible, walking over all of it costs no more.
-_EVERY_FROM = 0.75
-# Readers of a block that one program takes: of a run, where a program that has more is what all
-# others wait for, and at least of the whole sequence, whose partial sums are stored.
-_PIECE_OF_RUN, _PIECES_FROM = 128, 256
-# Programs that a GPU should find in the gradients of keys, and what their partial sums may take.
-_PROGRAMS, _PARTS_BYTES = 1024, 256 << 20
 
 
 def padded(size: int) -> int:
@@ -59,51 +36,6 @@ def register_limit(major: int) -> int | None:
     return 255 if major >= 10 else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ByBlock:
-    """How the form is cut in which blocks own the work: runs of `tokens` positions at a time.
-
-    places: parts that a row has room for. piece: readers of a block that one program takes, of
-    n_blocks blocks. merge: of the kernels that put parts together.
-    """
-
-    forward: Tile
-    query_gradient: Tile
-    merge: Tile
-    tokens: int
-    places: int
-    piece: int
-    n_blocks: int
-
-    @property
-    def n_pieces(self) -> int:
-        """The most pieces of a run."""
-        return most_pieces(self.n_blocks, self.tokens * self.places, self.piece)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cut:
-    """How one call is cut. every: tiles of queries walk over all visible blocks.
-
-    piece: readers of a block that one program adds up to the gradients of its keys, of all readers
-    of n_blocks blocks. by_block: None where queries walk.
-    """
-
-    forward: Tile
-    query_gradient: Tile
-    key_gradient: Tile
-    every: bool
-    piece: int
-    n_blocks: int
-    readers: int
-    by_block: ByBlock | None
-
-    @property
-    def n_pieces(self) -> int:
-        """The most pieces of all blocks."""
-        return most_pieces(self.n_blocks, self.readers, self.piece)
-
-
 def shape_problem(cfg: NSAConfig, seq_len: int | None = None) -> str | None:
     """Why the kernels do not take this shape; None where they do."""
     widest = max(cfg.d_k, cfg.d_v)
@@ -118,122 +50,3 @@ def shape_problem(cfg: NSAConfig, seq_len: int | None = None) -> str | None:
     if seq_len is not None and cfg.n_blocks(seq_len) > MOST_BLOCKS:
         return f"S={seq_len} is {cfg.n_blocks(seq_len)} blocks: the kernels take {MOST_BLOCKS}"
     return None
-
-
-def expected_union(cfg: NSAConfig, seq_len: int, tokens: float) -> float:
-    """Blocks that `tokens` neighboring tokens read together, at the end of a sequence.
-
-    All share the forced blocks; the others are taken as if each token drew its own at random, which
-    is the worst case: real neighbors agree on many.
-    """
-    n_blocks = cfg.n_blocks(seq_len)
-    forced = min(n_blocks, FORCED_INITIAL_BLOCKS + FORCED_LOCAL_BLOCKS)
-    free = n_blocks - forced
-    if free <= cfg.n_sel - forced:
-        return float(n_blocks)
-    missed: float = (1 - (cfg.n_sel - forced) / free) ** tokens
-    return forced + free * (1 - missed)
-
-
-def expected_cost(cfg: NSAConfig, seq_len: int, rows: int) -> float:
-    """Time for each row by tiles of `rows` rows, in blocks that it is multiplied by."""
-    tokens = max(1.0, rows / cfg.heads_per_group)
-    return expected_union(cfg, seq_len, tokens) * max(1.0, _BALANCED / rows)
-
-
-def choose_rows(cfg: NSAConfig, seq_len: int) -> tuple[int, bool]:
-    """Rows of a tile of queries, and whether it walks over every visible block."""
-    rows = min(_ROWS, key=lambda rows: expected_cost(cfg, seq_len, rows))
-    union = expected_union(cfg, seq_len, max(1.0, rows / cfg.heads_per_group))
-    return rows, union >= _EVERY_FROM * cfg.n_blocks(seq_len)
-
-
-def cost_of_walk(cfg: NSAConfig, seq_len: int, rows: int) -> float:
-    """`expected_cost`, averaged over the positions of a sequence."""
-    ends = (seq_len * (2 * n + 1) // (2 * _SAMPLES) + 1 for n in range(_SAMPLES))
-    return sum(expected_cost(cfg, end, rows) for end in ends) / _SAMPLES
-
-
-def cost_by_block(cfg: NSAConfig, seq_len: int) -> float:
-    """Time for each row where blocks own the work, in blocks that it is multiplied by.
-
-    A row's part is written beside its product with the block, and read where there is no product.
-    """
-    product = 2 * padded(cfg.l_sel) * (padded(cfg.d_k) + padded(cfg.d_v))
-    part = _FLOP_OF_A_BYTE * (2 * padded(cfg.d_v) + 4) / product
-    return min(cfg.n_sel, cfg.n_blocks(seq_len)) * (max(1.0, part) + part)
-
-
-def cut_by_block(cfg: NSAConfig, seq_len: int) -> ByBlock:
-    """Equal runs whose parts take no more memory than queries and output of the whole call."""
-    # With one place alone nothing would say whether it is taken.
-    places = max(2, min(cfg.n_sel, cfg.n_blocks(seq_len)))
-    # A log-sum-exp is as large as two numbers of a type of two bytes.
-    tokens = seq_len * (cfg.d_k + cfg.d_v) // (places * (max(cfg.d_k, cfg.d_v) + 2))
-    tokens = max(1, tokens // _RUN) * _RUN
-    tokens = -(-seq_len // (-(-seq_len // tokens) * _RUN)) * _RUN
-    wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
-    return ByBlock(
-        forward=Tile(rows=128, warps=8, stages=2) if wide else Tile(rows=64, warps=4, stages=2),
-        # With more rows where heads are wide, it would not fit the 99 KiB of capability 8.6.
-        query_gradient=Tile(rows=64, warps=8 if wide else 4, stages=2),
-        merge=Tile(rows=32, warps=4, stages=2),
-        tokens=tokens,
-        places=places,
-        piece=_PIECE_OF_RUN,
-        n_blocks=cfg.n_blocks(seq_len),
-    )
-
-
-def _piece(cfg: NSAConfig, seq_len: int, pairs: int) -> int:
-    """Readers of a block that one program adds up: few, while partial sums are few enough too.
-
-    They take no more than queries and output do, as long as there are programs enough. Where they
-    exceed that there are as many pieces as blocks, or less, beside the last ones.
-    """
-    n_bytes = padded(cfg.l_sel) * (padded(cfg.d_k) + padded(cfg.d_v)) * 4 * pairs
-    beside = pairs * seq_len * cfg.heads_per_group * (cfg.d_k + cfg.d_v) * 2
-    n_blocks, readers, piece = cfg.n_blocks(seq_len), _readers(cfg, seq_len), _PIECES_FROM
-    most = max(min(beside, _PARTS_BYTES) // n_bytes, 2 * n_blocks)
-    while (
-        most_pieces(n_blocks, readers, piece) > most
-        and most_pieces(n_blocks, readers, 2 * piece) * pairs >= _PROGRAMS
-    ):
-        piece *= 2
-    return piece
-
-
-def _readers(cfg: NSAConfig, seq_len: int) -> int:
-    """The most readers that all blocks have together."""
-    return seq_len * min(cfg.n_sel, cfg.n_blocks(seq_len))
-
-
-def most_pieces(n_blocks: int, readers: int, piece: int) -> int:
-    """The most pieces that the lists of blocks can be cut into; known without the lists."""
-    return n_blocks + readers // piece
-
-
-def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
-    """How a call of `pairs` = batch x kv groups is cut."""
-    rows, every = choose_rows(cfg, seq_len)
-    wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
-    narrower = min(rows, 64)
-    # Found with the assembler (benchmarks/triton_aot.py): with more rows, registers spill.
-    rows = narrower if wide else rows
-    walks = cost_of_walk(cfg, seq_len, rows) <= cost_by_block(cfg, seq_len)
-    return Cut(
-        forward=Tile(rows=rows, warps=_warps(rows, wide=wide), stages=2),
-        query_gradient=Tile(rows=narrower, warps=_warps(narrower, wide=wide), stages=2),
-        key_gradient=Tile(rows=32, warps=8, stages=2),
-        every=every,
-        piece=_piece(cfg, seq_len, pairs),
-        n_blocks=cfg.n_blocks(seq_len),
-        readers=_readers(cfg, seq_len),
-        by_block=None if walks else cut_by_block(cfg, seq_len),
-    )
-
-
-def _warps(rows: int, *, wide: bool) -> int:
-    if rows >= 64:
-        return 8 if rows == 128 or wide else 4
-    return 4 if rows == 32 else 2

@@ -87,7 +87,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     """
     from runbook.config.precedence import shell_settings
     from runbook.config.setup import RunOptions
-    from runbook.engine.prepare import prepare
+    from runbook.engine.plan.prepare import prepare
     from runbook.machine.detect import detect_profile
     from runbook.registry import report_names
 
@@ -157,8 +157,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
 def _lacks_besides(args: argparse.Namespace) -> tuple[str, ...]:
     """What a plan that is refused for want of a GO lacks as well, as its dry run tells it."""
-    from runbook.engine.needs import needs_of
-    from runbook.engine.prepare import prepare
+    from runbook.engine.plan.needs import needs_of
+    from runbook.engine.plan.prepare import prepare
 
     if not args.options.plan or args.dry_run:
         return ()
@@ -263,7 +263,7 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     from runbook.cli.run.dry_run import print_plan, times
     from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
     from runbook.config.precedence import dropped
-    from runbook.engine.needs import needs_of, without_board
+    from runbook.engine.plan.needs import needs_of, without_board
     from runbook.engine.resuming import resume_run
     from runbook.engine.run import run_setup
 
@@ -305,7 +305,7 @@ def _run(args: argparse.Namespace, console: Console) -> int:
 
 def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
     """The verdict's, or that of the signal that ended the run."""
-    from runbook.engine.part import NO_SIGNAL
+    from runbook.engine.starting import NO_SIGNAL
     from runbook.records import Verdict
 
     if record.interrupted:

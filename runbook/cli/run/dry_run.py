@@ -19,13 +19,18 @@ from runbook.cli._parser import SIGNALS
 from runbook.config.precedence import dropped
 from runbook.console import Console
 from runbook.defaults import DEFAULT_LAUNCHER
-from runbook.engine.earlier import Earlier
-from runbook.engine.forecast import Estimate, Estimator, Pace
-from runbook.engine.needs import Needs, needs_of
-from runbook.engine.pace import SKIPPED, pace_of_the_go
+from runbook.engine.plan.forecast import (
+    SKIPPED,
+    Earlier,
+    Estimate,
+    Estimator,
+    Pace,
+    pace_of_the_go,
+)
+from runbook.engine.plan.needs import Needs, needs_of
 from runbook.engine.scope import departures
 from runbook.errors import ProgramExit, UsageError
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import StopRequest, run_launch, stop_on_signals
 from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer

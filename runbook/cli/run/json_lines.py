@@ -10,7 +10,7 @@ from dataclasses import asdict
 from runbook.cli.run.text import RunView
 from runbook.console import Console
 from runbook.files import utc_text_ms
-from runbook.folder.record import fingerprint_of
+from runbook.folder.manifest import fingerprint_of
 from runbook.launch.observer import Forecast, Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
 

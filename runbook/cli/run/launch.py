@@ -99,7 +99,7 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     from runbook.cli._runs import find_run
     from runbook.config.setup import setup_of_record
     from runbook.engine.derive import derive_record
-    from runbook.engine.launching import asked_for
+    from runbook.engine.earlier.standing import asked_for
     from runbook.folder.journal import read_events
     from runbook.folder.names import EVENTS_FILE
 

@@ -14,7 +14,7 @@ from runbook.cli.run.text import RunView, TextObserver
 from runbook.console import Console, OutputFormat, Painted
 from runbook.engine.outputs import render
 from runbook.files import near, typed_here
-from runbook.folder.record import fingerprint_of, shown_fingerprint
+from runbook.folder.manifest import fingerprint_of, shown_fingerprint
 from runbook.records import PhaseRecord, RunRecord
 from runbook.records.run import Screen
 from runbook.registry import report_files
@@ -151,7 +151,7 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     After an interruption every row that has no evidence would say so; the way to go on is what
     counts then.
     """
-    from runbook.engine.refused import NOT_WRITTEN
+    from runbook.engine.outputs import NOT_WRITTEN
 
     short = console.quiet or record.interrupted
     width = None if short else console.width_out

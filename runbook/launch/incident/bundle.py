@@ -16,9 +16,9 @@ from pathlib import Path
 
 from nsa.contract import STACKDUMPS
 from runbook.files import write_atomic
-from runbook.folder.load import Load
+from runbook.folder.launch.documents import Load
 from runbook.folder.names import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
-from runbook.launch.end.classify import End, said_by_watchdog
+from runbook.launch.end import End, said_by_watchdog
 from runbook.launch.incident.flight import (
     Flight,
     find_desync,

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from runbook.folder.load import Load
+from runbook.folder.launch.documents import Load
 from runbook.launch.incident.flight import Collective, Flight
 
 # How a note begins that blames the machine for a late rank, and not the rank.

@@ -17,11 +17,12 @@ from types import FrameType
 
 from runbook.errors import RunbookError
 from runbook.files import make_private_dir
-from runbook.folder.lines import LineTail
+from runbook.folder.launch.lines import LineTail
 from runbook.folder.names import CONSOLE_LOG
-from runbook.launch.host import Host
+from runbook.launch.command import as_typed, free_port, on_loopback, rendezvous
 from runbook.launch.incident.bundle import read_outside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
+from runbook.launch.local import Host
 from runbook.launch.slurm.commands import node_words
 from runbook.launch.slurm.files import (
     ASKS_JSONL,
@@ -44,7 +45,6 @@ from runbook.launch.slurm.files import (
     write_record,
 )
 from runbook.launch.slurm.ranks import OwnRanks
-from runbook.launch.torchrun import as_typed, free_port, on_loopback, rendezvous
 from runbook.process.reaper import signal_owned
 
 _POLL_S = 0.1

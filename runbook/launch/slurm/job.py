@@ -9,17 +9,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsa.contract import STACKDUMPS
-from runbook.launch.end.classify import End
+from runbook.launch.end import End
 from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.slurm.commands import (
     JobState,
     SlurmError,
     cancel,
+    ended_early,
     host_names,
     is_listed,
     job_state,
+    lost_node,
+    never_started,
+    reason_of,
 )
-from runbook.launch.slurm.endings import ended_early, lost_node, never_started, reason_of
 from runbook.launch.slurm.files import (
     ASKS_JSONL,
     END_ALL,
@@ -28,8 +31,8 @@ from runbook.launch.slurm.files import (
     Ask,
     Job,
     append_record,
+    gather,
 )
-from runbook.launch.slurm.gather import gather
 from runbook.launch.slurm.ranks import RanksOnNodes
 from runbook.launch.watch.ranks import RankState
 

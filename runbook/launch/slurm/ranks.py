@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-from runbook.folder.lines import LineTail
+from runbook.folder.launch.lines import LineTail
 from runbook.launch.slurm.files import (
     NODE_JSONL,
     NODE_TOKEN_VARIABLE,

@@ -1,4 +1,7 @@
-"""Anomalies: what one is, when a reading of a run directory's tables is one, and their record."""
+"""Anomalies: what rank 0 says of each step, when that or gates.csv is one, and their record.
+
+Heartbeats repeat what training.csv says, so a run whose CSV is off is not watched blindly.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from nsa.contract import GATES_CSV, HALT_FILE
+from nsa.contract import GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, Event
 from runbook.files import utc_text, write_atomic
-from runbook.folder.lines import TableTail
+from runbook.folder.launch.evidence import LEGACY_COLUMNS
+from runbook.folder.launch.heartbeats import parse_heartbeat
+from runbook.folder.launch.lines import LineTail, TableTail
 from runbook.folder.names import ANOMALIES_JSONL, ANOMALY_TYPE
-from runbook.launch.watch.readings import Readings
 from runbook.launch.watch.watchdog import Thresholds
 
 _RECENT = 50
@@ -290,3 +294,54 @@ class Monitor:
 
 def _named(anomaly: Anomaly, path: Path | None) -> Anomaly:
     return replace(anomaly, path=path.name if path else "")
+
+
+_SAID = ("step", "loss", "grad_norm", "toks_per_s")
+_MEMORY = "mem_mib"
+
+
+class Readings:
+    """New rows of training.csv; while there is none, rank 0's `progress` heartbeats as such rows.
+
+    `path` is the file that the last row came from, None before the first.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._table = TableTail(run_dir / TRAINING_CSV, headerless=LEGACY_COLUMNS)
+        self._beats = LineTail(run_dir / HEARTBEATS.name(0))
+        self._memory: str | None = None
+        self._told = 0.0
+        self.path: Path | None = None
+        self.rows_read = 0
+
+    def rows(self) -> Iterator[dict[str, str]]:
+        """The rows that have been completed since the last call, each step once."""
+        source = self._table if self._table.path.exists() else self._beats
+        rows = self._table.rows() if source is self._table else self._progress()
+        for row in rows:
+            # A CSV that comes late begins with steps that the heartbeats have told.
+            if source is self._table and self._told and not step_of(row) > self._told:
+                continue
+            if source is self._beats:
+                self._told = max(self._told, step_of(row))
+            self.path = source.path
+            self.rows_read += 1
+            yield row
+
+    def _progress(self) -> Iterator[dict[str, str]]:
+        for line in self._beats.lines():
+            beat = parse_heartbeat(line) or {}
+            event = beat.get("event", beat.get("msg"))
+            if event == Event.STEP_END and beat.get(_MEMORY) is not None:
+                self._memory = str(beat[_MEMORY])
+            if event == Event.PROGRESS:
+                row = {name: str(beat[name]) for name in _SAID if beat.get(name) is not None}
+                yield row if self._memory is None else row | {_MEMORY: self._memory}
+
+
+def step_of(row: dict[str, str]) -> float:
+    """The row's step; 0 where it has none, which no detector takes either."""
+    try:
+        return float(row["step"])
+    except (KeyError, ValueError):
+        return 0.0

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import Event, Phase
-from runbook.folder.heartbeats import RankFold, heartbeat_files, parse_heartbeat
-from runbook.folder.lines import LineTail
+from runbook.folder.launch.heartbeats import RankFold, heartbeat_files, parse_heartbeat
+from runbook.folder.launch.lines import LineTail
 from runbook.process.ended import exit_code_of, has_ended_under, process_state
 from runbook.process.reaper import environment_holds, holds_file
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nsa.contract import CHECKPOINTS_DIR
-from runbook.folder.documents import RESOURCES
+from runbook.folder.launch.documents import RESOURCES
 from runbook.folder.names import RESOURCES_CSV
 from runbook.launch.watch.ranks import RankState
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,10 +21,13 @@ from typing import Any
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import RunbookError
 from runbook.files import utc_text, write_atomic
-from runbook.folder.kernel_lines import slot_of
+from runbook.folder.launch.documents import GPU_SAMPLES
+from runbook.folder.launch.kernel_lines import slot_of
 from runbook.folder.names import (
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,
+    GPU_SAMPLER_TXT,
+    GPU_SAMPLES_CSV,
     NVIDIA_SMI_AFTER_XML,
     NVIDIA_SMI_BEFORE_XML,
 )
@@ -30,7 +35,7 @@ from runbook.folder.redact import redact_text
 from runbook.machine.gpu import find_nvidia_smi
 from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, parse_nvidia_smi
 from runbook.machine.gpu.visible import visible_gpus
-from runbook.process.start import run_tool
+from runbook.process.start import run_tool, spawn
 
 # Not isolated: pynvml may be a wheel carried on PYTHONPATH. The script's own folder stays off it.
 NVML_PROGRAM = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))
@@ -161,3 +166,52 @@ def _path_to(pci: str | None, root: Path = _PCI_DEVICES) -> list[str]:
     parts = place.resolve().parts
     above = [part for part in parts[:-1] if part.count(":") == 2 and "." in part]
     return [slot_of(part) for part in above]
+
+
+# The steps of a fast trainer are over in seconds.
+_EVERY_MS = 200
+_ENDED_WITHIN_S = 2.0
+
+
+class GpuSampler:
+    """Writes `gpu_samples.csv` five times a second until stopped, where NVML answers.
+
+    `source` is what gave the counters before the launch: NVML, nvidia-smi or nothing.
+    """
+
+    def __init__(self, run_dir: Path, environment: Mapping[str, str], source: str) -> None:
+        self._path = run_dir / GPU_SAMPLES_CSV
+        self._environment = environment
+        self._source = source
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begin to sample. The sampler carries the launch's token, so it cannot be left over."""
+        if self._source != "nvml":
+            return
+        command = [*NVML_PROGRAM, "samples", str(_EVERY_MS)]
+        with self._path.open("wb") as stream:
+            stream.write((",".join(GPU_SAMPLES.columns) + "\n").encode())
+            stream.flush()
+            self._process = spawn(command, self._environment, output=stream)
+
+    def stop(self) -> None:
+        """End the sampler; rows already written stay."""
+        if self._process is None:
+            return
+        self._process.kill()
+        # One that hangs in the driver of a lost card cannot be killed; the reaper goes on trying.
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_ENDED_WITHIN_S)
+        self._process = None
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Keep whole rows; what the sampler said of a card that it lost goes into a file beside."""
+        head, *lines = self._path.read_text("utf-8", "replace").splitlines(keepends=True)
+        whole = [line for line in lines if line.endswith("\n")]
+        rows = [line for line in whole if line.count(",") == len(GPU_SAMPLES.columns) - 1]
+        said = [line for line in whole if line not in rows]
+        self._path.write_text(head + "".join(rows), encoding="utf-8")
+        if said:
+            self._path.with_name(GPU_SAMPLER_TXT).write_text("".join(said), encoding="utf-8")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import RunbookError
+from runbook.folder.facts import Draft
 from runbook.folder.redact import redact_text
-from runbook.machine.draft import Draft
 from runbook.machine.gpu import find_nvidia_smi
 from runbook.machine.gpu.nvidia_smi import (
     GpuState,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runbook.errors import RunbookError
-from runbook.folder.shapes import POWER_FIELDS
+from runbook.folder.launch.shapes import POWER_FIELDS
 from runbook.process.start import ToolResult, run_tool
 
 _TIMEOUT_S, _SHORT_S = 60.0, 20.0

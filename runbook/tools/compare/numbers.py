@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from runbook.records import Check, LaunchStatus, Measurement
 from runbook.records.evidence import LaunchEvidence
-from runbook.stats import Decided, Decision, StatisticsError, effective
+from runbook.stats.decision import Decided, Decision
 from runbook.stats.levels import allowance_of, loss_shown
+from runbook.stats.throughput import StatisticsError, effective
 from runbook.tools.compare.sides import Side
 
 _NOT_IN_TURN = "not launched in turn: a change of the machine in between counts too"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from runbook.folder.comparability import Difference
-from runbook.folder.load import load_of
+from runbook.folder.launch.documents import load_of
 from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready, plain_number
-from runbook.stats import Decided
+from runbook.stats.decision import Decided
 from runbook.text import in_one_line
 from runbook.tools.compare.numbers import MetricChange, SpeedChange, metric_change, speed_changes
 from runbook.tools.compare.sides import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runbook.folder.comparability import Difference, Facts, device_facts, env_facts, unlike
-from runbook.folder.launch import read_launch
+from runbook.folder.launch.evidence import read_launch
 from runbook.folder.manifest import record_is_changed
 from runbook.folder.names import MANIFEST_FILE, RECORD_FILE
 from runbook.records import PhaseRecord, RunRecord

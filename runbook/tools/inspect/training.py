@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from runbook.folder.launch import read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.records.evidence import TrainingLog
 from runbook.stats.throughput import cadence
 from runbook.tools.inspect.types import Found, Remark, RemarkCode, RowsFacts, Segment, remarks_on

@@ -14,16 +14,16 @@ import pandas as pd
 
 from runbook.records.evidence import TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement
-from runbook.stats import (
+from runbook.stats.throughput import (
     StatisticsError,
     WindowTooShort,
+    cadence,
     effective,
     last_window,
     measured_rows,
     typical,
     warmup_cut,
 )
-from runbook.stats.throughput import cadence
 from runbook.tools.inspect.types import Found, RemarkCode, Segment, Statistic
 
 

@@ -9,8 +9,8 @@ from runbook.config.limits import IDLE_MFU
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement, Record
 from runbook.records.outcome import Check, Comparator, Outcome, Reason, Verdict, judge_run
 from runbook.records.run import Invocation
-from runbook.stats import Decided, meets_target
-from runbook.stats.launches import MOST_SCALING
+from runbook.stats.decision import Decided
+from runbook.stats.launches import MOST_SCALING, meets_target
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Result, Status
 from runbook.tools.replay.rules_numbers import (
     NUMBER_RULES,

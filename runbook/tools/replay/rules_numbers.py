@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from runbook.config.limits import IDLE_MFU
-from runbook.stats import Decided, Decision, scaling
 from runbook.stats.arms import MIN_ROUNDS, judge_rounds
-from runbook.stats.launches import MOST_SCALING, STALE_BELOW
+from runbook.stats.decision import Decided, Decision
+from runbook.stats.launches import MOST_SCALING, STALE_BELOW, scaling
 from runbook.tools.replay.models import ReplayFile, Result
 from runbook.tools.replay.rules_rows import Contradiction, contradiction, rates
 

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from runbook.records.measurement import Record
 from runbook.records.outcome import Outcome
-from runbook.stats import Decided, meets_target
+from runbook.stats.decision import Decided
+from runbook.stats.launches import meets_target
 from runbook.tools.replay.models import PHASE_NAMES, ReplayFile, Status
 
 # Each rule in one sentence, with the requirement of docs/spec.md that it serves.

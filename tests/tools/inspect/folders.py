@@ -6,9 +6,9 @@ import json
 import math
 from pathlib import Path
 
-from benchmarks.rehearsal.weights import first_weights
 from nsa.contract.sampling import recomputed_steps, watched_steps
 from runbook.accounts.generated import GeneratedData
+from tests.accounts.first_weights import first_weights
 from tests.accounts.launches import shadow
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"

@@ -1,0 +1,1 @@
+"""The compressed branch, and the choice of blocks by its scores."""

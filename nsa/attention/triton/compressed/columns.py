@@ -1,0 +1,119 @@
+"""Kernels of the compressed branch that own keys: their gradients, without an atomic operation.
+
+A compressed key is seen by every token after it. The tokens are cut into pieces: a program adds up
+one piece for a tile of keys, and a second kernel adds the pieces in order. Every number has one
+program that writes it, so that equal inputs give equal bits.
+"""
+
+import triton
+import triton.language as tl
+
+from nsa.attention.triton.compressed.rows import seen_keys
+from nsa.attention.triton.rows import load_block, load_rows
+
+
+@triton.jit
+def _add(
+    dk, dv, keys, values, key, first, end, q, grad, lse, delta, seq_len, groups, batch, group,
+    scale, q_t, q_h, HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
+    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
+    ROWS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """What ROWS rows more add to the gradients of keys [KEYS, WIDTH_K] and values."""
+    row = first + tl.arange(0, ROWS)
+    inside = row < end
+    # Rows beyond the piece have gradients and delta 0: they add nothing.
+    token, head = row // HEADS, row % HEADS
+    queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
+    step = groups * HEADS * D_V
+    theirs = grad + (batch * seq_len * groups + group) * HEADS * D_V
+    grads = load_rows(theirs, step, D_V, token, head, inside, D_V, WIDTH_V)
+    sums = tl.load(lse + row, inside, 0.0)
+    mine = tl.load(delta + row, inside, 0.0)
+    scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
+    p = tl.exp2(scores * scale - sums[None, :])
+    if MASKED:
+        p = tl.where(tl.trans(seen_keys(token, key, L, STRIDE)), p, 0.0)
+    dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee")
+    dp = tl.dot(values, tl.trans(grads), input_precision="ieee")
+    ds = p * (dp - mine[None, :])
+    return tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee"), dv
+
+
+@triton.jit
+def compressed_piece_kernel(
+    q, k, v, rounded_grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces, scale,
+    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of KEYS keys by PIECE tokens: float32 [KEYS, WIDTH_K + WIDTH_V].
+
+    k, v, rounded_grad: rounded to the queries' type.
+    """
+    piece, tile = tl.program_id(0), tl.program_id(1)
+    pair = tl.program_id(2).to(tl.int64)
+    batch, group = pair // groups, pair % groups
+    # No token before the end of the first key sees one of them; all see the last one from its end.
+    start = tl.maximum(piece * PIECE, tile * KEYS * STRIDE + L - 1)
+    whole = (tile * KEYS + KEYS - 1) * STRIDE + L - 1
+    stop = tl.minimum(piece * PIECE + PIECE, seq_len)
+    if start < stop:
+        q += batch * q_b + group * q_g
+        k += batch * k_b + group * k_g
+        v += batch * v_b + group * v_g
+        lse += pair * seq_len * HEADS
+        delta += pair * seq_len * HEADS
+        keys = load_block(k, k_t, tile, n_keys, KEYS, KEYS, D_K, WIDTH_K)
+        values = load_block(v, v_t, tile, n_keys, KEYS, KEYS, D_V, WIDTH_V)
+        inner, dim_k, dim_v = tl.arange(0, KEYS), tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
+        dk = tl.zeros((KEYS, WIDTH_K), tl.float32)
+        dv = tl.zeros((KEYS, WIDTH_V), tl.float32)
+        key = tile * KEYS + inner
+        begin, end = start * HEADS, stop * HEADS
+        masked = begin + tl.cdiv(tl.maximum(whole - start, 0) * HEADS, ROWS) * ROWS
+        for first in range(begin, tl.minimum(masked, end), ROWS):
+            dk, dv = _add(
+                dk, dv, keys, values, key, first, end, q, rounded_grad, lse, delta, seq_len,
+                groups, batch, group, scale, q_t, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V, L,
+                STRIDE, ROWS, True,
+            )  # fmt: skip
+        for first in range(masked, end, ROWS):
+            dk, dv = _add(
+                dk, dv, keys, values, key, first, end, q, rounded_grad, lse, delta, seq_len,
+                groups, batch, group, scale, q_t, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V, L,
+                STRIDE, ROWS, False,
+            )  # fmt: skip
+        of_tile = (pair * tl.num_programs(1) + tile) * n_pieces + piece
+        to = parts + of_tile * KEYS * (WIDTH_K + WIDTH_V) + inner[:, None] * (WIDTH_K + WIDTH_V)
+        tl.store(to + dim_k[None, :], dk)
+        tl.store(to + WIDTH_K + dim_v[None, :], dv)
+
+
+@triton.jit
+def compressed_sum_kernel(
+    parts, dk, dv, groups, n_keys, n_pieces, n_tiles, dk_scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr, PIECE: tl.constexpr,
+    FEW: tl.constexpr,
+):  # fmt: skip
+    """dk [B,N,G,D_K] and dv [B,N,G,D_V] of FEW keys: the sum over the pieces, in order."""
+    key = tl.program_id(0) * FEW + tl.arange(0, FEW)
+    pair = tl.program_id(1).to(tl.int64)
+    batch, group = pair // groups, pair % groups
+    tile = tl.program_id(0) * FEW // KEYS
+    dim_k, dim_v = tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
+    total_k = tl.zeros((FEW, WIDTH_K), tl.float32)
+    total_v = tl.zeros((FEW, WIDTH_V), tl.float32)
+    for piece in range((tile * KEYS * STRIDE + L - 1) // PIECE, n_pieces):
+        at = parts + ((pair * n_tiles + tile) * n_pieces + piece) * KEYS * (WIDTH_K + WIDTH_V)
+        at += (key - tile * KEYS)[:, None] * (WIDTH_K + WIDTH_V)
+        total_k += tl.load(at + dim_k[None, :])
+        total_v += tl.load(at + WIDTH_K + dim_v[None, :])
+    inside = (key < n_keys)[:, None]
+    flat = (batch * n_keys + key.to(tl.int64)) * groups + group
+    to_k = dk + (flat * D_K)[:, None] + dim_k[None, :]
+    to_v = dv + (flat * D_V)[:, None] + dim_v[None, :]
+    tl.store(to_k, total_k * dk_scale, inside & (dim_k < D_K)[None, :])
+    tl.store(to_v, total_v, inside & (dim_v < D_V)[None, :])

@@ -1,0 +1,1 @@
+"""One new token on a cache, all branches in four launches."""

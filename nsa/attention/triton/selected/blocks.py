@@ -1,0 +1,208 @@
+"""Kernels that own blocks and give to queries: the selected branch's second form, for long S.
+
+A program takes one block and a piece of the list of its readers (`index`), so that every row of a
+tile reads the block: nothing is multiplied in vain, whatever its neighbors read. What a block gives
+a row, an output with its log-sum-exp or a share of the row's gradient, is stored in a place of that
+row alone, and a second kernel puts a row's places together in their order, which is the blocks':
+no atomic operation, and equal bits for equal inputs. Parts are of the call's own type; they are
+kept for a run of `tokens` positions from `begin` at a time.
+
+parts [B*G, tokens, PLACES, HEADS, D]; sums float32 [B*G, tokens, PLACES, HEADS].
+"""
+
+import triton
+import triton.language as tl
+
+from nsa.attention.triton.rows import NOTHING, load_rows, query_side, store_rows, this_tile
+from nsa.attention.triton.selected.columns import this_piece
+from nsa.attention.triton.selected.index import list_of_run
+from nsa.attention.triton.selected.rows import block_side
+
+
+@triton.jit
+def _readers(
+    readers, start, first, rows, pair, begin, tokens, HEADS: tl.constexpr, PLACES: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """A tile of readers: their token, head, whether there are any, and which part is theirs."""
+    row = first + tl.arange(0, ROWS)
+    inside, head = row < rows, row % HEADS
+    entry = tl.load(readers + start + row // HEADS, inside, 0)
+    token, place = entry // PLACES, entry % PLACES
+    to = ((pair * tokens + token - begin) * PLACES + place) * HEADS + head
+    return token, head, inside, to
+
+
+@triton.jit
+def _rows_of_run(
+    read, begin, tokens, seq_len, HEADS: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """A tile of a run: pair, number, token, head, whether inside, how many parts, the first one."""
+    pair = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token, head = begin + row // HEADS, row % HEADS
+    inside = token < tl.minimum(begin + tokens, seq_len)
+    n_parts = tl.load(read + pair * seq_len + token, inside, 0)
+    first = (pair * tokens + token - begin) * PLACES * HEADS + head
+    return pair, row, token, head, inside, n_parts, first
+
+
+@triton.jit
+def _store_parts(parts, rows, to, inside, D: tl.constexpr, WIDTH: tl.constexpr):
+    """Rows [ROWS, WIDTH] into parts, as far as they are inside."""
+    dim = tl.arange(0, WIDTH)
+    at = parts + (to * D)[:, None] + dim[None, :]
+    tl.store(at, rows.to(parts.dtype.element_ty), inside[:, None] & (dim < D)[None, :])
+
+
+@triton.jit
+def part_kernel(
+    q, k, v, parts, sums, readers, counts, offsets, piece_ends, begin, tokens, seq_len, groups,
+    n_blocks, list_len, scale, q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
+    ROWS: tl.constexpr, PIECE: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Output and log-sum-exp of PIECE readers by one block. scale: by log2 e."""
+    pair = tl.program_id(1).to(tl.int64)
+    batch, group = pair // groups, pair % groups
+    block, start, rows = this_piece(
+        counts, offsets, piece_ends, tl.program_id(0), list_of_run(begin // tokens, pair), pair,
+        n_blocks, list_len, HEADS, PIECE, BLOCKS,
+    )  # fmt: skip
+    if block < n_blocks:
+        q += batch * q_b + group * q_g
+        keys, values, key = block_side(
+            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, BLOCK, D_K,
+            D_V, WIDTH_K, WIDTH_V,
+        )  # fmt: skip
+        for first in range(0, rows, ROWS):
+            token, head, inside, to = _readers(
+                readers, start, first, rows, pair, begin, tokens, HEADS, PLACES, ROWS
+            )  # fmt: skip
+            queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
+            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+            # A reader sees the first token of its block at least.
+            scores = tl.where(key[None, :] <= token[:, None], scores, NOTHING)
+            best = tl.where(inside, tl.max(scores, 1), 0.0) * scale
+            # Scaled here, it is one instruction with the difference.
+            p = tl.exp2(scores * scale - best[:, None])
+            total = tl.where(inside, tl.sum(p, 1), 1.0)
+            part = tl.dot(p.to(values.dtype), values, input_precision="ieee")
+            _store_parts(parts, part * (1.0 / total)[:, None], to, inside, D_V, WIDTH_V)
+            tl.store(sums + to, best + tl.log2(total), inside)
+
+
+@triton.jit
+def merge_kernel(
+    parts, sums, read, out, lse, begin, tokens, seq_len, groups,
+    HEADS: tl.constexpr, D_V: tl.constexpr, WIDTH_V: tl.constexpr, PLACES: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of rows of a run, from their parts.
+
+    read: how many parts each token has.
+    """
+    pair, row, token, head, inside, n_parts, first = _rows_of_run(
+        read, begin, tokens, seq_len, HEADS, PLACES, ROWS
+    )  # fmt: skip
+    dim = tl.arange(0, WIDTH_V)
+    best = tl.full((ROWS,), NOTHING, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
+    for place in range(PLACES):
+        at, is_there = first + place * HEADS, place < n_parts
+        other = tl.load(sums + at, is_there, NOTHING)
+        seen = is_there[:, None] & (dim < D_V)[None, :]
+        part = tl.load(parts + (at * D_V)[:, None] + dim[None, :], seen, 0.0)
+        higher = tl.maximum(best, other)
+        shift = tl.where(higher == NOTHING, 0.0, higher)
+        mine, theirs = tl.exp2(best - shift), tl.exp2(other - shift)
+        acc = acc * mine[:, None] + part.to(tl.float32) * theirs[:, None]
+        total = total * mine + theirs
+        best = higher
+    total = tl.where(total == 0.0, 1.0, total)
+    store_rows(
+        out, acc / total[:, None], pair // groups, pair % groups, token, head, inside, seq_len,
+        groups, HEADS, D_V, WIDTH_V,
+    )  # fmt: skip
+    tl.store(lse + pair * seq_len * HEADS + begin * HEADS + row, best + tl.log2(total), inside)
+
+
+@triton.jit
+def delta_kernel(
+    q, out, lse, grad, delta, seq_len, groups, q_b, q_t, q_g, q_h,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Each row's <grad, out> [B*G, S*HEADS]."""
+    _, pair, row, token, head = this_tile(HEADS, ROWS)
+    query_side(
+        q, out, grad, lse, delta, pair, pair // groups, pair % groups, row, token, head,
+        token < seq_len, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
+    )  # fmt: skip
+
+
+@triton.jit
+def gradient_part_kernel(
+    q, k, v, grad, lse, delta, parts, readers, counts, offsets, piece_ends, begin, tokens, seq_len,
+    groups, n_blocks, list_len, scale, dq_scale,
+    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
+    ROWS: tl.constexpr, PIECE: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """What one block adds to the gradients of PIECE readers."""
+    pair = tl.program_id(1).to(tl.int64)
+    batch, group = pair // groups, pair % groups
+    block, start, rows = this_piece(
+        counts, offsets, piece_ends, tl.program_id(0), list_of_run(begin // tokens, pair), pair,
+        n_blocks, list_len, HEADS, PIECE, BLOCKS,
+    )  # fmt: skip
+    if block < n_blocks:
+        q += batch * q_b + group * q_g
+        grad += (batch * seq_len * groups + group) * HEADS * D_V
+        keys, values, key = block_side(
+            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, BLOCK, D_K,
+            D_V, WIDTH_K, WIDTH_V,
+        )  # fmt: skip
+        for first in range(0, rows, ROWS):
+            token, head, inside, to = _readers(
+                readers, start, first, rows, pair, begin, tokens, HEADS, PLACES, ROWS
+            )  # fmt: skip
+            queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
+            grads = load_rows(
+                grad, groups * HEADS * D_V, D_V, token, head, inside, D_V, WIDTH_V
+            )  # fmt: skip
+            in_pair = (pair * seq_len + token) * HEADS + head
+            mine = tl.load(lse + in_pair, inside, 0.0)
+            theirs = tl.load(delta + in_pair, inside, 0.0)
+            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+            seen = key[None, :] <= token[:, None]
+            p = tl.exp2(tl.where(seen, scores - mine[:, None], NOTHING))
+            dp = tl.dot(grads, tl.trans(values), input_precision="ieee")
+            ds = p * (dp - theirs[:, None])
+            part = tl.dot(ds.to(keys.dtype), keys, input_precision="ieee") * dq_scale
+            _store_parts(parts, part, to, inside, D_K, WIDTH_K)
+
+
+@triton.jit
+def gradient_merge_kernel(
+    parts, read, dq, begin, tokens, seq_len, groups,
+    HEADS: tl.constexpr, D_K: tl.constexpr, WIDTH_K: tl.constexpr, PLACES: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """dq [B,S,G,HEADS,D_K] of rows of a run: the sum of their parts, in order."""
+    pair, _, token, head, inside, n_parts, first = _rows_of_run(
+        read, begin, tokens, seq_len, HEADS, PLACES, ROWS
+    )  # fmt: skip
+    dim = tl.arange(0, WIDTH_K)
+    acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
+    for place in range(PLACES):
+        seen = (place < n_parts)[:, None] & (dim < D_K)[None, :]
+        at = ((first + place * HEADS) * D_K)[:, None] + dim[None, :]
+        acc += tl.load(parts + at, seen, 0.0).to(tl.float32)
+    store_rows(
+        dq, acc, pair // groups, pair % groups, token, head, inside, seq_len, groups, HEADS, D_K,
+        WIDTH_K,
+    )  # fmt: skip

@@ -1,0 +1,192 @@
+"""Kernels that own queries: output with log-sum-exp, and the gradient of the queries.
+
+A tile of rows walks over blocks of keys in one of two ways:
+
+EVERY: all blocks up to its last token, for short sequences, where its tokens together read nearly
+all of them; else only those that one of its tokens reads. For long sequences `blocks` does instead.
+
+log-sum-exp is kept to the base 2; a row that reads nothing has minus infinity there and output 0.
+"""
+
+import triton
+import triton.language as tl
+
+from nsa.attention.triton.rows import (
+    NOTHING,
+    absorb,
+    load_block,
+    load_rows,
+    query_side,
+    store_rows,
+    this_tile,
+)
+
+
+@triton.jit
+def union(words):
+    """The blocks that any row reads, as bits."""
+    return tl.reduce(words, 0, _either)
+
+
+@triton.jit
+def _either(a, b):
+    return a | b
+
+
+@triton.jit
+def lowest(rest):
+    """Index of the lowest bit that is set in a word other than 0: its float's exponent."""
+    bit = rest & -rest
+    return ((bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
+
+
+@triton.jit
+def block_side(
+    k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL: tl.constexpr,
+    BLOCK: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr,
+):  # fmt: skip
+    """What a program that owns a block begins with: keys, values, each one's token (or seq_len)."""
+    keys = load_block(
+        k + batch * k_b + group * k_g, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K
+    )  # fmt: skip
+    values = load_block(
+        v + batch * v_b + group * v_g, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V
+    )  # fmt: skip
+    inner = tl.arange(0, BLOCK)
+    return keys, values, tl.where(inner < L_SEL, block * L_SEL + inner, seq_len)
+
+
+@triton.jit
+def visible(words, token, block, L_SEL: tl.constexpr, BLOCK: tl.constexpr):
+    """What each row sees of a block [ROWS, BLOCK]: it reads it, up to its own token."""
+    inner = tl.arange(0, BLOCK)
+    reads = ((words >> (block % 32)) & 1) > 0
+    key = block * L_SEL + inner
+    return reads[:, None] & (inner < L_SEL)[None, :] & (key[None, :] <= token[:, None])
+
+
+@triton.jit
+def _attend(
+    best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    L_SEL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One block more in the running softmax."""
+    keys = load_block(k, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    scores = tl.where(visible(words, token, block, L_SEL, BLOCK), scores, NOTHING)
+    values = load_block(v, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V)
+    return absorb(best, total, acc, scores, values)
+
+
+@triton.jit
+def forward_kernel(
+    q, k, v, bits, out, lse, seq_len, groups, n_words, scale,
+    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    EVERY: tl.constexpr,
+):  # fmt: skip
+    """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
+    tile, pair, row, token, head = this_tile(HEADS, ROWS)
+    batch, group = pair // groups, pair % groups
+    inside = token < seq_len
+    queries = load_rows(
+        q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
+    )  # fmt: skip
+    k += batch * k_b + group * k_g
+    v += batch * v_b + group * v_g
+    of_token = bits + pair * n_words * seq_len + token
+    best = tl.full((ROWS,), NOTHING, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
+    last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1) // L_SEL
+    if EVERY:
+        for block in range(last + 1):
+            words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
+            best, total, acc = _attend(
+                best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
+                D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
+            )  # fmt: skip
+    else:
+        for word in range(last // 32 + 1):
+            words = tl.load(of_token + word * seq_len, inside, 0)
+            rest = union(words)
+            while rest != 0:
+                block = word * 32 + lowest(rest)
+                best, total, acc = _attend(
+                    best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
+                    D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
+                )  # fmt: skip
+                rest = rest & (rest - 1)
+    empty = total == 0.0
+    acc = acc / tl.where(empty, 1.0, total)[:, None]
+    dim = tl.arange(0, WIDTH_V)
+    # In this form six registers fewer on Hopper, so that two programs fit a multiprocessor.
+    to = out + ((batch * seq_len + token.to(tl.int64)) * groups + group) * HEADS * D_V + head * D_V
+    seen = inside[:, None] & (dim < D_V)[None, :]
+    tl.store(to[:, None] + dim[None, :], acc.to(out.dtype.element_ty), seen)
+    sums = tl.where(empty, NOTHING, best + tl.log2(tl.where(empty, 1.0, total)))
+    tl.store(lse + pair * seq_len * HEADS + row, sums, inside)
+
+
+@triton.jit
+def _gradient(
+    acc, queries, grads, sums, delta, words, token, block, k, k_t, v, v_t, seq_len, scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    L_SEL: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What one block more adds to the gradient of the queries, before its scale."""
+    keys = load_block(k, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K)
+    values = load_block(v, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    seen = visible(words, token, block, L_SEL, BLOCK)
+    p = tl.exp2(tl.where(seen, scores - sums[:, None], NOTHING))
+    dp = tl.dot(grads, tl.trans(values), input_precision="ieee")
+    ds = p * (dp - delta[:, None])
+    return tl.dot(ds.to(keys.dtype), keys, acc, input_precision="ieee")
+
+
+@triton.jit
+def query_gradient_kernel(
+    q, k, v, bits, out, lse, grad, dq, delta, seq_len, groups, n_words, scale, dq_scale,
+    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    EVERY: tl.constexpr,
+):  # fmt: skip
+    """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS]."""
+    tile, pair, row, token, head = this_tile(HEADS, ROWS)
+    batch, group = pair // groups, pair % groups
+    inside = token < seq_len
+    queries, grads, mine, sums = query_side(
+        q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
+        q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
+    )  # fmt: skip
+    k += batch * k_b + group * k_g
+    v += batch * v_b + group * v_g
+    of_token = bits + pair * n_words * seq_len + token
+    acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
+    last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1) // L_SEL
+    if EVERY:
+        for block in range(last + 1):
+            words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
+            acc = _gradient(
+                acc, queries, grads, sums, mine, words, token, block, k, k_t, v, v_t, seq_len,
+                scale, D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
+            )  # fmt: skip
+    else:
+        for word in range(last // 32 + 1):
+            words = tl.load(of_token + word * seq_len, inside, 0)
+            rest = union(words)
+            while rest != 0:
+                block = word * 32 + lowest(rest)
+                acc = _gradient(
+                    acc, queries, grads, sums, mine, words, token, block, k, k_t, v, v_t, seq_len,
+                    scale, D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
+                )  # fmt: skip
+                rest = rest & (rest - 1)
+    store_rows(
+        dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K, WIDTH_K
+    )  # fmt: skip

@@ -1,0 +1,303 @@
+"""A phase that compares the values of one toggle, each value an arm."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from phases.compare.arms import (
+    arm_table,
+    launch_name,
+    places,
+    reproduces_baseline,
+    samples,
+    source_log,
+)
+from phases.compare.compared import compared_arms
+from phases.kit.case import Case, Finding, gather, invalid, optional, passed
+from phases.kit.commands import (
+    INTERLEAVED,
+    environment,
+    interleaved,
+    launches_per_arm,
+    scaled,
+    trainer_launch,
+)
+from phases.kit.measure import decided, derived, effective_rate, estimated
+from phases.kit.rows import Row, RowPhase, contract_only
+from phases.training.plausible import alike
+from phases.training.proofs import effect_problem
+from phases.training.training import require_sound, toggles_row
+from runbook.records import Comparison, Launch, Mark, Measurement, Outcome, Reason, Span
+from runbook.records.evidence import TrainingLog
+from runbook.records.phase import Judgement, PlanContext
+from runbook.stats.arms import best_arm_sequential, complete_rounds
+from runbook.stats.decision import Decided, Decision, FloatArray
+from runbook.stats.plans import AA_PLAN
+from runbook.stats.throughput import block_step_times, block_throughputs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# As the reports say it of what is shown and decides nothing.
+NOT_GATED = "not gated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """What a comparison is decided from: complete rounds of all its arms.
+
+    frame: columns arm, block, value. steps: of blocks the seconds of each step, [rounds, arms,
+    steps]. final: no more rounds will come.
+    """
+
+    frame: pd.DataFrame
+    steps: FloatArray | None = None
+    final: bool = True
+
+
+class AbPhase(RowPhase):
+    """Arms that differ in `toggle` only, in turns inside one launch or in launches of their own.
+
+    `compared` is what the arms differ in, in words; `ratio` names the measured ratio, `decides` the
+    row that it decides and `table_title` the table. `ordered_first` as in `schedule`. With
+    `unset_is_control`, leaving the toggle unset means the control arm.
+    """
+
+    toggle: ClassVar[str]
+    compared: ClassVar[str]
+    ratio: ClassVar[str]
+    decides: ClassVar[str]
+    arm_unit: ClassVar[str] = ""
+    table_title: ClassVar[str]
+    table_column: ClassVar[str] = "arm"
+    ordered_first: ClassVar[bool] = False
+    unset_is_control: ClassVar[bool] = False
+    reads = ("baseline",)
+
+    @abstractmethod
+    def values(self, context: PlanContext) -> Mapping[str, str]:
+        """The toggle's value in each arm; an A/A has two arms of one value."""
+
+    @abstractmethod
+    def control(self, context: PlanContext) -> str:
+        """The arm that must reproduce the baseline phase."""
+
+    @abstractmethod
+    def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
+        """The decision from these rounds; not asked in an A/A."""
+
+    @abstractmethod
+    def choice(self, case: Case) -> str | None:
+        """The toggle's value for later phases; not asked in an A/A."""
+
+    def judged(self, context: PlanContext, rounds: Rounds) -> Decision:
+        """`decide`, or of equal arms: does either look better than the other?"""
+
+        if context.aa:
+            return best_arm_sequential(
+                rounds.frame, plan=AA_PLAN, steps=rounds.steps, final=rounds.final
+            )
+        return self.decide(context, rounds)
+
+    def may_fail(self, context: PlanContext, arm: str) -> bool:
+        """Whether the comparison can do without this arm."""
+        del context, arm
+        return False
+
+    def notes(self, last_50s: Mapping[str, Measurement]) -> list[str]:
+        """Notes below the table."""
+        del last_50s
+        return []
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What may differ between the arms, as in `differences`."""
+        return (f"toggles.{self.toggle}",)
+
+    def compares(self, context: PlanContext) -> Mapping[str, str]:
+        """The toggle, as the control has it."""
+        return {self.toggle: self.values(context)[self.control(context)]}
+
+    @contract_only
+    def plan(self, context: PlanContext) -> list[Launch]:
+        """Randomized blocks in one launch, else one launch per arm and round."""
+        if self.excluded(context):
+            return []
+        arms = {arm: {self.toggle: value} for arm, value in self.values(context).items()}
+        if context.protocol == "blocks":
+            return [
+                interleaved(
+                    context,
+                    phase=self.name,
+                    arms=arms,
+                    without=(self.toggle,),
+                    ordered_first=self.ordered_first,
+                    purpose=f"{self.compared}: the arms take turns in balanced order",
+                )
+            ]
+        settings = context.profile.phases[self.name]
+        return [
+            trainer_launch(
+                context,
+                phase=self.name,
+                name=launch_name(arm, number),
+                steps=scaled(settings.single_steps or settings.steps, context),
+                env={**environment(context, self.name), **values},
+                optional=self.may_fail(context, arm),
+                purpose=f"{self.compared}: {arm}, round {number}",
+            )
+            for number in range(1, launches_per_arm(context, self.name) + 1)
+            for arm, values in arms.items()
+        ]
+
+    def alike_rows(self) -> tuple[Row, ...]:
+        """Rows `comparable` and `toggles_effective`."""
+        return (
+            Row(
+                "comparable",
+                f"Do the arms differ only in the {self.compared}?",
+                lambda case: alike(case, self.names(case), but=self.ignored),
+            ),
+            toggles_row(self.names, but=(self.toggle,)),
+        )
+
+    def control_row(self, question: str) -> Row:
+        """Row `control`."""
+        return Row("control", question, self._reproduces)
+
+    def _reproduces(self, case: Case) -> Finding:
+        place = next(places(case, [self.control(case.context)]))
+        # The environment of an interleaved launch does not have the toggle of its arms.
+        ignored = self.ignored if place.inside or self.unset_is_control else ()
+        return reproduces_baseline(case, launch=place.launch, arm=place.inside, but=ignored)
+
+    def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:
+        """Stop when the sequential plan has decided."""
+
+        if launch.schedule is None or not len(log.frame):
+            return False
+        whole, _ = complete_rounds(block_throughputs(log))
+        if whole.empty or whole["arm"].nunique() < len(self.values(context)):
+            return False
+        rounds = Rounds(frame=whole, steps=block_step_times(log, whole), final=False)
+        return not self.judged(context, rounds).go_on
+
+    def effect_problems(self, case: Case) -> Iterator[str]:
+        """Why an arm is not proven to have run with its value, over all arms and rounds."""
+        values = self.values(case.context)
+        for place in places(case, list(values)):
+            launch = case.completed(place.launch)
+            problem = effect_problem(launch, self.toggle, values[place.arm], arm=place.inside)
+            if problem:
+                yield problem
+
+    def measured(self, case: Case) -> Measurement:
+        """The throughput of the log that stands for the comparison, with every compared file."""
+        arms = list(self.values(case.context))
+        first = effective_rate(source_log(case, arms))
+        names = dict.fromkeys(place.launch for place in places(case, arms))
+        logs = [effective_rate(case.log(name)) for name in names]
+        value = float(first.value)
+        return derived(first, name=first.name, value=value, unit=first.unit, also=logs)
+
+    def decision(self, case: Case) -> Decision:
+        """The decision on this evidence; raises Unanswerable where its launches do not count."""
+
+        require_sound(case, self.names(case), but=self.ignored)
+        frame = samples(case, list(self.values(case.context)))
+        blocks = case.context.protocol == "blocks"
+        steps = block_step_times(case.log(INTERLEAVED), frame) if blocks else None
+        return self.judged(case.context, Rounds(frame=frame, steps=steps))
+
+    def estimate(self, case: Case, decision: Decision) -> Measurement:
+        """The ratio that was decided on, with its interval."""
+        return estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
+
+    def pair(self, context: PlanContext, decision: Decision) -> tuple[str, str] | None:
+        """The arms whose ratio was decided on; None where there were too few rounds."""
+        del context
+        leader, rival = (decision.details.get(name) for name in ("leader", "rival"))
+        return (str(leader), str(rival)) if leader and rival else None
+
+    def accepted(self, context: PlanContext, decision: Decision) -> Span | None:
+        """The ratios that make no difference worth a switch."""
+        del context
+        share = decision.details.get("min_effect")
+        if not isinstance(share, float):
+            return None
+        return Span(label=f"within {share:.0%}", low=1 / (1 + share), high=1 + share)
+
+    def comparison(self, case: Case) -> Comparison | None:
+        """The rounds behind the decision; None where too few were run."""
+        decision, values = self.decision(case), self.values(case.context)
+        arms = self.pair(case.context, decision)
+        if arms is None or decision.estimate is None:
+            return None
+
+        def said(arm: str) -> str:
+            return f"{arm} {self.arm_unit}".strip() if values[arm] == arm else arm
+
+        frame, measured = samples(case, list(values)), self.estimate(case, decision)
+        return Comparison(
+            check=f"{self.name}.{self.decides}",
+            title=f"{self.table_title}: ratios",
+            each="one round",
+            unit="ratio",
+            answer=_told(decision, self.answer(case, decision)),
+            rows=tuple(compared_arms(frame, decision, measured, arms=arms, said=said)),
+            reference=Mark(label="equal", value=1.0),
+            margin=self.accepted(case.context, decision),
+        )
+
+    def answer(self, case: Case, decision: Decision, *, note: str = "") -> Finding:
+        """The decision as a finding; an A/A must not find a difference, in either direction.
+
+        What is undecided stays unset and passes where throughput decides nothing.
+        """
+
+        value = self.estimate(case, decision)
+        if case.context.aa and decision.outcome is Decided.WINNER:
+            reason = f"an A/A run found a difference between equal arms: {decision.reason}"
+            return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
+        text = f"{decision.outcome.value}: {decision.reason}{note}"
+        finding = replace(decided(decision, value), reason=text)
+        if finding.outcome is Outcome.PASS or case.profile.throughput_gated:
+            return finding
+        text = f"{NOT_GATED} on profile {case.profile.name}, nothing was decided: {decision.reason}"
+        reason = f"{text}{note}; {self.toggle} stays as it is"
+        found = passed(reason, measurement=finding.measurement)
+        return replace(found, code=Reason.NOT_GATED)
+
+    def details(self, case: Case) -> Judgement:
+        """The table of the arms, and the value for later phases."""
+        table, last_50s = arm_table(
+            case,
+            list(self.values(case.context)),
+            title=self.table_title,
+            column=self.table_column,
+            note="tok/s; last-50 is the documented statistic (W3), the decision rests on "
+            "tokens / time of randomized blocks",
+        )
+        choice = None if case.context.aa else optional(partial(self.choice, case))
+        return Judgement(
+            checks=(),
+            tables=(table,),
+            measurements=tuple(last_50s.values()),
+            comparisons=gather([optional(partial(self.comparison, case))]),
+            choices={self.toggle: choice} if choice else {},
+            notes=self.notes(last_50s) if last_50s else [],
+        )
+
+
+def _told(decision: Decision, finding: Finding) -> str:
+    """What the picture says: the decision, and the row's outcome where that is another."""
+    if finding.code is Reason.NOT_GATED:
+        return NOT_GATED
+    said = decision.outcome.value
+    same = finding.outcome is decision.outcome.as_check
+    return said if same else f"{finding.outcome.value} ({said})"

@@ -1,0 +1,273 @@
+"""Arms of one comparison: where each one ran, its throughput, and a fault of an optional arm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nsa.contract import ELSEWHERE, OUT_OF_MEMORY_PREFIX
+from phases.compare.rates import cell, last50_cells
+from phases.kit.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    ending,
+    incomplete,
+    inconclusive,
+    invalid,
+    optional,
+    passed,
+    skipped,
+    warned,
+)
+from phases.kit.commands import INTERLEAVED, launches_per_arm
+from phases.kit.limits import CONTROL_LEAST
+from phases.kit.measure import derived, effective_rate, last50
+from phases.kit.rows import Row
+from phases.training.plausible import differences
+from runbook.records import ArmSchedule, Measurement, Outcome, Reason, Table
+from runbook.records.evidence import LaunchEvidence, TrainingLog
+from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.stats.arms import complete_rounds
+from runbook.stats.pairs import t_quantile
+from runbook.stats.throughput import StatisticsError, block_throughputs, effective
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one arm ran: the launch, the arm's name in its CSV (None: the whole launch)."""
+
+    arm: str
+    launch: str
+    inside: str | None
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmFault:
+    """An arm that ended its launch (`launch`, its id), or that the trainer refused."""
+
+    arm: str
+    code: Reason
+    reason: str
+    evidence: tuple[str, ...] = ()
+    launch: str = ""
+
+    @property
+    def topic(self) -> str:
+        """The playbook's entry, where another one than the row's own fits."""
+        return "memory" if self.code is Reason.OUT_OF_MEMORY else ""
+
+
+def launch_name(arm: str, number: int) -> str:
+    """Name of an arm's own launch in round `number`."""
+    return f"{arm}_r{number}"
+
+
+def places(case: Case, arms: Sequence[str]) -> Iterator[Place]:
+    """Every place where an arm was planned to run, the interleaved launch once per arm."""
+    if case.context.protocol == "blocks":
+        for arm in arms:
+            yield Place(arm=arm, launch=INTERLEAVED, inside=arm, round=0)
+        return
+    for number in range(1, launches_per_arm(case.context, case.phase) + 1):
+        for arm in arms:
+            yield Place(arm=arm, launch=launch_name(arm, number), inside=None, round=number)
+
+
+def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
+    """Throughput of each arm in each complete round: columns arm, block, value.
+
+    Raises Unanswerable where a launch has no evidence or no round is complete.
+    """
+    import pandas as pd
+
+    try:
+        if case.context.protocol == "blocks":
+            frame = block_throughputs(case.log(INTERLEAVED))
+        else:
+            rows = [
+                (place.arm, place.round, float(effective(case.log(place.launch)).value))
+                for place in places(case, arms)
+            ]
+            frame = pd.DataFrame(rows, columns=["arm", "block", "value"])
+    except StatisticsError as error:
+        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, str(error))) from error
+    missing = [arm for arm in arms if arm not in set(frame["arm"])]
+    if missing:
+        reason = f"no complete block of arm {', '.join(missing)}"
+        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, reason))
+    whole, _ = complete_rounds(frame)
+    if whole.empty:
+        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, "no complete round of all arms"))
+    return whole
+
+
+def source_log(case: Case, arms: Sequence[str]) -> TrainingLog:
+    """The log that stands for the comparison: the interleaved one, or the first arm's first."""
+    return case.log(next(places(case, arms)).launch)
+
+
+def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFault | None:
+    """The optional arm that ended a launch or was refused in it; None if none did.
+
+    A launch that ended badly is blamed on the arm whose turn it was, by the rows written. An
+    arm that no other arm's block preceded explains nothing: then the launch itself is at fault.
+    """
+    launch = case.launch(name)
+    fault = refused(launch, optional_arms)
+    if fault or launch.result.ok:
+        return fault
+    schedule = launch.launch.schedule
+    end = ending(launch)
+    if schedule is None or end.outcome is not Outcome.FAIL:
+        return None
+    turn = _turn(schedule, 0 if launch.training is None else len(launch.training.frame))
+    if turn is None or turn not in optional_arms or turn == schedule.rounds[0][0]:
+        return None
+    return ArmFault(
+        arm=turn, code=end.code, reason=end.reason, evidence=end.evidence, launch=end.follows
+    )
+
+
+def refused(launch: LaunchEvidence, arms: Sequence[str]) -> ArmFault | None:
+    """The first of the arms that the trainer refused, by the word of the rank that could not."""
+    found = [
+        (str(failure.get("error") or "no error recorded"), str(failure["arm"]), rank.path)
+        for rank in launch.ranks
+        for failure in rank.arm_failures
+        if failure.get("arm") in arms
+    ]
+    if not found:
+        return None
+    error, arm, path = min(found, key=lambda item: (item[1] != found[0][1], ELSEWHERE in item[0]))
+    code = Reason.OUT_OF_MEMORY if error.startswith(OUT_OF_MEMORY_PREFIX) else Reason.CRASH
+    return ArmFault(arm=arm, code=code, reason=f"arm {arm} failed: {error}", evidence=(path,))
+
+
+def _turn(schedule: ArmSchedule, rows: int) -> str | None:
+    """The arm whose block holds the row after `rows` written ones."""
+    order = [arm for arms in schedule.rounds for arm in arms]
+    block = rows // (schedule.steps + schedule.warmup_steps)
+    return order[block] if block < len(order) else None
+
+
+def tolerant(rows: Sequence[Row], fault: Callable[[Case], ArmFault | None]) -> tuple[Row, ...]:
+    """The same rows, where a fault of an optional arm is that arm's own affair.
+
+    If the trainer did not go on without the arm, row `completed` says so as a warning, and the
+    others have nothing left to judge.
+    """
+
+    def wrap(row: Row) -> Row:
+        def answer(case: Case) -> Finding:
+            found = fault(case)
+            if found is None or all(one.result.ok for one in case.evidence.launches.values()):
+                return row.answer(case)
+            reason = f"the optional arm {found.arm} ended the launch ({found.reason})"
+            if row.what == "completed":
+                return warned(f"{reason}: that arm is dropped", evidence=found.evidence)
+            return skipped(found.code, reason, evidence=found.evidence, follows=found.launch)
+
+        return replace(row, answer=answer)
+
+    return tuple(wrap(row) for row in rows)
+
+
+def arm_table(
+    case: Case,
+    arms: Sequence[str],
+    *,
+    title: str,
+    column: str,
+    note: str,
+) -> tuple[Table, dict[str, Measurement]]:
+    """The table of W5 and F4: mean and stdev over each arm's last 50 steps, and tokens over time.
+
+    Returns the table and the last-50 measurement of each arm that has one.
+    """
+    rows: list[tuple[Any, ...]] = []
+    found: dict[str, Measurement] = {}
+    for place in places(case, arms):
+        log = optional(partial(case.log, place.launch, whole=False))
+        last = optional(partial(last50, log, arm=place.inside)) if log else None
+        rate = optional(partial(effective_rate, log, arm=place.inside)) if log else None
+        if last is not None:
+            found.setdefault(place.arm, last)
+        mean, stdev, window = last50_cells(last)
+        rows.append(
+            (
+                place.arm if place.inside else place.launch,
+                mean,
+                stdev,
+                last.n if last else None,
+                window,
+                cell(rate),
+                log.path if log else "no evidence",
+            )
+        )
+    columns = (column, "last-50 mean", "last-50 stdev", "n", "window", "tokens / time", "source")
+    return Table(title=title, columns=columns, rows=tuple(rows), note=note), found
+
+
+# Two-sided error of the prediction interval.
+_ERROR = 0.01
+
+
+def reproduces_baseline(
+    case: Case, *, launch: str, arm: str | None, but: Sequence[str] = ()
+) -> Finding:
+    """PASS if the control arm's throughput lies where one more baseline launch would.
+
+    99 % prediction interval of one further launch, on the log scale. `but` as in `differences`.
+    """
+    if "baseline" not in case.evidence.earlier:
+        return skipped(Reason.NOT_ASKED_FOR, "the baseline phase is not part of this run")
+    control = effective_rate(case.log(launch), arm=arm)
+    if not case.profile.throughput_gated:
+        reason = f"control arm {control}; throughput is not gated on profile {case.profile.name}"
+        return skipped(Reason.NOT_GATED, reason, measurement=control)
+    before = case.earlier("baseline")
+    names = list(before.evidence.launches)
+    unlike = differences(before.env(names[0]), case.env(launch), but=but)
+    paths = (before.launch(names[0]).env_path, case.launch(launch).env_path)
+    if unlike:
+        reason = f"settings differ from the baseline's: {'; '.join(unlike)}"
+        return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
+    launches = [effective_rate(before.log(name)) for name in names]
+    rates = [float(rate.value) for rate in launches]
+    if len(rates) < 2:
+        reason = "one baseline launch has no interval; `--protocol single` cannot check its control"
+        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=control)
+    low, high = _prediction_interval(rates)
+    value = derived(
+        control,
+        name="control",
+        value=float(control.value),
+        unit=TOKENS_PER_SECOND,
+        interval=(low, high),
+        also=launches,
+    )
+    expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
+    reason = f"control {float(control.value):.4g} tok/s, {expected}"
+    if low <= float(control.value) <= high:
+        return passed(reason, measurement=value, evidence=paths)
+    return invalid(Reason.NOT_COMPARABLE, reason, measurement=value, evidence=paths)
+
+
+def _prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
+    """Where one more launch falls in 99 % of cases, at least 5 % to either side."""
+
+    logs = [math.log(rate) for rate in rates]
+    count = len(logs)
+    mean = sum(logs) / count
+    spread = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
+    reach = t_quantile(_ERROR / 2, count - 1) * spread * math.sqrt(1 + 1 / count)
+    half = max(reach, math.log1p(CONTROL_LEAST))
+    return math.exp(mean - half), math.exp(mean + half)

@@ -1,0 +1,333 @@
+"""Throughput rows: the floor, the aim, what it is of the device's peak, and the days it means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nsa.contract import Ceiling
+from phases.kit.case import (
+    Case,
+    Finding,
+    gather,
+    invalid,
+    missing,
+    once,
+    optional,
+    passed,
+    skipped,
+    warned,
+)
+from phases.kit.limits import (
+    MFU_FLOOR,
+    MFU_OF_CEILING,
+    THROUGHPUT,
+    THROUGHPUT_AIM_HIGH,
+    THROUGHPUT_AIM_LOW,
+)
+from phases.kit.measure import (
+    against,
+    decided,
+    derived,
+    effective_rate,
+    last50,
+    rank_value,
+    shown_only,
+    with_limit,
+)
+from phases.machine.ceilings import other_devices, slowest
+from phases.training.own import own_rate
+from phases.training.training import require_sound
+from runbook.accounts.clocks import BusySteps, clock_ratio
+from runbook.accounts.workload import COPY_TOLERANCE
+from runbook.config.limits import IDLE_MFU
+from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Table
+from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.stats.decision import Decision
+from runbook.stats.launches import meets_target
+from runbook.stats.throughput import StatisticsError, time_lost, typical
+
+if TYPE_CHECKING:
+    from runbook.config.limits import Limit
+
+T = TypeVar("T")
+
+
+def cell(measured: Measurement | None) -> float | None:
+    """A number for a table's cell."""
+    return None if measured is None else round(float(measured.value), 1)
+
+
+def last50_cells(last: Measurement | None) -> tuple[float | None, float | None, str]:
+    """Mean, standard deviation and window of a last-50 statistic for a table."""
+    if last is None:
+        return None, None, "fewer than 50 steps"
+    spread = None if last.stdev is None else round(last.stdev, 1)
+    return cell(last), spread, str(last.window)
+
+
+_SECONDS_PER_DAY = 86_400.0
+
+
+@once
+def launch_rate(case: Case, name: str) -> Measurement:
+    """Tokens over time of one launch after warm-up, by the slower of two clocks.
+
+    Column dt_s is the trainer's word; the ranks' own clocks may show that the same steps took
+    longer. Where they are more than 2 % apart, row `accounts` fails and the launch counts for
+    nothing.
+    """
+    if case.profile.own_trainer:
+        return own_rate(case, name)
+    log = case.log(name)
+    rate = effective_rate(log)
+    first = rate.window.first_step if rate.window else 0
+    ranks = case.launch(name).ranks
+    busy = BusySteps(ranks)
+    clocks = [(clock_ratio(log.frame, rank, busy, first_step=first), rank) for rank in ranks]
+    slowest, rank = max(clocks, key=lambda clock: clock[0], default=(1.0, None))
+    if rank is None or slowest <= 1.0 + COPY_TOLERANCE:
+        return rate
+    clock = rank_value(rank, "clock_ratio", slowest)
+    slower = float(rate.value) / slowest
+    note = f"by the clock of rank {rank.rank}, {slowest - 1:.2%} slower than dt_s"
+    return derived(
+        rate, name=rate.name, value=slower, unit=rate.unit, note=note, also=[rate, clock]
+    )
+
+
+def last50s(case: Case, names: Sequence[str]) -> tuple[Measurement, ...]:
+    """The last-50 statistic (W3) of every launch that has one."""
+    logs = gather(optional(partial(case.log, name)) for name in names)
+    return gather(optional(partial(last50, log)) for log in logs)
+
+
+def launch_rates(case: Case, names: Sequence[str]) -> list[Measurement]:
+    """Tokens over time of every launch after warm-up; raises where one has no evidence."""
+    return [launch_rate(case, name) for name in names]
+
+
+def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
+    """Geometric mean of the launches' throughputs, with every launch's file and window."""
+    rates = launch_rates(case, names)
+    logs = [math.log(float(rate.value)) for rate in rates]
+    return derived(
+        rates[0],
+        name="throughput",
+        value=math.exp(sum(logs) / len(logs)),
+        unit=TOKENS_PER_SECOND,
+        n=len(rates),
+        note=f"tokens / time, mean of {len(rates)} launches",
+        also=rates,
+    )
+
+
+def throughput(case: Case, names: Sequence[str]) -> Finding:
+    """One-sided 95 % bound over the launches against the profile's floor."""
+    require_sound(case, names)
+    shown, limit = bounded_rate(case, names), case.limit(THROUGHPUT)
+    if not case.gates_throughput(limit):
+        return shown_only(shown, limit, f"throughput: {shown}")
+    rates = launch_rates(case, names)
+    decision = _against_floor(rates, limit)
+    last = optional(lambda: last50(case.log(names[0])))
+    alone = f"; shown beside it, the last 50 steps of {names[0]}"
+    beside = f"{alone}: {last}" if last else "; fewer than 50 measured steps in a launch"
+    paths = tuple(rate.path for rate in rates)
+    finding = replace(decided(decision, shown, evidence=paths), reason=decision.reason + beside)
+    slow = f"Too slow: {float(shown.value):.4g} tok/s, at least {limit.value:g} tok/s is required."
+    title = slow if finding.outcome is Outcome.FAIL else ""
+    return replace(with_limit(finding, shown, limit), title=title)
+
+
+def bounded_rate(case: Case, names: Sequence[str]) -> Measurement:
+    """The pooled throughput, with the interval that decides where a floor does."""
+    pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
+    if not case.gates_throughput(limit):
+        return pooled
+    decision = _against_floor(launch_rates(case, names), limit)
+    return pooled.model_copy(update={"interval": decision.interval})
+
+
+def _against_floor(rates: Sequence[Measurement], limit: Limit) -> Decision:
+
+    return meets_target([float(rate.value) for rate in rates], limit.value)
+
+
+def launches_compared(case: Case, names: Sequence[str], check: str) -> Comparison:
+    """The launches behind the throughput, against the floor where it decides."""
+    limit = case.limit(THROUGHPUT)
+    gated = case.gates_throughput(limit)
+    values = tuple(float(rate.value) for rate in launch_rates(case, names))
+    row = Compared(
+        label="tokens / time after warm-up",
+        values=values,
+        measurement=bounded_rate(case, names),
+        decides=gated,
+    )
+    return Comparison(
+        check=check,
+        title="Throughput of the launches",
+        each="one launch",
+        unit=TOKENS_PER_SECOND,
+        rows=(row,),
+        limits=(Mark(label="floor", value=limit.value),) if gated else (),
+    )
+
+
+def aim(case: Case, names: Sequence[str]) -> Finding:
+    """Where the throughput stands in the band that is aimed at; it never decides."""
+    pooled = pooled_rate(case, names)
+    low, high = case.limit(THROUGHPUT_AIM_LOW), case.limit(THROUGHPUT_AIM_HIGH)
+    if not case.profile.throughput_gated:
+        return shown_only(pooled, low, f"throughput: {pooled}")
+    value = float(pooled.value)
+    place = "below" if not low.holds(value) else "inside" if high.holds(value) else "above"
+    reason = f"{value:.4g} tok/s is {place} the aim of {low.value:g}-{high.value:g} ({low.source})"
+    return skipped(Reason.NOT_GATED, f"{reason}; an aim, not a limit", measurement=pooled)
+
+
+def stale_target(case: Case, names: Sequence[str]) -> Finding:
+    """A floor under half of what is measured can catch nothing: STALE TARGET."""
+    pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
+    value = float(pooled.value)
+    if not case.gates_throughput(limit):
+        return skipped(
+            Reason.NOT_GATED,
+            f"no floor is gated on profile {case.profile.name}",
+            measurement=pooled,
+        )
+    share = limit.value / value
+    if share < 0.5:
+        reason = (
+            f"STALE TARGET: {limit.value:g} tok/s is {share:.1%} of the {value:.4g} measured, so "
+            f"a run {1 / share:.0f} times slower would still pass"
+        )
+        return warned(reason, measurement=pooled)
+    return passed(f"the floor is {share:.0%} of what is measured", measurement=pooled)
+
+
+def mfu(case: Case, names: Sequence[str]) -> Finding:
+    """Model FLOPs per second over the devices' peak; outside (0, 1] it is not possible."""
+    pooled = pooled_rate(case, names)
+    hardware, env = case.profile.hardware, case.env(names[0])
+    if hardware.peak_tflops is None:
+        reason = f"{pooled}; no peak of this device is known, so no share of it"
+        return skipped(Reason.NOT_GATED, reason, measurement=pooled)
+    per_token, size = _flops_per_token(env, names[0])
+    peak = hardware.peak_tflops * 1e12 * int(env.get("world_size") or 1)
+    share = float(pooled.value) * per_token / peak
+    note = f"{per_token:.4g} FLOPs per token ({size}), peak {peak / 1e12:.0f} TFLOP/s"
+    value = derived(pooled, name="mfu", value=share, unit="", note=note)
+    return _judge_mfu(case, value, f"{note} ({hardware.peak_source})")
+
+
+def _flops_per_token(env: Mapping[str, Any], name: str) -> tuple[float, str]:
+    """Model FLOPs for a token, and the model's size in words."""
+    effective = env.get("effective") or {}
+    per_token = float(effective.get("model_flops_per_token") or 0.0)
+    if per_token <= 0:
+        raise missing(f"{name}: env.json has no FLOPs per token")
+    return per_token, f"{float(effective.get('n_params') or 0) / 1e6:.1f}M parameters"
+
+
+def mfu_of_ceiling(case: Case, names: Sequence[str]) -> Finding:
+    """Model FLOPs per second over the matrix product that preflight measured on these devices.
+
+    A slow card lowers both, so what is missing here is missing to the settings or to the host.
+    """
+    pooled, env = pooled_rate(case, names), case.env(names[0])
+    limit = case.limit(MFU_OF_CEILING)
+    if not limit.gated and "preflight" not in case.evidence.earlier:
+        reason = f"throughput: {pooled}; preflight, which measures the ceiling, was not run"
+        return skipped(Reason.NOT_GATED, reason, measurement=pooled)
+    before = case.earlier("preflight")
+    if strange := other_devices(before, env):
+        return invalid(Reason.NOT_COMPARABLE, strange, measurement=pooled)
+    slow = slowest(before, Ceiling.MATMUL)
+    per_token, size = _flops_per_token(env, names[0])
+    ceiling = float(slow.value) * 1e12 * int(env.get("world_size") or 1)
+    share = float(pooled.value) * per_token / ceiling
+    text = f"{share:.2%} of {float(slow.value):.4g} TFLOP/s for each device ({slow.note})"
+    value = derived(pooled, name="mfu_of_ceiling", value=share, unit="", note=size, also=[slow])
+    # Shown only, it may be of shared cores, which were slower while preflight ran.
+    if limit.gated and not 0.0 < share <= 1.0:
+        reason = f"{text}: a share outside (0, 1] is not possible"
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")
+    return against(value, limit, text)
+
+
+def _judge_mfu(case: Case, value: Measurement, note: str) -> Finding:
+    share, floor = float(value.value), case.limit(MFU_FLOOR)
+    if not 0.0 < share <= 1.0:
+        reason = f"MFU {share:.3g} is not in (0, 1]: {note}"
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")
+    if share < IDLE_MFU:
+        reason = f"MFU {share:.3%} is under {IDLE_MFU:.0%}: at this pace the devices idle; {note}"
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")
+    if floor.gated:
+        return against(value, floor, f"MFU {share:.3%}; {note}")
+    if not floor.holds(share):
+        reason = f"MFU {share:.3%} is under {floor.value:.1%} ({floor.source}); {note}"
+        return warned(reason, measurement=value)
+    return passed(f"MFU {share:.2%}; {note}", measurement=value)
+
+
+def production_days(case: Case, names: Sequence[str]) -> Finding:
+    """Days that the production steps take at this pace, and their cost if a price is given."""
+    pooled, work = pooled_rate(case, names), case.profile.workload
+    per_step = case.profile.tokens_per_step
+    tokens = float(per_step * work.production_steps)
+    days = tokens / float(pooled.value) / _SECONDS_PER_DAY
+    price = case.context.gpu_hour_price
+    cost = ""
+    if price is not None:
+        spent = case.profile.cost(days * _SECONDS_PER_DAY, price)
+        cost = f", cost {spent:.0f} at {price:g} per GPU hour"
+    value = derived(pooled, name="production_days", value=days, unit="days")
+    reason = f"{work.production_steps} steps of {per_step} tokens take {days:.3g} days{cost}"
+    return skipped(Reason.NOT_GATED, f"{reason}; shown, not gated", measurement=value)
+
+
+def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
+    """Each launch by the last-50 statistic (W3) and by tokens over time."""
+    return Table(
+        title=title,
+        columns=(
+            "launch",
+            "last-50 mean",
+            "last-50 stdev",
+            "window",
+            "tokens / time",
+            "typical",
+            "time lost",
+            "source",
+        ),
+        rows=tuple(_rate_cells(case, name) for name in names),
+        note="tok/s of all ranks; tokens / time, after warm-up, decides; last-50 is shown (W3)",
+    )
+
+
+def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
+
+    log = optional(partial(case.log, name))
+    last = optional(partial(last50, log)) if log else None
+    rated = partial(own_rate, case, name) if case.profile.own_trainer else None
+    rate = optional(rated or partial(effective_rate, log)) if log else None
+    usual = pause = None
+    if log is not None and rate is not None:
+        try:
+            usual, pause = typical(log), time_lost(log)
+        except StatisticsError:
+            usual = pause = None
+    return (
+        name,
+        *last50_cells(last),
+        cell(rate),
+        cell(usual),
+        f"{float(pause.value):.1%}" if pause else None,
+        log.path if log and (last or rate) else "no evidence",
+    )

@@ -1,0 +1,202 @@
+"""Every limit of the shipped phases, declared once; profiles give the values.
+
+A new limit is one declaration here, its name in the `limits` of the phase that reads it, and one
+line in `configs/profiles/a100x2_pcie4.yaml`, which the others extend.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+from nsa.settings import load_strict
+from runbook.config.limits import IDLE_MFU, FixedRule, LimitSpec, LimitUse  # noqa: F401
+from runbook.config.profile import MOST_OF_PEAK  # noqa: F401 - fixed.yaml tells both
+from runbook.records import Comparator
+
+
+def _gate(
+    name: str,
+    comparator: str,
+    unit: str,
+    meaning: str,
+    use: LimitUse = LimitUse.GATE,
+    *,
+    toggle: str = "",
+) -> LimitSpec:
+    return LimitSpec(
+        name=name,
+        comparator=Comparator(comparator),
+        unit=unit,
+        meaning=meaning,
+        use=use,
+        toggle=toggle,
+    )
+
+
+THROUGHPUT = _gate("throughput", ">=", "tok/s", "floor of the production config, all ranks")
+THROUGHPUT_AIM_LOW = _gate(
+    "throughput_aim_low", ">=", "tok/s", "lower end of the band aimed at", LimitUse.AIM
+)
+THROUGHPUT_AIM_HIGH = _gate(
+    "throughput_aim_high", "<=", "tok/s", "upper end of the band aimed at", LimitUse.AIM
+)
+ACCEPTED_LOSS = _gate(
+    "accepted_loss", "<=", "", "loss of throughput against runs that were accepted before"
+)
+MFU_FLOOR = _gate("mfu_floor", ">=", "", "share of the devices' peak that the model's FLOPs use")
+MFU_OF_CEILING = _gate(
+    "mfu_of_ceiling", ">=", "", "share of the matrix product measured by preflight"
+)
+GPU_UTILISATION = _gate("gpu_utilisation", ">", "%", "of the least busy GPU")
+GPU_IMBALANCE = _gate(
+    "gpu_imbalance", "<=", "percentage points", "between the busiest and the least busy GPU"
+)
+MEMORY_HEADROOM = _gate("memory_headroom", ">", "%", "free on the fullest GPU at its fullest")
+SCALING = _gate(
+    "scaling", ">=", "", "E = T_N / (N x T_1) at the same batch per GPU, of GPUs and of whole nodes"
+)
+FUSED_MARGIN = _gate(
+    "fused_margin", "<=", "", "loss of speed that is not worth a switch", LimitUse.RULE
+)
+LOSS_PARITY = _gate("loss_parity", "<=", "nats", "between plain and fused AdamW", LimitUse.RULE)
+PYTHON_SHARE = _gate(
+    "python_share",
+    "<=",
+    "",
+    "share of a step that Python costs; on a GPU: that it waits for Python",
+)
+PYTHON_HOTSPOT = _gate("python_hotspot", "<=", "", "share of the costliest Python function")
+DRIFT = _gate("drift", "<=", "", "change of the step time from beginning to end")
+STALL_SHARE = _gate(
+    "stall_share", "<=", "", "share of the time in stalls: pauses whole, slow steps what they lose"
+)
+LEARNED_SHARE = _gate(
+    "learned_share", ">=", "", "of the way from ln(V) to the entropy rate of the long run's data"
+)
+# The watchdog halts where the mean over the layers is beyond them; the row asks it of every layer.
+GATE_ENTROPY_MIN = _gate(
+    "gate_entropy_min",
+    ">=",
+    "",
+    "entropy of the branch gates over ln 3, of every layer",
+    toggle="NSA_WATCH_GATE_ENTROPY_MIN",
+)
+GATE_MAX_SHARE = _gate(
+    "gate_max_share",
+    "<=",
+    "",
+    "largest share of one branch, of every layer",
+    toggle="NSA_WATCH_GATE_MAX_THRESHOLD",
+)
+GATE_COLLAPSE_READINGS = _gate(
+    "gate_collapse_readings",
+    "<",
+    "readings",
+    "bad readings in a row: a collapse",
+    LimitUse.RULE,
+    toggle="NSA_WATCH_GATE_COLLAPSE_N",
+)
+MEMORY = _gate("memory_gib", "<", "GiB", "peak of any rank, and projected to the last step")
+CHECKPOINT_SHARE = _gate(
+    "checkpoint_share", "<=", "", "share of the training time that writing checkpoints takes"
+)
+LOADER_FETCH = _gate("loader_fetch_s", "<=", "s", "the slowest batch of the loader's test")
+FLAKY_LAUNCHES = _gate(
+    "flaky_launches",
+    "<=",
+    "launches",
+    "of one phase that finished only at a second attempt",
+    LimitUse.RULE,
+)
+DISK_FREE = _gate("disk_free_gib", ">=", "GiB", "free where the artifacts go")
+DISK_WRITE = _gate("disk_write_mib_s", ">=", "MiB/s", "written and synced there")
+GPU_IDLE_MEMORY = _gate("gpu_idle_memory_mib", "<=", "MiB", "in use before the run")
+CEILING_MATMUL = _gate(
+    "ceiling_matmul_tflops", ">=", "TFLOP/s", "large matrix product on the slowest device"
+)
+CEILING_MEMORY = _gate(
+    "ceiling_memory_gb_s", ">=", "GB/s", "copy in the slowest device's memory, read + written"
+)
+CEILING_HOST = _gate(
+    "ceiling_host_gb_s", ">=", "GB/s", "copy from pinned host memory to the slowest device"
+)
+CEILING_ALL_REDUCE = _gate(
+    "ceiling_all_reduce_gb_s", ">=", "GB/s", "bus bandwidth of a large all-reduce, slowest rank"
+)
+
+# -- the same on every machine: physics, and error rates fixed in the code -------------------------
+
+# A fresh model predicts about uniformly, so its first loss is near ln(vocabulary). Wide enough for
+# any sane initialization, narrow enough to see a resumed or a wrong model.
+START_TOLERANCE = 0.15
+# A cross-entropy is never negative, and a model that does worse than this many times ln(vocabulary)
+# is no model: such a row was not measured.
+LOSS_MOST = 10.0
+# The same weights and the same rows, in two batch shapes: only rounding differs.
+FIRST_LOSS_TOLERANCE = 0.002
+# Least slack under the loss floor, in nats: sampling noise of a mean over a window.
+FLOOR_SLACK = 0.01
+# toks_per_s is written with finite digits.
+RATE_TOLERANCE = 0.01
+# Half-width of what one more baseline launch may give: the worst launch-to-launch noise of a
+# healthy machine, so that three lucky launches do not make every later one invalid.
+CONTROL_LEAST = 0.05
+# Smaller matrices do not fill these cards, and smaller copies stay in their caches (L2: 40 MB of an
+# A100, 50 MB of an H100 or H200, by the data sheets).
+LEAST_MATRIX, LEAST_COPY_MIB = 4096, 256
+# Cards of one kind differ by some percent in what they reach. One that falls this far behind
+# another holds all ranks back, and no scaling shows it where it is GPU 0, which runs alone too.
+CARDS_ALIKE = 0.85
+# Clocks of nodes: one of NTP is right within milliseconds, and lateness of 20 ms is told.
+CLOCKS_APART_S = 1.0
+CLOCKS_EXACT_S = 0.02
+# A card sold as 80 GB shows a little less than 80 GiB.
+MEMORY_SHARE = 0.95
+# More retries than this lower the bandwidth of a link: NVIDIA DCGM, dcgm_gpu_hardware_limits.h, the
+# largest rate recommended. A launch under a minute may have as many as one of a minute.
+PCIE_REPLAYS_PER_MINUTE = 8
+# Documents about a launch's GPUs and kernel tell whole seconds, and are written right before it
+# starts and right after it ends: all their questions together may take 50 s.
+TAKEN_EARLY_S, TAKEN_LATE_S = 2.0, 60.0
+# A thermal or power slowdown in more of the samples than this changes the mean pace.
+THROTTLED_SHARE = 0.05
+# A power limit under this share of the card's own was set by somebody, and holds its clocks down.
+POWER_LEAST = 0.95
+# Choice: at its own power limit a dense load costs a card some of its highest clock, and never this
+# much. Only samples of a GPU that works count: resting, it has a low clock by right.
+CLOCK_LEAST, WORKING_PERCENT = 0.60, 50.0
+# A process of somebody else that is seen once may have been about to end.
+OTHERS_SAMPLES = 2
+# Shared memory for NCCL between processes, and for the batches of loaders: under it, both fail.
+SHM_LEAST_GIB = 1.0
+# Of the processors: work of others that takes this much shows in a host-bound trainer's pace.
+BUSY_SHARE = 0.5
+# Of all CPUs, over a timed launch: what others take shows in the times from about here on.
+OTHER_WORK_SHARE = 0.2
+# Token-by-token prefill hung at this step (E1), so a loss counts from the next one.
+SEQUENTIAL_HANG_STEP = 5
+# The same steps from a checkpoint: on a GPU sums are in no fixed order, so rounding differs.
+RESUMED_TOLERANCE = 0.002
+# What a production run keeps.
+CHECKPOINTS_KEPT = 10
+# From this length on, token-by-token prefill looks like a hang (E1).
+LONG_SEQUENCE = 1024
+
+
+@cache
+def _rules() -> dict[str, list[dict[str, str]]]:
+    text = (files("phases.kit") / "fixed.yaml").read_text(encoding="utf-8")
+    document, problems = load_strict(text)
+    assert not problems, problems  # noqa: S101 - the file is ours
+    found: dict[str, list[dict[str, str]]] = document
+    return found
+
+
+def fixed_rules(phase: str) -> tuple[FixedRule, ...]:
+    """What `fixed.yaml` says of a phase, with the numbers from here."""
+    numbers = {name: value for name, value in globals().items() if name.isupper()}
+    return tuple(
+        FixedRule(**{key: text.format(**numbers) for key, text in rule.items()})
+        for rule in _rules()[phase]
+    )

@@ -1,0 +1,197 @@
+"""Measurements from evidence; none without its file and digest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from phases.kit.case import Finding, Unanswerable, failed, inconclusive, invalid, passed, skipped
+from runbook.records import Comparator, Measurement, Outcome, Reason, Window
+from runbook.records.evidence import RankLog, TrainingLog
+from runbook.stats.decision import Decision
+from runbook.stats.throughput import StatisticsError, effective, last_window
+
+if TYPE_CHECKING:
+    from runbook.config.limits import Limit
+
+
+def in_file(
+    path: str,
+    sha256: str,
+    name: str,
+    value: float | str,
+    unit: str = "",
+    *,
+    n: int = 1,
+    window: Window | None = None,
+    note: str = "",
+) -> Measurement:
+    """A value read from one file of the run."""
+    return Measurement(
+        name=name,
+        value=value,
+        unit=unit,
+        n=max(n, 1),
+        window=window,
+        path=path,
+        sha256=sha256,
+        note=note,
+    )
+
+
+def log_value(
+    log: TrainingLog,
+    name: str,
+    value: float,
+    unit: str,
+    *,
+    rows: Sequence[int] | None = None,
+    n: int | None = None,
+    note: str = "",
+) -> Measurement:
+    """A value from the steps of a log; `rows` are first and last position, all by default."""
+    steps = log.frame["step"]
+    first, last = rows if rows else (0, len(steps) - 1)
+    window = Window(first_step=int(steps.iloc[first]), last_step=int(steps.iloc[last]))
+    count = n if n is not None else last - first + 1
+    return in_file(log.path, log.sha256, name, value, unit, n=count, window=window, note=note)
+
+
+def rank_value(rank: RankLog, name: str, value: float | str, unit: str = "") -> Measurement:
+    """A value from a heartbeat file."""
+    window = None
+    if rank.first_step is not None and rank.last_step is not None:
+        window = Window(first_step=rank.first_step, last_step=rank.last_step)
+    return in_file(rank.path, rank.sha256, name, value, unit, n=rank.events, window=window)
+
+
+def derived(
+    base: Measurement,
+    *,
+    name: str,
+    value: float | str,
+    unit: str,
+    n: int | None = None,
+    interval: tuple[float, float] | None = None,
+    note: str = "",
+    also: Sequence[Measurement] = (),
+) -> Measurement:
+    """A value computed from a measurement, and from those in `also`, with all their files."""
+    files = {source.path: source for one in also for source in one.sources}
+    others = [source for path, source in files.items() if path != base.path]
+    return Measurement(
+        name=name,
+        value=value,
+        unit=unit,
+        n=n or base.n,
+        window=base.window,
+        path=base.path,
+        sha256=base.sha256,
+        interval=interval,
+        note=note,
+        others=tuple(others) or base.others,
+    )
+
+
+def estimated(base: Measurement, decision: Decision, *, name: str, unit: str) -> Measurement:
+    """A decision's estimate with its interval, from the file of `base`."""
+    return derived(
+        base,
+        name=name,
+        value=decision.estimate if decision.estimate is not None else math.nan,
+        unit=unit,
+        n=max(decision.n, 1),
+        interval=decision.interval,
+    )
+
+
+def last50(log: TrainingLog, *, arm: str | None = None) -> Measurement:
+    """The last-50 statistic (W3); a window that is too short is INCONCLUSIVE, never shorter."""
+
+    try:
+        return last_window(log, arm=arm)
+    except StatisticsError as error:
+        raise Unanswerable(_too_short(log, error)) from error
+
+
+def effective_rate(log: TrainingLog, *, arm: str | None = None) -> Measurement:
+    """Tokens over time after warm-up, the value that decisions rest on."""
+
+    try:
+        rate = effective(log, arm=arm)
+    except StatisticsError as error:
+        raise Unanswerable(_too_short(log, error)) from error
+    if not 0.0 < float(rate.value) < math.inf:
+        reason = f"{log.path}: a throughput of {rate.value} tok/s is impossible"
+        raise Unanswerable(invalid(Reason.NOT_PLAUSIBLE, reason, evidence=(log.path,)))
+    return rate
+
+
+def _too_short(log: TrainingLog, error: ValueError) -> Finding:
+    return inconclusive(Reason.TOO_FEW_SAMPLES, str(error), evidence=(log.path,))
+
+
+def against(
+    measurement: Measurement,
+    limit: Limit,
+    text: str,
+    *,
+    beyond: Callable[[str], Finding] | None = None,
+) -> Finding:
+    """PASS if the measured number is within the limit, FAIL (or what `beyond` makes) if not.
+
+    `text` says what was measured. A limit that the profile only shows decides nothing, whatever
+    the number is: SKIPPED.
+    """
+    if not limit.gated:
+        return shown_only(measurement, limit, text)
+    if limit.holds(float(measurement.value)):
+        return with_limit(passed(text), measurement, limit)
+    below = limit.spec.comparator in (Comparator.AT_LEAST, Comparator.ABOVE)
+    fault = Reason.BELOW_LIMIT if below else Reason.ABOVE_LIMIT
+    return with_limit(beyond(text) if beyond else failed(fault, text), measurement, limit)
+
+
+def _paths(measurement: Measurement) -> list[str]:
+    return [source.path for source in measurement.sources]
+
+
+def shown_only(measurement: Measurement, limit: Limit, text: str) -> Finding:
+    """A number beside a limit that does not decide on this profile."""
+    reason = f"{text}; shown beside {limit}, which is not gated on this profile"
+    return skipped(Reason.NOT_GATED, reason, measurement=measurement)
+
+
+def with_limit(finding: Finding, measurement: Measurement, limit: Limit) -> Finding:
+    """The finding with its number, and the limit with its source."""
+    return replace(
+        finding,
+        measurement=measurement,
+        comparator=limit.spec.comparator,
+        limit=limit.value,
+        limit_source=limit.source,
+        evidence=tuple(dict.fromkeys((*finding.evidence, *_paths(measurement)))),
+    )
+
+
+def decided(
+    decision: Decision, measurement: Measurement, *, evidence: Iterable[str] = ()
+) -> Finding:
+    """A decision as a finding: WINNER, TIE, KEEP and DROP are answers, so PASS."""
+    outcome = decision.outcome.as_check
+    code = {
+        Outcome.PASS: Reason.OK,
+        Outcome.FAIL: Reason.BELOW_LIMIT,
+        Outcome.INVALID: Reason.NOT_PLAUSIBLE,
+        Outcome.INCONCLUSIVE: Reason.UNDECIDED,
+    }[outcome]
+    paths = tuple(dict.fromkeys((*evidence, *_paths(measurement))))
+    return Finding(
+        outcome=outcome,
+        code=code,
+        reason=decision.reason,
+        measurement=measurement,
+        evidence=paths,
+    )

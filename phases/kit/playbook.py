@@ -1,0 +1,144 @@
+"""What to do about each kind of failure: `playbook.yaml`, as far as it fits where it is said.
+
+A finding that names its topic takes that one's remedy: it knows the fault, such as the end of a
+launch. Any other row that is not PASS takes the remedy of its own topic if there is one, else that
+of its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from nsa.settings import load_strict
+from phases.kit.situation import Situation
+from runbook.records import Reason
+from runbook.records.outcome import STEP
+
+# A trainer of one's own has none of these.
+_NEEDS_CONTRACT = re.compile(r"NSA_|--set\b|\btrain\.[a-z]|runbook triage")
+# Requirement T12 shortens to this.
+_SHORT = 1024
+
+# Where a part of a remedy is said, by what its `when` is called.
+FITS: Mapping[str, Callable[[Situation], bool]] = {
+    "": lambda _: True,
+    "gpu": lambda now: now.on_gpu,
+    "cpu": lambda now: not now.on_gpu,
+    "one_gpu": lambda now: now.on_gpu and now.ranks == 1,
+    "nccl": lambda now: now.on_gpu and now.ranks > 1,
+    "pcie": lambda now: now.on_gpu and now.ranks > 1 and now.pcie,
+    "several": lambda now: now.ranks > 1,
+    "foreign": lambda now: not now.contract,
+    "knowing_lr": lambda now: bool(now.lower_lr),
+    "not_knowing_lr": lambda now: not now.lower_lr,
+    "in_bf16": lambda now: now.dtype == "bf16",
+    "in_full": lambda now: now.dtype != "bf16",
+    "long": lambda now: now.seq_len > _SHORT,
+    "short": lambda now: now.seq_len <= _SHORT,
+}
+
+# Whatever a row is about, these are fixed first: only then its own topic's advice applies.
+_FIXED_FIRST = frozenset(
+    {
+        Reason.CRASH,
+        Reason.HANG,
+        Reason.TIMEOUT,
+        Reason.NON_FINITE,
+        Reason.OUT_OF_MEMORY,
+        Reason.LEAK,
+        Reason.HALTED,
+        Reason.FLAKY,
+        Reason.NOT_RUN,
+        Reason.INTERRUPTED,
+        Reason.HARNESS_ERROR,
+        Reason.DAMAGED_ARTIFACT,
+        Reason.MISSING_ARTIFACT,
+        Reason.TOO_FEW_SAMPLES,
+        Reason.NOT_COMPARABLE,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Words that a remedy has where they fit.
+
+    What is typed first, where the words have that: a `command`, or the phase again with `settings`
+    that tell more.
+    """
+
+    say: str
+    when: str = ""
+    command: str = ""
+    settings: tuple[str, ...] = ()
+
+
+Remedy = tuple[Advice, ...]
+
+
+@dataclass(frozen=True)
+class Playbook:
+    """Every remedy, by the topic that a row or finding names, and by reason."""
+
+    by_topic: Mapping[str, Remedy]
+    by_reason: Mapping[Reason, Remedy]
+
+
+@cache
+def playbook() -> Playbook:
+    """The shipped playbook, read once."""
+    text = (files("phases.kit") / "playbook.yaml").read_text(encoding="utf-8")
+    document, problems = load_strict(text)
+    assert not problems, problems  # noqa: S101 - the file is ours
+    topics = {name: _remedy(told) for name, told in document["topics"].items()}
+    reasons = {
+        Reason(name): topics[told["topic"]] if isinstance(told, dict) else _remedy(told)
+        for name, told in document["reasons"].items()
+    }
+    return Playbook(topics, reasons)
+
+
+def _remedy(told: Any) -> Remedy:
+    parts = told if isinstance(told, list) else [told]
+    return tuple(Advice(one) if isinstance(one, str) else _part(**one) for one in parts)
+
+
+def _part(*, settings: tuple[str, ...] = (), **said: str) -> Advice:
+    return Advice(**said, settings=tuple(settings))
+
+
+def fitting(remedy: Remedy, now: Situation) -> list[Advice]:
+    """The parts that fit, in their order."""
+    fits = [one for one in remedy if FITS[one.when](now)]
+    return fits if now.contract else [x for x in fits if not _NEEDS_CONTRACT.search(x.say)]
+
+
+def told(remedy: Remedy, now: Situation) -> str:
+    """The parts that fit, in one line; empty if none does."""
+    return STEP.join(now.filled(one.say) for one in fitting(remedy, now))
+
+
+def remedy_for(topic: str, code: Reason, now: Situation, *, own: str = "") -> str:
+    """The remedy of what a finding names as its `own` topic, else of its row's topic or reason.
+
+    Only what fits the situation; where nothing of a topic does, what the reason asks for.
+    """
+    return told(_chosen(topic, code, now, own), now)
+
+
+def first_of(topic: str, code: Reason, now: Situation, *, own: str = "") -> Advice | None:
+    """The part of the same remedy that has something to type before anything else."""
+    parts = fitting(_chosen(topic, code, now, own), now)
+    return next((one for one in parts if one.command or one.settings), None)
+
+
+def _chosen(topic: str, code: Reason, now: Situation, own: str) -> Remedy:
+    book = playbook()
+    its = own or (topic if topic in book.by_topic and code not in _FIXED_FIRST else "")
+    remedy = book.by_topic[its] if its else ()
+    return remedy if fitting(remedy, now) else book.by_reason.get(code, ())

@@ -1,0 +1,268 @@
+"""A phase made of declared rows: the declaration is the list of checks, so none can vanish."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
+
+from phases.kit.case import Case, Finding, Unanswerable, ending, incomplete, invalid, skipped
+from phases.kit.playbook import Advice, first_of, remedy_for
+from phases.kit.situation import Situation, situation_of
+from runbook.errors import RunbookError
+from runbook.records import Check, Comparator, Launch, Outcome, Reason
+from runbook.records.evidence import PhaseEvidence
+from runbook.records.own_trainer import OwnTrainer
+from runbook.records.phase import Judgement, Phase, PlanContext
+
+S = TypeVar("S")
+# What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
+_IMPOSSIBLE = (RunbookError, ArithmeticError)
+_FINE = (Outcome.PASS, Outcome.SKIPPED)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One question of the acceptance table, and how to answer it from a case.
+
+    `what` ends the id of its check; `topic` is the playbook's entry that fixes it; `needs` names
+    the phases without which running this row's phase again does not answer it. `rests_on` names a
+    row of this phase without which this one has nothing to measure, `restates` one that judges the
+    same number: where that one is not PASS either, this one may only follow from it. `own` answers
+    it for a trainer of one's own: True if `answer` does, False if it needs the trainer's contract.
+    """
+
+    what: str
+    question: str
+    answer: Callable[[Case], Finding]
+    topic: str = ""
+    needs: tuple[str, ...] = ()
+    rests_on: str = ""
+    restates: str = ""
+    own: Callable[[Case], Finding] | bool = False
+
+
+class RowPhase(Phase):
+    """A phase whose checks are exactly its declared rows, in their order.
+
+    `needs` names the phases without which running this one again answers nothing.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def rows(self) -> Sequence[Row]:
+        """The rows, whatever evidence there will be."""
+
+    def asked(self, context: PlanContext) -> Sequence[Row]:
+        """The rows that this run has; every run has `rows`."""
+        del context
+        return self.rows()
+
+    def names(self, case: Case) -> Sequence[str]:
+        """Names of the planned launches."""
+        return [launch.name for launch in self.plan(case.context)]
+
+    def over(self, answer: Callable[[Case, Sequence[str]], Finding]) -> Callable[[Case], Finding]:
+        """The answer from all planned launches together."""
+        return lambda case: answer(case, self.names(case))
+
+    def details(self, case: Case) -> Judgement:
+        """Tables, measurements, series, choices and notes; the checks come from the rows."""
+        del case
+        return Judgement(checks=())
+
+    def check_ids(self, context: PlanContext) -> tuple[str, ...]:
+        """Ids of all rows."""
+        return tuple(f"{self.name}.{row.what}" for row in self.asked(context))
+
+    def own_checks(self, context: PlanContext) -> tuple[str, ...]:
+        """Ids of the rows that have an answer for one, where the phase starts anything with it."""
+        rows = self.rows() if self.plan(context) else ()
+        return tuple(f"{self.name}.{row.what}" for row in rows if row.own)
+
+    def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
+        """Answer every row; one that cannot be answered says what is missing."""
+        case = Case(phase=self.name, evidence=evidence, context=context)
+        if why := self.excluded(context):
+            finding = skipped(Reason.NOT_COMPARABLE, why)
+            return Judgement(
+                checks=[self._check(row, finding, case) for row in self.asked(context)]
+            )
+        rows = self._rows_for(case)
+        found = {row.what: answered(row, case) for row in rows}
+        checks = [self._check(row, self._traced(row, found), case) for row in rows]
+        try:
+            details = self.details(case)
+        except (Unanswerable, *_IMPOSSIBLE) as missing:
+            details = Judgement(checks=(), notes=(f"no tables: {missing}",))
+        return replace(
+            details,
+            checks=tuple(checks),
+            remedies=_remedies(case),
+            first_commands=self._first_commands(case),
+        )
+
+    def _rows_for(self, case: Case) -> Sequence[Row]:
+        """The rows; of a phase that starts nothing with a trainer of one's own, none is its."""
+        rows = self.asked(case.context)
+        if case.profile.own_trainer is None or self.plan(case.context):
+            return rows
+        return [replace(row, own=False) for row in rows]
+
+    def _traced(self, row: Row, found: Mapping[str, Finding]) -> Finding:
+        """The row's finding, following from another row's where that explains it."""
+        finding = found[row.what]
+        for name, explains in ((row.rests_on, _leaves_nothing), (row.restates, _says_the_same)):
+            base = found.get(name)
+            if base is not None and base.outcome not in _FINE and explains(base, finding):
+                return replace(finding, follows=f"{self.name}.{name}")
+        return finding
+
+    def _check(self, row: Row, finding: Finding, case: Case) -> Check:
+        context = case.context
+        check_id = f"{self.name}.{row.what}"
+        fine = finding.outcome in _FINE
+        needs_advice = not fine or finding.code is Reason.WARNING
+        launches = tuple(case.evidence.launches.values())
+        now = situation_of(case.profile, launches, finding.evidence)
+        advice = remedy_for(row.topic, finding.code, now, own=finding.topic)
+        first = first_of(row.topic, finding.code, now, own=finding.topic)
+        phases = (*dict.fromkeys((*row.needs, *self.needs)), self.name)
+        said = {name: value for name, value in vars(finding).items() if name != "topic"}
+        return Check(
+            id=check_id,
+            phase=self.name,
+            question=row.question,
+            remedy=advice if needs_advice else "",
+            rerun="" if fine else context.rerun(*phases),
+            first_command="" if fine else _first_command(first, now, context, phases),
+            required=check_id in context.profile.required,
+            **said,
+        )
+
+    def _first_commands(self, case: Case) -> dict[str, str]:
+        """What to type first about each launch that did not end well, where its remedy has that."""
+        phases = (*dict.fromkeys(self.needs), self.name)
+        found = {
+            name: _first_command(
+                first_of("", end.code, now, own=end.topic), now, case.context, phases
+            )
+            for name, end, now in _bad_ends(case)
+        }
+        return {name: line for name, line in found.items() if line}
+
+
+def _first_command(
+    first: Advice | None, now: Situation, context: PlanContext, phases: Sequence[str]
+) -> str:
+    if first is None:
+        return ""
+    adding = [now.filled(text) for text in first.settings]
+    return first.command or context.rerun(*phases, adding=adding)
+
+
+def answered(row: Row, case: Case) -> Finding:
+    """The row's answer; what keeps it from having one is an answer too."""
+    try:
+        return _answer(row, case)(case)
+    except Unanswerable as unanswerable:
+        return unanswerable.finding
+    except _IMPOSSIBLE as error:
+        return invalid(Reason.NOT_PLAUSIBLE, f"nothing can be computed from these numbers: {error}")
+
+
+def _answer(row: Row, case: Case) -> Callable[[Case], Finding]:
+    if case.profile.own_trainer is None or row.own is True:
+        return row.answer
+    return row.own or needs_contract
+
+
+def _leaves_nothing(base: Finding, finding: Finding) -> bool:
+    """Has the machine not got what it asks for, or was its launch refused alike?"""
+    return bool(finding.follows) and finding.code in (Reason.MISSING_ARTIFACT, base.code)
+
+
+def _says_the_same(base: Finding, finding: Finding) -> bool:
+    return finding.outcome not in _FINE and finding.code is base.code
+
+
+def _remedies(case: Case) -> dict[str, str]:
+    """What to do about each launch that did not end well."""
+    return {
+        name: remedy_for("", end.code, now, own=end.topic) for name, end, now in _bad_ends(case)
+    }
+
+
+def _bad_ends(case: Case) -> Iterator[tuple[str, Finding, Situation]]:
+    for name, launch in case.evidence.launches.items():
+        end = ending(launch)
+        if end.outcome is not Outcome.PASS:
+            yield name, end, situation_of(case.profile, [launch], ranks=launch.launch.nproc)
+
+
+def own_of(case: Case) -> OwnTrainer:
+    """The profile's own trainer; an invariant where only its answers are asked."""
+    own = case.profile.own_trainer
+    assert own is not None  # noqa: S101 - the rows ask only then
+    return own
+
+
+def needs_contract(case: Case) -> Finding:
+    """What a check says that such a trainer leaves nothing to be answered from."""
+    reason = (
+        f"{own_of(case).name} is a trainer of your own: this needs evidence that only a trainer "
+        "with the contract writes"
+    )
+    return skipped(Reason.NEEDS_CONTRACT, reason)
+
+
+def contract_only(
+    plan: Callable[[S, PlanContext], list[Launch]],
+) -> Callable[[S, PlanContext], list[Launch]]:
+    """A plan that starts nothing with a trainer of one's own, which has none of our toggles."""
+
+    def planned(phase: S, context: PlanContext) -> list[Launch]:
+        return [] if context.profile.own_trainer else plan(phase, context)
+
+    planned.__doc__ = plan.__doc__
+    return planned
+
+
+def first_problem(
+    answer: Callable[[Case, str], Finding], case: Case, names: Sequence[str]
+) -> Finding:
+    """The worst finding over several launches; PASS only if all pass.
+
+    It has the number that is nearest to its limit, or the first where nothing limits it. A warning
+    is worse than a plain PASS: it must not vanish behind one.
+    """
+    if not names:
+        return incomplete(Reason.NOT_RUN, "no launch was planned")
+    findings = [_caught(answer, case, name) for name in names]
+    worst = min(findings, key=_order)
+    if worst.outcome is not Outcome.PASS or worst.code is Reason.WARNING or len(findings) == 1:
+        return worst
+    paths = tuple(dict.fromkeys(path for found in findings for path in found.evidence))
+    return replace(worst, reason=f"{len(findings)} launches: {worst.reason}", evidence=paths)
+
+
+def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Finding:
+    try:
+        return answer(case, name)
+    except Unanswerable as unanswerable:
+        return unanswerable.finding
+
+
+def _order(found: Finding) -> tuple[int, bool, float]:
+    """The worst outcome first, then warnings, then how far the number is from its limit."""
+    return (found.outcome.rank, found.code is not Reason.WARNING, _room(found))
+
+
+def _room(found: Finding) -> float:
+    limit, measured = found.limit, found.measurement
+    if measured is None or isinstance(limit, str | bool | None):
+        return 0.0
+    room = float(measured.value) - limit
+    return room if found.comparator in (Comparator.AT_LEAST, Comparator.ABOVE) else -room

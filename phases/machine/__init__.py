@@ -1,0 +1,1 @@
+"""Rows about the machine: checkout, host, devices, links, nodes, before and during a launch."""

@@ -1,0 +1,221 @@
+"""What the devices and links can do, as preflight measured it: its rows, and what others read.
+
+A number below its floor is the card's, not a setting's, so it is INVALID and never FAIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from nsa.contract import CEILINGS_JSON, Ceiling
+from phases.kit.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    ending,
+    invalid,
+    missing,
+    skipped,
+)
+from phases.kit.limits import (
+    CARDS_ALIKE,
+    CEILING_ALL_REDUCE,
+    CEILING_HOST,
+    CEILING_MATMUL,
+    CEILING_MEMORY,
+    LEAST_COPY_MIB,
+    LEAST_MATRIX,
+)
+from phases.kit.measure import against, in_file
+from phases.kit.rows import Row
+from phases.machine.devices import require_gpu
+from runbook.config.limits import LimitSpec
+from runbook.folder.launch.ceilings import CeilingsError, Measured, read_measured
+from runbook.records import Measurement, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence
+
+LAUNCH = "ceilings"
+
+
+def ceiling_rows() -> tuple[Row, ...]:
+    """The rows of preflight."""
+    row = partial(Row, rests_on="cuda")
+    multiply = "Does every device multiply matrices as fast as its kind?"
+    copy = "Is every device's memory as fast as its kind?"
+    feed = "Do the devices get data from the host at the speed of their link?"
+    exchange = "Do the ranks exchange gradients at the speed of their link?"
+    return (
+        row("matmul", multiply, _row(Ceiling.MATMUL, CEILING_MATMUL), "card"),
+        row("memory_copy", copy, _row(Ceiling.MEMORY_COPY, CEILING_MEMORY), "card"),
+        row("host_copy", feed, _row(Ceiling.HOST_COPY, CEILING_HOST, require_gpu), "link"),
+        row(
+            "all_reduce", exchange,
+            _row(Ceiling.ALL_REDUCE, CEILING_ALL_REDUCE, require_ranks), "link",
+        ),
+    )  # fmt: skip
+
+
+def require_ranks(case: Case) -> None:
+    """Raise that it is SKIPPED on a profile with one rank."""
+    if case.profile.ranks < 2:
+        reason = f"profile {case.profile.name} has one rank"
+        raise Unanswerable(skipped(Reason.NEEDS_GPUS, reason))
+
+
+def measured(case: Case, what: Ceiling, name: str = LAUNCH) -> list[Measured]:
+    """One ceiling of every rank, slowest first, of preflight's case.
+
+    Raises Unanswerable where the launch did not end well, or its document is missing, damaged, of
+    other devices than the profile's, or tells what cannot be.
+    """
+    launch, document = _launch(case, name)
+    try:
+        found = read_measured(
+            document, what, nproc=launch.launch.nproc, token=launch.result.run_token
+        )
+    except CeilingsError as error:
+        raise Unanswerable(_damaged(launch, str(error))) from error
+    if not found:
+        raise Unanswerable(_damaged(launch, f"{CEILINGS_JSON}: no rank measured {what}"))
+    wanted = case.profile.hardware.device
+    for one in found:
+        if one.device_type != wanted:
+            reason = f"{one.where} was measured on {one.device_type}, the profile is for {wanted}"
+            raise Unanswerable(
+                invalid(
+                    Reason.WRONG_ENVIRONMENT, reason, evidence=(launch.ceilings_path,), topic="cuda"
+                )
+            )
+    return found
+
+
+def slowest(case: Case, what: Ceiling) -> Measurement:
+    """The slowest rank's rate, of preflight's case; raises as `measured` does."""
+    return as_measurement(case, what, measured(case, what)[0])
+
+
+def as_measurement(case: Case, what: Ceiling, one: Measured, name: str = LAUNCH) -> Measurement:
+    """A number of one rank with its file."""
+    launch, _ = _launch(case, name)
+    return in_file(
+        launch.ceilings_path,
+        launch.ceilings_sha256,
+        str(what),
+        one.rate,
+        one.unit,
+        n=one.repeats,
+        note=f"{one.where}, median; {one.how}",
+    )
+
+
+def uuids(found: Sequence[Measured]) -> set[str]:
+    """The devices that were measured; empty where they have no identity."""
+    return {one.uuid for one in found if one.uuid}
+
+
+def _launch(case: Case, name: str = LAUNCH) -> tuple[LaunchEvidence, Mapping[str, Any]]:
+    """The launch, which ended well, and its document."""
+    launch = case.launch(name)
+    end = ending(launch)
+    if end.outcome is not Outcome.PASS:
+        raise Unanswerable(end)
+    if launch.ceilings is None:
+        problems = [text for text in launch.problems if CEILINGS_JSON in text]
+        if problems:
+            raise Unanswerable(_damaged(launch, problems[0]))
+        raise missing(f"{name} wrote no {CEILINGS_JSON}", launch.console_path)
+    return launch, launch.ceilings
+
+
+def _damaged(launch: LaunchEvidence, reason: str) -> Finding:
+    """INVALID; where a field was left out for its type, that is the cause."""
+    odd = [text for text in launch.problems if CEILINGS_JSON in text]
+    cause = f" ({'; '.join(odd)})" if odd and odd[0] != reason else ""
+    paths = (launch.ceilings_path,)
+    return invalid(Reason.DAMAGED_ARTIFACT, f"{reason}{cause}", evidence=paths)
+
+
+def _row(
+    what: Ceiling, spec: LimitSpec, require: Callable[[Case], None] = lambda _: None
+) -> Callable[[Case], Finding]:
+    def answer(case: Case) -> Finding:
+        require(case)
+        found = measured(case, what)
+        value = as_measurement(case, what, found[0])
+        if impossible := _not_measured(case, what, found):
+            return invalid(Reason.NOT_PLAUSIBLE, impossible, measurement=value, topic="ceilings")
+        if unlike := _unlike(case, what, found):
+            return invalid(Reason.WRONG_ENVIRONMENT, unlike, measurement=value)
+        text = _text(found) + (_latency(case) if what is Ceiling.ALL_REDUCE else "")
+        return against(value, case.limit(spec), text, beyond=_bad_card)
+
+    return answer
+
+
+def _text(found: Sequence[Measured]) -> str:
+    """`241 TFLOP/s on rank 1 (...), the slowest of 2; the fastest 245`."""
+    low, high = found[0], found[-1]
+    text = f"{low.rate:.4g} {low.unit} on {low.where}"
+    if len(found) > 1:
+        text += f", the slowest of {len(found)} (the fastest has {high.rate:.4g})"
+    return f"{text}; {low.how}, median of {low.repeats}"
+
+
+def _latency(case: Case) -> str:
+    slow = max(measured(case, Ceiling.LATENCY), key=lambda one: one.seconds)
+    return f"; a small one takes {slow.seconds * 1e6:.0f} us"
+
+
+def _not_measured(case: Case, what: Ceiling, found: Sequence[Measured]) -> str:
+    """Why this number was not measured on such a device, or an empty string; slowest first."""
+    if not case.profile.has_gpu:
+        return ""
+    kind, fastest = case.profile.workload.dtype, found[-1]
+    if what is Ceiling.MATMUL and not fastest.how.startswith(f"{kind},"):
+        return f"{fastest.how} was measured, the profile trains in {kind}"
+    least = LEAST_MATRIX if what is Ceiling.MATMUL else LEAST_COPY_MIB * 2**20
+    smallest = min(found, key=lambda one: one.size)
+    if smallest.size < least:
+        enough = f"{least}" if what is Ceiling.MATMUL else f"{LEAST_COPY_MIB} MiB"
+        seen = f"{what} on {smallest.where} was measured with {smallest.how}"
+        return f"{seen}: at least {enough} fills a GPU and leaves its cache"
+    beyond = case.profile.hardware.peaks[what].beyond(fastest.rate)
+    rate = f"{fastest.rate:.4g} {fastest.unit} on {fastest.where}"
+    return f"{rate} is {beyond}; {fastest.how}" if beyond else ""
+
+
+def _unlike(case: Case, what: Ceiling, found: Sequence[Measured]) -> str:
+    """Why these cards do not belong together, or an empty string; `found` is slowest first."""
+    if not case.profile.has_gpu or what not in (Ceiling.MATMUL, Ceiling.MEMORY_COPY):
+        return ""
+    low, high = found[0], found[-1]
+    if low.rate >= CARDS_ALIKE * high.rate:
+        return ""
+    return (
+        f"{_text(found)}: {low.rate / high.rate:.0%} of the fastest, cards of one kind reach at "
+        f"least {CARDS_ALIKE:.0%}"
+    )
+
+
+def _bad_card(text: str) -> Finding:
+    return invalid(Reason.WRONG_ENVIRONMENT, f"{text}: the card or its link, not a setting")
+
+
+def other_devices(case: Case, env: Mapping[str, Any]) -> str:
+    """Why a launch with this env.json ran on other devices than were measured; or nothing.
+
+    `case` is preflight's.
+    """
+    ran = set((env.get("device") or {}).get("uuids") or ())
+    seen = uuids(measured(case, Ceiling.MATMUL))
+    strange = sorted(_bare(one) for one in ran) != sorted(_bare(one) for one in seen)
+    if not ran or not seen or not strange:
+        return ""
+    return f"preflight measured {', '.join(sorted(seen))}, trained was on {', '.join(sorted(ran))}"
+
+
+def _bare(uuid: str) -> str:
+    """torch writes a GPU's UUID without the `GPU-` of nvidia-smi."""
+    return uuid.removeprefix("GPU-")

@@ -1,0 +1,150 @@
+"""Rows about checkout, host and settings: another environment makes numbers INVALID."""
+
+from __future__ import annotations
+
+from phases.kit.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    incomplete,
+    invalid,
+    passed,
+    skipped,
+    warned,
+)
+from phases.kit.commands import environment
+from phases.kit.limits import LONG_SEQUENCE
+from runbook.records import Reason
+
+
+def recorded(case: Case, name: str) -> Finding:
+    """PASS if the fact has a value."""
+    unknown = _no_checkout(case, name)
+    if unknown:
+        return unknown
+    fact, value = case.known(name)
+    note = f" ({fact.note})" if fact.note else ""
+    return passed(f"{fact.value}{note}", measurement=value)
+
+
+def _no_checkout(case: Case, name: str) -> Finding | None:
+    """An installed package belongs to no commit; only a profile with a branch forbids that."""
+    fact = case.fact(name)
+    if not name.startswith("git.") or fact.value is not None or case.profile.branch is not None:
+        return None
+    return warned(f"commit unknown: {fact.note}", evidence=(fact.path,))
+
+
+def artifacts(case: Case) -> Finding:
+    """The three files of requirements P2 and P3; nvidia_smi.xml only where there is a GPU."""
+    wanted = {"git_sha.txt": "git.sha", "collect_env.txt": "torch.version"}
+    if case.profile.has_gpu:
+        wanted["nvidia_smi.xml"] = "gpu.driver"
+    found = {file: case.fact(name) for file, name in wanted.items()}
+    missing = [file for file, fact in found.items() if fact.path != file or fact.value is None]
+    unknown = _no_checkout(case, "git.sha")
+    if unknown and missing == ["git_sha.txt"]:
+        return unknown
+    if missing:
+        notes = "; ".join(found[file].note for file in missing if found[file].note)
+        reason = f"not recorded: {', '.join(missing)}{f' ({notes})' if notes else ''}"
+        # The one file that needs a GPU's tool is missing for the reason that its rows give.
+        follows = notes if missing == ["nvidia_smi.xml"] else ""
+        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=tuple(wanted), follows=follows)
+    left = "" if case.profile.has_gpu else "; no nvidia_smi.xml: this profile uses no GPU"
+    return passed(f"{', '.join(wanted)}{left}", evidence=tuple(wanted))
+
+
+def branch(case: Case) -> Finding:
+    """INVALID on another branch than the profile's; any branch where it names none.
+
+    Nothing is fetched: that the last fetch brought commits which are not here is a warning.
+    """
+    expected = case.profile.branch
+    behind = _behind(case)
+    if expected is None:
+        fact = case.fact("git.branch")
+        seen = f"on {fact.value or fact.note or 'no checkout'}{behind}"
+        return skipped(Reason.NOT_ASKED_FOR, f"{seen}; the profile does not require a branch")
+    fact, value = case.known("git.branch")
+    if fact.value == expected:
+        answer = warned if behind else passed
+        return answer(f"on {expected}{behind}", measurement=value)
+    reason = f"on {fact.value}, the profile expects {expected}"
+    return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value)
+
+
+def _behind(case: Case) -> str:
+    """Words for the commits of its upstream that the checkout lacks; empty where there are none."""
+    fact = case.evidence.facts.get("git.behind")
+    return f", {fact.value:g} commits behind ({fact.note})" if fact and fact.value else ""
+
+
+def clean_tree(case: Case) -> Finding:
+    """A changed checkout is recorded; where the profile names a branch it is INVALID."""
+    unknown = _no_checkout(case, "git.dirty")
+    if unknown:
+        return unknown
+    fact, value = case.known("git.dirty")
+    if fact.value is False:
+        return passed("the checkout matches its commit", measurement=value)
+    reason = f"the checkout differs from its commit: {fact.note or 'see git_status.txt'}"
+    paths = ("git_status.txt", "git_diff.patch")
+    if case.profile.branch is None:
+        return warned(reason, measurement=value, evidence=paths)
+    return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value, evidence=paths)
+
+
+def leftovers(case: Case) -> Finding:
+    """INVALID where a trainer's starter is gone; a warning where trainers of a live run are seen.
+
+    They are named, whoever started them, and left alone.
+    """
+    fact, value = case.known("processes.leftover")
+    if float(value.value) > 0:
+        reason = f"{float(value.value):.0f}: {fact.note}"
+        return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value)
+    others, running = case.known("processes.other_runs")
+    if float(running.value) > 0:
+        reason = f"none, but {float(running.value):.0f} of runs that go on beside: {others.note}"
+        return warned(reason, measurement=running)
+    return passed("none", measurement=value)
+
+
+def variables(case: Case) -> Finding:
+    """Toggles and variables of the surrounding shell, checked against the installed torch."""
+    fact, value = case.known("env.problems")
+    if fact.value:
+        return invalid(Reason.WRONG_ENVIRONMENT, str(fact.value), measurement=value)
+    value = value.model_copy(update={"value": "no problem"})
+    note = f"; {fact.note}" if fact.note else ""
+    startup = case.evidence.facts.get("python.startup")
+    if startup is not None and startup.value:
+        reason = f"every launch runs {startup.value} first, which belongs to no installed package"
+        return warned(f"{reason}{note}", measurement=value, evidence=(startup.path,))
+    return passed(f"all variables are known{note}", measurement=value)
+
+
+def needs(case: Case) -> Finding:
+    """INVALID where a launch of this run needs what is not there, such as a package or the hub."""
+    if "needs.missing" not in case.evidence.facts:
+        return skipped(Reason.NOT_ASKED_FOR, "on nodes of a cluster it was not looked at")
+    fact, value = case.known("needs.missing")
+    if fact.value:
+        return invalid(Reason.WRONG_ENVIRONMENT, str(fact.value), measurement=value)
+    value = value.model_copy(update={"value": "nothing"})
+    return passed(fact.note or "nothing beside the program", measurement=value)
+
+
+def sequential_prefill(case: Case) -> Finding:
+    """A warning where prefill goes token by token at S >= 1024, as the baseline is planned."""
+    if "baseline" not in case.profile.phases:
+        raise Unanswerable(incomplete(Reason.NOT_RUN, "the profile plans no baseline"))
+    planned = environment(case.context, "baseline")
+    batched = planned.get("NSA_PREFILL_BATCHED", "0") not in ("0", "false", "off", "no")
+    override = case.context.config_overrides.get("train.seq_len")
+    length = int(planned.get("NSA_SEQ_LEN") or override or case.profile.workload.seq_len)
+    if length >= LONG_SEQUENCE and not batched:
+        return warned(f"sequential prefill at S={length}: loops over tokens in Python")
+    how = "batched" if batched else "sequential"
+    return passed(f"{how} prefill at S={length}")

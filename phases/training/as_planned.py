@@ -1,0 +1,187 @@
+"""Did what a launch was planned with really run? Its env.json against the plan and the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nsa.toggles import TOGGLES
+from phases.kit.case import Case, Finding, invalid, once, passed
+from phases.kit.measure import in_file
+from phases.machine.nodes import other_nodes
+from phases.training.plausible import other_checkpoint
+from runbook.config.plan import stands_on_go
+from runbook.folder.launch.documents import recorded_toggles
+from runbook.records import Reason
+from runbook.records.evidence import LaunchEvidence
+from runbook.records.launch import DATASET_FLAG, option
+
+
+@once
+def as_planned(case: Case, name: str) -> Finding:
+    """INVALID where checkpoint, config, toggles, data, model, nodes or software are others."""
+    launch, env = case.launch(name), case.env(name)
+    if other := other_checkpoint(launch, env):
+        paths = (launch.env_path,)
+        return invalid(Reason.MISMATCH, f"{name}: {other}", evidence=paths, topic="resume")
+    workload = _workload_problems(case, env)
+    problems = [
+        *_plan_problems(launch, env),
+        *workload,
+        *data_problems(launch, env),
+        *_model_problems(case, env),
+        *other_software(case, launch, env),
+    ]
+    if problems:
+        reason = f"{name}: {'; '.join(problems)}"
+        topic = "workload" if problems == workload else ""
+        topic = "two_folders" if other_folder(case, launch, env) else topic
+        return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,), topic=topic)
+    work = case.profile.workload_of(case.phase)
+    batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
+    reason = f"S={work.seq_len}, {batch}, {work.dtype}"
+    digest = str(env.get("config_sha256"))
+    value = in_file(launch.env_path, launch.env_sha256, "config_sha256", digest)
+    return passed(reason, measurement=value)
+
+
+def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
+    problems = []
+    token, expected = env.get("run_token"), launch.result.run_token
+    if expected and token != expected:
+        problems.append("env.json is of another launch")
+    if env.get("world_size") != launch.launch.nproc:
+        problems.append(f"world size: wanted {launch.launch.nproc}, got {env.get('world_size')}")
+    problems += other_nodes(launch, env)
+    got = recorded_toggles(env)
+    for key, text in launch.launch.env.items():
+        if (
+            key in TOGGLES
+            and TOGGLES[key].reader == "trainer"
+            and got.get(key) != TOGGLES[key].parse(text)
+        ):
+            problems.append(f"{key}: wanted {text}, got {got.get(key)}")
+    return problems
+
+
+def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
+    work, effective = case.profile.workload_of(case.phase), env.get("effective") or {}
+    wanted = {
+        "seq_len": work.seq_len,
+        "global_batch": work.global_batch,
+        "accumulation": work.accumulation,
+        "dtype": work.dtype,
+        "tokens_per_step": work.tokens_per_step,
+    }
+    problems = [
+        f"{key}: wanted {value}, got {effective.get(key)}"
+        for key, value in wanted.items()
+        if effective.get(key) != value
+    ]
+    device = (env.get("device") or {}).get("type")
+    if device != case.profile.hardware.device:
+        problems.append(f"device: wanted {case.profile.hardware.device}, got {device}")
+    return problems
+
+
+def data_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
+    """The launch trained on another data set than its command names, and why if it says so."""
+    asked = option(launch.launch.argv, DATASET_FLAG)
+    got = (env.get("effective") or {}).get("dataset")
+    if not asked or got == asked:
+        return []
+    said = [str(note) for note in env.get("notes") or () if asked in str(note)]
+    why = f" ({said[0]})" if said else ""
+    return [f"dataset: wanted {asked}, got {got}{why}"]
+
+
+def _model_problems(case: Case, env: dict[str, Any]) -> list[str]:
+    """A plan behind a GO trains the model of that run, by its number of parameters."""
+    plan, count = case.profile.plan, (env.get("effective") or {}).get("n_params")
+    if plan is None or plan.parameters in (0, count):
+        return []
+    if not stands_on_go(case.profile, case.phase):
+        return []
+    behind = plan.go.partition(":")[0]
+    return [f"parameters: {plan.parameters} in {behind}, which was GO, got {count}"]
+
+
+# Versions of env.json, and the facts of preflight that tell the same.
+_SAME = {
+    "torch": "torch.version",
+    "cuda": "torch.cuda",
+    "nccl": "torch.nccl",
+    "driver": "gpu.driver",
+}
+# A container may hide the file from which a process reads it; nvidia-smi and NVML tell it.
+_MAY_BE_HIDDEN = "driver"
+
+
+def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
+    """`torch: preflight saw 2.13.0, it ran on 2.9.0` for each version that is another.
+
+    Nothing where preflight is not part of the run. On a profile with GPUs a version that env.json
+    does not tell counts as another.
+    """
+    versions = env.get("versions") or {}
+    problems = []
+    for name, fact in _SAME.items():
+        found = case.evidence.facts.get(fact)
+        if found is None or found.value is None:
+            continue
+        told = versions.get(name)
+        if told is None and (name == _MAY_BE_HIDDEN or not case.profile.has_gpu):
+            continue
+        if told != found.value:
+            problems.append(f"{name}: preflight saw {found.value}, it ran on {told}")
+    problems += _other_package(case, launch, env)
+    seen, asked = case.evidence.facts.get(_SAME["driver"]), launch.devices_before or {}
+    counted = asked.get("driver") if asked.get("source") else None
+    if seen is not None and None not in (seen.value, counted) and counted != seen.value:
+        problems.append(f"driver: preflight saw {seen.value}, the launch began with {counted}")
+    return problems
+
+
+def other_folder(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> str:
+    """That launch and harness loaded the package under test from two folders; empty if not.
+
+    Without preflight only another digest shows it: the same files may lie in two places. A
+    commit's launch has its own folder.
+    """
+    package = env.get("package") or {}
+    ours, theirs = case.context.package_path, str(package.get("path") or "")
+    seen = case.evidence.facts.get("package.path")
+    if seen is not None and seen.value is not None:
+        ours = str(seen.value)
+    elif not _other_digest(case, package):
+        return ""
+    if launch.launch.commit or not (ours and theirs) or ours == theirs:
+        return ""
+    return f"nsa was loaded from two folders: the harness has {ours}, the launch ran {theirs}"
+
+
+def _other_digest(case: Case, package: Mapping[str, Any]) -> str:
+    """The digest of the package that ran where the run began with another one, as long as that."""
+    began = case.context.package
+    ran = str(package.get("sha256") or "")[: len(began)]
+    return ran if ran != began else ""
+
+
+def _other_package(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
+    """The package under test is not the one that the run began with, or that preflight saw.
+
+    A commit's launch has its own.
+    """
+    package = env.get("package") or {}
+    if launch.launch.commit:
+        return []
+    if folders := other_folder(case, launch, env):
+        return [folders]
+    problems = []
+    if ran := _other_digest(case, package):
+        began = case.context.package
+        problems.append(f"package.sha256: {began} as the run began, it ran {ran}: code was changed")
+    found, told = case.evidence.facts.get("package.sha256"), package.get("sha256")
+    if found is not None and None not in (found.value, told) and told != found.value:
+        problems.append(f"package.sha256: preflight saw {found.value}, it ran {told}")
+    return problems

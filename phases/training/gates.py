@@ -1,0 +1,161 @@
+"""Are gates and selection of the three branches healthy? Read from the gates.csv of one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from phases.kit.case import Case, Finding, failed, inconclusive, invalid, missing, passed
+from phases.kit.limits import GATE_COLLAPSE_READINGS, GATE_ENTROPY_MIN, GATE_MAX_SHARE
+from phases.kit.measure import in_file, with_limit
+from runbook.records import Measurement, Reason, Window
+from runbook.records.evidence import LaunchEvidence
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# A stretch without readings is suspicious beyond so many of the usual ones.
+_GAP = 3
+# Column of gates.csv, its unit, what it is called, and how a number of it is told.
+_SELECTION = (
+    ("sel_blocks_mean", "blocks", "blocks that a query attends to", "a query attends to {} blocks"),
+    ("sel_forced_share", "share", "part of them that is forced", "{} of its blocks are forced"),
+)
+# The initial block, the current one and the one before it.
+_FORCED = 3
+# The trainer averages whole numbers in float64.
+_ROUNDING = 1e-6
+
+
+def gates(case: Case, *, name: str) -> Finding:
+    """Collapsed: entropy too low or one gate too large in N readings one after the other.
+
+    A selection of another size than the config means is a FAIL too; no document limits it further.
+    """
+    launch = case.completed(name)
+    frame = launch.gates
+    if frame is None or frame.empty:
+        raise missing("no gate health was recorded")
+    if absent := [name for name in ("entropy", "max_gate") if name not in frame]:
+        reason = f"{launch.gates_path}: the header lacks {', '.join(absent)}"
+        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(launch.gates_path,))
+    low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
+    patience = case.limit(GATE_COLLAPSE_READINGS)
+    asked = launch.launch.steps if launch.result.steps is None else launch.result.steps
+    if gap := _unread(frame, launch.after, asked, patience.value):
+        return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.gates_path,))
+    if wrong := _other_selection(launch):
+        paths = (launch.gates_path, launch.env_path)
+        return failed(Reason.MISMATCH, wrong, evidence=paths, topic="selection")
+    entropy = frame["entropy"].to_numpy(dtype=float)
+    largest = frame["max_gate"].to_numpy(dtype=float)
+    bad = [
+        not (low.holds(one) and high.holds(other))
+        for one, other in zip(entropy.tolist(), largest.tolist(), strict=True)
+    ]
+    value = in_file(
+        launch.gates_path,
+        launch.gates_sha256,
+        "gate_entropy_min",
+        float(entropy.min()),
+        n=len(frame),
+        window=Window(first_step=int(frame["step"].iloc[0]), last_step=int(frame["step"].iloc[-1])),
+        note=f"largest gate share {largest.max():.3f}",
+    )
+    text = f"lowest entropy {entropy.min():.3f}, largest gate share {largest.max():.3f}"
+    text += _told(selection(launch))
+    start, readings = _longest_run(bad)
+    if not patience.holds(readings):
+        step = int(frame["step"].iloc[start])
+        reason = f"the gates collapse from step {step} ({readings} readings in a row): {text}"
+        return with_limit(failed(Reason.BELOW_LIMIT, reason), value, low)
+    if any(bad):
+        text += f"; {sum(bad)} bad reading(s), never {patience.value:g} in a row"
+        return passed(text, measurement=value)
+    return with_limit(passed(f"{text}, allowed {high.value:g}"), value, low)
+
+
+def selection(launch: LaunchEvidence) -> tuple[Measurement, ...]:
+    """What the selection read, as means over the readings; empty where no statistics were taken."""
+    frame = launch.gates
+    if frame is None:
+        return ()
+    found = []
+    for column, unit, note, _ in _SELECTION:
+        readings = frame[["step", column]].dropna() if column in frame else frame[:0]
+        # A damaged row may tell any step; that it does is the row's to say.
+        readings = readings[readings["step"] > 0]
+        if not readings.empty:
+            steps = Window(
+                first_step=int(readings["step"].iloc[0]), last_step=int(readings["step"].iloc[-1])
+            )
+            value = float(readings[column].mean())
+            file = (launch.gates_path, launch.gates_sha256)
+            found.append(
+                in_file(*file, column, value, unit, n=len(readings), window=steps, note=note)
+            )
+    return tuple(found)
+
+
+def _told(measured: Sequence[Measurement]) -> str:
+    if len(measured) < len(_SELECTION):
+        return "; no statistics of the selection (NSA_DISABLE_AUX_STATS)"
+    blocks, forced = (float(one.value) for one in measured)
+    return f"; a query attends to {blocks:.4g} blocks, {forced:.0%} of them forced"
+
+
+def _other_selection(launch: LaunchEvidence) -> str:
+    """Why the selection is not that of the config's shape, or an empty string.
+
+    A query in block b attends to min(n_sel, b + 1) of them, of which min(3, b + 1) are forced: no
+    training changes those means.
+    """
+    env: Mapping[str, Any] = launch.env or {}
+    shape = (env.get("config") or {}).get("nsa") or {}
+    l_sel, n_sel = shape.get("l_sel"), shape.get("n_sel")
+    seq_len = (env.get("effective") or {}).get("seq_len")
+    if launch.gates is None or not (l_sel and n_sel and seq_len):
+        return ""  # another trainer's config
+    read, forced = (
+        sum(min(most, at // l_sel + 1) for at in range(seq_len)) / seq_len
+        for most in (n_sel, _FORCED)
+    )
+    for (column, _, _, words), meant in zip(_SELECTION, (read, forced / read), strict=True):
+        if column not in launch.gates:
+            continue
+        readings = launch.gates.dropna(subset=[column])
+        other = readings[(readings[column] - meant).abs() > _ROUNDING * meant]
+        if not other.empty:
+            step, seen = int(other["step"].iloc[0]), float(other[column].iloc[0])
+            return (
+                f"from step {step} {words.format(f'{seen:.4g}')}, where n_sel={n_sel}, "
+                f"l_sel={l_sel} and S={seq_len} mean {meant:.4g}"
+            )
+    return ""
+
+
+def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str:
+    """Why so few readings cannot show a collapse, or an empty string.
+
+    As many are needed as mean one, and none missing: no stretch of steps without a reading may be
+    several times as long as usual.
+    """
+    at, count = [int(step) for step in frame["step"]], steps - after
+    if len(at) < max(patience, 2):
+        return f"{len(at)} reading(s) of the gates in {count} steps: {patience:g} mean a collapse"
+    usual = sorted(later - one for one, later in pairwise(at))[(len(at) - 1) // 2]
+    for one, later in pairwise([after, *at, steps]):
+        if later - one > _GAP * max(usual, 1):
+            return f"no reading of the gates between steps {one} and {later}"
+    return ""
+
+
+def _longest_run(flags: Sequence[bool]) -> tuple[int, int]:
+    """Where the longest run of true flags begins, and its length; (0, 0) if none is true."""
+    start, longest, run = 0, 0, 0
+    for index, flag in enumerate(flags):
+        run = run + 1 if flag else 0
+        if run > longest:
+            start, longest = index - run + 1, run
+    return start, longest

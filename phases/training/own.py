@@ -1,0 +1,236 @@
+"""Answers about a trainer of one's own: from its log, its processes and this program's clock.
+
+It proves nothing by itself. Whatever needs the trainer's contract is SKIPPED and says so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from phases.kit.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    failed,
+    incomplete,
+    inconclusive,
+    invalid,
+    missing,
+    once,
+    passed,
+    skipped,
+)
+from phases.kit.limits import MEMORY
+from phases.kit.measure import (
+    against,
+    derived,
+    in_file,
+    log_value,
+    rank_value,
+)
+from phases.kit.rows import needs_contract
+from phases.training.stability import projected_plateau, steadiness_of
+from runbook.records import Measurement, Reason
+from runbook.records.evidence import LaunchEvidence, TrainingLog
+from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
+from runbook.records.own_trainer import OWN_PACE_TOLERANCE
+from runbook.stats.memory import FEWEST_ROWS
+from runbook.stats.throughput import warmup_cut
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
+
+# Fewer times at which the log grew do not tell how fast it went, nor whether the loss fell.
+_FEWEST = 8
+# So many standard errors are no noise.
+_ERRORS = 4.0
+
+
+def own_ranks(case: Case, name: str) -> Finding:
+    """Was there a process of every rank, and did each come to the end where it tells?"""
+    launch = case.completed(name)
+    seen = _processes(launch)
+    wanted, last = launch.launch.nproc, launch.last_steps
+    ranks = {int(rank) for rank in seen["rank"] if rank >= 0}
+    ranks |= {rank for rank, step in last.items() if step is not None}
+    value = in_file(
+        launch.processes_path,
+        launch.processes_sha256,
+        "processes",
+        float(seen["pid"].nunique()),
+        "processes",
+    )
+    if wanted > 1 and ranks != set(range(wanted)):
+        told = ", ".join(map(str, sorted(ranks))) or "none"
+        reason = (
+            f"{name}: of ranks 0 to {wanted - 1}, {told} were seen by RANK or LOCAL_RANK in the "
+            "environment of a process, or by heartbeats of their own"
+        )
+        return incomplete(Reason.MISSING_ARTIFACT, reason, measurement=value)
+    if len(set(last.values())) > 1 or None in last.values():
+        said = ", ".join(f"rank {rank} {step}" for rank, step in last.items())
+        return failed(Reason.MISMATCH, f"{name}: last steps differ: {said}", measurement=value)
+    told = "" if not last else f", each to step {next(iter(last.values()))} by its heartbeats"
+    alike = "; whether their parameters are equal is not known"
+    return passed(f"{wanted} rank(s) seen{told}{alike}", measurement=value)
+
+
+@once
+def own_plausible(case: Case, name: str) -> Finding:
+    """Can the log be that of this launch: its steps, its loss, its times?"""
+    log, launch = case.log(name), case.launch(name)
+    problems = [*_step_problems(log, launch.launch.steps), *_loss_problems(log)]
+    seconds = float(log.frame["dt_s"].sum())
+    if seconds > launch.result.duration_s + 1.0:
+        problems.append(f"its rows came in {seconds:.1f} s of {launch.result.duration_s:.1f} s")
+    value = log_value(log, "loss_first", float(log.frame["loss"].iloc[0]), "nats", rows=(0, 0))
+    if problems:
+        reason = f"{name}: {'; '.join(problems)}"
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
+    last = int(log.frame["step"].iloc[-1])
+    reason = f"a loss from {value.value:.4g} to {log.frame['loss'].iloc[-1]:.4g} at step {last}"
+    return passed(reason, measurement=value)
+
+
+def _step_problems(log: TrainingLog, planned: int) -> list[str]:
+    steps = log.frame["step"]
+    last, usual = int(steps.iloc[-1]), max(1, own_cadence(log))
+    if last > planned:
+        return [f"its log goes to step {last}, {planned} were asked for: does it take {{steps}}?"]
+    if last < planned - usual:
+        return [f"its log ends at step {last} of {planned}"]
+    return []
+
+
+def own_cadence(log: TrainingLog) -> int:
+    """Steps between two rows of the log, which several may have come at once."""
+    return int(log.frame["steps"].min())
+
+
+def _loss_problems(log: TrainingLog) -> list[str]:
+    losses = log.frame["loss"]
+    if not bool((abs(losses) < math.inf).all()):
+        return ["its loss is not finite in every row"]
+    if len(losses) >= 3 and losses.nunique() == 1:
+        return [f"its loss is {losses.iloc[0]:g} in each of {len(losses)} rows"]
+    return []
+
+
+def _timed(log: TrainingLog) -> tuple[int, pd.DataFrame]:
+    """The rows after warm-up, and where they begin; raises where the log grew too seldom."""
+
+    cut = max(1, warmup_cut(_step_times(log)))
+    rows = log.frame.iloc[cut:]
+    if len(rows) < _FEWEST:
+        reason = (
+            f"{log.path} grew only {len(rows)} times after warm-up, and {_FEWEST} are needed to "
+            "time it: more steps (--steps-scale), or a trainer that writes each row at once"
+        )
+        raise Unanswerable(inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(log.path,)))
+    return cut, rows
+
+
+def _step_times(log: TrainingLog) -> npt.NDArray[np.float64]:
+    return (log.frame["dt_s"] / log.frame["steps"]).to_numpy(dtype=float)
+
+
+@once
+def own_rate(case: Case, name: str) -> Measurement:
+    """Tokens as the profile declares them over the time in which the log grew, after warm-up."""
+    log = case.log(name)
+    cut, rows = _timed(log)
+    value = float(rows["tokens"].sum() / rows["dt_s"].sum())
+    span = (cut, len(log.frame) - 1)
+    rate = log_value(log, "toks_per_s_effective", value, TOKENS_PER_SECOND, rows=span)
+    clock = rank_value(case.launch(name).ranks[0], "arrivals", float(len(rows)))
+    return derived(
+        rate,
+        name=rate.name,
+        value=value,
+        unit=rate.unit,
+        note="tokens as the profile declares them, by the times at which the log grew",
+        also=[rate, clock],
+    )
+
+
+@once
+def own_accounts(case: Case, name: str) -> Finding:
+    """Its own pace, where it tells one, against the times at which its log grew."""
+    log = case.log(name)
+    _, rows = _timed(log)
+    told, seen = float(rows["told_s"].sum(skipna=False)), float(rows["dt_s"].sum())
+    if not math.isfinite(told):
+        reason = f"{name}: its log tells no pace, so this program's clock is the only one"
+        return skipped(Reason.NEEDS_CONTRACT, reason, evidence=(log.path,))
+    ratio = told / seen
+    value = log_value(log, "clock_ratio", ratio, "")
+    text = f"{name}: the steps took {told:.2f} s by its own pace, {seen:.2f} s by our clock"
+    if abs(ratio - 1.0) > OWN_PACE_TOLERANCE:
+        reason = f"{text}: a wrong column, wrong tokens of a step, or long pauses between steps"
+        return invalid(Reason.UNBALANCED, reason, measurement=value)
+    return passed(text, measurement=value)
+
+
+def own_learns(case: Case, *, name: str) -> Finding:
+    """Is the loss of the last quarter below that of the first by more than its noise?"""
+    log = case.log(name)
+    losses = log.frame["loss"].to_numpy(dtype=float)
+    quarter = len(losses) // 4
+    if quarter < _FEWEST // 2:
+        reason = f"{log.path} has {len(losses)} readings of the loss: too few to tell a trend"
+        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(log.path,))
+    first, last = losses[:quarter], losses[-quarter:]
+    fell = float(first.mean() - last.mean())
+    noise = math.sqrt((first.var(ddof=1) + last.var(ddof=1)) / quarter)
+    value = log_value(log, "loss_fell", fell, "nats")
+    text = f"the loss fell by {fell:.4g} from the first quarter to the last, noise {noise:.2g}"
+    if fell > _ERRORS * noise:
+        return passed(text, measurement=value)
+    if fell < -_ERRORS * noise:
+        return failed(Reason.NOT_LEARNING, f"it rose: {text}", measurement=value)
+    return inconclusive(Reason.UNDECIDED, text, measurement=value)
+
+
+def own_steady(case: Case, *, name: str) -> Finding:
+    """As `stability.steadiness`, by the times at which the log grew."""
+    log = case.log(name)
+    return steadiness_of(case, log, _step_times(log))
+
+
+def own_memory_plateau(case: Case, *, name: str) -> Finding:
+    """Of the resident memory of all its processes together."""
+
+    launch = case.completed(name)
+    samples = _processes(launch)
+    sums = samples.groupby("mono").agg(step=("step", "max"), mib=("rss_mib", "sum"))
+    total = sums[sums["step"] > 0].groupby("step")["mib"].max()
+    if len(total) < FEWEST_ROWS:
+        reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
+        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.processes_path,))
+    ranks = launch.launch.nproc
+    return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
+
+
+def own_memory_limit(case: Case, *, name: str) -> Finding:
+    """The largest resident memory of one process, on a CPU; nobody tells what a GPU's holds."""
+    if case.profile.has_gpu:
+        return needs_contract(case)
+    launch = case.completed(name)
+    peak = float(_processes(launch)["rss_mib"].max())
+    text = f"the largest process had {peak:.0f} MiB"
+    return against(_memory(launch, peak / MIB_PER_GIB), case.limit(MEMORY), text)
+
+
+def _memory(launch: LaunchEvidence, gib: float) -> Measurement:
+    path, digest = launch.processes_path, launch.processes_sha256
+    count = 0 if launch.processes is None else len(launch.processes)
+    return in_file(path, digest, "peak_memory", gib, "GiB", n=count)
+
+
+def _processes(launch: LaunchEvidence) -> pd.DataFrame:
+    if launch.processes is None or not len(launch.processes):
+        raise missing(f"{launch.launch.name}: no process of it was seen", launch.processes_path)
+    return launch.processes

@@ -1,0 +1,303 @@
+"""Are two launches alike in everything except what is being compared?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nsa.toggles import TOGGLES
+from phases.kit.case import Case, Finding, invalid, once, passed
+from phases.kit.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
+from phases.kit.measure import log_value
+from runbook.folder.launch.documents import recorded_toggles
+from runbook.records import Reason
+from runbook.records.evidence import LaunchEvidence, TrainingLog
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# So many steps on different data cannot all have the same loss.
+_ALIKE = 3
+# Steps at the end whose mean loss is judged.
+LOSS_WINDOW = 50
+
+
+@once
+def check_plausible(case: Case, name: str) -> Finding:
+    """PASS if loss, tokens and times are possible, else INVALID with everything that is not."""
+    log, launch, env = case.log(name), case.launch(name), case.env(name)
+    if other := other_checkpoint(launch, env):
+        # Its steps are others than planned, and that says nothing about the model.
+        reason = f"{name}: {other}"
+        paths = (log.path, launch.env_path)
+        return invalid(Reason.MISMATCH, reason, evidence=paths, topic="resume")
+    effective = env.get("effective") or {}
+    problems = [
+        *step_problems(log, after=launch.after),
+        *token_problems(log, effective, _planned(launch), stopped=_stopped_early(launch)),
+        *time_problems(log, launch.result.duration_s),
+        *loss_problems(log, effective, fresh=not launch.after),
+    ]
+    value = log_value(log, "loss_first", float(log.frame["loss"].iloc[0]), "nats", rows=(0, 0))
+    paths = (log.path, launch.env_path)
+    if problems:
+        reason = f"{name}: {'; '.join(problems)}"
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, evidence=paths)
+    floor = _number(effective.get("loss_floor"))
+    total = f"{int(log.frame['tokens'].sum())} tokens in {len(log.frame)} steps"
+    reason = f"first loss {value.value:.3f}, floor {floor:.3f}, {total}"
+    return passed(reason, measurement=value, evidence=paths)
+
+
+def other_checkpoint(launch: LaunchEvidence, env: Mapping[str, Any]) -> str:
+    """How what it went on from is not the checkpoint that it was told; empty where it is."""
+    begun, found = launch.result.begun, env.get("resumed") or {}
+    if begun is None or found.get("sha256") == begun.sha256:
+        return ""
+    step, path = found.get("step"), str(found.get("path", "none")).rstrip("/")
+    text = (
+        f"it went on from step {step} ({'/'.join(path.split('/')[-3:])}), and not from the "
+        f"checkpoint of step {begun.step} that this run wrote ({begun.path})"
+    )
+    refused = [str(one) for one in found.get("refused") or ()]
+    return f"{text}; refused: {', '.join(refused)}" if refused else text
+
+
+def _planned(launch: LaunchEvidence) -> int:
+    """Steps that the attempt that counts was asked for: a retry may be shorter."""
+    asked = launch.result.steps
+    return (launch.launch.steps if asked is None else asked) - launch.after
+
+
+def _stopped_early(launch: LaunchEvidence) -> bool:
+    """Fewer rows than planned are right where an arm was refused, or enough was known."""
+    return any(rank.counts.get("enough") or rank.arm_failures for rank in launch.ranks)
+
+
+def step_problems(log: TrainingLog, *, after: int = 0) -> list[str]:
+    """The rows are steps 1, 2, 3 and so on; of a resumed launch the ones after its checkpoint."""
+    for row, step in enumerate(log.frame["step"].tolist(), start=1):
+        if step != after + row:
+            return [f"row {row} is step {int(step)}: steps are missing or added"]
+    return []
+
+
+def token_problems(
+    log: TrainingLog, effective: dict[str, Any], planned: int, *, stopped: bool = False
+) -> list[str]:
+    """Rows and tokens against steps x global batch x S; fewer rows only after an early stop."""
+    if "tokens" not in log.frame:
+        return [f"{log.path} has no column tokens"]
+    problems, rows = [], len(log.frame)
+    per_step = effective.get("tokens_per_step")
+    product = math.prod(
+        int(effective.get(key) or 0) for key in ("seq_len", "global_batch", "accumulation")
+    )
+    if per_step != product:
+        problems.append(f"tokens per step {per_step}, but S x batch x accumulation is {product}")
+    total = int(log.frame["tokens"].sum())
+    if per_step and total != rows * per_step:
+        problems.append(f"{total} tokens in {rows} steps, expected {rows * per_step}")
+    if rows != planned and not (stopped and rows < planned):
+        problems.append(f"{rows} rows for {planned} steps")
+    return problems
+
+
+def time_problems(log: TrainingLog, duration_s: float) -> list[str]:
+    """Step times are positive, give the rates beside them, and fit into the launch."""
+    if "dt_s" not in log.frame:
+        return [f"{log.path} has no column dt_s"]
+    dt = log.frame["dt_s"].to_numpy(dtype=float)
+    if not bool((dt > 0).all()):
+        return ["a step took no time"]
+    problems = []
+    rates = log.frame["tokens"].to_numpy(dtype=float) / dt
+    shown = log.frame["toks_per_s"].to_numpy(dtype=float)
+    off = abs(shown / rates - 1.0) > RATE_TOLERANCE
+    if bool(off.any()):
+        step = int(log.frame["step"].to_numpy()[off][0])
+        problems.append(f"toks_per_s is not tokens / dt_s at step {step}")
+    if duration_s > 0 and float(dt.sum()) > duration_s:
+        problems.append(f"steps sum to {dt.sum():.1f} s in a launch of {duration_s:.1f} s")
+    return problems
+
+
+def loss_problems(log: TrainingLog, effective: dict[str, Any], *, fresh: bool = True) -> list[str]:
+    """The loss starts near ln(vocabulary) and its mean never falls below the data's floor.
+
+    A model that is not `fresh` starts anywhere below.
+    """
+    losses = log.frame["loss"].to_numpy(dtype=float)
+    vocabulary = int(effective.get("vocab_size") or 0)
+    if vocabulary < 2:
+        return ["env.json has no vocabulary size"]
+    if not bool((abs(losses) < math.inf).all()):
+        return ["the loss is not finite in every step"]
+    problems, start = [], math.log(vocabulary)
+    if len(losses) >= _ALIKE and len(set(losses.tolist())) == 1:
+        problems.append(f"the loss is {losses[0]} in each of {len(losses)} steps")
+    odd = losses[(losses < 0) | (losses > LOSS_MOST * start)]
+    if len(odd):
+        at = int((losses == odd[0]).argmax())
+        problems.append(
+            f"the loss is {odd[0]:g} at step {int(log.frame['step'].iloc[at])}, "
+            "which no cross-entropy can be"
+        )
+    if fresh and not abs(losses[0] / start - 1.0) <= START_TOLERANCE:
+        problems.append(f"first loss {losses[0]:.3f}, far from ln({vocabulary}) = {start:.3f}")
+    floor = effective.get("loss_floor")
+    if floor is not None:
+        problems += _floor_problems(losses, float(floor))
+    return problems
+
+
+def _floor_problems(losses: npt.NDArray[np.float64], floor: float) -> list[str]:
+    """A mean over the last window below the floor by more than its noise: the future was seen."""
+    last = losses[-LOSS_WINDOW:]
+    noise = 4.0 * float(last.std()) / math.sqrt(len(last))
+    mean = float(last.mean())
+    if mean < floor - max(FLOOR_SLACK, noise):
+        return [
+            f"mean loss {mean:.3f} of the last {len(last)} steps is below the floor {floor:.3f}"
+        ]
+    return []
+
+
+def mfu_of(case: Case, env: Mapping[str, Any], toks_per_s: float) -> float | None:
+    """Share of all ranks' peak at this rate: rate x FLOPs per token / (peak x ranks).
+
+    None where the profile knows no peak or env.json no FLOPs per token.
+    """
+    peak = case.profile.hardware.peak_tflops
+    per_token = _number((env.get("effective") or {}).get("model_flops_per_token"))
+    if peak is None or not per_token > 0:
+        return None
+    return toks_per_s * per_token / (peak * 1e12 * int(env.get("world_size") or 1))
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+# How exactly a product may be computed; which SDPA kernels are allowed follows from the toggles.
+_PRECISION = (
+    "float32_matmul_precision",
+    "tf32_matmul",
+    "tf32_cudnn",
+    "bf16_reduced_precision_reduction",
+    "fp16_reduced_precision_reduction",
+    "fp16_accumulation",
+)
+# What must be equal in env.json for numbers of two launches to be compared.
+_SAME: tuple[str, ...] = (
+    "git.sha",
+    "git.diff_sha256",
+    "package.sha256",
+    "versions.torch",
+    "versions.cuda",
+    "versions.nccl",
+    "versions.driver",
+    "versions.triton",
+    "device.type",
+    "device.name",
+    "world_size",
+    "config_sha256",
+    "effective",
+    "attention.window.value",
+    "config",
+    *(f"policies.{name}" for name in _PRECISION),
+)
+# Free text and where results go; both differ without meaning anything.
+_IGNORED = (
+    "config.train.out_dir",
+    "config.train.steps",
+    # What counts is whether checkpointing really ran: effective.gradient_checkpointing.
+    "config.runtime.gradient_checkpointing",
+    "effective.steps",
+    "effective.schedule_steps",
+    "effective.attention_path_reason",
+    "effective.gradient_checkpointing_reason",
+)
+# Toggles that only watch or log.
+_OBSERVERS = frozenset(
+    {
+        "NSA_TB_DISABLE",
+        "NSA_DISABLE_CSV_LOGS",
+        "NSA_HEARTBEAT_EVERY",
+        "NSA_PG_TIMEOUT_MIN",
+        "NSA_TEST_SEL_PACK",
+    }
+)
+
+
+def differences(
+    left: Mapping[str, Any], right: Mapping[str, Any], *, but: Sequence[str] = ()
+) -> list[str]:
+    """`key: left against right` for every fact in which two env.json files differ.
+
+    `but` names keys that may differ, because they are what is compared.
+    """
+    skip = {*_IGNORED, *but}
+    first, second = dict(_facts(left)), dict(_facts(right))
+    keys = dict.fromkeys((*first, *second))
+    return [
+        f"{key}: {first.get(key)!r} against {second.get(key)!r}"
+        for key in keys
+        if key not in skip and first.get(key) != second.get(key)
+    ]
+
+
+def alike(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> Finding:
+    """PASS if all launches ran the same thing on the same machine, else INVALID with the keys."""
+    found = {name: case.env(name) for name in names}
+    paths = [case.launch(name).env_path for name in names]
+    first = names[0]
+    for name in names[1:]:
+        unlike = differences(found[first], found[name], but=but)
+        if unlike:
+            reason = f"{first} and {name} are not comparable: {'; '.join(unlike)}"
+            return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
+    if copied := _copied(case, names):
+        return invalid(Reason.NOT_PLAUSIBLE, copied, evidence=paths)
+    without = [name for name, env in found.items() if not env.get("config_sha256")]
+    if without:
+        reason = f"no config digest in env.json of {', '.join(without)}"
+        return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
+    what = "one launch" if len(names) == 1 else f"{len(names)} launches of one config"
+    return passed(f"{what}, one checkout and one machine", evidence=paths)
+
+
+def _copied(case: Case, names: Sequence[str]) -> str:
+    """The first file of one launch that is also another launch's, or an empty string."""
+    seen: dict[str, str] = {}
+    for name in names:
+        launch = case.launch(name)
+        log = launch.training
+        files = [(rank.sha256, rank.path) for rank in launch.ranks]
+        files += [(log.sha256, log.path)] if log is not None else []
+        for sha256, path in files:
+            if seen.setdefault(sha256, path) != path:
+                return f"{seen[sha256]} and {path} are the same file: one launch was copied"
+    return ""
+
+
+def _facts(env: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key in _SAME:
+        value: Any = env
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        yield from _flat(key, value)
+    given = recorded_toggles(env)
+    for name, toggle in TOGGLES.items():
+        if name not in _OBSERVERS and toggle.reader == "trainer":
+            yield f"toggles.{name}", given.get(name, toggle.default)
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        yield key, value
+        return
+    for name, inner in value.items():
+        yield from _flat(f"{key}.{name}", inner)

@@ -1,0 +1,200 @@
+"""Does a launch keep what it takes: memory as the kernel tells it, descriptors, threads, files?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from phases.kit.case import Case, Finding, failed, invalid
+from phases.kit.measure import in_file
+from runbook.folder.names import RESOURCES_CSV
+from runbook.records import Measurement, Reason
+from runbook.records.evidence import LaunchEvidence
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
+
+# Looks at a launch that steps, without which nothing is said of a trend.
+FEWEST_LOOKS = 8
+# A rank may open or start so many more for good between the third and the last quarter: a
+# communicator, a worker, a file of a profile.
+FEW = 4.0
+# MiB that may be new in /dev/shm, and MiB of logs that a rank may write in a step: ours take 0.003.
+SHM_SLACK_MIB = 64.0
+LOGS_MIB = 0.0625
+_IN_FILES = ("shm_mib", "folder_mib")
+# A rank tells its memory at the end of a step, and a look meets it anywhere: from so many looks on,
+# all of the last quarter beyond all of the second are no accident, by MiB that two readings may
+# differ. Where looks differ by less than a tenth, they meet it as its steps end.
+TOLD_LOOKS, TOLD_MIB = 20, 16.0
+LEVEL_SPREAD, LEVEL_SHARE, LEVEL_MIB = 0.1, 0.25, 64.0
+_COUNTED = {"descriptors": "open file descriptors", "threads": "threads", "children": "children"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Growth:
+    """What is held ever more, by how much, in words; `title` is its headline, where it has one."""
+
+    what: str
+    more: float
+    says: str
+    title: str = ""
+
+
+def resource_leak(case: Case, name: str) -> Finding | None:
+    """FAIL if a rank, or all together, hold ever more in the second half of the launch.
+
+    INVALID where the looks at its processes cannot be read.
+
+    None if they do not, or if too few looks are known: `resource_words` says which.
+    """
+    launch = case.launch(name)
+    looks = _looks(launch)
+    if damage := [text for text in launch.problems if f"/{RESOURCES_CSV}: " in text]:
+        return invalid(Reason.DAMAGED_ARTIFACT, damage[0], evidence=(launch.resources_path,))
+    if looks is None:
+        return None
+    steps_left = case.profile.workload.production_steps - float(looks["step"].max())
+    problems = [
+        *_not_told(looks, launch),
+        *_by_rank(looks, float(case.profile.workload.production_steps)),
+        *_in_files(looks, launch.launch.nproc, steps_left),
+    ]
+    if not problems:
+        return None
+    first = problems[0]
+    reason = "; ".join(one.says for one in problems)
+    value = _measured(launch, first.what, first.more, len(looks))
+    # Memory that is not told may be a leak too; which of both lies is the first question.
+    code, topic = (
+        (Reason.UNBALANCED, "accounts") if first.what == "rss_mib" else (Reason.LEAK, "leak")
+    )
+    return replace(failed(code, reason, measurement=value, topic=topic), title=first.title)
+
+
+def resource_words(case: Case, name: str) -> str:
+    """What is known of a launch without such a leak, to be told after its memory."""
+    if _looks(case.launch(name)) is None:
+        return "; descriptors, threads, children and files: too few looks at its processes"
+    return "; descriptors, threads, children and files keep level, memory as the kernel shows it"
+
+
+def _looks(launch: LaunchEvidence) -> pd.DataFrame | None:
+    """Looks at ranks that step; None if there are too few of any rank."""
+    if launch.resources is None or launch.resources.empty:
+        return None
+    stepping = launch.resources[launch.resources["step"] > 0]
+    counts = stepping.groupby("rank").size()
+    return stepping if len(counts) and counts.min() >= FEWEST_LOOKS else None
+
+
+def _not_told(looks: pd.DataFrame, launch: LaunchEvidence) -> Iterator[_Growth]:
+    """Resident memory that the kernel shows and the rank's heartbeats do not."""
+    for log in launch.ranks:
+        own = looks[looks["rank"] == log.rank]
+        if log.steps is None or len(own) < TOLD_LOOKS:
+            continue
+        told = log.steps.drop_duplicates("step").set_index("step")["rss_mib"].sort_index()
+        seen = own["rss_mib"].to_numpy(dtype=float)
+        gap = seen - told.reindex(own["step"], method="nearest").to_numpy(dtype=float)
+        quarter = len(gap) // 4
+        grown = float(gap[-quarter:].min() - gap[quarter : 2 * quarter].max())
+        if grown > TOLD_MIB:
+            yield _Growth(
+                what="rss_mib",
+                more=grown,
+                says=f"rank {log.rank} holds ever more memory that its heartbeats do not tell: "
+                f"{grown:.0f} MiB at least in the last half, allowed {TOLD_MIB:.0f} MiB",
+            )
+        elif off := _off_level(seen, gap):
+            yield _Growth(
+                what="rss_mib",
+                more=off,
+                says=f"rank {log.rank} tells {abs(off):.0f} MiB {'less' if off > 0 else 'more'} "
+                f"than the {seen[-quarter:].mean():.0f} MiB that the kernel shows",
+            )
+
+
+def _off_level(seen: npt.NDArray[np.float64], gap: npt.NDArray[np.float64]) -> float:
+    """MiB seen beyond those told, where what is seen keeps level; 0 if they may differ."""
+    import numpy as np
+
+    low, level, high = (float(at) for at in np.percentile(seen, (10, 50, 90)))
+    off = float(np.median(gap))
+    allowed = max(LEVEL_MIB, LEVEL_SHARE * level)
+    return off if high - low < LEVEL_SPREAD * level and abs(off) > allowed else 0.0
+
+
+def _by_rank(looks: pd.DataFrame, production: float) -> Iterator[_Growth]:
+    for rank, own in looks.groupby("rank"):
+        for column, words in _COUNTED.items():
+            held = own[column].to_numpy(dtype=float)
+            before, after = _late_levels(held)
+            if after - before - _once(held) > FEW:
+                begin, end = _late_levels(own["step"].to_numpy(dtype=float))
+                pace = (after - before) / max(1.0, end - begin)
+                then = after + pace * max(0.0, production - end)
+                yield _Growth(
+                    what=column,
+                    more=after - before,
+                    says=f"rank {rank} holds ever more {words}: {before:.0f} in the third quarter, "
+                    f"{after:.0f} in the last, allowed {FEW:.0f} more",
+                    title=f"Rank {rank} holds ever more {words}: {after:.0f}, at this pace "
+                    f"{then:.0f} by the end of production.",
+                )
+
+
+def _in_files(looks: pd.DataFrame, ranks: int, steps_left: float) -> Iterator[_Growth]:
+    """Of all ranks together: /dev/shm keeps its level, and the folder grows as logs do."""
+    both = looks.drop_duplicates("mono")
+    half = both.iloc[len(both) // 2 :]
+    steps = max(1.0, float(half["step"].iloc[-1] - half["step"].iloc[0]))
+    grown = {name: float(half[name].iloc[-1] - half[name].iloc[0]) for name in _IN_FILES}
+    rate = {name: more / steps for name, more in grown.items()}
+    if grown["shm_mib"] > SHM_SLACK_MIB:
+        yield _Growth(
+            what="shm_mib",
+            more=grown["shm_mib"],
+            says=f"files in /dev/shm grow by {rate['shm_mib']:.3g} MiB in each step "
+            f"({grown['shm_mib']:.0f} MiB in the last half, allowed {SHM_SLACK_MIB:.0f} MiB)",
+        )
+    allowed, free = LOGS_MIB * ranks, float(half["free_mib"].iloc[-1])
+    needed = rate["folder_mib"] * max(0.0, steps_left)
+    if grown["folder_mib"] <= 1.0:
+        return
+    if rate["folder_mib"] > allowed or needed > free:
+        yield _Growth(
+            what="folder_mib",
+            more=grown["folder_mib"],
+            says=f"the launch's folder grows by {rate['folder_mib']:.3g} MiB in each step without "
+            f"its checkpoints (allowed {allowed:.3g} MiB): {needed:.0f} MiB more to the last step "
+            f"of production, {free:.0f} MiB are free",
+        )
+
+
+def _late_levels(held: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The median level in the third quarter and in the last."""
+    import numpy as np
+
+    half, last = len(held) // 2, len(held) * 3 // 4
+    return float(np.median(held[half:last])), float(np.median(held[last:]))
+
+
+def _once(held: npt.NDArray[np.float64]) -> float:
+    """What was new from one look to the next, once: a first save opens a communicator's files.
+
+    0 if it came again, at least half of it: then it is a trend.
+    """
+    import numpy as np
+
+    second, largest = (float(more) for more in np.sort(np.diff(held))[-2:])
+    return largest if largest > 0 and second <= largest / 2 else 0.0
+
+
+def _measured(launch: LaunchEvidence, what: str, grown: float, looks: int) -> Measurement:
+    path, digest = launch.resources_path, launch.resources_sha256
+    unit = "MiB" if what.endswith("_mib") else what
+    return in_file(path, digest, f"{what}_growth", grown, unit, n=looks)

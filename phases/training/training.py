@@ -1,0 +1,294 @@
+"""The rows that every phase with a training run has: did it run, as planned, plausibly?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from phases.kit.case import (
+    Case,
+    Finding,
+    Unanswerable,
+    ending,
+    failed,
+    incomplete,
+    inconclusive,
+    invalid,
+    lost_heartbeats,
+    passed,
+    warned,
+)
+from phases.kit.limits import FLAKY_LAUNCHES
+from phases.kit.measure import log_value, rank_value
+from phases.kit.rows import Row, first_problem
+from phases.machine.device_changes import device_changes
+from phases.machine.host_settings import other_work
+from phases.training.as_planned import as_planned
+from phases.training.balance import as_written, balanced, learned_from
+from phases.training.own import own_accounts, own_plausible, own_ranks
+from phases.training.plausible import alike, check_plausible, mfu_of
+from phases.training.proofs import effect_problem, toggles_in_force
+from runbook.config.limits import IDLE_MFU
+from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.records.evidence import TrainingLog
+
+Names = Callable[[Case], Sequence[str]]
+
+
+def training_rows(names: Names) -> tuple[Row, ...]:
+    """The rows `completed` to `other_work` of a phase with training launches."""
+
+    def over(answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
+        return lambda case: first_problem(answer, case, names(case))
+
+    return (
+        Row(
+            "completed",
+            "Did the launch finish?",
+            lambda case: _completed(case, names(case)),
+            topic="stall",
+            own=True,
+        ),
+        Row(
+            "ranks_alive",
+            "Did every rank report every step, to the same parameters?",
+            over(_ranks_alive),
+            topic="stall",
+            own=over(own_ranks),
+        ),
+        Row(
+            "as_planned",
+            "Did the planned config, toggles, device and software really run?",
+            over(as_planned),
+            topic="plausible",
+        ),
+        Row(
+            "loss_finite",
+            "Is the loss finite in every step?",
+            over(_loss_finite),
+            topic="loss",
+            own=True,
+        ),
+        Row(
+            "plausible",
+            "Are loss, tokens and times possible?",
+            over(_plausible),
+            topic="plausible",
+            own=over(own_plausible),
+        ),
+        Row(
+            "accounts",
+            "Do two sources tell the same time, tokens, data and loss?",
+            over(balanced),
+            topic="accounts",
+            own=over(own_accounts),
+        ),
+        Row(
+            "gradients",
+            "Does every rank's gradient arrive, and every parameter move?",
+            over(learned_from),
+            topic="gradients",
+        ),
+        Row(
+            "oracle",
+            "Does the model compute what the equations say?",
+            over(as_written),
+            topic="oracle",
+        ),
+        Row(
+            "devices",
+            "Did GPUs and links stay free of errors, and to this launch alone?",
+            over(device_changes),
+            topic="devices",
+            own=True,
+        ),
+        Row(
+            "other_work",
+            "Did other work leave the CPUs to this launch?",
+            over(other_work),
+            topic="busy",
+            own=True,
+        ),
+    )
+
+
+def _plausible(case: Case, name: str) -> Finding:
+    """`check_plausible`, and INVALID where the devices would have idled.
+
+    The second is no reason for other rows not to count: a floor that is missed stays a FAIL.
+    """
+    found = check_plausible(case, name)
+    log, env = case.log(name), case.env(name)
+    share = mfu_of(case, env, float((log.frame["tokens"] / log.frame["dt_s"]).median()))
+    if found.outcome is not Outcome.PASS or share is None or share >= IDLE_MFU:
+        return found
+    value = log_value(log, "mfu", share, "")
+    reason = f"{name}: MFU {share:.3%} is under {IDLE_MFU:.0%}: at this pace the devices idle"
+    return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, evidence=found.evidence)
+
+
+def _completed(case: Case, names: Sequence[str]) -> Finding:
+    """PASS if all launches finished, and no more than the profile allows at a second attempt."""
+    found = first_problem(lambda _, name: ending(case.launch(name)), case, names)
+    if found.outcome is not Outcome.PASS:
+        return found
+    results = {name: case.launch(name).result for name in names}
+    flaky = {name: result.cause for name, result in results.items() if result.attempts > 1}
+    limit = case.limit(FLAKY_LAUNCHES)
+    if not flaky and limit.holds(0.0):
+        return found
+    told = "; ".join(f"{name} finished only at a second attempt ({flaky[name]})" for name in flaky)
+    reason = f"FLAKY: {told or 'no launch needed a second attempt'}; allowed: {limit}"
+    paths = tuple(dict.fromkeys(path for r in results.values() for path in r.evidence))
+    if limit.holds(float(len(flaky))):
+        return warned(reason, evidence=paths or found.evidence)
+    return inconclusive(Reason.FLAKY, reason, evidence=paths or found.evidence)
+
+
+def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> None:
+    """Raise Unanswerable unless the launches ran as planned, plausibly, alike, on healthy devices.
+
+    A number of unlike or impossible runs is INVALID in its own row too, so that no table shows it
+    as a PASS. `but` as in `differences`.
+    """
+    found = _sound_own(case, names) if case.profile.own_trainer else _sound(case, names, but)
+    harmed = first_problem(device_changes, case, names)
+    suspect = {"devices": harmed} if harmed.outcome is Outcome.INVALID else {}
+    for row, finding in {**found, **suspect}.items():
+        if finding.outcome is not Outcome.PASS:
+            reason = f"these launches do not count: {finding.reason}"
+            follows = finding.follows or f"{case.phase}.{row}"
+            raise Unanswerable(replace(finding, reason=reason, follows=follows))
+
+
+def _sound(case: Case, names: Sequence[str], but: Sequence[str]) -> dict[str, Finding]:
+    return {
+        "as_planned": first_problem(as_planned, case, names),
+        "plausible": first_problem(check_plausible, case, names),
+        "accounts": first_problem(balanced, case, names),
+        "comparable": alike(case, names, but=but),
+    }
+
+
+def _sound_own(case: Case, names: Sequence[str]) -> dict[str, Finding]:
+    """What it cannot tell is no reason; the verdict says that it was not checked."""
+    found = {
+        "plausible": first_problem(own_plausible, case, names),
+        "accounts": first_problem(own_accounts, case, names),
+    }
+    return {row: one for row, one in found.items() if one.outcome is not Outcome.SKIPPED}
+
+
+def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:
+    """Row `toggles_effective`: every toggle of the plan is proven to have done something."""
+
+    def one(case: Case, name: str) -> Finding:
+        launch = case.completed(name)
+        toggles = {
+            key: v for key, v in toggles_in_force(launch.launch.env).items() if key not in but
+        }
+        problems = [effect_problem(launch, key, value) for key, value in toggles.items()]
+        found = [problem for problem in problems if problem]
+        paths = [rank.path for rank in launch.ranks[:1]]
+        if found:
+            return invalid(Reason.NO_EFFECT, f"{name}: {'; '.join(found)}", evidence=paths)
+        return passed(
+            f"took effect: {', '.join(sorted(toggles)) or 'none requested'}", evidence=paths
+        )
+
+    return Row(
+        "toggles_effective",
+        "Did every toggle of the plan take effect?",
+        lambda case: first_problem(one, case, names(case)),
+    )
+
+
+def _ranks_alive(case: Case, name: str) -> Finding:
+    launch = case.launch(name)
+    wanted = launch.launch.nproc
+    present = {rank.rank: rank for rank in launch.ranks}
+    paths = [rank.path for rank in launch.ranks]
+    fault = case.fault_of(name)
+    missing = [str(rank) for rank in range(wanted) if rank not in present]
+    if not present:
+        reason = f"{name}: no rank wrote a heartbeat"
+        return incomplete(Reason.MISSING_ARTIFACT, reason, follows=fault)
+    if missing:
+        reason = f"{name}: no heartbeat of rank {', '.join(missing)} of {wanted}"
+        end = ending(launch)
+        if end.outcome is Outcome.INCOMPLETE:  # cut off by us, perhaps before that rank began
+            return incomplete(end.code, f"{reason}; {end.reason}", evidence=paths, follows=fault)
+        if lost := lost_heartbeats(launch):
+            told = f"{reason}, which ended with exit code 0: {', '.join(lost)} is not there"
+            return incomplete(Reason.MISSING_ARTIFACT, told, evidence=paths, follows=fault)
+        return failed(Reason.CRASH, reason, evidence=paths, follows=fault)
+    strangers = [
+        r.path
+        for r in launch.ranks
+        if launch.result.run_token and r.tokens - {launch.result.run_token}
+    ]
+    broken = [rank.path for rank in launch.ranks if rank.damaged]
+    if broken:
+        reason = f"{name}: {', '.join(broken)}: damaged before the end"
+        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=broken, follows=fault)
+    if strangers:
+        reason = f"{', '.join(strangers)}: heartbeats of another launch"
+        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=strangers)
+    case.completed(name)
+    last = {rank.last_step for rank in launch.ranks}
+    if len(last) > 1 or None in last:
+        steps = ", ".join(f"rank {rank.rank} {rank.last_step}" for rank in launch.ranks)
+        return invalid(Reason.MISMATCH, f"{name}: last steps differ: {steps}", evidence=paths)
+    hashes = {rank.param_hash for rank in launch.ranks}
+    if len(hashes) > 1:
+        reason = f"{name}: parameters differ between ranks at the end"
+        return failed(Reason.MISMATCH, reason, evidence=paths)
+    if wanted > 1 and None in hashes:
+        reason = f"{name}: no rank reported its parameters' digest"
+        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths)
+    reason = f"{wanted} rank(s) to step {last.pop()}, parameters equal"
+    value = rank_value(launch.ranks[0], "ranks_alive", float(wanted), "ranks")
+    return passed(reason, measurement=value, evidence=paths)
+
+
+def _loss_finite(case: Case, name: str) -> Finding:
+    log = case.log(name, whole=False, sane=False)
+    launch = case.launch(name)
+    losses = log.frame["loss"].to_numpy(dtype=float)
+    bad = (~(abs(losses) < math.inf)).nonzero()[0].tolist()
+    told = next((rank.nonfinite for rank in launch.ranks if rank.nonfinite), None)
+    if bad or told:
+        step = int(log.frame["step"].iloc[bad[0]]) if bad else (told or {}).get("step")
+        column, what = ("loss", "loss") if bad else _told(log, step)
+        rows = (log.frame["step"] == step).to_numpy().nonzero()[0][:1].tolist() * 2
+        # A rank's own word counts, whatever the log says of its loss.
+        number = float(log.frame[column].iloc[rows[0]]) if bad or column != "loss" else math.nan
+        value = log_value(log, column, number, "nats" if column == "loss" else "", rows=rows)
+        # A launch that went on, or ended otherwise, has this fault besides.
+        ended = launch.result.status is LaunchStatus.NON_FINITE
+        follows = launch.launch.id if ended else ""
+        reason = f"{name}: the {what} is not finite at step {step}"
+        return failed(Reason.NON_FINITE, reason, measurement=value, follows=follows)
+    case.completed(name)
+    value = log_value(log, "loss_max", float(losses.max()), "nats")
+    # A reading of a trainer of one's own may stand for several steps.
+    steps = int(log.frame["steps"].sum()) if "steps" in log.frame else len(losses)
+    read = "" if steps == len(losses) else f", read {len(losses)} times"
+    if lacking := int(log.frame["missing"].sum()) if "missing" in log.frame else 0:
+        first = log.frame.loc[log.frame["missing"] > 0, "step"].iloc[0]
+        reason = (
+            f"{name}: {log.path} lacks the loss of {lacking} of its regular rows, the first "
+            f"before step {first}: a loss that is no number is often written as nothing"
+        )
+        return incomplete(Reason.MISSING_ARTIFACT, reason, measurement=value)
+    text = f"finite in all {steps} steps{read}, highest {losses.max():.3f}"
+    return passed(text, measurement=value)
+
+
+def _told(log: TrainingLog, step: object) -> tuple[str, str]:
+    """Column and name of what is not finite at the step at which a rank stopped for it."""
+    row = log.frame[log.frame["step"] == step]
+    if "grad_norm" in row and not row["grad_norm"].map(math.isfinite).all():
+        return "grad_norm", "gradient norm"
+    return "loss", "loss"

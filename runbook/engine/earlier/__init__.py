@@ -1,0 +1,1 @@
+"""What earlier runs are good for: a number to compare with, and the GO of a launch."""

@@ -1,0 +1,258 @@
+"""How long launches take on this machine: from steps that were measured, earlier runs, the profile.
+
+A launch takes its start-up and its steps; a step takes as long as its share of the batch for each
+rank. Only for estimates: a run that cannot be read is no ground for one, and `runbook report` says
+what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from nsa.contract import TRAINING_CSV
+from runbook.config.page import limits_of
+from runbook.config.profile import Profile
+from runbook.engine.earlier.matches import ground_of
+from runbook.errors import RunbookError
+from runbook.folder.integrity import go_record
+from runbook.folder.launch.evidence import read_training_csv
+from runbook.folder.manifest import load_record
+from runbook.folder.names import RECORD_FILE
+from runbook.machine.host import count_cpus
+from runbook.records import Launch, RunRecord
+from runbook.records.measurement import duration_text
+
+if TYPE_CHECKING:
+    from runbook.config.setup import Setup
+    from runbook.records import LaunchEntry
+
+
+_BATCH = "train.batch_size"
+_THROUGHPUT_LIMIT = "throughput"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """What was measured: seconds of a step and of the start-up, in which launch, and when."""
+
+    step_s: float
+    startup_s: float
+    launch: Launch
+    source: str = "measured here now"
+
+    def __str__(self) -> str:
+        return f"{self.step_s:.2g} s per step"
+
+
+def forecast(launch: Launch, pace: Pace, profile: Profile) -> float | None:
+    """Seconds that a launch takes, start-up included; None for one that trains no steps.
+
+    Schedules may stop early; their longest is meant. A step with more sequences for each rank takes
+    longer in proportion, which is too much where the host is the limit.
+    """
+    if launch.kind != "trainer" or not launch.steps:
+        return None
+    more = _per_rank(launch, profile) / _per_rank(pace.launch, profile)
+    # A launch that goes on from a checkpoint counts its steps from the run's beginning.
+    return pace.startup_s + (launch.steps - launch.after) * pace.step_s * more
+
+
+def _per_rank(launch: Launch, profile: Profile) -> float:
+    """Sequences of a micro-batch that each rank gets."""
+    batch = launch.config_overrides.get(_BATCH, profile.workload.global_batch)
+    return float(batch) / launch.nproc
+
+
+def too_long(launch: Launch, seconds: float) -> str:
+    """What to change where a launch would not end in time; empty where it would."""
+    if seconds <= launch.timeout_s:
+        return ""
+    name, limit = f"phases.{launch.phase}", duration_text(launch.timeout_s)
+    return (
+        f"{launch.phase}/{launch.name} would take {duration_text(seconds)}, more than its limit of "
+        f"{limit}: raise {name}.timeout_s in a profile, or run fewer steps (--steps-scale)"
+    )
+
+
+class Estimate(NamedTuple):
+    """Seconds, if anything is known, and in words where they come from."""
+
+    seconds: float | None
+    text: str
+
+
+_Found = tuple[float, str] | None
+
+
+class Estimator:
+    """Estimates, launch by launch, from steps measured here, earlier runs, or the profile.
+
+    `hint`: what a person can do where nothing is known of a trainer's launch.
+    """
+
+    def __init__(
+        self, profile: Profile, earlier: Earlier, *, pace: Pace | None = None, hint: str = ""
+    ) -> None:
+        self.pace = pace
+        self._profile, self._earlier, self._hint = profile, earlier, hint
+
+    def estimate(self, launch: Launch) -> Estimate:
+        """The estimate of a launch before the run, never above its time limit.
+
+        Steps that were measured now come first; where nothing else is known, the floor that the
+        profile sets.
+        """
+        found = (
+            self._measured(launch)
+            or self._as_before(launch)
+            or self._by_profile(launch)
+            or self._at_floor(launch)
+        )
+        if found is None:
+            hint = f" ({self._hint})" if self._hint and launch.kind == "trainer" else ""
+            return Estimate(None, f"duration not known yet{hint}")
+        seconds, source = found
+        text = f"about {duration_text(seconds)} ({source})"
+        if seconds > launch.timeout_s:
+            text = f"{too_long(launch, seconds)} ({source})"
+        return Estimate(min(seconds, launch.timeout_s), text)
+
+    def expect(self, launch: Launch) -> _Found:
+        """Seconds and their source while a run goes on; None where only the floor would be known.
+
+        An earlier run knows all of a launch; the pace of the first steps, its steps only.
+        """
+        return self._as_before(launch) or self._measured(launch) or self._by_profile(launch)
+
+    def _measured(self, launch: Launch) -> _Found:
+        seconds = forecast(launch, self.pace, self._profile) if self.pace else None
+        if seconds is None or self.pace is None:
+            return None
+        start = duration_text(self.pace.startup_s)
+        return seconds, f"{self.pace} and {start} of start-up, {self.pace.source}"
+
+    def _as_before(self, launch: Launch) -> _Found:
+        found = self._earlier.launch(launch)
+        return (found[0], f"as in run {found[1]}") if found else None
+
+    def _by_profile(self, launch: Launch) -> _Found:
+        settings = self._profile.phases.get(launch.phase)
+        typical = settings.typical_s if settings else None
+        return (typical, "the profile's estimate for its own step counts") if typical else None
+
+    def _at_floor(self, launch: Launch) -> _Found:
+        found = (one for one in limits_of(self._profile) if one.spec.name == _THROUGHPUT_LIMIT)
+        limit = next(found, None)
+        gated = self._profile.throughput_gated and limit is not None and limit.gated
+        if launch.kind != "trainer" or limit is None or not gated or not launch.steps:
+            return None
+        steps = launch.steps - launch.after
+        seconds = steps * self._profile.workload.tokens_per_step / limit.value
+        if seconds > launch.timeout_s:
+            return None  # so slow that it would be stopped: no pace that anybody expects
+        return seconds, f"at the floor of {limit.value:g} {limit.spec.unit}"
+
+
+# Of runs of one phase only, the newest may know nothing of the launch that is asked for.
+_MOST_RUNS = 5
+
+
+class Earlier:
+    """Looks into run folders only when asked, and no further than needed."""
+
+    def __init__(self, profile: str, out_dir: Path, *, without: str = "") -> None:
+        self._kept: list[RunRecord] = []
+        self._more = _newest_first(profile, out_dir, without)
+
+    def launch(self, launch: Launch) -> tuple[float, str] | None:
+        """Seconds of the same launch with as many steps, where it finished, and the run's id."""
+        for record in self._records():
+            for phase in record.phases:
+                for entry in phase.launches:
+                    then, result = entry.launch, entry.result
+                    same = (then.phase, then.name) == (launch.phase, launch.name)
+                    if same and then.steps == launch.steps and result.ok and result.duration_s > 0:
+                        return result.duration_s, record.run_id
+        return None
+
+    def beside_launches(self, phase: str) -> float | None:
+        """Seconds that a phase took besides its launches: collecting, reading, judging."""
+        for record in self._records():
+            for one in record.phases:
+                if one.name == phase and one.duration_s > 0:
+                    started = sum(entry.result.duration_s for entry in one.launches)
+                    return max(0.0, one.duration_s - started)
+        return None
+
+    def _records(self) -> Iterator[RunRecord]:
+        yield from self._kept
+        while (record := next(self._more, None)) is not None:
+            self._kept.append(record)
+            yield record
+
+
+def _newest_first(profile: str, out_dir: Path, without: str) -> Iterator[RunRecord]:
+    from pydantic import ValidationError
+
+    found = 0
+    paths = sorted(out_dir.glob(f"*/{RECORD_FILE}"), key=lambda path: path.parent.name)
+    for folder in (path.parent for path in reversed(paths)):
+        if folder.name == without or found == _MOST_RUNS:
+            continue
+        try:
+            record = load_record(folder)
+        except (OSError, ValidationError):
+            continue
+        if record.profile == profile and _made_here(record):
+            found += 1
+            yield record
+
+
+def _made_here(record: RunRecord) -> bool:
+    """As far as a record tells: a run folder may have been copied from another machine."""
+    return record.environment.get("cpu.count", str(count_cpus())) == str(count_cpus())
+
+
+# The first steps allocate, compile and rebuild buckets.
+SKIPPED = 3
+# A launch with fewer steps after these says nothing of the pace of thousands.
+_FEWEST = 20
+
+
+def pace_of_the_go(setup: Setup) -> Pace | None:
+    """Seconds of a step and of the start-up in the plain launch of that run with the most steps.
+
+    None where the plan stands on no run, or that one has no such launch with enough usable times.
+    """
+    plan = setup.profile.plan
+    if plan is None or not plan.go:
+        return None
+    run_id = plan.go.partition(":")[0]
+    folder = Path(setup.options.out) / run_id
+    try:
+        record = go_record(folder)
+        found = ground_of(record, setup.profile.ranks) if record else []
+        plain = [entry for entry in found if entry.launch.schedule is None]
+        entry = max(plain, key=_steps_done, default=None)
+        if entry is None:
+            return None
+        path = folder / entry.launch.run_dir / TRAINING_CSV
+        frame = read_training_csv(path, relative_to=folder).frame
+    except (RunbookError, OSError):
+        return None  # the launch itself says what is wrong with that run
+    if "dt_s" not in frame or len(frame) < SKIPPED + _FEWEST or not (frame["dt_s"] > 0).all():
+        return None
+    return Pace(
+        step_s=float(frame["dt_s"].iloc[SKIPPED:].mean()),
+        startup_s=max(0.0, entry.result.duration_s - float(frame["dt_s"].sum())),
+        launch=entry.launch,
+        source=f"the rate of {entry.launch.id} in {run_id}",
+    )
+
+
+def _steps_done(entry: LaunchEntry) -> int:
+    """How many it did itself: one that goes on or is stopped does fewer than it is told of."""
+    return max((rank.steps_done or 0 for rank in entry.result.ranks), default=0)

@@ -1,0 +1,205 @@
+"""An observer in front of another that says how far the whole run is, and how long the rest takes.
+
+What an earlier run of the profile took comes first, then the first steps of this one. A planned
+launch that would exceed its own time limit is named at once, with the setting to change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from runbook.config.profile import Profile
+from runbook.engine.plan.forecast import SKIPPED, Earlier, Estimator, Pace, forecast, too_long
+from runbook.launch.observer import Forecast, Observer, Pulse
+from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
+
+# Enough steps and time for a clock that looks ten times a second.
+_FEWEST_STEPS = 5
+_LEAST_S = 1.0
+_TELL_EVERY_S = 1.0
+# Finished launches say how much slower or faster this run is than expected, once they took this
+# long together; more than a factor of three is an accident, not a pace.
+_ENOUGH_TO_COMPARE_S = 5.0
+_MOST = 3.0
+
+_Key = tuple[str, str]
+
+
+class Forecaster(Observer):
+    """Passes every event on, and adds `run_forecast` and notes.
+
+    `planned` are all launches of the run in their order and `phases` its phases, those that had
+    ended before a resume left out; `done_s` is what these took.
+    """
+
+    def __init__(
+        self,
+        inner: Observer,
+        planned: Sequence[Launch],
+        profile: Profile,
+        *,
+        earlier: Earlier,
+        phases: Sequence[str] = (),
+        done_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inner, self._profile, self._clock = inner, profile, clock
+        self._left = {(launch.phase, launch.name): launch for launch in planned}
+        self._count = max(1, len(self._left))
+        self._estimator, self._earlier = Estimator(profile, earlier), earlier
+        self._known: dict[_Key, tuple[float, str] | None] = {}
+        self._beside = {phase: earlier.beside_launches(phase) or 0.0 for phase in phases}
+        self._done_s, self._share, self._told_at = done_s, 0.0, -_TELL_EVERY_S
+        self._run_began = clock()
+        self._expected_s, self._took_s = 0.0, 0.0
+        self._running: Launch | None = None
+        self._began = 0.0
+        self._first: tuple[int, float] | None = None
+        self._last: tuple[int, float] = (0, 0.0)
+        self._total = 0
+        self._startup_s: float | None = None
+
+    # -- what is heard -----------------------------------------------------------------------------
+
+    def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
+        """The first forecast, from earlier runs alone."""
+        self._inner.run_started(run_id, run_root, phases)
+        self._tell()
+
+    def phase_started(self, name: str, title: str, launches: int) -> None:
+        """Passed on."""
+        self._inner.phase_started(name, title, launches)
+
+    def launch_started(self, launch: Launch, attempt: int) -> None:
+        """A new clock for each attempt."""
+        self._began, self._first, self._startup_s = self._clock(), None, None
+        self._running, self._last, self._total = launch, (0, self._began), launch.steps
+        self._inner.launch_started(launch, attempt)
+
+    def launch_progress(
+        self, launch: Launch, step: int, total: int, toks_per_s: float | None
+    ) -> None:
+        """Take the pace of the launch, and of the first one for those that follow."""
+        self._inner.launch_progress(launch, step, total, toks_per_s)
+        if launch.kind == "trainer":
+            self._measure(launch, step, total)
+
+    def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
+        """Tell the forecast again from time to time."""
+        self._inner.launch_ranks(launch, pulse)
+        if self._clock() >= self._told_at + _TELL_EVERY_S:
+            self._tell()
+
+    def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
+        """It is no longer left."""
+        if result.ok and (found := self._expect(launch)):
+            self._expected_s += found[0]
+            self._took_s += result.duration_s
+        self._left.pop((launch.phase, launch.name), None)
+        self._running = None
+        self._inner.launch_finished(launch, result)
+        self._tell()
+
+    def run_forecast(self, forecast: Forecast) -> None:
+        """Passed on."""
+        self._inner.run_forecast(forecast)
+
+    def phase_finished(self, record: PhaseRecord) -> None:
+        """What is left after a phase; launches that were not started are not."""
+        self._left = {key: one for key, one in self._left.items() if key[0] != record.name}
+        self._beside.pop(record.name, None)
+        self._inner.phase_finished(record)
+        self._tell()
+
+    def run_finished(self, record: RunRecord, run_root: str) -> None:
+        """Passed on."""
+        self._inner.run_finished(record, run_root)
+
+    def note(self, text: str) -> None:
+        """Passed on."""
+        self._inner.note(text)
+
+    # -- what is measured --------------------------------------------------------------------------
+
+    def _measure(self, launch: Launch, step: int, total: int) -> None:
+        now = self._clock()
+        self._total = total
+        if step >= 1 and self._startup_s is None:
+            self._startup_s = now - self._began
+        if step <= SKIPPED:
+            return
+        self._first = self._first or (step, now)
+        self._last = (step, now)
+        if self._estimator.pace is None and (step_s := self._step_s()) is not None:
+            self._take(launch, step_s)
+
+    def _step_s(self) -> float | None:
+        """Seconds of a step of the running launch, until its last one: a hang changes nothing."""
+        if self._first is None:
+            return None
+        steps, seconds = self._last[0] - self._first[0], self._last[1] - self._first[1]
+        return seconds / steps if steps >= _FEWEST_STEPS and seconds >= _LEAST_S else None
+
+    def _take(self, launch: Launch, step_s: float) -> None:
+        pace = Pace(step_s=step_s, startup_s=self._startup_s or 0.0, launch=launch)
+        self._estimator.pace = pace
+        self._known.clear()
+        self._tell()
+        for planned in self._left.values():
+            seconds = forecast(planned, pace, self._profile)
+            if seconds is not None and (text := too_long(planned, seconds)):
+                self._inner.note(f"{text} ({pace})")
+
+    # -- what is told ------------------------------------------------------------------------------
+
+    def _expect(self, launch: Launch) -> tuple[float, str] | None:
+        key = (launch.phase, launch.name)
+        if key not in self._known:
+            self._known[key] = self._estimator.expect(launch)
+        return self._known[key]
+
+    def _slower(self) -> float:
+        """How much longer the finished launches took than expected."""
+        if self._expected_s < _ENOUGH_TO_COMPARE_S:
+            return 1.0
+        return min(_MOST, max(1 / _MOST, self._took_s / self._expected_s))
+
+    def _left_of_running(self, expected_s: float, now: float) -> float:
+        step_s = self._step_s()
+        if step_s is not None:
+            return max(0, self._total - self._last[0]) * step_s
+        return max(0.0, expected_s - (now - self._began))
+
+    def _tell(self) -> None:
+        now = self._told_at = self._clock()
+        factor, sources = self._slower(), dict[str, None]()
+        whole: list[float] = []
+        left_s, unknown = sum(self._beside.values()), 0
+        for launch in self._left.values():
+            found = self._expect(launch)
+            if found is None:
+                unknown += 1
+                continue
+            expected_s = found[0] * factor
+            sources[found[1]] = None
+            whole.append(expected_s)
+            running = self._running == launch
+            left_s += self._left_of_running(expected_s, now) if running else expected_s
+        done_s = self._done_s + now - self._run_began
+        guess = unknown * sum(whole) / len(whole) if whole else 0.0
+        if whole or not self._left:
+            share = done_s / max(done_s + left_s + guess, 1e-9)
+        else:
+            share = 1.0 - len(self._left) / self._count
+        # Never back: a bar that shrinks tells nobody anything.
+        self._share = max(self._share, min(1.0, share))
+        self._inner.run_forecast(
+            Forecast(
+                done_s=done_s,
+                share=self._share,
+                left_s=left_s if whole or not self._left else None,
+                unknown=unknown,
+                source=next(iter(sources), ""),
+            )
+        )

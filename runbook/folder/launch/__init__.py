@@ -1,0 +1,1 @@
+"""A launch's folder: its files read as evidence, whole or while they grow."""

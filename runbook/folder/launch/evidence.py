@@ -1,0 +1,206 @@
+"""A launch's run directory as evidence; its training.csv also in the older headerless form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsa import contract
+from runbook.folder.launch.documents import (
+    GPU_SAMPLES,
+    RESOURCES,
+    file_sha256,
+    name_below,
+    read_console,
+    read_json_object,
+    read_junit,
+)
+from runbook.folder.launch.heartbeats import heartbeat_files
+from runbook.folder.launch.own_log import PROCESSES, last_steps, read_own_log
+from runbook.folder.launch.rank_log import read_heartbeats
+from runbook.folder.launch.rows import RowSpec, read_rows
+from runbook.folder.launch.shapes import (
+    AUDIT,
+    CEILINGS,
+    CHECKOUT,
+    DEVICES,
+    ENV,
+    KERNEL_LOG,
+    LOAD,
+    PROFILE,
+    shaped,
+)
+from runbook.folder.names import (
+    CHECKOUT_JSON,
+    CONSOLE_LOG,
+    DEVICES_AFTER_JSON,
+    DEVICES_BEFORE_JSON,
+    GPU_SAMPLES_CSV,
+    JUNIT_XML,
+    KERNEL_LOG_JSON,
+    LOAD_JSON,
+    PROCESSES_CSV,
+    RESOURCES_CSV,
+)
+from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TRAINING_COLUMNS = contract.names(contract.TRAINING_COLUMNS)
+LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
+
+
+def _spec(columns: tuple[contract.Column, ...], *, headerless: tuple[str, ...] = ()) -> RowSpec:
+    return RowSpec(
+        columns=contract.names(columns),
+        key=columns[0].name,
+        text=frozenset(column.name for column in columns if column.kind is str),
+        filled=frozenset(column.name for column in columns if column.filled),
+        whole=frozenset(column.name for column in columns if column.kind is int),
+        headerless=headerless,
+    )
+
+
+TRAINING = _spec(contract.TRAINING_COLUMNS, headerless=LEGACY_COLUMNS)
+GATES = _spec(contract.GATES_COLUMNS)
+VAL = _spec(contract.VAL_COLUMNS)
+_DOCUMENTS = {
+    "env": (contract.ENV_JSON, ENV),
+    "audit": (contract.SDPA_AUDIT_JSON, AUDIT),
+    "profile": (contract.PROFILE_JSON, PROFILE),
+    "ceilings": (contract.CEILINGS_JSON, CEILINGS),
+    "devices_before": (DEVICES_BEFORE_JSON, DEVICES),
+    "devices_after": (DEVICES_AFTER_JSON, DEVICES),
+    "kernel_log": (KERNEL_LOG_JSON, KERNEL_LOG),
+    "checkout": (CHECKOUT_JSON, CHECKOUT),
+    "load": (LOAD_JSON, LOAD),
+}
+_TABLES = (
+    ("gates", contract.GATES_CSV, GATES),
+    ("val", contract.VAL_CSV, VAL),
+    ("gpu_samples", GPU_SAMPLES_CSV, GPU_SAMPLES),
+    ("processes", PROCESSES_CSV, PROCESSES),
+    ("resources", RESOURCES_CSV, RESOURCES),
+)
+
+
+def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchEvidence:
+    """Read everything that a launch left in `run_root / launch.run_dir`.
+
+    What is absent is None; what is damaged is read as far as it is whole and named in `problems`,
+    each with its file. Paths in the result are relative to `run_root`. Only an unreadable disk
+    raises (`OSError`).
+    """
+    folder = run_root / launch.run_dir
+    if not folder.is_dir():
+        return LaunchEvidence(launch=launch, result=result)
+    problems: list[str] = []
+    fields: dict[str, Any] = {}
+
+    def keep(key: str, name: str, sha256: str) -> None:
+        fields[f"{key}_path"], fields[f"{key}_sha256"] = f"{launch.run_dir}/{name}", sha256
+
+    log, clock = _read_log(folder, run_root, launch)
+    if log is not None:
+        fields["training"] = log
+        problems.extend(f"{log.path}: {problem}" for problem in log.problems)
+    if launch.own is not None:
+        fields["last_steps"] = last_steps(folder, launch.own, launch.nproc)
+    for key, (name, shape) in _DOCUMENTS.items():
+        found: list[str] = []
+        document, sha256 = read_json_object(folder / name, found)
+        if document is not None:
+            document, more = shaped(document, shape, name)
+            found += more
+        problems.extend(f"{launch.run_dir}/{text}" for text in found)
+        if sha256:
+            fields[key] = document
+            keep(key, name, sha256)
+    if (folder / contract.TRACE_FILE).is_file():
+        keep("trace", contract.TRACE_FILE, file_sha256(folder / contract.TRACE_FILE))
+    if (folder / CONSOLE_LOG).is_file():
+        fields["console_lines"], sha256 = read_console(folder / CONSOLE_LOG)
+        keep("console", CONSOLE_LOG, sha256)
+    for key, name, spec in _TABLES:
+        if (folder / name).is_file():
+            rows = read_rows(folder / name, spec)
+            problems.extend(f"{launch.run_dir}/{name}: {problem}" for problem in rows.problems)
+            fields[key] = rows.frame
+            keep(key, name, rows.sha256)
+    ranks = clock if launch.own else _read_ranks(folder, run_root, result, problems)
+    junit = f"{launch.run_dir}/{JUNIT_XML}"
+    return LaunchEvidence(
+        launch=launch,
+        result=result,
+        ranks=ranks,
+        junit=read_junit(folder / JUNIT_XML, name=junit, problems=problems),
+        halted=(folder / contract.HALT_FILE).exists() or result.status is LaunchStatus.HALTED,
+        problems=tuple(problems),
+        **fields,
+    )
+
+
+def _read_log(
+    folder: Path, run_root: Path, launch: Launch
+) -> tuple[TrainingLog | None, tuple[RankLog, ...]]:
+    if launch.own is not None:
+        return read_own_log(folder, launch.own, ranks=launch.nproc, relative_to=run_root)
+    path = folder / contract.TRAINING_CSV
+    return (read_training_csv(path, relative_to=run_root) if path.is_file() else None), ()
+
+
+def _read_ranks(
+    folder: Path, run_root: Path, result: LaunchResult, problems: list[str]
+) -> tuple[RankLog, ...]:
+    logs = []
+    for rank, path in heartbeat_files(folder).items():
+        log = read_heartbeats(path, rank=rank, relative_to=run_root)
+        problems.extend(f"{log.path}: {problem}" for problem in log.problems)
+        if result.run_token and log.tokens - {result.run_token}:
+            problems.append(f"{log.path}: heartbeats of another launch")
+        logs.append(log)
+    return tuple(logs)
+
+
+def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
+    """Read a training.csv; `path` in the result is relative to `relative_to` where it lies below.
+
+    Only complete rows are in the frame. A torn last line is dropped and counted, and is no
+    damage; anything wrong before it is (`damaged`): unreadable rows, a second header, steps that
+    go back or repeat (several runs or two writers in one file). Raises `OSError` if the file
+    cannot be read at all.
+    """
+    rows = read_rows(path, TRAINING)
+    frame, problems, damaged = rows.frame, rows.problems, rows.damaged
+    if "warmup" in frame:
+        frame["warmup"] = frame["warmup"] != 0
+    back = _steps_back(frame)
+    if back:
+        damaged = True
+        problems.append(
+            f"steps do not increase at {back} places: several runs or two writers in one file"
+        )
+    if rows.legacy:
+        problems.append("the file has no header; read as step,loss,lr,toks_per_s")
+    missing = [name for name in TRAINING_COLUMNS if name not in frame] if not rows.legacy else []
+    if missing:
+        problems.append(f"the header lacks: {', '.join(missing)}")
+    return TrainingLog(
+        frame=frame,
+        path=name_below(path, relative_to),
+        sha256=rows.sha256,
+        legacy=rows.legacy,
+        dropped_rows=rows.dropped,
+        problems=tuple(problems),
+        damaged=damaged,
+    )
+
+
+def _steps_back(frame: pd.DataFrame) -> int:
+    if "step" not in frame or len(frame) < 2:
+        return 0
+    import numpy as np
+
+    return int(np.count_nonzero(np.diff(frame["step"].to_numpy()) <= 0))

@@ -1,0 +1,365 @@
+"""Comma-separated rows from a file that may be torn, damaged or still growing.
+
+A row counts only if it ends in a newline and has exactly the header's number of fields, all of
+them readable. pandas alone would take a torn `60,...,1` for one token per second.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runbook.folder.launch.lines import WholeLines
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pandas as pd
+
+
+_NEWLINE, _COMMA = 10, 44
+_NOT_A_NUMBER = ("", "nan", "NaN", "-nan", "-NaN", "NAN")
+_LARGEST_EXACT = float(2**53)
+# Rows for which there is room at once; the size of a file says little of one with a long tail.
+_MOST_ROOM = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSpec:
+    """What the columns of a file are: `text` columns are strings, all others are numbers.
+
+    `key` is the column that the header must begin with. `filled` columns may not be empty.
+    `headerless` names the columns of the older form of the file, which has no header. Of a file
+    that is `complete` no column may lack: whoever asks for its numbers needs all of them.
+    """
+
+    columns: tuple[str, ...]
+    key: str
+    text: frozenset[str] = frozenset()
+    filled: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
+    headerless: tuple[str, ...] = ()
+    complete: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowFile:
+    """The complete rows of a file, its digest, and what was wrong with the rest."""
+
+    frame: pd.DataFrame
+    sha256: str
+    legacy: bool
+    dropped: int
+    damaged: bool
+    problems: list[str]
+
+
+class _Reader:
+    """State of one pass over a file."""
+
+    def __init__(self, spec: RowSpec, size: int) -> None:
+        self.spec, self.size = spec, size
+        self.columns: tuple[str, ...] = ()
+        self.legacy = False
+        self.all_numbers = True
+        self.numbers: dict[str, Numbers] = {}
+        self.texts: dict[str, list[pd.Series[str]]] = {}
+        self.bad_rows = 0
+        self.headers_again = 0
+        self.nul_rows = 0
+        self.unreadable = ""
+
+    def feed(self, block: bytes) -> None:
+        """Take whole lines."""
+        if not self.columns and not self.unreadable:
+            block = self._take_header(block)
+        if self.unreadable or not block:
+            return
+        frame = self._fast(block)
+        frame = self._slow(block) if frame is None else frame
+        for name in self._wanted():
+            if name in self.spec.text:
+                self.texts.setdefault(name, []).append(frame[name])
+                continue
+            if name not in self.numbers:
+                kind = "int64" if name in self.spec.whole else "float64"
+                room = len(frame) * self.size // len(block)
+                self.numbers[name] = Numbers(kind, min(room + room // 50, _MOST_ROOM))
+            self.numbers[name].extend(frame[name].to_numpy())
+
+    def _take_header(self, block: bytes) -> bytes:
+        line, _, rest = block.partition(b"\n")
+        words = line.decode("utf-8", "replace").strip("\r\ufeff ").split(",")
+        names = tuple(word.strip() for word in words)
+        if names[0] == self.spec.key:
+            self.columns = names
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
+                self.unreadable = f"the header names columns twice: {', '.join(repeated)}"
+            elif self.spec.complete and (lacking := set(self.spec.columns) - set(names)):
+                self.unreadable = f"the header lacks: {', '.join(sorted(lacking))}"
+            return rest
+        if len(names) == len(self.spec.headerless) and is_number(names[0]):
+            self.columns, self.legacy = self.spec.headerless, True
+            return block
+        self.unreadable = (
+            f"the first line is not a header that begins with {self.spec.key!r}: {line[:60]!r}"
+        )
+        return b""
+
+    def _wanted(self) -> list[str]:
+        return [name for name in self.spec.columns if name in self.columns]
+
+    def _fast(self, block: bytes) -> pd.DataFrame | None:
+        """The whole block through the C parser, or None if any row of it needs a closer look."""
+        import numpy as np
+        import pandas as pd
+
+        if b"\0" in block or not _all_plain(block, len(self.columns), self.spec.key):
+            return None
+        wanted = self._wanted()
+        numbers = [name for name in wanted if name not in self.spec.text]
+        options: dict[str, Any] = {
+            "header": None,
+            "names": list(self.columns),
+            "usecols": wanted,
+            "dtype": {name: np.float64 if name in numbers else str for name in wanted},
+            "keep_default_na": False,
+            "quoting": csv.QUOTE_NONE,
+            "skip_blank_lines": False,
+            "low_memory": False,
+        }
+        frame: pd.DataFrame | None = None
+        # Most files have a number in every cell; to look each one up among these words costs more.
+        if self.all_numbers:
+            try:
+                frame = pd.read_csv(io.BytesIO(block), na_filter=False, **options)
+            except ValueError:
+                self.all_numbers = False
+        if frame is None:
+            words = dict.fromkeys(numbers, _NOT_A_NUMBER)
+            try:
+                frame = pd.read_csv(io.BytesIO(block), na_values=words, **options)
+            except ValueError:
+                return None
+        for name in wanted:
+            if name in self.spec.filled and bool(frame[name].isna().any()):
+                return None
+            if name in self.spec.whole and not _all_whole(frame[name].to_numpy()):
+                return None
+        return frame
+
+    def _slow(self, block: bytes) -> pd.DataFrame:
+        """Row by row; a row that cannot be read is counted and dropped."""
+        import pandas as pd
+
+        header = ",".join(self.columns)
+        rows: list[list[float | str]] = []
+        for raw in block.split(b"\n")[:-1]:
+            if b"\0" in raw:
+                self.nul_rows += 1
+                continue
+            text = raw.decode("utf-8", "replace").rstrip("\r")
+            if text == header:
+                self.headers_again += 1
+                continue
+            row = self._row(text)
+            if row is None:
+                self.bad_rows += 1
+            else:
+                rows.append(row)
+        wanted = self._wanted()
+        frame = pd.DataFrame(rows, columns=wanted)
+        types = {n: "str" if n in self.spec.text else "float64" for n in wanted}
+        return frame.astype(types)
+
+    def _row(self, text: str) -> list[float | str] | None:
+        import numpy as np
+
+        fields = text.split(",")
+        if len(fields) != len(self.columns):
+            return None
+        by_name = dict(zip(self.columns, fields, strict=True))
+        row: list[float | str] = []
+        for name in self._wanted():
+            value = by_name[name].strip()
+            if name in self.spec.text:
+                row.append(by_name[name])
+                continue
+            if value == "" and name not in self.spec.filled | self.spec.whole:
+                row.append(float("nan"))
+                continue
+            if not is_number(value):
+                return None
+            number = float(value)
+            if name in self.spec.whole and not _all_whole(np.array([number])):
+                return None
+            row.append(number)
+        return row
+
+    def frame(self) -> pd.DataFrame:
+        """All rows so far, whole-number columns as int64."""
+        import pandas as pd
+
+        wanted = self._wanted() if self.columns and not self.unreadable else list(self.spec.columns)
+        found: dict[str, Any] = {}
+        for name in wanted:
+            if name in self.spec.text:
+                pieces = self.texts.pop(name, None) or [pd.Series([], dtype="str")]
+                found[name] = pd.concat(pieces, ignore_index=True)
+            else:
+                kind = "int64" if name in self.spec.whole else "float64"
+                found[name] = self.numbers.pop(name, Numbers(kind, 0)).array
+        return pd.DataFrame(found, columns=wanted, copy=False)
+
+
+def read_rows(path: Path, spec: RowSpec) -> RowFile:
+    """Read the complete rows of `path` in one pass; never raises for what the file holds.
+
+    Raises `OSError` if the file cannot be read at all.
+    """
+    reader, lines = _Reader(spec, path.stat().st_size), WholeLines(path)
+    for block in lines:
+        reader.feed(block)
+    damage = [*lines.problems, *_damage(reader)]
+    return RowFile(
+        frame=reader.frame(),
+        sha256=lines.sha256,
+        legacy=reader.legacy,
+        dropped=reader.bad_rows + reader.nul_rows + lines.endless + bool(lines.torn_bytes),
+        damaged=bool(damage),
+        problems=[*_torn(lines), *damage],
+    )
+
+
+def _torn(lines: WholeLines) -> Iterator[str]:
+    if lines.torn_bytes:
+        nul = " that ends in NUL bytes" if lines.torn.endswith(b"\0") else ""
+        yield f"a torn last line{nul} was dropped ({lines.torn_bytes} bytes)"
+
+
+def _damage(reader: _Reader) -> Iterator[str]:
+    if reader.unreadable:
+        yield reader.unreadable
+    if reader.headers_again:
+        yield f"the header occurs {reader.headers_again} more times"
+    if reader.nul_rows:
+        yield f"{reader.nul_rows} rows hold NUL bytes and were dropped"
+    if reader.bad_rows:
+        yield f"{reader.bad_rows} unreadable rows were dropped"
+
+
+def _all_plain(block: bytes, columns: int, key: str) -> bool:
+    """Whether every line has so many fields, and none may be the header again."""
+    import numpy as np
+
+    data = np.frombuffer(block, dtype=np.uint8)
+    marks = np.flatnonzero((data == _COMMA) | (data == _NEWLINE))
+    if len(marks) % columns:
+        return False
+    ends = marks[columns - 1 :: columns]
+    said = data[marks].reshape(-1, columns) == _NEWLINE
+    if not said[:, -1].all() or said[:, :-1].any():
+        return False
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    return not (data[starts] == ord(key[0])).any()
+
+
+def _all_whole(values: npt.NDArray[np.float64]) -> bool:
+    """Finite, without a fraction, and small enough to be exact in a float64."""
+    import numpy as np
+
+    good = np.isfinite(values) & (np.abs(values) <= _LARGEST_EXACT)
+    return bool(np.all(good)) and bool(np.all(values == np.floor(values)))
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell holds a number, NaN and infinities included."""
+    if "_" in text:  # Python reads 1_000 as a number; no trainer writes that
+        return False
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_ROOM = 1 << 12
+
+
+class Numbers:
+    """An array that grows in place, so that a column is in memory once."""
+
+    def __init__(self, kind: type | str, room: int = 0) -> None:
+        import numpy as np
+
+        self._values: npt.NDArray[Any] = np.empty(room, dtype=kind)
+        self._count = 0
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """What was put in so far."""
+        return self._values[: self._count]
+
+    def extend(self, values: npt.NDArray[np.float64] | Sequence[Any]) -> None:
+        """Append, in the array's own type."""
+        import numpy as np
+
+        end = self._count + len(values)
+        if end > len(self._values):
+            grown = np.empty(max(_ROOM, 2 * end), dtype=self._values.dtype)
+            grown[: self._count] = self.array
+            self._values = grown
+        self._values[self._count : end] = values
+        self._count = end
+
+
+class Table:
+    """Columns by name, each of one type: int, bool and float, whose None is NaN, or text."""
+
+    def __init__(self, types: Mapping[str, type]) -> None:
+        self._types = dict(types)
+        self._columns: dict[str, Numbers | list[Any]] = {}
+        self._rows: list[tuple[Any, ...]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._rows or self._columns)
+
+    def add(self, row: tuple[Any, ...]) -> None:
+        """One row, in the order of the names."""
+        self._rows.append(row)
+
+    def extend(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Many rows at once."""
+        self._close()
+        self._append(columns)
+
+    def frame(self) -> pd.DataFrame:
+        """All rows; the table is empty afterwards."""
+        import pandas as pd
+
+        self._close()
+        columns, self._columns = self._columns, {}
+        found = {
+            name: column.array if isinstance(column, Numbers) else column
+            for name, kind in self._types.items()
+            for column in [columns.get(name, _column(kind))]
+        }
+        return pd.DataFrame(found, copy=False)
+
+    def _close(self) -> None:
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._append(dict(zip(self._types, zip(*rows, strict=True), strict=True)))
+
+    def _append(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        for name, kind in self._types.items():
+            self._columns.setdefault(name, _column(kind)).extend(columns[name])
+
+
+def _column(kind: type) -> Numbers | list[Any]:
+    return [] if kind is str else Numbers(kind)

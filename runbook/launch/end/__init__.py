@@ -1,1 +1,0 @@
-"""How a launch ended, and for what reason."""

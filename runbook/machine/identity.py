@@ -1,0 +1,180 @@
+"""Commit, software and machine of a run, as few words: are two parts of it comparable?
+
+What would identify a machine or its owner is a digest. A record that an earlier version wrote lacks
+what that version did not know; only what both know is compared. Which code an interpreter imports
+is asked without importing it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import site
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from nsa.contract import installed_digest, package_digest
+from nsa.contract.digests import sha256_of
+from nsa.torch_env import VISIBLE_DEVICES
+from runbook.errors import UsageError
+from runbook.files import data_path
+from runbook.machine import git
+from runbook.machine.gpu import find_nvidia_smi
+from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
+from runbook.machine.gpu.visible import visible_gpus
+from runbook.records import RunRecord
+from runbook.records.run import PACKAGE
+
+# Under this name the record's environment keeps `code_digest`.
+CODE = "code"
+_NONE = "none"
+_SILENT = "nvidia-smi does not say"
+_DIGITS = 12
+_WORDS = {
+    "changes": "changes against the commit (digest)",
+    CODE: "code of the packages (digest)",
+    PACKAGE: "package under test (digest)",
+    "machine": "machine (digest)",
+    "gpus": "GPUs (digest)",
+    "packages": "packages that training computes with (digest)",
+}
+
+
+def identity() -> dict[str, str]:
+    """What has to stay the same for the rows of two parts of a run to be comparable.
+
+    Interpreter, system, torch, the packages below it, commit and the change against it, driver, and
+    by digests the code of our packages, the machine and the GPUs that a launch can see.
+    """
+    checkout = git.find_checkout()
+    state = git.read_git(checkout) if checkout else None
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = _NONE
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "torch": torch,
+        "packages": installed_digest()[:_DIGITS],
+        "commit": (state.sha if state else None) or _NONE,
+        "changes": state.diff_sha256[:_DIGITS] if state else _NONE,
+        CODE: code_digest(),
+        PACKAGE: package_under_test(),
+        "machine": _digest(platform.node()),
+        **_gpus(),
+    }
+
+
+def code_digest() -> str:
+    """Digest of the Python files of our packages and of the templates, as they are read here."""
+    digests = [package_digest(folder) for folder in package_folders().values()]
+    templates = sorted(data_path("templates").iterdir())
+    return _digest("".join([*digests, *(sha256_of(path) for path in templates if path.is_file())]))
+
+
+def package_under_test() -> str:
+    """Digest of the trainer's package, as the harness would import it."""
+    return package_digest(package_folders()["nsa"])[:_DIGITS]
+
+
+def package_path() -> str:
+    """The folder that the harness would import the trainer's package from."""
+    return str(package_folders()["nsa"])
+
+
+def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:
+    """Raise `UsageError` that names every part of `identity` in which this is another machine."""
+    differ = [
+        f"{_WORDS.get(name, name)}: {record.environment[name]} then, {value} now"
+        for name, value in now.items()
+        if record.environment.get(name, value) != value
+    ]
+    if differ:
+        problems = [f"{record.run_id} cannot go on, its rows would not be alike: {differ[0]}"]
+        raise UsageError([*problems, *differ[1:]], hint="start a new run instead")
+
+
+def _gpus() -> dict[str, str]:
+    """Driver, and the UUIDs of the GPUs that are visible here as one digest."""
+    program = find_nvidia_smi()
+    if program is None:
+        return {"gpus": _NONE, "driver": _NONE}
+    smi, _ = read_nvidia_smi(program)
+    if smi is None or not smi.gpus:
+        return {"gpus": _SILENT, "driver": _SILENT}
+    # Of instances of a GPU (MIG) only the variable tells which.
+    named = os.environ.get(VISIBLE_DEVICES, "")
+    seen = visible_gpus(smi.gpus, environment=os.environ)
+    uuids = sorted(gpu.uuid for gpu in seen or smi.gpus)
+    uuids += [named] if not seen or "MIG-" in named else []
+    return {"gpus": _digest("\n".join(uuids)), "driver": smi.driver or _SILENT}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+PACKAGES = ("nsa", "runbook", "phases", "reports")
+_AT_START = ("sitecustomize", "usercustomize")
+# What makes the environment itself writes, in the name of no package.
+_OF_AN_ENVIRONMENT = ("_virtualenv.pth", "distutils-precedence.pth")
+
+
+def package_folders() -> dict[str, Path]:
+    """The folder that each of the project's packages is imported from, links resolved."""
+    found = {}
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None:
+            found[name] = Path(spec.origin).resolve().parent
+    return found
+
+
+def startup_code() -> list[str]:
+    """Files that every interpreter here runs before the program and no installed package owns.
+
+    Such a file can change what a launch computes, or how fast. Python's own are left out.
+    """
+    found = []
+    for name in _AT_START:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.origin is not None and not _is_pythons(Path(spec.origin)):
+            found.append(spec.origin)
+    lines = [
+        path for folder in site.getsitepackages() for path in sorted(Path(folder).glob("*.pth"))
+    ]
+    running = [path for path in lines if path.name not in _OF_AN_ENVIRONMENT and _runs(path)]
+    owned = _owned() if running else set()
+    return found + [str(path) for path in running if path.resolve() not in owned]
+
+
+def _is_pythons(path: Path) -> bool:
+    """True for what came with the interpreter (Debian has a `sitecustomize` of its own)."""
+    library = Path(sys.base_prefix, "lib").resolve()
+    return path.resolve().is_relative_to("/etc") or (
+        path.is_relative_to(library) and "site-packages" not in path.parts
+    )
+
+
+def _runs(path: Path) -> bool:
+    """Has the file a line that Python executes, and does not take for a folder?"""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return any(line.startswith(("import ", "import\t")) for line in text.splitlines())
+
+
+def _owned() -> set[Path]:
+    """Every `.pth` file that an installed package lists as its own."""
+    return {
+        Path(str(package.locate_file(file))).resolve()
+        for package in metadata.distributions()
+        for file in package.files or ()
+        if file.suffix == ".pth"
+    }

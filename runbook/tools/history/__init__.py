@@ -1,0 +1,1 @@
+"""The runs of a folder as rows, and one number through them."""
