@@ -25,7 +25,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import nsa
+from benchmarks.attention.checks import load_peer
 from nsa.attention import choose_path
 
 SHAPE = {"dim": 768, "heads": 12, "groups": 2, "width": 64}
@@ -72,10 +72,7 @@ def makers(peers: list[str]) -> dict[str, Maker]:
         "nsa": lambda: nsa.NSAAttention(nsa.NSAConfig()),
     }
     for peer in peers:
-        module, _, name = peer.partition(":")
-        if not name:
-            raise SystemExit(f"--peer {peer!r}: must be module:callable, for example mine:make")
-        make = getattr(import_module(module), name)
+        make = load_peer(peer)
         found[peer] = lambda make=make: make(*SHAPE.values())
     return found
 

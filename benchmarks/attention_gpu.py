@@ -35,7 +35,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.attention_checks import (
+from benchmarks.attention.checks import (
     BOUND,
     CFG,
     Arm,
@@ -47,8 +47,8 @@ from benchmarks.attention_checks import (
     load_peer,
     ours,
 )
-from benchmarks.attention_kernels import breakdown, kernel_table
-from benchmarks.attention_times import Timed, peak_bytes, timed
+from benchmarks.attention.kernels import breakdown, kernel_table
+from benchmarks.attention.times import Timed, peak_bytes, timed
 from benchmarks.program import (
     TO_BE_CONTINUED,
     Program,

@@ -21,7 +21,6 @@ import argparse
 import ast
 import difflib
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -31,7 +30,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
-from itertools import count
 from pathlib import Path
 from queue import Queue
 from xml.etree import ElementTree
@@ -41,6 +39,8 @@ from cosmic_ray.ast import get_ast
 from cosmic_ray.mutating import MutationVisitor
 from cosmic_ray.plugins import get_operator, operator_names
 from coverage import CoverageData
+
+from benchmarks.program import of_copy, write_anew
 
 ROOT = Path(__file__).resolve().parents[1]
 EQUIVALENTS = Path(__file__).with_name("judging_equivalents.yaml")
@@ -213,7 +213,6 @@ class Copies:
             self._free.put(copy)
         self._coverage = results.resolve() / "coverage"
         self._durations = results.resolve() / "durations.xml"
-        self._moments = count()
         self._took: dict[str, float] = {}
 
     def measure(self) -> None:
@@ -230,7 +229,7 @@ class Copies:
         copy = self._free.get()
         listed = _listed(copy, sorted(names))
         words = _pytest("--collect-only", "-qq", "-n0", listed)
-        subprocess.run(words, cwd=copy, env=_environment(copy), check=True, capture_output=True)
+        subprocess.run(words, cwd=copy, env=of_copy(copy), check=True, capture_output=True)
         self._free.put(copy)
 
     def _cover(self) -> None:
@@ -243,7 +242,7 @@ class Copies:
         words += (f"--junitxml={self._durations}",)
         cover = ("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", "-x")
         copy = self._free.get()
-        subprocess.run(_pytest(*words, *cover), cwd=copy, env=_environment(copy), check=True)
+        subprocess.run(_pytest(*words, *cover), cwd=copy, env=of_copy(copy), check=True)
         self._free.put(copy)
 
     def tests(self, change: Change) -> list[str]:
@@ -269,18 +268,12 @@ class Copies:
         copy = self._free.get()
         source, text = mutated(change)
         try:
-            self._write(copy / change.path, text)
+            write_anew(copy / change.path, text)
             outcome = _run(copy, tests)
         finally:
-            self._write(copy / change.path, source)
+            write_anew(copy / change.path, source)
             self._free.put(copy)
         return replace(describe(change), outcome=outcome, tests=len(tests))
-
-    def _write(self, path: Path, text: str) -> None:
-        """Python compiles a file anew when its second or size is another: give each its own."""
-        path.write_text(text, encoding="utf-8")
-        moment = 1_000_000_000 + next(self._moments)
-        os.utime(path, (moment, moment))
 
 
 def _statement(change: Change) -> tuple[int, int]:
@@ -303,7 +296,7 @@ def _run(copy: Path, tests: Sequence[str]) -> str:
         done = subprocess.run(
             words,
             cwd=copy,
-            env=_environment(copy),
+            env=of_copy(copy),
             capture_output=True,
             text=True,
             timeout=TIME_LIMIT_S,
@@ -327,11 +320,6 @@ def _listed(copy: Path, tests: Sequence[str]) -> str:
 
 def _pytest(*words: str) -> list[str]:
     return [sys.executable, "-m", "pytest", *words]
-
-
-def _environment(copy: Path) -> dict[str, str]:
-    """Python imports the packages of the copy."""
-    return os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
 
 
 def equivalents() -> dict[tuple[str, str, str], str]:

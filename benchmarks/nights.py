@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.program import of_copy
 from runbook.stats.decision import Decided
 from runbook.stats.pairs import regression
 from runbook.stats.plans import REGRESSION_PLAN
@@ -72,8 +73,7 @@ def night(clone: Path, commits: tuple[str, str], seed: int, scale: float) -> dic
         *("--steps-scale", str(scale), "--out", str(out), "--quiet"),
     ]
     begun = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(clone), "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=clone, env=environment, check=False, capture_output=True)
+    subprocess.run(command, cwd=clone, env=of_copy(clone), check=False, capture_output=True)
     record = json.loads(next(out.glob("*/run.json")).read_text(encoding="utf-8"))
     phase = next(one for one in record["phases"] if one["name"] == "regression")
     check = next(one for one in phase["checks"] if one["id"] == "regression.pace")

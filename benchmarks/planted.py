@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planted_copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all
+from benchmarks.program import machine_line, of_copy
 
 DEFECTS = load_all()
 (EIGHT,) = load(ALL_AT_ONCE)
@@ -71,7 +72,7 @@ def run(copy: Copy, defect: Defect, out: Path) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "runbook", "run", *words, "--out", str(out)],
             cwd=copy.root,
-            env=copy.environment(),
+            env=of_copy(copy.root),
             capture_output=True,
             text=True,
             check=False,
@@ -220,7 +221,7 @@ def main(words: Sequence[str] | None = None) -> int:
     injected = [result for result in found if result.name != HEALTHY]
     noticed = sum(result.good for result in injected)
     wrong = f"not as it should be: {', '.join(bad) or 'none'}"
-    print(f"{noticed} of {len(injected)} noticed; {wrong}", file=sys.stderr)
+    print(f"{noticed} of {len(injected)} noticed; {wrong} ({machine_line()})", file=sys.stderr)
     return 1 if bad else 0
 
 

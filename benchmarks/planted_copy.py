@@ -7,7 +7,6 @@ A defect is text that occurs exactly once in a file, and what replaces it. They 
 from __future__ import annotations
 
 import ast
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from benchmarks.program import of_copy, write_anew
 
 ROOT = Path(__file__).resolve().parents[1]
 DEFECTS_FOLDER = Path(__file__).parent / "planted_defects"
@@ -117,7 +118,6 @@ class Copy:
             else:
                 root.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, root / name)
-        self._edits = 0
 
     def check(self, defects: Sequence[Defect]) -> None:
         """Raise AnchorError that lists all defects that do not fit; and that the copy does not run.
@@ -129,7 +129,7 @@ class Copy:
         code = "".join(f"import {name}; print({name}.__file__); " for name in packages)
         words = [sys.executable, "-P", "-c", code]
         done = subprocess.run(
-            words, cwd=self.root, env=self.environment(), capture_output=True, text=True, check=True
+            words, cwd=self.root, env=of_copy(self.root), capture_output=True, text=True, check=True
         )
         found = done.stdout.splitlines()
         problems += [f"{path} is not of the copy" for path in found if str(self.root) not in path]
@@ -139,30 +139,15 @@ class Copy:
     @contextmanager
     def injected(self, edits: Sequence[Edit]) -> Iterator[None]:
         """The edits are in the copy within. Raises AnchorError where one does not fit."""
-        kept = {edit.path: (self.root / edit.path).read_bytes() for edit in edits}
+        kept = {edit.path: (self.root / edit.path).read_text("utf-8") for edit in edits}
         try:
             for edit in edits:
                 path = self.root / edit.path
                 text = path.read_text(encoding="utf-8")
                 if text.count(edit.old) != 1:
                     raise AnchorError(f"{edit.path} holds the text {text.count(edit.old)} times")
-                self._write(path, text.replace(edit.old, edit.new).encode())
+                write_anew(path, text.replace(edit.old, edit.new))
             yield
         finally:
-            for name, data in kept.items():
-                self._write(self.root / name, data)
-
-    def _write(self, path: Path, data: bytes) -> None:
-        """Python compiles a file anew when its second or size is another: give each its own."""
-        path.write_bytes(data)
-        self._edits += 1
-        moment = 1_000_000_000 + self._edits
-        os.utime(path, (moment, moment))
-
-    def environment(self) -> dict[str, str]:
-        """Of a run of the copy: the copy is first on the path, the caller's toggles are not there.
-
-        One thread for each process, as under torchrun.
-        """
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
-        return {**kept, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
+            for name, text in kept.items():
+                write_anew(self.root / name, text)

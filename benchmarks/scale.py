@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from runbook.config.phase import PlanContext
     from runbook.records.evidence import RankLog
-    from runbook.records.phase import PlanContext
 
 SHARE, GROWTH_MIB, JUDGED_S = 0.05, 4.0, 30.0
 # Steps after which a launch has settled.
@@ -138,7 +138,7 @@ def write_folder(root: Path, ranks: int) -> None:
     """A healthy launch of the baseline, as its ranks would have left it."""
     from dataclasses import replace
 
-    from runbook import registry
+    from runbook.config import registry
     from tests.phases.on_disk import write_beats, write_launch
     from tests.phases.traces import healthy
 
@@ -152,7 +152,7 @@ def write_folder(root: Path, ranks: int) -> None:
 
 def judge_folder(root: Path, ranks: int) -> None:
     """Read and judge it; prints processor time and the most memory of this process."""
-    from runbook import registry
+    from runbook.config import registry
     from runbook.folder.launch.evidence import read_launch
     from runbook.records import LaunchResult, Outcome
     from runbook.records.evidence import PhaseEvidence

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from nsa.attention.triton.compressed.tiles import FEW, choose_compressed_cut
-from nsa.attention.triton.tiles import LEAST, ByBlock, Tile, choose_cut
+from nsa.attention.triton.selected.tiles import ByBlock, choose_cut
+from nsa.attention.triton.tiles import LEAST, Tile
 from nsa.attention.triton.window.tiles import choose_window_cut
 from nsa.config import NSAConfig
 
@@ -68,7 +69,7 @@ _LISTS = {
 
 def selected(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """The selected branch: lists of blocks, forward, gradients of queries and of keys."""
-    from nsa.attention.triton import columns, index, launch, lists, ranges, rows
+    from nsa.attention.triton.selected import columns, index, launch, lists, ranges, rows
 
     cut, shape = choose_cut(cfg, seq_len, pairs), launch.shape_constants(cfg)
     l_sel, by_block, of = {"L_SEL": cfg.l_sel}, cut.by_block, {"pointers": _LISTS}
@@ -99,7 +100,7 @@ def selected(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
 
 def _by_block(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
     """Instead of the two that walk: blocks own the work, and parts are of the call's type."""
-    from nsa.attention.triton import blocks, index, launch, lists
+    from nsa.attention.triton.selected import blocks, index, launch, lists
 
     pointers = {name: kind for name, kind in _LISTS.items() if name != "parts"}
     shape, places = launch.shape_constants(cfg), {"PLACES": cut.places}
@@ -126,13 +127,7 @@ def compressed(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
 
     What it gives and its gradients are float32 in every call, and its keys where they choose.
     """
-    from nsa.attention.triton import (
-        compressed_columns,
-        compressed_keys,
-        compressed_launch,
-        compressed_rows,
-        top,
-    )
+    from nsa.attention.triton.compressed import columns, keys, launch, rows, top
 
     floats = ("out", "grad", "dk", "dv", "lse", "exact_lse", "delta", "parts")
     own = ("terms", "rounded_grad")
@@ -140,29 +135,29 @@ def compressed(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     of["own"] = own
     cut = choose_compressed_cut(cfg, seq_len, pairs)
     shape, terms = (
-        compressed_launch.compressed_constants(cfg),
-        compressed_launch.n_terms(torch.bfloat16),
+        launch.compressed_constants(cfg),
+        launch.n_terms(torch.bfloat16),
     )
     owned = {"KEYS": cut.owned, "PIECE": cut.piece}
     exact, rounded = {"KEYS": cut.keys, "TERMS": terms}, {"KEYS": cut.rounded_keys}
     for name, function, tile, more in (
-        ("forward", compressed_rows.compressed_kernel, cut.forward, exact),
-        ("dq", compressed_rows.compressed_query_gradient_kernel, cut.query_gradient, rounded),
-        ("dk, dv", compressed_columns.compressed_piece_kernel, cut.key_gradient, owned),
+        ("forward", rows.compressed_kernel, cut.forward, exact),
+        ("dq", rows.compressed_query_gradient_kernel, cut.query_gradient, rounded),
+        ("dk, dv", columns.compressed_piece_kernel, cut.key_gradient, owned),
     ):
         yield _tiled(f"compressed {name}", function, tile, {**shape, **more}, **of)
     rest = {name: value for name, value in shape.items() if name != "HEADS"}
     yield Kernel(
-        name="compressed sum", function=compressed_columns.compressed_sum_kernel,
+        name="compressed sum", function=columns.compressed_sum_kernel,
         constants={**rest, **owned, "FEW": FEW}, **of,
     )  # fmt: skip
     widths = {name: shape[name] for name in ("D_K", "D_V", "WIDTH_K", "WIDTH_V")}
     yield Kernel(
-        name="terms of keys", function=compressed_keys.terms_kernel,
+        name="terms of keys", function=keys.terms_kernel,
         pointers={"k": "fp32", "v": "fp32"}, own=(*own, "values"),
         constants={**widths, "TERMS": terms, "KEYS": FEW, "VALUES": True},
     )  # fmt: skip
-    chosen = compressed_launch.top_constants(cfg, torch.bfloat16)
+    chosen = launch.top_constants(cfg, torch.bfloat16)
     yield Kernel(
         name=f"top blocks, {cut.top.rows} tokens", function=top.top_kernel, warps=cut.top.warps,
         stages=cut.top.stages, dots=True,
@@ -172,34 +167,34 @@ def compressed(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
 
 def window(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """The sliding window: forward, gradients; of keys by whether walks are in pieces."""
-    from nsa.attention.triton import window, window_keys, window_launch
+    from nsa.attention.triton.window import keys, launch, rows
 
     cut = choose_window_cut(cfg, seq_len, pairs)
-    shape, in_pieces = window_launch.constants(cfg, cut), cut.pieces > 1
+    shape, in_pieces = launch.constants(cfg, cut), cut.pieces > 1
     parts = dict.fromkeys(("dk", "dv") if in_pieces else (), "fp32")
-    keys = f"window dk, dv{', in pieces' * in_pieces}"
+    of_keys = f"window dk, dv{', in pieces' * in_pieces}"
     for name, function, tile, more in (
-        ("window forward", window.window_kernel, cut.forward, {}),
-        ("window dq", window.window_query_kernel, cut.query_gradient, {}),
-        (keys, window_keys.window_keys_kernel, cut.key_gradient, parts),
+        ("window forward", rows.window_kernel, cut.forward, {}),
+        ("window dq", rows.window_query_kernel, cut.query_gradient, {}),
+        (of_keys, keys.window_keys_kernel, cut.key_gradient, parts),
     ):
         pointers = {"lse": "fp32", "delta": "fp32", **more}
         yield _tiled(name, function, tile, shape, pointers=pointers)
     if in_pieces:
         yield Kernel(
-            name="window sum", function=window_keys.window_sum_kernel,
+            name="window sum", function=keys.window_sum_kernel,
             pointers={"parts_k": "fp32", "parts_v": "fp32"},
-            constants={"PIECES": cut.pieces, "NUMBERS": window_launch.NUMBERS},
+            constants={"PIECES": cut.pieces, "NUMBERS": launch.NUMBERS},
         )  # fmt: skip
 
 
 def between(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:  # noqa: ARG001
     """Pooled keys and values, the gated sum, and the gradients of both; of no length."""
-    from nsa.attention.triton import mix, mix_launch, pool, pool_launch
+    from nsa.attention.triton.between import launch, mix, pool
 
     # The compressed branch, its keys and its values are float32 in every call.
     floats = ("cmp", "d_cmp", "pooled_k", "pooled_v", "grad_k", "grad_v")
-    mixed, pooled = mix_launch.constants(cfg.n_heads, cfg.d_v), pool_launch.constants(cfg)
+    mixed, pooled = launch.mix_constants(cfg.n_heads, cfg.d_v), launch.pool_constants(cfg)
     for name, function, constants in (
         ("pool", pool.pool_kernel, pooled),
         ("mix", mix.mix_kernel, mixed),
@@ -213,27 +208,6 @@ def between(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:  # no
         )  # fmt: skip
 
 
-def decode(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:  # noqa: ARG001
-    """One token on a cache, whose compressed keys are float32: no part of a training step."""
-    from nsa.attention.triton import decode, decode_launch
-
-    floats = ("k_cmp", "v_cmp", "scores", "parts", "bests", "totals")
-    pointers = {**dict.fromkeys(floats, "fp32"), "blocks": "i32"}
-    shape, tile = decode_launch.constants(cfg, cfg.n_blocks(seq_len)), decode_launch.tile(cfg)
-    for name, function in (
-        ("compressed", decode.compressed_parts_kernel),
-        ("choose", decode.choose_kernel),
-        ("read", decode.read_kernel),
-        ("finish", decode.finish_kernel),
-    ):
-        yield Kernel(
-            name=f"decode {name}", function=function, warps=tile.warps, stages=tile.stages,
-            dots=name == "read", pointers=pointers, constants={**shape[name], "ROWS": tile.rows},
-            own=("k_sel", "v_sel", "k_win", "v_win", "gates"),
-        )  # fmt: skip
-
-
-TRAINING: dict[str, Callable[[NSAConfig, int, int], Iterator[Kernel]]] = {
+PARTS: dict[str, Callable[[NSAConfig, int, int], Iterator[Kernel]]] = {
     "between": between, "compressed": compressed, "selected": selected, "window": window,
 }  # fmt: skip
-PARTS = {**TRAINING, "decode": decode}

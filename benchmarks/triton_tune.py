@@ -36,9 +36,9 @@ import triton
 import yaml
 from torch import Tensor
 
-from benchmarks.attention_checks import CFG, inputs, largest_error, ours
+from benchmarks.attention.checks import CFG, inputs, largest_error, ours
+from benchmarks.attention.kernels import breakdown
 from benchmarks.attention_gpu import sparse
-from benchmarks.attention_kernels import breakdown
 from benchmarks.program import (
     TO_BE_CONTINUED,
     Program,

@@ -35,13 +35,13 @@ from phases.kit.limits import (
     fixed_rules,
 )
 from phases.kit.measure import rank_value
-from phases.kit.rows import Row, RowPhase, first_problem
+from phases.kit.rows import Row, RowPhase
 from phases.machine.gpu_samples import balance, headroom, utilisation
 from phases.training.plausible import alike
 from phases.training.proofs import effect_problem
 from phases.training.training import toggles_row, training_rows
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Reason
-from runbook.records.phase import Judgement, PlanContext
 
 _COMPRESS = "NSA_DDP_COMPRESS"
 
@@ -76,90 +76,42 @@ class Baseline(RowPhase):
 
     def rows(self) -> Sequence[Row]:
         """The runbook's baseline judgements."""
+        each, together = self.launched.each, self.launched.together
+        alike_all = "Did all launches run the same configuration?"
+        level = "Is it no slower than the best level that accepted runs held?"
+        share = "What share of the matrix product that preflight measured is used?"
+        time = "How long will the production run take, and what will it cost?"
+        shown = partial(together, restates="throughput", own=True)
+        low = partial(together, topic="throughput", restates="throughput")
         return (
             *training_rows(self.names),
-            Row("comparable", "Did all launches run the same configuration?", self.over(alike)),
+            together("comparable", alike_all, alike),
             toggles_row(self.names, but=(_COMPRESS,)),
-            Row(
-                "compression",
-                "Is gradient compression active?",
-                self.over(partial(first_problem, _compression)),
-                topic="compression",
-            ),
-            Row(
+            each("compression", "Is gradient compression active?", _compression, "compression"),
+            together(
                 "throughput",
                 "Does the throughput reach the floor?",
-                self.over(throughput),
-                topic="throughput",
+                throughput,
+                "throughput",
                 own=True,
             ),
-            Row(
+            together(
                 "against_last_accepted",
                 "Is it no slower than the last accepted run?",
-                self.over(against_last),
-                topic="regression",
+                against_last,
+                "regression",
             ),
-            Row(
-                "against_best_accepted",
-                "Is it no slower than the best level that accepted runs held?",
-                self.over(against_best),
-                topic="regression",
+            together("against_best_accepted", level, against_best, "regression"),
+            shown("throughput_aim", "Is the throughput in the target band?", aim),
+            together(
+                "target_fresh", "Can the floor catch anything?", stale_target, "target", own=True
             ),
-            Row(
-                "throughput_aim",
-                "Is the throughput in the target band?",
-                self.over(aim),
-                restates="throughput",
-                own=True,
-            ),
-            Row(
-                "target_fresh",
-                "Can the floor catch anything?",
-                self.over(stale_target),
-                topic="target",
-                own=True,
-            ),
-            Row(
-                "mfu",
-                "What share of the device's peak is used?",
-                self.over(mfu),
-                topic="throughput",
-                restates="throughput",
-            ),
-            Row(
-                "mfu_of_ceiling",
-                "What share of the matrix product that preflight measured is used?",
-                self.over(mfu_of_ceiling),
-                topic="throughput",
-                needs=("preflight",),
-                restates="throughput",
-            ),
-            Row(
-                "gpu_utilisation",
-                "Are the GPUs busy?",
-                self.over(utilisation),
-                topic="throughput",
-                restates="throughput",
-            ),
-            Row(
-                "gpu_balance",
-                "Are the GPUs equally busy?",
-                self.over(balance),
-                topic="balance",
-            ),
-            Row(
-                "memory_headroom",
-                "Is enough GPU memory left?",
-                self.over(partial(first_problem, headroom)),
-                topic="memory",
-            ),
-            Row(
-                "production_time",
-                "How long will the production run take, and what will it cost?",
-                self.over(production_days),
-                restates="throughput",
-                own=True,
-            ),
+            low("mfu", "What share of the device's peak is used?", mfu),
+            low("mfu_of_ceiling", share, mfu_of_ceiling, needs=("preflight",)),
+            low("gpu_utilisation", "Are the GPUs busy?", utilisation),
+            together("gpu_balance", "Are the GPUs equally busy?", balance, "balance"),
+            each("memory_headroom", "Is enough GPU memory left?", headroom, "memory"),
+            shown("production_time", time, production_days),
         )
 
     def details(self, case: Case) -> Judgement:

@@ -12,8 +12,8 @@ from phases.kit.limits import FLAKY_LAUNCHES, fixed_rules
 from phases.kit.measure import derived, rank_value
 from phases.kit.rows import Row
 from phases.training.training import training_rows
+from runbook.config.phase import PlanContext
 from runbook.records import Measurement, Reason
-from runbook.records.phase import PlanContext
 from runbook.stats.arms import best_arm_sequential
 from runbook.stats.decision import Decided, Decision
 from runbook.stats.plans import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN

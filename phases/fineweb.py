@@ -12,8 +12,8 @@ from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.as_planned import data_problems
 from phases.training.training import training_rows
+from runbook.config.phase import PlanContext
 from runbook.records import Launch, Reason
-from runbook.records.phase import PlanContext
 
 _SMOKE, _TRAIN = "loader", "train"
 _MISSING = ("datasets", "tiktoken")

@@ -29,9 +29,9 @@ from phases.kit.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, fixed_r
 from phases.kit.measure import log_value, rank_value, with_limit
 from phases.kit.rows import Row
 from phases.training.training import training_rows
+from runbook.config.phase import Judgement, PlanContext
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Span
-from runbook.records.phase import Judgement, PlanContext
 from runbook.stats.decision import Decided, Decision
 from runbook.stats.pairs import non_inferiority, t_quantile
 from runbook.stats.plans import FUSED_LAUNCHES_PLAN, FUSED_PLAN

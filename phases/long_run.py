@@ -38,9 +38,9 @@ from phases.training.stability import (
     with_memory,
 )
 from phases.training.training import toggles_row, training_rows
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Compared, Comparison, Launch, Mark, Outcome, Reason, Series, Span, Stop
 from runbook.records.measurement import MIB_PER_GIB
-from runbook.records.phase import Judgement, PlanContext
 
 _LAUNCH, _STOPPED, _RESUMED = "run", "stopped", "resumed"
 # Steps that a launch does before it is told to end, and those that it would have left.
@@ -126,47 +126,28 @@ class LongRun(RowPhase):
 
     def rows(self) -> Sequence[Row]:
         """Stability, each aspect by itself."""
+        each = self.launched.each
+        steady = "Is the throughput steady from beginning to end?"
+        learns = "Does the loss fall towards the entropy rate of the data?"
+        under = "Does every rank stay under the memory limit?"
         # What is stopped has to end well too.
         completed = training_rows(super().names)[0]
         return (
             completed,
             *training_rows(self.names)[1:],
             toggles_row(self.names),
-            Row(
-                "no_halt",
-                "Did the run go without a watchdog halt?",
-                partial(no_halt, name=_LAUNCH),
-                topic="stall",
-            ),
-            Row(
-                "steady",
-                "Is the throughput steady from beginning to end?",
-                partial(steadiness, name=_LAUNCH),
-                topic="steady",
-                own=partial(own_steady, name=_LAUNCH),
-            ),
-            Row(
-                "learns",
-                "Does the loss fall towards the entropy rate of the data?",
-                _learns,
-                topic="learns",
-                own=partial(own_learns, name=_LAUNCH),
-            ),
-            Row("gates", "Are the gates healthy?", partial(gates, name=_LAUNCH), topic="gates"),
-            Row(
+            each("no_halt", "Did the run go without a watchdog halt?", no_halt, "stall"),
+            each("steady", steady, steadiness, "steady", own=own_steady),
+            each("learns", learns, _learns, "learns", own=own_learns),
+            each("gates", "Are the gates healthy?", gates, "gates"),
+            each(
                 "memory_plateau",
                 "Has memory stopped growing?",
-                partial(memory_plateau, name=_LAUNCH),
-                topic="memory",
-                own=partial(own_memory_plateau, name=_LAUNCH),
+                memory_plateau,
+                "memory",
+                own=own_memory_plateau,
             ),
-            Row(
-                "memory_limit",
-                "Does every rank stay under the memory limit?",
-                partial(memory_limit, name=_LAUNCH),
-                topic="memory",
-                own=partial(own_memory_limit, name=_LAUNCH),
-            ),
+            each("memory_limit", under, memory_limit, "memory", own=own_memory_limit),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -233,17 +214,17 @@ _STOPPING = (
 )
 
 
-def _learns(case: Case) -> Finding:
+def _learns(case: Case, name: str) -> Finding:
     """How far the loss came from knowing nothing, ln(V), to the data's entropy rate.
 
     Held against the limit is the loss of the last window plus four standard errors.
     """
-    log, env = case.log(_LAUNCH), case.env(_LAUNCH)
+    log, env = case.log(name), case.env(name)
     effective = env.get("effective") or {}
     dataset, floor = effective.get("dataset"), effective.get("loss_floor")
     start = math.log(max(2, int(effective.get("vocab_size") or 0)))
     if dataset != "markov" or not isinstance(floor, int | float) or not 0 < floor < start:
-        reason = f"{_LAUNCH} trained on {dataset} with a floor of {floor}: nothing to learn there"
+        reason = f"{name} trained on {dataset} with a floor of {floor}: nothing to learn there"
         raise Unanswerable(invalid(Reason.MISMATCH, reason))
     last = log.frame["loss"].iloc[-LOSS_WINDOW:]
     if not all(map(math.isfinite, last)):

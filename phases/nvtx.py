@@ -13,10 +13,10 @@ from phases.kit.measure import against, in_file
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.training import toggles_row, training_rows
 from runbook.config.limits import LimitSpec
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.launch import PROFILE_FLAG
-from runbook.records.phase import Judgement, PlanContext
 
 _LAUNCH = "profiled"
 _RANGE = "nsa.sel.ranges_v2"

@@ -47,9 +47,9 @@ from phases.machine.host_settings import host_settings
 from phases.machine.node_pairs import falls_short, pair_launches, pair_rows
 from phases.machine.nodes import node_rows
 from phases.training.proofs import broken_tests, judge_cases, report_of
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Reason, Table
 from runbook.records.evidence import PhaseEvidence
-from runbook.records.phase import Judgement, PlanContext
 
 _SANITY = "sanity"
 # Check, shipped test module, question, what the tests show, remedy.

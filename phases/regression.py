@@ -28,9 +28,9 @@ from phases.kit.measure import decided, derived
 from phases.kit.rows import Row, RowPhase, contract_only, first_problem
 from phases.training.plausible import alike
 from phases.training.training import require_sound, training_rows
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import PhaseEvidence
-from runbook.records.phase import Judgement, PlanContext
 from runbook.stats.cpu_time import per_cpu_second
 from runbook.stats.decision import Decision
 from runbook.stats.pairs import regression
@@ -102,22 +102,15 @@ class Regression(RowPhase):
     def rows(self) -> Sequence[Row]:
         """HEAD trains as it should, the reference still runs, both are what they say; the pace."""
         rows = [row for row in training_rows(_of(_HEAD)) if row.what not in _NOT_DECIDING]
+        each, together = self.launched.each, self.launched.together
+        own = "Did each side run its own commit, and nothing else?"
+        same = "Do both sides train the same on the same machine?"
         return (
             *rows,
-            Row("reference", "Does the pinned reference still run?", _runs, topic="reference"),
-            Row(
-                "checkouts",
-                "Did each side run its own commit, and nothing else?",
-                self.over(partial(first_problem, _own_commit)),
-                topic="reference",
-            ),
-            Row(
-                "comparable",
-                "Do both sides train the same on the same machine?",
-                self.over(_comparable),
-                topic="reference",
-            ),
-            Row("pace", "Is HEAD as fast as the reference?", _pace, topic="slower"),
+            Row("reference", "Does the pinned reference still run?", _runs, "reference"),
+            each("checkouts", own, _own_commit, "reference"),
+            together("comparable", same, _comparable, "reference"),
+            Row("pace", "Is HEAD as fast as the reference?", _pace, "slower"),
         )
 
     def details(self, case: Case) -> Judgement:

@@ -25,10 +25,10 @@ from phases.kit.measure import in_file
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.proofs import effect_problem
 from phases.training.training import toggles_row, training_rows
+from runbook.config.phase import Judgement, PlanContext
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.phase import Judgement, PlanContext
 
 _DEFAULT, _FLASH, _NO_FLASH = "default", "flash_only", "no_flash"
 _BRANCHES = ("cmp", "sel", "win")

@@ -44,8 +44,8 @@ from phases.machine.ceilings import require_ranks
 from phases.training.plausible import alike
 from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.accounts.data import union_of_data
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Comparison, Launch, Measurement, Reason, Table
-from runbook.records.phase import Judgement, PlanContext
 from runbook.stats.decision import Decision
 from runbook.stats.launches import scaling
 from runbook.stats.plans import SCALING_PLAN
@@ -118,7 +118,9 @@ class SingleGpu(RowPhase):
         """Alone it ran well; with the baseline it is comparable; the efficiency follows."""
         return (
             *(self._with_subsets(row) for row in training_rows(self.names)),
-            Row("comparable", "Did all launches run the same configuration?", self.over(alike)),
+            self.launched.together(
+                "comparable", "Did all launches run the same configuration?", alike
+            ),
             toggles_row(self.names),
             Row(
                 "same_as_baseline",

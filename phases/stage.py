@@ -27,7 +27,7 @@ from phases.kit.limits import (
     THROUGHPUT_AIM_LOW,
 )
 from phases.kit.measure import against, shown_only
-from phases.kit.rows import Row, RowPhase, first_problem
+from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.machine.gpu_samples import balance, utilisation
 from phases.training.gates import gates, selection
 from phases.training.resuming import checkpoint_time, resumed, storage
@@ -40,8 +40,8 @@ from phases.training.stability import (
     steadiness,
 )
 from phases.training.training import toggles_row, training_rows
+from runbook.config.phase import Judgement, Made, PlanContext
 from runbook.records import Launch
-from runbook.records.phase import Judgement, Made, PlanContext
 
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 _RUN, _RESUMED = "run", "resumed"
 _ALWAYS = ("completed", "as_planned")
-_PerLaunch = Callable[[Case, str], Finding]
-_OverAll = Callable[[Case, Sequence[str]], Finding]
 
 
 class TrainingStage(RowPhase, Made):
@@ -174,71 +172,33 @@ class TrainingStage(RowPhase, Made):
 def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
     """Every row of the kind; those that ask one launch give the worst over all."""
 
-    def each(answer: _PerLaunch) -> Callable[[Case], Finding]:
-        return lambda case: first_problem(answer, case, names(case))
-
-    def over(answer: _OverAll) -> Callable[[Case], Finding]:
-        return lambda case: answer(case, names(case))
-
+    asked = RowsOf(names)
+    each, together = asked.each, asked.together
+    paced = "Is the throughput within what this link allows?"
+    healthy = "Is the selection healthy: no branch collapses?"
+    fast = "Is the storage fast enough for the checkpoints?"
+    again = "Does a launch from a checkpoint train the same steps to the same losses?"
+    restating = partial(together, restates="throughput")
     return (
         *training_rows(names),
         toggles_row(names),
-        Row(
-            "heartbeats",
-            "Did every step begin, tell its progress and end?",
-            each(heartbeats),
-            topic="stall",
+        each("heartbeats", "Did every step begin, tell its progress and end?", heartbeats, "stall"),
+        each("past_step_5", "Is the loss finite beyond step 5?", past_step_5, "loss"),
+        each("no_halt", "Did it go without a watchdog halt?", no_halt, "stall"),
+        each("steady", "Are the step times steady?", steadiness, "steady"),
+        each("throughput", paced, _throughput, "throughput"),
+        restating("throughput_aim", "Is the throughput in the target band?", aim),
+        restating("mfu", "What share of the peak is used?", mfu),
+        restating("gpu_utilisation", "Are the GPUs busy?", utilisation, "throughput"),
+        together("gpu_balance", "Are the GPUs equally busy?", balance, "balance"),
+        each("gates", healthy, gates, "gates"),
+        each("memory_plateau", "Has memory stopped growing?", memory_plateau, "memory"),
+        each(
+            "memory_limit", "Does every rank stay under the memory limit?", memory_limit, "memory"
         ),
-        Row("past_step_5", "Is the loss finite beyond step 5?", each(past_step_5), topic="loss"),
-        Row("no_halt", "Did it go without a watchdog halt?", each(no_halt), topic="stall"),
-        Row("steady", "Are the step times steady?", each(steadiness), topic="steady"),
-        Row(
-            "throughput",
-            "Is the throughput within what this link allows?",
-            each(_throughput),
-            topic="throughput",
-        ),
-        Row(
-            "throughput_aim",
-            "Is the throughput in the target band?",
-            over(aim),
-            restates="throughput",
-        ),
-        Row("mfu", "What share of the peak is used?", over(mfu), restates="throughput"),
-        Row(
-            "gpu_utilisation",
-            "Are the GPUs busy?",
-            over(utilisation),
-            topic="throughput",
-            restates="throughput",
-        ),
-        Row("gpu_balance", "Are the GPUs equally busy?", over(balance), topic="balance"),
-        Row(
-            "gates",
-            "Is the selection healthy: no branch collapses?",
-            each(lambda case, name: gates(case, name=name)),
-            topic="gates",
-        ),
-        Row("memory_plateau", "Has memory stopped growing?", each(memory_plateau), topic="memory"),
-        Row(
-            "memory_limit",
-            "Does every rank stay under the memory limit?",
-            each(memory_limit),
-            topic="memory",
-        ),
-        Row("storage", "Is there room for the checkpoints?", over(storage), topic="disk"),
-        Row(
-            "checkpoint_time",
-            "Is the storage fast enough for the checkpoints?",
-            over(checkpoint_time),
-            topic="disk",
-        ),
-        Row(
-            "resumed",
-            "Does a launch from a checkpoint train the same steps to the same losses?",
-            partial(resumed, first=_RUN, others=(_RESUMED,)),
-            topic="resume",
-        ),
+        together("storage", "Is there room for the checkpoints?", storage, "disk"),
+        together("checkpoint_time", fast, checkpoint_time, "disk"),
+        Row("resumed", again, partial(resumed, first=_RUN, others=(_RESUMED,)), "resume"),
     )
 
 

@@ -10,9 +10,9 @@ from phases.kit.commands import pytest_launch
 from phases.kit.measure import derived
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.proofs import judge_cases, report_of
+from runbook.config.phase import PlanContext
 from runbook.records import Comparator, Launch, Outcome, Reason
 from runbook.records.evidence import JUnitCase
-from runbook.records.phase import PlanContext
 
 _PARITY, _SPEED = "parity", "speed"
 _PATTERNS = "test_equivalence_various_patterns"

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import runbook
-from runbook import registry
+from runbook.config import registry
 from runbook.errors import UsageError
 
 HOME = Path(runbook.__file__).resolve().parent.parent
 
 PHASE = """\
-    from runbook.records.phase import Judgement, Phase
+    from runbook.config.phase import Judgement, Phase
 
 
     class Warp(Phase):

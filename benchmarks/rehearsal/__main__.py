@@ -22,10 +22,11 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from benchmarks.program import put_between
 from benchmarks.rehearsal.catalog import MACHINES
 from benchmarks.rehearsal.judged import Judged, judge
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.table import NOTICE, into_page, page_table, screen
+from benchmarks.rehearsal.table import BEGIN, END, NOTICE, page_table, screen
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -52,8 +53,7 @@ def main(words: Sequence[str] | None = None) -> int:
     else:
         print(screen(results))
     if options.write:
-        text = options.write.read_text(encoding="utf-8")
-        options.write.write_text(into_page(text, page_table(results)), encoding="utf-8")
+        put_between(options.write, BEGIN, END, page_table(results))
     return 0 if all(result.as_expected for result in results) else 1
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.rehearsal.effects import ALWAYS, MIB, effect, told_buckets, typed
+from benchmarks.rehearsal.effects import ALWAYS, MIB, effect, told_buckets
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.proof import GROUPS, proof
 from benchmarks.rehearsal.steps import (
@@ -22,6 +22,7 @@ from benchmarks.rehearsal.steps import (
 )
 from nsa.contract import Event, Phase
 from nsa.contract.sampling import drawn_batch, recomputed_steps, watched_steps
+from nsa.toggles import TOGGLES
 
 Record = dict[str, Any]
 # From the start of the process to its first word, to the process group, to the first pass.
@@ -201,9 +202,10 @@ class Rank:
             if name == "NSA_NVTX" and self.job.profiled:
                 continue
             took, evidence = effect(name, text, self.job)
+            told = {"toggle": name, "value": TOGGLES[name].parse(text), "took_effect": took}
             yield self.record(
                 Event.EFFECT, at_s + 5e-5 * (number + 1), step=step, phase=Phase.STEP,
-                toggle=name, value=typed(name, text), took_effect=took, evidence=evidence, **own,
+                evidence=evidence, **told, **own,
             )  # fmt: skip
 
     def _proven_nvtx(self, block: Block, step: int, at_s: float) -> Iterator[Record]:

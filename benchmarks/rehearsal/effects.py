@@ -7,12 +7,6 @@ from typing import Any
 from benchmarks.rehearsal.steps import Block, Job
 
 MIB = 2**20
-_BOOLEANS = frozenset({
-    "NSA_PREFILL_BATCHED", "NSA_SEL_RANGES_V2", "NSA_OPT_FUSED", "NSA_SDPA_AUDIT", "NSA_NVTX",
-    "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH", "NSA_USE_TRITON_SEL", "NSA_TB_DISABLE",
-    "NSA_DISABLE_CSV_LOGS", "NSA_DISABLE_AUX_STATS", "NSA_CUDA_GRAPHS", "NSA_DDP_STATIC_GRAPH",
-    "NSA_DDP_FIND_UNUSED", "NSA_DDP_DISABLE_GC",
-})  # fmt: skip
 # In force, and told of, in every block that does not set them.
 ALWAYS = {
     "NSA_PREFILL_BATCHED": "0",
@@ -21,16 +15,6 @@ ALWAYS = {
     "NSA_DDP_BUCKET_MB": "25",
     "NSA_DDP_COMPRESS": "off",
 }
-
-
-def typed(name: str, text: str) -> bool | float | str:
-    """A toggle's value as env.json and the heartbeats tell it."""
-    if name in _BOOLEANS:
-        return text == "1"
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def buckets(job: Job, block: Block) -> list[float]:

@@ -242,6 +242,7 @@ class _Stage:
         where = attempt.launch.run_dir
         asked = attempt.options.enough
         order = Order(
+            launch=attempt.launch,
             argv=child.argv,
             env=child.environment,
             folder=attempt.run_dir,

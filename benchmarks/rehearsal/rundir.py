@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
 from benchmarks.rehearsal.beats import Rank
-from benchmarks.rehearsal.effects import typed
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.steps import Job, Steps, floor_of, gate_health
 from nsa.contract import (
@@ -23,10 +20,14 @@ from nsa.contract import (
     VAL_CSV,
     names,
 )
+from runbook.config.load import load_profile
+from runbook.records import Launch
+from tests.phases import builder, traces
 
 TORCH = {"13.0": "2.13.0", "12.8": "2.13.0+cu128", None: "2.13.0+cpu"}
 NCCL = "2.27.7"
 LOG_EVERY = 20
+SHA = "5eed" * 10
 # The first block and the last two are always among those that a query attends to.
 _FORCED_BLOCKS = 3
 
@@ -75,52 +76,40 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
     (folder / GATES_CSV).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: Launched) -> Any:
-    """env.json: what was asked for, and what really ran."""
-    shape = job.shape
-    given = {k: v for k, v in launch.env.items() if k.startswith("NSA_")}
+def env_document(
+    machine: Machine, job: Job, config: Mapping[str, Any], launch: Launch, argv: Sequence[str]
+) -> dict[str, Any]:
+    """env.json: what was asked for, and what really ran; the run's token is not in it."""
+    shape, profile = job.shape, load_profile(machine.profile)
+    made = traces.env(launch, builder.batch_of(launch, profile))
+    # The folder of the trainer's package is this machine's.
+    del made["package"]
     effective = {
-        "seq_len": shape.seq_len,
-        "global_batch": job.global_batch,
-        "per_rank_batch": job.per_rank,
-        "accumulation": job.accumulation,
-        "tokens_per_step": job.tokens,
-        "steps": job.last_step,
-        "schedule_steps": job.schedule_steps,
+        **made["effective"],
         "n_layers": shape.layers,
         "n_params": shape.parameters,
-        "vocab_size": shape.vocabulary,
-        "dtype": config["runtime"]["precision"],
-        "master_dtype": "fp32",
-        "device": "cuda",
-        "attention_path": "batched",
-        "attention_path_reason": "NSA_PREFILL_BATCHED=1",
         "gradient_checkpointing": job.recompute,
-        "gradient_checkpointing_reason": "off under DDP" if job.ddp else "from the config",
         "model_flops_per_token": shape.model_flops_per_token,
         "loss_floor": floor_of(job),
-        "loss_floor_source": "entropy rate" if job.dataset == "markov" else "ln(vocabulary)",
-        "dataset": job.dataset,
+        "schedule_steps": job.schedule_steps,
+        "steps": job.last_step,
     }
-    compared = {k: v for k, v in effective.items() if k not in ("steps", "per_rank_batch")}
-    compared = {k: v for k, v in compared.items() if "reason" not in k and "schedule" not in k}
-    arms = {"schema_version": 1, "warmup_steps": job.blocks[0].warmup, "blocks": launch.arms}
+    attention = traces.attention(
+        profile.workload_of(launch.phase), machine.windows.get(job.where, machine.window)
+    )
+    if not machine.self_test:
+        attention["self_test"] |= {"ran": False, "reason": "NSA_SELF_TEST=off", "paths": {}}
     return {
-        "schema_version": 1,
-        "run_token": launch.token,
-        "started_at": "2026-01-01T00:00:00Z",
-        "argv": list(launch.argv),
-        "git": {"branch": "main", "sha": "5eed" * 10, "dirty": False, "diff_sha256": None},
+        **made,
+        "argv": list(argv),
+        "git": {**made["git"], "branch": "main", "sha": SHA},
         "versions": {
-            "python": "3.11.7",
             "torch": TORCH[machine.torch_cuda],
             "cuda": machine.torch_cuda,
             "nccl": NCCL,
             "driver": machine.driver.version,
-            "triton": "3.7.1",
-            **machine.versions.get(job.where.partition("/")[0], {}),
+            **machine.versions.get(launch.phase, {}),
         },
-        "world_size": job.ranks,
         "device": {
             "type": "cuda",
             "name": machine.card.name,
@@ -128,77 +117,16 @@ def env_document(machine: Machine, job: Job, config: Mapping[str, Any], launch: 
             # torch writes them without nvidia-smi's prefix.
             "uuids": [machine.uuid(r).removeprefix("GPU-") for r in range(job.ranks)],
         },
-        "config": config,
-        "config_sha256": hashlib.sha256(
-            json.dumps([compared, config["model"], config["nsa"]], sort_keys=True).encode()
-        ).hexdigest(),
+        "config": dict(config),
         "effective": effective,
-        "attention": _attention(machine, job, config["runtime"]["precision"]),
-        "toggles": [
-            {"name": name, "value": typed(name, text), "default": None, "source": "environment"}
-            for name, text in given.items()
-        ],
-        "passthrough": [],
-        "notes": [],
-        "arms": arms if launch.arms else None,
+        "attention": attention,
     }
 
 
-def _attention(machine: Machine, job: Job, precision: str) -> Any:
-    """How the window branch runs, and what the trainer tested before its first step."""
-    way = machine.windows.get(job.where, machine.window)
-    agrees = {
-        "agrees": True,
-        "refused": None,
-        "problems": [],
-        "whole": dict.fromkeys(("out", "q", "k_win", "v_win"), 2.4e-3),
-        "row": dict.fromkeys(("out", "q", "k_win", "v_win"), 9.1e-3),
-        "blocks_illegal": 0,
-        "blocks_shortfall": 0.0,
-        "seconds": 0.4,
-    }
-    tested = machine.self_test
-    return {
-        "window": {"value": way, "reason": "auto: measured before the first step"},
-        "self_test": {
-            "ran": tested,
-            "reason": "device cuda" if tested else "NSA_SELF_TEST=off",
-            "seq_len": job.shape.seq_len,
-            "dtype": {"bf16": "bfloat16", "fp32": "float32"}[precision],
-            "bound": {"whole": 0.02, "row": 0.1},
-            "paths": {way: agrees} if tested else {},
-        },
-    }
-
-
-class Launched:
-    """What a launch was started with."""
-
-    def __init__(
-        self, argv: Sequence[str], env: Mapping[str, str], token: str, arms: Sequence[Any]
-    ) -> None:
-        self.argv, self.env, self.token, self.arms = argv, env, token, arms
-
-
-_OPERATORS_OF = {
-    "explicit_softmax": "aten::_softmax",
-    "efficient": "aten::_scaled_dot_product_efficient_attention",
-    "flash": "aten::_scaled_dot_product_flash_attention",
-    "cudnn": "aten::_scaled_dot_product_cudnn_attention",
-    "math": "aten::_scaled_dot_product_attention_math",
-}
-
-
-def audit_document(machine: Machine, job: Job) -> Any:
+def audit_document(machine: Machine, job: Job) -> dict[str, Any]:
     """sdpa_audit.json: in each branch the kernel of the first pass of each arm."""
-    layers = job.shape.layers
-
-    def branch(kernel: str) -> Any:
-        ops = {_OPERATORS_OF[one]: layers for one in kernel.split("+") if one in _OPERATORS_OF}
-        return {"kernel": kernel, "ops": ops}
-
-    branches = {name: branch(kernel) for name, kernel in machine.kernels.items()}
-    return {"arms": {block.arm: {"branches": branches} for block in job.blocks}}
+    arm = traces.audit(machine.kernels)["arms"]["default"]
+    return {"arms": {block.arm: arm for block in job.blocks}}
 
 
 def console(job: Job, steps: Steps, stop: int) -> list[str]:

@@ -67,12 +67,3 @@ def _line(result: Judged) -> str:
 def should(machine: Machine) -> str:
     """The rows that have to stop it, or GO."""
     return ", ".join(machine.stopped_by) or "nothing: GO"
-
-
-def into_page(text: str, table: str) -> str:
-    """The page with this table between its marks. Raises ValueError where a mark is missing."""
-    head, begin, rest = text.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no {BEGIN} and {END}")
-    return f"{head}{BEGIN}\n{table}\n{END}{tail}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.rehearsal import smi, smi_tables
+from benchmarks.rehearsal import smi
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.rundir import NCCL, TORCH
+from benchmarks.rehearsal.rundir import NCCL, SHA, TORCH
 
 _NVIDIA_SMI = """#!/bin/sh
 # A stand-in of a rehearsal: no GPU is here.
@@ -59,7 +59,6 @@ class cuda:
 _COLLECT_ENV = """def get_pretty_env_info():
     return "A rehearsal: no GPU is here.\\nPyTorch version: {version}\\nNvidia driver: {driver}"
 """
-SHA = "5eed" * 10
 
 
 class Bench:
@@ -112,7 +111,7 @@ class Bench:
         files = {
             "query.xml": f"{lost}\n" if lost else text,
             "code.txt": "15" if lost else "0",
-            "topology.txt": smi_tables.topology(gpus, self.machine.link),
+            "topology.txt": smi.topology(gpus, self.machine.link),
             "list.txt": "".join(f"GPU {g.index}: {g.card.name} (UUID: {g.uuid})\n" for g in gpus),
         }
         for name, content in files.items():

@@ -16,7 +16,6 @@ from benchmarks.rehearsal.samples import write_samples
 from benchmarks.rehearsal.steps import Job, Steps, seed_of, simulate
 from benchmarks.rehearsal.trace import write_profile
 from nsa.contract import (
-    ARMS_JSON,
     ENV_JSON,
     HEARTBEATS,
     SDPA_AUDIT_JSON,
@@ -25,6 +24,7 @@ from nsa.contract import (
     ExitCode,
     Phase,
 )  # fmt: skip
+from runbook.records import Launch
 
 # 2026-01-01 06:00 UTC: when the first launch of a rehearsed run begins.
 BEGAN = 1_767_247_200.0
@@ -37,6 +37,7 @@ _WALL_S = BEGAN - _UP_S
 class Order:
     """One attempt of a launch: what would have been executed, and where."""
 
+    launch: Launch
     argv: Sequence[str]
     env: Mapping[str, str]
     folder: Path
@@ -102,10 +103,8 @@ class Trainer:
                  began_s=began + STARTED_S, wall_s=_WALL_S)
             for rank in range(job.ranks)
         ]  # fmt: skip
-        schedule = order.folder / ARMS_JSON
-        arms = json.loads(schedule.read_text())["blocks"] if schedule.is_file() else []
-        launched = rundir.Launched(order.argv, order.env, order.token, arms)
-        env = rundir.env_document(self.machine, job, config, launched)
+        env = rundir.env_document(self.machine, job, config, order.launch, order.argv)
+        env["run_token"] = order.token
         (order.folder / ENV_JSON).write_text(json.dumps(env, indent=1), encoding="utf-8")
         for rank in ranks:
             (order.folder / STACKDUMPS.name(rank.rank, rank.pid)).touch()

@@ -10,9 +10,7 @@ from torch import Tensor
 from nsa.attention.branches import Branches
 from nsa.attention.compression import accumulate_dtype
 from nsa.attention.token import attend_token
-from nsa.attention.triton.availability import triton_problem
-from nsa.attention.triton.decode.launch import decode_token
-from nsa.config import SELECTED, NSAConfig, Ranges, Selected, choice_error
+from nsa.config import NSAConfig, Ranges
 from nsa.contract import NSAError, raise_problems
 
 Compressor = Callable[[Tensor], Tensor]
@@ -144,30 +142,19 @@ def decode_step(
     cfg: NSAConfig,
     *,
     selection_ranges: Ranges = "v2",
-    selected: Selected = "sdpa",
 ) -> Tensor:
     """Attention of the newest token: q [B,1,H,Dk] to [B,1,H,Dv], exactly as prefill gives it.
 
     Append the token's own keys, values and gates to the cache first: it attends to itself too.
-    selected: "triton" reads the cache as it lies, by the kernels of this package, all three
-    branches (`choose_selected` says whether they can run); "sdpa" runs anywhere.
-    Raises NSAError for an empty cache, another config than the cache's, a wrong shape, or kernels
-    that cannot run.
+    Raises NSAError for an empty cache, another config than the cache's, or a wrong shape.
     """
-    errors = choice_error("selected", selected, SELECTED)
-    if selected == "triton":
-        problem = triton_problem(cfg, q.dtype, q.device, cache.length)
-        errors += [f"selected='triton': {problem}; use 'sdpa'"] if problem else []
+    errors = []
     if cfg != cache.cfg:
         errors.append(f"the cache was made for {cache.cfg}, not for {cfg}")
     if q.dim() != 4 or tuple(q.shape[1:]) != (1, cfg.n_heads, cfg.d_k):
         errors.append(f"q has shape {tuple(q.shape)}: must be [B,1,{cfg.n_heads},{cfg.d_k}]")
     raise_problems("decode_step", errors)
     with torch.autocast(q.device.type, enabled=False):
-        seen = cache.seen_by_last(q)
-        if selected == "triton":
-            out, _ = decode_token(seen, cfg)
-        else:
-            wide = seen.to(accumulate_dtype(q.dtype))
-            out, _ = attend_token(wide, cache.length - 1, cfg, selection_ranges)
+        wide = cache.seen_by_last(q).to(accumulate_dtype(q.dtype))
+        out, _ = attend_token(wide, cache.length - 1, cfg, selection_ranges)
     return out.to(q.dtype)

@@ -27,8 +27,7 @@ from nsa.attention.compressed import attend_compressed
 from nsa.attention.compression import compress
 from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range
-from nsa.attention.triton.between.mix_operators import mix_by_triton
-from nsa.attention.triton.between.pool_operators import pool_by_triton
+from nsa.attention.triton.between.operators import mix_by_triton, pool_by_triton
 from nsa.attention.triton.compressed.operators import attend_compressed_by_triton, blocks_by_triton
 from nsa.attention.triton.selected.operators import attend_selected
 from nsa.attention.triton.window.operators import attend_window

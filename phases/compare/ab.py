@@ -31,9 +31,9 @@ from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.plausible import alike
 from phases.training.proofs import effect_problem
 from phases.training.training import require_sound, toggles_row
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Comparison, Launch, Mark, Measurement, Outcome, Reason, Span
 from runbook.records.evidence import TrainingLog
-from runbook.records.phase import Judgement, PlanContext
 from runbook.stats.arms import best_arm_sequential, complete_rounds
 from runbook.stats.decision import Decided, Decision, FloatArray
 from runbook.stats.plans import AA_PLAN

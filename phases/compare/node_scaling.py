@@ -16,8 +16,8 @@ from phases.kit.measure import decided, derived, shown_only, with_limit
 from phases.kit.rows import Row
 from phases.machine.nodes import other_nodes
 from phases.training.training import require_sound
+from runbook.config.phase import PlanContext
 from runbook.records import Comparison, Measurement, Outcome, Reason, Table
-from runbook.records.phase import PlanContext
 from runbook.stats.decision import Decision
 from runbook.stats.launches import launch_bounds, scaling_over
 from runbook.stats.plans import SCALING_PLAN

@@ -14,8 +14,8 @@ from nsa.toggles import TOGGLES
 from phases.kit.case import Case, Finding, invalid, once
 from phases.kit.commands import repeated
 from phases.training.plausible import differences
+from runbook.config.phase import PlanContext
 from runbook.records import Launch, Reason
-from runbook.records.phase import PlanContext
 
 # What may differ between numbers of ranks: their number, and DDP itself.
 RANKS = (

@@ -15,6 +15,7 @@ from nsa.contract import HEARTBEATS
 from nsa.toggles import TOGGLES
 from phases.kit.commands import environment
 from runbook.config.limits import Limit
+from runbook.config.phase import PlanContext
 from runbook.records import (
     Comparator,
     Kind,
@@ -26,7 +27,6 @@ from runbook.records import (
     Reason,
 )
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
-from runbook.records.phase import PlanContext
 
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec

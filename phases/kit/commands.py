@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from random import Random
 
+from runbook.config.phase import PlanContext
 from runbook.records import ArmSchedule, Launch, Stop
 from runbook.records.launch import DATASET_FLAG, torchrun
 from runbook.records.own_trainer import for_own
-from runbook.records.phase import PlanContext
 from runbook.stats.plans import balanced_rounds
 
 # The harness reads its numbers from training.csv, so it is never switched off in a phase.

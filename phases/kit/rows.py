@@ -10,11 +10,11 @@ from typing import ClassVar, TypeVar
 from phases.kit.case import Case, Finding, Unanswerable, ending, incomplete, invalid, skipped
 from phases.kit.playbook import Advice, first_of, remedy_for
 from phases.kit.situation import Situation, situation_of
+from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
 from runbook.records import Check, Comparator, Launch, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.own_trainer import OwnTrainer
-from runbook.records.phase import Judgement, Phase, PlanContext
 
 S = TypeVar("S")
 # What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
@@ -43,6 +43,48 @@ class Row:
     own: Callable[[Case], Finding] | bool = False
 
 
+@dataclass(frozen=True)
+class RowsOf:
+    """Makes the rows about these launches of a case."""
+
+    names: Callable[[Case], Sequence[str]]
+
+    def each(
+        self,
+        what: str,
+        question: str,
+        answer: Callable[[Case, str], Finding],
+        topic: str = "",
+        *,
+        own: Callable[[Case, str], Finding] | bool = False,
+        restates: str = "",
+    ) -> Row:
+        """A row that asks every launch: the worst answer counts. `own` asks each launch too."""
+        theirs = own if isinstance(own, bool) else self._worst(own)
+        return Row(what, question, self._worst(answer), topic, restates=restates, own=theirs)
+
+    def together(
+        self,
+        what: str,
+        question: str,
+        answer: Callable[[Case, Sequence[str]], Finding],
+        topic: str = "",
+        *,
+        own: bool = False,
+        needs: tuple[str, ...] = (),
+        restates: str = "",
+    ) -> Row:
+        """A row that all launches answer together."""
+
+        def from_all(case: Case) -> Finding:
+            return answer(case, self.names(case))
+
+        return Row(what, question, from_all, topic, needs=needs, restates=restates, own=own)
+
+    def _worst(self, answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
+        return lambda case: first_problem(answer, case, self.names(case))
+
+
 class RowPhase(Phase):
     """A phase whose checks are exactly its declared rows, in their order.
 
@@ -64,9 +106,10 @@ class RowPhase(Phase):
         """Names of the planned launches."""
         return [launch.name for launch in self.plan(case.context)]
 
-    def over(self, answer: Callable[[Case, Sequence[str]], Finding]) -> Callable[[Case], Finding]:
-        """The answer from all planned launches together."""
-        return lambda case: answer(case, self.names(case))
+    @property
+    def launched(self) -> RowsOf:
+        """Rows about the planned launches."""
+        return RowsOf(self.names)
 
     def details(self, case: Case) -> Judgement:
         """Tables, measurements, series, choices and notes; the checks come from the rows."""

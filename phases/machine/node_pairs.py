@@ -12,8 +12,8 @@ from phases.kit.commands import ceilings_launch
 from phases.kit.limits import CEILING_ALL_REDUCE
 from phases.kit.rows import Row
 from phases.machine.ceilings import as_measurement, measured
+from runbook.config.phase import PlanContext
 from runbook.records import Launch, Reason
-from runbook.records.phase import PlanContext
 from runbook.records.run import NODE_NAMES
 
 # Of two nodes that share one link nobody can say which one is slow.

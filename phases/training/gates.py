@@ -28,7 +28,7 @@ _FORCED = 3
 _ROUNDING = 1e-6
 
 
-def gates(case: Case, *, name: str) -> Finding:
+def gates(case: Case, name: str) -> Finding:
     """Collapsed: entropy too low or one gate too large in N readings one after the other.
 
     A selection of another size than the config means is a FAIL too; no document limits it further.

@@ -174,7 +174,7 @@ def own_accounts(case: Case, name: str) -> Finding:
     return passed(text, measurement=value)
 
 
-def own_learns(case: Case, *, name: str) -> Finding:
+def own_learns(case: Case, name: str) -> Finding:
     """Is the loss of the last quarter below that of the first by more than its noise?"""
     log = case.log(name)
     losses = log.frame["loss"].to_numpy(dtype=float)
@@ -194,13 +194,13 @@ def own_learns(case: Case, *, name: str) -> Finding:
     return inconclusive(Reason.UNDECIDED, text, measurement=value)
 
 
-def own_steady(case: Case, *, name: str) -> Finding:
+def own_steady(case: Case, name: str) -> Finding:
     """As `stability.steadiness`, by the times at which the log grew."""
     log = case.log(name)
     return steadiness_of(case, log, _step_times(log))
 
 
-def own_memory_plateau(case: Case, *, name: str) -> Finding:
+def own_memory_plateau(case: Case, name: str) -> Finding:
     """Of the resident memory of all its processes together."""
 
     launch = case.completed(name)
@@ -214,7 +214,7 @@ def own_memory_plateau(case: Case, *, name: str) -> Finding:
     return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
 
 
-def own_memory_limit(case: Case, *, name: str) -> Finding:
+def own_memory_limit(case: Case, name: str) -> Finding:
     """The largest resident memory of one process, on a CPU; nobody tells what a GPU's holds."""
     if case.profile.has_gpu:
         return needs_contract(case)

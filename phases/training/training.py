@@ -21,7 +21,7 @@ from phases.kit.case import (
 )
 from phases.kit.limits import FLAKY_LAUNCHES
 from phases.kit.measure import log_value, rank_value
-from phases.kit.rows import Row, first_problem
+from phases.kit.rows import Row, RowsOf, first_problem
 from phases.machine.device_changes import device_changes
 from phases.machine.host_settings import other_work
 from phases.training.as_planned import as_planned
@@ -33,83 +33,35 @@ from runbook.config.limits import IDLE_MFU
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import TrainingLog
 
-Names = Callable[[Case], Sequence[str]]
 
-
-def training_rows(names: Names) -> tuple[Row, ...]:
+def training_rows(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
     """The rows `completed` to `other_work` of a phase with training launches."""
-
-    def over(answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
-        return lambda case: first_problem(answer, case, names(case))
-
+    asked = RowsOf(names)
+    each = asked.each
+    alive = "Did every rank report every step, to the same parameters?"
+    planned = "Did the planned config, toggles, device and software really run?"
+    sources = "Do two sources tell the same time, tokens, data and loss?"
+    arrives = "Does every rank's gradient arrive, and every parameter move?"
+    equations = "Does the model compute what the equations say?"
+    healthy = "Did GPUs and links stay free of errors, and to this launch alone?"
+    quiet = "Did other work leave the CPUs to this launch?"
     return (
-        Row(
-            "completed",
-            "Did the launch finish?",
-            lambda case: _completed(case, names(case)),
-            topic="stall",
-            own=True,
-        ),
-        Row(
-            "ranks_alive",
-            "Did every rank report every step, to the same parameters?",
-            over(_ranks_alive),
-            topic="stall",
-            own=over(own_ranks),
-        ),
-        Row(
-            "as_planned",
-            "Did the planned config, toggles, device and software really run?",
-            over(as_planned),
-            topic="plausible",
-        ),
-        Row(
-            "loss_finite",
-            "Is the loss finite in every step?",
-            over(_loss_finite),
-            topic="loss",
-            own=True,
-        ),
-        Row(
+        asked.together("completed", "Did the launch finish?", _completed, "stall", own=True),
+        each("ranks_alive", alive, _ranks_alive, "stall", own=own_ranks),
+        each("as_planned", planned, as_planned, "plausible"),
+        each("loss_finite", "Is the loss finite in every step?", _loss_finite, "loss", own=True),
+        each(
             "plausible",
             "Are loss, tokens and times possible?",
-            over(_plausible),
-            topic="plausible",
-            own=over(own_plausible),
+            _plausible,
+            "plausible",
+            own=own_plausible,
         ),
-        Row(
-            "accounts",
-            "Do two sources tell the same time, tokens, data and loss?",
-            over(balanced),
-            topic="accounts",
-            own=over(own_accounts),
-        ),
-        Row(
-            "gradients",
-            "Does every rank's gradient arrive, and every parameter move?",
-            over(learned_from),
-            topic="gradients",
-        ),
-        Row(
-            "oracle",
-            "Does the model compute what the equations say?",
-            over(as_written),
-            topic="oracle",
-        ),
-        Row(
-            "devices",
-            "Did GPUs and links stay free of errors, and to this launch alone?",
-            over(device_changes),
-            topic="devices",
-            own=True,
-        ),
-        Row(
-            "other_work",
-            "Did other work leave the CPUs to this launch?",
-            over(other_work),
-            topic="busy",
-            own=True,
-        ),
+        each("accounts", sources, balanced, "accounts", own=own_accounts),
+        each("gradients", arrives, learned_from, "gradients"),
+        each("oracle", equations, as_written, "oracle"),
+        each("devices", healthy, device_changes, "devices", own=True),
+        each("other_work", quiet, other_work, "busy", own=True),
     )
 
 
@@ -180,7 +132,7 @@ def _sound_own(case: Case, names: Sequence[str]) -> dict[str, Finding]:
     return {row: one for row, one in found.items() if one.outcome is not Outcome.SKIPPED}
 
 
-def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:
+def toggles_row(names: Callable[[Case], Sequence[str]], *, but: Sequence[str] = ()) -> Row:
     """Row `toggles_effective`: every toggle of the plan is proven to have done something."""
 
     def one(case: Case, name: str) -> Finding:
@@ -197,11 +149,7 @@ def toggles_row(names: Names, *, but: Sequence[str] = ()) -> Row:
             f"took effect: {', '.join(sorted(toggles)) or 'none requested'}", evidence=paths
         )
 
-    return Row(
-        "toggles_effective",
-        "Did every toggle of the plan take effect?",
-        lambda case: first_problem(one, case, names(case)),
-    )
+    return RowsOf(names).each("toggles_effective", "Did every toggle of the plan take effect?", one)
 
 
 def _ranks_alive(case: Case, name: str) -> Finding:

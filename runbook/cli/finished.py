@@ -270,7 +270,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     a, b = (load_told(folder, console) for folder in (first, second))
     found = compare_runs(a, first, b, second)
     if args.html is not None:
-        from runbook import registry
+        from runbook.config import registry
         from runbook.files import write_atomic, written_to
 
         with written_to("--html", args.html):

@@ -171,7 +171,7 @@ def _csv(rows: list[MetricRow]) -> str:
 
 
 def _write_page(console: Console, args: argparse.Namespace) -> None:
-    from runbook import registry
+    from runbook.config import registry
     from runbook.files import write_atomic, written_to
     from runbook.tools.history.index import list_runs, metric_rows
     from runbook.tools.history.trends import RunsPage, trends

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _phases(args: argparse.Namespace, console: Console) -> int:
-    from runbook.registry import phases
+    from runbook.config.registry import phases
 
     if args.json:
         names = ("name", "title", "question", "source", "reads", "optional")

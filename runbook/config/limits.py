@@ -11,13 +11,12 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+
+from pydantic import Field
 
 from runbook.errors import did_you_mean
+from runbook.records.measurement import Record
 from runbook.records.outcome import Comparator
-
-if TYPE_CHECKING:
-    from runbook.config.profile import LimitValue
 
 _HOLDS: dict[Comparator, Callable[[float, float], bool]] = {
     Comparator.AT_LEAST: operator.ge,
@@ -31,6 +30,20 @@ _HOLDS: dict[Comparator, Callable[[float, float], bool]] = {
 # wrong, and a floor beneath it can catch nothing. A healthy trainer of 0.1 billion parameters uses
 # 20 to 40 %, one that waits for its host 2 to 4 %.
 IDLE_MFU = 0.01
+
+
+class LimitValue(Record):
+    """What a profile says of a limit. `gated` false: shown, never decides.
+
+    Unit and comparator belong to the declaration (`LimitSpec`). A profile need not
+    repeat them; one that does has to agree.
+    """
+
+    value: float = Field(allow_inf_nan=False)
+    source: str = Field(min_length=1)
+    gated: bool = True
+    unit: str | None = None
+    comparator: str | None = None
 
 
 class LimitUse(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook import registry
+from runbook.config import registry
 from runbook.config.extends import key_problem, merged, validated, whole_document
 from runbook.config.limits import limit_problems
 from runbook.config.names import shipped_names

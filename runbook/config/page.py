@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsa.contract import Ceiling
-from runbook import registry
+from runbook.config import registry
 from runbook.config.limits import Limit
 from runbook.config.load import load_profile, profile_names
 from runbook.config.profile import Profile

@@ -15,17 +15,18 @@ from pydantic import Field
 
 from nsa.settings import DataSection
 from nsa.toggles import meaning
-from runbook import registry
+from runbook.config import registry
 from runbook.config.extends import merged, validated, whole_document
+from runbook.config.limits import LimitValue
 from runbook.config.load import load_profile_document
 from runbook.config.names import shipped_names
-from runbook.config.profile import LimitValue, PhaseSettings, PlanNote, Profile, Sourced, Stage
+from runbook.config.phase import Made
+from runbook.config.profile import PhaseSettings, PlanNote, Profile, Sourced, Stage
 from runbook.config.settings import Scalar
 from runbook.errors import UsageError, did_you_mean
 from runbook.extras import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.files import data_path
 from runbook.records.measurement import Record
-from runbook.records.phase import Made
 
 # Stands for the phases that `runbook run` runs.
 _ALL = "all"

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from nsa.contract import Ceiling
-from runbook.config.limits import Limit, LimitSpec
+from runbook.config.limits import Limit, LimitSpec, LimitValue
 from runbook.records.measurement import Record, Sparse
 from runbook.records.own_trainer import OwnTrainer
 
@@ -21,20 +21,6 @@ class Sourced(Record):
     value: str
     source: str = Field(min_length=1)
     meaning: str = ""
-
-
-class LimitValue(Record):
-    """What a profile says of a limit. `gated` false: shown, never decides.
-
-    Unit and comparator belong to the declaration (`runbook.config.limits`). A profile need not
-    repeat them; one that does has to agree.
-    """
-
-    value: float = Field(allow_inf_nan=False)
-    source: str = Field(min_length=1)
-    gated: bool = True
-    unit: str | None = None
-    comparator: str | None = None
 
 
 # A card's clocks and timers keep to its specification within a percent or two: what is faster than
@@ -122,7 +108,7 @@ class Workload(Record):
 
 
 class Stage(Record):
-    """What a plan says of a phase that it makes from a kind (`runbook.registry.kinds`).
+    """What a plan says of a phase that it makes from a kind (`runbook.config.registry.kinds`).
 
     `order` is its place in the plan; `checks` are the kind's checks that it has, of which a GO
     needs those that the machine can answer. `least_steps` are kept under `--steps-scale`. `legs`

@@ -14,16 +14,15 @@ from typing import Any
 
 from runbook.config.extends import is_file
 from runbook.config.load import load_profile_document
+from runbook.config.phase import Phase, PlanContext
 from runbook.config.precedence import with_config
 from runbook.config.profile import Profile
+from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings
 from runbook.errors import UsageError
-from runbook.folder.names import RECORD_FILE
 from runbook.records import Launch, RunRecord
 from runbook.records.own_trainer import for_own
-from runbook.records.phase import Phase, PlanContext
 from runbook.records.run import PACKAGE, PACKAGE_PATH, Invocation, lasting
-from runbook.registry import select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +209,9 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         retry=bool(kept["retry"]),
         keep_going=bool(kept.get("keep_going")),
     )
-    profile = profile or load_profile_document(record.profile_document, where=RECORD_FILE)
+    profile = profile or load_profile_document(
+        record.profile_document, where=f"profile of {record.run_id}"
+    )
     phases = tuple(select(options.phases, profile.phases))
     if problems := phase_problems(profile, phases):
         raise UsageError(problems)

@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runbook.config.phase import Phase
 from runbook.config.plan import needing_go
+from runbook.config.registry import report_files, select
 from runbook.config.setup import Setup
 from runbook.errors import UsageError
 from runbook.folder.journal import Event, Journal
 from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
 from runbook.records import Check, LaunchStatus, PhaseRecord, RunRecord
 from runbook.records.outcome import satisfies
-from runbook.records.phase import Phase
 from runbook.records.run import Repeated
-from runbook.registry import report_files, select
 
 _WORD = "repeated"
 

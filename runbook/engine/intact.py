@@ -13,6 +13,7 @@ from typing import Any
 
 from runbook.config.extends import is_file
 from runbook.config.load import load_profile, profile_names
+from runbook.config.phase import Phase
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
 from runbook.engine.judge import what_it_reads
@@ -25,7 +26,6 @@ from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON, RECORD_FILE, RESULT_J
 from runbook.folder.redact import redact_variables
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
 from runbook.records.measurement import json_ready
-from runbook.records.phase import Phase
 
 _WITHOUT_JUDGEMENT = (Reason.INTERRUPTED, Reason.HARNESS_ERROR)
 _LONGEST = 120

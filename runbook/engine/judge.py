@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.engine.scope import what_ran
 from runbook.folder.comparability import read_accepted
 from runbook.folder.launch.evidence import read_launch
@@ -21,7 +22,6 @@ from runbook.records import (
     satisfies,
 )
 from runbook.records.evidence import Fact, PhaseEvidence
-from runbook.records.phase import Judgement, Phase, PlanContext
 from runbook.records.run import Invocation, Ran
 
 _SHOWN = 2

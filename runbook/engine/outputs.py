@@ -6,12 +6,12 @@ import errno
 from collections.abc import Iterable
 from pathlib import Path
 
-from runbook import registry
+from runbook.config import registry
+from runbook.config.registry import report_files
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import write_atomic
 from runbook.records import THE_RUN, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Screen
-from runbook.registry import report_files
 
 
 def format_problems(names: Iterable[str]) -> list[str]:

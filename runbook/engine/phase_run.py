@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from nsa.contract import LATEST_LINK, link_latest
-from runbook import registry
+from runbook.config.phase import Judgement, Phase
 from runbook.config.setup import Setup
 from runbook.engine.earlier.prior_runs import keep_accepted
 from runbook.engine.judge import judge_phase, missing_row, read_phase, record_of, what_it_reads
@@ -25,7 +25,7 @@ from runbook.folder.journal import Journal
 from runbook.folder.launch.documents import load_of
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import Interrupted, StopRequest, adopt_launch, run_launch, set_aside
-from runbook.launch.launcher_api import Launcher
+from runbook.launch.launcher_api import Launcher, launcher
 from runbook.launch.observer import Observer
 from runbook.records import (
     THE_RUN,
@@ -37,7 +37,6 @@ from runbook.records import (
     Reason,
 )
 from runbook.records.evidence import Fact, PhaseEvidence
-from runbook.records.phase import Judgement, Phase
 from runbook.records.run import Ran
 
 
@@ -70,7 +69,7 @@ class RunState:
     @cached_property
     def launcher(self) -> Launcher:
         """Where the launches of this run run."""
-        return registry.launcher(self.setup.options.launcher).launcher(
+        return launcher(self.setup.options.launcher).launcher(
             self.setup, self.run_root, self.observer.note
         )
 

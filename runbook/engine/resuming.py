@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from runbook import __version__
+from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_to_resume
 from runbook.engine.derive import derive_record
 from runbook.engine.earlier.standing import require_standing
@@ -23,7 +24,6 @@ from runbook.folder.names import ENDS, EVENTS_FILE, MANIFEST_FILE
 from runbook.launch.observer import Observer
 from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
-from runbook.registry import report_files
 
 _NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
 

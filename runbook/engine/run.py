@@ -11,8 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
-from runbook import __version__, registry
+from runbook import __version__
 from runbook.checkout import how_to_call
+from runbook.config import registry
+from runbook.config.phase import Phase
+from runbook.config.registry import report_files
 from runbook.config.setup import RunOptions, Setup
 from runbook.engine.derive import derive_record, phase_records
 from runbook.engine.extend import keep_aside, repeat
@@ -37,9 +40,7 @@ from runbook.launch.observer import Observer
 from runbook.machine import git
 from runbook.machine.identity import identity, package_path
 from runbook.records import PhaseRecord, RunRecord, Verdict
-from runbook.records.phase import Phase
 from runbook.records.run import PACKAGE_PATH
-from runbook.registry import report_files
 
 _SHORT_SHA = 7
 _TRIES = 100

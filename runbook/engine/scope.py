@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from nsa.toggles import meaning
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile, profile_names
 from runbook.config.plan import load_plan, needing_go, with_plan
 from runbook.config.profile import Profile

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook import registry
+from runbook.config import registry
+from runbook.config.phase import Phase
+from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_of_record
 from runbook.engine.derive import assemble
 from runbook.engine.intact import (
@@ -36,8 +38,6 @@ from runbook.folder.names import RECORD_FILE
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
-from runbook.records.phase import Phase
-from runbook.registry import report_files
 
 if TYPE_CHECKING:
     from runbook.config.profile import Profile

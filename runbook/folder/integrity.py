@@ -6,25 +6,25 @@ Nothing is judged again here, and nothing is changed: what differs is told, or r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from runbook.config.registry import report_files
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_LOG_BYTES
 from runbook.folder.journal import is_going_on
 from runbook.folder.launch.documents import file_sha256
 from runbook.folder.manifest import (
     RUN_ID,
+    changed_files,
     check_manifest,
     files_by_name,
-    has_grown,
     read_manifest,
     record_bytes,
     strange_entries,
 )
 from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
 from runbook.records import ArtifactRecord, RunRecord, Verdict
-from runbook.registry import report_files
 
 _MOST_LOOKED_AT = 2000
 
@@ -50,7 +50,7 @@ def folder_problems(run_root: Path, record: RunRecord) -> list[str]:
 def artifact_problems(run_root: Path, record: RunRecord) -> list[str]:
     """Every file of the run against its digest in the record, and those that it does not list."""
     listed, files = {one.path: one for one in record.artifacts}, files_by_name(run_root)
-    changed = set(_changed(files, record.artifacts))
+    changed = changed_artifacts(run_root, record.artifacts)
     problems = []
     for name, artifact in listed.items():
         path = files.get(name)
@@ -90,16 +90,11 @@ def evidence_problems(run_root: Path, record: RunRecord) -> list[str]:
 
 def changed_artifacts(run_root: Path, artifacts: Iterable[ArtifactRecord]) -> list[str]:
     """Those of which another file is there; a record may have been sent on alone."""
-    return _changed(files_by_name(run_root), artifacts)
-
-
-def _changed(files: Mapping[str, Path], artifacts: Iterable[ArtifactRecord]) -> list[str]:
-    return [
-        one.path
-        for one in artifacts
-        if (path := files.get(one.path)) is not None
-        and (has_grown(path, one.size_bytes) or file_sha256(path) != one.sha256)
-    ]
+    listed = {one.path: one for one in artifacts}
+    digests = {name: one.sha256 for name, one in listed.items()}
+    sizes = {name: one.size_bytes for name, one in listed.items()}
+    there = files_by_name(run_root)
+    return [name for name in changed_files(run_root, digests, sizes) if name in there]
 
 
 def untrusted(record: RunRecord) -> RunRecord:

@@ -54,47 +54,23 @@ def run_launch(
     run directory exists, `OSError` if the disk refuses. Call it from a thread that stays alive:
     the children's lives hang on it.
     """
-    options = _options(
-        launch,
-        run_root,
+    options = AttemptOptions(
+        run_root=run_root,
+        machine=os.environ if machine is None else machine,
+        budgets=budgets or Budgets.for_launch(launch),
         observer=observer,
         stop=stop or StopRequest(),
         enough=enough,
+        watch=watch or _watched(launch),
         launcher=launcher or LocalLauncher(),
-        budgets=budgets,
-        machine=machine,
-        watch=watch,
         begun=begun,
     )
     return _settled(launch, _attempt(launch, 1, options), options, retry=retry)
 
 
-def _options(
-    launch: Launch,
-    run_root: Path,
-    *,
-    observer: Observer,
-    stop: StopRequest,
-    enough: Callable[[Path], bool] | None,
-    launcher: Launcher,
-    budgets: Budgets | None = None,
-    machine: Mapping[str, str] | None = None,
-    watch: Thresholds | None = None,
-    begun: Begun | None = None,
-) -> AttemptOptions:
-    if watch is None and launch.watched:
-        watch = Thresholds.from_variables(launch.env)
-    return AttemptOptions(
-        run_root=run_root,
-        machine=os.environ if machine is None else machine,
-        budgets=budgets or Budgets.for_launch(launch),
-        observer=observer,
-        stop=stop,
-        enough=enough,
-        watch=watch,
-        launcher=launcher,
-        begun=begun,
-    )
+def _watched(launch: Launch) -> Thresholds | None:
+    """The limits of a launch that the plan watches."""
+    return Thresholds.from_variables(launch.env) if launch.watched else None
 
 
 def _settled(
@@ -166,12 +142,14 @@ def adopt_launch(
     if document is None or not described or (folder / RESULT_JSON).exists():
         return None
     told = document.get("begun")
-    options = _options(
-        launch,
-        run_root,
+    options = AttemptOptions(
+        run_root=run_root,
+        machine=os.environ,
+        budgets=Budgets.for_launch(launch),
         observer=observer,
         stop=stop,
         enough=enough,
+        watch=_watched(launch),
         launcher=launcher,
         begun=Begun.model_validate(told) if told else None,
     )

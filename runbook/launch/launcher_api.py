@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
 from runbook.config.profile import Profile
+from runbook.config.registry import installed
 from runbook.config.setup import RunOptions, Setup
-from runbook.errors import RunbookError
+from runbook.errors import RunbookError, UsageError, did_you_mean
 from runbook.folder.launch.documents import Load
 from runbook.folder.launch.kernel_lines import KernelLine
 from runbook.launch.command import Command
@@ -23,6 +25,7 @@ from runbook.launch.end import End
 from runbook.launch.watch.ranks import RankState, RankWatch
 from runbook.records import Launch
 
+GROUP = "runbook.launchers"
 # The folder of what belongs to a node, for a program that a launcher starts there.
 NODE_FOLDER_VARIABLE = "RUNBOOK_NODE_FOLDER"
 
@@ -141,3 +144,19 @@ class LauncherKind(Protocol):
 
     def printed(self, launch: Launch, setup: Setup) -> str:
         """What a person types to start the launch so, in lines."""
+
+
+def launcher_names() -> tuple[str, ...]:
+    """The names that `--launcher` takes, without loading a launcher."""
+    return tuple(entry.name for entry in installed(GROUP))
+
+
+@lru_cache(maxsize=8)
+def launcher(name: str) -> LauncherKind:
+    """The launcher of this name. Raises UsageError that lists those that there are."""
+    found = {entry.name: entry for entry in installed(GROUP)}
+    if name not in found:
+        near, known = did_you_mean(name, found), ", ".join(found)
+        raise UsageError([f"--launcher {name!r}: no such launcher{near}; there are: {known}"])
+    kind: LauncherKind = found[name].load()()
+    return kind

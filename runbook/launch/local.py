@@ -18,7 +18,7 @@ from runbook.folder.names import CONSOLE_LOG
 from runbook.launch.command import pasteable
 from runbook.launch.end import End
 from runbook.launch.incident.bundle import read_outside
-from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
+from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start, launcher_names
 from runbook.launch.watch.ranks import RankState
 from runbook.machine.gpu.devices import GpuSampler, When, write_devices
 from runbook.machine.kernel_log import KernelLog
@@ -27,7 +27,6 @@ from runbook.process.ended import oom_kills
 from runbook.process.reaper import TOKEN_VARIABLE, kill_all, signal_owned
 from runbook.process.start import Reaper, end_kept, spawn_kept
 from runbook.records import Launch
-from runbook.registry import launcher_names
 
 
 class LocalRun:

@@ -89,7 +89,7 @@ class TwoStagePlan:
     error: float
 
 
-# All were chosen with benchmarks/decisions.py; benchmarks/results/decisions.md has the rates.
+# All were chosen with benchmarks/decisions; benchmarks/results/decisions.md has the rates.
 BUCKET_PLAN = InterimPlan(analyses=(4, 6, 8, 12, 18, 24), error=0.01, power=1.0)
 # Of one launch per arm and round.
 BUCKET_LAUNCHES_PLAN = InterimPlan(analyses=(4,), error=0.01)

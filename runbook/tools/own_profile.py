@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runbook import registry
+from runbook.config import registry
 from runbook.config.extends import merged
 from runbook.config.load import load_profile, load_profile_document
 from runbook.config.profile import Profile

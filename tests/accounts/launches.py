@@ -214,7 +214,6 @@ def changed(ranks: Ranks, number: int, **values: Any) -> Ranks:
 
 def steps_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
     steps = ranks[number].steps
-    assert steps is not None
     return changed(ranks, number, steps=steps.assign(**values))
 
 

@@ -73,7 +73,6 @@ def test_the_share_of_the_time_that_went_beside_is_told() -> None:
     table, ranks = rows(), doing(())
     assert beside_words(table, ranks[0]) == ""
     steps = ranks[0].steps
-    assert steps is not None
     steps.loc[steps["step"] >= 30, "mono"] += 0.2
     object.__setattr__(ranks[0], "beside", {30: frozenset({"eval", "effect"})})
     whole = float(table["dt_s"][1:].sum())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,13 +55,6 @@ def test_what_was_waited_for_lies_between_the_marks() -> None:
 )
 def test_another_time_than_that_between_the_marks_is_seen(said: float, wanted: str) -> None:
     assert account(*waiting(said))[0].startswith(wanted)
-
-
-def test_one_pause_in_a_launch_of_a_step_or_two_is_within_what_a_launch_may_pause() -> None:
-    for steps, fine in ((2, True), (3, False)):
-        table, ranks = waiting(0.0)
-        few = [replace(r, steps=r.steps.head(steps)) for r in ranks if r.steps is not None]
-        assert (account(table.head(steps), tuple(few)) == []) is fine
 
 
 def test_a_wait_that_is_rare_and_long_cannot_be_left_out() -> None:

@@ -73,7 +73,6 @@ def test_rows_of_other_data_are_seen(changes: dict[str, Any]) -> None:
 
 def test_one_step_of_other_rows_is_seen_though_no_other_step_reads_them() -> None:
     _, ranks = honest()
-    assert ranks[0].steps is not None
     told = ranks[0].steps["data"].where(ranks[0].steps["step"] != 33, "ff")
     (text,) = data_account(steps_of(ranks, 0, data=told), WORK)
     assert "in step 33 other rows" in text and "(1 of 60 steps" in text

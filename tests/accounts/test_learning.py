@@ -41,19 +41,6 @@ def test_too_short_for_two_compressed_blocks_their_keys_may_stay_idle() -> None:
     assert "k_cmp" in gradients.gradient_account(idle[:1], replace(WORK, seq_len=32))[0]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "device", "least", "most"),
-    [
-        ("bf16", "cuda", 0.02, 0.05),
-        ("fp16", "cuda", 0.002, 0.005),
-        ("fp32", "cuda", 0.002, 0.005),
-        ("fp32", "cpu", 1e-5, 2e-4),
-    ],
-)
-def test_what_a_type_explains(dtype: str, device: str, least: float, most: float) -> None:
-    assert least < model.oracle_tolerance(replace(WORK, dtype=dtype, device=device)) < most
-
-
 FP32 = replace(WORK, dtype="fp32", wire="fp32", device="cpu")
 
 

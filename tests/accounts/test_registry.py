@@ -14,7 +14,6 @@ def _off(*names: str) -> Unbalanced:
 
 def test_one_account_alone_gives_its_row_topic_and_reason() -> None:
     alone = _off("settings").account
-    assert alone is not None
     assert (alone.topic, alone.reason) == ("settings", Reason.MISMATCH)
     assert _off("settings", "memory").account is None
     assert _off("memory", "settings").problems == ["memory is off", "settings is off"]

@@ -119,7 +119,6 @@ def test_a_host_that_is_ahead_of_its_device_is_no_fraud() -> None:
     """On CUDA the host notes the first steps after an evaluation before the device ends them."""
     table, ranks = doing(EVALUATED, (21, 31, 41), 9.0, counted=False)
     steps = ranks[0].steps
-    assert steps is not None
     first = steps["step"].isin((21, 31, 41))
     mono = steps["mono"] - np.where(first, 0.9 * table["dt_s"], 0.0)
     ahead = steps_of(ranks, 0, mono=mono)
@@ -134,7 +133,6 @@ def test_a_profiler_leaves_a_step_out() -> None:
 def test_marks_that_are_missing_are_no_balance() -> None:
     table, ranks = honest()
     steps = ranks[0].steps
-    assert steps is not None
     bare = (replace(ranks[0], steps=steps.drop(columns="timed_from")),)
     assert restart_account(table, bare) == ["rank 0 does not mark where its steps begin"]
 
@@ -150,6 +148,5 @@ def test_the_mark_is_the_last_one_before_the_steps_time_begins(tmp_path: Path) -
         text += beat("step_end", step=step, mono=step + 0.9)
     path.write_text(text)
     log = read_heartbeats(path, rank=0, relative_to=tmp_path)
-    assert log.steps is not None
     assert log.steps["timed_from"].tolist() == [1.0, 2.3, 3.0]
     assert log.beside == {2: frozenset({"recomputed"})}

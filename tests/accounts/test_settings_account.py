@@ -64,7 +64,6 @@ def test_twice_or_half_the_cap_is_told_for_every_rank(cap: float, times: float) 
     assert [problem.partition(":")[0] for problem in problems] == ["rank 0", "rank 1"]
     assert all(f"NSA_DDP_BUCKET_MB={cap:g}" in problem for problem in problems)
     told = re.search(r"above ([\d.]+) and up to ([\d.]+) MiB", problems[0])
-    assert told is not None
     least, most = map(float, told.groups())
     assert least <= times * cap * 1.001
     assert times * cap <= most * 1.001
@@ -132,7 +131,6 @@ def test_a_launch_that_tells_no_buckets_is_told_once_it_must_have_some() -> None
     assert bucket_account(ranks[:1], env(1.0)) == []
     assert bucket_account(ranks, env(1.0, arms={"blocks": []})) == []
     steps = ranks[0].steps
-    assert steps is not None
     short = changed(changed(ranks, 0, steps=steps[:3]), 1, steps=steps[:3])
     assert bucket_account(short, env(1.0)) == []
 

@@ -84,7 +84,6 @@ def test_every_rank_has_to_tell() -> None:
 
 def _first_steps(ranks: Ranks, count: int) -> Ranks:
     steps = ranks[0].steps
-    assert steps is not None
     return changed(ranks, 0, steps=steps.iloc[:count])
 
 

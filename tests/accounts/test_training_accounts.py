@@ -45,28 +45,6 @@ def test_rates_that_were_not_planned() -> None:
     assert "does not say" in rate_account(planned(), env(lr=None))[0]
 
 
-def test_warm_up_is_where_the_schedule_has_it() -> None:
-    marked = planned().assign(warmup=[step % 2 == 0 for step in range(1, STEPS + 1)])
-    assert "30 steps, first 2, are marked as warm-up" in rate_account(marked, env())[0]
-    table = planned().assign(
-        block=[step // 20 for step in range(STEPS)], warmup=[step % 20 < 3 for step in range(STEPS)]
-    )
-    assert rate_account(table, env() | {"arms": {"warmup_steps": 3}}) == []
-    assert len(rate_account(table, env() | {"arms": {"warmup_steps": 2}})) == 1
-    assert len(rate_account(table, env())) == 1
-
-
-def test_memory_of_a_process_without_a_gpu_is_its_own() -> None:
-    _, ranks = honest()
-    cpu = replace(WORK, device="cpu")
-    same = steps_of(steps_of(ranks, 0, rss_mib=301.0), 1, rss_mib=301.0)
-    assert memory_account(same, cpu) == []
-    grown = steps_of(same, 1, rss_mib=np.linspace(300, 700, STEPS))
-    assert "rank 1: memory of step 60 is 300 MiB, but its process has 700" in "; ".join(
-        memory_account(grown, cpu)
-    )
-
-
 def test_a_trace_that_is_written_beside_a_step_may_take_memory() -> None:
     _, ranks = honest()
     cpu = replace(WORK, device="cpu")
@@ -95,7 +73,6 @@ def test_what_a_gradient_scaler_and_a_resumed_launch_cannot_show() -> None:
 def test_a_step_without_any_gradient_is_told() -> None:
     _, ranks = honest()
     steps = ranks[1].steps
-    assert steps is not None
     norms = steps["grad_norm"].where(~steps["step"].isin([7, 9]), 0.0)
     (text,) = norm_account(steps_of(ranks, 1, grad_norm=norms))
     assert text == "rank 1: the gradient norm is 0 in 2 steps, first 7"
@@ -108,16 +85,3 @@ def test_without_a_limit_nothing_is_clipped() -> None:
     free = replace(WORK, grad_clip=0.0)
     assert len(clip_account(ranks, free)) == 2
     assert clip_account(proof_of(proof_of(ranks, 0, norm_after=4.0), 1, norm_after=4.0), free) == []
-
-
-def test_memory_may_grow_while_a_profiler_saves_its_trace() -> None:
-    _, ranks = honest()
-    steps = ranks[0].steps
-    assert steps is not None
-    cpu = replace(WORK, device="cpu")
-    level = steps_of(ranks, 0, rss_mib=300.0)[:1]
-    assert memory_account(level, cpu) == []
-    saved = steps_of(level, 0, rss_mib=np.where(steps["step"] == 9, 500.0, 300.0))
-    assert "memory of step 9" in memory_account(saved, cpu)[0]
-    busy = steps_of(saved, 0, alone=steps["step"] != 9)
-    assert memory_account(busy, cpu) == []

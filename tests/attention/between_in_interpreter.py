@@ -1,20 +1,14 @@
 """Proofs of the kernels between the branches in Triton's interpreter, as `window_in_interpreter`.
 
-    TRITON_INTERPRET=1 python -m tests.attention.between_in_interpreter NAME ...
-
 The truth is NumPy's, in float64.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -27,15 +21,24 @@ from triton.runtime import interpreter
 from nsa.attention.api import attend
 from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
 from nsa.attention.tracing import count_ranges
-from nsa.attention.triton.between import mix_launch, mix_operators
+from nsa.attention.triton.between import launch as between_launch
+from nsa.attention.triton.between import operators as between_operators
 from nsa.attention.triton.selected import launch as LAUNCH
 from nsa.attention.triton.selected import operators
 from nsa.config import RANGES, NSAConfig
 from nsa.witness.equations import random_inputs
 from tests.attention.defects import defects
 from tests.attention.pooling import PROOFS as POOL_PROOFS
-from tests.attention.pooling import checked, mutant
-from tests.attention.triton_kernels import BOUND, compare, poisoned, written_once
+from tests.attention.pooling import pool_far, pool_values
+from tests.attention.triton_kernels import (
+    BOUND,
+    checked,
+    compare,
+    far_apart,
+    judged,
+    poisoned,
+    written_once,
+)
 
 HALF = torch.float16
 
@@ -87,10 +90,10 @@ def mixed_right(tensors: list[Tensor]) -> list[Tensor]:
 
 def mixed_by(launch: ModuleType, tensors: list[Tensor]) -> list[Tensor]:
     """The same by the kernels."""
-    return [launch.forward(*tensors[1:]), *launch.backward(*tensors)]
+    return [launch.mix_forward(*tensors[1:]), *launch.mix_backward(*tensors)]
 
 
-def mix_values(launch: ModuleType = mix_launch) -> list[str]:
+def mix_values(launch: ModuleType = between_launch) -> list[str]:
     """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
     problems: list[str] = []
     for case in MIXED:
@@ -117,30 +120,23 @@ def mix_operator() -> list[str]:
     kept = [x.detach() for x in (grad, *leaves)]
     by_group = [x.detach().unflatten(2, (2, 3)).requires_grad_() for x in leaves[:3]]
     problems = checked(
-        mix_operators.mix_by_triton, [*by_group, leaves[3]], grad,
-        (mix_operators.mix, tuple(leaves)), (mix_operators.mix_backward, tuple(kept)),
+        between_operators.mix_by_triton, [*by_group, leaves[3]], grad,
+        (between_operators.mix, tuple(leaves)), (between_operators.mix_backward, tuple(kept)),
     )  # fmt: skip
-    out = mix_operators.mix_by_triton(*by_group, leaves[3])
+    out = between_operators.mix_by_triton(*by_group, leaves[3])
     grads = torch.autograd.grad(out, [*by_group, leaves[3]], grad)
     for got, right in zip((out, *grads), mixed_right(kept), strict=True):
         problems += compare("the operator", got.flatten(2, -2).double().view_as(right), right, 2e-3)
     return problems
 
 
-def mix_far_apart(launch: ModuleType = mix_launch) -> list[str]:
-    """Offsets beyond 32 bits: heads that lie 2^30 numbers apart in a file with holes."""
+def mix_far(launch: ModuleType = between_launch) -> list[str]:
+    """Offsets beyond 32 bits: heads that lie 2^30 numbers apart."""
     case = Mixed(seq_len=3, heads=3, dtype=HALF)
     grad, cmp, *given = case.tensors()
-    far = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, x in enumerate((grad, *given)):
-            path = Path(folder) / f"{number}"
-            with path.open("wb") as file:
-                file.truncate(2 * (3 << 30))
-            flat = torch.from_file(str(path), shared=True, size=3 << 30, dtype=HALF)
-            far.append(flat.as_strided(x.shape, [0, 16, 1 << 30, 1]).copy_(x))
+    with far_apart((grad, *given), [1 << 30] * 4, dim=2) as far:
         mine = mixed_by(launch, [far[0], cmp, *far[1:]])
-    near = mixed_by(mix_launch, [grad, cmp, *given])
+    near = mixed_by(between_launch, [grad, cmp, *given])
     return [f"{n} differs" for n in range(5) if not torch.equal(mine[n], near[n])]
 
 
@@ -207,18 +203,22 @@ def ranges_operator() -> list[str]:
     return problems + ["v1 is another"] * (not torch.equal(*found))
 
 
-_ALL: tuple[Callable[..., list[str]], ...] = (
-    mix_values, mix_operator, mix_far_apart, ranges_values, ranges_operator,
-)  # fmt: skip
-PROOFS = POOL_PROOFS | {one.__name__: one for one in _ALL}
-for _proof, _launcher, _mutants in (
-    (mix_values, "between.mix_launch", defects("mix")),
-    (mix_far_apart, "between.mix_launch", defects("mix_in_32_bits")),
-    (ranges_values, "selected.launch", defects("ranges")),
-):
-    PROOFS |= {n: partial(mutant, _proof, _launcher, n, *x) for n, x in _mutants.items()}
-
-
-if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        print(json.dumps({wanted: PROOFS[wanted]()}), flush=True)
+_JUDGES: dict[str, tuple[Callable[..., list[str]], str]] = {
+    "mix": (mix_values, "between.launch"),
+    "mix_in_32_bits": (mix_far, "between.launch"),
+    "ranges": (ranges_values, "selected.launch"),
+    "pool": (pool_values, "between.launch"),
+    "pool_in_32_bits": (pool_far, "between.launch"),
+}
+PROOFS: dict[str, Callable[[], list[str]]] = {
+    **POOL_PROOFS,
+    **{
+        one.__name__: one
+        for one in (mix_values, mix_operator, mix_far, ranges_values, ranges_operator)
+    },
+    **{
+        name: partial(judged, judge, launcher, kind, name)
+        for kind, (judge, launcher) in _JUDGES.items()
+        for name in defects(kind)
+    },
+}

@@ -5,12 +5,7 @@ The truth is NumPy's, in float64.
 
 from __future__ import annotations
 
-import tempfile
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,10 +14,17 @@ import torch
 from torch import Tensor
 
 from nsa.attention.compression import mean_pool
-from nsa.attention.triton.between import pool_launch, pool_operators
+from nsa.attention.triton.between import launch as between_launch
+from nsa.attention.triton.between import operators as between_operators
 from nsa.config import NSAConfig
-from tests.attention.defects import defects
-from tests.attention.triton_kernels import BOUND, compare, planted, poisoned, written_once
+from tests.attention.triton_kernels import (
+    BOUND,
+    checked,
+    compare,
+    far_apart,
+    poisoned,
+    written_once,
+)
 
 HALF = torch.float16
 
@@ -88,11 +90,11 @@ def pooled_right(case: Pooled, tensors: list[Tensor]) -> list[Tensor]:
 def pooled_by(launch: ModuleType, case: Pooled, tensors: list[Tensor]) -> list[Tensor]:
     """The same by the kernels."""
     k, v, *grads = tensors
-    means = launch.forward(k, v, case.config())
-    return [*means, *launch.backward(*grads, case.seq_len, case.dtype, case.config())]
+    means = launch.pool_forward(k, v, case.config())
+    return [*means, *launch.pool_backward(*grads, case.seq_len, case.dtype, case.config())]
 
 
-def pool_values(launch: ModuleType = pool_launch) -> list[str]:
+def pool_values(launch: ModuleType = between_launch) -> list[str]:
     """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
     problems: list[str] = []
     for case in POOLED:
@@ -119,12 +121,12 @@ def pool_operator() -> list[str]:
     cfg = case.config()
 
     def call(*given: Tensor) -> Tensor:
-        return torch.cat(pool_operators.pool_by_triton(*given, cfg), -1)
+        return torch.cat(between_operators.pool_by_triton(*given, cfg), -1)
 
     kept = [x.contiguous() for x in grads]
     problems: list[str] = checked(
-        call, leaves, torch.cat(grads, -1), (pool_operators.pool, (*leaves, cfg.l, cfg.d)),
-        (pool_operators.pool_backward, (*kept, 21, torch.float32, cfg.l, cfg.d)),
+        call, leaves, torch.cat(grads, -1), (between_operators.pool, (*leaves, cfg.l, cfg.d)),
+        (between_operators.pool_backward, (*kept, 21, torch.float32, cfg.l, cfg.d)),
     )  # fmt: skip
     for length in (21, 3):
         short = torch.cat((k, v), -1)[:, :length]
@@ -134,49 +136,14 @@ def pool_operator() -> list[str]:
     return problems
 
 
-def pool_far_apart(launch: ModuleType = pool_launch) -> list[str]:
-    """Offsets beyond 32 bits: tokens that lie 2^27 numbers apart in a file with holes."""
+def pool_far(launch: ModuleType = between_launch) -> list[str]:
+    """Offsets beyond 32 bits: tokens that lie 2^27 numbers apart."""
     case = Pooled(seq_len=40, l=32, d=8, dtype=HALF)
     given = case.tensors()
-    far = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, x in enumerate(given[:2]):
-            path = Path(folder) / f"{number}"
-            with path.open("wb") as file:
-                file.truncate(2 * (40 << 27))
-            flat = torch.from_file(str(path), shared=True, size=40 << 27, dtype=HALF)
-            far.append(flat.as_strided(x.shape, [0, 1 << 27, 16, 1]).copy_(x))
+    with far_apart(given[:2], [1 << 27] * 2) as far:
         mine = pooled_by(launch, case, [*far, *given[2:]])
-    near = pooled_by(pool_launch, case, given)
+    near = pooled_by(between_launch, case, given)
     return [f"{n} differs" for n in range(4) if not torch.equal(mine[n], near[n])]
 
 
-def checked(call: Callable[..., Tensor], tensors: list[Tensor], grad: Tensor, *more: Any) -> Any:
-    """opcheck of `more`, (operator, arguments), and one graph for torch.compile, both ways."""
-    problems = []
-    for one, args in more:
-        said = torch.library.opcheck(one, args, raise_exception=False)
-        problems += [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    pairs = []
-    for run in (call, compiled):
-        result = run(*tensors)
-        pairs.append([result, *torch.autograd.grad(result, tensors, grad)])
-    return problems + ["compiled"] * any(not torch.equal(a, b) for a, b in zip(*pairs, strict=True))
-
-
-def mutant(
-    values: Callable[[ModuleType], list[str]], launcher: str, name: str, *defect: str
-) -> list[str]:
-    """What `values` sees of a planted defect; where it dies of a wild address, it says nothing."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return values(planted(Path(folder), name, *defect, launcher=launcher))
-
-
-_ALL: tuple[Callable[..., list[str]], ...] = (pool_values, pool_operator, pool_far_apart)
-PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL}
-for _proof, _kind in ((pool_values, "pool"), (pool_far_apart, "pool_in_32_bits")):
-    PROOFS |= {
-        n: partial(mutant, _proof, "between.pool_launch", n, *x) for n, x in defects(_kind).items()
-    }
+PROOFS: dict[str, Any] = {one.__name__: one for one in (pool_values, pool_operator, pool_far)}

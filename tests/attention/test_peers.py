@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import attention_gpu
-from benchmarks.attention_checks import load_peer
+from benchmarks.attention.checks import load_peer
 from nsa.attention import nsa_attention
 
 
@@ -40,7 +40,7 @@ def test_peers_are_held_against_the_reference_timed_and_never_decide() -> None:
 
 
 def given_once() -> dict[str, object]:
-    from benchmarks.attention_checks import CFG, inputs
+    from benchmarks.attention.checks import CFG, inputs
 
     return {**inputs(70, torch.float32, "cpu"), "cfg": CFG}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,65 +16,9 @@ from nsa.attention import choose_selected, nsa_attention
 from nsa.attention.triton.selected import tiles
 from nsa.attention.triton.tiles import shape_problem
 from nsa.contract import NSAError
-from tests.attention.defects import defects
-from tests.attention.triton_process import ROOT, found, interpreted, needs_triton
+from tests.attention.triton_process import ROOT, needs_triton
 
 CFG = nsa.NSAConfig()
-PROOFS = (
-    "values",
-    "tuned",
-    "tiles",
-    "space",
-    "whole",
-    "same_bits",
-    "repeats",
-    "lists",
-    "operator",
-    "trainer",
-    "far_apart",
-    "far_apart_by_block",
-)
-INTERPRETED = "triton_in_interpreter"
-
-
-MUTANTS = defects("selected", "selected_by_block", "selected_lists")
-
-
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [PROOFS[:3], PROOFS[3:8], PROOFS[8:]], ids="-".join)
-def test_the_kernels_compute_the_equations(names: tuple[str, ...]) -> None:
-    assert found(*names, of=INTERPRETED) == {name: [] for name in names}
-
-
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [
-        "selected/rows.py",
-        "selected/columns.py",
-        "selected/index.py",
-        "selected/blocks.py",
-        "rows.py",
-    ],
-)
-def test_planted_defects_of_kernels_are_seen(path: str) -> None:
-    """Each in a copy of its own; the control, which changes nothing, is seen as nothing."""
-    names = [name for name, (file, _, _) in MUTANTS.items() if file == path]
-    told = found(*names, of=INTERPRETED)
-    assert {name for name, problems in told.items() if not problems} == {"control"} & set(names)
-    # A race is seen as one: in the interpreter the last one wins, and numbers alone may be right.
-    for name in {"another_head", "pieces_in_one_place", "parts_in_one_place"} & set(names):
-        assert any("more than one writer" in text for text in told[name])
-
-
-@needs_triton
-@pytest.mark.slow
-def test_offsets_of_32_bits_are_seen() -> None:
-    """They wrap around: other numbers are read, or nobody's."""
-    ran = interpreted("far_apart_in_32_bits", of=INTERPRETED)
-    assert ran.returncode < 0 or json.loads(ran.stdout)["far_apart_in_32_bits"], ran.stderr
 
 
 @needs_triton
@@ -85,9 +28,9 @@ def test_offsets_of_32_bits_are_seen() -> None:
 def test_what_the_assembler_makes_of_them(capability: int) -> None:
     """Every kernel of the production shape: tensor cores, no spill, no atomic, room on a device."""
     from benchmarks.triton_aot import compile_all
-    from benchmarks.triton_kernels import TRAINING
+    from benchmarks.triton_kernels import PARTS
 
-    made = list(compile_all([capability], [64], ["bf16"], list(TRAINING)))
+    made = list(compile_all([capability], [64], ["bf16"], list(PARTS)))
     assert len(made) >= 16
     assert {one.kernel.name: one.problems for _, one in made if one.problems} == {}
     cores = {op for _, one in made for op, n in one.tensor_core.items() if n}

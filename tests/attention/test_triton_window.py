@@ -1,94 +1,36 @@
-"""The Triton kernels of the window and of decoding, without a GPU: interpreted, and compiled."""
+"""The Triton kernels of the window, without a GPU: their work, compiled, and when chosen."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 
 import nsa
-from nsa.attention import KVCache, api, choose_window, decode_step, nsa_attention
+from nsa.attention import api, choose_window, nsa_attention
 from nsa.attention.triton.tiles import register_limit
 from nsa.attention.triton.window import tiles as window_tiles
 from nsa.contract import NSAError
-from tests.attention.defects import defects
-from tests.attention.triton_process import found, interpreted, needs_triton
+from tests.attention.triton_process import needs_triton
 
 CFG = nsa.NSAConfig()
-WINDOW, DECODE = "window_in_interpreter", "decode_in_interpreter"
 CPU = torch.device("cpu")
-
-
-@needs_triton
-@pytest.mark.slow
-def test_the_window_is_the_equations() -> None:
-    names = ("values", "tuned", "space", "dense", "same_bits", "operator", "far_apart")
-    proofs = [f"window_{name}" for name in names]
-    assert found(*proofs, of=WINDOW) == {name: [] for name in proofs}
-
-
-@needs_triton
-@pytest.mark.slow
-def test_decoding_is_the_equations() -> None:
-    names = ("values", "space", "stepwise", "operator", "reads_what_it_is_told")
-    proofs = [f"decode_{name}" for name in names]
-    assert found(*proofs, of=DECODE) == {name: [] for name in proofs}
-
-
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mutants", "of", "control", "races"),
-    [
-        (
-            defects("window"), WINDOW, "window_control",
-            {"window_first_head_for_all", "keys_in_one_place", "pieces_in_one_place"},
-        ),
-        (defects("decode"), DECODE, "decode_control", {"parts_in_one_place"}),
-    ],
-    ids=[WINDOW, DECODE],
-)  # fmt: skip
-def test_planted_defects_are_seen(
-    mutants: dict[str, tuple[str, str, str]], of: str, control: str, races: set[str]
-) -> None:
-    """Each in a copy of its own; the control, which changes nothing, is seen as nothing."""
-    told = found(*mutants, of=of)
-    assert {name for name, problems in told.items() if not problems} == {control}
-    # A race is seen as one: in the interpreter the last one wins, and numbers alone may be right.
-    for name in races:
-        assert any("more than one writer" in text for text in told[name])
-
-
-@needs_triton
-@pytest.mark.slow
-def test_offsets_of_32_bits_are_seen() -> None:
-    """They wrap around: other numbers are read, or nobody's."""
-    name = "window_far_apart_in_32_bits"
-    ran = interpreted(name, of=WINDOW)
-    assert ran.returncode < 0 or json.loads(ran.stdout)[name], ran.stderr
 
 
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_what_the_assembler_makes_of_them() -> None:
-    """Decoding, and the window on Blackwell, whose forward spills without a limit of its own.
+    """The window on Blackwell, whose forward spills without a limit of its own.
 
-    The window on what is older is compiled with the other parts of a training step.
+    On what is older it is compiled with the other parts of a training step.
     """
-    from benchmarks.triton_aot import compile_all, compile_kernel
-    from benchmarks.triton_kernels import decode, window
+    from benchmarks.triton_aot import compile_kernel
+    from benchmarks.triton_kernels import window
 
-    made = [one for _, one in compile_all([80], [64], ["bf16"], ["decode"])]
-    # Keys of float32 that are 128 wide are what decoding has the least room for.
-    compressed = next(decode(replace(CFG, d_k=128, d_v=128), 2048, 4))
-    made += [compile_kernel(compressed, capability, "bf16") for capability in (80, 90)]
     forward, _, keys, _ = window(CFG, 2048, 4)
-    made.append(compile_kernel(forward, 100, "bf16"))
-    assert len(made) >= 4 + 2 + 1
-    assert {one.kernel.name: one.problems for one in made if one.problems} == {}
+    assert compile_kernel(forward, 100, "bf16").problems == []
     greedy = compile_kernel(replace(keys, warps=1), 80, "bf16")
     assert any("are spilled" in text for text in greedy.problems), greedy
 
@@ -149,10 +91,3 @@ def test_without_a_device_nothing_is_chosen_and_a_call_says_why() -> None:
     x, _ = random_inputs(small, 9, dtype=torch.float32, device=CPU)
     with pytest.raises(NSAError, match="window='triton': Triton needs a CUDA device"):
         nsa_attention(**x.named(), cfg=small, window="triton")
-    cache = KVCache(small)
-    now = {name: value[:, :1] for name, value in x.named().items() if name != "q"}
-    cache.append(**now)
-    with pytest.raises(NSAError, match="selected='triton': Triton needs a CUDA device"):
-        decode_step(x.q[:, :1], cache, small, selected="triton")
-    with pytest.raises(NSAError, match="did you mean 'triton'"):
-        decode_step(x.q[:, :1], cache, small, selected="tritn")  # type: ignore[arg-type]

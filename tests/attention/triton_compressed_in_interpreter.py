@@ -1,22 +1,15 @@
-"""Proofs of the compressed branch's kernels in Triton's interpreter, as `triton_in_interpreter`.
-
-TRITON_INTERPRET=1 python -m tests.attention.triton_compressed_in_interpreter NAME ...
-"""
+"""Proofs of the compressed branch's kernels in Triton's interpreter, as `triton_in_interpreter`."""
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,9 +26,8 @@ from tests.attention.triton_compressed import (
     right,
     wrong_blocks,
 )
-from tests.attention.triton_kernels import planted
+from tests.attention.triton_kernels import checked, drawn, far_apart, judged
 
-LAUNCH = "compressed.launch"
 _NO_GRADIENT = ("test_schema", "test_faketensor")
 
 
@@ -88,10 +80,7 @@ def compressed_shapes() -> list[str]:
     """Any allowed shape, gradients and blocks too, against float64 and NumPy."""
     problems: list[str] = []
 
-    @settings(
-        max_examples=6, derandomize=True, database=None, deadline=None, phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @drawn(6)
     # Of one key alone the queries' gradient is 0, and an error is no share of that.
     @given(_cases().filter(lambda case: case.config().n_compressed(case.seq_len) != 1))
     def run(case: Compressed) -> None:
@@ -146,45 +135,26 @@ def compressed_operator() -> list[str]:
     out, lse, exact_lse = operators.compressed(*leaves, cfg.l, cfg.d)
     kept = [x.detach() for x in (grad, *leaves, out, lse)]
     numbers = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
-    problems = []
-    for one, args in (
-        (operators.compressed, (*leaves, cfg.l, cfg.d)),
-        (operators.compressed_backward, (*kept, cfg.l, cfg.d)),
-        (operators.top_blocks, (q.detach(), k.detach(), exact_lse.detach(), *numbers)),
-    ):
-        # Only the first one has a gradient to trace.
-        more = {} if one is operators.compressed else {"test_utils": _NO_GRADIENT}
-        said = torch.library.opcheck(one, args, raise_exception=False, **more)
-        problems += [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
 
     def call(*given_: Tensor) -> tuple[Tensor, Tensor]:
         out, sums = operators.attend_compressed_by_triton(*given_, cfg)
         return out, operators.blocks_by_triton(given_[0], given_[1], sums, cfg)
 
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    pairs = []
-    for run in (call, compiled):
-        result = run(*leaves)
-        pairs.append([*result, *torch.autograd.grad(result[0], leaves, grad)])
-    return problems + ["compiled"] * any(not torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+    top = (q.detach(), k.detach(), exact_lse.detach(), *numbers)
+    # Only the first one has a gradient to trace.
+    return checked(
+        call, leaves, grad, (operators.compressed, (*leaves, cfg.l, cfg.d)),
+        (operators.compressed_backward, (*kept, cfg.l, cfg.d), _NO_GRADIENT),
+        (operators.top_blocks, top, _NO_GRADIENT),
+    )  # fmt: skip
 
 
-def compressed_far_apart(module: object = launch) -> list[str]:
-    """Offsets beyond 32 bits: queries 2^27 and keys 2^28 numbers apart, in a file with holes."""
+def compressed_far(module: ModuleType = launch) -> list[str]:
+    """Offsets beyond 32 bits: queries 2^27 numbers apart, keys, half as many, 2^28."""
     case = Compressed(seq_len=40, heads=1, l_sel=2, n_sel=6, dtype=torch.float16, tokens=64)
     given_ = inputs(case)
-    far = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, x in enumerate(given_[:3]):
-            # There are half as many keys as queries.
-            path, apart = Path(folder) / f"{number}", 1 << (28 if number else 27)
-            size = x.shape[1] * apart
-            with path.open("wb") as file:
-                file.truncate(x.element_size() * size)
-            flat = torch.from_file(str(path), shared=True, size=size, dtype=x.dtype)
-            wide = flat.as_strided(x.shape, [0, apart, *([16] * (x.dim() - 3)), 1])
-            far.append(wide.copy_(x))
-        mine = found_by(module, case, [*far, given_[3]])  # type: ignore[arg-type]
+    with far_apart(given_[:3], [1 << 27, 1 << 28, 1 << 28]) as far:
+        mine = found_by(module, case, [*far, given_[3]])
     near = found_by(launch, case, given_)
     return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
 
@@ -216,35 +186,19 @@ def self_tested() -> list[str]:
     return found
 
 
-def in_32_bits(name: str) -> list[str]:
-    """The same with a planted defect; where it does not die of a wild address, it is wrong."""
-    with tempfile.TemporaryDirectory() as folder:
-        defect = defects("compressed_in_32_bits")[name]
-        return compressed_far_apart(planted(Path(folder), name, *defect, launcher=LAUNCH))
-
-
-def mutant(name: str) -> list[str]:
-    """What is seen of a planted defect."""
-    defect = defects("compressed", "compressed_ties")[name]
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = planted(Path(folder), name, *defect, launcher=LAUNCH)
-        return ties(module) if name in defects("compressed_ties") else core(module, CORE[1:])
-
-
-PROOFS: dict[str, Callable[[], list[str]]] = (
-    {
-        one.__name__: one
-        for one in (
-            compressed_values, compressed_tuned, compressed_shapes, ties, compressed_same_bits,
-            compressed_operator, compressed_far_apart, self_tested,
-        )
-    }
-    | {name: partial(mutant, name) for name in defects("compressed", "compressed_ties")}
-    | {name: partial(in_32_bits, name) for name in defects("compressed_in_32_bits")}
-)  # fmt: skip
-
-
-if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        print(json.dumps({wanted: PROOFS[wanted]()}), flush=True)
+_JUDGES = {
+    "compressed": partial(core, cases=CORE[1:]),
+    "compressed_ties": ties,
+    "compressed_in_32_bits": compressed_far,
+}
+PROOFS: dict[str, Callable[[], list[str]]] = {
+    one.__name__: one
+    for one in (
+        compressed_values, compressed_tuned, compressed_shapes, ties, compressed_same_bits,
+        compressed_operator, compressed_far, self_tested,
+    )
+} | {
+    name: partial(judged, judge, "compressed.launch", kind, name)
+    for kind, judge in _JUDGES.items()
+    for name in defects(kind)
+}  # fmt: skip

@@ -1,24 +1,17 @@
 """Proofs of the Triton kernels in Triton's interpreter: prints what is wrong, by proof, as JSON.
 
-    TRITON_INTERPRET=1 python -m tests.attention.triton_in_interpreter NAME ...
-
 A process of its own, because the interpreter is chosen when triton is imported.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
-from torch import Tensor
+from hypothesis import given
 
 import nsa
 from nsa.attention.api import attend
@@ -37,12 +30,14 @@ from tests.attention.equations import nsa as equations
 from tests.attention.space import Example, examples, rounded, tensors
 from tests.attention.triton_kernels import (
     BY_BLOCK,
-    CORE,
     Case,
+    checked,
     compare,
     core,
+    drawn,
+    far_apart,
     found_by,
-    planted,
+    judged,
     selection,
 )
 from tests.attention.triton_kernels import inputs as case_inputs
@@ -53,7 +48,6 @@ CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
     dim=48, n_heads=12, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=20
 )
-MUTANTS = defects("selected", "selected_by_block", "selected_lists")
 by_kernels = partial(attend, path="batched", force_sdpa=True, selected="triton")
 
 
@@ -87,10 +81,7 @@ def space() -> list[str]:
     problems: list[str] = []
     seen = 0
 
-    @settings(
-        max_examples=10, derandomize=True, database=None, deadline=None, phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @drawn(10)
     @given(examples(longest=48))
     def run(example: Example) -> None:
         nonlocal seen
@@ -168,24 +159,12 @@ def operator() -> list[str]:
     numbers = (cfg.l_sel, cfg.n_sel)
     out, lse = operators.selected(*leaves, bits, *numbers)
     kept = [x.detach() for x in (grad, *leaves, bits, out, lse)]
-    problems = []
-    for one, args in (
+    return checked(
+        lambda *given: operators.attend_selected(*given, ranges, cfg), leaves, grad,
         (operators.selected_bits, (ranges, cfg.l_sel)),
         (operators.selected, (*leaves, bits, *numbers)),
         (operators.selected_backward, (*kept, *numbers)),
-    ):
-        said = torch.library.opcheck(one, args, raise_exception=False)
-        problems += [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
-
-    def call(*given: Tensor) -> Tensor:
-        return operators.attend_selected(*given, ranges, cfg)
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    pairs = []
-    for run in (call, compiled):
-        result = run(*leaves)
-        pairs.append([result, *torch.autograd.grad(result, leaves, grad)])
-    return problems + ["compiled"] * any(not torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+    )  # fmt: skip
 
 
 def trainer() -> list[str]:
@@ -228,56 +207,35 @@ def lists() -> list[str]:
     return list_problems() + offset_problems()
 
 
-def far_apart(module: object = launch, run: int = 0) -> list[str]:
-    """Offsets beyond 32 bits: keys and queries that lie 2^27 numbers apart in a file with holes."""
+def far(module: ModuleType = launch, run: int = 0) -> list[str]:
+    """Offsets beyond 32 bits: keys and queries that lie 2^27 numbers apart."""
     case = Case(seq_len=40, heads=1, dtype=torch.float16, d_k=16, d_v=16, run=run)
     given, blocks = case_inputs(case), selection(case)
-    far = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, x in enumerate(given[:3]):
-            size = 40 << 27
-            path = Path(folder) / f"{number}"
-            with path.open("wb") as file:
-                file.truncate(2 * size)
-            flat = torch.from_file(str(path), shared=True, size=size, dtype=torch.float16)
-            wide = flat.as_strided(x.shape, [0, 1 << 27, *([16] * (x.dim() - 3)), 1])
-            far.append(wide.copy_(x))
-        mine = found_by(module, case, [*far, given[3]], blocks)  # type: ignore[arg-type]
+    with far_apart(given[:3], [1 << 27] * 3) as apart:
+        mine = found_by(module, case, [*apart, given[3]], blocks)
     near = found_by(launch, case, given, blocks)
     return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
 
 
-def far_apart_by_block() -> list[str]:
+def far_by_block() -> list[str]:
     """The same where blocks own the work."""
-    return far_apart(run=24)
+    return far(run=24)
 
 
-def far_apart_in_32_bits() -> list[str]:
-    """The same with the planted defect; where it does not die of a wild address, it is wrong."""
-    with tempfile.TemporaryDirectory() as folder:
-        defect = ("rows.py", "far = token.to(tl.int64)", "far = token")
-        return far_apart(planted(Path(folder), "in_32_bits", *defect))
-
-
-def mutant(name: str) -> list[str]:
-    """What is seen of a planted defect."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        copy = planted(Path(folder), name, *MUTANTS[name])
-        if name in defects("selected_lists"):
-            return list_problems(copy)
-        return core(copy, BY_BLOCK if name in defects("selected_by_block") else CORE)
-
-
+_JUDGES = {
+    "selected": core,
+    "selected_by_block": partial(core, cases=BY_BLOCK),
+    "selected_lists": list_problems,
+    "selected_in_32_bits": far,
+}
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
-        values, tuned, tiles, space, whole, same_bits, repeats, lists, operator, trainer,
-        far_apart, far_apart_by_block, far_apart_in_32_bits,
+        values, tuned, tiles, space, whole, same_bits, repeats, lists, operator, trainer, far,
+        far_by_block,
     )
-} | {name: partial(mutant, name) for name in MUTANTS}  # fmt: skip
-
-
-if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        print(json.dumps({wanted: PROOFS[wanted]()}), flush=True)
+} | {
+    name: partial(judged, judge, "selected.launch", kind, name)
+    for kind, judge in _JUDGES.items()
+    for name in defects(kind)
+}  # fmt: skip

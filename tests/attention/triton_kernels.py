@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+import tempfile
+import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from hypothesis import HealthCheck, Phase, settings
 from torch import Tensor
 from triton.runtime import interpreter
 
@@ -27,6 +30,7 @@ from nsa.attention.selection import ranges_v1
 from nsa.attention.triton.selected import launch as LAUNCH
 from nsa.attention.triton.selected.tiles import ByBlock, Cut
 from nsa.attention.triton.tiles import Tile
+from tests.attention.defects import defects
 
 BOUND = {torch.float32: 1e-5, torch.float16: 5 * 2.0**-11}
 _PACKAGE = Path(LAUNCH.__file__).parents[1]
@@ -245,3 +249,55 @@ def planted(
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     return importlib.import_module(f"{name}.{launcher}")
+
+
+def judged(
+    judge: Callable[[ModuleType], list[str]], launcher: str, kind: str, name: str
+) -> list[str]:
+    """What `judge` sees of a planted defect; where it dies of a wild address, it says nothing."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        copy = f"{kind}_{name}"  # two of other kernels may have one name
+        return judge(planted(Path(folder), copy, *defects(kind)[name], launcher=launcher))
+
+
+def drawn(max_examples: int) -> settings:
+    """So many examples, the same every time."""
+    return settings(
+        max_examples=max_examples, derandomize=True, database=None, deadline=None,
+        phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+
+
+@contextmanager
+def far_apart(
+    tensors: Sequence[Tensor], apart: Sequence[int], dim: int = 1
+) -> Iterator[list[Tensor]]:
+    """Copies whose neighbors in `dim` lie so many numbers apart, in files with holes."""
+    with tempfile.TemporaryDirectory() as folder:
+        far = []
+        for number, (x, step) in enumerate(zip(tensors, apart, strict=True)):
+            path, size = Path(folder) / f"{number}", x.shape[dim] * step
+            with path.open("wb") as file:
+                file.truncate(x.element_size() * size)
+            flat = torch.from_file(str(path), shared=True, size=size, dtype=x.dtype)
+            inner = [step if at == dim else 16 for at in range(1, x.dim() - 1)]
+            far.append(flat.as_strided(x.shape, [0, *inner, 1]).copy_(x))
+        yield far
+
+
+def checked(
+    call: Callable[..., Any], tensors: Sequence[Tensor], grad: Tensor, *operators: tuple[Any, ...]
+) -> list[str]:
+    """opcheck of `operators`, (operator, arguments, tests or None), and one graph, both ways."""
+    problems = []
+    for one, args, *tests in operators:
+        more = {"test_utils": tests[0]} if tests else {}
+        said = torch.library.opcheck(one, args, raise_exception=False, **more)
+        problems += [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
+    pairs = []
+    for run in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        result = run(*tensors)
+        every = result if isinstance(result, tuple) else (result,)
+        pairs.append([*every, *torch.autograd.grad(every[0], tensors, grad)])
+    return problems + ["compiled"] * any(not torch.equal(a, b) for a, b in zip(*pairs, strict=True))

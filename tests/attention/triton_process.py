@@ -17,18 +17,18 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def interpreted(*names: str, of: str) -> subprocess.CompletedProcess[str]:
-    """Proofs of tests/attention/`of`.py: the interpreter is chosen when triton is imported."""
+def interpreted(*names: str) -> subprocess.CompletedProcess[str]:
+    """These proofs of tests/attention/in_interpreter.py."""
     return subprocess.run(
-        [sys.executable, "-m", f"tests.attention.{of}", *names],
+        [sys.executable, "-m", "tests.attention.in_interpreter", *names],
         cwd=ROOT, capture_output=True, text=True, timeout=500,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
-def found(*names: str, of: str) -> dict[str, list[str]]:
+def found(*names: str) -> dict[str, list[str]]:
     """What is wrong, by proof."""
-    ran = interpreted(*names, of=of)
+    ran = interpreted(*names)
     assert ran.returncode == 0, ran.stderr
     told: dict[str, list[str]] = {}
     for line in ran.stdout.splitlines():

@@ -1,28 +1,21 @@
 """Proofs of the window's Triton kernels in the interpreter: what is wrong, by proof, as JSON.
 
-    TRITON_INTERPRET=1 python -m tests.attention.window_in_interpreter NAME ...
-
 The truth is NumPy's, in float64, one position at a time: outputs by the independent reference's own
 `attention`, gradients by the chain rule written out beside it.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -35,9 +28,12 @@ from tests.attention.defects import defects
 from tests.attention.equations import attention, softmax
 from tests.attention.triton_kernels import (
     BOUND,
+    checked,
     compare,
+    drawn,
+    far_apart,
     inputs,
-    planted,
+    judged,
     poisoned,
     written_once,
 )
@@ -158,10 +154,7 @@ def window_space() -> list[str]:
     """Shapes drawn at random, gradients too."""
     problems: list[str] = []
 
-    @settings(
-        max_examples=6, derandomize=True, database=None, deadline=None, phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    @drawn(6)
     @given(
         st.builds(
             Case, seq_len=st.integers(1, 40), w=st.integers(1, 50), heads=st.integers(1, 16),
@@ -216,71 +209,29 @@ def window_operator() -> list[str]:
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out, lse = window_operators.window(*leaves, case.w)
     kept = [x.detach() for x in (grad, *leaves, out, lse)]
-    problems = []
-    for one, args in (
+    return checked(
+        lambda *tensors: window_operators.attend_window(*tensors, case.config()), leaves, grad,
         (window_operators.window, (*leaves, case.w)),
         (window_operators.window_backward, (*kept, case.w)),
-    ):
-        said = torch.library.opcheck(one, args, raise_exception=False)
-        problems += [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
-
-    def call(*tensors: Tensor) -> Tensor:
-        return window_operators.attend_window(*tensors, case.config())
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    pairs = []
-    for run in (call, compiled):
-        result = run(*leaves)
-        pairs.append([result, *torch.autograd.grad(result, leaves, grad)])
-    return problems + ["compiled"] * any(not torch.equal(a, b) for a, b in zip(*pairs, strict=True))
+    )  # fmt: skip
 
 
-def window_far_apart(launch: ModuleType = window_launch) -> list[str]:
-    """Offsets beyond 32 bits: tokens that lie 2^27 numbers apart in a file with holes."""
+def window_far(launch: ModuleType = window_launch) -> list[str]:
+    """Offsets beyond 32 bits: tokens that lie 2^27 numbers apart."""
     case = Case(seq_len=40, w=25, dtype=HALF)
     given_ = inputs(case)
-    far = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, x in enumerate(given_[:3]):
-            path = Path(folder) / f"{number}"
-            with path.open("wb") as file:
-                file.truncate(2 * (40 << 27))
-            flat = torch.from_file(str(path), shared=True, size=40 << 27, dtype=HALF)
-            wide = flat.as_strided(x.shape, [0, 1 << 27, *([16] * (x.dim() - 3)), 1])
-            far.append(wide.copy_(x))
+    with far_apart(given_[:3], [1 << 27] * 3) as far:
         mine = found_by(launch, case, [*far, given_[3]])
     near = found_by(window_launch, case, given_)
     return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
 
 
-def window_far_apart_in_32_bits() -> list[str]:
-    """The same with the planted defect; where it does not die of a wild address, it is wrong."""
-    with tempfile.TemporaryDirectory() as folder:
-        defect = (
-            "window/rows.py",
-            "token.to(tl.int64)[:, None] * stride",
-            "token[:, None] * stride",
-        )
-        return window_far_apart(
-            planted(Path(folder), "in_32_bits", *defect, launcher="window.launch")
-        )
-
-
-def mutant(name: str) -> list[str]:
-    """What is seen of a planted defect."""
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return core(planted(Path(folder), name, *defects("window")[name], launcher="window.launch"))
-
-
 _ALL: tuple[Callable[..., list[str]], ...] = (
     window_values, window_tuned, window_space, window_dense, window_same_bits, window_operator,
-    window_far_apart, window_far_apart_in_32_bits,
+    window_far,
 )  # fmt: skip
-PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL}
-PROOFS |= {name: partial(mutant, name) for name in defects("window")}
-
-
-if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        print(json.dumps({wanted: PROOFS[wanted]()}), flush=True)
+PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL} | {
+    name: partial(judged, judge, "window.launch", kind, name)
+    for kind, judge in (("window", core), ("window_in_32_bits", window_far))
+    for name in defects(kind)
+}

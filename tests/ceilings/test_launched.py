@@ -15,13 +15,13 @@ import torch
 
 from nsa.contract import CEILINGS_JSON, Ceiling, ExitCode
 from phases.machine import ceilings
+from runbook.config.registry import phases
 from runbook.folder.launch.ceilings import read_measured
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from runbook.registry import phases
 from tests.executed import note
 from tests.phases import builder
 from tests.tiers import by_tier

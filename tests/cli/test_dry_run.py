@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile
 from runbook.config.profile import Profile
 from runbook.engine.plan.forecast import Earlier, Estimator, Pace

@@ -10,11 +10,11 @@ import yaml
 
 from nsa.toggles import TOGGLES
 from nsa.torch_env import TORCH_VARIABLES
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile, load_profile_document, profile_names
+from runbook.config.registry import known_checks
 from runbook.errors import UsageError
 from runbook.files import data_path
-from runbook.registry import known_checks
 
 PHASES = registry.phases()
 

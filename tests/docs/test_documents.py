@@ -19,7 +19,7 @@ from runbook.cli import main
 from runbook.config.load import load_profile
 from runbook.config.plan import load_plan, with_plan
 from runbook.config.profile import Profile
-from runbook.registry import known_checks
+from runbook.config.registry import known_checks
 from runbook.tools.triage_steps import STEPS
 from tests.cli.shell import inside
 from tests.docs.desk import Typed, typed

@@ -14,7 +14,7 @@ from nsa.toggles import TOGGLES
 from runbook.cli import COMMANDS
 from runbook.config.load import load_profile
 from runbook.config.plan import load_plan, with_plan
-from runbook.registry import known_checks
+from runbook.config.registry import known_checks
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = ROOT / "docs" / "spec.md"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.config.phase import Phase
 from runbook.config.profile import Profile
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
@@ -22,7 +23,6 @@ from runbook.folder.names import EVENTS_FILE
 from runbook.launch.observer import Observer
 from runbook.machine.identity import identity
 from runbook.records import Outcome, RunRecord, Verdict
-from runbook.records.phase import Phase
 from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import cut_after, digests
 from tests.engine.toys import Toy

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.config.phase import Judgement, PlanContext
 from runbook.engine import Observer
 from runbook.engine.resuming import resume_run
 from runbook.engine.verify import verify_run
@@ -23,7 +24,6 @@ from runbook.folder.manifest import artifact_records, check_manifest
 from runbook.process.reaper import carriers
 from runbook.records import Outcome, Reason, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
-from runbook.records.phase import Judgement, PlanContext
 from tests.engine.toys import Toy, run, setup, three_launches
 from tests.shared import crowded
 

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from reports.permits import permit_of
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile
+from runbook.config.phase import PlanContext
 from runbook.config.plan import load_plan, with_plan
 from runbook.config.profile import Profile
 from runbook.config.settings import parse_settings
@@ -34,7 +35,6 @@ from runbook.errors import UsageError
 from runbook.folder.manifest import record_text, write_manifest
 from runbook.machine.identity import identity
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
-from runbook.records.phase import PlanContext
 from tests import executed
 from tests.cli.shell import inside, runbook
 from tests.engine.test_scope import phase, record

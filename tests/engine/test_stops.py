@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.config.phase import PlanContext
 from runbook.config.profile import PlanNote
 from runbook.config.setup import Setup
 from runbook.engine.extend import Extension
@@ -22,7 +23,6 @@ from runbook.records import (
     RunRecord,
     Verdict,
 )
-from runbook.records.phase import PlanContext
 from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import digests
 from tests.engine.toys import Toy

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from runbook.config.phase import PlanContext
 from runbook.engine.verify import Verification, verify_run
 from runbook.errors import RunbookError
 from runbook.folder.manifest import write_manifest
 from runbook.records import Launch, RunRecord
-from runbook.records.phase import PlanContext
 from tests.engine.toys import Toy, run, setup
 
 PHASES = {
@@ -89,7 +89,7 @@ def test_a_file_without_an_end_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Each a terabyte of nothing behind what it holds, which would take a day to read."""
-    for module in ("folder.lines", "folder.integrity"):
+    for module in ("folder.launch.lines", "folder.integrity"):
         monkeypatch.setattr(f"runbook.{module}.LARGEST_LOG_BYTES", 1 << 20)
     os.truncate(folder / name, 1 << 40)
     found = verify(folder)

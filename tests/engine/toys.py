@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.config.load import load_profile
+from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.config.setup import RunOptions, Setup
@@ -27,7 +28,6 @@ from runbook.records import (
     Table,
 )
 from runbook.records.evidence import PhaseEvidence, TrainingLog
-from runbook.records.phase import Judgement, Phase, PlanContext
 from runbook.stats.throughput import effective, last_window
 from tests.launch.helpers import fake_launch
 

@@ -6,14 +6,14 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from runbook import registry
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
+from runbook.launch import launcher_api
 from runbook.launch.local import Local
 
-GROUP = registry.LAUNCHER_GROUP
+GROUP = launcher_api.GROUP
 
 
 class Elsewhere(Local):
@@ -27,10 +27,10 @@ class Elsewhere(Local):
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = registry._installed(GROUP)
+    found = launcher_api.installed(GROUP)
     more = EntryPoint("elsewhere", f"{__name__}:Elsewhere", GROUP)
     monkeypatch.setattr(EntryPoint, "load", lambda one: Elsewhere if one is more else _load(one))
-    monkeypatch.setattr(registry, "_installed", lambda _group: (*found, more))
+    monkeypatch.setattr(launcher_api, "installed", lambda _group: (*found, more))
 
 
 _load = EntryPoint.load
@@ -41,14 +41,14 @@ def asked(**options: str) -> RunOptions:
 
 
 def test_the_shipped_ones_are_found_and_an_unknown_one_is_told() -> None:
-    assert set(registry.launcher_names()) == {"local", "slurm"}
+    assert set(launcher_api.launcher_names()) == {"local", "slurm"}
     with pytest.raises(UsageError, match=r"no such launcher.*there are: local, slurm"):
         prepare(asked(launcher="lokal"))
 
 
 @pytest.mark.usefixtures("installed")
 def test_another_package_adds_one() -> None:
-    assert registry.launcher("elsewhere").here is False
+    assert launcher_api.launcher("elsewhere").here is False
     with pytest.raises(UsageError, match=r"--account is for --launcher slurm\|elsewhere"):
         prepare(asked(account="me"))
     with pytest.raises(UsageError, match="no account is needed for cpu"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rehearsal import smi, smi_tables
+from benchmarks.rehearsal import smi
 from benchmarks.rehearsal.hardware import A100_PCIE, CARDS, DRIVERS, Card, Driver, Gpu, Process
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
@@ -35,7 +35,7 @@ def pair(card: Card, *changes: dict[str, Any]) -> list[Gpu]:
 
 def facts(driver: Driver, gpus: list[Gpu], link: str = "NODE") -> dict[str, Any]:
     found = parse_nvidia_smi(smi.query_xml(driver, gpus))
-    drafts = gpu_drafts(found, parse_topology(smi_tables.topology(gpus, link)))
+    drafts = gpu_drafts(found, parse_topology(smi.topology(gpus, link)))
     return {draft.name: draft.value for draft in drafts}
 
 

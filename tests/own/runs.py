@@ -9,15 +9,15 @@ from typing import Any
 
 import yaml
 
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile
+from runbook.config.phase import PlanContext
 from runbook.config.profile import Profile
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Check
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from runbook.records.phase import PlanContext
 
 TRAINERS = Path(__file__).parent / "trainers"
 COUNTING = TRAINERS / "counting.py"

@@ -127,7 +127,6 @@ def test_a_run_outlives_whoever_reads_its_events(made: tuple[Path, list[str]]) -
         [sys.executable, "-m", "runbook", *words],
         cwd=made[0], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as run:  # fmt: skip
-        assert run.stdout is not None and run.stderr is not None
         assert json.loads(run.stdout.readline())["schema_version"] == 1
         run.stdout.close()
         told = run.stderr.read()

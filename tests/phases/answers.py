@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
+from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.phase import Judgement, PlanContext
 from tests.phases import builder, spoil
 from tests.tiers import examples
 
@@ -15,6 +16,16 @@ WHERE = builder.context()
 NOTHING = (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
 TOO_MUCH = (Outcome.FAIL, Reason.ABOVE_LIMIT)
 WARNED = (Outcome.PASS, Reason.WARNING)
+FINE = (Outcome.PASS, Reason.OK)
+NO_EFFECT = (Outcome.INVALID, Reason.NO_EFFECT)
+OTHERWISE = (Outcome.INVALID, Reason.MISMATCH)
+IMPOSSIBLE = (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+UNLIKE = (Outcome.INVALID, Reason.NOT_COMPARABLE)
+DAMAGED = (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+NOT_FINITE = (Outcome.FAIL, Reason.NON_FINITE)
+WRONG = (Outcome.FAIL, Reason.MISMATCH)
+CRASHED = (Outcome.FAIL, Reason.CRASH)
+TOO_LITTLE = (Outcome.FAIL, Reason.BELOW_LIMIT)
 FEW = examples(25)
 
 
@@ -29,15 +40,18 @@ def get(judgement: Judgement, check_id: str) -> Check:
 
 
 def row(
-    phase: str, what: str, change: spoil.Change | None = None, where: PlanContext = WHERE
+    phase: str,
+    what: str,
+    change: spoil.Change | None = None,
+    where: PlanContext = WHERE,
+    **options: Any,
 ) -> Check:
-    """One row of a phase whose healthy launches were changed."""
-    return builder.row(phase, what, builder.evidence(phase, where, change=change), where)
+    """One row of a phase whose healthy launches were changed; options as of `evidence`."""
+    return builder.row(phase, what, builder.evidence(phase, where, change=change, **options), where)
 
 
 def noisy(made: LaunchEvidence) -> LaunchEvidence:
     """Five percent of jitter from step to step."""
-    assert made.training is not None
     return replace(made, training=spoil.jittered(made.training, 0.05))
 
 

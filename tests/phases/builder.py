@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile
+from runbook.config.phase import Judgement, PlanContext
 from runbook.config.profile import Profile
 from runbook.folder.comparability import device_facts, env_facts
 from runbook.records import Check, Launch
@@ -20,7 +21,6 @@ from runbook.records.evidence import (
     LaunchEvidence,
     PhaseEvidence,
 )
-from runbook.records.phase import Judgement, PlanContext
 from tests.phases.heartbeats import SHA, told
 from tests.phases.spoil import Change
 from tests.phases.traces import healthy

@@ -188,7 +188,6 @@ def _spots(profile: Profile) -> Mapping[str, Any]:
 
 def told(made: LaunchEvidence) -> LaunchEvidence:
     """The same launch whose ranks tell of the steps what its CSV tells."""
-    assert made.training is not None
     table, nproc = made.training.frame, made.launch.nproc
     data = GeneratedData.of(made.env or {})
     logs = tuple(

@@ -56,7 +56,6 @@ def write_beats(path: Path, lines: Iterable[Record]) -> None:
 
 def records(log: RankLog) -> list[Record]:
     """The heartbeats from which this log is read."""
-    assert log.steps is not None
     pid = log.pids[0] if log.pids else None
     head = {"rank": log.rank, "pid": pid, "token": next(iter(log.tokens), heartbeats.TOKEN)}
     head |= {"rss_mib": 300.0, "cuda_mib": None}

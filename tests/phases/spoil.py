@@ -46,7 +46,6 @@ def columns(**values: Any) -> Change:
     """Columns of training.csv replaced; a callable gets the frame."""
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        assert made.training is not None
         table = made.training.frame.copy()
         for name, value in values.items():
             table[name] = value(table) if callable(value) else value

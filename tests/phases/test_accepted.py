@@ -40,7 +40,6 @@ def test_a_run_as_fast_as_the_last_accepted_one_passes_with_its_source() -> None
     assert "against run2 (run.json aaaaaaaaaaaa)" in check.reason
     assert (check.limit, check.comparator.value) == (0.05, "<=")
     measured = check.measurement
-    assert measured is not None
     sources = {source.path: source.sha256 for source in measured.sources}
     assert sources["baseline/accepted.json"] == heartbeats.SHA
     assert measured.interval is not None and measured.interval[0] < 0.05

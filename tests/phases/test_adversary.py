@@ -9,7 +9,7 @@ import pytest
 
 from runbook.records import Check, Outcome
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder, heartbeats, spoil
+from tests.phases import answers, builder, heartbeats, spoil
 
 
 def _one_loss(value: float) -> spoil.Change:
@@ -42,12 +42,10 @@ def _other_step(made: LaunchEvidence) -> LaunchEvidence:
 
 
 def _one_reading(made: LaunchEvidence) -> LaunchEvidence:
-    assert made.gates is not None
     return replace(made, gates=made.gates.iloc[:1])
 
 
 def _no_reading_in_the_middle(made: LaunchEvidence) -> LaunchEvidence:
-    assert made.gates is not None
     count = len(made.gates)
     keep = [*range(count // 4), *range(3 * count // 4, count)]
     return replace(made, gates=made.gates.iloc[keep])
@@ -56,14 +54,12 @@ def _no_reading_in_the_middle(made: LaunchEvidence) -> LaunchEvidence:
 def _silent(made: LaunchEvidence) -> LaunchEvidence:
     """Rank 1 says nothing in the middle half of the run, and ends with the others."""
     steps = made.ranks[1].steps
-    assert steps is not None
     quarter = len(steps) // 4
     heard = (steps["step"] <= quarter) | (steps["step"] > 3 * quarter)
     return spoil.rank(1, steps=steps[heard].reset_index(drop=True))(made)
 
 
 def _copied(made: LaunchEvidence) -> LaunchEvidence:
-    assert made.training is not None
     return replace(made, training=replace(made.training, sha256=heartbeats.SHA))
 
 
@@ -98,7 +94,7 @@ EDITS: dict[str, tuple[str, spoil.Change, str, str]] = {
 
 def _row(phase: str, what: str, change: spoil.Change | None, profile: str) -> Check:
     where = builder.context(profile)
-    return builder.row(phase, what, builder.evidence(phase, where, change=change), where)
+    return answers.row(phase, what, change, where)
 
 
 @pytest.mark.parametrize("profile", ["a100x2_pcie4", "cpu"])

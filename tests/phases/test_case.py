@@ -55,17 +55,6 @@ def test_an_answer_about_a_launch_is_worked_out_once_in_a_case() -> None:
     assert worked_out == [(one, "run1"), (one, "run2"), (other, "run1")]
 
 
-def test_what_has_no_answer_has_none_again() -> None:
-    @once
-    def answer(case: Case, name: str) -> str:
-        return case.launch(name).launch.name
-
-    case = Case(phase="baseline", evidence=builder.PhaseEvidence(), context=builder.context())
-    for _ in range(2):
-        with pytest.raises(Unanswerable, match="was not run"):
-            answer(case, "run1")
-
-
 def test_problems_of_a_thousand_ranks_are_a_line_and_not_a_book() -> None:
     assert listed(["a", "b"]) == "a; b"
     said = listed([f"rank {number} is odd" for number in range(1024)])

@@ -14,7 +14,7 @@ import pytest
 from runbook.files import utc_text
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder, spoil, traces
+from tests.phases import answers, builder, spoil, traces
 
 WHERE = builder.context()
 XID = "NVRM: Xid (PCI:{}): {}, pid=4242, name=python"
@@ -68,18 +68,50 @@ def both(*changes: spoil.Change) -> spoil.Change:
 
 def sampled(**columns: Any) -> spoil.Change:
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        assert made.gpu_samples is not None
         return replace(made, gpu_samples=made.gpu_samples.assign(**columns))
 
     return change
 
 
 def test_a_quiet_machine_passes_and_says_by_what() -> None:
-    check = builder.row("baseline", "devices", builder.evidence("baseline", WHERE), WHERE)
+    check = answers.row("baseline", "devices", where=WHERE)
     assert (check.outcome, check.code) == (Outcome.PASS, Reason.OK)
     assert "22 counters of GPU 0, 1 compared by nvml" in check.reason
     assert "no fault in the kernel log (/dev/kmsg)" in check.reason
     assert check.measurement is not None and check.measurement.value == 0 and check.required
+
+
+def of_gpu_1(when: str, **values: Any) -> spoil.Change:
+    """What GPU 1 tells, changed; None takes it away."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        document = copy.deepcopy(getattr(made, when))
+        one = {**document["gpus"][1], **values}
+        document["gpus"][1] = {name: value for name, value in one.items() if value is not None}
+        return replace(made, **{when: document})
+
+    return change
+
+
+def standing(key: str, **values: int) -> spoil.Change:
+    """GPU 1 shows these before the launch and after it, so nothing changes."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        before, after = copy.deepcopy(made.devices_before), copy.deepcopy(made.devices_after)
+        for document in (before, after):
+            document["gpus"][1][key].update(values)
+        return replace(made, devices_before=before, devices_after=after)
+
+    return change
+
+
+STANDING = {
+    "uncorrected": ("counters", {"ecc_uncorrected_volatile": 1}),
+    "pending": ("counters", {"remap_pending": 1}),
+    "spare rows used up": ("counters", {"remap_failure": 1}),
+    "retirement": ("counters", {"retired_pending": 1}),
+    "narrow": ("link", {"width": 8}),
+}
 
 
 FAULTS = {
@@ -111,6 +143,13 @@ FAULTS = {
         sampled(other_processes=1.0, others="4711 python"),
         "GPU 0: another process computed there (4711 python)",
     ),
+    "MIG": (of_gpu_1("devices_before", mig=True), "GPU 1: MIG is on"),
+    "another driver": (_told("devices_after", driver="575"), "driver 580.95.05 -> 575 while the"),
+    "gone": (of_gpu_1("devices_after", uuid=None, problem="GPU is lost"),
+             "GPU 1 (GPU-1) does not answer after the launch"),
+    "silent": (without_driver("devices_after"), "answered before the launch and not after it"),
+    **{f"standing {name}": (standing(key, **values), "GPU 1: ")
+       for name, (key, values) in STANDING.items()},
 }  # fmt: skip
 
 
@@ -125,53 +164,6 @@ def test_a_fault_of_the_machine_is_invalid_and_named(what: str) -> None:
     throughput = checked(change, "throughput")
     assert throughput.outcome is Outcome.INVALID
     assert "these launches do not count" in throughput.reason
-
-
-def standing(key: str, **values: int) -> spoil.Change:
-    """GPU 1 shows these before the launch and after it, so nothing changes."""
-
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        before, after = copy.deepcopy(made.devices_before), copy.deepcopy(made.devices_after)
-        assert before is not None and after is not None
-        for document in (before, after):
-            document["gpus"][1][key].update(values)
-        return replace(made, devices_before=before, devices_after=after)
-
-    return change
-
-
-def test_a_gpu_that_was_cut_into_instances_since_is_named() -> None:
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        before = copy.deepcopy(made.devices_before)
-        assert before is not None
-        before["gpus"][1]["mig"] = True
-        return replace(made, devices_before=before)
-
-    assert "GPU 1: MIG is on" in checked(change).reason
-    assert checked(change).outcome is Outcome.INVALID
-
-
-STANDING = {
-    "uncorrected": ("counters", {"ecc_uncorrected_volatile": 1}),
-    "pending": ("counters", {"remap_pending": 1}),
-    "spare rows used up": ("counters", {"remap_failure": 1}),
-    "retirement": ("counters", {"retired_pending": 1}),
-    "narrow": ("link", {"width": 8}),
-}
-
-
-@pytest.mark.parametrize("what", STANDING)
-def test_what_came_while_no_launch_used_the_gpu_harms_the_next_one(what: str) -> None:
-    key, values = STANDING[what]
-    check = checked(standing(key, **values))
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
-    assert "GPU 1: " in check.reason and " before the launch" in check.reason
-
-
-def test_a_driver_that_changed_meanwhile_is_a_fault() -> None:
-    check = checked(_told("devices_after", driver="575"))
-    assert check.outcome is Outcome.INVALID
-    assert "driver 580.95.05 -> 575 while the launch ran" in check.reason
 
 
 # The launch began at 23:59:54 and ended at 00:00:10.
@@ -209,7 +201,6 @@ def test_documents_without_a_time_are_damaged(text: str | None) -> None:
 
 def redated(days: float) -> spoil.Change:
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        assert made.gpu_samples is not None
         shifted = pd.to_datetime(made.gpu_samples["timestamp"]) + pd.Timedelta(days=days)
         text = shifted.dt.strftime("%Y/%m/%d %H:%M:%S.%f").str[:-3]
         return replace(made, gpu_samples=made.gpu_samples.assign(timestamp=text))
@@ -242,9 +233,31 @@ def test_counters_of_other_gpus_than_the_ranks_used_do_not_count(kept: int) -> N
     assert "does not tell of GPU " in check.reason
 
 
-def test_old_errors_of_a_repaired_card_do_not_stop_a_launch() -> None:
-    repaired = standing("counters", ecc_uncorrected_aggregate=12, remapped_uncorrectable=3)
-    assert checked(repaired).outcome is Outcome.PASS
+def in_row_120(frame: pd.DataFrame) -> list[float]:
+    return [1.0 if row == 120 else 0.0 for row in range(len(frame))]
+
+
+def resting(frame: pd.DataFrame) -> pd.Series[float]:
+    """The link of a GPU that rests before and after the steps."""
+    return (frame["utilization_percent"] > 50).map({True: 4.0, False: 1.0})
+
+
+FINE = {
+    "a repaired card": standing("counters", ecc_uncorrected_aggregate=12, remapped_uncorrectable=3),
+    "a link at rest": sampled(pcie_gen=resting),
+    "clocks at rest": sampled(sm_clock_mhz=210.0, utilization_percent=40.0),
+    "clocks just high enough": sampled(sm_clock_mhz=850.0),
+    "a limit close to the card's own": standing("power", limit_w=286),
+    "a limit above it": standing("power", limit_w=310),
+    "interrupted": both(without_driver("devices_after"), spoil.ended(LaunchStatus.INTERRUPTED)),
+}
+
+
+@pytest.mark.parametrize("what", FINE)
+def test_what_is_no_fault(what: str) -> None:
+    check = checked(FINE[what])
+    assert check.outcome is Outcome.PASS, check.reason
+    assert check.code is Reason.OK or what == "interrupted"
 
 
 WARNINGS = {
@@ -260,6 +273,7 @@ WARNINGS = {
     "no kernel log": (logged(source="", problem="/dev/kmsg: denied"), "unreadable: /dev/kmsg: den"),
     "lost": (logged(lost=True), "overwritten before it was read"),
     "flood": (logged(left_out=9), "9 more lines"),
+    "one sample of another process": (sampled(other_processes=in_row_120), "in 1 samples"),
     "samples of other cards": (sampled(uuid="GPU-7"), "GPU 1 was not sampled while"),
     "no samples": (spoil.parts(gpu_samples=None), "the GPUs were not sampled"),
     "no clock": (sampled(sm_clock_mhz=math.nan), "GPU 0: its SM clock, or the highest, was not t"),
@@ -290,32 +304,8 @@ def test_a_launch_that_took_no_step_had_nothing_to_be_sampled() -> None:
 def test_an_xid_of_another_gpu_is_no_fault_of_this_launch(address: str) -> None:
     check = checked(logged(XID.format(address, 79)))
     assert (check.outcome, check.code) == (Outcome.PASS, Reason.OK)
-    found = builder.evidence("baseline", WHERE, change=logged(XID.format(address, 79)))
-    check = builder.row("baseline", "devices", found, WHERE)
+    check = answers.row("baseline", "devices", logged(XID.format(address, 79)), WHERE)
     assert "1 line(s) about other devices" in check.reason
-
-
-def test_a_gpu_that_is_gone_afterwards_is_named() -> None:
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        after = copy.deepcopy(made.devices_after)
-        assert after is not None
-        after["gpus"] = [after["gpus"][0], {"index": 1, "problem": "GPU is lost"}]
-        return replace(made, devices_after=after)
-
-    check = checked(change)
-    assert check.outcome is Outcome.INVALID
-    assert "GPU 1 (GPU-1) does not answer after the launch" in check.reason
-
-
-def test_a_driver_that_stops_answering_is_a_fault_unless_nobody_waited_for_it() -> None:
-    gone = without_driver("devices_after")
-    assert "answered before the launch and not after it" in checked(gone).reason
-    assert checked(gone).outcome is Outcome.INVALID
-
-    def interrupted(made: LaunchEvidence) -> LaunchEvidence:
-        return gone(spoil.ended(LaunchStatus.INTERRUPTED)(made))
-
-    assert checked(interrupted).outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize("key", ["devices_before", "devices_after", "kernel_log"])
@@ -333,48 +323,14 @@ def test_a_document_without_its_parts_is_damaged(key: str, document: dict[str, A
     assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
 
 
-def test_one_sample_of_another_process_is_told_only() -> None:
-    def once(frame: pd.DataFrame) -> list[float]:
-        return [1.0 if row == 120 else 0.0 for row in range(len(frame))]
-
-    check = checked(sampled(other_processes=once))
-    assert check.code is Reason.WARNING and "in 1 samples" in check.reason
-
-
-def test_a_gpu_that_rests_before_and_after_the_steps_is_no_slow_link() -> None:
-    def resting(made: LaunchEvidence) -> LaunchEvidence:
-        frame = made.gpu_samples
-        assert frame is not None
-        busy = frame["utilization_percent"] > 50
-        return replace(made, gpu_samples=frame.assign(pcie_gen=busy.map({True: 4.0, False: 1.0})))
-
-    assert checked(resting).code is Reason.OK
-
-
-def test_low_clocks_of_a_gpu_that_idles_are_no_low_clocks() -> None:
-    assert checked(sampled(sm_clock_mhz=210.0, utilization_percent=40.0)).code is Reason.OK
-    assert checked(sampled(sm_clock_mhz=850.0)).code is Reason.OK
-
-
-def test_a_power_limit_close_to_the_cards_own_is_no_fault() -> None:
-    assert checked(standing("power", limit_w=286)).code is Reason.OK
-    assert "286" not in checked(standing("power", limit_w=310)).reason
-
-
 def test_who_computes_may_be_unknown_and_is_said() -> None:
-    check = builder.row(
-        "baseline",
-        "devices",
-        builder.evidence("baseline", WHERE, change=sampled(other_processes=math.nan)),
-        WHERE,
-    )
+    check = answers.row("baseline", "devices", sampled(other_processes=math.nan), WHERE)
     assert check.code is Reason.OK and "whose processes compute was not told" in check.reason
 
 
 def test_a_profile_without_gpus_skips_the_row() -> None:
     where = builder.context("cpu")
-    found = builder.evidence("baseline", where)
-    check = builder.row("baseline", "devices", found, where)
+    check = answers.row("baseline", "devices", where=where)
     assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NEEDS_CUDA)
     assert not check.required
 

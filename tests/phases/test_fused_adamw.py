@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from runbook import registry
+from runbook.config import registry
 from runbook.records import LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder, spoil
+from tests.phases import answers, builder, spoil
 from tests.phases.answers import WARNED, WHERE, get, judged, noisy, said
 
 
@@ -47,7 +47,6 @@ def test_the_table_of_plain_and_fused_has_both_arms() -> None:
 
 def test_fused_near_the_margin_is_inconclusive_and_stays_unset() -> None:
     def rough(made: LaunchEvidence) -> LaunchEvidence:
-        assert made.training is not None
         return replace(made, training=spoil.jittered(made.training, 0.25))
 
     rates = {"baseline": 1e5, "fused": 0.98e5}
@@ -65,15 +64,6 @@ def test_an_a_b_of_identical_code_is_invalid(arm: str) -> None:
     for what in ("took_effect", "keep"):
         assert said(get(judgement, f"fused_adamw.{what}")) == (Outcome.INVALID, Reason.NO_EFFECT)
     assert judgement.choices == {}
-
-
-def test_an_a_a_of_the_optimizer_must_not_find_a_difference() -> None:
-    where = builder.context(aa=True)
-    judgement = judged("fused_adamw", {"baseline": 1e5, "again": 0.8e5}, where)
-    assert said(get(judgement, "fused_adamw.keep")) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-    equal = judged("fused_adamw", {}, where)
-    assert get(equal, "fused_adamw.keep").outcome is Outcome.PASS
-    assert judgement.choices == equal.choices == {}
 
 
 @pytest.mark.parametrize("other", [0.8e5, 0.953e5, 1.047e5, 1.25e5])
@@ -96,7 +86,6 @@ def test_an_a_a_of_equal_arms_is_a_tie(phase: str, profile: str) -> None:
 
 def _beside_a_neighbor(made: LaunchEvidence) -> LaunchEvidence:
     """In two of three rounds the second arm is slow, in one of seven the first."""
-    assert made.training is not None
     table = made.training.frame.copy()
     second = table["arm"] != table["arm"].iloc[0]
     busy = (second & (table["block"] % 3 > 0)) | (~second & (table["block"] % 7 == 3))
@@ -125,15 +114,6 @@ def test_where_nothing_is_gated_an_undecided_sweep_keeps_the_configured_value() 
     judgement = builder.judge("bucket_sweep", found, where)
     assert get(judgement, "bucket_sweep.best").outcome is Outcome.PASS
     assert judgement.choices == {"NSA_DDP_BUCKET_MB": "0.5"}
-
-
-def test_a_variant_without_a_full_number_of_rounds_is_not_kept() -> None:
-    """Fewer rounds cannot show that it does not stall in some."""
-    where = builder.context("cpu")
-    judgement = judged("fused_adamw", {"baseline": 1e5, "fused": 1.2e5}, where)
-    keep = get(judgement, "fused_adamw.keep")
-    assert keep.outcome is Outcome.PASS and "stall now and then" in keep.reason
-    assert judgement.choices == {}
 
 
 def test_fused_that_learns_otherwise_is_dropped() -> None:
@@ -183,7 +163,6 @@ def test_what_we_cut_off_ourselves_is_no_fault_of_the_fused_arm() -> None:
 
 def test_a_refused_fused_arm_is_dropped_while_the_rest_is_judged() -> None:
     def refused(made: LaunchEvidence) -> LaunchEvidence:
-        assert made.training is not None
         failure = ({"arm": "fused", "error": "fused=True needs CUDA"},)
         table = made.training.frame[made.training.frame["arm"] != "fused"].copy()
         table["step"] = range(1, len(table) + 1)
@@ -206,15 +185,16 @@ def test_in_launches_of_its_own_a_hanging_fused_arm_is_dropped_too() -> None:
     judgement = builder.judge("fused_adamw", found, where)
     assert said(get(judgement, "fused_adamw.completed")) == WARNED
     assert get(judgement, "fused_adamw.keep").reason.startswith("WARNING: DROP")
-    control = builder.evidence("fused_adamw", where, change=hung, only=["baseline_r1"])
-    assert builder.row("fused_adamw", "completed", control, where).outcome is Outcome.FAIL
+    assert (
+        answers.row("fused_adamw", "completed", hung, where, only=["baseline_r1"]).outcome
+        is Outcome.FAIL
+    )
 
 
 def test_on_a_cpu_an_undecided_speed_leaves_the_toggle_unset_and_passes() -> None:
     where = builder.context("cpu")
 
     def rough(made: LaunchEvidence) -> LaunchEvidence:
-        assert made.training is not None
         return replace(made, training=spoil.jittered(made.training, 0.3))
 
     found = builder.evidence("fused_adamw", where, change=rough)

@@ -6,11 +6,11 @@ from functools import cache
 
 import pytest
 
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import profile_names
+from runbook.config.registry import select
 from runbook.records import Check, Outcome, Verdict, judge_run, satisfies
 from runbook.records.evidence import PhaseEvidence
-from runbook.registry import select
 from tests.phases import builder
 
 PHASES = registry.phases()

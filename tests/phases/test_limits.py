@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from runbook import registry
+from runbook.config import registry
 from runbook.config.limits import Limit, LimitSpec, LimitUse
 from runbook.config.load import load_profile_document
+from runbook.config.phase import PlanContext
 from runbook.records import Check, Comparator, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence, TrainingLog
-from runbook.records.phase import PlanContext
 from tests.phases import builder, spoil
 
 PHASES = registry.phases()

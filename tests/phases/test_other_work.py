@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 
 from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason
-from tests.phases import builder, traces
+from tests.phases import answers, builder, traces
 
 
 def row(**changed: Any) -> Check:
     """The row of a healthy baseline of which one launch is changed."""
     where = builder.context("cpu")
-    found = builder.evidence(
-        "baseline", where, change=lambda made: replace(made, **changed), only=["run1"]
+    return answers.row(
+        "baseline", "other_work", lambda made: replace(made, **changed), where, only=["run1"]
     )
-    return builder.row("baseline", "other_work", found, where)
 
 
 def test_a_quiet_machine_passes_with_the_share() -> None:

@@ -7,11 +7,12 @@ import shlex
 from collections import Counter
 
 import pytest
+from pydantic import ValidationError
 
 from nsa.toggles import TOGGLES
-from runbook import registry
+from runbook.config import registry
+from runbook.config.registry import select
 from runbook.records import Launch
-from runbook.registry import select
 from tests.phases import builder
 
 PHASES = registry.phases()
@@ -126,18 +127,6 @@ def test_the_single_protocol_is_one_launch_of_the_documented_length() -> None:
     assert [launch.optional for launch in fused] == [False, True]
 
 
-def test_parity_runs_the_two_documented_test_commands() -> None:
-    parity, speed = plan("v2_parity")
-    assert parity.command_line() == (
-        "NSA_TEST_SEL_PACK=1 python -m pytest -q --pyargs nsa.tests.test_selection_v2_equiv "
-        "-k equivalence_various_patterns"
-    )
-    assert speed.command_line() == (
-        "python -m pytest -q --pyargs nsa.tests.test_performance_guards "
-        "-k v2_performance_improvement"
-    )
-
-
 def test_preflight_runs_the_sanity_tests() -> None:
     sanity, _ = plan("preflight")
     assert sanity.argv[-5:] == (
@@ -165,7 +154,6 @@ def test_preflight_measures_the_devices_with_the_settings_of_nccl() -> None:
 
 def test_every_arm_of_the_sweep_runs_once_in_every_round_in_random_order() -> None:
     (launch,) = plan("bucket_sweep")
-    assert launch.schedule is not None
     for order in launch.schedule.rounds:
         assert Counter(order) == {"25": 1, "50": 1, "100": 1}
     assert len(set(launch.schedule.rounds)) > 1
@@ -178,7 +166,6 @@ def test_an_a_a_run_gives_two_names_to_one_setting() -> None:
     (sweep,) = plan("bucket_sweep", aa=True)
     (fused,) = plan("fused_adamw", aa=True)
     for launch in (sweep, fused):
-        assert launch.schedule is not None
         settings = [json.dumps(values) for values in launch.schedule.settings.values()]
         assert len(settings) == 2 and len(set(settings)) == 1
 
@@ -266,3 +253,27 @@ def test_the_cpu_profile_asks_for_no_nccl_and_one_rank_for_no_second_gpu() -> No
             assert not [name for name in launch.env if name.startswith("NCCL")]
         for launch in phase.plan(builder.context("h200x1")):
             assert launch.nproc == 1
+
+
+# A profile may name another trainer: every training launch starts it, and nothing else changes.
+
+
+def test_every_training_launch_starts_the_trainer_of_the_profile() -> None:
+    ours = builder.context("cpu")
+    theirs = builder.with_profile(ours, trainer="their.trainer")
+    started = 0
+    for phase in PHASES.values():
+        for before, after in zip(phase.plan(ours), phase.plan(theirs), strict=True):
+            if before.kind != "trainer":
+                assert before == after
+                continue
+            swapped = [word.replace("nsa.train", "their.trainer") for word in before.argv]
+            assert list(after.argv) == swapped != list(before.argv)
+            started += 1
+    assert started >= 9
+
+
+@pytest.mark.parametrize("name", ["", "a b", "--help", "x;y", "../t", "1a", "a..b", "a."])
+def test_a_trainer_that_is_no_module_name_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="trainer"):
+        builder.with_profile(builder.context("cpu"), trainer=name)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from phases.regression import Regression
+from runbook.config.phase import PlanContext
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from runbook.records.phase import PlanContext
 from runbook.stats.plans import REGRESSION_PLAN
 from tests.phases import builder, spoil
 from tests.phases.answers import said

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from runbook.config.phase import Judgement
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.phase import Judgement
-from tests.phases import builder, spoil, traces
+from tests.phases import answers, builder, spoil, traces
 from tests.phases.answers import WARNED, WHERE, get, said
 
 
@@ -32,8 +32,7 @@ def test_an_unexpected_fallback_fails() -> None:
 @pytest.mark.parametrize("given", ["NSA_SDPA_NO_FLASH", "NSA_DDP_SAFE_MODE"])
 def test_a_fallback_of_flash_that_a_person_forbade_is_no_fault_and_no_go(given: str) -> None:
     where = replace(WHERE, toggles={given: "1"})
-    found = builder.evidence("sdpa_audit", where, change=kernels(sel="math"))
-    check = builder.row("sdpa_audit", "kernels", found, where)
+    check = answers.row("sdpa_audit", "kernels", kernels(sel="math"), where)
     assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
     assert f"{given}=1 forbids flash, which the profile expects: sel: math" in check.reason
 
@@ -51,8 +50,7 @@ def test_under_the_safe_mode_flash_only_is_not_tried_and_the_other_setting_is_en
 @pytest.mark.parametrize("kernel", ["efficient+flash", "flash+efficient", "cudnn+efficient"])
 def test_kernels_are_a_set_whatever_their_order(profile: str, kernel: str) -> None:
     where = builder.context(profile)
-    found = builder.evidence("sdpa_audit", where, change=kernels(sel=kernel, win=kernel))
-    check = builder.row("sdpa_audit", "kernels", found, where)
+    check = answers.row("sdpa_audit", "kernels", kernels(sel=kernel, win=kernel), where)
     assert check.outcome is Outcome.PASS and kernel in check.reason
 
 

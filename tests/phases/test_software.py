@@ -9,7 +9,7 @@ import pytest
 
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import builder, spoil
+from tests.phases import answers, builder, spoil
 
 WHERE = builder.context()
 TRAINING = (
@@ -78,8 +78,9 @@ def test_a_container_may_hide_the_drivers_file() -> None:
 
 
 def test_without_preflight_or_its_answer_there_is_nothing_to_compare_with() -> None:
-    found = builder.evidence("baseline", WHERE, change=ran_on(torch="2.9.1"))
-    assert builder.row("baseline", "as_planned", found, WHERE).outcome is Outcome.PASS
+    assert (
+        answers.row("baseline", "as_planned", ran_on(torch="2.9.1"), WHERE).outcome is Outcome.PASS
+    )
     assert planned(ran_on(nccl="2.21.5"), torch_nccl=None).outcome is Outcome.PASS
 
 

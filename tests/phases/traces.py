@@ -445,13 +445,11 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
 
 def _stopped(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     """A launch that was told to end: it does the steps of one that was not."""
-    assert launch.stop is not None
     total = launch.steps - 200
     begin = launch.after or int(launch.config_overrides["train.keep_every"]) + 4
     end = min(begin + launch.stop.steps + 1, total)
     whole = launch.model_copy(update={"after": 0, "resumes": "", "stop": None})
     made = healthy(whole.model_copy(update={"steps": total}), profile, **speed)
-    assert made.training is not None and made.gates is not None
     table = made.training.frame
     table = table[(table["step"] > begin) & (table["step"] <= end)].reset_index(drop=True)
     ran = whole.model_copy(update={"after": begin, "steps": end})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runbook import registry
+from runbook.config import registry
 from runbook.engine.outputs import write_reports
 from tests.reports.samples import SAMPLES
 

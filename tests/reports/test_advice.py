@@ -16,9 +16,9 @@ from reports.permits import permit_of
 from reports.terminal import render_terminal
 from reports.view import build_view
 from runbook.config.load import load_profile
+from runbook.config.phase import PlanContext
 from runbook.engine.outputs import render
 from runbook.records import Kind, LaunchEntry, Outcome, Reason, RunRecord, Verdict
-from runbook.records.phase import PlanContext
 from runbook.records.run import Invocation, Screen
 from tests.phases import builder, spoil
 from tests.reports.samples import go, run

@@ -9,7 +9,7 @@ import pytest
 from reports.key_numbers import KEYS
 from reports.summary import TABLE_PHASES, summarize
 from reports.view import build_view
-from runbook import registry
+from runbook.config import registry
 from runbook.config.load import load_profile, profile_names
 from runbook.engine.outputs import render
 from runbook.records import RunRecord, Verdict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runbook import registry
+from runbook.config import registry
 from runbook.engine import outputs
 from tests.reports.regold import GOLDEN, formats_of
 from tests.reports.samples import SAMPLES, go

@@ -14,7 +14,7 @@ from markdown_it.token import Token
 
 from reports.pages import html_told
 from reports.templating import markdown_told
-from runbook import registry
+from runbook.config import registry
 from runbook.engine import outputs
 from runbook.records import RunRecord
 from tests.reports.samples import no_go

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reports.view import build_view
-from runbook import registry
+from runbook.config import registry
 from runbook.console import Console
 from runbook.engine import outputs
 from runbook.errors import UsageError

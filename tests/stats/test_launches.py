@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from benchmarks import decision_cells
-from benchmarks.decision_cells import Cell, Claim, all_cells
-from benchmarks.decisions import main, merge, percent, simulate
-from benchmarks.documented_rules import halves_differ, last_50
-from benchmarks.noise_model import CALM, NOISY, block_times, launch_effects, launches, rates
+from benchmarks.decisions.__main__ import main, percent, simulate
+from benchmarks.decisions.catalog import Cell, Claim, all_cells
+from benchmarks.decisions.cells import halves_differ, last_50
+from benchmarks.decisions.noise import CALM, block_times, launches, rates
 from runbook.stats.arms import best_arm, judge_rounds
 from runbook.stats.decision import Decided
 from runbook.stats.launches import meets_target
@@ -69,14 +68,6 @@ def test_every_published_figure_has_a_cell() -> None:
         ("scaling (limit 0.90)", "PASS", 0.01),
         ("scaling (limit 0.90)", "PASS", 0.90),
     } <= claimed
-
-
-def test_the_power_claim_is_made_where_600_steps_allow_it() -> None:
-    """The claim must be made of both ordinary machines, or it would say nothing."""
-    for noise in ("calm", "noisy"):
-        cell = CELLS[f"best arm, blocks | {noise} | one 5 % better"]
-        result = simulate(cell, RUNS)
-        assert all(claim.when(result) for claim in cell.claims), noise
 
 
 # Each of these rules is wrong, and the same bound must notice it.
@@ -137,7 +128,7 @@ def test_a_claim_that_is_missed_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
     impossible = Claim("TIE", 0.0)
     cell = CELLS["best arm, blocks | calm | all equal"]
     wrong = Cell(cell.question, cell.noise, cell.truth, cell.run, (impossible,))
-    monkeypatch.setattr("benchmarks.decisions.all_cells", lambda: [wrong])
+    monkeypatch.setattr("benchmarks.decisions.__main__.all_cells", lambda: [wrong])
     monkeypatch.setattr("sys.argv", ["decisions.py", "--runs", "20"])
     assert main() == 1
 
@@ -156,45 +147,6 @@ def test_keeping_early_breaks_the_bound_of_stalls() -> None:
 
 
 # The noise itself.
-
-
-def test_launch_noise_has_the_declared_spread_and_share() -> None:
-    effects = launch_effects(np.random.default_rng(0), NOISY, (40_000,), 2)
-    assert effects.std() == pytest.approx(NOISY.launch_sd, rel=0.02)
-    assert np.corrcoef(effects.T)[0, 1] == pytest.approx(NOISY.shared, abs=0.02)
-
-
-def test_steps_have_the_declared_spread_and_correlation() -> None:
-    times = launches(
-        np.random.default_rng(1), CALM, 400, 600, launch_effect=np.zeros(400), drift=False
-    )
-    logs = np.log(times[:, 50:])
-    assert logs.std() == pytest.approx(CALM.step_sd, rel=0.03)
-    both = np.corrcoef(logs[:, 1:].ravel(), logs[:, :-1].ravel())
-    assert both[0, 1] == pytest.approx(CALM.rho, abs=0.02)
-
-
-def test_v4_like_noise_looks_like_the_rows_of_that_report() -> None:
-    """First step at 60-80 % of the pace; now and then a row at about a third."""
-    times = launches(np.random.default_rng(2), decision_cells.V4_LIKE, 2000, 200)
-    rates = np.median(times[:, 20:]) / times
-    assert 0.6 < np.median(rates[:, 0]) < 0.8
-    assert 0.02 < np.mean(rates[:, 20:] < 0.5) < 0.2
-
-
-def test_blocks_give_each_arm_its_own_speed() -> None:
-    measured = rates(block_times(np.random.default_rng(3), CALM, 2000, (1.0, 1.5, 0.7), 4))
-    middle = np.exp(np.log(measured).mean(axis=(0, 1)))
-    assert middle[1] / middle[0] == pytest.approx(1.5, rel=0.01)
-    assert middle[2] / middle[0] == pytest.approx(0.7, rel=0.01)
-
-
-def test_the_same_seed_gives_the_same_numbers_and_chunks_add_up() -> None:
-    cell = CELLS["steady, 1200 steps | calm | level"]
-    assert simulate(cell, 20).answers == simulate(cell, 20).answers
-    part = simulate(cell, 20)
-    assert merge(part, part).runs == 40
-    assert merge(part, part).answers.total() == 40
 
 
 def test_percent_never_claims_a_certainty() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.noise_model import NEIGHBORS, block_times, rates
+from benchmarks.decisions.noise import NEIGHBORS, block_times, rates
 from runbook.stats.arms import best_arm_sequential
 from runbook.stats.decision import Decided, FloatArray
 from runbook.stats.pace import pace_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,18 @@ from hypothesis import strategies as st
 
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.records.evidence import TrainingLog
+from runbook.stats.arms import complete_rounds
 from runbook.stats.steady import stall_share, steady
 from runbook.stats.throughput import (
     MissingColumn,
     StatisticsError,
     WindowTooShort,
+    block_step_times,
     block_throughputs,
+    cadence,
     effective,
     last_window,
+    measured_rows,
     step_times,
     time_lost,
     typical,
@@ -78,15 +83,6 @@ def test_a_row_per_20_steps_has_no_50_step_window(tmp_path: Path) -> None:
         typical(log)
 
 
-def test_typical_effective_and_time_lost(tmp_path: Path) -> None:
-    times = [3.0, *[0.1] * 30, 2.0, *[0.1] * 30]
-    log = log_of(tmp_path, *steps(*times))
-    assert typical(log).value == pytest.approx(5120)
-    assert str(typical(log).window) == "steps 2-62"
-    assert effective(log).value == pytest.approx(512 * 61 / (60 * 0.1 + 2.0))
-    assert time_lost(log).value == pytest.approx(1 - (61 / 8.0) / 10)
-
-
 def test_time_lost_is_no_stall(tmp_path: Path) -> None:
     """Two numbers had one name: 24 % and 25 % of the same run, 6 % and 0 % of the next."""
     paused = [3.0, *[0.1] * 30, 2.0, *[0.1] * 30]
@@ -97,37 +93,6 @@ def test_time_lost_is_no_stall(tmp_path: Path) -> None:
     lost = time_lost(log_of(tmp_path, *steps(*limping)))
     assert lost.value == pytest.approx(1 - 1.0 / 1.004)
     assert stall_share(np.array(limping[1:])) == 0
-
-
-def test_effective_is_not_the_mean_of_rates(tmp_path: Path) -> None:
-    """Three windows of report v4's bucket table: 566 is the mean of its rates, 438 is the truth."""
-    rates = [297.0, 835.0]
-    log = log_of(tmp_path, *[row(i, dt_s=512 / r) for i, r in enumerate(rates, start=1)])
-    assert effective(log).value == pytest.approx(438.2, abs=0.1)
-    assert statistics.mean(rates) == 566
-
-
-def test_arms_and_blocks(tmp_path: Path) -> None:
-    lines, step = [], 1
-    for block, order in enumerate([("a", "b"), ("b", "a")]):
-        for arm in order:
-            dt = {"a": 0.1, "b": 0.2}[arm] * (1 + block)
-            lines += steps(5.0, first=step, arm=arm, block=block, warmup=1)
-            lines += steps(*[dt] * 4, first=step + 1, arm=arm, block=block)
-            step += 5
-    log = log_of(tmp_path, *lines)
-    table = block_throughputs(log)
-    assert list(table.columns) == ["arm", "block", "value"]
-    assert {(a, b): round(v) for a, b, v in table.itertuples(index=False)} == {
-        ("a", 0): 5120,
-        ("b", 0): 2560,
-        ("a", 1): 2560,
-        ("b", 1): 1280,
-    }
-    assert step_times(log, arm="a").tolist() == [0.1] * 4 + [0.2] * 4
-    assert last_window(log, n=8, arm="a").n == 8
-    assert effective(log, arm="b", block=1).value == pytest.approx(1280)
-    assert last_window(log, n=8, arm="a").name == "toks_per_s_last8[a]"
 
 
 def test_a_block_that_was_cut_short_is_no_sample(tmp_path: Path) -> None:
@@ -176,3 +141,134 @@ def test_rates_and_steady_cut_the_same_warm_up(tmp_path: Path) -> None:
     assert window is not None and window.first_step == 26
     (rows,) = inspect_path(tmp_path).directories
     assert rows.training is not None and rows.training.segments[0].warmup_rows == 25
+
+
+# Which rows a statistic counts: the last window, warm-up, arms and blocks, at their limits.
+
+
+@pytest.mark.parametrize(("second", "cut"), [(1.1, 1), (1.11, 2)])
+def test_warm_up_ends_with_a_step_that_is_at_most_ten_percent_slower(
+    second: float, cut: int
+) -> None:
+    assert warmup_cut(0.25 * np.array([9.0, second, *[1.0] * 40])) == cut
+
+
+@pytest.mark.parametrize(("second", "cut"), [(1.444, 1), (1.446, 2)])
+def test_of_an_erratic_run_three_robust_deviations(second: float, cut: int) -> None:
+    """Steps of 0.9 and 1.1 s have 0.14826 s of robust deviation around 1 s."""
+    later = [1.0, *[0.9, 1.1] * 20]
+    assert warmup_cut(0.25 * np.array([9.0, second, *later])) == cut
+
+
+def test_a_quick_step_between_slow_ones_ends_no_warm_up() -> None:
+    """The median of the five steps from there on has to be usual too."""
+    slow, quick = 3.0, 1.0
+    assert warmup_cut(np.array([slow, quick, slow, slow, slow, quick, *[quick] * 40])) == 5
+    assert warmup_cut(np.array([slow, quick, slow, slow, quick, quick, *[quick] * 40])) == 1
+
+
+@pytest.mark.parametrize(("rows", "cut"), [(3, 0), (4, 1), (7, 1), (8, 2), (400, 100)])
+def test_warm_up_is_at_most_a_quarter(rows: int, cut: int) -> None:
+    times = np.where(np.arange(rows) < rows - rows // 2, 5.0, 1.0)
+    assert warmup_cut(times) == cut
+
+
+def every(folder: Path, k: int, rows: int) -> TrainingLog:
+    """A row per k steps, the rates 1, 2, 3, ..."""
+    lines = [row(k * at, dt_s=512 / at) for at in range(1, rows + 1)]
+    return log_of(folder, *lines)
+
+
+@pytest.mark.parametrize("rows", [50, 60])
+def test_a_window_ends_with_the_last_row(tmp_path: Path, rows: int) -> None:
+    found = last_window(every(tmp_path, 1, rows))
+    rates = np.arange(rows - 49, rows + 1)
+    assert (found.n, found.value) == (50, pytest.approx(rates.mean()))
+    assert found.stdev == pytest.approx(rates.std())
+    assert found.name == "toks_per_s_last50"
+
+
+@pytest.mark.parametrize(("k", "available"), [(2, 25), (20, 3), (50, 1)])
+def test_a_window_is_counted_in_steps(tmp_path: Path, k: int, available: int) -> None:
+    with pytest.raises(WindowTooShort) as caught:
+        last_window(every(tmp_path, k, 60))
+    assert (caught.value.available, caught.value.wanted) == (available, 50)
+    assert str(caught.value) == (
+        f"training.csv has {available} measured rows in the window, 50 are needed; "
+        "run more steps, or log every step"
+    )
+
+
+def test_a_window_of_warm_up_only_is_empty(tmp_path: Path) -> None:
+    lines = [row(step, warmup=1) for step in (2, 4, 6)]
+    with pytest.raises(WindowTooShort, match="has 0 measured rows"):
+        last_window(log_of(tmp_path, *lines))
+
+
+def test_the_cadence_of_a_log(tmp_path: Path) -> None:
+    frames = [log_of(tmp_path, *[row(s) for s in at]).frame for at in ([7], [1, 3], [1, 2, 3, 9])]
+    assert [cadence(frame) for frame in frames] == [1, 2, 1]
+    assert cadence(frames[0][:0]) == 1
+    assert cadence(frames[1][::-1]) == 1
+
+
+def test_an_arm_and_a_block_of_it(tmp_path: Path) -> None:
+    lines = [*steps(9.0, arm="a", warmup=1), *steps(0.1, 0.2, first=2, arm="a")]
+    lines += [*steps(0.4, first=4, arm="b"), *steps(0.5, first=5, arm="a", block=1)]
+    log = log_of(tmp_path, *lines)
+    for arm, block, found in (
+        (None, None, [2, 3, 4, 5]), ("a", None, [2, 3, 5]), ("a", 0, [2, 3]), (None, 1, [5]),
+        ("b", 1, []),
+    ):  # fmt: skip
+        assert measured_rows(log, arm=arm, block=block)["step"].tolist() == found
+    assert step_times(log).tolist() == [0.1, 0.2, 0.4, 0.5]
+    assert effective(log, arm="a", block=0).value == pytest.approx(1024 / 0.3)
+    assert effective(log, arm="a").name == "toks_per_s_effective[a]"
+    assert typical(log, arm="a").value == pytest.approx(512 / 0.2)
+    window = effective(log).window
+    assert window is not None and (window.first_step, window.last_step) == (2, 5)
+
+
+def test_the_typical_pace_and_the_time_lost_against_it(tmp_path: Path) -> None:
+    """Of eight steps after warm-up seven take 1 s and one takes 3 s."""
+    log = log_of(tmp_path, *steps(9.0, *[1.0] * 5, 3.0, 1.0, 1.0))
+    assert (typical(log).value, typical(log).n) == (pytest.approx(512.0), 8)
+    assert effective(log).value == pytest.approx(512 * 8 / 10)
+    assert time_lost(log).value == pytest.approx(0.2)
+    assert (time_lost(log).name, time_lost(log).unit) == ("time_lost", "")
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0])
+def test_a_step_takes_time(tmp_path: Path, bad: float) -> None:
+    line = row(3).replace(",0.125,", f",{bad},")
+    with pytest.raises(StatisticsError, match=r"training\.csv has step times that are not above"):
+        effective(log_of(tmp_path, row(1), row(2), line, row(4)))
+
+
+def test_columns_that_are_missing_are_named(tmp_path: Path) -> None:
+    log = log_of(tmp_path, row(1))
+    log = replace(log, frame=log.frame.drop(columns=["arm", "block"]))
+    with pytest.raises(MissingColumn) as caught:
+        measured_rows(log, arm="a", block=0)
+    assert caught.value.columns == ["arm", "block"]
+    assert str(caught.value) == "training.csv has no column arm, block; only rates can be shown"
+    with pytest.raises(MissingColumn, match="no column arm, block;"):
+        block_throughputs(log)
+
+
+def test_the_step_times_of_whole_rounds(tmp_path: Path) -> None:
+    lines, step = [], 1
+    for block, order in ((1, "ba"), (0, "ab"), (2, "a")):
+        for arm in order:
+            dt = 0.1 * (1 + block) + (0.01 if arm == "b" else 0.0)
+            lines += [*steps(9.0, first=step, arm=arm, block=block, warmup=1)]
+            lines += [*steps(dt, 2 * dt, first=step + 1, arm=arm, block=block)]
+            step += 3
+    log = log_of(tmp_path, *lines)
+    whole, left_out = complete_rounds(block_throughputs(log))
+    times = block_step_times(log, whole)
+    assert left_out == 1
+    assert times == pytest.approx(
+        np.array([[[0.1, 0.2], [0.11, 0.22]], [[0.2, 0.4], [0.21, 0.42]]])
+    )
+    assert block_throughputs(log_of(tmp_path)).empty

@@ -123,22 +123,6 @@ def test_a_blanked_secret_is_named_and_verify_names_that_file_only(
     assert any("config.txt: changed" in text for text in differences(there))
 
 
-def test_a_private_key_over_several_lines_is_found(folder: Path, tmp_path: Path) -> None:
-    key = "-----BEGIN PRIVATE KEY-----\nMIIabc\n-----END PRIVATE KEY-----\n"
-    (folder / "notes.txt").write_text(f"one\n{key}")
-    with pytest.raises(UsageError, match=r"notes\.txt: line 2"):
-        pack(folder, tmp_path / "a.tar.gz")
-
-
-def test_a_secret_of_this_environment_is_found(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MY_API_KEY", "correct-horse-battery")
-    (folder / "notes.txt").write_text("correct-horse-battery")
-    with pytest.raises(UsageError, match=r"notes\.txt: line 1"):
-        pack(folder, tmp_path / "a.tar.gz")
-
-
 def test_links_and_pipes_are_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "baseline" / "passwd").symlink_to("/etc/passwd")
     os.mkfifo(folder / "pipe")

@@ -53,7 +53,6 @@ def test_new_code_at_the_same_speed_is_not_worse(tmp_path: Path) -> None:
     found = compare(tmp_path, [0.0501, 0.0509, 0.0491], env=NEW_CODE)
     assert found.comparable
     assert [(one.kind, one.what) for one in found.differences] == [("code", "git.sha (3 launches)")]
-    assert found.speeds[0].decision is not None
     assert found.speeds[0].decision.outcome.value == "PASS"
     assert found.speeds[0].ratio == pytest.approx(1.0, abs=0.005)
     assert found.exit_code == 0
@@ -112,7 +111,6 @@ def test_what_only_one_of_them_ran_is_named_and_not_counted(tmp_path: Path) -> N
 
 def measured(value: float, low: float | None, high: float | None) -> Check:
     check = throughput(value, Outcome.PASS, Reason.OK, "measured")
-    assert check.measurement is not None
     interval = None if low is None or high is None else (low, high)
     measurement = check.measurement.model_copy(update={"interval": interval})
     return check.model_copy(update={"measurement": measurement})
@@ -146,7 +144,6 @@ def test_the_bounds_of_a_difference_hold_it_as_often_as_those_of_its_sides() -> 
         found = metric_change(
             measured(a, a - 1.96, a + 1.96), measured(b, b - 3.92, b + 3.92)
         )  # each holds its truth in 95 % of cases
-        assert found is not None and found.interval is not None
         missed += not found.interval[0] <= 10.0 <= found.interval[1]
     assert missed / 2000 == pytest.approx(0.05, abs=0.015)
 
@@ -222,13 +219,6 @@ def test_another_toggle_alone_is_one_cause(tmp_path: Path) -> None:
     found = compare(tmp_path, SAME, env={"toggles": toggles})
     assert found.comparable
     assert [(d.kind, d.a, d.b) for d in found.differences] == [("toggles", "50", "25")]
-
-
-def test_another_profile_or_an_unfinished_run_is_an_obstacle(tmp_path: Path) -> None:
-    other = compare(tmp_path / "x", SAME, profile="cpu")
-    assert any("profile" in text for text in other.obstacles)
-    cut = compare(tmp_path / "y", SAME, finished_at=None)
-    assert any("did not complete" in text for text in cut.obstacles)
 
 
 def test_a_launch_without_env_json_or_with_mixed_rows_counts_for_nothing(tmp_path: Path) -> None:

@@ -72,21 +72,6 @@ def test_two_arms_of_a_long_table_need_a_baseline(
     assert "give --baseline ARM; arms: 25, 50" in err
 
 
-def test_a_training_csv_gives_tokens_over_time_without_warm_up(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    rows = []
-    for block in range(4):
-        for arm, pace in (("a", 1.0), ("b", 1.1)):
-            rows.append(f"{arm},{block},1000,50.0,1")  # warm-up: would turn everything round
-            rows += [f"{arm},{block},1000,{pace * (1 + 0.001 * block):.4f},0"] * 5
-    path = written(tmp_path, "training.csv", "arm,block,tokens,dt_s,warmup", rows)
-    code, out, _ = ask(capsys, "best-arm", path, "--json")
-    document = json.loads(out)
-    assert (code, document["winner"]) == (0, "a")
-    assert document["estimate"] == pytest.approx(1.1, rel=1e-3)
-
-
 def test_every_other_question(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     level = [f"{i},{8000 + RNG.normal(0, 3):.2f},{0.5 + RNG.normal(0, 0.01):.5f}"
              for i in range(1, 1201)]  # fmt: skip
@@ -140,65 +125,6 @@ def test_files_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path:
     binary = tmp_path / "binary.csv"
     binary.write_bytes(b"value\n\xff\xfe\n")
     assert "not UTF-8" in ask(capsys, "steady", str(binary))[2]
-
-
-def test_steps_that_fall_back_name_their_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    path = written(tmp_path, "m.csv", "step,mem_mib", ["1,10", "2,10", "1,10"])
-    err = ask(capsys, "memory", path, "--limit", "100", "--project-to-step", "9")[2]
-    assert "line 4, column step: 1 after 2" in err
-
-
-@pytest.mark.parametrize("question", ["steady", "best-arm"])
-def test_two_runs_in_one_file_are_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, question: str
-) -> None:
-    """An appended second run was taken for steps of the first."""
-    rows = [f"{step},0.5,100,{arm},{step}" for arm in "ab" for step in range(1, 101)]
-    path = written(tmp_path, "two.csv", "step,dt_s,tokens,arm,block", rows)
-    code, out, err = ask(capsys, question, path)
-    assert (code, out) == (2, "")
-    assert "line 102, column step: 1 after 100" in err
-
-
-RUN = [(step, 100, 0.5 + 0.01 * (step % 5)) for step in range(1, 201)]
-
-
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        ([one for one in RUN if not 50 < one[0] <= 150], "line 52, column step: 151 after 50;"),
-        (
-            [(s, 100 if s < 90 else 200, dt) for s, _, dt in RUN],
-            "line 91, column tokens: 200 after 100;",
-        ),
-        ([(s, n, 0.5) for s, n, _ in RUN], "column dt_s is 0.5 in each of 200 rows"),
-        ([*RUN, *RUN], "line 202, column step: 1 after 200;"),
-    ],
-    ids=["a gap", "other tokens", "a constant", "two runs"],
-)
-def test_rows_that_are_not_one_whole_run_decide_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: list[tuple[float, ...]], says: str
-) -> None:
-    good = written(tmp_path, "good.csv", "step,tokens,dt_s", [f"{s},{n},{t}" for s, n, t in RUN])
-    assert ask(capsys, "steady", good)[0] in (0, 3)
-    path = written(tmp_path, "bad.csv", "step,tokens,dt_s", [f"{s},{n},{t}" for s, n, t in rows])
-    code, out, err = ask(capsys, "steady", path)
-    assert (code, out) == (2, "")
-    assert says in err
-
-
-@pytest.mark.parametrize("question", ["best-arm", "non-inferiority", "faster"])
-def test_a_row_that_was_cut_off_is_never_a_number(
-    capsys: pytest.CaptureFixture[str], blocks_csv: str, question: str
-) -> None:
-    text = Path(blocks_csv).read_text()
-    Path(blocks_csv).write_text(text + "25,8,100.1\n50,8,10")
-    words = () if question == "best-arm" else ("--baseline", "25")
-    code, out, err = ask(capsys, question, blocks_csv, *words)
-    assert (code, out) == (2, "")
-    assert "line 19: does not end in a newline" in err
 
 
 def test_quoted_cells_are_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -97,12 +97,6 @@ def test_numbers_limits_and_times() -> None:
     assert "runbook_start_timestamp_seconds" in names
 
 
-def test_only_one_metric_carries_the_runs_id() -> None:
-    record = samples.go()
-    carrying = {name for name, labels in read(record) if ("run_id", record.run_id) in labels}
-    assert carrying == {"runbook_run_info"}
-
-
 @pytest.mark.parametrize("text", ['a "b"', "back\\slash", "two\nlines", "\\n", "}{,=", "µ ü 東"])
 def test_every_label_comes_back_as_it_was(text: str) -> None:
     record = samples.go().model_copy(update={"scope": text})

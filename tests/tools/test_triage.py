@@ -111,21 +111,6 @@ def test_a_failure_that_does_not_come_back_is_not_triaged(tmp_path: Path) -> Non
     assert triage.finding.startswith("not again in 3 tries: ")
 
 
-@pytest.mark.slow
-def test_nothing_helps_and_every_step_is_on_record(tmp_path: Path) -> None:
-    launch = fake_launch("--fault", "exit7")
-    seen: list[str] = []
-    stuck = target(launch)
-    triage = run_steps(stuck, tmp_path / "t", budgets=FAST, tell=lambda r: seen.append(r.name))
-    assert triage.outcome == "nothing_helped"
-    assert seen == ["as_it_was", *(step.name for step in STEPS["failure"])]
-    by = {step.name: step for step in triage.steps}
-    assert by["fused_unset"].outcome == by["static_graph_off"].outcome == "skipped"
-    assert "parity tests: " in by["v2_off"].detail
-    assert json.loads((tmp_path / "t" / "triage.json").read_text())["outcome"] == "nothing_helped"
-    assert all(Path(r.run_dir).is_dir() for r in triage.steps if r.run_dir)
-
-
 def test_low_throughput_is_measured(tmp_path: Path) -> None:
     launch = fake_launch("--dt", "0.001", steps=60)
     slow = target(launch, symptom="throughput", steps=60, floor_toks_per_s=1e12)
@@ -164,15 +149,6 @@ def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(tmp_path: 
     ]
     assert document["steps"][-1]["name"] == "static_graph_off"
     assert "export NSA_DDP_STATIC_GRAPH=0" in document["exports"]
-
-
-def test_dry_run_starts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["triage", "--dry-run", str(SMOKE), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in document["steps"]] == [r.name for r in STEPS["failure"]]
-    notes = {row["name"]: row["note"] for row in document["steps"]}
-    assert notes["fused_unset"].startswith("skipped") and notes["synthetic_data"]
-    assert main(["triage", "nonsense.yaml"]) == 2
 
 
 DRY_RUN = """\

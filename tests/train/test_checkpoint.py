@@ -18,11 +18,9 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
-from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, Event
+from nsa.contract import METADATA_FILE, Event
 from nsa.data.source import Batch
 from nsa.launch.output import RecordWriteError
-from nsa.launch.plan import plan_launch
-from nsa.launch.ranks import choose_device, start_ranks
 from nsa.train.checkpoint import restore
 from nsa.train.checkpoint import write as checkpoint
 from nsa.train.checkpoint.retention import Retention
@@ -30,29 +28,22 @@ from nsa.train.checkpoint.saves import ReadBack
 from nsa.train.checkpoint.write import Checkpoints, own_share, shared_state
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
-from nsa.witness.accounts import updates
 from runbook.folder.launch.shapes import EVENTS, shaped
-from tests.train.launching import SMOKE
+from tests.train import engines
 
 S = 32
 POSITION = {"epoch": 2, "rest": [1, 2, 3]}
 
 
 def engine(*args: str, **toggles: str) -> Engine:
-    words = ["--config", str(SMOKE), "--ddp", "0", "--seq-len", str(S), *args]
-    plan = plan_launch(words, {"NSA_PREFILL_BATCHED": "1", **toggles})
-    made = Engine(plan, start_ranks(plan, choose_device(plan)))
-    made.configure(plan.toggles)
-    return made
+    return engines.engine("--seq-len", str(S), *args, **toggles)
 
 
 def train(trainer: Engine, steps: range) -> list[float]:
     losses = []
     for step in steps:
-        generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(0, 256, (2, S + 1), generator=generator)
         clock = StepClock(trainer.device)
-        losses.append(trainer.compute([Batch(tokens=tokens)], clock).loss.item())
+        losses.append(trainer.compute([engines.batch(step, S)], clock).loss.item())
         trainer.update(step, clock)
     return losses
 
@@ -121,14 +112,6 @@ def test_torchs_own_tool_reads_it(tmp_path: Path) -> None:
     assert {f"model.{name}" for name, _ in trainer.model.named_parameters()} <= set(whole)
 
 
-def test_old_ones_go_when_the_new_one_is_there(tmp_path: Path) -> None:
-    trainer = engine()
-    train(trainer, range(1, 2))
-    for step in (1, 2, 3):
-        saved(tmp_path, trainer, step, Retention(last=2))
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["step_2", "step_3"]
-
-
 def test_a_name_that_is_taken_or_a_full_disk_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,10 +148,6 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path, trainer, 1)
     with pytest.raises(restore.CheckpointError, match=r"another model: model\.layers\.1\."):
         restore.load(path, engine("--set", "model.n_layers=1"))
-    text = (path / CHECKSUMS_JSON).read_text().replace('"world_size": 1', '"world_size": 4')
-    (path / CHECKSUMS_JSON).write_text(text)
-    with pytest.raises(restore.CheckpointError, match="written by 4 ranks, this launch has 1"):
-        restore.load(path, trainer)
 
 
 # -- fp16 and its scaler, the learning rate, accumulation ------------------------------------------
@@ -192,28 +171,11 @@ def test_the_scaler_begins_and_grows_as_its_toggles_say() -> None:
     assert _scales(2, **first, **{interval: "1", factor: "4"}) == [512, 2048, 8192]
 
 
-def test_an_overflow_backs_off_as_its_toggle_says_and_updates_nothing() -> None:
+def test_an_overflow_backs_off_as_its_toggle_says() -> None:
     # A loss of 5.6 times 2^40 has no finite fp16 gradient.
     huge = {"NSA_SCALER_INIT_SCALE": str(2.0**40)}
     assert _scales(1, **huge) == [2.0**40, 2.0**39]
     assert _scales(2, **huge, NSA_SCALER_BACKOFF_FACTOR="0.25") == [2.0**40, 2.0**38, 2.0**36]
-    trainer = engine("--precision", "fp16", **huge)
-    before = [p.detach().clone() for p in trainer.model.parameters()]
-    train(trainer, range(1, 2))
-    pairs = zip(before, trainer.model.parameters(), strict=True)
-    assert all(torch.equal(one, two) for one, two in pairs)
-    assert updates(trainer.optimizer) == [0, 0]
-
-
-def test_the_scaler_goes_on_where_it_was(tmp_path: Path) -> None:
-    how = {"NSA_SCALER_INIT_SCALE": "512", "NSA_SCALER_GROWTH_INTERVAL": "3"}
-    straight = engine("--precision", "fp16", **how)
-    train(straight, range(1, 3))
-    saved(tmp_path, straight, 2)
-    other = engine("--precision", "fp16", **how)
-    restore.load(tmp_path, other)
-    train(other, range(3, 4))
-    assert other.scaler.get_scale() == 1024  # two good steps before, one after
 
 
 def test_nsa_lr_is_how_far_the_first_step_moves() -> None:
@@ -229,7 +191,7 @@ def test_nsa_lr_is_how_far_the_first_step_moves() -> None:
 
 
 def test_micro_batches_give_the_gradient_of_the_batch_that_they_make() -> None:
-    tokens = torch.randint(0, 256, (2, S + 1), generator=torch.Generator().manual_seed(3))
+    tokens = engines.batch(3, S).tokens
     gradients = []
     for parts in ([tokens], [tokens[:1], tokens[1:]]):
         trainer = engine()

@@ -13,7 +13,7 @@ from nsa.contract.sampling import drawn_batch
 from nsa.train.engine import Engine
 from nsa.train.evaluation import evaluate
 from nsa.witness.accounts import TokenMeter, batch_digest
-from tests.train.test_gradient_probe import S, batch, engine
+from tests.train.engines import S, batch, engine
 
 HELD_OUT = [batch(seed).tokens for seed in (1, 2, 3)]
 

@@ -1,7 +1,8 @@
-"""Whose time a row is, and an arm that cannot run is refused in words that say why."""
+"""Whose time a row is, arms that cannot run, and why a run ends."""
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.train.checkpoint.restore import Restored
 from nsa.train.loop import Loop
+from nsa.train.settle import halt_reason, what_is_not_finite
+from nsa.train.step_sync import Agreed
 from runbook.accounts.clocks import BusySteps, step_clock
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.rank_log import read_heartbeats
@@ -115,3 +118,32 @@ def test_an_arm_without_memory_is_told_from_one_without_a_kernel(
     error: RuntimeError, said: str
 ) -> None:
     assert refusal(error) == said
+
+
+def test_the_halt_files_first_line_is_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / ".HALT"
+    assert halt_reason(path) == ".HALT"
+    path.write_text("heartbeat stall\nmore\n")
+    assert halt_reason(path) == ".HALT (heartbeat stall)"
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm", "said"),
+    [
+        (5.545177936553955, float("nan"), "gradient norm nan, while the loss is 5.545"),
+        (float("inf"), 0.25, "loss inf on rank 1, while the gradient norm is 0.25"),
+        (float("nan"), float("nan"), "loss nan on rank 1, gradient norm nan"),
+    ],
+)
+def test_what_is_not_finite_comes_first(loss: float, norm: float, said: str) -> None:
+    where = "" if math.isfinite(loss) else "rank 1"
+    agreed = Agreed(
+        loss=loss,
+        grad_norm=norm,
+        where=where,
+        nonfinite=True,
+        halt=False,
+        terminate=False,
+        saved=False,
+    )
+    assert what_is_not_finite(agreed) == said

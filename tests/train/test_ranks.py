@@ -1,10 +1,18 @@
-"""What ranks compare."""
+"""What ranks compare, what they send, and the flight record that each leaves."""
 
 from __future__ import annotations
 
-import torch
+import json
+from pathlib import Path
 
-from nsa.launch.ranks import parameter_hash
+import pytest
+import torch
+import torch._C._distributed_c10d as c10d
+
+from nsa.contract import FLIGHTS, NCCL_FLIGHTS
+from nsa.launch.ranks import SAVING_GROUP, parameter_hash, write_flight
+from nsa.torch_env import flight_dumps
+from nsa.train.ddp import WireStats
 
 
 def test_parameter_hash_sees_one_bit() -> None:
@@ -14,3 +22,74 @@ def test_parameter_hash_sees_one_bit() -> None:
     with torch.no_grad():
         one.bias[0] = torch.nextafter(one.bias[0], torch.tensor(10.0))
     assert parameter_hash(one) != before
+
+
+def test_wire_statistics_start_again_after_each_reading() -> None:
+    stats = WireStats(wire_dtype=torch.bfloat16, world_size=2)
+    stats.bytes_before, stats.bytes_after = 8, 4
+    assert stats.take()["bytes_before"] == 8
+    assert stats.take()["bytes_before"] == 0
+
+
+ENTRY = {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "time_created_ns": 5}
+
+
+def recorder(*entries: object) -> bytes:
+    return json.dumps({"entries": entries}).encode()
+
+
+@pytest.mark.parametrize(
+    ("nccl", "generic", "op"),
+    [
+        (recorder(), recorder(ENTRY), "all_reduce"),
+        (recorder(ENTRY | {"profiling_name": "nccl:broadcast"}), recorder(ENTRY), "broadcast"),
+        (b"", recorder(ENTRY), "all_reduce"),
+    ],
+)
+def test_gloo_on_a_machine_with_gpus_is_recorded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nccl: bytes, generic: bytes, op: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda: nccl, raising=False)
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: generic)
+    path = write_flight(tmp_path, rank=0, token="ab" * 16, reason="x")
+    assert path == tmp_path / FLIGHTS.name(0)
+    (entry,) = json.loads(path.read_bytes())["entries"]
+    assert entry[:2] == [1, op]
+
+
+@pytest.mark.parametrize(
+    ("torch", "size", "file"),
+    [
+        (None, "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        ("2.8.0", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        ("2.7.1+cu126", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    ],
+)
+def test_the_watchdogs_dump_lands_in_the_run_directory(
+    torch: str | None, size: str, file: str
+) -> None:
+    prefix = f"/runs/x/{NCCL_FLIGHTS.stem}"
+    assert flight_dumps(prefix, torch) == {
+        size: "2000",
+        file: prefix,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+
+
+def test_names_of_dumps() -> None:
+    assert NCCL_FLIGHTS.rank_of(f"{NCCL_FLIGHTS.stem}11") == 11
+    assert NCCL_FLIGHTS.rank_of(FLIGHTS.name(0)) is None
+    assert FLIGHTS.rank_of(NCCL_FLIGHTS.name(0)) is None
+
+
+def test_collectives_of_a_save_are_none_of_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread runs them in each rank's own time, under numbers that the steps have too."""
+    step = ENTRY | {"process_group": ["0", "default_pg"]}
+    save = ENTRY | {"process_group": ["1", SAVING_GROUP], "profiling_name": "gloo:scatter"}
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: recorder(step, save))
+    path = write_flight(tmp_path, rank=0, token="ab" * 16, reason="x")
+    assert path is not None
+    assert [row[1] for row in json.loads(path.read_bytes())["entries"]] == ["all_reduce"]

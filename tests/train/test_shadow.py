@@ -14,8 +14,6 @@ from torch import Tensor
 
 from nsa.attention.tracing import count_ranges, is_counting
 from nsa.data.source import Batch
-from nsa.launch.plan import plan_launch
-from nsa.launch.ranks import choose_device, start_ranks
 from nsa.projection import _Split
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
@@ -25,18 +23,16 @@ from nsa.witness.recompute import Bias, Recomputed, branch_use
 from nsa.witness.shadow import Shadow
 from runbook.accounts.optimizer import _bias_problems, shadow_account
 from tests.accounts.launches import WORK, changed, ending_of, honest
-from tests.train.launching import SMOKE, free_port
+from tests.train import engines
+from tests.train.engines import batch
+from tests.train.launching import free_port
 
 TOKEN, STEPS = "ab" * 16, 8
 SHORT = ["--set", "train.seq_len=32", "--set", "train.warmup_steps=3"]
 
 
 def engine(*args: str, **toggles: str) -> Engine:
-    argv = ["--config", str(SMOKE), "--ddp", "0", "--steps", str(STEPS), *SHORT, *args]
-    plan = plan_launch(argv, {"NSA_PREFILL_BATCHED": "1", **toggles})
-    made = Engine(plan, start_ranks(plan, choose_device(plan)))
-    made.configure(plan.toggles)
-    return made
+    return engines.engine("--steps", str(STEPS), *SHORT, *args, **toggles)
 
 
 def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
@@ -45,8 +41,7 @@ def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
     accum, losses = made.plan.config.train.accumulate_grad_batches, {}
     gates: dict[int, Tensor] = {}
     for step in range(first, last + 1):
-        generator = torch.Generator().manual_seed(step + 1000 * made.ranks.rank)
-        batches = [Batch(tokens=torch.randint(0, 256, (2, 33), generator=generator))] * accum
+        batches = [batch(step + 1000 * made.ranks.rank, 32)] * accum
         if step in shadow.recomputed:
             shadow.recompute(step, batches)
         shadow.watch(step)
@@ -156,8 +151,7 @@ def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: 
     made = engine("--accum", "3")
     made.model.recording = Rounded(made)
     shadow, clock = Shadow(made, token=TOKEN, first=1, last=1), StepClock(made.device)
-    generator = torch.Generator().manual_seed(1)
-    batches = [Batch(tokens=torch.randint(0, 256, (2, 33), generator=generator)) for _ in range(3)]
+    batches = [batch(seed, 32) for seed in (1, 2, 3)]
     shadow.recompute(1, batches, from_host=from_host)
     shadow.watch(1)
     outcome = made.compute(batches, clock, count_ranges())

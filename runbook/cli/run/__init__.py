@@ -86,10 +86,10 @@ def _problems(args: argparse.Namespace) -> list[str]:
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
     from runbook.config.precedence import shell_settings
+    from runbook.config.registry import report_names
     from runbook.config.setup import RunOptions
     from runbook.engine.plan.prepare import prepare
     from runbook.machine.detect import detect_profile
-    from runbook.registry import report_names
 
     found = []
     if args.out.exists() and not args.out.is_dir():
@@ -171,7 +171,7 @@ def _lacks_besides(args: argparse.Namespace) -> tuple[str, ...]:
 
 def _launcher_lacks(args: argparse.Namespace) -> list[str]:
     """What the launcher lacks here; a name that is none is told with the options."""
-    from runbook.registry import launcher, launcher_names
+    from runbook.launch.launcher_api import launcher, launcher_names
 
     known = args.launcher in launcher_names()
     return launcher(args.launcher).lacks() if known and not args.dry_run else []

@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from nsa.contract import TRAINING_CSV
-from runbook import registry
 from runbook.cli._parser import SIGNALS
+from runbook.config import registry
 from runbook.config.precedence import dropped
 from runbook.console import Console
 from runbook.defaults import DEFAULT_LAUNCHER
@@ -33,14 +33,15 @@ from runbook.errors import ProgramExit, UsageError
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import StopRequest, run_launch, stop_on_signals
 from runbook.launch.command import pasteable
+from runbook.launch.launcher_api import launcher
 from runbook.launch.observer import Observer
 from runbook.records.launch import with_option
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
+    from runbook.config.phase import Phase
     from runbook.config.setup import Setup
     from runbook.records import Launch
-    from runbook.records.phase import Phase
 
 
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
@@ -174,7 +175,7 @@ def _alike(launches: Sequence[Launch]) -> list[list[Launch]]:
 
 def _command(launch: Launch, setup: Setup) -> str:
     """What a person types to start the launch as the run does."""
-    return registry.launcher(setup.options.launcher).printed(launch, setup)
+    return launcher(setup.options.launcher).printed(launch, setup)
 
 
 def _print_alike(

@@ -11,13 +11,13 @@ from typing import Self
 from runbook.cli._runs import print_reports
 from runbook.cli.run.json_lines import JsonObserver
 from runbook.cli.run.text import RunView, TextObserver
+from runbook.config.registry import report_files
 from runbook.console import Console, OutputFormat, Painted
 from runbook.engine.outputs import render
 from runbook.files import near, typed_here
 from runbook.folder.manifest import fingerprint_of, shown_fingerprint
 from runbook.records import PhaseRecord, RunRecord
 from runbook.records.run import Screen
-from runbook.registry import report_files
 from runbook.text import printable
 
 _SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"

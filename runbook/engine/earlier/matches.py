@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,8 @@ from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.settings import Settings
 from runbook.engine.intact import of_the_machine
 from runbook.errors import RunbookError, UsageError
-from runbook.files import read_bytes
 from runbook.folder.comparability import differences
+from runbook.folder.launch.documents import read_json_object
 from runbook.launch.command import resolve_config
 from runbook.machine.identity import identity
 from runbook.records import LaunchEntry, RunRecord
@@ -164,9 +163,9 @@ def launch_of(profile: Profile, settings: Settings, phase: PhaseSettings | None)
 
 def _env_of(folder: Path, entry: LaunchEntry) -> Mapping[str, Any]:
     """What a launch said that it trained."""
-    path = folder / entry.launch.run_dir / ENV_JSON
-    try:
-        document = json.loads(read_bytes(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunbookError(f"{path.name} of {entry.launch.id} cannot be read: {error}") from error
-    return document if isinstance(document, dict) else {}
+    problems: list[str] = []
+    document, _ = read_json_object(folder / entry.launch.run_dir / ENV_JSON, problems)
+    if document is None:
+        why = "; ".join(problems) or "it is gone"
+        raise RunbookError(f"{ENV_JSON} of {entry.launch.id} cannot be read: {why}")
+    return document

@@ -27,6 +27,7 @@ from nsa.toggles import (
     toggle_set,
     with_safe_mode,
 )
+from runbook.config.phase import Phase
 from runbook.config.precedence import PRESET, SHELL, TYPED
 from runbook.config.settings import Scalar, torch_variable_problems, word
 from runbook.errors import RunbookError
@@ -34,7 +35,6 @@ from runbook.extras import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.launch.command import resolve_config
 from runbook.records import Launch
 from runbook.records.launch import TORCHRUN, option
-from runbook.records.phase import Phase
 
 if TYPE_CHECKING:
     from runbook.config.setup import Setup

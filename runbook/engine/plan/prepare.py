@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runbook import registry
 from runbook.config.load import load_profile
+from runbook.config.phase import Phase
 from runbook.config.plan import load_plan
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.presets import load_preset
 from runbook.config.profile import PhaseSettings, Profile
+from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems
 from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
 from runbook.defaults import DEFAULT_PLAN, PROTOCOLS
@@ -20,12 +21,11 @@ from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan.planned import planned_problems
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import is_text
+from runbook.launch.launcher_api import launcher
 from runbook.machine import git
 from runbook.machine.detect import detect_profile
 from runbook.machine.identity import package_path, package_under_test
 from runbook.records import Launch
-from runbook.records.phase import Phase
-from runbook.registry import select
 
 
 def prepare(options: RunOptions) -> Setup:
@@ -88,7 +88,7 @@ def prepare(options: RunOptions) -> Setup:
 def _launcher_problems(options: RunOptions, profile: Profile) -> list[str]:
     """What is wrong with the launcher, or with running this profile by it."""
     try:
-        return registry.launcher(options.launcher).problems(options, profile)
+        return launcher(options.launcher).problems(options, profile)
     except UsageError as error:
         return list(error.problems)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.tools.inspect.folders import HEADER, beats, dt_of, row, write_beats, write_rows
+from tests.tools.inspect.folders import HEADER, beats, row, write_beats, write_rows
 
 # What rows without heartbeats, or with those of another trainer, always get.
 ALONE = {"no_second_source"}
@@ -151,18 +151,6 @@ def constant_loss(folder: Path) -> None:
     write_rows(folder, [HEADER, *(row(step, loss=5.6) for step in range(1, 121))])
 
 
-def constant_times(folder: Path) -> None:
-    write_rows(folder, [HEADER, *(row(step, dt_s=0.05) for step in range(1, 121))])
-
-
-def halved_times(folder: Path) -> None:
-    write_rows(folder, [HEADER, *(row(step, dt_s=dt_of(step) / 2) for step in range(1, 121))])
-
-
-def one_process(folder: Path) -> None:
-    write_beats(folder, 1, [{**line, "pid": 100} for line in beats(1, 120)])
-
-
 def odd_fields(folder: Path) -> None:
     odd = {"embedded": "x", "data": 5, "moved": "far", "oracle": [1], "missing": 3}
     lines = [line | {k: v for k, v in odd.items() if k in line} for line in beats(0, 120)]
@@ -199,8 +187,5 @@ FAULTS: list[tuple[Callable[[Path], None], set[str]]] = [
     (missing_steps, {"missing_steps", "unbalanced"}),
     (other_tokens, {"tokens_change", "unbalanced"}),
     (constant_loss, {"constant_column", "unbalanced"}),
-    (constant_times, {"constant_column", "unbalanced"}),
-    (halved_times, {"unbalanced"}),
-    (one_process, {"unbalanced"}),
     (odd_fields, {"unreadable", "unbalanced"}),
 ]

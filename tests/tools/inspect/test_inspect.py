@@ -39,7 +39,6 @@ def test_a_healthy_run_is_not_suspicious(tmp_path: Path) -> None:
     inspection = inspect_path(healthy(tmp_path))
     assert (codes(inspection), inspection.exit_code) == (set(), 0)
     rows = inspection.directories[0].training
-    assert rows is not None
     assert (rows.rows, rows.legacy, len(rows.segments)) == (120, False, 1)
     assert rows.window_steps_available == 50
     last = rows.statistics[0]
@@ -54,7 +53,6 @@ def test_the_older_form_with_three_runs_appended(tmp_path: Path) -> None:
     assert codes(inspection) == {"mixed_runs", "warmup_in_window", "window_too_short"}
     assert inspection.exit_code == 1
     rows = inspection.directories[0].training
-    assert rows is not None
     assert rows.legacy
     assert [(s.first_step, s.last_step, s.rows, s.every) for s in rows.segments] == [
         (1, 200, 11, 20)
@@ -84,7 +82,6 @@ def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
     write_rows(tmp_path, ["20,5.6,0.0001,297", "40,5.6,0.0001,835"])
     inspection = inspect_path(tmp_path)
     rows = inspection.directories[0].training
-    assert rows is not None
     (naive,) = [one for one in rows.statistics if one.name == "last_50_rows"]
     assert naive.value == 566
     assert "rates flatters: the same rows as tokens over time give 438.2 tok/s" in naive.note
@@ -192,7 +189,6 @@ def test_arms_have_their_own_windows(tmp_path: Path) -> None:
     inspection = inspect_path(tmp_path)
     facts = inspection.directories[0].training
     assert (codes(inspection), inspection.exit_code) == (ALONE, 3)
-    assert facts is not None
     assert {one.name: one.value for one in facts.statistics} == {
         "last_50_steps[25]": pytest.approx(10240),
         "effective[25]": pytest.approx(10240),
@@ -298,7 +294,6 @@ def test_a_file_cut_anywhere_is_read_and_never_gains_rows(
     cut = data.draw(st.integers(0, len(whole)))
     (folder / name).write_bytes(whole[:cut])
     rows = inspect_path(folder).directories[0].training
-    assert rows is not None
     expected = whole[:cut].count(b"\n") - 1 if name == "training.csv" else 60
     assert rows.rows == max(0, expected)
 
@@ -312,7 +307,6 @@ def test_as_many_runs_are_found_as_were_appended(
     lines = [f"{step},5.6,0.1,850" for length in lengths for step in range(1, length + 1)]
     write_rows(folder, lines)
     rows = inspect_path(folder).directories[0].training
-    assert rows is not None
     assert [one.rows for one in rows.segments] == lengths
     assert ("mixed_runs" in codes(inspect_path(folder))) == (len(lengths) > 1)
 

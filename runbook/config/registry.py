@@ -3,7 +3,7 @@
 A package that installs an entry point in the group `runbook.phases` or `runbook.reports` adds a
 phase or a report. Nothing here names one, so the engine depends on none. The group `runbook.pages`
 has what is rendered from several runs: a command asks for its page by name; `runbook.kinds` has
-what a plan makes its own phases from, `runbook.launchers` where launches run.
+what a plan makes its own phases from. Where launches run, `runbook.launch.launcher_api` finds so.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from runbook.checkout import DISTRIBUTION, HOME, uninstalled
+from runbook.config.phase import Made, Phase, PlanContext
 from runbook.errors import RunbookError, UsageError, did_you_mean
-from runbook.records.phase import Made, Phase, PlanContext
 from runbook.records.run import Report
 
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec
     from runbook.config.profile import PhaseSettings, Profile, Stage
-    from runbook.launch.launcher_api import LauncherKind
 
 PHASE_GROUP = "runbook.phases"
 REPORT_GROUP = "runbook.reports"
 PAGE_GROUP = "runbook.pages"
 KIND_GROUP = "runbook.kinds"
-LAUNCHER_GROUP = "runbook.launchers"
 # The order of a phase that a plan makes: after every installed one.
 _MADE_FROM = 10_000
 Shown = TypeVar("Shown")
@@ -38,13 +36,13 @@ Shown = TypeVar("Shown")
 @lru_cache(maxsize=1)
 def phases() -> Mapping[str, Phase]:
     """Every installed phase by name, in running order. Raises RunbookError (see `in_order`)."""
-    return in_order([entry.load()() for entry in _installed(PHASE_GROUP)])
+    return in_order([entry.load()() for entry in installed(PHASE_GROUP)])
 
 
 @lru_cache(maxsize=1)
 def kinds() -> Mapping[str, type[Made]]:
     """What a plan can make phases from, by the name that it says in `kind`."""
-    return {entry.name: entry.load() for entry in _installed(KIND_GROUP)}
+    return {entry.name: entry.load() for entry in installed(KIND_GROUP)}
 
 
 def phases_of(settings: Mapping[str, PhaseSettings]) -> Mapping[str, Phase]:
@@ -79,7 +77,7 @@ def standard_phases() -> list[str]:
     A phase of another package runs when it is named, under a profile that has settings for it, so
     that installing a package changes no verdict.
     """
-    ours = {entry.name for entry in _installed(PHASE_GROUP) if _owner(entry) == DISTRIBUTION}
+    ours = {entry.name for entry in installed(PHASE_GROUP) if _owner(entry) == DISTRIBUTION}
     return [name for name, phase in phases().items() if not phase.optional and name in ours]
 
 
@@ -105,28 +103,12 @@ def in_order(found: Iterable[Phase]) -> dict[str, Phase]:
 @lru_cache(maxsize=1)
 def reports() -> Mapping[str, Report]:
     """Every installed report by the name that `--format` takes."""
-    return {entry.name: entry.load() for entry in _installed(REPORT_GROUP)}
+    return {entry.name: entry.load() for entry in installed(REPORT_GROUP)}
 
 
 def report_names() -> tuple[str, ...]:
     """The names that `--format` takes, without loading a report."""
-    return tuple(entry.name for entry in _installed(REPORT_GROUP))
-
-
-def launcher_names() -> tuple[str, ...]:
-    """The names that `--launcher` takes, without loading a launcher."""
-    return tuple(entry.name for entry in _installed(LAUNCHER_GROUP))
-
-
-@lru_cache(maxsize=8)
-def launcher(name: str) -> LauncherKind:
-    """The launcher of this name. Raises UsageError that lists those that there are."""
-    found = {entry.name: entry for entry in _installed(LAUNCHER_GROUP)}
-    if name not in found:
-        near, known = did_you_mean(name, found), ", ".join(found)
-        raise UsageError([f"--launcher {name!r}: no such launcher{near}; there are: {known}"])
-    kind: LauncherKind = found[name].load()()
-    return kind
+    return tuple(entry.name for entry in installed(REPORT_GROUP))
 
 
 def page(name: str, _: type[Shown]) -> Callable[[Shown], str]:
@@ -134,7 +116,7 @@ def page(name: str, _: type[Shown]) -> Callable[[Shown], str]:
 
     Raises RunbookError if no such page is installed.
     """
-    found = {entry.name: entry for entry in _installed(PAGE_GROUP)}
+    found = {entry.name: entry for entry in installed(PAGE_GROUP)}
     if name not in found:
         raise RunbookError(f"no page {name!r} is installed; there are: {', '.join(found)}")
     render: Callable[[Shown], str] = found[name].load()
@@ -200,7 +182,7 @@ def known_limits(
 
 
 @lru_cache(maxsize=8)
-def _installed(group: str) -> tuple[EntryPoint, ...]:
+def installed(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of a group, none twice, all from where their distribution is.
 
     Raises RunbookError if there is none, if a name comes twice, or if a folder of the same name

@@ -8,11 +8,35 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.arm_cells import equal_arms_cells, fused_cells, stalling_cells, sweep_cells
-from benchmarks.cells import BLOCK_STEPS, BLOCK_WARMUP, LAUNCH_WARMUP, Cell, Claim, Result, count
-from benchmarks.documented_rules import halves_differ, last_50, level_memory, single_above_ddp
-from benchmarks.noise_model import CALM, NOISES, V4_LIKE, Noise, block_times, launch_effects, rates
-from benchmarks.noise_model import launches as simulate
+from benchmarks.decisions.arm_cells import (
+    equal_arms_cells,
+    fused_cells,
+    stalling_cells,
+    sweep_cells,
+)
+from benchmarks.decisions.cells import (
+    BLOCK_STEPS,
+    BLOCK_WARMUP,
+    LAUNCH_WARMUP,
+    Cell,
+    Claim,
+    Result,
+    count,
+    halves_differ,
+    last_50,
+    level_memory,
+    single_above_ddp,
+)
+from benchmarks.decisions.noise import (
+    CALM,
+    NOISES,
+    V4_LIKE,
+    Noise,
+    block_times,
+    launch_effects,
+    rates,
+)
+from benchmarks.decisions.noise import launches as simulate
 from runbook.config.load import load_profile
 from runbook.stats.decision import Decided
 from runbook.stats.launches import meets_target, scaling, scaling_over

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.decision_cells import Cell, Result, all_cells
+from benchmarks.decisions.catalog import Cell, Result, all_cells
+from benchmarks.program import put_between
 from runbook.stats.plans import PLANS, InterimPlan, Plan, TwoStagePlan
 
 CHUNK = 500
@@ -157,20 +158,6 @@ def _in_words(plan: Plan) -> str:
     return f"once, {plan.units} of them"
 
 
-def replace_tables(path: Path, tables: str) -> None:
-    """Put the tables between the two marks of a document.
-
-    Raises:
-        ValueError: the document lacks a mark.
-    """
-    text = path.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{path}: needs the lines {BEGIN!r} and {END!r} once each")
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
-    path.write_text(f"{head}{BEGIN}\n{tables}\n{END}{tail}", encoding="utf-8")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=4000, help="simulated runs per cell")
@@ -199,7 +186,7 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
     if options.write:
-        replace_tables(options.write, tables)
+        put_between(options.write, BEGIN, END, tables)
     print(f"{missed} figure(s) missed" if missed else "all figures met", file=sys.stderr)
     return 1 if missed else 0
 

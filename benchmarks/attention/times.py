@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.attention_checks import Arm
+from benchmarks.attention.checks import Arm
 
 # The first runs of an arm load kernels and choose algorithms.
 _WARM = 2

@@ -1,8 +1,10 @@
-"""Of all kernels a few shapes and planted defects, in Triton's interpreter, in one process.
+"""Proofs and planted defects of all Triton kernels, in Triton's interpreter.
 
-    TRITON_INTERPRET=1 python -m tests.attention.in_short NAME ...
+    TRITON_INTERPRET=1 python -m tests.attention.in_interpreter NAME ...
 
-The grids of shapes and every defect are in the modules that are imported here.
+Prints what is wrong, by name, as JSON: by the name of a kernel a few shapes, by OF/NAME a proof or
+a defect of a module that is imported here. A process of its own, because the interpreter is chosen
+when triton is imported.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from functools import partial
 
 from tests.attention import (
     between_in_interpreter,
-    decode_in_interpreter,
     pooling,
     triton_compressed,
     triton_compressed_in_interpreter,
@@ -28,22 +29,18 @@ _FEW: dict[str, Callable[[], list[str]]] = {
     "selected": partial(triton_kernels.core, cases=triton_kernels.CORE[::3]),
     "compressed": partial(triton_compressed.core, cases=triton_compressed.CORE[::2]),
     "window": partial(window_in_interpreter.core, cases=window_in_interpreter.CORE[1:2]),
-    "decode": decode_in_interpreter.core,
     "mix": between_in_interpreter.mix_values,
     "ranges": between_in_interpreter.ranges_values,
     "pool": pooling.pool_values,
 }
-_ALL = (
-    triton_in_interpreter,
-    triton_compressed_in_interpreter,
-    window_in_interpreter,
-    decode_in_interpreter,
-    between_in_interpreter,
-)
+_ALL = {
+    "selected": triton_in_interpreter,
+    "compressed": triton_compressed_in_interpreter,
+    "window": window_in_interpreter,
+    "between": between_in_interpreter,
+}
 PROOFS = _FEW | {
-    f"{module.__name__.rpartition('.')[2]}/{name}": proof
-    for module in _ALL
-    for name, proof in module.PROOFS.items()
+    f"{of}/{name}": proof for of, module in _ALL.items() for name, proof in module.PROOFS.items()
 }
 
 

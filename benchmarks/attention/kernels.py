@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.attention_checks import Arm
-from benchmarks.attention_times import both
+from benchmarks.attention.checks import Arm
+from benchmarks.attention.times import both
 from benchmarks.program import markdown_table
 
 # Forward and backward passes under the profiler; the table has means of one.

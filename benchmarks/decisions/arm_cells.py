@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.cells import (
+from benchmarks.decisions.cells import (
     BLOCK_STEPS,
     BLOCK_WARMUP,
     LAUNCH_STEPS,
@@ -16,9 +16,10 @@ from benchmarks.cells import (
     Claim,
     Result,
     count,
+    keep_fused,
+    last_50,
 )
-from benchmarks.documented_rules import keep_fused, last_50
-from benchmarks.noise_model import (
+from benchmarks.decisions.noise import (
     CALM,
     NEIGHBORS,
     NOISES,
@@ -30,7 +31,7 @@ from benchmarks.noise_model import (
     launch_effects,
     rates,
 )
-from benchmarks.noise_model import launches as simulate
+from benchmarks.decisions.noise import launches as simulate
 from runbook.config.load import load_profile
 from runbook.stats.arms import judge_rounds_so_far
 from runbook.stats.pairs import non_inferiority

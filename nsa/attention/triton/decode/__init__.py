@@ -1,1 +1,0 @@
-"""One new token on a cache, all branches in four launches."""

@@ -1,0 +1,109 @@
+"""The Triton kernels in Triton's interpreter: a few shapes and defects, in the long tier all."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.attention.defects import defects
+from tests.attention.triton_process import found, interpreted, needs_triton
+from tests.shared import once
+from tests.tiers import is_sampled
+
+FEW = ("selected", "compressed", "window", "mix", "ranges", "pool")
+# Run together, by whose kernels they are.
+PROOFS: dict[str, tuple[str, ...]] = {
+    "selected": ("values tuned tiles", "space whole same_bits repeats lists",
+                 "operator trainer far far_by_block"),
+    "compressed": ("compressed_values compressed_tuned compressed_shapes ties compressed_same_bits "
+                   "compressed_operator compressed_far self_tested",),
+    "window": ("window_values window_tuned window_space window_dense window_same_bits "
+               "window_operator window_far",),
+    "between": ("mix_values mix_operator mix_far ranges_values ranges_operator pool_values "
+                "pool_operator pool_far",),
+}  # fmt: skip
+PLANTED = {
+    "selected": ("selected", "selected_by_block", "selected_lists"),
+    "compressed": ("compressed", "compressed_ties"),
+    "window": ("window",),
+    "between": ("mix", "ranges", "pool"),
+}
+# Seen as a race, too: in the interpreter the last writer wins, and numbers alone may be right.
+RACES = {
+    "selected/another_head", "selected/pieces_in_one_place", "selected/parts_in_one_place",
+    "compressed/compressed_another_head", "compressed/compressed_pieces_in_one_place",
+    "window/window_first_head_for_all", "window/keys_in_one_place", "window/pieces_in_one_place",
+    "between/mix_tiles_in_one_place", "between/ranges_of_one_batch",
+    "between/pool_of_one_pair", "between/pool_gradients_in_one_place",
+}  # fmt: skip
+IN_32_BITS = [
+    f"{of}/{name}"
+    for of, kinds in (
+        ("selected", ("selected_in_32_bits",)),
+        ("compressed", ("compressed_in_32_bits",)),
+        ("window", ("window_in_32_bits",)),
+        ("between", ("mix_in_32_bits", "pool_in_32_bits")),
+    )
+    for name in defects(*kinds)
+]
+SAMPLED = [
+    f"{of}/{name}"
+    for of, kinds in PLANTED.items()
+    for name, (path, _, _) in defects(*kinds).items()
+    if is_sampled(name, path) and not name.endswith("control")
+]
+# A change of nothing has to live, or a defect that is seen says nothing.
+CONTROL = "selected/control"
+
+
+@pytest.fixture(scope="session")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What is wrong, by kernel and by planted defect."""
+    return once(tmp_path_factory, "kernels", lambda _: found(*FEW, CONTROL, *SAMPLED))
+
+
+@needs_triton
+@pytest.mark.parametrize("kernel", FEW)
+def test_each_kernel_computes_the_equations(kernel: str, told: dict[str, list[str]]) -> None:
+    assert told[kernel] == []
+
+
+@needs_triton
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_planted_defect_is_seen(name: str, told: dict[str, list[str]]) -> None:
+    assert told[name] and told[CONTROL] == []
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of", "names"), [(of, names) for of, groups in PROOFS.items() for names in groups]
+)
+def test_everything_that_a_kernel_has_to_do(of: str, names: str) -> None:
+    proofs = [f"{of}/{name}" for name in names.split()]
+    assert found(*proofs) == {name: [] for name in proofs}
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of", "kind"), [(of, kind) for of, kinds in PLANTED.items() for kind in kinds]
+)
+def test_every_planted_defect_is_seen(of: str, kind: str) -> None:
+    """Each in a copy of its own; the controls, which change nothing, are seen as nothing."""
+    told = found(*(f"{of}/{name}" for name in defects(kind)))
+    assert {name for name, problems in told.items() if not problems} == {
+        name for name in told if name.endswith("control")
+    }
+    for name in RACES & told.keys():
+        assert any("more than one writer" in text for text in told[name]), name
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_32_BITS)
+def test_offsets_of_32_bits_are_seen(name: str) -> None:
+    """They wrap around: other numbers are read, or nobody's."""
+    ran = interpreted(name)
+    assert ran.returncode < 0 or json.loads(ran.stdout)[name], ran.stderr
