@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from reports.advice import Advice, Adviser
-from reports.headlines import headline_of, seen_non_finite
+from reports.endings import headline_of, how_it_ended, seen_non_finite, telling
 from runbook.records import (
     THE_RUN,
     Kind,
@@ -34,25 +34,6 @@ if TYPE_CHECKING:
 
 _SHOWN_PATHS = 3
 _NAMED = 3
-# An end that does not say so itself begins with these words.
-_WORDS = {
-    LaunchStatus.CRASHED: "crashed: ",
-    LaunchStatus.CONFIG_ERROR: "the trainer refuses this config: ",
-    LaunchStatus.ENVIRONMENT_ERROR: "the trainer cannot run on this machine: ",
-    LaunchStatus.HARDWARE_ERROR: "hardware error: ",
-    LaunchStatus.OUT_OF_MEMORY: "out of memory: ",
-    LaunchStatus.PREEMPTED: "ended from outside: ",
-}
-# The files that tell most of an end, by parts of their names; `{}` is the culprit's rank.
-_TELLING = {
-    LaunchStatus.HUNG: ("stackdump_rank{}_", "incident.json", "console.log", "flight_rank{}"),
-    LaunchStatus.TIMED_OUT: ("training.csv", "stackdump_rank", "console.log"),
-    LaunchStatus.NON_FINITE: ("training.csv", "incident.json", "console.log"),
-    LaunchStatus.HARDWARE_ERROR: ("kernel_log.json", "incident.json", "console.log"),
-    LaunchStatus.HALTED: (".anomaly_type", "anomalies.jsonl", "console.log"),
-}
-_OF_A_CRASH = ("console.log", "stackdump_rank{}_", "incident.json")
-_OF_A_DESYNC = ("flight_rank", "incident.json", "console.log")
 # Faults of the machine or the settings: what else such a launch shows is no fault of the trainer.
 _OUTSIDE = (
     LaunchStatus.CONFIG_ERROR,
@@ -222,7 +203,7 @@ class _Book:
             code=Reason(lead.code),
             lead=lead,
             rows=tuple(rows),
-            evidence=_telling(rows, launch)[:_SHOWN_PATHS],
+            evidence=telling(rows, launch)[:_SHOWN_PATHS],
             advice=self._advice(lead, launch, rerun),
             rerun=rerun,
             launches=launches,
@@ -262,7 +243,7 @@ class _Book:
     ) -> str:
         if launch is not None:
             others = [name for name in launches if name != launch.launch.id]
-            return f"{launch.launch.id}{_also(others)}: {_how_it_ended(launch)}"
+            return f"{launch.launch.id}{_also(others)}: {how_it_ended(launch)}"
         if group[0].end == THE_RUN:
             signal = self.record.options.get("signal")
             return f"the run was interrupted by {signal}" if signal else "the run has not completed"
@@ -314,12 +295,6 @@ def _showing(row: CheckRow, ends: set[str], *, outside: bool) -> tuple[object, .
     return (row.id not in ends, not direct, not row.blocks, inner, rank, row.code == Reason.NOT_RUN)
 
 
-def _how_it_ended(entry: LaunchEntry) -> str:
-    result = entry.result
-    cause = result.cause or result.status.value.replace("_", " ")
-    return f"{_WORDS.get(result.status, '')}{cause}"
-
-
 def _also(names: Sequence[str]) -> str:
     if not names:
         return ""
@@ -330,21 +305,3 @@ def _also(names: Sequence[str]) -> str:
 def _measured(row: CheckRow) -> str:
     """The value against its limit."""
     return f" ({row.value} against {row.limit})" if row.limit and row.value else ""
-
-
-def _telling(rows: Sequence[CheckRow], launch: LaunchEntry | None) -> tuple[str, ...]:
-    """The paths of evidence, those that tell most of this end first."""
-    if launch is None:
-        return rows[0].evidence
-    result, folder = launch.result, f"{launch.launch.run_dir}/"
-    found = [*result.evidence, *(path for row in rows for path in row.evidence)]
-    paths = [path for path in dict.fromkeys(found) if path.startswith(folder)]
-    words = _OF_A_DESYNC if result.kind is Kind.DESYNC else _TELLING.get(result.status, _OF_A_CRASH)
-    culprit = "" if result.culprit_rank is None else str(result.culprit_rank)
-    parts = [part.replace("{}_" if not culprit else "{}", culprit) for part in words]
-
-    def place(path: str) -> int:
-        name = path.rpartition("/")[2]
-        return next((i for i, part in enumerate(parts) if name.startswith(part)), len(parts))
-
-    return tuple(sorted(paths, key=place)) or rows[0].evidence

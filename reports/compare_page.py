@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from reports.pages import html_environment
-from runbook.tools.compare import Comparison
-from runbook.tools.compare.text import metric_text
+from runbook.tools.compare import Comparison, metric_text
 
 
 def render_comparison(found: Comparison) -> str:

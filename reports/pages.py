@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from reports.markdown import (
+from reports.permits import permit_of
+from reports.plots import figures
+from reports.summary import summarize
+from reports.templating import (
     markdown_cell,
     markdown_code,
     markdown_fence,
     markdown_prose,
     markdown_told,
+    template_environment,
 )
-from reports.permits import permit_of
-from reports.plots import figures
-from reports.summary import summarize
-from reports.templating import template_environment
 from reports.view import build_view
-from runbook.console import printable
 from runbook.records import RunRecord
 from runbook.records.run import Report, Screen
+from runbook.text import printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment

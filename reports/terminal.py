@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from reports.causes import Cause
 from reports.permits import permit_of
 from reports.view import CheckRow, PhaseView, ReportView, build_view, one_line
-from runbook.console import page_of, painted, style_of
+from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import RunRecord, Verdict
 from runbook.records.measurement import duration_text
 from runbook.records.run import Report, Screen
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 # More checks than this are counted; more causes than this are told without advice.
 _LISTED = 3
@@ -25,33 +29,26 @@ def render_terminal(record: RunRecord, screen: Screen) -> str:
     A brief one is the summary's end alone, for a reader who has watched the phases go by.
     """
     view = build_view(record)
-    if screen.brief:
-        return _joined(_end_lines(view, screen))
-    lines = [_title(view), *_phase_lines(view, screen.color)]
-    if view.acceptance:
-        lines += ["", view.required_counts, *_acceptance_lines(view, screen.color)]
-    lines += ["", *_end_lines(view, screen)]
-    return _joined(lines)
+    parts = [*_end(view, screen)]
+    if not screen.brief:
+        parts = [_title(view), *_phases(view), *_acceptance(view), "", *parts]
+    return rendered(*parts, width=screen.width, color=screen.color, end="\n")
 
 
-def _joined(lines: list[str]) -> str:
-    return page_of(line.rstrip() for line in lines) + "\n"
-
-
-def _end_lines(view: ReportView, screen: Screen) -> list[str]:
-    lines = [*_verdict_lines(view, screen), *_cause_lines(view, screen)]
+def _end(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
+    yield from _verdict(view, screen)
+    yield from _causes(view, screen)
     if view.record.verdict is Verdict.GO and view.record.exports:
         pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
-        lines.append(f"export {one_line(' '.join(pairs))}")
+        yield whole(f"export {' '.join(pairs)}")
     if command := permit_of(view.record).command:
-        lines.append(f"  next   {one_line(screen.typed(command))}")
-    return lines
+        yield whole(f"  next   {screen.typed(command)}")
 
 
-def _word(outcome: str, color: bool, *, width: int = 0) -> str:
-    """The outcome in its color, padded to a column."""
-    word = painted(outcome, style_of(outcome)) if color else outcome
-    return word + " " * (width - len(outcome))
+def _outcome(outcome: str, text: str) -> RenderableType:
+    from rich.text import Text
+
+    return Text.assemble((outcome, style_of(outcome)), f"  {one_line(text)}")
 
 
 def _title(view: ReportView) -> str:
@@ -62,20 +59,22 @@ def _title(view: ReportView) -> str:
     return "  ".join(one_line(fact) for fact in facts)
 
 
-def _phase_lines(view: ReportView, color: bool) -> list[str]:
-    width = max((len(one_line(phase.record.name)) for phase in view.phases), default=0)
+def _phases(view: ReportView) -> Iterator[RenderableType]:
     total = len(view.phases)
-    digits = len(str(total))
-    facts = max((len(_phase_facts(phase)) for phase in view.phases), default=0)
-    return [
-        f" {phase.index:>{digits}}/{total} {one_line(phase.record.name):<{width}}  "
-        f"{_word(phase.record.outcome.value, color, width=12)}  {_phase_facts(phase):<{facts}}  "
-        f"{duration_text(phase.record.duration_s)}"
+    rows = [
+        (
+            f" {phase.index:>{len(str(total))}}/{total} {one_line(phase.record.name)}",
+            f"{phase.record.outcome.value:<12}",
+            _facts(phase),
+            duration_text(phase.record.duration_s),
+        )
         for phase in view.phases
     ]
+    if rows:
+        yield table_of((), rows, styled=1)
 
 
-def _phase_facts(phase: PhaseView) -> str:
+def _facts(phase: PhaseView) -> str:
     if not phase.rows:
         return "no checks"
     if all(row.left_out for row in phase.rows):
@@ -84,12 +83,12 @@ def _phase_facts(phase: PhaseView) -> str:
     return f"checks: {phase.passed}{flaky}"
 
 
-def _acceptance_lines(view: ReportView, color: bool) -> list[str]:
-    width = max(len(one_line(row.id)) for row in view.acceptance)
-    return [
-        f"  {_word(row.outcome, color, width=12)}  {one_line(row.id):<{width}}  {_provenance(row)}"
-        for row in view.acceptance
-    ]
+def _acceptance(view: ReportView) -> Iterator[RenderableType]:
+    if view.acceptance:
+        rows = [
+            (f"  {row.outcome:<12}", one_line(row.id), _provenance(row)) for row in view.acceptance
+        ]
+        yield from ("", view.required_counts, table_of((), rows, styled=0))
 
 
 def _provenance(row: CheckRow) -> str:
@@ -101,53 +100,60 @@ def _provenance(row: CheckRow) -> str:
     return one_line(provenance) + limit
 
 
-def _verdict_lines(view: ReportView, screen: Screen) -> list[str]:
-    style = style_of(view.record.verdict.value)
-    lines = [painted(view.headline, "bold", style) if screen.color else view.headline]
-    lines.append(f"  {permit_of(view.record).says}")
-    lines += [f"  {one_line(reason)}" for reason in view.own_reasons[:_REASONS]]
-    if view.interruption:
-        lines.append(f"  {view.interruption}")
-    return [*lines, f"  {view.tally}", *_left_out_lines(view, screen)]
+def _verdict(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    record = view.record
+    yield Text(view.headline, style=f"bold {style_of(record.verdict.value)}")
+    told = [permit_of(record).says, *view.own_reasons[:_REASONS], view.interruption, view.tally]
+    yield from (_told(one_line(text)) for text in told if text)
+    if view.left_out and record.verdict is Verdict.PARTIAL:
+        yield whole(f"  add    {screen.typed(view.adds)}")
+    elif view.left_out:
+        phases = dict.fromkeys(name.partition(".")[0] for name in view.left_out)
+        checks = f"{len(view.left_out)} required checks were not asked for"
+        yield _told(f"{checks}: {', '.join(phases)}")
 
 
-def _left_out_lines(view: ReportView, screen: Screen) -> list[str]:
-    """What was not asked for, and the command that adds it."""
-    if not view.left_out:
-        return []
-    if view.record.verdict is Verdict.PARTIAL:
-        return [f"  add    {one_line(screen.typed(view.adds))}"]
-    phases = dict.fromkeys(name.partition(".")[0] for name in view.left_out)
-    return [f"  {len(view.left_out)} required checks were not asked for: {', '.join(phases)}"]
+def _told(text: str, name: str = "") -> RenderableType:
+    """A line below another, with its name before it; what wraps begins under its text."""
+    return table_of((), [(f"    {name:<5}", text)]) if name else _indented(text)
 
 
-def _cause_lines(view: ReportView, screen: Screen) -> list[str]:
+def _indented(text: str) -> RenderableType:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text(text), (0, 0, 0, 2))
+
+
+def _causes(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
     """The causes that keep the run from GO with what to do; of the others a line each."""
     blocking = [cause for cause in view.causes if cause.blocks]
-    lines = [line for cause in blocking[:_WHOLE] for line in _whole_cause(cause, screen)]
+    for cause in blocking[:_WHOLE]:
+        yield from _whole_cause(cause, screen)
     for cause in blocking[_WHOLE:]:
-        lines.append(_title_line(cause, screen.color))
-        lines += [f"    rerun  {one_line(screen.typed(cause.rerun))}"] if cause.rerun else []
-    return lines + [_title_line(cause, screen.color) for cause in view.causes if not cause.blocks]
+        yield _outcome(cause.outcome.value, cause.headline)
+        if cause.rerun:
+            yield whole(f"    rerun  {screen.typed(cause.rerun)}")
+    for cause in view.causes:
+        if not cause.blocks:
+            yield _outcome(cause.outcome.value, f"{cause.headline} (not required)")
 
 
-def _title_line(cause: Cause, color: bool) -> str:
-    mark = "" if cause.blocks else " (not required)"
-    return f"{_word(cause.outcome.value, color)}  {one_line(cause.headline)}{mark}"
-
-
-def _whole_cause(cause: Cause, screen: Screen) -> list[str]:
-    advice, lines = cause.advice, [_title_line(cause, screen.color)]
+def _whole_cause(cause: Cause, screen: Screen) -> Iterator[RenderableType]:
+    advice = cause.advice
+    yield _outcome(cause.outcome.value, cause.headline)
     if cause.title != cause.headline:
-        lines.append(f"    what   {one_line(cause.title)}")
-    lines += [f"    why    {one_line(text)}" for text in (*advice.likely, advice.seen) if text]
+        yield _told(cause.title, "what")
+    yield from (_told(text, "why") for text in (*advice.likely, advice.seen) if text)
     if cause.folded:
-        lines.append(f"    rows   {one_line(_rows(cause.rows))}")
-    lines += [f"    see    {one_line(path)}" for path in cause.evidence]
+        yield _told(_rows(cause.rows), "rows")
+    yield from (_told(path, "see") for path in cause.evidence)
     following = advice.command if advice.command != cause.rerun else ""
-    told = {"next": following, "try": cause.remedy, "rerun": cause.rerun}
-    shown = {name: screen.typed(text) for name, text in told.items() if text}
-    return lines + [f"    {name:<5}  {one_line(text)}" for name, text in shown.items()]
+    for name, text in (("next", following), ("try", cause.remedy), ("rerun", cause.rerun)):
+        if text:
+            yield whole(f"    {name:<5}  {one_line(screen.typed(text))}")
 
 
 def _rows(rows: Sequence[CheckRow]) -> str:

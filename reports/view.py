@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from reports.advice import without
 from reports.causes import Cause, causes_of
-from runbook.console import printable
 from runbook.records import (
     Check,
     Comparator,
@@ -25,6 +24,7 @@ from runbook.records import (
 )
 from runbook.records.measurement import plain_number
 from runbook.records.outcome import WORST_FIRST
+from runbook.text import printable
 
 # As a reader needs them who sees them for the first time.
 _MEANINGS = {
@@ -99,12 +99,11 @@ class CheckRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseView:
-    """A phase with its rows, and the measurements that none of its rows shows already."""
+    """A phase with its rows."""
 
     index: int
     record: PhaseRecord
     rows: tuple[CheckRow, ...]
-    measured: tuple[Measurement, ...]
 
     @property
     def passed(self) -> str:
@@ -227,9 +226,7 @@ def build_view(record: RunRecord) -> ReportView:
 
 def _phase_view(index: int, phase: PhaseRecord, required: set[str]) -> PhaseView:
     rows = tuple(_check_row(check, required) for check in phase.checks)
-    shown = [check.measurement for check in phase.checks]
-    measured = tuple(one for one in phase.measurements if one not in shown)
-    return PhaseView(index=index, record=phase, rows=rows, measured=measured)
+    return PhaseView(index=index, record=phase, rows=rows)
 
 
 def _check_row(check: Check, required: set[str]) -> CheckRow:

@@ -1,114 +1,152 @@
-"""Plain aligned columns, never cut: a table in a pipe is the table on a screen."""
+"""Where a command's words go: whole lines in a pipe, tables and colors by rich on a terminal.
+
+Rich is imported by what needs a layout or a color, so that the short answers stay quick.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import re
 import shutil
 import sys
 import threading
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import TextIO
-from unicodedata import category, combining, east_asian_width
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-# The mark of this process's own escape codes; drawn anew, so that no text from outside holds it.
-_INK = f"\x1b{os.urandom(8).hex()}["
-_CODES = re.compile(re.escape(_INK) + "[0-9;]*m")
-# A caveat that lists settings begins small: FLAKY and REPEATED name launches and phases.
-_LISTING = re.compile(r"([a-z][a-z ]*) \((.*)\)", re.DOTALL)
-_LISTED = 3
+from runbook.text import in_one_line, printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 # An attribute of a stream that stands in the place of one that the caller had closed.
 CLOSED = "closed_by_the_caller"
-_STYLES = {"good": "32", "bad": "31", "unsure": "33", "bold": "1", "dim": "2"}
 _STYLE_OF = {
-    **dict.fromkeys(("GO", "PASS", "WINNER", "TIE", "KEEP"), "good"),
-    **dict.fromkeys(("NO-GO", "FAIL", "DROP"), "bad"),
+    **dict.fromkeys(("GO", "PASS", "WINNER", "TIE", "KEEP"), "green"),
+    **dict.fromkeys(("NO-GO", "FAIL", "DROP"), "red"),
     "SKIPPED": "dim",
 }
+# Columns of what nobody looks at: a pipe and a file have whole lines.
+_ENDLESS = 1 << 20
 
 
 def style_of(word: str) -> str:
     """The style of an outcome, a verdict or a decision, the same wherever it is printed."""
-    return _STYLE_OF.get(word, "unsure")
+    return _STYLE_OF.get(word, "yellow")
 
 
-def verdict_text(verdict: str, caveats: Iterable[str]) -> str:
-    """The verdict with what it leaves out: `GO for 1 of 61 checks, fewer steps (13 settings)`."""
-    whole = " " not in verdict  # of a PARTIAL PASS the counts stand behind the word
-    texts = (_clause(short_caveat(caveat), whole=whole) for caveat in caveats)
-    return f"{verdict}{''.join(texts)}"
+class Painted(str):
+    """Lines that `rendered` made: all their escape codes are colors of ours."""
+
+    __slots__ = ()
 
 
-def _clause(caveat: str, *, whole: bool) -> str:
-    """A caveat as it goes on behind a verdict."""
-    if not caveat.startswith("for "):
-        return f", {caveat}"
-    return f" {caveat}" if whole else f", {caveat.removeprefix('for ')} required"
+class _Line(NamedTuple):
+    """A line with its colors, and the columns that it takes on a terminal."""
+
+    text: str
+    columns: int
 
 
-def counted(caveat: str) -> tuple[str, str] | None:
-    """What a caveat says and its list, where that is too long for a headline; else None."""
-    found = _LISTING.fullmatch(caveat)
-    long = found is not None and found[2].count(", ") >= _LISTED
-    return (found[1], found[2]) if found and long else None
+def rendered(
+    *parts: RenderableType,
+    width: int | None = None,
+    color: bool = False,
+    stream: TextIO | None = None,
+    fold: bool = False,
+    end: str = "",
+) -> Painted:
+    """The parts, a text or what rich lays out, as lines: wrapped between words to `width` columns,
+    without one never.
 
-
-def short_caveat(caveat: str) -> str:
-    """The caveat as a headline has it: a long list of settings is counted."""
-    long = counted(caveat)
-    if long is None:
-        return caveat
-    what, listed = long
-    return (
-        f"{what} ({listed.count(', ') + 1} {'limits' if what.startswith('limits') else 'settings'})"
-    )
-
-
-def painted(text: str, *styles: str) -> str:
-    """The text in these styles (good, bad, unsure, bold, dim), for a console to print."""
-    return f"{_INK}{';'.join(_STYLES[style] for style in styles)}m{text}{_INK}0m"
-
-
-def printable(text: str) -> str:
-    """The text with control characters spelled out, so that a log line cannot drive a terminal.
-
-    Newlines, tabs and every kind of blank stay; characters that are invisible or that reverse the
-    reading direction do not.
+    A part with a longer word is left whole, for the terminal to wrap, so that a path or a command
+    can be copied; with `fold` the word is broken. Whatever a part holds, its control characters
+    are spelled out. `stream` tells by its encoding which characters a bar may have.
     """
-    lines = text.replace("\r\n", "\n").split("\n")
-    return "\n".join(line if line.isprintable() else _printable(line) for line in lines)
+    lines = _laid_out(parts, width=width, color=color, stream=stream, fold=fold)
+    return Painted("\n".join(line.text for line in lines) + end)
 
 
-def _printable(line: str) -> str:
-    return "".join(
-        char if char.isprintable() or char == "\t" or category(char) == "Zs" else _spelled(char)
-        for char in line
-    )
+def _laid_out(
+    parts: Iterable[RenderableType],
+    *,
+    width: int | None,
+    color: bool,
+    stream: TextIO | None,
+    fold: bool,
+) -> list[_Line]:
+    from rich.color import ColorSystem
+    from rich.console import Console as Rich
+    from rich.measure import Measurement
+    from rich.segment import Segment
+    from rich.style import Style
+    from rich.text import Text
+
+    rich = Rich(
+        file=stream, width=width or _ENDLESS, height=1, force_terminal=False, markup=False,
+        emoji=False, highlight=False, color_system="standard" if color else None,
+    )  # fmt: skip
+    system, found = ColorSystem.STANDARD if color else None, []
+    for part in (Text(_cell(one)) if isinstance(one, str) else one for one in parts):
+        options, endless = rich.options, rich.options.update(width=_ENDLESS)
+        if not fold and Measurement.get(rich, endless, part).minimum > options.max_width:
+            options = endless
+        for line in Segment.split_lines(rich.render(part, options)):
+            spans = [(printable(one.text), one.style or Style.null()) for one in line]
+            while spans and not spans[-1][0].strip():
+                spans.pop()
+            if spans:
+                spans[-1] = (spans[-1][0].rstrip(), spans[-1][1])
+            text = "".join(style.render(text, color_system=system) for text, style in spans)
+            columns = Segment.get_line_length([Segment(text) for text, _ in spans])
+            found.append(_Line(text, columns))
+    return found
 
 
-def in_one_line(text: str) -> str:
-    """The printable text, line breaks spelled out too: one would look like another row."""
-    return printable(text).replace("\n", "\\n")
+def marked(before: str, outcome: str, after: str, *, color: bool, width: int | None = None) -> str:
+    """A line with an outcome in its color; in `width` columns, if they are given, it is wrapped."""
+    line = f"{before}{outcome}{after}"
+    if not color and (width is None or len(line) < width):
+        return line
+    from rich.text import Text
+
+    text = Text.assemble(_cell(before), (_cell(outcome), style_of(outcome)), _cell(after))
+    return rendered(text, color=color, width=width)
 
 
-def page_of(lines: Iterable[str]) -> str:
-    """Each of them in one line, painted as it was, for `Console.page`."""
-    return "\n".join(_INK.join(map(in_one_line, line.split(_INK))) for line in lines)
+def _cell(text: str) -> str:
+    """The text in one line, whose width does not depend on where it begins."""
+    return in_one_line(text).replace("\t", " ")
 
 
-def _spelled(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
+def table_of(
+    header: Sequence[str], rows: Iterable[Sequence[str]], *, styled: int | None = None
+) -> RenderableType:
+    """Rows two spaces apart, under a header if there is one; the column `styled` has outcomes."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=bool(header),
+        header_style="none",
+    )  # fmt: skip
+    told = [tuple(row) for row in rows]
+    for name in header or ("",) * max(map(len, told), default=0):
+        table.add_column(Text(name), overflow="fold")
+    for row in told:
+        cells = [Text(_cell(cell)) for cell in row]
+        if styled is not None and (word := row[styled].strip(" -")):
+            cells[styled].highlight_words([word], style_of(word))
+        table.add_row(*cells)
+    return table
 
 
-def cells(text: str) -> int:
-    """Columns that a text takes on a terminal; escape codes of `painted` take none."""
-    text = _CODES.sub("", text)
-    if text.isascii():
-        return len(text)
-    return sum((east_asian_width(char) in "WF") + (not combining(char)) for char in text)
+def whole(line: str) -> RenderableType:
+    """A line that is never wrapped: a command, to be copied."""
+    from rich.text import Text
+
+    return Text(_cell(line), no_wrap=True, overflow="ignore")
 
 
 def in_ci() -> bool:
@@ -125,6 +163,19 @@ def _wants_color(stream: TextIO, allowed: bool) -> bool:
 
 def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _takes_any(stream: TextIO) -> bool:
+    return (getattr(stream, "encoding", None) or "").lower().startswith("utf")
+
+
+def _columns(stream: TextIO) -> int:
+    """The width of the terminal now; 80 or $COLUMNS where it does not tell."""
+    try:
+        told = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        told = 0
+    return told or shutil.get_terminal_size().columns
 
 
 class OutputFormat(StrEnum):
@@ -157,7 +208,7 @@ class Console:
         self.color_err = _wants_color(self._stderr, color)
         # Drawn and written by two threads: whoever shows a run redraws while it works.
         self._lock = threading.RLock()
-        self._drawn: tuple[str, ...] = ()
+        self._drawn: list[_Line] = []
         self._outlives = False
         # stdout takes nothing (more), and what is written to it is lost.
         self.deaf = getattr(self.stdout, CLOSED, False)
@@ -173,7 +224,7 @@ class Console:
     @property
     def unicode_out(self) -> bool:
         """True if stdout takes any character."""
-        return (getattr(self.stdout, "encoding", None) or "").lower().startswith("utf")
+        return _takes_any(self.stdout)
 
     @property
     def is_live(self) -> bool:
@@ -181,25 +232,19 @@ class Console:
         return self._live and _is_terminal(self._stderr) and not (self.quiet or in_ci())
 
     @property
-    def columns(self) -> int:
-        """The width of the terminal now; 80 or $COLUMNS where it does not tell."""
-        try:
-            told = os.get_terminal_size(self._stderr.fileno()).columns
-        except (OSError, ValueError):
-            told = 0
-        return told or shutil.get_terminal_size().columns
+    def width_out(self) -> int | None:
+        """The columns of the terminal that stdout is; None for a pipe and a file."""
+        return _columns(self.stdout) if _is_terminal(self.stdout) else None
 
-    def can_show(self, text: str) -> bool:
-        """True if stderr's encoding has every character of the text."""
-        try:
-            text.encode(self._stderr.encoding or "ascii")
-        except UnicodeEncodeError:
-            return False
-        return True
+    @property
+    def columns(self) -> int | None:
+        """The columns in which progress is told; None where no terminal wraps it."""
+        return _columns(self._stderr) if _is_terminal(self._stderr) else None
 
-    def paint(self, text: str, style: str, *, err: bool = False) -> str:
-        """The text in a style (see `painted`); as it is where there is no color."""
-        return painted(text, style) if (self.color_err if err else self.color_out) else text
+    @property
+    def unicode_err(self) -> bool:
+        """The same of stderr."""
+        return _takes_any(self._stderr)
 
     def result(self, *lines: str) -> None:
         """Lines of the command's answer, on stdout."""
@@ -209,11 +254,27 @@ class Console:
         """An answer that was put together elsewhere, line by line, on stdout."""
         self._write(self.stdout, self._page(text))
 
+    def show(self, *parts: RenderableType) -> None:
+        """What rich lays out, on stdout; whole lines where that is no terminal."""
+        self.page(rendered(*parts, width=self.width_out, color=self.color_out, stream=self.stdout))
+
+    def answer(self, outcome: str, after: str) -> None:
+        """The outcome in its color and what follows on its line, on stdout."""
+        self.result(marked("", outcome, after, color=self.color_out))
+
+    def table(
+        self, header: Sequence[str], rows: Iterable[Sequence[str]], *, styled: int | None = None
+    ) -> None:
+        """`table_of` on stdout."""
+        self.show(table_of(header, rows, styled=styled))
+
     def _lines(self, lines: Sequence[str]) -> str:
-        return self._page(page_of(lines)) if lines else ""
+        texts = (one if isinstance(one, Painted) else in_one_line(one) for one in lines)
+        return "".join(map(self._page, texts))
 
     def _page(self, text: str) -> str:
-        return "\x1b[".join(map(printable, text.split(_INK))) + "\n"
+        text = text if isinstance(text, Painted) else printable(text)
+        return f"{text.removesuffix(chr(10))}\n"
 
     def json_line(self, document: object) -> None:
         """One compact JSON document on a line of stdout."""
@@ -222,14 +283,6 @@ class Console:
     def json_document(self, document: object) -> None:
         """One indented JSON document on stdout."""
         self.page(json.dumps(document, indent=2))
-
-    def table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """Rows under a header, two spaces apart; the last column is not padded."""
-        cells = [tuple(header), *(tuple(in_one_line(cell) for cell in row) for row in rows)]
-        widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-        for row in cells:
-            padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            self.result("  ".join(padded).rstrip())
 
     def progress(self, *lines: str) -> None:
         """Lines about what is going on, on stderr; nothing if quiet."""
@@ -242,26 +295,31 @@ class Console:
             text = self._lines(lines)
             self._write(self._stderr, f"{self._erasure()}{text}{self._drawing()}")
 
-    def draw(self, lines: Sequence[str]) -> None:
-        """Show lines below all that was written, in the place of those drawn before.
+    def draw(self, *parts: RenderableType) -> None:
+        """Show the parts below all that was written, in the place of those drawn before.
 
-        None may be wider than `columns`. Only where the console `is_live`.
+        Only where the console `is_live`.
         """
+        width = max(1, _columns(self._stderr) - 1)  # some terminals wrap as a line fills them
+        lines = _laid_out(parts, width=width, color=self.color_err, stream=self._stderr, fold=True)
         with self._lock:
-            if tuple(lines) == self._drawn:
+            if lines == self._drawn:
                 return
-            erasure, self._drawn = self._erasure(), tuple(lines)
+            erasure, self._drawn = self._erasure(), list(lines)
             self._write(self._stderr, erasure + self._drawing())
 
     def _drawing(self) -> str:
-        return self._lines(self._drawn).removesuffix("\n")
+        return "\n".join(line.text for line in self._drawn)
 
     def _erasure(self) -> str:
-        """What takes the drawn lines away; a terminal that was made narrower has wrapped them."""
+        """What takes the drawn lines away; a terminal that was made narrower has wrapped them.
+
+        Rich's own `Live` counts the lines as it wrote them, and leaves the others there.
+        """
         if not self._drawn:
             return ""
-        columns = max(1, self.columns)
-        rows = sum(max(1, -(-cells(line) // columns)) for line in self._drawn)
+        columns = max(1, _columns(self._stderr))
+        rows = sum(max(1, -(-line.columns // columns)) for line in self._drawn)
         up = f"\x1b[{rows - 1}A" if rows > 1 else ""
         return f"\r{up}\x1b[J"
 

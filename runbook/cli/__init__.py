@@ -9,34 +9,33 @@ from collections.abc import Sequence
 
 from runbook import __version__
 from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, parse_all
-from runbook.cli.bundle import BUNDLE
 from runbook.cli.drill import DRILL
 from runbook.cli.export import EXPORT
 from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
-from runbook.cli.guide import HELP, named, overview
+from runbook.cli.guide import named, overview, print_next
 from runbook.cli.history import HISTORY
 from runbook.cli.init import INIT
-from runbook.cli.launch import LAUNCH
 from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
 from runbook.cli.live import WATCH
-from runbook.cli.nightly import NIGHTLY
 from runbook.cli.questions import DECIDE, INSPECT, REPLAY
 from runbook.cli.run import RUN
-from runbook.cli.stacks import STACKS
+from runbook.cli.run.launch import LAUNCH, NIGHTLY
 from runbook.cli.triage import TRIAGE
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, option_meant
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "run": (INIT, RUN, LAUNCH, NIGHTLY),
-    "read": (REPORT, VERIFY, COMPARE, HISTORY, BUNDLE, EXPORT),
-    "decide": (JUDGE, INSPECT, DECIDE, REPLAY),
-    "watch and fix": (WATCH, STACKS, TRIAGE, DRILL),
-    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA, HELP),
+    "what most people need": (RUN, REPORT, VERIFY, LAUNCH, WATCH, TRIAGE, HISTORY, INSPECT),
+    "other runs": (INIT, NIGHTLY, DRILL),
+    "other answers": (COMPARE, JUDGE, DECIDE, REPLAY, EXPORT),
+    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
+_HELP = ("help", "-h", "--help")
+# A short form of `watch --stacks`.
+_STACKS = "stacks"
 _GLOBAL = ("-h", "--help", "--version")
 
 
@@ -120,12 +119,13 @@ def _dispatch(words: list[str]) -> int:
     if ASKED_BY_SHELL in os.environ:
         return complete(COMMANDS.values())
     if not words:
-        from runbook.cli._here import print_next
-
         return print_next(console)
     name, *rest = words
-    if name in ("-h", "--help"):
-        console.page(overview(GROUPS))
+    if name == _STACKS:  # what remedies of recorded runs name
+        name, rest = "watch", ["--stacks", *rest]
+    if name in _HELP:
+        about = named(rest[0], COMMANDS).parser().format_help() if rest else overview(GROUPS)
+        console.page(about)
         return ProgramExit.GO
     if name == "--version":
         console.result(f"runbook {__version__}")

@@ -1,23 +1,28 @@
-"""`runbook export`: a run's numbers where a user keeps numbers."""
+"""`runbook export`: a run's numbers where a user keeps numbers, and the run as one file."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, add_run, not_in_a_run
-from runbook.cli.finished import find_run, load_told, refuse_changed
+from runbook.cli._runs import find_run, load_run, load_told, refuse_changed
 from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
+    from runbook.tools.bundle import Bundle
 
 _STDOUT = "-"
 # node_exporter reads no other file.
 _COLLECTED = ".prom"
+_BUNDLE = "bundle"
+# Of a bundle's files; --json has all.
+_LISTED = 5
 
 
 def _csv(record: RunRecord) -> str:
@@ -32,7 +37,8 @@ def _prometheus(record: RunRecord) -> str:
     return prometheus_text(record)
 
 
-FORMATS: dict[str, Callable[[RunRecord], str]] = {"csv": _csv, "prometheus": _prometheus}
+TEXTS: dict[str, Callable[[RunRecord], str]] = {"csv": _csv, "prometheus": _prometheus}
+FORMATS = (*TEXTS, _BUNDLE)
 _KNOWN = ", ".join(FORMATS)
 
 
@@ -40,15 +46,24 @@ def _add_arguments(parser: CommandParser) -> None:
     add_run(parser)
     parser.add_argument(
         "--to", nargs=2, action="append", default=[], metavar=("FORMAT", "PATH"),
-        help="csv FILE or prometheus FILE.prom; - is stdout; repeatable; needed, no default",
+        help="csv FILE, prometheus FILE.prom or bundle FILE.tar.gz; - is stdout, but not for a "
+        "bundle; repeatable; needed, no default",
     )  # fmt: skip
+    parser.add_argument(
+        "--blank-secrets",
+        action="store_true",
+        help="of a bundle: blank what looks like one, and name it",
+    )
 
 
 def _problems(args: argparse.Namespace) -> list[str]:
     if not args.to:
         needed = f"--to is needed, for example --to csv numbers.csv; formats: {_KNOWN}"
         return [] if args.misread else [needed]
-    return [text for name, target in args.to if (text := _problem(name, target))]
+    found = [text for name, target in args.to if (text := _problem(name, target))]
+    if args.blank_secrets and _BUNDLE not in (name for name, _ in args.to):
+        found.append("--blank-secrets is for --to bundle")
+    return found
 
 
 def _problem(name: str, target: str) -> str:
@@ -57,7 +72,7 @@ def _problem(name: str, target: str) -> str:
         return f"--to {name}: no such format{did_you_mean(name, FORMATS)}; there are: {_KNOWN}"
     path = Path(target)
     if target == _STDOUT:
-        return ""
+        return "--to bundle -: name a file" if name == _BUNDLE else ""
     if name == "prometheus" and path.suffix != _COLLECTED:
         return f"--to prometheus {target}: the collector reads only files that end in {_COLLECTED}"
     if path.is_dir():
@@ -69,40 +84,89 @@ def _problem(name: str, target: str) -> str:
 
 def _export(args: argparse.Namespace, console: Console) -> int:
     from runbook.files import write_atomic, written_to
+    from runbook.tools.bundle import write_bundle
 
     folder = find_run(args.run_name, args.out)
-    refuse_changed(folder, "nothing is exported of it")
-    record = load_told(folder, console)
-    texts = [(name, target, FORMATS[name](record)) for name, target in args.to]
+    if any(name in TEXTS for name, _ in args.to):
+        refuse_changed(folder, "nothing is exported of it")
+        record = load_told(folder, console)
+    else:
+        record = load_run(folder)
+    texts = [(name, target, TEXTS[name](record)) for name, target in args.to if name in TEXTS]
+    bundles = [
+        write_bundle(record, folder, Path(target), blank=args.blank_secrets)
+        for name, target in args.to
+        if name == _BUNDLE
+    ]
     for name, target, text in texts:
         if target != _STDOUT:
             with written_to(f"--to {name}", Path(target)):
                 write_atomic(Path(target), text)
     if args.json:
-        written = [{"format": name, "written": [target]} for name, target, _ in texts]
-        document = {"schema_version": 1, "run_id": record.run_id, "exports": written}
-        console.json_document(document)
+        console.json_document(_document(record, args.to, bundles))
         return ProgramExit.GO
     for _, target, text in texts:
-        console.page(text.rstrip("\n") if target == _STDOUT else target)
+        console.page(text if target == _STDOUT else target)
+    for made in bundles:
+        _tell_bundle(console, made)
     return ProgramExit.GO
+
+
+def _document(
+    record: RunRecord, targets: Sequence[tuple[str, str]], bundles: Sequence[Bundle]
+) -> dict[str, object]:
+    packed = {str(one.path): {"bundle": asdict(one) | {"path": str(one.path)}} for one in bundles}
+    written = [
+        {"format": name, "written": [target]} | (packed[target] if name == _BUNDLE else {})
+        for name, target in targets
+    ]
+    return {"schema_version": 1, "run_id": record.run_id, "exports": written}
+
+
+def _tell_bundle(console: Console, made: Bundle) -> None:
+    for text in made.changed:
+        console.error(f"not as its manifest: {text}")
+    largest = sorted(made.files, key=lambda one: one.size_bytes, reverse=True)
+    rows = [(one.name, _size(one.size_bytes)) for one in largest[:_LISTED]]
+    console.table(("LARGEST FILES", "SIZE"), rows)
+    for one in made.blanked:
+        lines = ", ".join(map(str, one.blanked))
+        console.result(f"blanked  {one.name}: line {lines}; verify names this file")
+    whole = sum(one.size_bytes for one in made.files)
+    console.result(
+        f"bundle  {made.path}  {_size(made.size_bytes)}, {len(made.files)} files of {_size(whole)}"
+    )
+
+
+def _size(size_bytes: int) -> str:
+    size, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
 EXPORT = Command(
     name="export",
-    help="write a run's numbers as CSV or for Prometheus",
+    help="write a run's numbers as CSV or for Prometheus, or the run as one file",
     description="""\
-Write the numbers of a run (see docs/exporting.md). Changes nothing in the run.
+Write the numbers of a run, or all of it (see docs/exporting.md). Changes nothing in the run.
 
 csv         a row for each number: value, unit, n, spread, limit, outcome, file, digest
 prometheus  a file for node_exporter's textfile collector, replaced at once: verdict,
             checks by outcome, durations, every number and every limit; needs the
-            package prometheus-client: pip install 'nsa-runbook[prometheus]'""",
+            package prometheus-client: pip install 'nsa-runbook[prometheus]'
+bundle      a finished run as one .tar.gz, the same bytes each time, which `runbook
+            verify` and `report` take unpacked anywhere. Every file is searched for
+            secrets again: one is refused, or blanked and named""",
     examples="""\
   runbook export --to csv numbers.csv                      the newest run
   runbook export --to prometheus /var/lib/node_exporter/runbook.prom
-  runbook export 20261121T010203Z-840303b --to csv -""",
-    exits="0 written, 2 usage, or run.json changed since the run: nothing is written",
+  runbook export 20261121T010203Z-840303b --to csv -
+  runbook export --to bundle for_review.tar.gz""",
+    exits="0 written; 2 usage, run.json changed since the run, or a secret was found: nothing is\n"
+    "written",
     json_help="the paths that were written, as one JSON document on stdout",
     add_arguments=_add_arguments,
     problems=_problems,

@@ -1,13 +1,24 @@
-"""What the whole program says of itself: the overview of its commands, and `runbook help`."""
+"""What the program says of itself: the overview of its commands, and `runbook` alone, which tells
+what there is in this folder and what to do next.
+
+It reads plain JSON and never validates a record, so that it answers at once, whatever lies there.
+"""
 
 from __future__ import annotations
 
-import argparse
+import json
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from runbook.cli._parser import Command, CommandParser
+from runbook.cli._parser import Command
 from runbook.console import Console
+from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError, did_you_mean
+from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE
+from runbook.text import verdict_text
 
 _HEAD = """\
 usage: runbook COMMAND [options]
@@ -34,6 +45,11 @@ phases asked for), 70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completion])"""
 
 _WIDTH = 16
+# What were commands in version 0.1.0.
+_NOW = {"bundle": "export --to bundle"}
+# Ends of a launch that leave nothing to triage (`runbook.tools.triage_target`).
+NO_FAULT = ("completed", "not_run", "interrupted")
+_LABEL = 9
 
 
 def overview(groups: Mapping[str, Sequence[Command]]) -> str:
@@ -48,37 +64,172 @@ def overview(groups: Mapping[str, Sequence[Command]]) -> str:
 def named(name: str, commands: Mapping[str, Command]) -> Command:
     """The command of this name. Raises UsageError with the nearest one."""
     if name not in commands:
+        now = f" (it is `runbook {_NOW[name]}`)" if name in _NOW else ""
         raise UsageError(
-            f"unknown command {name!r}{did_you_mean(name, commands)}",
+            f"unknown command {name!r}{now or did_you_mean(name, commands)}",
             hint=f"commands: {', '.join(commands)}",
         )
     return commands[name]
 
 
-def _add_help(parser: CommandParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", metavar="COMMAND", help="a command (default: the list of all)"
-    )
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What is said of the newest run of a folder, and the commands that come next."""
+
+    run: str
+    detail: str = ""
+    next: tuple[tuple[str, str], ...]
 
 
-def _help(args: argparse.Namespace, console: Console) -> int:
-    from runbook.cli import COMMANDS, GROUPS
+def print_next(console: Console) -> int:
+    """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
+    from runbook.files import typed_here
 
-    if args.name is None:
-        console.page(overview(GROUPS))
-    else:
-        console.page(named(args.name, COMMANDS).parser().format_help().rstrip())
+    found = look(Path(DEFAULT_OUT))
+    console.result(f"{'machine':<{_LABEL}}{_machine()}")
+    console.result(f"{'run':<{_LABEL}}{found.run}")
+    if found.detail:
+        console.result(f"{'':<{_LABEL}}{found.detail}")
+    program = typed_here()
+    commands = [
+        (f"{program} {command.removeprefix('runbook ')}", why)
+        for command, why in (*found.next, ("runbook --help", "all commands"))
+    ]
+    width = max(len(command) for command, _ in commands)
+    for number, (command, why) in enumerate(commands):
+        word = "next" if number == 0 else ""
+        console.result(f"{word:<{_LABEL}}{command:<{width}}  {why}")
     return ProgramExit.GO
 
 
-HELP = Command(
-    name="help",
-    help="show this list, or how one command is used",
-    description="Show the list of commands, or the help of one (as `runbook COMMAND --help` does).",
-    examples="""\
-  runbook help
-  runbook help run""",
-    json_help="accepted, but help is always text",
-    add_arguments=_add_help,
-    run=_help,
-)
+def _machine() -> str:
+    from runbook.machine.detect import detect_profile
+
+    try:
+        name, reason = detect_profile()
+    except UsageError as error:
+        return str(error.problems[0])
+    return f"--profile auto takes {name}: {reason}"
+
+
+def look(out: Path) -> Found:
+    """The newest run below `out`. Raises nothing for what lies there."""
+    try:
+        folders = [path for path in out.iterdir() if is_run(path)]
+    except OSError:
+        folders = []
+    if not folders:
+        return Found(
+            run=f"none in {out}/",
+            next=(
+                ("runbook run --dry-run", "what would run here, and how long it may take"),
+                ("runbook run", "all phases, and the verdict"),
+            ),
+        )
+    newest = max(folders, key=lambda path: path.name)
+    return _unfinished(newest) or _finished(newest)
+
+
+def is_run(path: Path) -> bool:
+    """Does the folder hold a run, finished or not?"""
+    return any((path / name).is_file() for name in (RECORD_FILE, EVENTS_FILE))
+
+
+def _unfinished(folder: Path) -> Found | None:
+    """A run whose journal has no end; None if it has one, or is not readable as a journal."""
+    from runbook.folder.journal import events_so_far, phases_done, running_text, watch_line
+
+    events = events_so_far(folder / EVENTS_FILE)
+    if not events:
+        return None
+    name = shlex.quote(str(folder))
+    if running := running_text(folder):
+        return Found(
+            run=f"{folder}: {running}",
+            next=(
+                (watch_line(folder), "look on"),
+                (f"runbook stacks {name}", "what its ranks are doing"),
+            ),
+        )
+    if events[-1].get("event") == ENDS[0]:
+        return None
+    where = f"{folder}: not finished, {phases_done(events)}"
+    program = "launch" if _follows_a_plan(events[0]) else "run"
+    resume = (f"runbook {program} --resume {name}", "go on where it was cut off")
+    return Found(run=where, next=(resume, (f"runbook report {name}", "what there is so far")))
+
+
+def _follows_a_plan(begun: Mapping[str, Any]) -> bool:
+    """By the first event of its journal; False where that is damaged."""
+    try:
+        return bool(begun["record"]["options"].get("plan"))
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+def _finished(folder: Path) -> Found:
+    from runbook.files import read_bytes
+
+    name = shlex.quote(str(folder))
+    report = (f"runbook report {name}", "every check, with evidence and remedy")
+    try:
+        record = json.loads(read_bytes(folder / RECORD_FILE))
+        said = verdict_text(str(record["verdict"]), _texts(record["caveats"]))
+        head = f"{folder}: {said} ({record['scope']})"
+        reasons = _texts(record["reasons"])
+    except FileNotFoundError:
+        again = ("runbook run", "a new run: of this one nothing can be judged")
+        return Found(run=f"{folder}: its {RECORD_FILE} is missing", next=(again,))
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+        verify = (f"runbook verify {name}", "names every file that is damaged")
+        return Found(run=f"{folder}: its {RECORD_FILE} cannot be read", next=(verify,))
+    steps = [report, *_following(record, name)]
+    return Found(run=head, detail=reasons[0] if reasons else "", next=tuple(steps))
+
+
+def _following(record: dict[str, Any], name: str) -> list[tuple[str, str]]:
+    """The command behind the report, by the verdict; a plan goes on by its own rules."""
+    verdict, options = record["verdict"], record.get("options")
+    if verdict == "GO":
+        verify = (f"runbook verify {name}", "compute every number again")
+        launch = _launch(record)
+        return [(launch, "train behind this GO, by a plan"), verify] if launch else [verify]
+    if verdict == "NO-GO" and _has_failed_launch(record):
+        return [(f"runbook triage {name}", "find the setting that fixes its failed launch")]
+    if isinstance(options, dict) and options.get("plan"):
+        return []
+    if verdict == "PARTIAL PASS":
+        return [(f"runbook run --resume {name} --phase all", "add what was not asked for")]
+    return [(f"runbook run --failed {name}", "run again what did not pass")]
+
+
+def _launch(record: dict[str, Any]) -> str:
+    """The launch behind this GO; empty where this program has none, or the record is damaged."""
+    from runbook.records.run import Invocation
+
+    own = (record.get("profile_document") or {}).get("own_trainer")
+    try:
+        settings, options = record["settings"], record["options"]
+        if own or options.get("plan"):
+            return ""
+        return Invocation.recorded(record["profile"], settings, options).production_line()
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ""
+
+
+def _has_failed_launch(record: dict[str, Any]) -> bool:
+    """Is there one for `runbook triage`? Where the record is damaged there is none."""
+    try:
+        entries = [entry for phase in record["phases"] for entry in phase["launches"]]
+        return any(
+            entry["launch"]["kind"] == "trainer" and entry["result"]["status"] not in NO_FAULT
+            for entry in entries
+        )
+    except (KeyError, TypeError):
+        return False
+
+
+def _texts(value: object) -> Sequence[str]:
+    if not isinstance(value, list):
+        raise TypeError(f"a list was expected, not {value!r}")
+    return [str(text) for text in value]

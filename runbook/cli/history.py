@@ -90,7 +90,7 @@ def _show_runs(console: Console, out: Path, *, as_json: bool) -> None:
         for row in rows
     ]
     header = ("STARTED", "RUN", "PROFILE", "VERDICT", "REQUIRED PASSED", "TOOK", "TOK/S", "")
-    console.table(header, cells)
+    console.table(header, cells, styled=3)
 
 
 def _show_metric(console: Console, args: argparse.Namespace) -> None:
@@ -140,7 +140,7 @@ def _print_trend(console: Console, trend: Trend) -> None:
         console.result(f"{line}  {low} to {high}{unit}, {len(trend.numbers)} runs, oldest first")
     header = ("STARTED", "RUN", "VERDICT", "OUTCOME", "VALUE", "N", "AGAINST EARLIER", "SOURCE")
     rows = zip(trend.rows, trend.changes(), strict=True)
-    console.table(header, [_cells(row, change) for row, change in rows])
+    console.table(header, [_cells(row, change) for row, change in rows], styled=3)
 
 
 def _cells(row: MetricRow, change: tuple[float, int] | None) -> tuple[str, ...]:

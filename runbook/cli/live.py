@@ -1,29 +1,29 @@
-"""`runbook watch`: look on at a run that somebody else started."""
+"""`runbook watch`: look on at a run that somebody else started, and what its ranks are doing."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command, CommandParser, number_type, path_type
-from runbook.cli.finished import folder_of
-from runbook.console import Console, printable
+from runbook.cli._runs import folder_of
+from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import ProgramExit, UsageError
+from runbook.errors import ProgramExit
 
 if TYPE_CHECKING:
     from runbook.launch.watch.detectors import Anomaly
     from runbook.launch.watch.watchdog import Thresholds
     from runbook.tools.screen import Screen
+    from runbook.tools.watch import RankStack
 
 
-_LOOK_EVERY_S = 1.0
 _REDRAW_S = 2.0
 _SAY_EVERY_S = 30.0
 
@@ -50,14 +50,30 @@ def _add_watch(parser: CommandParser) -> None:
         help="seconds between readings (default: NSA_WATCH_INTERVAL_S, else 30)",
     )
     parser.add_argument("--once", action="store_true", help="read once and stop")
+    parser.add_argument(
+        "--stacks",
+        action="store_true",
+        help="print the Python stack and the last collective of every live rank below DIR, even of "
+        "one that hangs, and stop; the run goes on",
+    )
+
+
+def _problems(args: argparse.Namespace) -> list[str]:
+    beside = {"--halt": args.halt, "--interval": args.interval, "--once": args.once or None}
+    given = [name for name, value in beside.items() if value is not None]
+    why = "cannot be combined with --stacks, which watches nothing"
+    return [f"{name} {why}" for name in given] if args.stacks else []
 
 
 def _watch(args: argparse.Namespace, console: Console) -> int:
     from nsa.contract import LATEST_LINK
     from runbook.launch.watch.watchdog import Budgets, Thresholds
+    from runbook.tools.follow import begun_in, launch_in, newest_in
 
     named = args.directory or Path(DEFAULT_OUT) / LATEST_LINK
-    folder = _launch_in(folder_of(named), once=args.once)
+    if args.stacks:
+        return _stacks(args, console, named)
+    folder = launch_in(folder_of(named), once=args.once)
     limits = Thresholds.from_variables(os.environ)
     # Whoever looks on changes nothing, unless it is asked for here or in the environment.
     told = "NSA_WATCH_HALT" in os.environ and limits.halt
@@ -165,7 +181,7 @@ def _shower(console: Console, screen: Screen) -> Callable[[], None]:
     def show() -> None:
         nonlocal said_at
         if console.is_live:
-            console.draw([printable(line)[: console.columns - 1] for line in screen.lines()])
+            console.draw(*screen.lines())
         elif monotonic() - said_at >= _SAY_EVERY_S or screen.watcher.over:
             said_at = monotonic()
             console.progress(screen.status())
@@ -177,84 +193,42 @@ def _counted(count: int, one: str, more: str = "") -> str:
     return f"{count} {one if count == 1 else more or f'{one}s'}"
 
 
-def _launch_in(folder: Path, *, once: bool) -> Path:
-    """The folder, or of a whole run its newest launch: by the link beside it if that leads there.
+def _stacks(args: argparse.Namespace, console: Console, named: Path) -> int:
+    from runbook.tools.follow import folders_of_ranks
+    from runbook.tools.watch import live_stacks
 
-    A folder that is not there yet, or still empty, is waited for; only --once cannot wait.
-    """
-    from nsa.contract import LATEST_LINK, TRAINING_CSV
-    from runbook.tools.watch import is_run_directory
-
-    if once and not folder.is_dir():
-        hint = "start the run first; it creates its own"
-        raise UsageError(f"no such directory: {folder}", hint=hint)
-    if is_run_directory(newest_in(folder)) or (folder / LATEST_LINK).is_symlink():
-        return folder
-    beside = folder.parent / LATEST_LINK
-    if beside.is_symlink() and folder.resolve() in beside.resolve().parents:
-        return beside
-    if newest := _newest_below(folder):
-        return newest
-    if once:
-        hint = f"one has {TRAINING_CSV} or heartbeat_rank*.jsonl"
-        raise UsageError(f"nothing to read: {folder} is not a run directory", hint=hint)
-    return folder
+    folders = folders_of_ranks(folder_of(named))
+    found = [(folder, stack) for folder in folders for stack in live_stacks(folder)]
+    if args.json:
+        rows = [asdict(stack) | {"run_dir": str(folder)} for folder, stack in found]
+        console.json_document({"schema_version": 1, "ranks": rows})
+    else:
+        for folder, stack in found:
+            console.result(*_stack_lines(folder, stack))
+    if found:
+        answered = all(stack.stack for _, stack in found)
+        return ProgramExit.GO if answered else ProgramExit.NO_GO
+    why = "its ranks have ended" if folders else "it has no heartbeat files"
+    earlier = "; earlier stacks are in its stackdump_rank*.txt" if folders else ""
+    console.progress(f"no rank of {named} is alive: {why}{earlier}")
+    return ProgramExit.INCOMPLETE
 
 
-def _newest_below(folder: Path) -> Path | None:
-    """The run directory below that was written last."""
-    depths = ("*", "*/*", "*/*/*")
-    beats = [path for depth in depths for path in folder.glob(f"{depth}/heartbeat_rank*.jsonl")]
-    return max(beats, key=lambda path: path.stat().st_mtime).parent if beats else None
-
-
-def newest_in(folder: Path) -> Path:
-    """The run directory that is meant: the folder, or the one that its link `latest` names."""
-    from nsa.contract import LATEST_LINK
-    from runbook.tools.watch import is_run_directory
-
-    link = folder / LATEST_LINK
-    return link if link.is_dir() and not is_run_directory(folder) else folder
-
-
-def begun_in(
-    folder: Path, *, interval_s: float, within_s: float, tell: Callable[[str], None]
-) -> Path:
-    """The run directory, as `newest_in`, once a run has begun there.
-
-    A folder whose newest run was over before is waited for, as one that is not there yet or still
-    empty: as long as a launch may be silent. Raises UsageError if no run has begun by then.
-    """
-    from runbook.tools.watch import is_over, is_run_directory
-
-    first = newest_in(folder)
-    before = first.resolve() if first != folder and is_over(first) else None
-    deadline, place = monotonic() + within_s, first
-    if before or not is_run_directory(place):
-        why = f"{place} is over" if before else _lacks(folder)
-        tell(f"waiting for a run to begin in {folder}, {within_s:g} s at most: {why}")
-    while place.resolve() == before or not is_run_directory(place):
-        if monotonic() > deadline:
-            raise UsageError(
-                f"no run has begun in {folder} within {within_s:g} s",
-                hint="start the run, then watch its own directory",
-            )
-        sleep(min(interval_s, _LOOK_EVERY_S))
-        place = newest_in(folder)
-    return place
-
-
-def _lacks(folder: Path) -> str:
-    from nsa.contract import LATEST_LINK, TRAINING_CSV
-
-    if not folder.is_dir():
-        return "it is not there yet"
-    return f"no {TRAINING_CSV}, no heartbeat_rank*.jsonl and no link {LATEST_LINK} there yet"
+def _stack_lines(folder: Path, stack: RankStack) -> Iterator[str]:
+    yield (
+        f"rank {stack.rank} (pid {stack.pid}, {stack.state}) phase {stack.phase}, step "
+        f"{stack.step}, silent for {stack.silent_s:.1f} s; collective "
+        f"{stack.last_collective or 'none'}; {folder}"
+    )
+    for line in stack.stack.rstrip().splitlines() or ["(no stack could be read)"]:
+        yield f"  {line}"
+    if stack.path:
+        yield f"(kept in {stack.path})"
 
 
 WATCH = Command(
     name="watch",
-    help="look on at a run that lives or is over; with --halt, stop it if it goes bad",
+    help="look on at a run; --halt stops it if it goes bad, --stacks shows each rank",
     description="""\
 The operator's screen of a run directory, whoever started the run and whether or not it
 still goes on: its state and the time left, loss, rate, each rank with its memory, the
@@ -267,14 +241,20 @@ for its stack, and DIR/.HALT stops all ranks after the same step. A folder that 
 there yet or still empty is waited for, five minutes at most. One with a link `latest`
 means the run that it names, or the next one if that is over; a whole run means its newest
 launch. Through the link `latest` the launches of a run are shown one after the other.
-Ends with the run. Limits come from NSA_WATCH_*
-(see `runbook toggles`).""",
+Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).
+
+--stacks (for short `runbook stacks DIR`) works while a rank is stuck in a collective; a
+frozen rank is read from outside where py-spy is installed. Only processes that carry the
+run's token, or have its heartbeat file open, are touched.""",
     examples="""\
   runbook watch artifacts/latest
   runbook watch artifacts/m7c_125m_2xa100_prod --halt 1 --interval 30
-  runbook watch artifacts/cpu_smoke/latest --once""",
-    exits="0 no anomaly, 1 at least one, 2 usage, 130 Ctrl-C",
-    json_help="one JSON document per anomaly on stdout",
+  runbook watch artifacts/cpu_smoke/latest --once
+  runbook watch --stacks artifacts/latest""",
+    exits="0 no anomaly, 1 at least one, 2 usage, 130 Ctrl-C;\n"
+    "with --stacks: 0 every live rank answered, 1 one did not, 3 no rank is alive",
+    json_help="one JSON document per anomaly on stdout; with --stacks one of all ranks",
     add_arguments=_add_watch,
+    problems=_problems,
     run=_watch,
 )

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import Command, CommandParser, number_type, path_type, whole_type
-from runbook.cli.finished import folder_of
-from runbook.console import Console, style_of
+from runbook.cli._runs import folder_of
+from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         console.json_document(inspection.document())
     else:
-        console.page(inspection_text(inspection))
+        console.page(inspection_text(inspection, width=console.width_out))
     return inspection.exit_code
 
 
@@ -178,7 +178,7 @@ def _decide(args: argparse.Namespace, console: Console) -> int:
         return code
     word = decision.outcome.value
     winner = f" {decision.winner}" if decision.winner else ""
-    console.result(console.paint(word, style_of(word)) + winner)
+    console.answer(word, winner)
     for line in _decision_lines(decision):
         console.result(f"  {line}")
     console.result(f"  declared error {decision.error_rate:g}; {args.question}, {table.name}")
@@ -245,13 +245,13 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
 def _print_judgement(console: Console, judgement: ReplayRecord, path: str) -> None:
     verdict = judgement.verdict.value
     claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
-    console.result(console.paint(verdict, style_of(verdict)) + claim)
+    console.answer(verdict, claim)
     console.result(f"judged from {path}; {judgement.source}", "")
     rows = [
         (check.id, check.outcome.value, "" if check.required else "optional", check.reason)
         for check in judgement.checks
     ]
-    console.table(("CHECK", "OUTCOME", "", "REASON"), rows)
+    console.table(("CHECK", "OUTCOME", "", "REASON"), rows, styled=1)
     count = len(judgement.contradictions)
     console.result("", f"{count or 'no'} contradiction{'' if count == 1 else 's'}")
     for number, item in enumerate(judgement.contradictions, start=1):

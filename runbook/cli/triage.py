@@ -16,7 +16,7 @@ from runbook.cli._parser import (
     number_type,
     whole_type,
 )
-from runbook.cli.finished import find_run
+from runbook.cli._runs import find_run
 from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError
 

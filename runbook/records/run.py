@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from runbook.console import verdict_text
 from runbook.defaults import (
     DEFAULT_LAUNCHER,
     DEFAULT_OUT,
@@ -28,6 +27,7 @@ from runbook.records.launch import Launch, LaunchResult, with_option
 from runbook.records.measurement import Measurement, Record, Scalar
 from runbook.records.outcome import Check, Outcome, Verdict
 from runbook.records.shown import Comparison, Series, Table
+from runbook.text import verdict_text
 
 # Under this name a record's environment keeps the digest of the package under test, which every
 # launch says of itself.
@@ -109,6 +109,19 @@ class PhaseRecord(Record):
         """Names of the launches that finished only at a second attempt."""
         return tuple(e.launch.name for e in self.launches if e.result.ok and e.result.attempts > 1)
 
+    @property
+    def unchecked(self) -> tuple[Measurement, ...]:
+        """The measurements that none of its checks shows."""
+        shown = [check.measurement for check in self.checks]
+        return tuple(one for one in self.measurements if one not in shown)
+
+    def numbers(self) -> Iterator[tuple[str, Measurement | None, Check | None]]:
+        """What it measured: of each check by its id, then `unchecked` as `phase/measurement`."""
+        for check in self.checks:
+            yield check.id, check.measurement, check
+        for one in self.unchecked:
+            yield f"{self.name}/{one.name}", one, None
+
 
 class RunRecord(Record):
     """One run of the runbook on one machine.
@@ -186,11 +199,13 @@ _CALLED = re.compile(r"(env (?:-u \S+ )*)?runbook ")
 class Screen:
     """How a report is shown to a person; a file is written with the defaults.
 
-    `color`: escape codes are welcome. `brief`: only what is left to say where the phases were
+    `color`: colors are welcome. `width`: the columns of a terminal; without it no line is
+    wrapped. `brief`: only what is left to say where the phases were
     shown while they ran. `program`: what its reader types for `runbook`.
     """
 
     color: bool = False
+    width: int | None = None
     brief: bool = False
     program: str = "runbook"
 

@@ -79,7 +79,7 @@ def write_bundle(record: RunRecord, run_root: Path, path: Path, *, blank: bool =
         for name, data in contents.items()
     )
     changed = tuple(check_manifest(run_root))
-    with written_to("--to", path):
+    with written_to("--to bundle", path):
         _write(record, path, contents, files)
     return Bundle(
         run_id=record.run_id,

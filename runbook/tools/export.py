@@ -54,17 +54,12 @@ def numbers_of(record: RunRecord) -> list[Number]:
 
     A measurement that a check already shows does not come twice.
     """
-    found = []
-    for phase in record.phases:
-        shown = [(check.id, check.measurement, check) for check in phase.checks]
-        held = {check.measurement for check in phase.checks if check.measurement}
-        others = [
-            (f"{phase.name}/{one.name}", one, None) for one in phase.measurements if one not in held
-        ]
-        for name, one, check in (*shown, *others):
-            if one is not None and _is_number(one.value):
-                found.append(_number(name, phase.name, one, check))
-    return found
+    return [
+        _number(name, phase.name, one, check)
+        for phase in record.phases
+        for name, one, check in phase.numbers()
+        if one is not None and _is_number(one.value)
+    ]
 
 
 def _is_number(value: object) -> bool:

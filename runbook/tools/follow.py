@@ -1,15 +1,18 @@
-"""The launches of a run one after the other, as its link `latest` leads to them."""
+"""Which launch a folder means, and those of a run one after the other, by its link `latest`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
+from nsa.contract import HEARTBEATS, LATEST_LINK, TRAINING_CSV
+from runbook.errors import UsageError
 from runbook.folder.journal import is_going_on
 from runbook.folder.launch.documents import read_json_object
 from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON
-from runbook.tools.watch import is_run_directory
+from runbook.tools.watch import is_over, is_run_directory
 
 _LOOK_EVERY_S = 1.0
 # Launches that train nothing, by their kind.
@@ -69,3 +72,77 @@ def not_watched(place: Path) -> str:
     launch = (document or {}).get("launch")
     kind = launch.get("kind") if isinstance(launch, dict) else None
     return _NOT_WATCHED.get(str(kind), "")
+
+
+def launch_in(folder: Path, *, once: bool) -> Path:
+    """The folder, or of a whole run its newest launch: by the link beside it if that leads there.
+
+    A folder that is not there yet, or still empty, is waited for; only --once cannot wait.
+    """
+    if once and not folder.is_dir():
+        hint = "start the run first; it creates its own"
+        raise UsageError(f"no such directory: {folder}", hint=hint)
+    if is_run_directory(newest_in(folder)) or (folder / LATEST_LINK).is_symlink():
+        return folder
+    beside = folder.parent / LATEST_LINK
+    if beside.is_symlink() and folder.resolve() in beside.resolve().parents:
+        return beside
+    if newest := _newest_below(folder):
+        return newest
+    if once:
+        hint = f"one has {TRAINING_CSV} or heartbeat_rank*.jsonl"
+        raise UsageError(f"nothing to read: {folder} is not a run directory", hint=hint)
+    return folder
+
+
+def _newest_below(folder: Path) -> Path | None:
+    """The run directory below that was written last."""
+    beats = _beats(folder, "*", "*/*", "*/*/*")
+    return max(beats, key=lambda path: path.stat().st_mtime).parent if beats else None
+
+
+def folders_of_ranks(folder: Path) -> list[Path]:
+    """Directories with heartbeats: the one that is named, or all of a run's launches."""
+    beats = _beats(folder.resolve(), ".", "*", "*/*")
+    return sorted({path.parent.resolve() for path in beats})  # once, with a link `latest` too
+
+
+def _beats(folder: Path, *depths: str) -> list[Path]:
+    return [path for depth in depths for path in folder.glob(f"{depth}/{HEARTBEATS.glob()}")]
+
+
+def newest_in(folder: Path) -> Path:
+    """The run directory that is meant: the folder, or the one that its link `latest` names."""
+    link = folder / LATEST_LINK
+    return link if link.is_dir() and not is_run_directory(folder) else folder
+
+
+def begun_in(
+    folder: Path, *, interval_s: float, within_s: float, tell: Callable[[str], None]
+) -> Path:
+    """The run directory, as `newest_in`, once a run has begun there.
+
+    A folder whose newest run was over before is waited for, as one that is not there yet or still
+    empty: as long as a launch may be silent. Raises UsageError if no run has begun by then.
+    """
+    first = newest_in(folder)
+    before = first.resolve() if first != folder and is_over(first) else None
+    deadline, place = monotonic() + within_s, first
+    if before or not is_run_directory(place):
+        why = f"{place} is over" if before else _lacks(folder)
+        tell(f"waiting for a run to begin in {folder}, {within_s:g} s at most: {why}")
+    while place.resolve() == before or not is_run_directory(place):
+        if monotonic() > deadline:
+            raise UsageError(
+                f"no run has begun in {folder} within {within_s:g} s",
+                hint="start the run, then watch its own directory",
+            )
+        sleep(min(interval_s, _LOOK_EVERY_S))
+        place = newest_in(folder)
+    return place
+
+
+def _lacks(folder: Path) -> str:
+    if not folder.is_dir():
+        return "it is not there yet"
+    return f"no {TRAINING_CSV}, no heartbeat_rank*.jsonl and no link {LATEST_LINK} there yet"

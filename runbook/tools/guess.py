@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from runbook.console import in_one_line
 from runbook.errors import UsageError
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
 from runbook.folder.launch.own_log import Row, lines_of, named_fields, rows_of
 from runbook.folder.names import CONSOLE_LOG, OWN_FOLDER
 from runbook.records.own_trainer import CONSOLE, OUT, PACE, RANKS, STEPS, LogMap
+from runbook.text import in_one_line
 
 # What columns are called elsewhere; the first that is there is taken.
 _NAMES: Mapping[str, tuple[str, ...]] = {

@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 
 import runbook
-from runbook.cli._github import LogConsole
-from runbook.console import (
-    Console,
-    drop,
-    page_of,
-    painted,
-)
+from runbook.cli.run.observers import LogConsole
+from runbook.console import Console, drop, rendered, table_of, whole
+
+LONG = "artifacts/" + "a-very-long-folder-name/" * 20 + "report.md"
 
 
 class Terminal(io.StringIO):
@@ -115,26 +112,26 @@ def test_no_text_makes_a_line_of_its_own_or_drives_a_terminal(
     if kind is LogConsole:
         console = LogConsole(console)
     console.result(text, text)
-    console.result(console.paint("GO", "good") + text)
+    console.answer("GO", text)
     console.progress(text)
     console.error(text)
     if console.is_live:
-        console.draw([text])
-        console.draw([])
-    console.table(("A",), [(text,)])
-    console.page(page_of([text, painted("GO", "good") + text]))
+        console.draw(text)
+        console.draw()
+    console.table(("A", "B"), [("GO", text)], styled=0)
+    console.show(text)
     shown = out.getvalue() + ("" if kind is LogConsole else err.getvalue())
     own = {"\x1b[32mGO\x1b[0m": 2, "\r\x1b[J": int(console.is_live)}
     for code, count in own.items():
         assert shown.count(code) == count
         shown = shown.replace(code, "")
-    assert len(shown.splitlines()) == 9 + console.is_live
+    assert len(shown.splitlines()) == 8 + console.is_live
     assert all(line.isprintable() for line in shown.splitlines())
     assert not any(line.startswith("GO (") for line in shown.splitlines())
 
 
 def test_who_prints_a_whole_page_and_that_nobody_prints_past_the_console() -> None:
-    """A page is put together of lines by `page_of`, of cells, or of the program's own words."""
+    """A page is put together of lines, by rich, or of the program's own words."""
     pages, others = set(), set()
     for path in sorted(Path(runbook.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -144,8 +141,43 @@ def test_who_prints_a_whole_page_and_that_nobody_prints_past_the_console() -> No
             if name == "print" or name.endswith(("stdout.write", "stderr.write")):
                 others.add(path.stem)
     assert pages == {
-        *("__init__", "guide", "lists"),  # help, scripts, pages of the manual
-        *("_observers", "finished", "questions", "history", "_dry_run", "export"),
+        *("__init__", "lists"),  # help, scripts, pages of the manual
+        *("observers", "finished", "questions", "history", "dry_run", "export"),
     }
     # What they write is read by a program, or is the log of a node.
     assert others == {"nvml", "subreaper", "shim", "agent", "on_nodes"}
+
+
+ROWS = [
+    ("baseline.throughput", "FAIL", "23 tok/s [bold]is[/] below 39 of the profile :smile:"),
+    ("preflight.git", "PASS", "clean"),
+]
+
+
+def test_a_table_is_wrapped_between_words_on_a_terminal_and_whole_in_a_pipe() -> None:
+    head = ("CHECK", "OUTCOME", "REASON")
+    out = io.StringIO()
+    Console(stdout=out, stderr=out).table(head, ROWS, styled=1)
+    assert out.getvalue().splitlines() == [
+        "CHECK                OUTCOME  REASON",
+        "baseline.throughput  FAIL     23 tok/s [bold]is[/] below 39 of the profile :smile:",
+        "preflight.git        PASS     clean",
+    ]
+    table = table_of(head, ROWS, styled=1)
+    assert rendered(table, width=50).splitlines()[1:4] == [
+        "baseline.throughput  FAIL     23 tok/s [bold]is[/]",
+        "                              below 39 of the",
+        "                              profile :smile:",
+    ]
+    colored = rendered(table, width=50, color=True)
+    assert colored.replace("\x1b[31m", "").replace("\x1b[32m", "").replace("\x1b[0m", "") == (
+        rendered(table, width=50)
+    )
+
+
+def test_what_is_to_be_copied_is_whole_on_the_narrowest_terminal() -> None:
+    command = f"runbook report {LONG}"
+    assert rendered(whole(command), table_of((), [("see", LONG)]), width=20).splitlines() == [
+        command,
+        f"see  {LONG}",
+    ]

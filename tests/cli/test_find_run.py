@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli.finished import find_run, load_run
+from runbook.cli._runs import find_run, load_run
 from runbook.errors import RunbookError, UsageError
 from tests.reports import samples
 

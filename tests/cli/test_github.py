@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli._github import GithubObserver, LogConsole, harmless, summary_text, tell_github
+from runbook.cli.run.observers import (
+    GithubObserver,
+    LogConsole,
+    harmless,
+    summary_text,
+    tell_github,
+)
 from runbook.console import Console
 from runbook.engine.outputs import render
 from runbook.folder.manifest import fingerprint_of

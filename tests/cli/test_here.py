@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import COMMANDS
-from runbook.cli._here import NO_FAULT
 from runbook.cli._parser import parse_all
+from runbook.cli.guide import NO_FAULT
 from runbook.tools.triage_target import NOT_A_FAULT
 from tests.cli.shell import inside
 
@@ -142,7 +142,10 @@ def test_a_run_whose_journal_is_held_is_running_and_can_be_watched(
         text, commands = told(tmp_path)
     assert f"artifacts/{RUN}: RUNNING, 1 of 2 phases, now smoke/run\n" in text
     watched = "latest" if linked else RUN
-    assert commands == [f"runbook watch artifacts/{watched}", f"runbook stacks artifacts/{RUN}"]
+    assert commands == [
+        f"runbook watch artifacts/{watched}",
+        f"runbook stacks artifacts/{RUN}",
+    ]
     assert "RUNNING" not in told(tmp_path)[0]
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli import live, main
-from runbook.cli.live import begun_in
+from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.launch.watch.ranks import RankWatch
 from runbook.tools import follow
+from runbook.tools.follow import begun_in
 from tests.cli.shell import inside
 
 
@@ -48,7 +48,7 @@ def test_a_watchdog_that_is_started_before_the_trainer_waits_for_it(
     folder = tmp_path / "artifacts/m7c_125m_2xa100_prod"
     if before:
         launched(folder, "20260101T000000Z-abc")
-    monkeypatch.setattr(live, "sleep", lambda _: launched(folder, "20260102T000000Z-def"))
+    monkeypatch.setattr(follow, "sleep", lambda _: launched(folder, "20260102T000000Z-def"))
     assert main(["watch", str(folder), "--halt", "1", "--interval", "30"]) == 0
     said = capsys.readouterr().err
     why = f"{folder}/latest is over" if before else "it is not there yet"
@@ -185,7 +185,7 @@ def test_what_is_waited_for_is_said_before_the_first_pause(
     def stop(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(live, "sleep", stop)
+    monkeypatch.setattr(follow, "sleep", stop)
     assert main(["watch", str(tmp_path)]) == 130
     assert f"waiting for a run to begin in {tmp_path}, 300 s at most" in capsys.readouterr().err
 
@@ -204,7 +204,7 @@ def test_a_link_that_comes_later_is_followed(
         (run / "heartbeat_rank0.jsonl").write_text(json.dumps(line) + "\n")
         (tmp_path / "latest").symlink_to(run.name)
 
-    monkeypatch.setattr(live, "sleep", begin)
+    monkeypatch.setattr(follow, "sleep", begin)
     assert main(["watch", str(tmp_path), "--interval", "0.1"]) == 1
     shown = capsys.readouterr()
     assert shown.out.startswith("nonfinite_loss")
@@ -228,6 +228,6 @@ def test_a_directory_that_is_not_there_is_called_that(
 
 
 def test_stacks_of_an_empty_folder_name_no_file_that_is_not_there(tmp_path: Path) -> None:
-    ended = inside("stacks", ".", cwd=tmp_path)
+    ended = inside("watch", "--stacks", ".", cwd=tmp_path)
     assert ended.code == 3
     assert ended.err == "no rank of . is alive: it has no heartbeat files\n"

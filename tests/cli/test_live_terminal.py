@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli._text import TextObserver
-from runbook.console import Console, cells
+from runbook.cli import main
+from runbook.cli.run.text import TextObserver
+from runbook.console import Console
 from tests.cli.terminal import drawn_lines, in_terminal
 from tests.cli.test_observers import Clock, running
 from tests.reports import samples
@@ -40,7 +41,7 @@ def test_nothing_that_is_drawn_is_wider_than_the_terminal(columns: int) -> None:
     assert CURSOR in written
     drawn = [line for line in drawn_lines(written) if "/2 baseline" in line or "step" in line]
     assert len(drawn) >= 4
-    assert all(cells(line) < columns for line in drawn), drawn
+    assert all(len(line) < columns for line in drawn), drawn
 
 
 # Whether a terminal, or a pipe, gets colors and lines that are redrawn.
@@ -88,6 +89,19 @@ def test_in_a_pipe(variables: dict[str, str], color: bool) -> None:
         assert ESCAPE not in done.stderr
 
 
+def list_phases() -> None:
+    assert main(["phases"]) == 0
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_a_table_has_the_width_of_its_terminal_and_whole_words(columns: int) -> None:
+    whole = in_terminal(list_phases, columns=10_000, variables=PLAIN)
+    narrow = in_terminal(list_phases, columns=columns, variables=PLAIN)
+    assert max(map(len, whole.splitlines())) > 100
+    assert max(map(len, narrow.splitlines()[:-1])) <= columns  # the last line is none of it
+    assert set(narrow.split()) == set(whole.split())
+
+
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="needs tmux")
 
 
@@ -115,11 +129,10 @@ class Screen:
         self._do("kill-server")
 
     def wait_for(self, *words: str) -> list[str]:
-        """The screen once its last lines hold all the words."""
+        """The screen once its lines hold all the words."""
         deadline = time.monotonic() + 30.0
         while time.monotonic() < deadline:
-            last = self.lines()[-2:]
-            if all(any(word in line for line in last) for word in words):
+            if all(any(word in line for line in self.lines()) for word in words):
                 return self.lines()
             time.sleep(0.1)
         raise AssertionError(f"{words} never came: {self.lines()}")
@@ -148,7 +161,7 @@ def keep_showing() -> None:
 def test_the_screen_of_a_terminal_that_changes_its_width(screen: Screen) -> None:
     lines = screen.wait_for("2 min 40 s left", "step 30/100")
     assert lines[0].startswith("runbook ") and lines[1].strip() == "above"
-    assert len(lines) == 4, "what was drawn before is gone"
+    assert len(lines) == 5, "what was drawn before is gone"
     for columns, last in ((40, "ranks 2/2"), (20, "step 30/100"), (200, "so far")):
         screen.resize(columns)
         lines = screen.wait_for(last, "step 30/100")

@@ -87,6 +87,8 @@ def test_help_is_a_command_too(tmp_path: Path) -> None:
     wrong = inside("help", "juge", cwd=tmp_path)
     assert wrong.code == 2
     assert "unknown command 'juge' (did you mean 'judge'?)" in wrong.err
+    moved = inside("bundle", cwd=tmp_path)
+    assert "unknown command 'bundle' (it is `runbook export --to bundle`)" in moved.err
 
 
 def test_the_short_forms_are_the_same_on_every_command() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli._observers import RunView, print_summary
-from runbook.cli._text import TextObserver
+from runbook.cli.run.observers import print_summary
+from runbook.cli.run.text import RunView, TextObserver
 from runbook.console import Console
 from runbook.launch.observer import Forecast, Pulse
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord

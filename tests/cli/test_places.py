@@ -71,7 +71,7 @@ def test_a_folder_that_cannot_be_made(here: Path, words: tuple[str, ...], place:
     [
         (("export", "--to", "csv"), "--to csv"),
         (("export", "--to", "prometheus"), "--to prometheus"),
-        (("bundle", "--to"), "--to"),
+        (("export", "--to", "bundle"), "--to bundle"),
         (("history", "--html"), "--html"),
         (("compare", "20261101", "20261102", "--html"), "--html"),
     ],

@@ -1,11 +1,12 @@
-"""Lines that fit any width, and what stands in them when there is room for little."""
+"""What goes on, in lines that fit any width."""
 
 from __future__ import annotations
 
 import pytest
+from rich.cells import cell_len
 
-from runbook.cli._progress import Progress
-from runbook.console import cells
+from runbook.cli.run.progress import Progress
+from runbook.console import rendered
 from runbook.launch.observer import Forecast, Pulse, Silence
 
 SILENT = (
@@ -32,17 +33,39 @@ def training(pulse: Pulse, *, launch: str = "run1", attempt: int = 1) -> Progres
     return progress
 
 
+def shown(progress: Progress, width: int, now: float = 42.0, *, unicode: bool = True) -> list[str]:
+    screen = progress.screen(now, unicode=unicode)
+    return rendered(*screen, width=width, fold=True).splitlines()
+
+
 @pytest.mark.parametrize("unicode", [True, False])
 @pytest.mark.parametrize(
     "launch", ["run1", "an-arm-with-a-very-long-name-of-its-own", "表表表表表"]
 )
 @pytest.mark.parametrize("pulse", PULSES)
 def test_no_width_is_ever_exceeded(pulse: str, launch: str, unicode: bool) -> None:
-    for attempt in (1, 2):
-        progress = training(PULSES[pulse], launch=launch, attempt=attempt)
-        for width in range(20, 301):
-            for line in progress.screen(width, 42.0, unicode=unicode):
-                assert cells(line) <= width, (width, line)
+    progress = training(PULSES[pulse], launch=launch, attempt=2)
+    for width in (*range(20, 120, 7), 300):
+        for line in shown(progress, width, unicode=unicode):
+            assert cell_len(line) <= width, (width, line)
+
+
+def test_no_word_is_cut_and_nothing_is_left_out() -> None:
+    heard = training(PULSES["heard"])
+    assert shown(heard, 20) == [
+        *("2/9 baseline/run1", "34 %  1 min 40 s", "left  42 s so far", "━━━━━━╸"),
+        *("step 120/300  8,120", "tok/s", "████████████████████", "ranks 2/2"),
+    ]
+    assert shown(heard, 80) == [
+        "2/9 baseline/run1  34 %  1 min 40 s left  42 s so far",
+        "━━━━━━━━━━━━━╸",
+        "step 120/300  8,120 tok/s  ████████████████████  ranks 2/2",
+    ]
+    assert shown(training(PULSES["silent"]), 40)[3:] == [
+        "rank 1 silent 7 s (usual 0.3 s),",
+        "stopped; rank 0 too  step 120/300  ranks",
+        "2/2",
+    ]
 
 
 def test_without_a_launch_it_says_what_is_done_instead() -> None:
@@ -54,8 +77,8 @@ def test_without_a_launch_it_says_what_is_done_instead() -> None:
 def test_the_clock_of_the_run_does_not_begin_anew_with_a_launch() -> None:
     progress = training(PULSES["heard"])
     progress.start("run2", 1, 300, 90.0)
-    assert "1 min 35 s so far" in progress.screen(120, 95.0, unicode=True)[0]
-    assert "running, 5 s" in progress.screen(120, 95.0, unicode=True)[1]
+    assert "1 min 35 s so far" in shown(progress, 120, 95.0)[0]
+    assert "running, 5 s" in shown(progress, 120, 95.0)[2]
 
 
 def test_the_time_left_runs_down_between_two_forecasts_and_says_where_it_is_a_least() -> None:
@@ -72,5 +95,5 @@ def test_the_time_left_runs_down_between_two_forecasts_and_says_where_it_is_a_le
 def test_what_runs_is_never_all_done() -> None:
     progress = training(PULSES["heard"])
     progress.forecast = Forecast(done_s=40.0, share=1.0, left_s=0.2)
-    told = "\n".join([progress.line(41.0), *progress.screen(120, 41.0, unicode=True)])
+    told = "\n".join([progress.line(41.0), *shown(progress, 120, 41.0)])
     assert "99 %" in told and "100 %" not in told and " left" not in told

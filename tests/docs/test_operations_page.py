@@ -53,7 +53,8 @@ ELSEWHERE = {
     "runbook toggles --preset NAME": "tests/config/test_presets.py::"
     "test_it_is_shown_with_lines_to_paste",
     "runbook watch artifacts/latest": "tests/tools/test_watch.py::test_watch_on_the_command_line",
-    "runbook stacks artifacts/latest": "tests/tools/test_watch.py::test_stacks_of_live_ranks_only",
+    "runbook watch --stacks artifacts/latest": "tests/tools/test_watch.py::"
+    "test_stacks_of_live_ranks_only",
 }
 
 

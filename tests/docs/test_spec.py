@@ -142,7 +142,7 @@ def test_every_command_exists() -> None:
     cited = set(re.findall(r"runbook ([a-z]+)", "\n".join(code(TEXT))))
     cited |= set(re.findall(r"^runbook ([a-z]+)", TEXT, re.MULTILINE))
     assert cited <= set(COMMANDS), sorted(cited - set(COMMANDS))
-    assert {"run", "watch", "triage", "stacks", "replay"} <= cited
+    assert {"run", "watch", "triage", "replay"} <= cited
 
 
 def test_every_toggle_and_config_exists() -> None:

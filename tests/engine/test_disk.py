@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli._observers import print_summary
+from runbook.cli.run.observers import print_summary
 from runbook.console import Console
 from runbook.engine.outputs import REMEDIES
 from runbook.folder.journal import Journal, read_events

@@ -10,9 +10,9 @@ import pytest
 
 from reports.summary import summarize
 from reports.view import ReportView, build_view
-from runbook.console import short_caveat
 from runbook.engine.outputs import render
 from runbook.records import RunRecord
+from runbook.text import short_caveat
 from tests.reports.samples import SAMPLES, go
 
 ALONE = {"meta", "br"}
@@ -133,8 +133,8 @@ def assert_tables(page: Outline, view: ReportView) -> None:
             shown = rest.pop(0)
             assert tuple(shown[0]) == table.columns
             assert len(shown) == 1 + len(table.rows)
-        if one.measured:
-            assert len(rest.pop(0)) == 1 + len(one.measured)
+        if one.record.unchecked:
+            assert len(rest.pop(0)) == 1 + len(one.record.unchecked)
     assert [row[:2] for row in rest.pop(0)[1:]] == [
         [row.id, row.outcome] for row in view.acceptance
     ]

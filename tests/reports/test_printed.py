@@ -126,17 +126,17 @@ def test_nothing_is_marked_or_excused_that_nobody_prints() -> None:
     ],
 )
 def test_a_new_kind_in_the_program_is_noticed(tmp_path: Path, text: str, kind: str) -> None:
-    (tmp_path / "planted.py").write_text(f'"""runbook bundle is named here."""\n{text}\n')
+    (tmp_path / "planted.py").write_text(f'"""runbook decide is named here."""\n{text}\n')
     found = [kind_of(line) for _, line in told_by_code(tmp_path)]
     assert found == ([kind] if kind else [])
     assert kind not in executed_kinds().keys() | NOT_HERE.keys()
 
 
 def test_a_new_kind_on_a_page_is_noticed() -> None:
-    page = "Send it with `runbook bundle artifacts/RUN`.\n\n```sh\nmake later\n```\n"
+    page = "Send it with `runbook decide artifacts/RUN`.\n\n```sh\nmake later\n```\n"
     kinds = [kind_of(line) for line in commands_in_markdown(page)]
-    assert kinds == ["runbook bundle", "make later"]
-    html = "<p><code>runbook bundle RUN</code></p><pre>make later</pre>"
+    assert kinds == ["runbook decide", "make later"]
+    html = "<p><code>runbook decide RUN</code></p><pre>make later</pre>"
     assert sorted(map(kind_of, commands_in_html(html))) == sorted(kinds)
     known = executed_kinds().keys() | NOT_HERE.keys()
     assert not known & set(kinds)
@@ -267,10 +267,10 @@ def test_what_failed_is_run_again_as_runbook_alone_says(shell: Shell) -> None:
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.executes(
-    "runbook", "runbook --help", "runbook compare", "runbook help", "runbook history",
+    "runbook", "runbook --help", "runbook compare", "runbook history",
     "runbook profiles", "runbook report", "runbook run --dry-run", "runbook run --phase",
-    "runbook run --resume", "runbook run --resume --phase", "runbook stacks", "runbook toggles",
-    "runbook verify", "-m TRAINER", "-m pytest",
+    "runbook run --resume", "runbook run --resume --phase", "runbook toggles",
+    "runbook stacks", "runbook verify", "-m TRAINER", "-m pytest",
 )  # fmt: skip
 def test_what_is_typed_as_printed_does_what_it_says(shell: Shell) -> None:
     """A run that passes what it is asked for, goes on as its last lines say, and fails."""

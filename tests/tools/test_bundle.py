@@ -65,12 +65,14 @@ def test_unpacked_elsewhere_it_verifies_and_reports(
 def test_the_largest_files_are_listed_and_the_rest_counted(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bundle", str(folder), "--to", str(tmp_path / "a.tar.gz")]) == 0
+    assert main(["export", str(folder), "--to", "bundle", str(tmp_path / "a.tar.gz")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("LARGEST FILES") and len(lines) == 1 + 5 + 1
     assert " files of " in lines[-1]
-    assert main(["bundle", str(folder), "--to", str(tmp_path / "b.tar.gz"), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    assert (
+        main(["export", str(folder), "--to", "bundle", str(tmp_path / "b.tar.gz"), "--json"]) == 0
+    )
+    document = json.loads(capsys.readouterr().out)["exports"][0]["bundle"]
     assert f", {len(document['files'])} files of " in lines[-1] and len(document["files"]) > 5
 
 
@@ -96,7 +98,7 @@ def test_a_secret_is_refused_with_its_place_and_nothing_is_written(
         stream.write(f"\nlogin with {SECRET}\n")
     lines = (folder / "baseline" / "run1" / "console.log").read_text().splitlines()
     path = tmp_path / "a.tar.gz"
-    words = ["bundle", str(folder), "--to", str(path)]
+    words = ["export", str(folder), "--to", "bundle", str(path)]
     assert main(words) == 2
     said = capsys.readouterr().err
     assert f"baseline/run1/console.log: line {len(lines)}" in said
@@ -111,7 +113,7 @@ def test_a_blanked_secret_is_named_and_verify_names_that_file_only(
     config.write_text(f"a\npassword at https://me:{SECRET}@host/\n")
     write_manifest(folder)
     path = tmp_path / "a.tar.gz"
-    assert main(["bundle", str(folder), "--to", str(path), "--blank-secrets"]) == 0
+    assert main(["export", str(folder), "--to", "bundle", str(path), "--blank-secrets"]) == 0
     assert "blanked  baseline/run1/config.txt: line 2" in capsys.readouterr().out
     there = unpacked(path, tmp_path / "there")
     assert SECRET not in (there / "baseline" / "run1" / "config.txt").read_text()

@@ -1,4 +1,4 @@
-"""`runbook watch` and `runbook stacks` beside processes that nobody here started for them."""
+"""`runbook watch` beside processes that nobody here started for them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_stacks_of_live_ranks_only(
     assert all(rank.poll() is None for rank in ranks), "asking must not end a rank"
     ranks[1].kill()
     ranks[1].wait()
-    assert main(["stacks", str(tmp_path), "--json"]) == 0
+    assert main(["watch", "--stacks", str(tmp_path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)["ranks"]
     assert [(row["rank"], row["phase"], row["step"]) for row in shown] == [(0, "step", 3)]
     # The second dump is appended to the file; only it is shown.
@@ -120,7 +120,7 @@ def test_a_stranger_with_a_ranks_number_gets_no_signal(tmp_path: Path) -> None:
         line = {"event": "step_end", "token": TOKEN, "pid": stranger.pid, "step": 3, "rank": 0}
         (tmp_path / "heartbeat_rank0.jsonl").write_text(json.dumps(line) + "\n")
         assert live_stacks(tmp_path) == []
-        assert main(["stacks", str(tmp_path)]) == 3
+        assert main(["watch", "--stacks", str(tmp_path)]) == 3
         time.sleep(0.1)
         assert stranger.poll() is None
     finally:

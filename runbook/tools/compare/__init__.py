@@ -5,7 +5,6 @@ Nothing is started here; what enters are two records and the folders they came f
 
 from __future__ import annotations
 
-from runbook.tools.compare.runs import Comparison, compare_runs
-from runbook.tools.compare.text import comparison_text
+from runbook.tools.compare.runs import Comparison, compare_runs, comparison_text, metric_text
 
-__all__ = ["Comparison", "compare_runs", "comparison_text"]
+__all__ = ["Comparison", "compare_runs", "comparison_text", "metric_text"]

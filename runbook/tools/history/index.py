@@ -270,17 +270,14 @@ def _metrics(record: RunRecord) -> Iterator[dict[str, object]]:
     """Checks by their id; other measurements as `phase/name`."""
     for phase in record.phases:
         line, on_what = _line(record, phase)
-        where = {"line": line, "on_what": on_what}
-        for check in phase.checks:
-            head = {"name": check.id, **where, "outcome": check.outcome.value}
-            limit = {"comparator": check.comparator.value, "bound": _number(check.limit)}
-            one = check.measurement
-            yield {**head, **(_nothing(check.reason) if one is None else _values(one)), **limit}
-        shown = {check.measurement for check in phase.checks if check.measurement}
-        for other in phase.measurements:
-            if other not in shown:
-                head = {"name": f"{phase.name}/{other.name}", **where, "outcome": ""}
-                yield {**head, **_values(other), "comparator": "", "bound": None}
+        for name, one, check in phase.numbers():
+            limit = {
+                "outcome": check.outcome.value if check else "",
+                "comparator": check.comparator.value if check else "",
+                "bound": _number(check.limit) if check else None,
+            }
+            values = _values(one) if one is not None else _nothing(check.reason if check else "")
+            yield {"name": name, "line": line, "on_what": on_what, **values, **limit}
 
 
 def _line(record: RunRecord, phase: PhaseRecord) -> tuple[str, str]:

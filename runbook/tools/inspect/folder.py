@@ -20,8 +20,7 @@ from runbook.folder.launch.shapes import ENV, is_number, shaped
 from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.records import RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
-from runbook.tools.inspect.planned import as_planned, completed
-from runbook.tools.inspect.second_source import account_remarks
+from runbook.tools.inspect.second_source import account_remarks, as_planned, completed
 from runbook.tools.inspect.training import inspect_training
 from runbook.tools.inspect.types import (
     Inspection,

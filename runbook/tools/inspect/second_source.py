@@ -1,4 +1,6 @@
-"""Does anything else in the directory say so too? The accounts by which a run is judged.
+"""What else in the directory says so: the launcher's plan, and the accounts of a run.
+
+What the launcher had planned is no fault: a stop, or a few steps only.
 
 A directory of another trainer, and a run that has not ended, have no second source to hold their
 numbers against: that is one remark, and no suspicion.
@@ -7,14 +9,17 @@ numbers against: that is one remark, and no suspicion.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
 
 from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.accounts.registry import Sources, unbalanced
 from runbook.accounts.workload import Workload
-from runbook.records import RankExit, Stop
+from runbook.records import Launch, LaunchResult, RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
-from runbook.tools.inspect.types import Found, RemarkCode
+from runbook.tools.inspect.types import Found, Remark, RemarkCode
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,3 +81,21 @@ def _nothing_to_hold_against(ranks: Sequence[RankLog], env: Mapping[str, Any] | 
         names = ", ".join(map(str, open_ends))
         return f"no good end of rank {names}: what the ranks say is not held against the rows"
     return ""
+
+
+def completed(launch: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -> Launch | None:
+    """The launch of which the two documents say that it ended as it was planned; else None."""
+    try:
+        planned = Launch.model_validate((launch or {}).get("launch"))
+        ended = LaunchResult.model_validate(result)
+    except ValidationError:
+        return None
+    as_told = planned.stop is None or ended.stopped is not None
+    return planned if ended.ok and as_told else None
+
+
+def as_planned(remarks: Sequence[Remark]) -> Iterator[Remark]:
+    """The remarks on a launch that did all that it was to do: it was not meant to have more."""
+    for one in remarks:
+        short = one.code is RemarkCode.WINDOW_TOO_SHORT
+        yield replace(one, code=RemarkCode.PLANNED) if short else one

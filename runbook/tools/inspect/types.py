@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runbook.console import page_of
+from runbook.console import rendered, table_of
 from runbook.records.measurement import json_ready, plain_number
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 class RemarkCode(StrEnum):
@@ -162,11 +165,14 @@ class Inspection:
         return {"schema_version": 1, "exit_code": self.exit_code, **found}
 
 
-def inspection_text(inspection: Inspection) -> str:
+def inspection_text(inspection: Inspection, *, width: int | None = None) -> str:
     """What was found, what it measures, and what is suspicious about it."""
-    lines: list[str] = []
+    return rendered(*_parts(inspection), width=width)
+
+
+def _parts(inspection: Inspection) -> Iterator[RenderableType]:
     for one in inspection.directories:
-        lines += [*_directory(inspection.path, one), ""]
+        yield from (*_directory(inspection.path, one), "")
     suspicious = [remark for remark in inspection.remarks if remark.suspicious]
     undecided = [remark for remark in inspection.remarks if remark.code in UNDECIDED]
     planned = [remark for remark in inspection.remarks if remark.code is RemarkCode.PLANNED]
@@ -176,11 +182,9 @@ def inspection_text(inspection: Inspection) -> str:
         ("too little to say", undecided),
     ):
         if remarks:
-            width = max(len(remark.code) for remark in remarks)
-            lines.append(title)
-            lines += [f"  {one.code:<{width}}  {one.path}: {one.message}" for one in remarks]
-    lines.append(_conclusion(len(suspicious), len(undecided)))
-    return page_of(lines)
+            yield title
+            yield table_of((), [(f"  {one.code}", f"{one.path}: {one.message}") for one in remarks])
+    yield _conclusion(len(suspicious), len(undecided))
 
 
 def _conclusion(suspicious: int, undecided: int) -> str:

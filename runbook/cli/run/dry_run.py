@@ -1,23 +1,41 @@
-"""`runbook run --dry-run`: every command line, how long it may take, and what feeds what."""
+"""`runbook run --dry-run`: every command line, how long it may take, and what feeds what.
+
+With --measure a few real steps on this machine tell it, and leave nothing behind.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from runbook.cli._measure import STEPS, Trial, measure_here
+from nsa.contract import TRAINING_CSV
 from runbook.cli._parser import SIGNALS
+from runbook.config import registry
 from runbook.config.precedence import dropped
 from runbook.console import Console
 from runbook.defaults import DEFAULT_LAUNCHER
-from runbook.engine.plan.forecast import Earlier, Estimate, Estimator, pace_of_the_go
+from runbook.engine.plan.forecast import (
+    SKIPPED,
+    Earlier,
+    Estimate,
+    Estimator,
+    Pace,
+    pace_of_the_go,
+)
 from runbook.engine.plan.needs import Needs, needs_of
 from runbook.engine.scope import departures
-from runbook.errors import ProgramExit
+from runbook.errors import ProgramExit, UsageError
+from runbook.folder.launch.evidence import read_training_csv
+from runbook.launch import StopRequest, run_launch, stop_on_signals
 from runbook.launch.command import pasteable
 from runbook.launch.launcher_api import launcher
+from runbook.launch.observer import Observer
+from runbook.records.launch import with_option
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
@@ -27,6 +45,17 @@ if TYPE_CHECKING:
 
 
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
+STEPS = 10
+_MEASURED = "baseline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """The pace that was measured, or why there is none; `interrupted` is the signal if one came."""
+
+    pace: Pace | None = None
+    problem: str = ""
+    interrupted: str = ""
 
 
 def print_plan(args: argparse.Namespace, console: Console) -> int:
@@ -236,3 +265,47 @@ def _launch_document(launch: Launch, estimator: Estimator, setup: Setup) -> dict
         "estimate_s": estimate.seconds,
         "estimate": estimate.text,
     }
+
+
+def trial_launch(setup: Setup) -> Launch:
+    """The first launch of the planned baseline, cut to a few steps.
+
+    Raises `UsageError` where the profile plans no such launch.
+    """
+    phase = registry.phases().get(_MEASURED)
+    planned = phase.plan(setup.context({})) if phase and _MEASURED in setup.profile.phases else []
+    for launch in planned:
+        if launch.kind == "trainer" and launch.schedule is None:
+            argv = tuple(with_option(launch.argv, "--steps", str(STEPS)))
+            return launch.model_copy(update={"argv": argv, "steps": STEPS})
+    raise UsageError(f"--measure: profile {setup.profile.name} plans no launch of {_MEASURED}")
+
+
+def measure_here(setup: Setup) -> Trial:
+    """Run it in a temporary folder, which is removed; what goes wrong is told, not raised."""
+    launch = trial_launch(setup)
+    with (
+        TemporaryDirectory(prefix="runbook-measure-") as folder,
+        stop_on_signals(StopRequest()) as stop,
+    ):
+        root = Path(folder)
+        # torchrun and torch's compiler leave files in it.
+        scratch = root / "tmp"
+        scratch.mkdir()
+        machine = {**os.environ, "TMPDIR": str(scratch)}
+        result = run_launch(
+            launch, root, observer=Observer(), stop=stop, retry=False, machine=machine
+        )
+        if stop.requested:
+            return Trial(problem=result.cause, interrupted=stop.requested)
+        if not result.ok:
+            return Trial(problem=f"{launch.phase}/{launch.name} {result.status}: {result.cause}")
+        path = root / launch.run_dir / TRAINING_CSV
+        if not path.is_file():
+            return Trial(problem=f"{launch.phase}/{launch.name} wrote no {TRAINING_CSV}")
+        frame = read_training_csv(path, relative_to=root).frame
+    if "dt_s" not in frame or len(frame) < STEPS or not bool((frame["dt_s"] > 0).all()):
+        return Trial(problem=f"{launch.phase}/{launch.name} wrote no usable times of {STEPS} steps")
+    step_s = float(frame["dt_s"].iloc[SKIPPED:].median())
+    startup_s = max(0.0, result.duration_s - float(frame["dt_s"].sum()))
+    return Trial(pace=Pace(step_s=step_s, startup_s=startup_s, launch=launch))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
-from runbook.cli._observers import RunView
+from runbook.cli.run.text import RunView
 from runbook.console import Console
 from runbook.files import utc_text_ms
 from runbook.folder.manifest import fingerprint_of

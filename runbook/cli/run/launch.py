@@ -1,12 +1,13 @@
-"""`runbook launch`: a plan, phase by phase, each behind the gate of the one before."""
+"""`runbook launch` and `runbook nightly`: what `runbook run` does, by a plan or by a pin."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from runbook.cli._parser import Command, CommandParser
-from runbook.cli._run_options import (
+from runbook.cli._parser import Command, CommandParser, path_type
+from runbook.cli.run import RUN
+from runbook.cli.run.options import (
     add_dry_run,
     add_machine,
     add_place,
@@ -14,7 +15,6 @@ from runbook.cli._run_options import (
     add_telling,
     add_until_s,
 )
-from runbook.cli.run import RUN
 from runbook.defaults import DEFAULT_PLAN, DEFAULT_PROTOCOL
 from runbook.errors import UsageError
 
@@ -32,8 +32,8 @@ _NOT_HERE = {
 }
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.set_defaults(declares=_add_arguments, **_NOT_HERE)
+def _add_launch(parser: CommandParser) -> None:
+    parser.set_defaults(declares=_add_launch, **_NOT_HERE)
     group = parser.add_argument_group("what runs")
     group.add_argument(
         "--plan",
@@ -74,7 +74,7 @@ def _add_arguments(parser: CommandParser) -> None:
     add_telling(parser)
 
 
-def _problems(args: argparse.Namespace) -> list[str]:
+def _launch_problems(args: argparse.Namespace) -> list[str]:
     """Everything wrong with the plan, and with what `runbook run` is then given."""
     from nsa.contract import CONFIG_VARIABLE
 
@@ -96,7 +96,7 @@ def _more_phases(args: argparse.Namespace) -> str | None:
 
     Raises UsageError where its plan has no such phase, or where it was asked for more.
     """
-    from runbook.cli.finished import find_run
+    from runbook.cli._runs import find_run
     from runbook.config.setup import setup_of_record
     from runbook.engine.derive import derive_record
     from runbook.engine.earlier.standing import asked_for
@@ -133,8 +133,84 @@ only behind a GO of `runbook run` for the same configuration and machine, in the
     exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (--until),\n"
     "70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM",
     json_help=RUN.json_help,
-    add_arguments=_add_arguments,
-    problems=_problems,
+    add_arguments=_add_launch,
+    problems=_launch_problems,
     instead={"--phase": "--until"},
+    run=RUN.run,
+)
+
+
+# The default of `runbook run`, by which it sees what was typed beside --resume.
+AUTO = "auto"
+_NIGHTLY_PHASES = "all,regression"
+_PINNED = "configs/nightly.yaml"
+
+
+def _add_nightly(parser: CommandParser) -> None:
+    """Those of `runbook run`, with the defaults of a night."""
+    RUN.add_arguments(parser)
+    parser.change(
+        "--phase",
+        default=None,
+        help=f"what runs, as in `runbook run` (default: {_NIGHTLY_PHASES})",
+    )
+    parser.change(
+        "--profile",
+        default="",
+        help="the machine and its limits; a night names it, so that one without GPUs cannot look "
+        f"like a good one (default: that of {_PINNED})",
+    )
+    parser.change(
+        "--reference",
+        default="",
+        help=f"the commit to compare with (default: the one pinned in {_PINNED})",
+    )
+    parser.add_argument(
+        "--pin",
+        type=path_type,
+        metavar="FILE",
+        help=f"another file with reference and profile (default: {_PINNED})",
+    )
+
+
+def _nightly_problems(args: argparse.Namespace) -> list[str]:
+    """Everything wrong with the pin and with what `runbook run` is then given."""
+    from runbook.config.nightly import load_nightly
+
+    if args.resume is not None or args.failed is not None:
+        # The night that goes on has its own; `run` objects to what is typed beside it.
+        args.profile = args.profile or AUTO
+        return list(RUN.problems(args))
+    args.phase = args.phase or _NIGHTLY_PHASES
+    if not (args.profile and args.reference):
+        try:
+            pinned = load_nightly(args.pin)
+        except UsageError as error:
+            return list(error.problems)
+        args.profile = args.profile or pinned.profile
+        args.reference = args.reference or pinned.reference
+    if args.profile != AUTO:
+        return list(RUN.problems(args))
+    return [f"--profile {AUTO}: a night names its machine; see `runbook profiles`"]
+
+
+NIGHTLY = Command(
+    name="nightly",
+    help="run all phases, then hold this commit against a pinned one",
+    description=f"""\
+Run all phases, then launch the commit of this checkout in turn with a pinned reference, each from
+a clean checkout of its own, and say whether it is slower. The reference is pinned in
+{_PINNED}, which is changed by hand only. Everything else is as in `runbook run`.""",
+    examples="""\
+  runbook nightly                                     profile and reference as pinned
+  runbook nightly --dry-run                           every command and how long it may take
+  runbook nightly --resume artifacts/NIGHT            go on with a night that was cut off
+  runbook nightly --phase preflight,regression --profile cpu --reference HEAD~1
+
+A loss is FAIL only at the declared error after all rounds: see docs/trust.md.""",
+    exits="the same as of `runbook run`; a regression is NO-GO (1), no evidence INCOMPLETE (3)",
+    json_help=RUN.json_help,
+    add_arguments=_add_nightly,
+    problems=_nightly_problems,
     run=RUN.run,
 )

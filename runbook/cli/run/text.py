@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Self
 
 from runbook import __version__
-from runbook.cli._observers import RunView
-from runbook.cli._progress import Part, Progress, fit
-from runbook.console import Console, cells, in_one_line, style_of
+from runbook.cli.run.progress import Progress
+from runbook.console import Console, marked
 from runbook.files import near
-from runbook.launch.observer import Forecast, Pulse
+from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import (
     Check,
     Comparator,
@@ -24,11 +24,37 @@ from runbook.records import (
     RunRecord,
 )
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
+from runbook.text import in_one_line
 
 _INDENT = "      "
 _REDRAW_S = 0.5
 PLAIN_INTERVAL_S = 30.0
-_SPARKS = "\u2581\u2588"
+
+
+class RunView(Observer, ExitStack):
+    """An observer for the time of a `with` block; it knows the run's folder once there is one."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.run_root = ""
+        self._console = console
+        self._order: tuple[str, ...] = ()
+
+    def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
+        """Remember the folder and the order of the phases."""
+        self.run_root = run_root
+        self._order = phases
+        self._announce(run_id)
+
+    def _announce(self, run_id: str) -> None:
+        raise NotImplementedError
+
+    def _place(self, phase: str) -> str:
+        """`3/9`, or nothing for a phase that was not announced."""
+        if phase not in self._order:
+            return ""
+        total = str(len(self._order))
+        return f"{self._order.index(phase) + 1:>{len(total)}}/{total}"
 
 
 class TextObserver(RunView):
@@ -47,7 +73,6 @@ class TextObserver(RunView):
         self._writing = threading.RLock()
         self._progress: Progress | None = None
         self._last_note = ""
-        self._sparks = console.can_show(_SPARKS)
 
     def __enter__(self) -> Self:
         if not self._console.quiet:
@@ -71,21 +96,17 @@ class TextObserver(RunView):
             with self._lock:
                 if self._progress is None or not self._progress.phase:
                     return
-                # The last column stays free: some terminals wrap as soon as it is filled.
-                width = console.columns - 1
-                screen = self._progress.screen(width, now, unicode=self._sparks)
+                screen = self._progress.screen(now, unicode=console.unicode_err)
                 line = self._progress.line(now)
             if console.is_live:
-                console.draw(screen)
+                console.draw(*screen)
             else:
                 console.progress(_INDENT + line)
 
     def _announce(self, run_id: str) -> None:
         count = f"{len(self._order)} phase{'' if len(self._order) == 1 else 's'}"
         line = f"runbook {__version__}  run {run_id}  {count}"
-        where = f"-> {near(self.run_root)}"
-        wraps = self._console.is_live and cells(f"{line}  {where}") > self._console.columns
-        self._console.progress(*((line, f"  {where}") if wraps else (f"{line}  {where}",)))
+        self._console.progress(f"{line}  -> {near(self.run_root)}")
         with self._lock:
             self._progress = Progress(began=self._clock())
 
@@ -142,24 +163,21 @@ class TextObserver(RunView):
         with self._writing:
             self._enter("")
             if self._console.is_live:
-                self._console.draw(())
+                self._console.draw()
             self._console.progress(self._phase_line(record))
 
     def _phase_line(self, record: PhaseRecord) -> str:
-        width = max((len(name) for name in self._order), default=0)
-        word, place = record.outcome.value, self._place(record.name)
-        took = duration_text(record.duration_s)
+        console, width = self._console, max((len(name) for name in self._order), default=0)
+        word, took = record.outcome.value, duration_text(record.duration_s)
+        place, facts = self._place(record.name), in_one_line(headline(record))
         line = (
-            f" {place} {record.name:<{width}}  {word:<12}  "
-            f"{in_one_line(headline(record)):<56}  {took}"
+            f" {place} {record.name:<{width}}  ",
+            word,
+            f"{'':{12 - len(word)}}  {facts:<56}  {took}",
         )
-        if self._console.is_live and cells(line) > self._console.columns:
-            rate, count = (in_one_line(text) for text in _facts(record))
-            whole = Part(1, f"{rate}  {count}".strip(), count)
-            parts = (Part(0, f" {place} {record.name}"), Part(0, word), whole, Part(2, took))
-            line = fit(parts, self._console.columns - 1)
-        painted = self._console.paint(word, style_of(word), err=True)
-        return line.replace(f" {word}", f" {painted}", 1)
+        if console.columns and len("".join(line)) >= console.columns:
+            line = f" {place} {record.name}  ", word, f"  {facts}  {took}"
+        return marked(*line, color=console.color_err, width=console.columns)
 
     def run_finished(self, record: RunRecord, run_root: str) -> None:
         """Stop drawing; the summary follows on stdout."""
@@ -183,23 +201,19 @@ class TextObserver(RunView):
             with self._lock:
                 self._progress = None
             if self._console.is_live:
-                self._console.draw(())
+                self._console.draw()
 
 
 def headline(record: PhaseRecord) -> str:
     """A throughput with sample size and limit if one was measured, and the passed checks."""
-    return "  ".join(text for text in _facts(record) if text)
-
-
-def _facts(record: PhaseRecord) -> tuple[str, str]:
     passed = sum(check.outcome is Outcome.PASS for check in record.checks)
     shown = sum(check.outcome is not Outcome.SKIPPED for check in record.checks)
     count = f"{passed} of {shown} checks" if shown else "no checks"
     count += f", FLAKY: {', '.join(record.flaky)}" if record.flaky else ""
     for check in record.checks:
         if check.measurement is not None and check.measurement.unit == TOKENS_PER_SECOND:
-            return _rate(check, check.measurement), count
-    return "", count
+            return f"{_rate(check, check.measurement)}  {count}"
+    return count
 
 
 def _rate(check: Check, measured: Measurement) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import SIGNALS, Command, CommandParser
-from runbook.cli._run_options import (
+from runbook.cli._runs import find_run
+from runbook.cli.run.options import (
     add_dry_run,
     add_machine,
     add_measuring,
@@ -19,7 +20,6 @@ from runbook.cli._run_options import (
     add_telling,
     add_until_s,
 )
-from runbook.cli.finished import find_run
 from runbook.console import Console, OutputFormat
 from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.errors import ProgramExit, UsageError
@@ -260,8 +260,8 @@ def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
 def _run(args: argparse.Namespace, console: Console) -> int:
     """Run the plan, or print it; return the verdict's exit code."""
     from runbook.checkout import how_to_call
-    from runbook.cli._dry_run import print_plan, times
-    from runbook.cli._observers import observer_for, print_summary
+    from runbook.cli.run.dry_run import print_plan, times
+    from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
     from runbook.config.precedence import dropped
     from runbook.engine.plan.needs import needs_of, without_board
     from runbook.engine.resuming import resume_run
@@ -296,8 +296,6 @@ def _run(args: argparse.Namespace, console: Console) -> int:
             record = run_setup(args.setup, observer=observer, until_s=args.until_s)
     folder, code = Path(observer.run_root), _exit_code(record, partial_exit=args.partial_exit)
     if args.output is OutputFormat.GITHUB:
-        from runbook.cli._github import LogConsole, tell_github
-
         console = LogConsole(console)
         tell_github(console, record, folder, exit_code=code)
     if args.output is not OutputFormat.JSON:

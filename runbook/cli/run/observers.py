@@ -1,4 +1,4 @@
-"""A run inside GitHub Actions: a group a phase, annotations, the step's summary and outputs."""
+"""Who shows a run while it goes on, and what stands at its end: on the terminal and on GitHub."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from runbook.cli._text import TextObserver
+from runbook.cli._runs import print_reports
+from runbook.cli.run.json_lines import JsonObserver
+from runbook.cli.run.text import RunView, TextObserver
 from runbook.config.registry import report_files
-from runbook.console import Console, printable
+from runbook.console import Console, OutputFormat, Painted
 from runbook.engine.outputs import render
-from runbook.folder.manifest import fingerprint_of
+from runbook.files import near, typed_here
+from runbook.folder.manifest import fingerprint_of, shown_fingerprint
 from runbook.records import PhaseRecord, RunRecord
+from runbook.records.run import Screen
+from runbook.text import printable
 
 _SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
 # GitHub takes a step's summary up to one MiB, and nothing of a larger one.
@@ -125,3 +130,42 @@ def _append(console: Console, variables: Mapping[str, str], name: str, text: str
             stream.write(text)
     except OSError as error:
         console.error(f"warning: ${name} ({path}) cannot be written: {error.strerror or error}")
+
+
+def observer_for(console: Console, output: OutputFormat) -> RunView:
+    """The observer of this format; what it tells of goes on where nobody reads any more."""
+    views: dict[OutputFormat, type[RunView]] = {
+        OutputFormat.TEXT: TextObserver,
+        OutputFormat.JSON: JsonObserver,
+        OutputFormat.GITHUB: GithubObserver,
+    }
+    console.outlive_readers()
+    return views[output](console)
+
+
+def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
+    """Print the verdict with its scope, each failure with `try` and `rerun`, and the report.
+
+    A quiet console gets the verdict's line, the fingerprint and the report's path, and on stderr
+    what could not be written: a record that was not kept has no fingerprint.
+    After an interruption every row that has no evidence would say so; the way to go on is what
+    counts then.
+    """
+    from runbook.engine.outputs import NOT_WRITTEN
+
+    short = console.quiet or record.interrupted
+    width = None if short else console.width_out
+    screen = Screen(color=console.color_out, width=width, brief=True, program=typed_here())
+    text = render(record, "terminal", screen)
+    console.page(Painted(text.partition("\n")[0]) if short else text)
+    if record.interrupted:
+        program = " ".join(record.invocation.program)
+        console.result(f"resume  {screen.typed(f'{program} --resume {near(folder)}')}")
+    not_kept = [text for text in record.reasons[:1] if text.startswith(NOT_WRITTEN)]
+    if not_kept and short:
+        console.error(*not_kept)
+    if not not_kept:
+        console.result(f"fingerprint  {shown_fingerprint(fingerprint_of(record))}")
+    print_reports(console, folder, shown=near(folder))
+    if console.deaf:
+        console.error(f"the run ended with {record.verdict.value}; its files are in {near(folder)}")

@@ -1,0 +1,132 @@
+"""Finished runs, found by name and read; and what is said of one that changed or goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runbook.console import Console
+from runbook.defaults import DEFAULT_OUT
+from runbook.errors import RunbookError, UsageError, did_you_mean, first_of
+from runbook.folder.names import RECORD_FILE
+
+if TYPE_CHECKING:
+    from runbook.records import RunRecord
+
+
+def run_folders(out_dir: Path) -> list[Path]:
+    """The folders of `out_dir` that hold a run, oldest first (an id begins with its UTC time)."""
+    if not out_dir.is_dir():
+        return []
+    return sorted(
+        (folder for folder in out_dir.iterdir() if (folder / RECORD_FILE).is_file()),
+        key=lambda folder: folder.name,
+    )
+
+
+def find_run(text: str | None, out_dir: Path) -> Path:
+    """The run that `text` names; without it the newest one of `out_dir`. Raises UsageError."""
+    folders = run_folders(out_dir)
+    if text is None:
+        if not folders:
+            raise UsageError(
+                f"no run in {out_dir}/", hint="`runbook run` starts one, --out names another folder"
+            )
+        return folders[-1]
+    path = Path(text)
+    if path.name == RECORD_FILE and path.is_file():
+        return path.parent
+    if (path / RECORD_FILE).is_file():
+        return path
+    matches = [folder for folder in folders if folder.name.startswith(text)]
+    if len(matches) == 1:
+        return matches[0]
+    names = [folder.name for folder in folders]
+    if matches:
+        raise UsageError(
+            f"{text!r} fits several runs in {out_dir}/: "
+            f"{', '.join(folder.name for folder in matches)}"
+        )
+    known = f"runs in {out_dir}/: {', '.join(names[-5:])}" if names else f"no run in {out_dir}/"
+    raise UsageError(
+        f"no run {text!r}: neither a folder with {RECORD_FILE} nor the start of a run's id"
+        f"{did_you_mean(text, names)}",
+        hint=known,
+    )
+
+
+def folder_of(named: Path) -> Path:
+    """The folder that is there, or may come to be; a bare name that is none is a run's id.
+
+    Raises UsageError for one that fits no run.
+    """
+    there = named.exists() or len(named.parts) > 1 or named == Path(DEFAULT_OUT)
+    return named if there else find_run(str(named), Path(DEFAULT_OUT))
+
+
+def load_run(folder: Path) -> RunRecord:
+    """Read run.json. Raises RunbookError if it is damaged or of another version."""
+    from pydantic import ValidationError
+
+    from runbook.folder.manifest import load_record
+
+    path = folder / RECORD_FILE
+    try:
+        return load_record(folder)
+    except OSError as error:
+        raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise RunbookError(
+            f"{path} is not a run record of this version: {place}: {first['msg']}"
+            f" ({error.error_count()} problems in total)"
+        ) from error
+
+
+def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> RunRecord:
+    """As `load_run`; a warning where run.json, or one of its artifacts, changed since the run.
+
+    A link in the run's folder, through which files of another place would be read, is a change.
+    """
+    from nsa.contract import CHECKPOINTS_DIR
+    from runbook.folder.integrity import changed_artifacts
+    from runbook.folder.manifest import links_in, record_is_changed
+
+    record = load_run(folder)
+    changed = [RECORD_FILE] if record_is_changed(folder) else []
+    if artifacts:
+        # Checkpoints, of which no report tells, are large; `verify` reads them too.
+        small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
+        changed += [*changed_artifacts(folder, small), *links_in(folder)]
+    if changed:
+        text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
+        console.error(text)
+    return record
+
+
+def running_line(folder: Path) -> str:
+    """What is said of a run that still goes on, and how to look on; empty for any other."""
+    from runbook.folder.journal import running_text, watch_line
+
+    text = running_text(folder)
+    return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
+
+
+def refuse_changed(folder: Path, what: str) -> None:
+    """Raises UsageError where run.json is another file than its manifest has; `what` follows."""
+    from runbook.folder.manifest import record_is_changed
+    from runbook.folder.names import MANIFEST_FILE
+
+    if record_is_changed(folder):
+        raise UsageError(
+            f"{folder / RECORD_FILE} is another file than its {MANIFEST_FILE} has: {what}",
+            hint=f"`runbook verify {folder.name}` names what differs",
+        )
+
+
+def print_reports(console: Console, folder: Path, shown: str = "") -> None:
+    """Name the reports that lie in a run's folder, as `shown`: the page first, then the text."""
+    for name in ("report.html", "report.md"):
+        if (folder / name).is_file():
+            console.result(f"report  {shown or folder}/{name}")
