@@ -73,10 +73,16 @@ def told_by_remedies() -> Iterator[str]:
             yield from (one.command for one in fitting(remedy, now) if one.command)
 
 
+# Files whose texts may name a command; the playbook's remedies are YAML.
+_KINDS = ("py", "j2", "yaml")
+
+
 def told_by_code(*folders: Path) -> Iterator[tuple[str, str]]:
     """Where, and which commands any text of the program names, help of commands left out."""
     for folder in folders:
-        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.j2")]):
+        for path in sorted(
+            one for kind in ("py", "j2", "yaml") for one in folder.rglob(f"*.{kind}")
+        ):
             texts = _strings(path) if path.suffix == ".py" else [path.read_text("utf-8")]
             for text in texts:
                 for found in (*_RUNBOOK.finditer(text), *_OTHERS.finditer(text)):
