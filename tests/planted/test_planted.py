@@ -176,7 +176,9 @@ def test_a_copy_is_as_before_when_a_defect_is_over(copy: Copy) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_copy_that_is_not_what_runs_is_an_error(tmp_path: Path) -> None:
+def test_a_copy_that_is_not_what_runs_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = Copy(tmp_path / "copy")
     shutil.rmtree(made.root / "reports")
     made.check([])
@@ -185,7 +187,8 @@ def test_a_copy_that_is_not_what_runs_is_an_error(tmp_path: Path) -> None:
     for name in ("nsa", "runbook", "phases"):  # found on the path, but not from here
         (made.root / name).mkdir()
         (made.root / name / "__init__.py").touch()
-    made.environment = lambda: {"PYTHONPATH": str(tmp_path / "copy")}  # type: ignore[method-assign]
+    elsewhere = {"PYTHONPATH": str(tmp_path / "copy")}
+    monkeypatch.setattr("benchmarks.planted_copy.of_copy", lambda _root: elsewhere)
     with pytest.raises(AnchorError, match="is not of the copy"):
         made.check([])
 
