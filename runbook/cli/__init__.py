@@ -34,8 +34,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
 _HELP = ("help", "-h", "--help")
-# A short form of `watch --stacks`.
-_STACKS = "stacks"
+# Names that remedies of recorded runs have for other commands.
+SHORT_FORMS = {"stacks": ("watch", "--stacks")}
 _GLOBAL = ("-h", "--help", "--version")
 
 
@@ -120,9 +120,7 @@ def _dispatch(words: list[str]) -> int:
         return complete(COMMANDS.values())
     if not words:
         return print_next(console)
-    name, *rest = words
-    if name == _STACKS:  # what remedies of recorded runs name
-        name, rest = "watch", ["--stacks", *rest]
+    name, *rest = (*SHORT_FORMS.get(words[0], words[:1]), *words[1:])
     if name in _HELP:
         about = named(rest[0], COMMANDS).parser().format_help() if rest else overview(GROUPS)
         console.page(about)

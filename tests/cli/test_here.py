@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli import COMMANDS
+from runbook.cli import COMMANDS, SHORT_FORMS
 from runbook.cli._parser import parse_all
 from runbook.cli.guide import NO_FAULT
 from runbook.tools.triage_target import NOT_A_FAULT
@@ -52,8 +52,7 @@ def told(tmp_path: Path, **variables: str) -> tuple[str, list[str]]:
     commands = [line[9:].split("  ")[0] for line in lines[first:]]
     for command in commands[:-1]:
         _, name, *words = shlex.split(command)
-        if name == "stacks":  # for short
-            name, words = "watch", ["--stacks", *words]
+        name, *words = (*SHORT_FORMS.get(name, (name,)), *words)
         assert parse_all(COMMANDS[name].parser(), words)[1] == []
     return ended.out, commands[:-1]
 

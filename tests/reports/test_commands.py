@@ -11,7 +11,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from nsa.launch.cli import parse_flags
-from runbook.cli import COMMANDS
+from runbook.cli import COMMANDS, SHORT_FORMS
 from runbook.cli._parser import parse_all
 from runbook.engine.outputs import render
 from tests.executed import kind_of, note
@@ -82,7 +82,7 @@ def test_commands_of_remedies_are_whole(line: str) -> None:
     """A remedy may name a command alone, such as `runbook compare`; more has to work."""
     words = shlex.split(line)
     if words[0] == "runbook" and len(words) == 2:
-        assert words[1] in COMMANDS
+        assert words[1] in {**COMMANDS, **SHORT_FORMS}
     elif words[0] == "runbook":
         check_runbook(words[1:])
     else:
