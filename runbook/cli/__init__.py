@@ -35,7 +35,7 @@ COMMANDS = {command.name: command for group in GROUPS.values() for command in gr
 
 _HELP = ("help", "-h", "--help")
 # Names that remedies of recorded runs have for other commands.
-SHORT_FORMS = {"stacks": ("watch", "--stacks")}
+SHORT_FORMS: dict[str, tuple[str, ...]] = {"stacks": ("watch", "--stacks")}
 _GLOBAL = ("-h", "--help", "--version")
 
 
@@ -120,7 +120,7 @@ def _dispatch(words: list[str]) -> int:
         return complete(COMMANDS.values())
     if not words:
         return print_next(console)
-    name, *rest = (*SHORT_FORMS.get(words[0], words[:1]), *words[1:])
+    name, *rest = (*SHORT_FORMS.get(words[0], (words[0],)), *words[1:])
     if name in _HELP:
         about = named(rest[0], COMMANDS).parser().format_help() if rest else overview(GROUPS)
         console.page(about)
