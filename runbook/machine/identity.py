@@ -31,6 +31,8 @@ from runbook.records.run import PACKAGE
 
 # Under this name the record's environment keeps `code_digest`.
 CODE = "code"
+# What the packages read beside Python: rules and remedies, tile choices, templates.
+_DATA, _CARRIED = (".yaml", ".txt", ".json", ".j2"), "_data"
 _NONE = "none"
 _SILENT = "nvidia-smi does not say"
 _DIGITS = 12
@@ -71,10 +73,19 @@ def identity() -> dict[str, str]:
 
 
 def code_digest() -> str:
-    """Digest of the Python files of our packages and of the templates, as they are read here."""
-    digests = [package_digest(folder) for folder in package_folders().values()]
-    templates = sorted(data_path("templates").iterdir())
-    return _digest("".join([*digests, *(sha256_of(path) for path in templates if path.is_file())]))
+    """Digest of our packages and the templates as they are read here: of Python and of data.
+
+    A wheel carries templates and configs inside a package, a checkout beside it; configs are told
+    by the record.
+    """
+    folders = list(package_folders().values())
+    data = [
+        path
+        for folder in (*folders, data_path("templates"))
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in _DATA and _CARRIED not in path.relative_to(folder).parts
+    ]
+    return _digest("".join([*map(package_digest, folders), *map(sha256_of, data)]))
 
 
 def package_under_test() -> str:

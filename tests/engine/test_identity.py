@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from nsa.contract import installed_digest
 from runbook.errors import UsageError
-from runbook.machine.identity import identity, refuse_if_unlike
+from runbook.machine.identity import code_digest, identity, package_folders, refuse_if_unlike
 from runbook.records import RunRecord, Verdict
 from tests.reports.samples import run as sample_run
 
@@ -89,3 +90,15 @@ def test_a_package_that_torch_computes_with_counts_and_a_profiler_does_not(
     assert len(set(found)) == 4
     assert found[2] == found[3]
     assert identity()["packages"] == installed_digest()[:12]
+
+
+@pytest.mark.parametrize("name", ["kit/playbook.yaml", "kit/rows.py"])
+def test_rules_and_remedies_are_code_wherever_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    copied = Path(shutil.copytree(package_folders()["phases"], tmp_path / "phases"))
+    folders = {**package_folders(), "phases": copied}
+    monkeypatch.setattr("runbook.machine.identity.package_folders", lambda: folders)
+    assert (before := code_digest()) == code_digest()
+    (copied / name).write_text((copied / name).read_text() + "\n# another\n")
+    assert code_digest() != before
