@@ -1,16 +1,18 @@
-"""What many tests only read, made once in a test run; and how long a busy machine may take."""
+"""What many tests only read, made once in a test run; how long a busy machine may take."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import pickle
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
+from runbook.process.ended import process_state
 from tests import executed
 
 T = TypeVar("T")
@@ -22,6 +24,19 @@ def crowded(seconds: float) -> float:
     For how long something may take: what stands still is beyond any share of a processor.
     """
     return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def gone(*pids: int, within_s: float) -> bool:
+    """Do none of these processes run any more, or soon? One that waits to be collected does not."""
+    until = time.monotonic() + within_s
+    while (left := any(map(alive, pids))) and time.monotonic() < until:
+        time.sleep(0.01)
+    return not left
+
+
+def alive(pid: int) -> bool:
+    """Does the process run?"""
+    return process_state(pid) not in ("", "Z", "X")
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], T]) -> T:

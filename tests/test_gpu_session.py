@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from benchmarks import gpu_session
 from benchmarks.gpu_session import End, Place, Program, Stage, Status, judge_tests, main
-from tests.shared import crowded
+from tests.shared import crowded, gone
 
 ENDS_BADLY = """\
 import os, signal, subprocess, sys, time
@@ -51,14 +50,6 @@ def session(
     return code, stages_now
 
 
-def alive(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
-
-
 def test_what_passed_is_not_repeated_unless_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,10 +82,7 @@ def test_a_stage_out_of_time_is_ended_with_all_its_processes_and_goes_on(
     assert (code, found["slow"]["status"]) == (3, "CUT OFF")
     log = tmp_path / "STAND-IN" / "slow" / "0.log"
     left = [int(pid) for pid in log.read_text().split()]
-    until = time.monotonic() + crowded(10.0)
-    while any(map(alive, left)) and time.monotonic() < until:
-        time.sleep(0.01)  # it was killed, and the kernel takes a moment
-    assert len(left) == 2 and not any(map(alive, left))
+    assert len(left) == 2 and gone(*left, within_s=crowded(10.0))
     assert not (log.parent / "1.log").exists()
     _, found = session(tmp_path, monkeypatch, stage("slow", "print('done')"))
     assert (found["slow"]["status"], found["slow"]["parts"]) == ("PASS", 2)

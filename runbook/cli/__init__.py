@@ -36,6 +36,13 @@ COMMANDS = {command.name: command for group in GROUPS.values() for command in gr
 _HELP = ("help", "-h", "--help")
 # Names that remedies of recorded runs have for other commands.
 SHORT_FORMS: dict[str, tuple[str, ...]] = {"stacks": ("watch", "--stacks")}
+
+
+def in_full(words: Sequence[str]) -> list[str]:
+    """The words of a command without a short form."""
+    return [*SHORT_FORMS.get(words[0], tuple(words[:1])), *words[1:]]
+
+
 _GLOBAL = ("-h", "--help", "--version")
 
 
@@ -120,7 +127,7 @@ def _dispatch(words: list[str]) -> int:
         return complete(COMMANDS.values())
     if not words:
         return print_next(console)
-    name, *rest = (*SHORT_FORMS.get(words[0], (words[0],)), *words[1:])
+    name, *rest = in_full(words)
     if name in _HELP:
         about = named(rest[0], COMMANDS).parser().format_help() if rest else overview(GROUPS)
         console.page(about)

@@ -183,8 +183,8 @@ def begin_at(run_root: Path, launch: Launch) -> Begun | None:
 
     At that one's end (`Launch.after`, or the newest that it wrote), so that its own steps are all
     in its own files; where this checkpoint is damaged or is not the one that was written there, at
-    the newest other one of the phase, one
-    that a cut-off attempt saved included. None where the trainer told no digest of what it wrote.
+    the newest other one of the phase, one that a cut-off attempt saved included. None where the
+    trainer told no digest of what it wrote.
     Raises `RunbookError` that names what is wrong with each if none is left.
     """
     told = [one for one in _told(run_root, launch) if one.step < launch.steps]

@@ -126,10 +126,10 @@ def verify_run(
     everything that judging determines (checks, numbers, tables, scope, verdict) against a fresh
     reading and judgement, and every report against a fresh rendering. A report that other code
     wrote need not be what this code would write: its digest holds it, and it has to say what the
-    record says. `fingerprint` is what was
-    kept elsewhere of the one that run.json should have, from its first digit on. `phases` and
-    `setup` replace the registered ones. The notes tell of such reports, and of a folder that was
-    copied or renamed.
+    record says. `fingerprint` is what was kept elsewhere of the one that run.json should have,
+    from its first digit on. `phases` and `setup` replace the registered ones. The notes tell of
+    such reports, and of a folder that was copied or renamed.
+
     Raises `RunbookError` if there is no readable run.json.
     """
     record, differences = _load(run_root)
@@ -187,7 +187,6 @@ def _load(run_root: Path) -> tuple[RunRecord, list[str]]:
 def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str], list[str]]:
     """The reports that are there, what is wrong with them, and what is only another version's."""
     seen, problems, others = list[str](), list[str](), list[str]()
-    ours = record.environment.get(CODE) in (None, code_digest())
     for fmt, name in report_files().items():
         path = run_root / name
         if not path.is_file():
@@ -202,7 +201,7 @@ def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[s
         wanted = render(record, fmt).split("\n")
         if found == wanted:
             continue
-        if ours or not _says(found, record.said):
+        if _by_this_code(record) or not _says(found, record.said):
             line = next(
                 (n for n, (a, b) in enumerate(zip(found, wanted, strict=False), 1) if a != b),
                 min(len(found), len(wanted)),
@@ -212,6 +211,11 @@ def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[s
             others.append(name)
     told = f"{', '.join(others)}: written by other code than this, and held by digest"
     return tuple(seen), problems, [told] if others else []
+
+
+def _by_this_code(record: RunRecord) -> bool:
+    """As far as the record tells: an old one does not."""
+    return record.environment.get(CODE) in (None, code_digest())
 
 
 def _says(lines: list[str], said: str) -> bool:

@@ -105,24 +105,21 @@ def surroundings_problems(longest_s: float = 0.0) -> list[str]:
 
 def memory_problems(who: str = "a run") -> list[str]:
     """Limits under which NumPy cannot be loaded: OpenBLAS asks for its memory without end."""
-    return [
-        f"{one}, and {who} needs {_LEAST_MEMORY // _GIB} GiB: {one.remedy}"
-        for one in MEMORY
-        if one.limit is not None and one.limit < _LEAST_MEMORY
-    ]
+    needs = f"{who} needs {_LEAST_MEMORY // _GIB} GiB"
+    return [text for one in MEMORY for text in _too_small(one, _LEAST_MEMORY, needs)]
 
 
 def _limit_problems(longest_s: float) -> list[str]:
-    least = [
-        (FILE, _LEAST_FILE, f"needs {_LEAST_FILE // _MIB} MiB"),
-        (CPU, longest_s, f"may take {longest_s:g} s in one launch"),
+    return [
+        *memory_problems(),
+        *_too_small(FILE, _LEAST_FILE, f"a run needs {_LEAST_FILE // _MIB} MiB"),
+        *_too_small(CPU, longest_s, f"a run may take {longest_s:g} s in one launch"),
     ]
-    others = [
-        f"{one}, and a run {needs}: {one.remedy}"
-        for one, number, needs in least
-        if one.limit is not None and one.limit < number
-    ]
-    return [*memory_problems(), *others]
+
+
+def _too_small(one: Allowance, least: float, needs: str) -> list[str]:
+    small = one.limit is not None and one.limit < least
+    return [f"{one}, and {needs}: {one.remedy}"] if small else []
 
 
 def _loopback_problems() -> list[str]:

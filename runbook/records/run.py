@@ -200,8 +200,8 @@ class Screen:
     """How a report is shown to a person; a file is written with the defaults.
 
     `color`: colors are welcome. `width`: the columns of a terminal; without it no line is
-    wrapped. `brief`: only what is left to say where the phases were
-    shown while they ran. `program`: what its reader types for `runbook`.
+    wrapped. `brief`: only what is left to say where the phases were shown while they ran.
+    `program`: what its reader types for `runbook`.
     """
 
     color: bool = False

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli import COMMANDS, SHORT_FORMS
+from runbook.cli import COMMANDS, in_full
 from runbook.cli._parser import parse_all
 from runbook.cli.guide import NO_FAULT
 from runbook.tools.triage_target import NOT_A_FAULT
@@ -51,8 +51,7 @@ def told(tmp_path: Path, **variables: str) -> tuple[str, list[str]]:
     first = next(index for index, line in enumerate(lines) if line.startswith("next "))
     commands = [line[9:].split("  ")[0] for line in lines[first:]]
     for command in commands[:-1]:
-        _, name, *words = shlex.split(command)
-        name, *words = (*SHORT_FORMS.get(name, (name,)), *words)
+        name, *words = in_full(shlex.split(command)[1:])
         assert parse_all(COMMANDS[name].parser(), words)[1] == []
     return ended.out, commands[:-1]
 

@@ -14,12 +14,12 @@ import pytest
 
 from runbook.launch import StopRequest
 from runbook.launch.observer import Observer
-from runbook.process.ended import process_state
 from runbook.process.reaper import carriers, environment_holds
 from runbook.process.start import end_kept, spawn_kept
 from runbook.records import Launch, LaunchStatus
 from tests.launch.helpers import FAKE, fake_launch, run
 from tests.launch.test_faults import HARNESS
+from tests.shared import alive, gone
 
 PATH = {"PATH": os.environ["PATH"]}
 
@@ -51,17 +51,6 @@ def bare(run_dir: Path) -> int:
             return int(note.read_text())
         time.sleep(0.01)
     raise AssertionError("no daemon was started")
-
-
-def alive(pid: int) -> bool:
-    return process_state(pid) not in ("", "Z", "X")
-
-
-def gone(pid: int, within_s: float = 1.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not alive(pid)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +101,7 @@ def test_a_daemon_without_environment_ends_with_what_is_killed(tmp_path: Path, v
     os.kill(pid, signal.SIGKILL)
     token = json.loads((run_dir / "launch.json").read_text())["run_token"]
     left = [daemon, *carriers(token)]
-    assert [pid for pid in left if not gone(pid)] == []
+    assert [pid for pid in left if not gone(pid, within_s=1.0)] == []
     harness.wait(20)
     assert carriers(token) == []
 

@@ -156,12 +156,3 @@ def start(
 def run(folder: Path, args: Sequence[str], **how: Any) -> Launch:
     """Start the trainer and wait for its end."""
     return start(folder, args, **how).wait()
-
-
-def alive(pid: int) -> bool:
-    """Is the process there, and not merely waiting to be collected?"""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.shared import crowded, once
+from tests.shared import crowded, gone, once
 from tests.train.conftest import edited
-from tests.train.launching import Launch, alive, run, start
+from tests.train.launching import Launch, run, start
 
 pytestmark = pytest.mark.e2e
 
@@ -123,10 +123,7 @@ def test_origin_stacks_of_a_rank_stuck_in_a_collective_and_death_with_the_launch
     assert "_sleep" in stacks[1]  # the culprit
     launch.process.kill()
     launch.wait()
-    give_up = time.monotonic() + 5
-    while any(alive(pid) for pid in pids) and time.monotonic() < give_up:
-        time.sleep(0.05)
-    assert not any(alive(pid) for pid in pids)
+    assert gone(*pids, within_s=5.0)
 
 
 def test_a_second_sigterm_ends_a_stuck_process_now(tmp_path: Path) -> None:
