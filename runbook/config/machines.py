@@ -162,7 +162,7 @@ def _hardware(card: Card, count: int, generation: int | None) -> dict[str, Any]:
         exchange = (exchange[0], f"{exchange[1]}; one rank exchanges nothing")
     peaks = {
         "matmul": (card.at_highest_clock, card.clock_source),
-        "memory_copy": (card.copy_gb_s[1], card.copy_source),
+        "memory_copy": (card.copy_gb_s[generation is None], card.copy_source),
         "host_copy": (
             _pcie(host),
             f"PCI-SIG: {slot}, {2**host} GT/s of 128b/130b in one direction",
