@@ -27,10 +27,7 @@ from nsa.attention.compressed import attend_compressed
 from nsa.attention.compression import compress
 from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range
-from nsa.attention.triton.between.operators import mix_by_triton, pool_by_triton
-from nsa.attention.triton.compressed.operators import attend_compressed_by_triton, blocks_by_triton
-from nsa.attention.triton.selected.operators import attend_selected
-from nsa.attention.triton.window.operators import attend_window
+from nsa.attention.triton import operators as by_triton
 from nsa.attention.window import Attend, masked_window, varlen_window
 from nsa.config import NSAConfig, Ranges, Selected, Window
 from nsa.contract import ATTEND_RANGE, CMP_RANGE, GATE_RANGE, SCORES_RANGE, WIN_RANGE
@@ -111,7 +108,7 @@ def _pooled(x: Branches, cfg: NSAConfig, selected: Selected) -> tuple[Tensor, Te
     if cfg.phi == "mlp":
         return compress(x.k_cmp, cfg), compress(x.v_cmp, cfg)
     if selected == "triton":
-        return pool_by_triton(x.k_cmp, x.v_cmp, cfg)
+        return by_triton.pooled(x.k_cmp, x.v_cmp, cfg)
     # Both are pooled alike: together that is half of the operators.
     pooled = compress(torch.cat((x.k_cmp, x.v_cmp), -1), cfg)
     k, v = pooled.split_with_sizes((cfg.d_k, cfg.d_v), -1)
@@ -124,9 +121,9 @@ def _compressed(
     """Compressed branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,N,G,D]; blocks [B,S,G,n_sel]."""
     if selected == "triton":
         with profile_range(CMP_RANGE):
-            out, lse = attend_compressed_by_triton(q, k, v, cfg)
+            out, lse = by_triton.attend_compressed(q, k, v, cfg)
         with profile_range(SCORES_RANGE):
-            return out, blocks_by_triton(q, k, lse, cfg)
+            return out, by_triton.blocks_of(q, k, lse, cfg)
     out, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
     return out.transpose(1, 2), blocks.transpose(1, 2).contiguous()
 
@@ -145,7 +142,7 @@ def _selected(
     ranges = build_ranges(blocks, cfg, version, by_triton=selected == "triton")
     with profile_range(ATTEND_RANGE):
         if selected == "triton":
-            return attend_selected(q, x.k_sel, x.v_sel, ranges, cfg)
+            return by_triton.attend_selected(q, x.k_sel, x.v_sel, ranges, cfg)
         if seq_len <= cfg.n_sel * cfg.l_sel:
             # Everything visible is selected.
             return _causal(q, x.k_sel, x.v_sel, cfg, attend)
@@ -169,7 +166,7 @@ def _window(q: Tensor, x: Branches, cfg: NSAConfig, attend: Attend, window: Wind
     """Sliding-window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]: the last w tokens, the current too."""
     with profile_range(WIN_RANGE):
         if window == "triton":
-            return attend_window(q, x.k_win, x.v_win, cfg)
+            return by_triton.attend_window(q, x.k_win, x.v_win, cfg)
         if window == "varlen":
             return varlen_window(q, x.k_win, x.v_win, cfg)
         if q.shape[1] <= cfg.w:
@@ -223,7 +220,7 @@ def batched_sdpa(
     o_win = _window(q, x, cfg, attend, window)
     with profile_range(GATE_RANGE):
         if selected == "triton":
-            return mix_by_triton(o_cmp, o_sel, o_win, x.gates), blocks
+            return by_triton.mixed(o_cmp, o_sel, o_win, x.gates), blocks
         gates = split_dim(x.gates, 2, cfg.heads_per_group)
         out = cast(
             "Tensor",

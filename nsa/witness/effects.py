@@ -15,8 +15,7 @@ import torch
 
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
-from nsa.attention.triton.selected.operators import RANGES_OPERATOR, SELECTED_OPERATOR
-from nsa.attention.triton.window.operators import WINDOW_OPERATOR
+from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES, TIMEOUT_TOLERANCE_S

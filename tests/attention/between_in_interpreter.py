@@ -21,10 +21,9 @@ from triton.runtime import interpreter
 from nsa.attention.api import attend
 from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
 from nsa.attention.tracing import count_ranges
+from nsa.attention.triton import operators
 from nsa.attention.triton.between import launch as between_launch
-from nsa.attention.triton.between import operators as between_operators
 from nsa.attention.triton.selected import launch as LAUNCH
-from nsa.attention.triton.selected import operators
 from nsa.config import RANGES, NSAConfig
 from nsa.witness.equations import random_inputs
 from tests.attention.defects import defects
@@ -120,10 +119,10 @@ def mix_operator() -> list[str]:
     kept = [x.detach() for x in (grad, *leaves)]
     by_group = [x.detach().unflatten(2, (2, 3)).requires_grad_() for x in leaves[:3]]
     problems = checked(
-        between_operators.mix_by_triton, [*by_group, leaves[3]], grad,
-        (between_operators.mix, tuple(leaves)), (between_operators.mix_backward, tuple(kept)),
+        operators.mixed, [*by_group, leaves[3]], grad,
+        (operators.mix, tuple(leaves)), (operators.mix_backward, tuple(kept)),
     )  # fmt: skip
-    out = between_operators.mix_by_triton(*by_group, leaves[3])
+    out = operators.mixed(*by_group, leaves[3])
     grads = torch.autograd.grad(out, [*by_group, leaves[3]], grad)
     for got, right in zip((out, *grads), mixed_right(kept), strict=True):
         problems += compare("the operator", got.flatten(2, -2).double().view_as(right), right, 2e-3)

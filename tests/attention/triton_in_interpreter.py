@@ -18,7 +18,8 @@ from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import count_ranges
-from nsa.attention.triton.selected import launch, operators
+from nsa.attention.triton import operators
+from nsa.attention.triton.selected import launch
 from nsa.attention.triton.window import launch as window_launch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
