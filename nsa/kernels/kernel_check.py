@@ -104,7 +104,7 @@ def _ours(model: NSALanguageModel, other: Layer) -> Layer:
         layer = Layer(model.cfg)
     layer.to_empty(device=other.mlp_norm.weight.device)
     layer.load_state_dict(other.state_dict())
-    layer.attention.force_sdpa = other.attention.force_sdpa
+    layer.attention.way = other.attention.way
     return layer
 
 

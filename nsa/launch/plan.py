@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa import torch_env
-from nsa.config import ModelConfig
+from nsa.config import ModelConfig, Way
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
 from nsa.launch.arms import ArmFile, Block, load_blocks
 from nsa.launch.cli import Flags, parse_flags, toggle_overrides
@@ -110,9 +110,11 @@ class LaunchPlan:
             attention=config.attention(),
             mlp_ratio=config.model.mlp_ratio,
             tie_embeddings=config.model.tie_embeddings,
-            path="batched" if self.attention_path[0] == "batched" else "sequential",
-            selection_ranges="v2" if self.toggles.flag("NSA_SEL_RANGES_V2") else "v1",
-            use_flash=config.runtime.use_flash,
+            way=Way(
+                path="batched" if self.attention_path[0] == "batched" else "sequential",
+                selection_ranges="v2" if self.toggles.flag("NSA_SEL_RANGES_V2") else "v1",
+                use_flash=config.runtime.use_flash,
+            ),
             gradient_checkpointing=self.checkpointing[0],
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from nsa.data.source import Batch
 from nsa.dense import Dense, mean_loss
 from nsa.kernels import compiled, liger
 from nsa.kernels import cuda_graphs as replay
-from nsa.kernels.dispatch import Dispatch
+from nsa.kernels.dispatch import Dispatch, allow_kernels
 from nsa.kernels.kernel_check import KernelGap, compare
 from nsa.launch.kernels import other_kernels, why_not
 from nsa.launch.plan import LaunchPlan
@@ -28,9 +28,8 @@ from nsa.train.clock import StepClock
 from nsa.train.ddp import Wrapped
 from nsa.train.optimizer import is_fused, learning_rate, new_optimizer, switched
 
-# Toggles that a recording of the layers depends on.
+# Toggles that a recording of the layers depends on, beside the way of attention.
 _IN_A_RECORDING = (
-    "NSA_SEL_RANGES_V2",
     "NSA_COMPILE",
     "NSA_LIGER",
     "NSA_SDPA_FLASH_ONLY",
@@ -88,7 +87,8 @@ class Engine:
         Raises Refused where the dense parts or the selected branch cannot run as asked here, or the
         former give other numbers.
         """
-        ways = self.dispatch.put_on(self.model, toggles)
+        allow_kernels(toggles)
+        self.model.attend_by(self.dispatch.way(toggles))
         self._use_dense(toggles)
         fused = toggles.flag("NSA_OPT_FUSED")
         if is_fused(self.optimizer) != fused:
@@ -97,7 +97,7 @@ class Engine:
             )
         if self.wrapped is not None:
             self.wrapped.take_off()
-        self._record(toggles, *ways)
+        self._record(toggles)
         self.wrapped = Wrapped(self.model, self.ranks, toggles)
         train = self.plan.config.train
         if train.accumulate_grad_batches > 1:
@@ -150,7 +150,7 @@ class Engine:
         liger.use(self.model, with_liger)
         self.compiled_graphs = mode == "graphs"
 
-    def _record(self, toggles: ToggleSet, *ways: str) -> None:
+    def _record(self, toggles: ToggleSet) -> None:
         """Record the layers where asked, and keep gradients out of the memory of graphs.
 
         Raises Refused where a replay gives other numbers than the kernels launched one by one.
@@ -169,7 +169,7 @@ class Engine:
                 "recording does not; switch one of the two off"
             )
         # What a recording depends on; a block that changes none of it keeps the recording.
-        asked = (*ways, *(toggles.values[name] for name in _IN_A_RECORDING))
+        asked = (self.dispatch.way(toggles), *(toggles.values[name] for name in _IN_A_RECORDING))
         if asked == self._recorded:
             return
         self.model.recording = None
@@ -203,16 +203,13 @@ class Engine:
 
     def _exact_loss(self, tokens: Tensor) -> Tensor:
         """The loss in float32 throughout: branches by masks, no autocast, no TF32."""
-        attentions = self.model.attentions()
-        ways = [(layer.window, layer.selected) for layer in attentions]
-        for layer in attentions:
-            layer.window, layer.selected = "masked", "sdpa"
+        way = self.model.attentions()[0].way
+        self.model.attend_by(replace(way, window="masked", selected="sdpa"))
         try:
             with full_float32():
                 return mean_loss(self.model(tokens[:, :-1]), tokens[:, 1:])
         finally:
-            for layer, (window, selected) in zip(attentions, ways, strict=True):
-                layer.window, layer.selected = window, selected
+            self.model.attend_by(way)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of forward passes; master weights stay in fp32."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import numpy as np
@@ -24,7 +24,7 @@ from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import operators
 from nsa.attention.triton.between import launch as between_launch
 from nsa.attention.triton.selected import launch as LAUNCH
-from nsa.config import RANGES, NSAConfig
+from nsa.config import NSAConfig, Ranges, Way
 from nsa.witness.equations import random_inputs
 from tests.attention.defects import defects
 from tests.attention.pooling import PROOFS as POOL_PROOFS
@@ -193,10 +193,10 @@ def ranges_operator() -> list[str]:
     problems += ["compiled"] * (not torch.equal(compiled(by_triton=True), build()))
     x, _ = random_inputs(cfg, 40, dtype=torch.float32, device=torch.device("cpu"))
     found = []
-    for version in RANGES:
+    for version in get_args(Ranges):
         with count_ranges() as counts:
-            run = partial(attend, x, cfg, path="batched", force_sdpa=True, selected="triton")
-            found.append(run(selection_ranges=version, window="triton")[0])
+            way = Way(selection_ranges=version, force_sdpa=True, selected="triton", window="triton")
+            found.append(attend(x, cfg, way)[0])
         used = operators.RANGES_OPERATOR in counts.in_ranges
         problems += [f"{version} in one kernel: {used}"] * (used != (version == "v2"))
     return problems + ["v1 is another"] * (not torch.equal(*found))

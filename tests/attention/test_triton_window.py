@@ -11,6 +11,7 @@ import nsa
 from nsa.attention import api, choose_window, nsa_attention
 from nsa.attention.triton.tiles import register_limit
 from nsa.attention.triton.window import tiles as window_tiles
+from nsa.config import Way
 from nsa.contract import NSAError
 from tests.attention.triton_process import needs_triton
 
@@ -90,4 +91,4 @@ def test_without_a_device_nothing_is_chosen_and_a_call_says_why() -> None:
 
     x, _ = random_inputs(small, 9, dtype=torch.float32, device=CPU)
     with pytest.raises(NSAError, match="window='triton': Triton needs a CUDA device"):
-        nsa_attention(**x.named(), cfg=small, window="triton")
+        nsa_attention(**x.named(), cfg=small, way=Way(window="triton"))

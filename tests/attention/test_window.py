@@ -16,6 +16,7 @@ from nsa.attention import choose_window, nsa_attention
 from nsa.attention import window as window_module
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
+from nsa.config import Way
 from nsa.contract import NSAError
 from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.attention.test_proofs import NAMES, gap, inputs
@@ -41,7 +42,7 @@ def both(
     found = []
     for path, window in (("reference", "masked"), ("batched", "varlen")):
         x = inputs(cfg, seq_len, batch=2, seed=seq_len, dtype=dtype)
-        out, _ = attend(Branches(**x), cfg, path=path, force_sdpa=True, window=window)
+        out, _ = attend(Branches(**x), cfg, Way(path=path, force_sdpa=True, window=window))
         weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
         found.append([out, *torch.autograd.grad((out * weight).sum(), list(x.values()))])
     return found
@@ -108,7 +109,7 @@ def test_another_width_of_the_window_is_seen(w: int) -> None:
     x = inputs(SMALL, 33)
     with flash_on_cpu():
         right, wrong = (
-            attend(Branches(**x), cfg, path="batched", force_sdpa=True, window="varlen")[0]
+            attend(Branches(**x), cfg, Way(force_sdpa=True, window="varlen"))[0]
             for cfg in (SMALL, other)
         )
     assert gap(right, wrong) > 1e-3
@@ -119,8 +120,9 @@ def test_a_layer_runs_it_without_a_copy() -> None:
 
     Where heads cannot share a key, keys are copied, and only they.
     """
-    layer = nsa.NSAAttention(nsa.NSAConfig(**{**vars(SMALL), "dim": 48}))
-    layer.force_sdpa, layer.window = True, "varlen"
+    layer = nsa.NSAAttention(
+        nsa.NSAConfig(**{**vars(SMALL), "dim": 48}), Way(force_sdpa=True, window="varlen")
+    )
     x = torch.randn(2, 33, 48)
     kept: list[int] = []
     plain = window_module._varlen()
@@ -134,7 +136,7 @@ def test_a_layer_runs_it_without_a_copy() -> None:
     with flash_on_cpu(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(window_module, "_varlen", lambda: seen)
         varlen = layer(x)
-    layer.window = "masked"
+    layer.way = Way(force_sdpa=True)
     assert gap(varlen, layer(x)) <= 1e-5
     assert (kept[0] == kept[1]) is shares_heads(), "one product turned both"
 
@@ -203,6 +205,4 @@ def test_an_older_torch_gets_masks(
 def test_the_public_function_refuses_what_cannot_run() -> None:
     x = inputs(SMALL, 12, dtype=torch.bfloat16)
     with pytest.raises(NSAError, match="window='varlen': this torch has no flash attention"):
-        nsa_attention(**x, cfg=SMALL, window="varlen")
-    with pytest.raises(NSAError, match="did you mean 'masked'"):
-        nsa_attention(**x, cfg=SMALL, window="mask")
+        nsa_attention(**x, cfg=SMALL, way=Way(window="varlen"))

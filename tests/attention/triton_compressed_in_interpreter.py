@@ -16,6 +16,7 @@ from torch import Tensor
 from nsa.attention.api import attend
 from nsa.attention.triton import operators
 from nsa.attention.triton.compressed import launch
+from nsa.config import Way
 from nsa.witness.equations import measure
 from tests.attention.defects import defects
 from tests.attention.triton_compressed import (
@@ -163,7 +164,7 @@ def compressed_far(module: ModuleType = launch) -> list[str]:
 def self_tested() -> list[str]:
     """The trainer's self-test takes whole attention with these kernels, and none that is wrong."""
     cfg = Compressed(seq_len=24, heads=2).config()
-    run = partial(attend, cfg=cfg, path="batched", force_sdpa=True, selected="triton")
+    run = partial(attend, cfg=cfg, way=Way(force_sdpa=True, selected="triton"))
 
     def problems() -> list[str]:
         return measure(run, cfg, 24, dtype=torch.float32, device=torch.device("cpu")).problems

@@ -21,6 +21,7 @@ from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import operators
 from nsa.attention.triton.selected import launch
 from nsa.attention.triton.window import launch as window_launch
+from nsa.config import Way
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.train.engine import Engine
@@ -49,7 +50,7 @@ CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
     dim=48, n_heads=12, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=20
 )
-by_kernels = partial(attend, path="batched", force_sdpa=True, selected="triton")
+by_kernels = partial(attend, way=Way(force_sdpa=True, selected="triton"))
 
 
 def values() -> list[str]:

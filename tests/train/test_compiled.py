@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsa import dense
-from nsa.config import ModelConfig, NSAConfig
+from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import Event
 from nsa.kernels import compiled
 from nsa.kernels.compiled import Compiled, Compiling, backward_nodes, compile_dense, count_compiled
@@ -47,8 +47,7 @@ def gradients(model: NSALanguageModel, tokens: Tensor) -> dict[str, Tensor]:
 def test_the_functions_are_what_the_modules_do(by_sdpa: bool) -> None:
     """In float64, so that another order of operations is nothing beside another formula."""
     model, tokens = model_of().double(), torch.randint(11, (2, 40))
-    for layer in model.layers:
-        layer.attention.force_sdpa = by_sdpa
+    model.attend_by(Way(force_sdpa=by_sdpa))
     before = gradients(model, tokens)
     model.use(EAGER)
     after = gradients(model, tokens)
@@ -59,7 +58,7 @@ def test_the_functions_are_what_the_modules_do(by_sdpa: bool) -> None:
 
 @pytest.mark.parametrize("path", ["sequential", "reference"])
 def test_every_path_can_be_entered(path: str) -> None:
-    model, tokens = model_of(path=path).double(), torch.randint(11, (1, 20))
+    model, tokens = model_of(way=Way(path=path)).double(), torch.randint(11, (1, 20))
     before = model(tokens)
     model.use(EAGER)
     assert torch.allclose(model(tokens), before, rtol=1e-10, atol=1e-13)

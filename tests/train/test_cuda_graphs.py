@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa.attention.tracing import OperatorCount, count_ranges
-from nsa.config import ModelConfig, NSAConfig
+from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import NSAError
 from nsa.data.source import Batch
 from nsa.dense import mean_loss
@@ -67,8 +67,7 @@ def test_records_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forward pass in bf16 without kept casts, the backward pass outside of autocast."""
     monkeypatch.setattr(torch.cuda, "make_graphed_callables", as_they_are)
     found, kept = model_of(), []
-    for layer in found.layers:
-        layer.attention.force_sdpa = True  # type: ignore[union-attr]
+    found.attend_by(Way(force_sdpa=True))
 
     def autocast() -> torch.autocast:
         kept.append(torch.is_autocast_cache_enabled())

@@ -40,9 +40,9 @@ def config_of(q: Tensor, v: Tensor, **numbers: int) -> NSAConfig:
     """
     groups, heads, d_k = q.shape[2:]
     d = numbers.get("d", numbers.get("l_sel", 1))
+    rest: dict[str, Any] = {"l": d, "d": d, "l_sel": d, "n_sel": MIN_N_SEL, **numbers}
     return NSAConfig(
-        dim=1, n_heads=groups * heads, n_kv_groups=groups, d_k=d_k, d_v=v.shape[-1],
-        **{"l": d, "d": d, "l_sel": d, "n_sel": MIN_N_SEL, **numbers},
+        dim=1, n_heads=groups * heads, n_kv_groups=groups, d_k=d_k, d_v=v.shape[-1], **rest
     )  # fmt: skip
 
 
@@ -249,7 +249,7 @@ def pool(k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, Tensor]:  # noqa
 def _unpooled(
     grad_k: Tensor, grad_v: Tensor, seq_len: int, dtype: torch.dtype, *_: int
 ) -> tuple[Tensor, ...]:
-    batch, _, groups, _ = grad_k.shape
+    batch, groups = grad_k.shape[0], grad_k.shape[2]
     return tuple(
         x.new_empty(batch, seq_len, groups, x.shape[-1], dtype=dtype) for x in (grad_k, grad_v)
     )
