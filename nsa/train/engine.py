@@ -111,6 +111,11 @@ class Engine:
         return _AUTOCAST.get(self.plan.config.runtime.precision, torch.float32)
 
     @property
+    def uses_ddp(self) -> bool:
+        """Is the model wrapped in DDP?"""
+        return self.wrapped is not None and self.wrapped.ddp is not None
+
+    @property
     def holds_parameters(self) -> bool:
         """Is there a recording or a compilation that knows the parameters as they are now?"""
         return self.model.recording is not None or self.dense is not None

@@ -27,6 +27,7 @@ from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
 
 if TYPE_CHECKING:
+    from nsa.train.ddp import Wrapped
     from nsa.train.engine import Engine
 
 Evidence = tuple[bool | None, Any]
@@ -46,6 +47,10 @@ ALWAYS = (
     "NSA_DDP_BUCKET_MB",
     "NSA_DDP_COMPRESS",
 )
+# What has an effect only when it is on, what is a setting of DDP, and what the loss's graph shows.
+_NOTHING_WHEN_OFF = ("NSA_SDPA_AUDIT", "NSA_USE_FA2", "NSA_NVTX", "NSA_DDP_SAFE_MODE")
+_ABOUT_DDP = ("NSA_DDP_BUCKET_MB", "NSA_DDP_STATIC_GRAPH", "NSA_DDP_FIND_UNUSED")
+ABOUT_NODES = ("NSA_COMPILE", "NSA_LIGER")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +75,13 @@ class Seen:
     replayed: Mapping[str, int] | None = None
     layer_calls: int = 0
 
+    @property
+    def wrapped(self) -> Wrapped:
+        """The model in its wrapper, where the toggle is one of `_ABOUT_DDP`."""
+        if self.engine.wrapped is None:
+            raise RuntimeError("configure() comes before the first step")
+        return self.engine.wrapped
+
 
 def judge_all(seen: Seen) -> list[tuple[str, bool | None, Any]]:
     """(toggle, took_effect, evidence) for every toggle that was set, and for `ALWAYS`.
@@ -86,6 +98,12 @@ def _judge(name: str, seen: Seen) -> Evidence:
         return None, f"read by the {TOGGLES[name].reader}, not by the trainer"
     if name in seen.running:
         return _running(name, seen)
+    if name in _NOTHING_WHEN_OFF and not seen.toggles.flag(name):
+        return True, "off"
+    if name in _ABOUT_DDP and not seen.engine.uses_ddp:
+        return False, "no DDP in this launch"
+    if name in ABOUT_NODES and seen.nodes is None:
+        return None, "no forward pass was looked at"
     rule = _RULES.get(name)
     # What nobody looks at is not proven: that the toggle was read says nothing about its effect.
     return rule(seen) if rule is not None else (None, "unproven: nothing here shows its effect")
@@ -158,9 +176,7 @@ def _fused(seen: Seen) -> Evidence:
 
 
 def _bucket(seen: Seen) -> Evidence:
-    wrapped = seen.engine.wrapped
-    if wrapped is None or wrapped.ddp is None:
-        return False, "no DDP in this launch"
+    wrapped = seen.wrapped
     buckets = wrapped.buckets()
     if buckets is None:
         return False, "DDP has not rebuilt its buckets: too few steps"
@@ -177,9 +193,9 @@ def _bucket(seen: Seen) -> Evidence:
 
 def _compress(seen: Seen) -> Evidence:
     asked = seen.toggles.text("NSA_DDP_COMPRESS")
-    wrapped = seen.engine.wrapped
-    if wrapped is None or wrapped.ddp is None:
+    if not seen.engine.uses_ddp:
         return asked == "off", "no DDP in this launch: nothing on the wire"
+    wrapped = seen.wrapped
     if asked == "off":
         return wrapped.wire is None, {"hook": None}
     # Once a step, however many micro-batches it has: each gradient is sent when its sum is there.
@@ -191,10 +207,7 @@ def _compress(seen: Seen) -> Evidence:
 
 def _ddp_fact(key: str, toggle: str) -> Callable[[Seen], Evidence]:
     def rule(seen: Seen) -> Evidence:
-        wrapped = seen.engine.wrapped
-        if wrapped is None or wrapped.ddp is None:
-            return False, "no DDP in this launch"
-        facts = wrapped.facts()
+        facts = seen.wrapped.facts()
         return facts[key] == seen.toggles.flag(toggle), facts
 
     return rule
@@ -237,8 +250,6 @@ def _sdpa(toggle: str) -> Callable[[Seen], Evidence]:
 
 
 def _audit(seen: Seen) -> Evidence:
-    if not seen.toggles.flag("NSA_SDPA_AUDIT"):
-        return True, "off"
     if seen.kernels is None:
         return None, "the audit runs on rank 0"
     return "none" not in seen.kernels.values(), dict(seen.kernels)
@@ -260,9 +271,7 @@ def _self_test(seen: Seen) -> Evidence:
     return asked == "auto" or bool(tested) == (asked == "on"), {"tested": list(tested)}
 
 
-def _fa2(seen: Seen) -> Evidence:
-    if not seen.toggles.flag("NSA_USE_FA2"):
-        return True, "off"
+def _fa2(_: Seen) -> Evidence:
     there = importlib.util.find_spec("flash_attn") is not None
     state = "" if there else "the package flash_attn is missing, and "
     return False, f"not available: {state}{UNAVAILABLE['NSA_USE_FA2']}"
@@ -277,8 +286,6 @@ def _triton(seen: Seen) -> Evidence:
 
 
 def _nvtx(seen: Seen) -> Evidence:
-    if not seen.toggles.flag("NSA_NVTX"):
-        return True, "off"
     if seen.engine.device.type != "cuda":
         return None, "NVTX needs CUDA; the same ranges are in the profiler's trace"
     return None, "ranges are emitted; --profile-steps proves them from the trace"
@@ -307,8 +314,6 @@ def _config_value(dotted: str, name: str) -> Callable[[Seen], Evidence]:
 
 
 def _safe_mode(seen: Seen) -> Evidence:
-    if not seen.toggles.flag("NSA_DDP_SAFE_MODE"):
-        return True, "off"
     found = {name: seen.toggles.values[name] for name in SAFE_MODE}
     wrapped = seen.engine.wrapped
     views = bool(wrapped and wrapped.ddp and wrapped.ddp.gradient_as_bucket_view)
@@ -328,14 +333,12 @@ def _timeout(seen: Seen) -> Evidence:
 
 def _compile(seen: Seen) -> Evidence:
     """Every compiled call leaves a node of its own in the graph that autograd keeps of the loss."""
-    asked = seen.toggles.text("NSA_COMPILE")
-    if seen.nodes is None:
-        return None, "no forward pass was looked at"
+    asked, nodes = seen.toggles.text("NSA_COMPILE"), seen.nodes or {}
     layers = seen.engine.plan.config.model.n_layers
     wanted = 0 if asked == "off" else CALLS_PER_LAYER * layers + CALLS_BESIDE
     did = count_compiled()
     evidence = {
-        "compiled_calls": seen.nodes.get(COMPILED_NODE, 0),
+        "compiled_calls": nodes.get(COMPILED_NODE, 0),
         "wanted": wanted,
         "graphs": did.graphs,
         "breaks": did.breaks,
@@ -362,11 +365,9 @@ def _cuda_graphs(seen: Seen) -> Evidence:
 
 
 def _liger(seen: Seen) -> Evidence:
-    if seen.nodes is None:
-        return None, "no forward pass was looked at"
-    layers = seen.engine.plan.config.model.n_layers
+    layers, nodes = seen.engine.plan.config.model.n_layers, seen.nodes or {}
     on = seen.toggles.flag("NSA_LIGER")
-    found = {name: seen.nodes.get(name, 0) for name in (liger.NORM_NODE, liger.MLP_NODE)}
+    found = {name: nodes.get(name, 0) for name in (liger.NORM_NODE, liger.MLP_NODE)}
     wanted = {liger.NORM_NODE: (2 * layers + 1) * on, liger.MLP_NODE: layers * on}
     gaps = [str(gap) for gap in seen.engine.gaps]
     return found == wanted, {"calls": found, "wanted": wanted, "furthest_off": gaps}

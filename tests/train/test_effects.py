@@ -34,7 +34,7 @@ RUNNING = {
 
 def seen(variables: dict[str, str], running: dict[str, Any] | None = None) -> Seen:
     return Seen(
-        engine=cast("Any", SimpleNamespace(wrapped=None)),
+        engine=cast("Any", SimpleNamespace(wrapped=None, uses_ddp=False)),
         toggles=with_safe_mode(parse_toggles(variables)),
         ranges=RangeCounts(),
         update={},
@@ -96,7 +96,8 @@ def test_the_cap_is_the_one_that_ddp_goes_by(goes_by: float, took: bool) -> None
         cap_bytes=lambda: int(goes_by * 2**20),
     )
     shown = replace(
-        seen({"NSA_DDP_BUCKET_MB": "0.5"}), engine=cast("Any", SimpleNamespace(wrapped=wrapped))
+        seen({"NSA_DDP_BUCKET_MB": "0.5"}),
+        engine=cast("Any", SimpleNamespace(wrapped=wrapped, uses_ddp=True)),
     )
     found, evidence = effects._judge("NSA_DDP_BUCKET_MB", shown)
     assert found is took
@@ -208,7 +209,9 @@ def test_gradients_are_sent_once_a_step(sent: int, steps: int, took: bool) -> No
     )
     wire = {"bytes_before": sent, "bytes_after": sent // 2, "steps": steps}
     asked = seen({"NSA_DDP_COMPRESS": "bf16"})
-    asked = replace(asked, engine=cast("Any", SimpleNamespace(wrapped=wrapped)), wire=wire)
+    asked = replace(
+        asked, engine=cast("Any", SimpleNamespace(wrapped=wrapped, uses_ddp=True)), wire=wire
+    )
     found, evidence = effects._judge("NSA_DDP_COMPRESS", asked)
     assert found is took and evidence["bytes_of_gradients"] == 40
 
