@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +30,6 @@ LENGTHS = (1, 7, 10, 11, 33, 77)
 def shares_heads() -> bool:
     """Does this torch's varlen_attn let query heads share a key? 2.11's does not."""
     plain = window_module._varlen()
-    assert plain is not None
     return "enable_gqa" in inspect.signature(plain).parameters
 
 
@@ -126,7 +124,6 @@ def test_a_layer_runs_it_without_a_copy() -> None:
     x = torch.randn(2, 33, 48)
     kept: list[int] = []
     plain = window_module._varlen()
-    assert plain is not None
 
     @functools.wraps(plain)
     def seen(q: Tensor, k: Tensor, v: Tensor, *args: Any, **given: Any) -> Tensor:
@@ -142,12 +139,6 @@ def test_a_layer_runs_it_without_a_copy() -> None:
 
 
 # -- which way, and why ----------------------------------------------------------------------------
-
-
-def _torch_2_10(
-    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None
-):
-    raise AssertionError("must not run")
 
 
 def chosen(**changes: Any) -> nsa.attention.PathChoice:
@@ -184,22 +175,6 @@ def test_what_flash_attention_cannot_is_said(changes: dict[str, Any], why: str) 
         assert why in chosen(**changes).reason
         with pytest.raises(NSAError, match="allowed here: auto, masked"):
             chosen(asked="varlen", **changes)
-
-
-@pytest.mark.parametrize(
-    ("function", "why"),
-    [
-        (None, "has no varlen_attn"),
-        (_torch_2_10, "has no scale, window_size"),
-    ],
-)
-def test_an_older_torch_gets_masks(
-    function: Callable[..., Any] | None, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(window_module, "_varlen", lambda: function)
-    with flash_on_cpu():
-        assert chosen().value == "masked"
-        assert why in chosen().reason
 
 
 def test_the_public_function_refuses_what_cannot_run() -> None:
