@@ -14,7 +14,15 @@ from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
 from nsa.launch.arms import ArmFile, Block, load_blocks
 from nsa.launch.cli import Flags, parse_flags, toggle_overrides
 from nsa.launch.kernels import triton_asked, why_no_triton, why_not
-from nsa.settings import VOCAB_SIZES, Loaded, TrainerConfig, TrainSection, load_config, refusal
+from nsa.settings import (
+    VOCAB_SIZES,
+    Loaded,
+    Share,
+    TrainerConfig,
+    TrainSection,
+    load_config,
+    refusal,
+)
 from nsa.toggles import (
     ToggleSet,
     contradictions,
@@ -84,6 +92,17 @@ class LaunchPlan:
         """Tokens of all ranks and micro-batches in one optimizer step."""
         train = self.config.train
         return train.batch_size * train.accumulate_grad_batches * train.seq_len
+
+    @property
+    def share(self) -> Share:
+        """What this rank reads of the data."""
+        return Share(
+            seq_len=self.config.train.seq_len,
+            batch_size=self.per_rank_batch,
+            rank=self.place.rank,
+            world_size=self.place.world_size,
+            seed=self.config.train.seed,
+        )
 
     @property
     def checkpointing(self) -> tuple[bool, str]:
