@@ -11,37 +11,19 @@ import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from nsa.dense import leave, mean_loss
 from nsa.model import Layer, NSALanguageModel
-from nsa.rounding import FLOAT32_SUMS, Gap, error_of
+from nsa.rounding import Gap, error_of
 
-TIMES_OURS = 2.0
 _SEED = 20_240_917
 # The first run of a CUDA graph is a rehearsal, the second records it, the third replays it.
 _RUNS = 3
 
 Call = Callable[..., Sequence[Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelGap(Gap):
-    """The tensor that is furthest off: its error, and ours, as shares of its root mean square."""
-
-    ours: float
-
-    @classmethod
-    def of(cls, *, what: str, error: float, ours: float) -> Self:
-        """Twice as far off as ours is allowed."""
-        allowed = max(TIMES_OURS * ours, FLOAT32_SUMS)
-        return cls(what=what, error=error, allowed=allowed, ours=ours)
-
-    def __str__(self) -> str:
-        return f"{self.what}: off by {self.error:.3g}, our own by {self.ours:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +41,7 @@ def compare(
     tokens: tuple[int, int],
     autocast: Callable[[], AbstractContextManager[object]],
     half: torch.dtype | None = None,
-) -> list[KernelGap]:
+) -> list[Gap]:
     """The worst value or gradient of each part of the first layer, and of the loss.
 
     tokens: B and S; half: the type in which products leave their layer under `autocast`.
@@ -139,14 +121,14 @@ def _worst(
     own: Layer,
     other: Layer,
     autocast: Callable[[], AbstractContextManager[object]],
-) -> KernelGap:
+) -> Gap:
     wide = tuple(tensor.double() for tensor in part.inputs)
     truth = _run(part.call(exact), wide, exact, nullcontext())
     ours = _run(part.call(own), part.inputs, own, autocast())
     for _ in range(_RUNS):
         theirs = _run(part.call(other), part.inputs, other, autocast())
     gaps = [
-        KernelGap.of(
+        Gap.twice(
             what=f"{part.name}, {name}",
             error=error_of(theirs[name], right).whole,
             ours=error_of(ours[name], right).whole,

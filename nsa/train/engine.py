@@ -18,11 +18,12 @@ from nsa.dense import Dense, mean_loss
 from nsa.kernels import compiled, liger
 from nsa.kernels import cuda_graphs as replay
 from nsa.kernels.dispatch import Dispatch, allow_kernels
-from nsa.kernels.kernel_check import KernelGap, compare
+from nsa.kernels.kernel_check import compare
 from nsa.launch.kernels import other_kernels, why_not
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
+from nsa.rounding import Gap
 from nsa.toggles import ToggleSet
 from nsa.train.clock import StepClock
 from nsa.train.ddp import Wrapped
@@ -71,15 +72,15 @@ class Engine:
         self.wrapped: Wrapped | None = None
         self.dispatch = Dispatch(plan, self.model.cfg, dtype=self.dtype, device=self.device)
         self.dense: Dense | None = None
-        self.gaps: list[KernelGap] = []
+        self.gaps: list[Gap] = []
         self.on_loss: Callable[[Tensor], None] | None = None
         self.before_clipping: Callable[[], None] | None = None
         self._made: dict[str, Dense] = {}
-        self._agreed: dict[tuple[str, bool], list[KernelGap]] = {}
+        self._agreed: dict[tuple[str, bool], list[Gap]] = {}
         self._kept: list[RemovableHandle] = []
         self.compiled_graphs = False
         self._recorded: tuple[object, ...] = ()
-        self.replay_gap: replay.ReplayGap | None = None
+        self.replay_gap: Gap | None = None
 
     def configure(self, toggles: ToggleSet) -> None:
         """Put the toggles of a block in force: kernels, ranges, dense parts, optimizer, DDP.
@@ -194,7 +195,7 @@ class Engine:
                 f"NSA_CUDA_GRAPHS=1: does not give what the host gives ({gap}); set it to 0"
             )
 
-    def compare_replay(self) -> replay.ReplayGap:
+    def compare_replay(self) -> Gap:
         """A replayed pass held against the same pass launched by the host."""
         tokens = (self.plan.per_rank_batch, self.plan.config.train.seq_len)
 

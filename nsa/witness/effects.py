@@ -18,7 +18,7 @@ from nsa.attention.tracing import RangeCounts
 from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
-from nsa.contract import SELECTION_RANGES, TIMEOUT_TOLERANCE_S
+from nsa.contract import ATTEND_RANGE, SELECTION_RANGES, TIMEOUT_TOLERANCE_S, WIN_RANGE
 from nsa.kernels import liger
 from nsa.kernels.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
 from nsa.kernels.cuda_graphs import REPLAYED_NODE
@@ -130,8 +130,9 @@ def _ranges(seen: Seen) -> Evidence:
     """The range's name is what code calls itself; v1 is loops in Python, v2 torch or one kernel."""
     names = sorted(set(SELECTION_RANGES.values()) & set(seen.ranges.entered))
     asked: Ranges = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-    operators = [round(seen.ranges.operators[n] / seen.ranges.entered[n], 1) for n in names]
-    in_one = RANGES_OPERATOR in seen.ranges.in_ranges
+    inside, entered = seen.ranges.inside, seen.ranges.entered
+    operators = [round(inside[name].total() / entered[name], 1) for name in names]
+    in_one = any(RANGES_OPERATOR in inside[name] for name in names)
     ran = ["v2" if in_one or count >= _VECTORIZED else "v1" for count in operators]
     vectorized = _needs_no_host(seen.engine.model.cfg.attention, asked)
     evidence = {
@@ -257,7 +258,7 @@ def _audit(seen: Seen) -> Evidence:
 
 def _window(seen: Seen) -> Evidence:
     """The operator inside the branch's range is what ran, whatever was chosen."""
-    asked, ran = seen.toggles.text("NSA_WINDOW"), seen.ranges.in_window
+    asked, ran = seen.toggles.text("NSA_WINDOW"), seen.ranges.inside[WIN_RANGE]
     kernels = {VARLEN_OPERATOR: "varlen", WINDOW_OPERATOR: "triton"}
     found = next((way for name, way in kernels.items() if name in ran), "masked")
     evidence = {"ran": found, "chosen": str(seen.engine.dispatch.window(seen.toggles))}
@@ -280,7 +281,7 @@ def _fa2(_: Seen) -> Evidence:
 def _triton(seen: Seen) -> Evidence:
     """The kernels' operator inside the branch's range is what ran, whatever was chosen."""
     asked = seen.toggles.values["NSA_USE_TRITON_SEL"]
-    found = "triton" if SELECTED_OPERATOR in seen.ranges.in_selected else "sdpa"
+    found = "triton" if SELECTED_OPERATOR in seen.ranges.inside[ATTEND_RANGE] else "sdpa"
     evidence = {"ran": found, "chosen": str(seen.engine.dispatch.selected(seen.toggles))}
     return asked == "auto" or (found == "triton") == (asked == "1"), evidence
 

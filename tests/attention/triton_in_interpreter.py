@@ -22,6 +22,7 @@ from nsa.attention.triton import operators
 from nsa.attention.triton.selected import launch
 from nsa.attention.triton.window import launch as window_launch
 from nsa.config import Way
+from nsa.contract import ATTEND_RANGE, WIN_RANGE
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.train.engine import Engine
@@ -186,9 +187,9 @@ def trainer() -> list[str]:
         with count_ranges() as counts:
             losses.append(engine.loss(tokens, wrapped=False))
         losses[-1].backward()
-        for ran in (counts.in_selected["selected"], counts.in_window["window"]):
+        for ran in (counts.inside[ATTEND_RANGE]["selected"], counts.inside[WIN_RANGE]["window"]):
             if (ran > 0) != wanted:
-                problems.append(f"{asked}: {counts.in_selected}, {counts.in_window}")
+                problems.append(f"{asked}: {counts.inside}")
     if abs(float((losses[0] - losses[1]).detach())) > 1e-5:
         problems.append(f"the losses differ: {losses}")
     for module in (launch, window_launch):

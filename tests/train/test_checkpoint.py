@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import errno
 import os
 import pickle
@@ -254,26 +253,6 @@ def test_the_list_of_tensors_is_of_known_classes_on_any_python(
     assert "torch.distributed.checkpoint.metadata" in modules <= {*restore._HARMLESS, "torch"}
     assert "getattr" not in texts
     assert restore.read(path).keys() == own_share(trainer, POSITION).keys()
-
-
-def test_a_list_of_tensors_by_getattr_is_still_read_and_takes_no_other_attribute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = engine()
-    train(trainer, range(1, 2))
-    path = saved(tmp_path, trainer, 1)
-    listed = restore._Reader(path).read_metadata()
-    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", _as_in_python_3_11_2)
-    monkeypatch.delitem(copyreg.dispatch_table, _MEM_FORMAT_ENCODING)
-    pickled = pickle.dumps(listed)
-    assert b"getattr" in pickled
-    (path / METADATA_FILE).write_bytes(pickled)
-    assert restore.read(path).keys() == own_share(trainer, POSITION).keys()
-    (path / METADATA_FILE).write_bytes(
-        pickled.replace(b"TORCH_CONTIGUOUS_FORMAT", b"__class__" + b"_" * 14)
-    )
-    with pytest.raises(restore.CheckpointError, match="takes an attribute of <enum"):
-        restore.read(path)
 
 
 def test_why_a_checkpoint_cannot_be_read_back_is_told(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import Event
 from nsa.kernels import compiled
 from nsa.kernels.compiled import Compiled, Compiling, backward_nodes, compile_dense, count_compiled
-from nsa.kernels.kernel_check import KernelGap, compare
+from nsa.kernels.kernel_check import compare
 from nsa.launch import kernels
 from nsa.launch.kernels import why_not
 from nsa.model import NSALanguageModel
-from nsa.rounding import FLOAT32_SUMS
+from nsa.rounding import FLOAT32_SUMS, Gap
 from nsa.toggles import parse_toggles
 
 SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)
@@ -107,13 +107,13 @@ def test_other_numbers_are_noticed_before_a_step(defect: str | None) -> None:
 
 
 def test_the_bound_is_twice_our_own_error() -> None:
-    assert not KernelGap.of(what="", error=2e-3, ours=1e-3).too_wide
-    assert KernelGap.of(what="", error=2.1e-3, ours=1e-3).too_wide
-    assert not KernelGap.of(what="", error=FLOAT32_SUMS, ours=0.0).too_wide
-    assert KernelGap.of(what="", error=float("nan"), ours=1.0).too_wide
+    assert not Gap.twice(what="", error=2e-3, ours=1e-3).too_wide
+    assert Gap.twice(what="", error=2.1e-3, ours=1e-3).too_wide
+    assert not Gap.twice(what="", error=FLOAT32_SUMS, ours=0.0).too_wide
+    assert Gap.twice(what="", error=float("nan"), ours=1.0).too_wide
     # Wherever it stands among others: no comparison with it is true.
-    lost = KernelGap.of(what="lost", error=float("nan"), ours=1.0)
-    found = KernelGap.of(what="found", error=3e-3, ours=1e-3)
+    lost = Gap.twice(what="lost", error=float("nan"), ours=1.0)
+    found = Gap.twice(what="found", error=3e-3, ours=1e-3)
     assert max((found, lost), key=lambda gap: gap.beyond) is lost
     assert max((lost, found), key=lambda gap: gap.beyond) is lost
 

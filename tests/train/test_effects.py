@@ -15,7 +15,7 @@ import torch
 from nsa.attention import selection
 from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
 from nsa.config import NSAConfig
-from nsa.contract import SELECTION_RANGES
+from nsa.contract import ATTEND_RANGE, SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, parse_toggles, with_safe_mode
 from nsa.train.ddp import Bucket
 from nsa.witness import effects
@@ -159,9 +159,9 @@ def test_one_kernel_builds_v2(version: str) -> None:
         selection.build_ranges(blocks, SHAPE, "v2", by_triton=True)
     # As if the code called itself by the other name.
     asked = SELECTION_RANGES[cast("Any", version)]
-    counts = replace(counts, **{
-        name: Counter({asked: getattr(counts, name).total()}) for name in ("entered", "operators")
-    })  # fmt: skip
+    ((name, inside),) = counts.inside.items()
+    counts = RangeCounts(entered=Counter({asked: counts.entered[name]}))
+    counts.inside[asked] = inside
     looked = seen({"NSA_SEL_RANGES_V2": "1" if version == "v2" else "0"})
     looked = replace(looked, engine=cast("Any", SimpleNamespace(model=model)), ranges=counts)
     took, evidence = effects._ranges(looked)
@@ -189,7 +189,9 @@ def test_the_triton_kernels_are_known_by_their_operator(value: str, ran: str, to
     dispatch = SimpleNamespace(selected=lambda _: "triton (chosen)")
     engine = cast("Any", SimpleNamespace(dispatch=dispatch))
     asked = replace(seen({"NSA_USE_TRITON_SEL": value}), engine=engine)
-    found = effects._triton(replace(asked, ranges=RangeCounts(in_selected=Counter({ran: 1}))))
+    counts = RangeCounts()
+    counts.inside[ATTEND_RANGE][ran] = 1
+    found = effects._triton(replace(asked, ranges=counts))
     way = "triton" if ran == "selected" else "sdpa"
     assert found == (took, {"ran": way, "chosen": "triton (chosen)"})
 
