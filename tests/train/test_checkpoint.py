@@ -9,7 +9,6 @@ import pickletools
 import resource
 import shutil
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -71,33 +70,6 @@ def test_another_process_would_go_on_with_the_same_numbers(
     assert train(other, range(4, 7)) == losses
     for one, two in zip(straight.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(one, two)
-
-
-def test_training_goes_on_meanwhile_and_changes_nothing_of_the_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The writing is held back until training has moved every tensor."""
-    held, real = threading.Event(), checkpoint._Writer.write_data
-
-    def late(self: Any, *args: Any) -> Any:
-        assert held.wait(30)
-        return real(self, *args)
-
-    monkeypatch.setattr(checkpoint._Writer, "write_data", late)
-    trainer = engine()
-    train(trainer, range(1, 3))
-    before = {n: t.clone() for n, t in checkpoint.shared_state(trainer).items()}
-    store = Checkpoints(tmp_path, trainer, Retention())
-    store.begin(step=2, position=POSITION, val_loss=1.5)
-    train(trainer, range(3, 5))
-    assert store.under_way and not store.done and not store.has(2)
-    held.set()
-    path = store.finish().path
-    assert store.has(2) and not store.under_way
-    written = restore.read(path)
-    assert all(torch.equal(written[name], tensor) for name, tensor in before.items())
-    after = checkpoint.shared_state(trainer)
-    assert not any(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
 def test_torchs_own_tool_reads_it(tmp_path: Path) -> None:
