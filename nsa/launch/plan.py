@@ -10,6 +10,7 @@ from typing import Any
 
 from nsa import torch_env
 from nsa.config import ModelConfig, Way
+from nsa.config import Path as AttentionPath
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
 from nsa.launch.arms import ArmFile, Block, load_blocks
 from nsa.launch.cli import Flags, parse_flags, toggle_overrides
@@ -114,7 +115,7 @@ class LaunchPlan:
         return True, "runtime.gradient_checkpointing is true"
 
     @property
-    def attention_path(self) -> tuple[str, str]:
+    def attention_path(self) -> tuple[AttentionPath, str]:
         """How attention runs, and why."""
         if self.toggles.flag("NSA_PREFILL_BATCHED"):
             return "batched", "NSA_PREFILL_BATCHED=1"
@@ -130,7 +131,7 @@ class LaunchPlan:
             mlp_ratio=config.model.mlp_ratio,
             tie_embeddings=config.model.tie_embeddings,
             way=Way(
-                path="batched" if self.attention_path[0] == "batched" else "sequential",
+                path=self.attention_path[0],
                 selection_ranges="v2" if self.toggles.flag("NSA_SEL_RANGES_V2") else "v1",
                 use_flash=config.runtime.use_flash,
             ),
