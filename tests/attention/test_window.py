@@ -177,7 +177,15 @@ def test_what_flash_attention_cannot_is_said(changes: dict[str, Any], why: str) 
             chosen(asked="varlen", **changes)
 
 
-def test_the_public_function_refuses_what_cannot_run() -> None:
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        (Way(window="varlen"), "window='varlen': this torch has no flash attention"),
+        (Way(window="triton"), "window='triton': Triton needs a CUDA device"),
+        (Way(selected="triton"), "selected='triton': Triton needs a CUDA device"),
+    ],
+)
+def test_the_public_function_refuses_what_cannot_run(way: Way, why: str) -> None:
     x = inputs(SMALL, 12, dtype=torch.bfloat16)
-    with pytest.raises(NSAError, match="window='varlen': this torch has no flash attention"):
-        nsa_attention(**x, cfg=SMALL, way=Way(window="varlen"))
+    with pytest.raises(NSAError, match=why):
+        nsa_attention(**x, cfg=SMALL, way=way)
