@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import SIGNALS, Command, CommandParser
+from runbook.cli._parser import SIGNALS, CommandParser, command
 from runbook.cli._runs import find_run
 from runbook.cli.run.options import (
     add_dry_run,
@@ -257,8 +257,30 @@ def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
     return found
 
 
-def _run(args: argparse.Namespace, console: Console) -> int:
-    """Run the plan, or print it; return the verdict's exit code."""
+@command(
+    "run phases and give the verdict",
+    json_help="every event as one JSON line on stdout (`runbook schema events`)",
+    arguments=_add_arguments,
+    problems=_problems,
+)
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Run the phases on this machine and say GO, NO-GO or INCOMPLETE. A run of some phases
+    that all pass is a PARTIAL PASS, which is no GO.
+
+    examples:
+      runbook run                                     every phase, with the profile for this machine
+      runbook run --dry-run                           show what would run and how long it may take
+      runbook run --phase preflight,baseline --profile a100x2_pcie4
+      runbook run --phase bucket_sweep --set NSA_DDP_COMPRESS=off --set train.lr=1e-4
+      runbook run --phase bucket_sweep --aa           the same arm twice; the decision must be TIE
+      runbook run --resume RUN --phase nvtx            add a phase to a finished run
+      runbook run --failed                            run again what did not pass in the newest run
+      runbook run --until-s 480; runbook run --resume artifacts/RUN --until-s 480     in parts
+
+    The result goes to stdout, progress to stderr.
+    exit codes: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,
+    129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
+    """
     from runbook.checkout import how_to_call
     from runbook.cli.run.dry_run import print_plan, times
     from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
@@ -315,29 +337,3 @@ def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
     if record.verdict is Verdict.PARTIAL:
         return partial_exit
     return record.verdict.exit_code
-
-
-RUN = Command(
-    name="run",
-    help="run phases and give the verdict",
-    description="""\
-Run the phases on this machine and say GO, NO-GO or INCOMPLETE. A run of some phases
-that all pass is a PARTIAL PASS, which is no GO.""",
-    examples="""\
-  runbook run                                         every phase, with the profile for this machine
-  runbook run --dry-run                               show what would run and how long it may take
-  runbook run --phase preflight,baseline --profile a100x2_pcie4
-  runbook run --phase bucket_sweep --set NSA_DDP_COMPRESS=off --set train.lr=1e-4
-  runbook run --phase bucket_sweep --aa               the same arm twice; the decision must be TIE
-  runbook run --resume artifacts/RUN --phase nvtx     add a phase to a finished run
-  runbook run --failed                                run again what did not pass in the newest run
-  runbook run --until-s 480; runbook run --resume artifacts/RUN --until-s 480     in parts
-
-The result goes to stdout, progress to stderr.""",
-    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,\n"
-    "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM",
-    json_help="every event as one JSON line on stdout (`runbook schema events`)",
-    add_arguments=_add_arguments,
-    problems=_problems,
-    run=_run,
-)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from runbook.cli._parser import Command, CommandParser, path_type
-from runbook.cli.run import RUN
+from runbook.cli._parser import CommandParser, command, path_type
+from runbook.cli.run import run as RUN
 from runbook.cli.run.options import (
     add_dry_run,
     add_machine,
@@ -15,6 +15,7 @@ from runbook.cli.run.options import (
     add_telling,
     add_until_s,
 )
+from runbook.console import Console
 from runbook.defaults import DEFAULT_PLAN, DEFAULT_PROTOCOL
 from runbook.errors import UsageError
 
@@ -116,28 +117,30 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     return ",".join(wanted) if set(wanted) - present else None
 
 
-LAUNCH = Command(
-    name="launch",
-    help="launch training by a plan: sanity, smoke, extended, production",
-    description="""\
-Run the phases of a plan, one step to the whole production run, and stop at the first one that
-does not pass its gate. All is recorded, watched and reported as in `runbook run`. Production starts
-only behind a GO of `runbook run` for the same configuration and machine, in the same folder.""",
-    examples="""\
-  runbook launch --dry-run                            every command of every phase
-  runbook launch --until smoke                        one step, then 300 on the dataset
-  runbook launch                                      all of it, once a validation said GO here
-  runbook launch --resume artifacts/RUN               after a crash: from the last checkpoint
-  runbook launch --plan ./mine.yaml --config ./mine_config.yaml
-  runbook launch --profile cpu --steps-scale 0.02 --without-go     a rehearsal of a minute""",
-    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (--until),\n"
-    "70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM",
+@command(
+    "launch training by a plan: sanity, smoke, extended, production",
     json_help=RUN.json_help,
-    add_arguments=_add_launch,
+    arguments=_add_launch,
     problems=_launch_problems,
     instead={"--phase": "--until"},
-    run=RUN.run,
 )
+def launch(args: argparse.Namespace, console: Console) -> int:
+    """Run the phases of a plan, one step to the whole production run, and stop at the first one
+    that does not pass its gate. All is recorded, watched and reported as in `runbook run`.
+    Production starts only behind a GO of `runbook run` for the same configuration and machine, in
+    the same folder.
+
+    examples:
+      runbook launch --dry-run                            every command of every phase
+      runbook launch --until smoke                        one step, then 300 on the dataset
+      runbook launch                                      all of it, once a validation said GO here
+      runbook launch --resume artifacts/RUN               after a crash: from the last checkpoint
+      runbook launch --plan ./mine.yaml --config ./mine_config.yaml
+      runbook launch --profile cpu --steps-scale 0.02 --without-go     a rehearsal of a minute
+    exit codes: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (--until),
+    70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
+    """
+    return RUN.run(args, console)
 
 
 # The default of `runbook run`, by which it sees what was typed beside --resume.
@@ -148,7 +151,7 @@ _PINNED = "configs/nightly.yaml"
 
 def _add_nightly(parser: CommandParser) -> None:
     """Those of `runbook run`, with the defaults of a night."""
-    RUN.add_arguments(parser)
+    RUN.arguments(parser)
     parser.change(
         "--phase",
         default=None,
@@ -194,23 +197,24 @@ def _nightly_problems(args: argparse.Namespace) -> list[str]:
     return [f"--profile {AUTO}: a night names its machine; see `runbook profiles`"]
 
 
-NIGHTLY = Command(
-    name="nightly",
-    help="run all phases, then hold this commit against a pinned one",
-    description=f"""\
-Run all phases, then launch the commit of this checkout in turn with a pinned reference, each from
-a clean checkout of its own, and say whether it is slower. The reference is pinned in
-{_PINNED}, which is changed by hand only. Everything else is as in `runbook run`.""",
-    examples="""\
-  runbook nightly                                     profile and reference as pinned
-  runbook nightly --dry-run                           every command and how long it may take
-  runbook nightly --resume artifacts/NIGHT            go on with a night that was cut off
-  runbook nightly --phase preflight,regression --profile cpu --reference HEAD~1
-
-A loss is FAIL only at the declared error after all rounds: see docs/trust.md.""",
-    exits="the same as of `runbook run`; a regression is NO-GO (1), no evidence INCOMPLETE (3)",
+@command(
+    "run all phases, then hold this commit against a pinned one",
     json_help=RUN.json_help,
-    add_arguments=_add_nightly,
+    arguments=_add_nightly,
     problems=_nightly_problems,
-    run=RUN.run,
 )
+def nightly(args: argparse.Namespace, console: Console) -> int:
+    """Run all phases, then launch the commit of this checkout in turn with a pinned reference, each
+    from a clean checkout of its own, and say whether it is slower. The reference is pinned in
+    configs/nightly.yaml, which is changed by hand only. Everything else is as in `runbook run`.
+
+    examples:
+      runbook nightly                                     profile and reference as pinned
+      runbook nightly --dry-run                           every command and how long it may take
+      runbook nightly --resume artifacts/NIGHT            go on with a night that was cut off
+      runbook nightly --phase preflight,regression --profile cpu --reference HEAD~1
+
+    A loss is FAIL only at the declared error after all rounds: see docs/trust.md.
+    exit codes: the same as of `runbook run`; a regression is NO-GO (1), no evidence INCOMPLETE (3)
+    """
+    return RUN.run(args, console)
