@@ -225,7 +225,8 @@ def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Name
 
     After an option with a bad value the option is left out and the rest is parsed again, so that
     one message can hold every problem. `args.misread` is True if there are some: then an option
-    that is missing may be the one that was mistyped. Raises UsageError where nothing can be read.
+    that is missing may be the one that was mistyped. `args.typed` names what has not its default.
+    Raises UsageError where nothing can be read.
     """
     remaining = list(argv)
     problems: list[str] = []
@@ -244,6 +245,7 @@ def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Name
             missing = [text for text in error.problems if not problems or "--" not in text]
             raise UsageError([*problems, *missing], hint=error.hint) from error
         problems.extend(_unknown_problems(unknown, parser))
+        args.typed = [n for n, value in vars(args).items() if value != parser.get_default(n)]
         args.misread = bool(problems)
         return args, problems
 

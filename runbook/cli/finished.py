@@ -13,7 +13,6 @@ from runbook.cli._runs import (
     load_told,
     print_reports,
     refuse_changed,
-    run_folders,
     running_line,
 )
 from runbook.console import Console
@@ -242,6 +241,8 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare_problems(args: argparse.Namespace) -> list[str]:
+    from runbook.folder.names import run_folders
+
     if args.b is None:
         names = ", ".join(folder.name for folder in run_folders(args.out)[-5:]) or "none"
         return [f"name the two runs to compare; in {args.out}/ there are: {names}"]

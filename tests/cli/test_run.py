@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli._runs import run_folders
+from runbook.folder.names import run_folders
 from runbook.machine.host import find_trainers
 from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict
 from tests.cli.shell import ESCAPE, Ended, runbook

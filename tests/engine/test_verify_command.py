@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.cli._runs import run_folders
 from runbook.config.load import load_profile
+from runbook.folder.names import run_folders
 from runbook.records import Outcome, RunRecord, Verdict
 from tests.cli.shell import Ended, inside
 

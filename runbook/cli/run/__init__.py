@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,15 +30,13 @@ if TYPE_CHECKING:
 # A run continues with its original options; where it lies, how it is shown and how long this part
 # may take may be said again.
 _FREE_BESIDE_RESUME = (
-    *("out", "resume", "failed", "phase", "until", "until_s", "declares"),
-    *("partial_exit", "output_format"),
+    *("out", "resume", "failed", "phase", "until", "until_s"),
+    *("partial_exit", "output_format", "json", "quiet", "no_color"),
 )
-# What only `runbook launch` has.
-OF_A_PLAN = ("plan", "config", "until", "without_go")
 
 
 def _add_arguments(parser: CommandParser) -> None:
-    parser.set_defaults(declares=_add_arguments, **dict.fromkeys(OF_A_PLAN, ""))
+    parser.set_defaults(plan="")
     group = parser.add_argument_group("what runs")
     group.add_argument(
         "--phase",
@@ -119,33 +117,12 @@ def _problems(args: argparse.Namespace) -> list[str]:
     except UsageError as error:
         found.append(str(error))
         profile = "cpu"  # so that everything else that is wrong is found in the same message
-    args.options = RunOptions(
-        phases=phases,
-        profile=profile,
-        out=args.out,
-        settings=tuple(args.settings),
-        from_shell=shell_settings(os.environ),
-        preset=args.preset,
-        steps_scale=args.steps_scale,
-        protocol=args.protocol,
-        aa=args.aa,
-        seed=args.seed,
-        gpu_hour_price=args.gpu_hour_price,
-        reference=args.reference,
-        head=args.head,
-        keep_going=args.keep_going,
-        plan=args.plan,
-        until=args.until or "",
-        without_go=bool(args.without_go),
-        dry_run=args.dry_run,
-        launcher=args.launcher,
-        nodes=args.nodes,
-        partition=args.partition,
-        account=args.account,
-        queue_s=args.queue_s,
-        command=shlex.join(["runbook", *sys.argv[1:]]),
-        formats=report_names(),
-    )
+    names = {field.name for field in fields(RunOptions)}
+    # What a command has no option for is as it is for whoever asks for nothing.
+    said = {key: value for key, value in vars(args).items() if key in names and value is not None}
+    said |= {"phases": phases, "profile": profile, "settings": tuple(args.settings)}
+    said |= {"from_shell": shell_settings(os.environ), "formats": report_names()}
+    args.options = RunOptions(**said, command=_command())
     try:
         args.setup = prepare(args.options)
     except UsageError as error:
@@ -153,6 +130,11 @@ def _problems(args: argparse.Namespace) -> list[str]:
     if not args.dry_run and args.launcher == DEFAULT_LAUNCHER:
         found.extend(_around(args))
     return found
+
+
+def _command() -> str:
+    """What was typed."""
+    return shlex.join(["runbook", *sys.argv[1:]])
 
 
 def _lacks_besides(args: argparse.Namespace) -> tuple[str, ...]:
@@ -204,8 +186,7 @@ def _continued(args: argparse.Namespace) -> list[str]:
     again = args.failed is not None
     args.goes_on, args.resume_folder = again or args.resume is not None, None
     added = "" if again else args.phase or ""
-    command = shlex.join(["runbook", *sys.argv[1:]])
-    args.extension = Extension(phases=added, failed=again, command=command)
+    args.extension = Extension(phases=added, failed=again, command=_command())
     if not args.goes_on:
         return []
     flag = "--failed" if again else "--resume"
@@ -225,14 +206,7 @@ def _continued(args: argparse.Namespace) -> list[str]:
 
 def _beside_resume(args: argparse.Namespace, flag: str) -> list[str]:
     """What is typed beside --resume would not be obeyed, so it is refused."""
-    parser = CommandParser()
-    args.declares(parser)
-    defaults = vars(parser.parse_args([]))
-    typed = [
-        name
-        for name, default in defaults.items()
-        if getattr(args, name) != default and name not in _FREE_BESIDE_RESUME
-    ]
+    typed = [name for name in args.typed if name not in _FREE_BESIDE_RESUME]
     flags = ["--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in typed]
     return [
         f"{name} cannot be combined with {flag}: the run continues with its original options"

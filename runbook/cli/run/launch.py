@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from runbook.cli._parser import CommandParser, command, path_type
-from runbook.cli.run import run as RUN
+from runbook.cli.run import run
 from runbook.cli.run.options import (
     add_dry_run,
     add_machine,
@@ -16,25 +16,12 @@ from runbook.cli.run.options import (
     add_until_s,
 )
 from runbook.console import Console
-from runbook.defaults import DEFAULT_PLAN, DEFAULT_PROTOCOL
+from runbook.defaults import DEFAULT_PLAN
 from runbook.errors import UsageError
-
-# What `runbook run` has besides, as it is where nobody asks for it.
-_NOT_HERE = {
-    "phase": None,
-    "failed": None,
-    "protocol": DEFAULT_PROTOCOL,
-    "aa": False,
-    "seed": 0,
-    "reference": "",
-    "head": "",
-    "measure": False,
-    "keep_going": False,
-}
 
 
 def _add_launch(parser: CommandParser) -> None:
-    parser.set_defaults(declares=_add_launch, **_NOT_HERE)
+    parser.set_defaults(phase=None, failed=None, measure=False)  # what `runbook run` has besides
     group = parser.add_argument_group("what runs")
     group.add_argument(
         "--plan",
@@ -89,7 +76,7 @@ def _launch_problems(args: argparse.Namespace) -> list[str]:
             args.phase = _more_phases(args)
         except UsageError as error:
             found = list(error.problems)
-    return [*found, *RUN.problems(args)]
+    return [*found, *run.problems(args)]
 
 
 def _more_phases(args: argparse.Namespace) -> str | None:
@@ -119,7 +106,7 @@ def _more_phases(args: argparse.Namespace) -> str | None:
 
 @command(
     "launch training by a plan: sanity, smoke, extended, production",
-    json_help=RUN.json_help,
+    json_help=run.json_help,
     arguments=_add_launch,
     problems=_launch_problems,
     instead={"--phase": "--until"},
@@ -140,18 +127,16 @@ def launch(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (--until),
     70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
     """
-    return RUN.run(args, console)
+    return run.run(args, console)
 
 
-# The default of `runbook run`, by which it sees what was typed beside --resume.
-AUTO = "auto"
 _NIGHTLY_PHASES = "all,regression"
 _PINNED = "configs/nightly.yaml"
 
 
 def _add_nightly(parser: CommandParser) -> None:
     """Those of `runbook run`, with the defaults of a night."""
-    RUN.arguments(parser)
+    run.arguments(parser)
     parser.change(
         "--phase",
         default=None,
@@ -182,8 +167,7 @@ def _nightly_problems(args: argparse.Namespace) -> list[str]:
 
     if args.resume is not None or args.failed is not None:
         # The night that goes on has its own; `run` objects to what is typed beside it.
-        args.profile = args.profile or AUTO
-        return list(RUN.problems(args))
+        return list(run.problems(args))
     args.phase = args.phase or _NIGHTLY_PHASES
     if not (args.profile and args.reference):
         try:
@@ -192,14 +176,14 @@ def _nightly_problems(args: argparse.Namespace) -> list[str]:
             return list(error.problems)
         args.profile = args.profile or pinned.profile
         args.reference = args.reference or pinned.reference
-    if args.profile != AUTO:
-        return list(RUN.problems(args))
-    return [f"--profile {AUTO}: a night names its machine; see `runbook profiles`"]
+    if args.profile != "auto":
+        return list(run.problems(args))
+    return ["--profile auto: a night names its machine; see `runbook profiles`"]
 
 
 @command(
     "run all phases, then hold this commit against a pinned one",
-    json_help=RUN.json_help,
+    json_help=run.json_help,
     arguments=_add_nightly,
     problems=_nightly_problems,
 )
@@ -217,4 +201,4 @@ def nightly(args: argparse.Namespace, console: Console) -> int:
     A loss is FAIL only at the declared error after all rounds: see docs/trust.md.
     exit codes: the same as of `runbook run`; a regression is NO-GO (1), no evidence INCOMPLETE (3)
     """
-    return RUN.run(args, console)
+    return run.run(args, console)

@@ -31,10 +31,10 @@ from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError, did_you_mean
 from runbook.folder.integrity import (
     DamagedRunError,
+    earlier_runs,
     go_record,
     is_go,
     run_document,
-    run_folders,
     valid_record,
 )
 from runbook.launch.command import resolve_config
@@ -83,9 +83,7 @@ def find_standing(
     """
     wanted = [launch_of(profile, settings, phase) for phase in needing or (None,)]
     left_out: dict[str, str] = {}
-    if not out.is_dir():
-        return Standing()
-    for folder in run_folders(out, left_out):
+    for folder in earlier_runs(out, left_out):
         try:
             document = run_document(folder)
         except DamagedRunError as error:
