@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from runbook.cli.run.text import RunView
 from runbook.console import Console
@@ -28,46 +29,28 @@ class JsonObserver(RunView):
         super().__init__(console)
         self._clock = clock
         self._step_at = -math.inf
-        self._held: events.LaunchProgress | None = None
+        self._held: events.StreamEvent | None = None
         self._forecast_at = -math.inf
         self._shape: tuple[object, ...] = ()
 
     def _announce(self, run_id: str) -> None:
-        self._say(
-            events.RunStarted(
-                ts=utc_text_ms(), run_id=run_id, run_root=self.run_root, phases=self._order
-            )
-        )
+        place = {"run_id": run_id, "run_root": self.run_root}
+        self._say(_told(events.RunStarted, **place, phases=self._order))
 
     def phase_started(self, name: str, title: str, launches: int) -> None:
-        self._say(events.PhaseStarted(ts=utc_text_ms(), phase=name, title=title, launches=launches))
+        self._say(_told(events.PhaseStarted, phase=name, title=title, launches=launches))
 
     def launch_started(self, launch: Launch, attempt: int) -> None:
         self._tell_held()
         self._step_at, self._shape = -math.inf, ()
-        self._say(
-            events.LaunchStarted(
-                ts=utc_text_ms(),
-                phase=launch.phase,
-                launch=launch.name,
-                attempt=attempt,
-                steps=launch.steps,
-                command=launch.command_line(),
-            )
-        )
+        command = launch.command_line()
+        self._say(_of(launch, events.LaunchStarted, launch, attempt=attempt, command=command))
 
     def launch_progress(
         self, launch: Launch, step: int, total: int, toks_per_s: float | None
     ) -> None:
-        known = toks_per_s is not None and math.isfinite(toks_per_s)
-        event = events.LaunchProgress(
-            ts=utc_text_ms(),
-            phase=launch.phase,
-            launch=launch.name,
-            step=step,
-            total=total,
-            toks_per_s=toks_per_s if known else None,
-        )
+        rate = toks_per_s if toks_per_s is not None and math.isfinite(toks_per_s) else None
+        event = _of(launch, events.LaunchProgress, step=step, total=total, toks_per_s=rate)
         now = self._clock()
         if now < self._step_at + _STEP_EVERY_S:
             self._held = event
@@ -76,68 +59,31 @@ class JsonObserver(RunView):
         self._say(event)
 
     def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
-        if pulse.shape == self._shape:
-            return
-        self._shape = pulse.shape
-        self._say(
-            events.LaunchRanks(
-                ts=utc_text_ms(),
-                phase=launch.phase,
-                launch=launch.name,
-                alive=pulse.alive,
-                wanted=pulse.wanted,
-                busy=pulse.busy,
-                silent=tuple(events.SilentRank(**asdict(one)) for one in pulse.silent),
-            )
-        )
+        if pulse.shape != self._shape:
+            self._shape = pulse.shape
+            silent = [asdict(one) for one in pulse.silent]
+            self._say(_of(launch, events.LaunchRanks, pulse, silent=silent))
 
     def run_forecast(self, forecast: Forecast) -> None:
         now = self._clock()
         if now >= self._forecast_at + _FORECAST_EVERY_S:
             self._forecast_at = now
-            self._say(events.RunForecast(ts=utc_text_ms(), **asdict(forecast)))
+            self._say(_told(events.RunForecast, forecast))
 
     def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
         self._tell_held()
-        self._say(
-            events.LaunchFinished(
-                ts=utc_text_ms(), phase=launch.phase, launch=launch.name, result=result
-            )
-        )
+        self._say(_of(launch, events.LaunchFinished, result=result))
 
     def phase_finished(self, record: PhaseRecord) -> None:
-        self._say(
-            events.PhaseFinished(
-                ts=utc_text_ms(),
-                phase=record.name,
-                outcome=record.outcome,
-                duration_s=record.duration_s,
-                flaky=record.flaky,
-                checks=record.checks,
-                choices=record.choices,
-            )
-        )
+        self._say(_told(events.PhaseFinished, record, phase=record.name))
 
     def run_finished(self, record: RunRecord, run_root: str) -> None:
         self.run_root = run_root
-        self._say(
-            events.RunFinished(
-                ts=utc_text_ms(),
-                run_id=record.run_id,
-                run_root=run_root,
-                fingerprint=fingerprint_of(record),
-                verdict=record.verdict,
-                headline=record.headline,
-                scope=record.scope,
-                caveats=record.caveats,
-                reasons=record.reasons,
-                interrupted=record.interrupted,
-                exports=record.exports,
-            )
-        )
+        fingerprint = fingerprint_of(record)
+        self._say(_told(events.RunFinished, record, run_root=run_root, fingerprint=fingerprint))
 
     def note(self, text: str) -> None:
-        self._say(events.Note(ts=utc_text_ms(), text=text))
+        self._say(_told(events.Note, text=text))
 
     def _tell_held(self) -> None:
         if self._held is not None:
@@ -146,3 +92,18 @@ class JsonObserver(RunView):
 
     def _say(self, event: events.StreamEvent) -> None:
         self._console.json_line(event.model_dump(mode="json"))
+
+
+def _told(
+    kind: type[events.StreamEvent], source: object = None, **fields: Any
+) -> events.StreamEvent:
+    """The event now; `source` has what is not given by name."""
+    rest = [name for name, one in kind.model_fields.items() if one.is_required()]
+    taken = {name: getattr(source, name) for name in rest if name not in ("ts", *fields)}
+    return kind(ts=utc_text_ms(), **taken, **fields)
+
+
+def _of(
+    launch: Launch, kind: type[events.StreamEvent], source: object = None, **fields: Any
+) -> events.StreamEvent:
+    return _told(kind, source, phase=launch.phase, launch=launch.name, **fields)
