@@ -180,11 +180,6 @@ def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
     assert estimator(profile, tmp_path).estimate(launch).seconds != 1.0
 
 
-def test_measuring_is_a_part_of_a_dry_run(tmp_path: Path) -> None:
-    ended = inside("run", "--measure", "--profile", "cpu", cwd=tmp_path)
-    assert ended.code == 2 and "--measure is for --dry-run" in ended.err
-
-
 def test_measured_steps_come_before_an_earlier_run_and_name_what_is_too_long(
     tmp_path: Path,
 ) -> None:

@@ -182,14 +182,6 @@ def test_a_launch_that_is_over_goes_no_further(run: Path) -> None:
         assert told in done.err
 
 
-def test_production_is_refused_without_a_go_before_anything_starts(tmp_path: Path) -> None:
-    done = runbook("launch", *WORDS, cwd=tmp_path)
-    assert (done.code, list(tmp_path.iterdir())) == (2, [])
-    assert "production starts only behind a GO" in done.err
-    assert "runbook run --phase all --profile cpu --out" in done.err
-    assert "--until extended" in done.err
-
-
 def test_a_refused_start_names_all_that_its_dry_run_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,13 +192,6 @@ def test_a_refused_start_names_all_that_its_dry_run_names(
         said = done.out if words else done.err
         for told in ("starts only behind a GO", "fineweb_edu is not there (planned in smoke"):
             assert told in said, said
-
-
-def test_the_run_that_would_validate_it_has_the_settings_of_this_shell(tmp_path: Path) -> None:
-    done = inside("launch", *WORDS, cwd=tmp_path, NSA_DDP_BUCKET_MB="1")
-    assert done.code == 2
-    assert "runbook run --phase all --profile cpu" in done.err
-    assert "--set NSA_DDP_BUCKET_MB=1" in done.err.partition("; stop before")[0]
 
 
 @pytest.mark.parametrize("words", [(), ("--dry-run",)])
@@ -226,23 +211,3 @@ def test_until_needs_none_and_shows_its_phases_alone(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "# 3/3 smoke" in done.out and "# plan     production\n" in done.out
     assert "extended" not in done.out.partition("# 1/3")[2]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("--until", "smok"), "did you mean 'smoke'?); there are: preflight, sanity, smoke"),
-        (("--plan", "prod"), "there are: production, validation"),
-        (("--plan", "bad.yaml", "--without-go"), "phases.smoke.legs: 7 do not divide 300 steps"),
-        (("--config", "none.yaml", "--until", "smoke"), "no trainer config 'none.yaml'"),
-        (("--keep-going",), "unknown option --keep-going"),
-    ],
-)
-def test_what_is_wrong_is_told_with_what_is_allowed(
-    tmp_path: Path, words: tuple[str, ...], told: str
-) -> None:
-    (tmp_path / "bad.yaml").write_text("extends: production\nphases: {smoke: {legs: 7}}\n")
-    done = inside("launch", *WORDS, *words, cwd=tmp_path)
-    assert done.code == 2
-    assert told in done.err
-    assert not (tmp_path / "runs").exists()

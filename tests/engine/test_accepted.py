@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from runbook.engine.earlier.prior_runs import keep_accepted
-from runbook.engine.verify import verify_run
 from runbook.folder.comparability import read_accepted
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import record_text, write_manifest
 from runbook.records import RunRecord, Verdict
 from runbook.records.evidence import AcceptedRuns
-from tests.engine.toys import Toy, run, setup
+from tests.engine.toys import Toy, run, verify
 
 
 class Remembering(Toy):
@@ -73,8 +72,7 @@ def test_the_first_run_finds_none_and_the_next_one_finds_it(earlier: Path, tmp_p
     table = json.loads((earlier / "run.json").read_text())["phases"][0]["tables"][0]
     assert found.runs[0].rates == pytest.approx([row[1] for row in table["rows"]])
     shutil.rmtree(tmp_path / earlier.name)
-    made = setup(tmp_path, *PHASES.values())
-    assert verify_run(folder, phases=PHASES, setup=made).differences == ()
+    assert verify(folder, *PHASES.values()).differences == ()
 
 
 def edit(name: str) -> Callable[[Path], None]:

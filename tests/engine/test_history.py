@@ -139,8 +139,6 @@ def test_the_command_lists_shows_and_exports(
     assert sum(len(line["rows"]) for line in lines) == 3
     assert main(["history", "baseline.throughputt", *out]) == 2
     assert "did you mean 'baseline.throughput'" in capsys.readouterr().err
-    assert main(["history", "--csv", *out]) == 2
-    assert main(["history", "--out", str(artifacts / "absent")]) == 2
 
 
 def test_an_index_that_cannot_be_written_is_an_error_not_silence(
