@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,19 +25,7 @@ _BUNDLE = "bundle"
 _LISTED = 5
 
 
-def _csv(record: RunRecord) -> str:
-    from runbook.tools.export import csv_text
-
-    return csv_text(record)
-
-
-def _prometheus(record: RunRecord) -> str:
-    from runbook.tools.export import prometheus_text
-
-    return prometheus_text(record)
-
-
-TEXTS: dict[str, Callable[[RunRecord], str]] = {"csv": _csv, "prometheus": _prometheus}
+TEXTS = ("csv", "prometheus")
 FORMATS = (*TEXTS, _BUNDLE)
 _KNOWN = ", ".join(FORMATS)
 
@@ -109,6 +97,7 @@ def export(args: argparse.Namespace, console: Console) -> int:
     """
     from runbook.files import write_atomic, written_to
     from runbook.tools.bundle import write_bundle
+    from runbook.tools.export import csv_text, prometheus_text
 
     folder = find_run(args.run_name, args.out)
     if any(name in TEXTS for name, _ in args.to):
@@ -116,7 +105,8 @@ def export(args: argparse.Namespace, console: Console) -> int:
         record = load_told(folder, console)
     else:
         record = load_run(folder)
-    texts = [(name, target, TEXTS[name](record)) for name, target in args.to if name in TEXTS]
+    makers = dict(zip(TEXTS, (csv_text, prometheus_text), strict=True))
+    texts = [(name, target, makers[name](record)) for name, target in args.to if name in TEXTS]
     bundles = [
         write_bundle(record, folder, Path(target), blank=args.blank_secrets)
         for name, target in args.to

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runbook.config.load import load_profile
-from runbook.engine.plan.forecast import Earlier, Pace, forecast, too_long
+from runbook.engine.plan.forecast import Earlier, Estimator, Pace, forecast, too_long
 from runbook.engine.plan.progress import Forecaster
 from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus
@@ -146,10 +147,12 @@ def test_what_ended_is_not_left_and_nothing_left_is_all_done(tmp_path: Path) -> 
     assert (told.left_s, told.forecasts[-1].share) == (0.0, 1.0)
 
 
-def earlier_run(out: Path, seconds: float, **changed: object) -> None:
+def earlier_run(
+    out: Path, seconds: float, status: LaunchStatus = LaunchStatus.COMPLETED, **changed: object
+) -> None:
     """A run of the profile in which a launch of the baseline took so long."""
-    (folder := out / "20261101T000000Z-aaaaaaa").mkdir()
-    result = LaunchResult(status=LaunchStatus.COMPLETED, duration_s=seconds)
+    (folder := out / f"2026110{len(list(out.iterdir())) + 1}T000000Z-aaaaaaa").mkdir()
+    result = LaunchResult(status=status, duration_s=seconds)
     entries = tuple(LaunchEntry(launch=launch, result=result) for launch in plan("baseline"))
     phase = (
         samples.go()
@@ -171,6 +174,23 @@ def test_an_earlier_run_is_known_from_the_start_and_corrected_by_what_really_too
     clock.now += 150.0
     forecaster.launch_finished(BASE, LaunchResult(status=LaunchStatus.COMPLETED, duration_s=150.0))
     assert told.left_s == 300.0, "two launches, each half as long again as before"
+
+
+def test_where_an_estimate_comes_from(tmp_path: Path) -> None:
+    """Steps measured now, the last run in which the launch ended well, the profile's floor."""
+
+    def told(launch: Launch, pace: Pace | None = None) -> str:
+        return Estimator(PROFILE, Earlier(PROFILE.name, tmp_path), pace=pace).estimate(launch).text
+
+    patient = BASE.model_copy(update={"timeout_s": 1e6})
+    assert "at the floor of 39 tok/s" in told(patient)
+    earlier_run(tmp_path, 100.0)
+    earlier_run(tmp_path, 90.0)
+    earlier_run(tmp_path, 1.0, LaunchStatus.CRASHED)
+    assert told(BASE) == f"about 1 min 30 s (as in run {samples.go().run_id})"
+    assert "as in run" not in told(BASE.model_copy(update={"steps": STEPS + 1}))
+    assert told(BASE, PACE).startswith("about 35 s (0.25 s per step and 10 s of start-up, measured")
+    assert "phases.baseline.timeout_s" in told(BASE, replace(PACE, step_s=1e3))
 
 
 @pytest.mark.parametrize("changed", [{"profile": "cpu"}, {"environment": {"cpu.count": "100000"}}])

@@ -251,13 +251,9 @@ def asked_for(profile: Profile, until: str) -> tuple[str, ...]:
     """The plan's phases as far as `until`, all without it. Raises UsageError for an unknown one."""
     names = profile.plan.phases if profile.plan else ()
     if until and until not in names:
-        near = did_you_mean(until, names)
-        raise UsageError(f"--until {until}: no such phase in the plan{near}; {_there(names)}")
+        near, known = did_you_mean(until, names), ", ".join(names)
+        raise UsageError(f"--until {until}: no such phase in the plan{near}; there are: {known}")
     return names[: names.index(until) + 1] if until else names
-
-
-def _there(names: Sequence[str]) -> str:
-    return f"there are: {', '.join(names)}"
 
 
 def _refusal(
