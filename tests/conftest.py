@@ -107,7 +107,18 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 @pytest.fixture(scope="session")
 def preflight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """The first phase for real, by the command, in a folder of its own: for reading only.
+    """The first phase for real, by the command: a minute and a half, for the long tier."""
+    return _alone(tmp_path_factory, "preflight")
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
+    """The quickest phase for real, by the command."""
+    return _alone(tmp_path_factory, "v2_parity")
+
+
+def _alone(tmp_path_factory: pytest.TempPathFactory, phase: str) -> tuple[Path, Ended]:
+    """One phase in a folder of its own, for reading only.
 
     Modules with the names of ours lie in that folder, and no launch imports them.
     """
@@ -116,7 +127,7 @@ def preflight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
         (folder / "nsa").mkdir()
         for name in ("nsa/__init__.py", "pytest.py", "torch.py", "types.py", "json.py"):
             (folder / name).write_text("raise ImportError('the folder of whoever started the run')")
-        words = ("run", "--phase", "preflight", "--profile", "cpu")
+        words = ("run", "--phase", phase, "--profile", "cpu")
         return folder, runbook(*words, cwd=folder, HF_TOKEN="canary-5566")
 
-    return once(tmp_path_factory, "preflight", run)
+    return once(tmp_path_factory, phase, run)

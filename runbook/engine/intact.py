@@ -16,7 +16,7 @@ from runbook.config.load import is_shipped, load_profile
 from runbook.config.phase import Phase
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
-from runbook.engine.judge import what_it_reads
+from runbook.engine.judge import is_as_planned, what_it_reads
 from runbook.errors import RunbookError
 from runbook.folder.comparability import differences
 from runbook.folder.facts import read_facts, shown_fact
@@ -99,13 +99,7 @@ def planned_problems(
         phase = phases.get(one.name)
         if phase is not None and was_judged(one):
             chosen, _ = what_it_reads(phase, choices, {})
-            ran = [entry.launch for entry in one.launches]
-            planned = phase.plan(setup.context(chosen))
-            # Conditional launches run only where the first ones did not decide.
-            certain = [launch for launch in planned if not launch.conditional or launch in ran]
-            plan = [launch.model_dump(mode="json") for launch in certain]
-            kept = [launch.model_dump(mode="json") for launch in ran]
-            if plan != kept:
+            if not is_as_planned(phase, setup.context(chosen), one):
                 problems.append(f"{one.name}: the launches are not those that the phase plans")
         for entry in one.launches:
             problems += _ended_as_told(run_root, one.name, entry)

@@ -54,8 +54,8 @@ def scope_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:
     profile = profile_of(record)
     ran = tuple(dict.fromkeys(one for phase in phases for one in phase.ran))
     own = profile.own_trainer
-    trained = own is not None and any(_trained(phase) for phase in phases)
-    if own is not None and trained:
+    entries = [entry for phase in phases for entry in phase.launches]
+    if own is not None and any(one.launch.kind == "own" and one.result.ok for one in entries):
         parts = _of_own(own, profile)
     else:
         parts = [_machine(record.environment, ran), *_workloads(ran)]
@@ -63,10 +63,6 @@ def scope_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:
         name.endswith(".throughput") for name in record.required
     )
     return "; ".join([*parts, *([] if gates else ["function only, throughput not gated"])])
-
-
-def _trained(phase: PhaseRecord) -> bool:
-    return any(one.launch.kind == "own" and one.result.ok for one in phase.launches)
 
 
 def _of_own(own: OwnTrainer, profile: Profile) -> list[str]:

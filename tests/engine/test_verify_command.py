@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.cli._runs import run_folders
 from runbook.config.load import load_profile
+from runbook.folder.names import run_folders
 from runbook.records import Outcome, RunRecord, Verdict
 from tests.cli.shell import Ended, inside
 
@@ -53,13 +53,3 @@ def test_a_gpu_profile_that_requires_one_check_does_not_make_a_cpu_run_a_gpu_one
     assert first == (
         f"GO for 1 of {checks} checks (no training ran; function only, throughput not gated)"
     )
-
-
-@pytest.mark.parametrize(
-    "words", [["verify", "nothing"], ["judge", "nothing"], ["judge", "--format", "pfd"]]
-)
-def test_what_is_not_there_is_one_message(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    assert main([*words, "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("runbook: error: ")
