@@ -81,7 +81,8 @@ def rank_exits(
 
 
 def _steps_done(state: RankState) -> int:
-    return state.steps_done if state.steps_done is not None else state.step
+    said = state.exit.steps_done if state.exit else None
+    return state.step if said is None else said
 
 
 def classify_trainer(

@@ -14,7 +14,7 @@ from typing import Any
 
 from nsa.contract import THREAD_VARIABLES, Ceiling, Event
 
-DIGEST_TEXT = re.compile(r"[0-9a-fA-F]{1,16}")
+_DIGEST = re.compile(r"[0-9a-fA-F]{1,16}")
 # Of a GPU in devices_before.json and devices_after.json.
 DEVICE_COUNTERS = (
     "ecc_corrected_volatile",
@@ -36,12 +36,12 @@ LINK_FIELDS = ("gen", "gen_max", "width", "width_max")
 # The power limit in force and the one that the card is sold with.
 POWER_FIELDS = ("limit_w", "default_w")
 # Above this a whole number is no count of anything; 2^64 - 1 is the largest sum that is kept.
-_LARGEST = 2**64
+LARGEST_COUNT = 2**64
 
 
 def is_count(value: object) -> bool:
     """A whole number that fits into 64 bits; JSON's true and false are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST_COUNT
 
 
 def is_any_number(value: object) -> bool:
@@ -66,7 +66,7 @@ def is_text(value: object) -> bool:
 
 def is_digest(value: object) -> bool:
     """A 64-bit number in hexadecimal."""
-    return isinstance(value, str) and DIGEST_TEXT.fullmatch(value) is not None
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def anything(value: object) -> bool:
