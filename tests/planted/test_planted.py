@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import planted
-from benchmarks.planted import EIGHT, HEALTHY, Bench, healthy, judge
-from benchmarks.planted_copy import (
+from benchmarks.planted import __main__ as planted
+from benchmarks.planted.__main__ import EIGHT, HEALTHY, Bench, healthy, judge
+from benchmarks.planted.copy import (
     ROOT,
     AnchorError,
     Copy,
@@ -188,7 +188,7 @@ def test_a_copy_that_is_not_what_runs_is_an_error(
         (made.root / name).mkdir()
         (made.root / name / "__init__.py").touch()
     elsewhere = {"PYTHONPATH": str(tmp_path / "copy")}
-    monkeypatch.setattr("benchmarks.planted_copy.of_copy", lambda _root: elsewhere)
+    monkeypatch.setattr("benchmarks.planted.copy.of_copy", lambda _root: elsewhere)
     with pytest.raises(AnchorError, match="is not of the copy"):
         made.check([])
 

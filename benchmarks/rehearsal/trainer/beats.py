@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.rehearsal.effects import ALWAYS, MIB, effect, told_buckets
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.proof import GROUPS, proof
-from benchmarks.rehearsal.steps import (
+from benchmarks.rehearsal.trainer.effects import ALWAYS, MIB, effect, told_buckets
+from benchmarks.rehearsal.trainer.proof import GROUPS, proof
+from benchmarks.rehearsal.trainer.steps import (
     EVAL_S,
     PROFILE_FROM,
     Block,
