@@ -16,6 +16,7 @@ from runbook.accounts.registry import Row, Sources, unbalanced
 from runbook.accounts.workload import Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
+from tests.factory.told import TEXT, recomputed, shadow
 
 STEPS, RANKS, PER_RANK = 60, 2, 128
 DATA = GeneratedData(
@@ -41,8 +42,6 @@ WORK = Workload(
     grad_clip=1.0,
     steps=STEPS,
 )
-# What a rank tells of the text of its first documents.
-TEXT = {"documents": 2, "bytes": 129, "read": "5e", "decoded": "5e", "apart": None}
 Ranks = tuple[RankLog, ...]
 EXITS = (RankExit(rank=0, code=0, said_s=0.6, watched_s=0.9), RankExit(rank=1, code=0))
 
@@ -85,30 +84,6 @@ def proof(number: int) -> dict[str, Any]:
             ("layer", "gates", "logits", "embedding", "blocks_illegal", "blocks_shortfall"), 0.0
         )
         | {"attention": 0.005, "layers": 12.0, "seams": 0.0},
-    }
-
-
-def shadow(steps: Sequence[int]) -> dict[str, Any]:
-    """What a rank tells about its optimizer in the watched steps."""
-    off = {"weight": 1.6, "first_moment": 2.8, "second_moment": 4.7, "norm": 4e-7, "rate": 0.0}
-    return {"steps": list(steps), **off, "jumps": 0, "left": 0}
-
-
-# Of a layer's gates: entropy, largest share, and the shares.
-GATES = (0.95, 0.4, 0.4, 0.35, 0.25)
-
-
-def recomputed(steps: Sequence[int], table: pd.DataFrame, *, layers: int = 12) -> dict[str, Any]:
-    """What a rank tells of the steps that it computes twice: the losses of the CSV."""
-    losses = dict(zip(table["step"], table["loss"], strict=True))
-    ended = [step for step in steps if step in losses]
-    return {
-        "steps": ended,
-        "losses": [losses[step] for step in ended],
-        "gradient": 1e-3,
-        "ranks": 0.0,
-        "bias": {"toward_zero": 1e-4, "down": -1e-4, "weight": 900.0},
-        "gates": [[list(GATES)] * layers for _ in ended],
     }
 
 

@@ -21,7 +21,7 @@ from runbook.folder.launch.columns import Columns
 from runbook.folder.launch.heartbeats import fold_file
 from runbook.folder.launch.lines import WholeLines
 from runbook.folder.launch.rank_log import RankHistory, rank_log
-from tests.folder.files import beat, heartbeats
+from tests.factory.files import beat, heartbeats
 from tests.tiers import by_tier, examples
 
 

@@ -10,7 +10,7 @@ import pytest
 from runbook.folder.launch.heartbeats import RankFold, fold_file, heartbeats_in, whole_number
 from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.records.evidence import RankLog
-from tests.folder.files import beat
+from tests.factory.files import beat
 
 KEPT = 4096
 

@@ -18,7 +18,7 @@ from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog
 from runbook.records.launch import option
 from tests.accounts.first_weights import first_weights
-from tests.accounts.launches import TEXT, recomputed, shadow
+from tests.factory.told import TEXT, in_force, recomputed, shadow
 
 SHA = "5" * 64
 TOKEN = "ab" * 16
@@ -239,19 +239,6 @@ def _read_back(launch: Launch, accumulation: int) -> Mapping[str, Any] | None:
     }
 
 
-def _in_force(launch: Launch) -> Mapping[str, Any]:
-    """The timeout and the threads that the launch asks for; torchrun asks for one thread."""
-    variables = {"OMP_NUM_THREADS": "1", **launch.env} if launch.nproc > 1 else launch.env
-    threads = variables.get("OMP_NUM_THREADS")
-    minutes = float(launch.env.get("NSA_PG_TIMEOUT_MIN", "15"))
-    return {
-        "timeout_s": 60 * minutes if launch.nproc > 1 else None,
-        "threads": int(threads or 8),
-        "cpus": 16,
-        "variables": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": None},
-    }
-
-
 def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:
     """Heartbeats of all ranks, to the last step, with equal parameters."""
     accumulation = profile.workload_of(launch.phase).accumulation
@@ -285,7 +272,7 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
                 "shadow": shadow(watched_steps(TOKEN, launch.after + 1, launch.steps)),
                 "recomputed": again(launch, table),
                 "saved": _read_back(launch, accumulation) if rank == 0 else None,
-                "in_force": _in_force(launch),
+                "in_force": in_force(launch.nproc, launch.env),
             },
             steps=beats(table, rank, launch.nproc, data_of(launch, profile)),
         )
