@@ -25,7 +25,6 @@ from benchmarks.planted.copy import (
 )
 from runbook.config.load import load_profile
 from runbook.config.registry import known_checks
-from tests.tiers import by_tier
 
 DEFECTS = load_all()
 BY_NAME = {defect.name: defect for defect in DEFECTS}
@@ -233,7 +232,8 @@ def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", by_tier(QUICK, fast=QUICK[:1].__contains__))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
 def test_a_defect_is_noticed_for_real(name: str, copy: Copy, tmp_path: Path) -> None:
     result = Bench(copy, tmp_path / "kept", tmp_path).result(BY_NAME[name])
     assert result.good, result
