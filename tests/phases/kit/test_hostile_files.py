@@ -18,7 +18,7 @@ from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.tools.inspect.folder import inspect_path
 from tests.factory.files import write_beats
 from tests.phases import builder, on_disk
-from tests.phases.test_balance import TRAINING
+from tests.phases.training.test_balance import TRAINING
 from tests.tiers import few
 
 WHERE: PlanContext = builder.context("cpu", steps_scale=0.2)
