@@ -112,12 +112,6 @@ def test_without_a_gpu_a_launch_that_is_started_all_the_same_is_no_fault_of_the_
     assert re.match(cause, found[0].reason)
 
 
-WORDS = (
-    *("run", "--phase", "single_gpu", "--profile", "cpu", "--steps-scale", "0.05"),
-    *("--protocol", "single", "--set", "train.log_every=1"),
-)
-
-
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
@@ -125,7 +119,7 @@ WORDS = (
 def test_a_signal_leaves_a_report_and_no_process(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    words = ("run", "--phase", "baseline", "--profile", "cpu", "--json")
+    words = ("run", "--phase", "single_gpu", "--profile", "cpu", "--json")
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "runbook", *words],
         cwd=tmp_path,
