@@ -16,7 +16,7 @@ from runbook.accounts.registry import Row, Sources, unbalanced
 from runbook.accounts.workload import Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
-from tests.factory.told import TEXT, recomputed, shadow
+from tests.factory.told import PROOF, TEXT, recomputed, shadow, told_steps
 
 STEPS, RANKS, PER_RANK = 60, 2, 128
 DATA = GeneratedData(
@@ -67,19 +67,15 @@ def rows() -> pd.DataFrame:
 def proof(number: int) -> dict[str, Any]:
     """What a rank proves, before its first step and after its last one."""
     return {
+        **PROOF,
         "loss": 5.6 + 0.01 * (number - 0.5),
         "loss_again": 5.6 + 0.01 * (number - 0.5),
         "positions": PER_RANK,
         "text": TEXT,
         "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
-        "mean_low": 0.998,
-        "mean_high": 1.0,
         "wire": "bf16",
-        "missing": [],
         "norm_told": 4.0,
         "norm_before": 4.0,
-        "norm_after": 1.0,
-        "logit_gradient": 1e-6,
         "oracle": dict.fromkeys(
             ("layer", "gates", "logits", "embedding", "blocks_illegal", "blocks_shortfall"), 0.0
         )
@@ -93,27 +89,18 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
     The loss is agreed by all ranks, but each times its own steps.
     """
     late = np.where(table["step"] % 7 == 0, 0.001, 0.0)
-    # A table of times alone tells of no waiting.
-    fetched = table["fetch_s"] if "fetch_s" in table else pd.Series(2.5e-4, index=table.index)
-    steps = pd.DataFrame(
-        {
-            "step": table["step"],
-            "mono": 500.0 + table["dt_s"].cumsum() + late,
-            "alone": True,
-            "embedded": PER_RANK,
-            "data": [DATA.of_step(number, step) for step in table["step"]],
-            "mem_mib": 300.0,
-            "reserved_mib": 340.0,
-            "rss_mib": 2000.0,
-            "cuda_mib": 290.0,
-            "loss": table["loss"],
-            "grad_norm": table["grad_norm"],
-            "fetch_s": fetched,
-            "fetch_clock_s": fetched + 3e-5,
-            "timed_from": 500.0 + table["dt_s"].cumsum() - table["dt_s"],
-            "toks_per_s": table["toks_per_s"] * (1 + 0.01 * number),
-        }
+    steps = told_steps(
+        table,
+        began=500.0,
+        data=[DATA.of_step(number, step) for step in table["step"]],
+        embedded=PER_RANK,
+        mem_mib=300.0,
+        reserved_mib=340.0,
+        rss_mib=2000.0,
+        cuda_mib=290.0,
+        toks_per_s=table["toks_per_s"] * (1 + 0.01 * number),
     )
+    steps["mono"] += late
     return RankLog(
         rank=number,
         path=f"heartbeat_rank{number}.jsonl",

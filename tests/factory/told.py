@@ -1,4 +1,4 @@
-"""What a healthy rank tells of its optimizer and its settings, and of steps computed twice."""
+"""What a healthy rank tells: each step, its proofs, its optimizer, its settings."""
 
 from __future__ import annotations
 
@@ -11,6 +11,42 @@ import pandas as pd
 TEXT = {"documents": 2, "bytes": 129, "read": "5e", "decoded": "5e", "apart": None}
 # Of a layer's gates: entropy, largest share, and the shares.
 GATES = (0.95, 0.4, 0.4, 0.35, 0.25)
+
+
+# The known numbers that travelled, the norm before and after clipping, and the loss's gradient.
+PROOF: Mapping[str, Any] = {
+    "mean_low": 0.998,
+    "mean_high": 1.0,
+    "missing": [],
+    "norm_told": 3.0,
+    "norm_before": 3.0,
+    "norm_after": 1.0,
+    "logit_gradient": 1e-6,
+}
+
+
+def told_steps(
+    table: pd.DataFrame, *, began: float, data: Sequence[str], **told: Any
+) -> pd.DataFrame:
+    """What its heartbeats tell of the steps of a CSV; began: s, of the first; told: columns."""
+    ends = began + table["dt_s"].cumsum()
+    # A table of times alone tells of no waiting.
+    fetched = table["fetch_s"] if "fetch_s" in table else pd.Series(2.5e-4, index=table.index)
+    return pd.DataFrame(
+        {
+            "step": table["step"],
+            "mono": ends,
+            "alone": True,
+            "data": data,
+            "loss": table["loss"],
+            "toks_per_s": table["toks_per_s"],
+            "grad_norm": table["grad_norm"],
+            "fetch_s": fetched,
+            "fetch_clock_s": fetched + 3e-5,
+            "timed_from": ends - table["dt_s"],
+            **told,
+        }
+    )
 
 
 def shadow(steps: Sequence[int]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from nsa.contract.sampling import recomputed_steps, watched_steps
 from runbook.accounts.generated import GeneratedData
 from tests.accounts.first_weights import first_weights
 from tests.factory import files
-from tests.factory.told import in_force, shadow
+from tests.factory.told import PROOF, in_force, shadow
 
 TOKEN, SEED = "a1b2", 1
 # The model of configs/cpu_smoke.yaml.
@@ -87,16 +87,13 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     proof = {
         "loss": loss_of(1),
         "loss_again": loss_of(1),
+        **PROOF,
         "norm_told": 1.0,
         "norm_before": 1.0,
-        "norm_after": 1.0,
         "positions": 512 // ranks,
         "own_gradient": {"embedding": 0.1},
-        "missing": [],
         "wire": "fp32",
         "mean_low": 1.0,
-        "mean_high": 1.0,
-        "logit_gradient": 1e-6,
         "oracle": {
             **dict.fromkeys(spots, 0.0),
             "shape": {**SHAPE["model"], **SHAPE["nsa"]},
