@@ -27,8 +27,8 @@ CFG = nsa.NSAConfig()
 @pytest.mark.usefixtures("compiler")
 def test_what_the_assembler_makes_of_them(capability: int) -> None:
     """Every kernel of the production shape: tensor cores, no spill, no atomic, room on a device."""
-    from benchmarks.triton_aot import compile_all
-    from benchmarks.triton_kernels import PARTS
+    from benchmarks.triton_aot.compiled import compile_all
+    from benchmarks.triton_aot.kernels import PARTS
 
     made = list(compile_all([capability], [64], ["bf16"], list(PARTS)))
     assert len(made) >= 16
@@ -42,8 +42,8 @@ def test_what_the_assembler_makes_of_them(capability: int) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_the_assembler_is_believed(tmp_path: Path) -> None:
     """Made to fail on purpose: a tile too large for its registers, an atomic store."""
-    from benchmarks.triton_aot import compile_kernel
-    from benchmarks.triton_kernels import selected
+    from benchmarks.triton_aot.compiled import compile_kernel
+    from benchmarks.triton_aot.kernels import selected
 
     forward = next(one for one in selected(CFG, 2048, 4) if one.name.startswith("forward"))
     greedy = compile_kernel(replace(forward, warps=2), 80, "bf16")

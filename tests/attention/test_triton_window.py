@@ -25,8 +25,8 @@ def test_what_the_assembler_makes_of_them() -> None:
 
     On what is older it is compiled with the other parts of a training step.
     """
-    from benchmarks.triton_aot import compile_kernel
-    from benchmarks.triton_kernels import window
+    from benchmarks.triton_aot.compiled import compile_kernel
+    from benchmarks.triton_aot.kernels import window
 
     forward, _, keys, _ = window(CFG, 2048, 4)
     assert compile_kernel(forward, 100, "bf16").problems == []

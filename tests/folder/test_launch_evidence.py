@@ -9,7 +9,7 @@ import pytest
 
 from runbook.folder.launch.evidence import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from tests.folder.files import heartbeats, training
+from tests.factory.files import heartbeats, training
 from tests.tiers import few
 
 RESULT = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token="ab12")

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.rehearsal import flights, rundir
-from benchmarks.rehearsal.beats import STARTED_S, Rank
-from benchmarks.rehearsal.ceilings import write_ceilings
-from benchmarks.rehearsal.job import read_job
 from benchmarks.rehearsal.machine import Ending, Machine
-from benchmarks.rehearsal.samples import write_samples
-from benchmarks.rehearsal.steps import Job, Steps, seed_of, simulate
-from benchmarks.rehearsal.trace import write_profile
+from benchmarks.rehearsal.trainer import flights, rundir
+from benchmarks.rehearsal.trainer.beats import STARTED_S, Rank
+from benchmarks.rehearsal.trainer.ceilings import write_ceilings
+from benchmarks.rehearsal.trainer.job import read_job
+from benchmarks.rehearsal.trainer.samples import write_samples
+from benchmarks.rehearsal.trainer.steps import Job, Steps, seed_of, simulate
+from benchmarks.rehearsal.trainer.trace import write_profile
 from nsa.contract import (
     ENV_JSON,
     HEARTBEATS,

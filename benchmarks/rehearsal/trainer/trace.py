@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.roofline import HOST_S
-from benchmarks.rehearsal.steps import PROFILED_HOST, Job, Steps
+from benchmarks.rehearsal.trainer.steps import PROFILED_HOST, Job, Steps
 from nsa.contract import PROFILE_JSON, TRACE_FILE
 from tests.phases.traces import PROFILE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.rehearsal.steps import Block, Job
+from benchmarks.rehearsal.trainer.steps import Block, Job
 
 MIB = 2**20
 # In force, and told of, in every block that does not set them.

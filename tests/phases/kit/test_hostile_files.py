@@ -16,8 +16,9 @@ from runbook.folder.launch.evidence import read_launch
 from runbook.records import Outcome
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.tools.inspect.folder import inspect_path
+from tests.factory.files import write_beats
 from tests.phases import builder, on_disk
-from tests.phases.test_balance import TRAINING
+from tests.phases.training.test_balance import TRAINING
 from tests.tiers import few
 
 WHERE: PlanContext = builder.context("cpu", steps_scale=0.2)
@@ -146,7 +147,7 @@ def test_a_field_of_another_type_is_never_a_pass(
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     changed = [one | {name: value} if one["event"] == event else one for one in lines]
     assert changed != lines
-    on_disk.write_beats(file, changed)
+    write_beats(file.parent, 0, changed)
     check = builder.row("baseline", row, from_disk(tmp_path, found), WHERE)
     assert check.outcome in (Outcome.FAIL, Outcome.INVALID, Outcome.INCOMPLETE)
 

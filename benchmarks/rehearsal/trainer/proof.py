@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.steps import Job, seed_of
+from benchmarks.rehearsal.trainer.steps import Job, seed_of
 from tests.accounts.first_weights import first_weights
 from tests.phases.heartbeats import PROOF, SPOTS
 

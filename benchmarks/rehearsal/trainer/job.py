@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from benchmarks.rehearsal.roofline import Shape
-from benchmarks.rehearsal.steps import Block, Job
+from benchmarks.rehearsal.trainer.steps import Block, Job
 
 # The byte tokenizer's symbols.
 VOCABULARY = 256

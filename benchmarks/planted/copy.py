@@ -1,7 +1,7 @@
 """What is injected, and the copy of the repository that it is injected into.
 
 A defect is text that occurs exactly once in a file, and what replaces it. They are kept as data in
-`planted_defects/`; a text that has moved is an error, never a defect that is silently not there.
+`defects/`; a text that has moved is an error, never a defect that is silently not there.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import yaml
 
 from benchmarks.program import of_copy, write_anew
 
-ROOT = Path(__file__).resolve().parents[1]
-DEFECTS_FOLDER = Path(__file__).parent / "planted_defects"
+ROOT = Path(__file__).resolve().parents[2]
+DEFECTS_FOLDER = Path(__file__).parent / "defects"
 # What a run needs. Data first, then the packages.
 COPIED = ("pyproject.toml", "templates", "configs", "nsa", "runbook", "phases", "reports")
 ALL_AT_ONCE = "eight"

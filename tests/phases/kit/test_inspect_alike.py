@@ -13,8 +13,8 @@ from runbook.records.evidence import LaunchEvidence
 from runbook.tools.inspect.folder import inspect_path
 from runbook.tools.inspect.types import RemarkCode
 from tests.phases import builder, on_disk, spoil
-from tests.phases.test_balance import ROWS, SPOILED
-from tests.phases.test_hostile_files import from_disk
+from tests.phases.kit.test_hostile_files import from_disk
+from tests.phases.training.test_balance import ROWS, SPOILED
 
 
 def _previous_loss(made: LaunchEvidence) -> LaunchEvidence:

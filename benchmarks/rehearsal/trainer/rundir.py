@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import quoteattr
 
-from benchmarks.rehearsal.beats import Rank
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.steps import Job, Steps, floor_of, gate_health
+from benchmarks.rehearsal.trainer.beats import Rank
+from benchmarks.rehearsal.trainer.steps import Job, Steps, floor_of, gate_health
 from nsa.contract import (
     GATES_COLUMNS,
     GATES_CSV,

@@ -11,8 +11,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rehearsal.beats import Rank
-from benchmarks.rehearsal.effects import MIB, buckets
+from benchmarks.rehearsal.trainer.beats import Rank
+from benchmarks.rehearsal.trainer.effects import MIB, buckets
 from nsa.contract import FLIGHTS, NCCL_FLIGHTS
 
 _SHOWN_STEPS = 40

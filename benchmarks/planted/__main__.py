@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planted_copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all
+from benchmarks.planted.copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all
 from benchmarks.program import machine_line, of_copy
 
 DEFECTS = load_all()

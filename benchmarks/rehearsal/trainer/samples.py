@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.rehearsal.beats import Rank
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.steps import seed_of
+from benchmarks.rehearsal.trainer.beats import Rank
+from benchmarks.rehearsal.trainer.steps import seed_of
 
 # The context of CUDA, NCCL and libraries, which no tensor shows, MiB.
 _CONTEXT_MIB = 620

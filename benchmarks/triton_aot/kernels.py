@@ -1,7 +1,7 @@
 """Every Triton kernel as a call of a given shape launches it: function, constants, options.
 
 Each part of attention is a function of the config, the length and the pairs = batch x kv groups;
-`triton_aot` compiles what it gives. None is called before triton is known to be installed.
+`compiled` compiles what it gives. None is called before triton is known to be installed.
 """
 
 from __future__ import annotations

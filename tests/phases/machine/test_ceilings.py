@@ -20,7 +20,7 @@ from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder, ceiling_files, on_disk, spoil
 from tests.phases.answers import WHERE, said
-from tests.phases.test_hostile_files import ODD, places, put
+from tests.phases.kit.test_hostile_files import ODD, places, put
 from tests.phases.test_single_gpu import scaled_evidence
 
 ROWS = ("matmul", "memory_copy", "host_copy", "all_reduce")

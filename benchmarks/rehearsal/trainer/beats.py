@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.rehearsal.effects import ALWAYS, MIB, effect, told_buckets
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.proof import GROUPS, proof
-from benchmarks.rehearsal.steps import (
+from benchmarks.rehearsal.trainer.effects import ALWAYS, MIB, effect, told_buckets
+from benchmarks.rehearsal.trainer.proof import GROUPS, proof
+from benchmarks.rehearsal.trainer.steps import (
     EVAL_S,
     PROFILE_FROM,
     Block,
@@ -23,6 +23,7 @@ from benchmarks.rehearsal.steps import (
 from nsa.contract import Event, Phase
 from nsa.contract.sampling import drawn_batch, recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
+from tests.factory.told import in_force, shadow
 
 Record = dict[str, Any]
 # From the start of the process to its first word, to the process group, to the first pass.
@@ -253,18 +254,13 @@ class Rank:
             "shadow": self._shadow(done),
             "recomputed": self._recomputed(done),
             "proof": self._proof(done),
-            "in_force": {
-                "timeout_s": GROUP_TIMEOUT_S if self.job.ddp else None,
-                "threads": 1 if self.job.ranks > 1 else CORES,
-                "cpus": 2 * CORES,
-                "variables": {"OMP_NUM_THREADS": "1" if self.job.ranks > 1 else None},
-            },
+            "in_force": in_force(self.job.ranks, {}, cpus=2 * CORES)
+            | {"timeout_s": GROUP_TIMEOUT_S if self.job.ddp else None},
         }
 
     def _shadow(self, done: int) -> Mapping[str, Any]:
         steps = [s for s in watched_steps(self.token, 1, self.job.last_step) if s <= done]
-        off = {"weight": 1.8, "first_moment": 3.1, "second_moment": 4.7, "norm": 5e-7}
-        return {"steps": steps, **off, "rate": 0.0, "jumps": 0, "left": 0}
+        return shadow(steps)
 
     def _recomputed(self, done: int) -> Mapping[str, Any]:
         steps = [step for step in self._twice() if step <= done]

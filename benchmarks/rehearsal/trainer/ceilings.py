@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.rundir import TORCH
+from benchmarks.rehearsal.trainer.rundir import TORCH
 from nsa.contract import HEARTBEATS, Ceiling
 from tests.phases.ceiling_files import measured
 

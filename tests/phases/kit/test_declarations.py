@@ -15,12 +15,12 @@ from phases.kit.situation import situation_of
 from runbook.config import registry
 from runbook.records import Kind, LaunchStatus, Reason
 from tests.phases import builder
+from tests.phases.compare.test_node_scaling import where
 from tests.phases.situations import ON_A_CPU, ON_TWO_A100
-from tests.phases.test_node_scaling import where
 
 PHASES = registry.phases()
 BY_TOPIC, BY_REASON = playbook().by_topic, playbook().by_reason
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "phases.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "phases.md"
 
 
 def test_a_trainer_of_ones_own_is_told_nothing_that_only_ours_has() -> None:
