@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.kit.case import Case, Finding, Unanswerable, failed, invalid, missing, optional, passed
+from phases.kit.case import Case, Finding, failed, invalid, missing, optional, passed
 from phases.kit.commands import environment, scaled, trainer_launch
-from phases.kit.limits import FLAKY_LAUNCHES, PYTHON_HOTSPOT, PYTHON_SHARE
-from phases.kit.measure import against, in_file
+from phases.kit.limits import PYTHON_HOTSPOT, PYTHON_SHARE, specs
+from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.training import toggles_row, training_rows
 from runbook.config.limits import LimitSpec
@@ -33,7 +33,7 @@ class Nvtx(RowPhase):
     title = "NVTX profiling"
     source = "requirements N1 to N5"
     question = "Does v2 run, and is no Python hotspot dominating?"
-    limits = (PYTHON_SHARE, PYTHON_HOTSPOT, FLAKY_LAUNCHES)
+    limits = specs("python_share", "python_hotspot", "flaky_launches")
 
     def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002
         """Its own launch is the one with the ranges."""
@@ -60,15 +60,10 @@ class Nvtx(RowPhase):
         return (
             *training_rows(self.names),
             toggles_row(self.names, but=("NSA_NVTX",)),
-            Row("range_present", f"Did the range {_RANGE} run?", _range_present, topic="nvtx"),
-            Row("trace_kept", "Is the profiler's trace kept?", _trace_kept, topic="nvtx"),
-            Row(
-                "python_share",
-                "What share of the step does Python cost (on a GPU: does it wait for Python)?",
-                _python_share,
-                topic="python",
-            ),
-            Row("python_hotspot", "Does one Python function dominate?", _hotspot, topic="python"),
+            self.row.one("range_present", _range_present),
+            self.row.one("trace_kept", _trace_kept),
+            self.row.one("python_share", _python_share),
+            self.row.one("python_hotspot", _hotspot),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -108,7 +103,7 @@ def _top(profile: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _value(launch: LaunchEvidence, name: str, value: float | str, *, n: int = 1) -> Measurement:
     note = f"{(launch.profile or {}).get('steps')} profiled steps"
-    return in_file(launch.profile_path, launch.profile_sha256, name, value, n=n, note=note)
+    return file_value(launch, "profile", name, value, n=n, note=note)
 
 
 def _range_present(case: Case) -> Finding:
@@ -130,7 +125,7 @@ def _trace_kept(case: Case) -> Finding:
     launch, _ = _profile(case)
     if not launch.trace_path:
         raise missing("there is a summary but no trace file", launch.profile_path)
-    value = in_file(launch.trace_path, launch.trace_sha256, "trace", launch.trace_path)
+    value = file_value(launch, "trace", "trace", launch.trace_path)
     return passed(f"{launch.trace_path}", measurement=value)
 
 
@@ -163,8 +158,8 @@ def _waited_for(case: Case) -> Measurement:
         raise missing("the trace shows no work on the GPU", launch.profile_path)
     if not (0 <= python <= idle + _ROUNDING_US and 0 < busy <= window + _ROUNDING_US):
         text = f"the GPU is busy for {busy:g} us of {window:g}, idle for {idle:g}, {python:g} of it"
-        raise Unanswerable(
-            invalid(Reason.NOT_PLAUSIBLE, text, evidence=(launch.profile_path,), topic="plausible")
+        raise invalid(
+            Reason.NOT_PLAUSIBLE, text, evidence=(launch.profile_path,), topic="plausible"
         )
     log = case.log(_LAUNCH)
     step_us = 1e6 * float(log.frame["dt_s"].median())

@@ -13,7 +13,6 @@ from phases.compare.rates import cell, last50_cells
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     ending,
     incomplete,
     inconclusive,
@@ -84,7 +83,7 @@ def places(case: Case, arms: Sequence[str]) -> Iterator[Place]:
 def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
     """Throughput of each arm in each complete round: columns arm, block, value.
 
-    Raises Unanswerable where a launch has no evidence or no round is complete.
+    Raises a finding where a launch has no evidence or no round is complete.
     """
     import pandas as pd
 
@@ -98,14 +97,14 @@ def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
             ]
             frame = pd.DataFrame(rows, columns=["arm", "block", "value"])
     except StatisticsError as error:
-        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, str(error))) from error
+        raise incomplete(Reason.TOO_FEW_SAMPLES, str(error)) from error
     missing = [arm for arm in arms if arm not in set(frame["arm"])]
     if missing:
         reason = f"no complete block of arm {', '.join(missing)}"
-        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, reason))
+        raise incomplete(Reason.TOO_FEW_SAMPLES, reason)
     whole, _ = complete_rounds(frame)
     if whole.empty:
-        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, "no complete round of all arms"))
+        raise incomplete(Reason.TOO_FEW_SAMPLES, "no complete round of all arms")
     return whole
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nsa.contract import Ceiling
-from phases.kit.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
-from phases.kit.measure import decided, derived, with_limit
+from phases.kit.case import Case, Finding, failed, invalid, missing, passed
+from phases.kit.measure import decided, derived
 from phases.machine.ceilings import as_measurement, measured, other_devices, slowest
 from runbook.accounts.workload import Workload
 from runbook.config.limits import Limit
@@ -19,13 +19,13 @@ def without_overlap(case: Case, one: Measurement) -> Measurement:
 
     `one` is what a single device does with its share of the batch, tok/s: from it follows T. The
     link's time is that of an all-reduce of all gradients, at the bus bandwidth that preflight
-    measured, and of one small one for each bucket. Raises Unanswerable where a part is missing.
+    measured, and of one small one for each bucket. Raises a finding where a part is missing.
     """
     before, baseline = case.earlier("preflight"), case.earlier("baseline")
     first = next(iter(baseline.evidence.launches))
     env = baseline.env(first)
     if strange := other_devices(before, env):
-        raise Unanswerable(invalid(Reason.NOT_COMPARABLE, strange, measurement=one))
+        raise invalid(Reason.NOT_COMPARABLE, strange, measurement=one)
     reduce = slowest(before, Ceiling.ALL_REDUCE)
     small = max(measured(before, Ceiling.LATENCY), key=lambda found: found.seconds)
     size, buckets = _gradients(baseline, first)
@@ -96,8 +96,6 @@ def explained(
     most = value.interval[1] if value.interval else found
     if most < floor:
         reason = f"{text}: below even that, so the link does not explain it: a setting, or the host"
-        finding = failed(Reason.BELOW_LIMIT, reason, topic="overlap")
-    else:
-        reason = f"{text}: the link explains it, not a setting"
-        finding = invalid(Reason.WRONG_ENVIRONMENT, reason, topic="link")
-    return with_limit(finding, both, limit)
+        return failed(Reason.BELOW_LIMIT, reason, measurement=both, limit=limit, topic="overlap")
+    reason = f"{text}: the link explains it, not a setting"
+    return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=both, limit=limit, topic="link")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
-from phases.kit.case import Case, Finding, Unanswerable, ending, incomplete, invalid, skipped
+from phases.kit.case import Case, Finding, ending, incomplete, invalid, skipped
 from phases.kit.playbook import Advice, first_of, remedy_for
 from phases.kit.situation import Situation, situation_of
+from phases.kit.tables import table
 from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
 from runbook.records import Check, Comparator, Launch, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
-from runbook.records.own_trainer import OwnTrainer
 
 S = TypeVar("S")
 # What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
@@ -45,41 +45,39 @@ class Row:
 
 @dataclass(frozen=True)
 class RowsOf:
-    """Makes the rows about these launches of a case."""
+    """Makes the rows of a section of `rows.yaml`, about these launches of a case."""
 
-    names: Callable[[Case], Sequence[str]]
+    section: str
+    names: Callable[[Case], Sequence[str]] = field(default=lambda _: ())
+
+    def one(
+        self,
+        what: str,
+        answer: Callable[[Case], Finding],
+        *,
+        own: Callable[[Case], Finding] | bool = False,
+    ) -> Row:
+        """A row that is asked once."""
+        words = dict(table("rows")[self.section][what])
+        needs = tuple(words.pop("needs", ()))
+        return Row(what, answer=answer, own=own, needs=needs, **words)
 
     def each(
         self,
         what: str,
-        question: str,
         answer: Callable[[Case, str], Finding],
-        topic: str = "",
         *,
         own: Callable[[Case, str], Finding] | bool = False,
-        restates: str = "",
     ) -> Row:
         """A row that asks every launch: the worst answer counts. `own` asks each launch too."""
         theirs = own if isinstance(own, bool) else self._worst(own)
-        return Row(what, question, self._worst(answer), topic, restates=restates, own=theirs)
+        return self.one(what, self._worst(answer), own=theirs)
 
     def together(
-        self,
-        what: str,
-        question: str,
-        answer: Callable[[Case, Sequence[str]], Finding],
-        topic: str = "",
-        *,
-        own: bool = False,
-        needs: tuple[str, ...] = (),
-        restates: str = "",
+        self, what: str, answer: Callable[[Case, Sequence[str]], Finding], *, own: bool = False
     ) -> Row:
         """A row that all launches answer together."""
-
-        def from_all(case: Case) -> Finding:
-            return answer(case, self.names(case))
-
-        return Row(what, question, from_all, topic, needs=needs, restates=restates, own=own)
+        return self.one(what, lambda case: answer(case, self.names(case)), own=own)
 
     def _worst(self, answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
         return lambda case: first_problem(answer, case, self.names(case))
@@ -107,9 +105,9 @@ class RowPhase(Phase):
         return [launch.name for launch in self.plan(case.context)]
 
     @property
-    def launched(self) -> RowsOf:
-        """Rows about the planned launches."""
-        return RowsOf(self.names)
+    def row(self) -> RowsOf:
+        """Makes this phase's rows, about the planned launches."""
+        return RowsOf(self.name, self.names)
 
     def details(self, case: Case) -> Judgement:
         """Tables, measurements, series, choices and notes; the checks come from the rows."""
@@ -138,12 +136,15 @@ class RowPhase(Phase):
         checks = [self._check(row, self._traced(row, found), case) for row in rows]
         try:
             details = self.details(case)
-        except (Unanswerable, *_IMPOSSIBLE) as missing:
+        except (Finding, *_IMPOSSIBLE) as missing:
             details = Judgement(checks=(), notes=(f"no tables: {missing}",))
         return replace(
             details,
             checks=tuple(checks),
-            remedies=_remedies(case),
+            remedies={
+                name: remedy_for("", end.code, now, own=end.topic)
+                for name, end, now in _bad_ends(case)
+            },
             first_commands=self._first_commands(case),
         )
 
@@ -210,8 +211,8 @@ def answered(row: Row, case: Case) -> Finding:
     """The row's answer; what keeps it from having one is an answer too."""
     try:
         return _answer(row, case)(case)
-    except Unanswerable as unanswerable:
-        return unanswerable.finding
+    except Finding as nothing:
+        return nothing
     except _IMPOSSIBLE as error:
         return invalid(Reason.NOT_PLAUSIBLE, f"nothing can be computed from these numbers: {error}")
 
@@ -231,13 +232,6 @@ def _says_the_same(base: Finding, finding: Finding) -> bool:
     return finding.outcome not in _FINE and finding.code is base.code
 
 
-def _remedies(case: Case) -> dict[str, str]:
-    """What to do about each launch that did not end well."""
-    return {
-        name: remedy_for("", end.code, now, own=end.topic) for name, end, now in _bad_ends(case)
-    }
-
-
 def _bad_ends(case: Case) -> Iterator[tuple[str, Finding, Situation]]:
     for name, launch in case.evidence.launches.items():
         end = ending(launch)
@@ -245,18 +239,12 @@ def _bad_ends(case: Case) -> Iterator[tuple[str, Finding, Situation]]:
             yield name, end, situation_of(case.profile, [launch], ranks=launch.launch.nproc)
 
 
-def own_of(case: Case) -> OwnTrainer:
-    """The profile's own trainer; an invariant where only its answers are asked."""
-    own = case.profile.own_trainer
-    assert own is not None  # noqa: S101 - the rows ask only then
-    return own
-
-
 def needs_contract(case: Case) -> Finding:
-    """What a check says that such a trainer leaves nothing to be answered from."""
+    """What a check says that a trainer of one's own leaves nothing to be answered from."""
+    own = case.profile.own_trainer
     reason = (
-        f"{own_of(case).name} is a trainer of your own: this needs evidence that only a trainer "
-        "with the contract writes"
+        f"{own.name if own else 'this'} is a trainer of your own: this needs evidence that only a "
+        "trainer with the contract writes"
     )
     return skipped(Reason.NEEDS_CONTRACT, reason)
 
@@ -294,8 +282,8 @@ def first_problem(
 def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Finding:
     try:
         return answer(case, name)
-    except Unanswerable as unanswerable:
-        return unanswerable.finding
+    except Finding as nothing:
+        return nothing
 
 
 def _order(found: Finding) -> tuple[int, bool, float]:

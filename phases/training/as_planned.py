@@ -7,7 +7,7 @@ from typing import Any
 
 from nsa.toggles import TOGGLES
 from phases.kit.case import Case, Finding, invalid, once, passed
-from phases.kit.measure import in_file
+from phases.kit.measure import file_value
 from phases.machine.nodes import other_nodes
 from phases.training.plausible import other_checkpoint
 from runbook.config.plan import stands_on_go
@@ -41,7 +41,7 @@ def as_planned(case: Case, name: str) -> Finding:
     batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
     reason = f"S={work.seq_len}, {batch}, {work.dtype}"
     digest = str(env.get("config_sha256"))
-    value = in_file(launch.env_path, launch.env_sha256, "config_sha256", digest)
+    value = file_value(launch, "env", "config_sha256", digest)
     return passed(reason, measurement=value)
 
 

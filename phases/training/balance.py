@@ -10,7 +10,6 @@ from nsa.contract import ENV_JSON
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     failed,
     incomplete,
     inconclusive,
@@ -106,13 +105,11 @@ def as_written(case: Case, name: str) -> Finding:
 def _failed(off: Unbalanced, name: str, paths: Iterable[str]) -> Finding:
     """FAIL with everything that is off, for the reason of the account that it is about."""
     account = off.account
-    found = failed(
-        account.reason if account else off.found[0][0].reason,
-        f"{name}: {listed(off.problems)}",
-        evidence=paths,
-        topic=account.topic if account else "",
-    )
-    return replace(found, title=account.title.format(name=name) if account else "")
+    reason = f"{name}: {listed(off.problems)}"
+    if account is None:
+        return failed(off.found[0][0].reason, reason, evidence=paths)
+    title = account.title.format(name=name)
+    return failed(account.reason, reason, evidence=paths, topic=account.topic, title=title)
 
 
 def _begun(case: Case, name: str) -> str:
@@ -220,7 +217,7 @@ def _sources(case: Case, name: str) -> Sources:
     except ValueError as error:
         path = launch.env_path
         reason = f"{path} does not say what was trained: {error}"
-        raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,))) from error
+        raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,)) from error
     return Sources(
         frame=launch.training.frame if launch.training else pd.DataFrame(),
         ranks=launch.ranks,

@@ -16,11 +16,10 @@ from phases.kit.measure import (
     log_value,
     rank_value,
     shown_only,
-    with_limit,
 )
 from phases.training.resources import resource_leak, resource_words
 from runbook.records import Measurement, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
+from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.measurement import MIB_PER_GIB
 from runbook.stats.decision import Decision
 from runbook.stats.memory import memory_plateau as projected
@@ -30,8 +29,6 @@ from runbook.stats.throughput import step_times
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
 
     from runbook.config.limits import Limit
@@ -55,21 +52,15 @@ def no_halt(case: Case, name: str) -> Finding:
 
 
 def steadiness(case: Case, name: str) -> Finding:
-
+    """Does a step take as long at the end as at the beginning, without stalls?"""
     log = case.log(name)
-    return steadiness_of(case, log, step_times(log))
-
-
-def steadiness_of(case: Case, log: TrainingLog, seconds: npt.NDArray[np.float64]) -> Finding:
-    """Of a log whose steps took so many seconds each."""
-
     drift, stall = case.limit(DRIFT), case.limit(STALL_SHARE)
-    decision = steady(seconds, tolerance=drift.value, stall_limit=stall.value)
+    decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
     steps = log_value(log, "dt_s", 0.0, "s")
     value = estimated(steps, decision, name="step_time_change", unit="share")
     if not case.gates_throughput(drift, stall):
         return shown_only(value, drift, decision.reason)
-    return with_limit(decided(decision, value), value, drift)
+    return decided(decision, value, drift)
 
 
 def with_memory(case: Case, name: str) -> LaunchEvidence:
@@ -95,17 +86,17 @@ def memory_plateau(case: Case, name: str) -> Finding:
     """
     ranks = with_memory(case, name).ranks
     every = {rank.rank: plateau_of(case, rank) for rank in ranks}
-    found = min(every.values(), key=lambda found: (found.outcome.rank, -_most_mib(found)))
+
+    def worst(found: Finding) -> tuple[int, float]:
+        """By the upper bound of the projection; nothing is known of a rank with too few rows."""
+        bounds = found.measurement.interval if found.measurement else None
+        return found.outcome.rank, -(bounds[1] if bounds else 0.0)
+
+    found = min(every.values(), key=worst)
     if found.outcome is Outcome.FAIL:
         return replace(found, clue=_what_grows(case, every))
     told = replace(found, reason=f"{found.reason}{resource_words(case, name)}")
     return resource_leak(case, name) or told
-
-
-def _most_mib(found: Finding) -> float:
-    """The upper bound of the projection; nothing is known of a rank with too few rows."""
-    bounds = found.measurement.interval if found.measurement else None
-    return bounds[1] if bounds else 0.0
 
 
 def _what_grows(case: Case, found: Mapping[int, Finding]) -> str:

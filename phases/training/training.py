@@ -9,7 +9,6 @@ from dataclasses import replace
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     ending,
     failed,
     incomplete,
@@ -36,32 +35,18 @@ from runbook.records.evidence import TrainingLog
 
 def training_rows(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
     """The rows `completed` to `other_work` of a phase with training launches."""
-    asked = RowsOf(names)
-    each = asked.each
-    alive = "Did every rank report every step, to the same parameters?"
-    planned = "Did the planned config, toggles, device and software really run?"
-    sources = "Do two sources tell the same time, tokens, data and loss?"
-    arrives = "Does every rank's gradient arrive, and every parameter move?"
-    equations = "Does the model compute what the equations say?"
-    healthy = "Did GPUs and links stay free of errors, and to this launch alone?"
-    quiet = "Did other work leave the CPUs to this launch?"
+    row = RowsOf("training", names)
     return (
-        asked.together("completed", "Did the launch finish?", _completed, "stall", own=True),
-        each("ranks_alive", alive, _ranks_alive, "stall", own=own_ranks),
-        each("as_planned", planned, as_planned, "plausible"),
-        each("loss_finite", "Is the loss finite in every step?", _loss_finite, "loss", own=True),
-        each(
-            "plausible",
-            "Are loss, tokens and times possible?",
-            _plausible,
-            "plausible",
-            own=own_plausible,
-        ),
-        each("accounts", sources, balanced, "accounts", own=own_accounts),
-        each("gradients", arrives, learned_from, "gradients"),
-        each("oracle", equations, as_written, "oracle"),
-        each("devices", healthy, device_changes, "devices", own=True),
-        each("other_work", quiet, other_work, "busy", own=True),
+        row.together("completed", _completed, own=True),
+        row.each("ranks_alive", _ranks_alive, own=own_ranks),
+        row.each("as_planned", as_planned),
+        row.each("loss_finite", _loss_finite, own=True),
+        row.each("plausible", _plausible, own=own_plausible),
+        row.each("accounts", balanced, own=own_accounts),
+        row.each("gradients", learned_from),
+        row.each("oracle", as_written),
+        row.each("devices", device_changes, own=True),
+        row.each("other_work", other_work, own=True),
     )
 
 
@@ -99,7 +84,7 @@ def _completed(case: Case, names: Sequence[str]) -> Finding:
 
 
 def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> None:
-    """Raise Unanswerable unless the launches ran as planned, plausibly, alike, on healthy devices.
+    """Raise a finding unless the launches ran as planned, plausibly, alike, on healthy devices.
 
     A number of unlike or impossible runs is INVALID in its own row too, so that no table shows it
     as a PASS. `but` as in `differences`.
@@ -111,7 +96,7 @@ def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) 
         if finding.outcome is not Outcome.PASS:
             reason = f"these launches do not count: {finding.reason}"
             follows = finding.follows or f"{case.phase}.{row}"
-            raise Unanswerable(replace(finding, reason=reason, follows=follows))
+            raise replace(finding, reason=reason, follows=follows)
 
 
 def _sound(case: Case, names: Sequence[str], but: Sequence[str]) -> dict[str, Finding]:
@@ -149,7 +134,7 @@ def toggles_row(names: Callable[[Case], Sequence[str]], *, but: Sequence[str] = 
             f"took effect: {', '.join(sorted(toggles)) or 'none requested'}", evidence=paths
         )
 
-    return RowsOf(names).each("toggles_effective", "Did every toggle of the plan take effect?", one)
+    return RowsOf("training", names).each("toggles_effective", one)
 
 
 def _ranks_alive(case: Case, name: str) -> Finding:

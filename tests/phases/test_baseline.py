@@ -14,7 +14,20 @@ from hypothesis import strategies as st
 from runbook.records import Check, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import answers, builder, heartbeats, spoil, traces
-from tests.phases.answers import FEW, WHERE
+from tests.phases.answers import (
+    FEW,
+    IMPOSSIBLE,
+    NO_EFFECT,
+    NOT_ASKED_FOR,
+    NOTHING,
+    TOO_FEW,
+    TOO_LITTLE,
+    UNDECIDED,
+    UNLIKE,
+    WARNED,
+    WHERE,
+    says,
+)
 
 
 def run(what: str, *rates: float, where: Any = WHERE) -> Check:
@@ -41,9 +54,7 @@ def test_throughput_clearly_above_the_floor_passes_with_its_receipt() -> None:
 
 
 def test_throughput_clearly_below_the_floor_fails_with_the_playbooks_advice() -> None:
-    check = run("throughput", 23.0, 23.2, 22.8)
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.BELOW_LIMIT)
-    assert "NSA_DDP_BUCKET_MB=50" in check.remedy
+    says(run("throughput", 23.0, 23.2, 22.8), TOO_LITTLE, remedy="NSA_DDP_BUCKET_MB=50")
 
 
 def test_throughput_of_a_friendlier_or_impossible_run_does_not_count() -> None:
@@ -57,8 +68,7 @@ def test_throughput_of_a_friendlier_or_impossible_run_does_not_count() -> None:
 
 
 def test_throughput_too_near_to_the_floor_is_undecided() -> None:
-    check = run("throughput", 38.0, 40.0, 39.4)
-    assert (check.outcome, check.code) == (Outcome.INCONCLUSIVE, Reason.UNDECIDED)
+    says(run("throughput", 38.0, 40.0, 39.4), UNDECIDED)
 
 
 def test_one_long_launch_cannot_decide_near_the_floor() -> None:
@@ -95,9 +105,8 @@ def test_the_aim_is_told_and_never_decides(rate: float, place: str) -> None:
 
 
 def test_a_floor_under_half_of_the_measured_is_stale() -> None:
-    check = run("target_fresh", 847.0, 847.0, 847.0)
-    assert (check.outcome, check.code) == (Outcome.PASS, Reason.WARNING)
-    assert "STALE TARGET" in check.reason and check.remedy
+    check = says(run("target_fresh", 847.0, 847.0, 847.0), WARNED, "STALE TARGET")
+    assert check.remedy
     assert run("target_fresh", 60.0, 60.0, 60.0).code is Reason.OK
 
 
@@ -109,11 +118,8 @@ def test_mfu_is_held_against_what_is_physical() -> None:
     assert (low.outcome, low.code, low.limit) == (Outcome.FAIL, Reason.BELOW_LIMIT, 0.05)
     assert run("throughput", 6e4, 6e4, 6e4).outcome is Outcome.PASS
     for rate in (23.0, 39.0, 847.0, 1.2e4):
-        idle = run("mfu", rate, rate, rate)
-        assert (idle.outcome, idle.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-        assert "under 1%" in idle.reason
-    above = run("mfu", 2e6, 2e6, 2e6)
-    assert (above.outcome, above.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+        says(run("mfu", rate, rate, rate), IMPOSSIBLE, "under 1%")
+    says(run("mfu", 2e6, 2e6, 2e6), IMPOSSIBLE)
     assert run("mfu", 5.0, 5.0, 5.0, where=builder.context("cpu")).outcome is Outcome.SKIPPED
 
 
@@ -132,8 +138,7 @@ def test_one_gpu_that_idles_is_told_about_its_host_and_not_about_links(what: str
     profile = alone.profile.model_copy(update={"limits": {**alone.profile.limits, limit: high}})
     where = replace(alone, profile=profile)
     check = answers.row("baseline", what, where=where)
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.BELOW_LIMIT)
-    assert "waits for the host" in check.remedy
+    says(check, TOO_LITTLE, remedy="waits for the host")
     assert "NSA_DDP" not in check.remedy and "PCIe" not in check.remedy
 
 
@@ -153,14 +158,12 @@ def test_compression_needs_the_proof_and_the_line() -> None:
         spoil.parts(console_lines=("[ddp] gradient compression enabled: fp16",)),
     ):
         check = answers.row("baseline", "compression", change)
-        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NO_EFFECT)
-        assert "NSA_DDP_COMPRESS=bf16" in check.remedy
+        says(check, NO_EFFECT, remedy="NSA_DDP_COMPRESS=bf16")
 
 
 def test_compression_that_was_switched_off_is_skipped() -> None:
     where = builder.context(toggles={"NSA_DDP_COMPRESS": "off"})
-    check = answers.row("baseline", "compression", where=where)
-    assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NOT_ASKED_FOR)
+    says(answers.row("baseline", "compression", where=where), NOT_ASKED_FOR)
 
 
 def gpus(what: str, **samples: float) -> Check:
@@ -233,8 +236,7 @@ def test_samples_that_end_before_the_timed_steps_are_missing() -> None:
         spoil.parts(gpu_samples=samples.head(len(samples) * 6 // 10)),
         only=["run3"],
     )
-    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
-    assert "run3: no samples in the last " in check.reason
+    says(check, NOTHING, "run3: no samples in the last ")
 
 
 def test_too_few_samples_neither_pass_nor_fail() -> None:
@@ -242,8 +244,7 @@ def test_too_few_samples_neither_pass_nor_fail() -> None:
     found = builder.evidence("baseline", WHERE, rate=4e6)
     for what in ("gpu_utilisation", "gpu_balance"):
         check = builder.row("baseline", what, found, WHERE)
-        assert (check.outcome, check.code) == (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
-        assert "too few to tell" in check.reason and "--steps-scale" in check.remedy
+        says(check, TOO_FEW, "too few to tell", remedy="--steps-scale")
     check = builder.row("baseline", "gpu_utilisation", found, WHERE)
     assert judge_run([check], [check.id]) is Verdict.INCOMPLETE
 
@@ -256,8 +257,7 @@ def test_what_nvidia_smi_does_not_tell_is_missing_and_no_fault() -> None:
         samples = traces.gpu_samples(2).assign(**{column: math.nan})
         found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
         for what in whats:
-            check = builder.row("baseline", what, found, WHERE)
-            assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+            says(builder.row("baseline", what, found, WHERE), NOTHING)
 
 
 def test_without_uuids_only_samples_of_as_many_gpus_count() -> None:
@@ -282,9 +282,7 @@ def test_launches_of_different_commits_are_not_comparable() -> None:
         return replace(made, env={**found, "git": {**found["git"], "sha": "2" * 40}})
 
     found = builder.evidence("baseline", WHERE, change=newer, only=["run3"])
-    check = builder.row("baseline", "comparable", found, WHERE)
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
-    assert "git.sha" in check.reason and "run3" in check.reason
+    says(builder.row("baseline", "comparable", found, WHERE), UNLIKE, "git.sha", "run3")
 
 
 def test_without_config_digests_nothing_is_comparable() -> None:

@@ -17,6 +17,7 @@ from runbook.records import Outcome
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.tools.inspect.folder import inspect_path
 from tests.phases import builder, on_disk
+from tests.phases.answers import says
 from tests.phases.test_balance import TRAINING
 from tests.tiers import few
 
@@ -218,5 +219,4 @@ def test_gates_without_their_entropy_are_damaged(tmp_path: Path) -> None:
     gates = tmp_path / "long_run/run/gates.csv"
     gates.write_text(gates.read_text().replace("entropy", "entropie"))
     check = builder.row("long_run", "gates", from_disk(tmp_path, found), WHERE)
-    assert (check.outcome, check.code) == (Outcome.INVALID, "damaged_artifact")
-    assert "the header lacks entropy" in check.reason
+    says(check, (Outcome.INVALID, "damaged_artifact"), "the header lacks entropy")

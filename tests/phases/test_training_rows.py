@@ -23,6 +23,7 @@ from tests.phases.answers import (
     NOTHING,
     OTHERWISE,
     WRONG,
+    says,
 )
 from tests.phases.spoil import Change
 from tests.tiers import examples
@@ -181,8 +182,7 @@ def test_a_gradient_norm_that_is_not_finite_is_called_one() -> None:
     where = builder.context()
     norm, told = at("grad_norm", 6, math.nan), spoil.rank(1, nonfinite={"step": 7, "value": "nan"})
     found = builder.evidence("baseline", where, change=lambda made: told(norm(made)))
-    check = builder.row("baseline", "loss_finite", found, where)
-    assert (check.outcome, check.code) == (FAIL, Reason.NON_FINITE)
+    check = says(builder.row("baseline", "loss_finite", found, where), (FAIL, Reason.NON_FINITE))
     assert check.reason == "run1: the gradient norm is not finite at step 7"
     assert (check.measurement.name, str(check.measurement.window)) == ("grad_norm", "steps 7-7")
     found = builder.evidence("baseline", where, change=told)
