@@ -16,7 +16,7 @@ from phases.kit.limits import DRIFT, LEARNED_SHARE, MEMORY, STALL_SHARE, fixed_r
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.training.gates import gates, selection
-from phases.training.own import own_learns, own_memory_limit, own_memory_plateau
+from phases.training.own import own_learns
 from phases.training.plausible import LOSS_WINDOW
 from phases.training.resuming import resumed, stopped
 from phases.training.stability import (
@@ -119,10 +119,10 @@ class LongRun(RowPhase):
             toggles_row(self.names),
             each("no_halt", no_halt),
             each("steady", steadiness, own=True),
-            each("learns", _learns, own=own_learns),
+            each("learns", _learns, own=True),
             each("gates", gates),
-            each("memory_plateau", memory_plateau, own=own_memory_plateau),
-            each("memory_limit", memory_limit, own=own_memory_limit),
+            each("memory_plateau", memory_plateau, own=True),
+            each("memory_limit", memory_limit, own=True),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -187,6 +187,8 @@ def _learns(case: Case, name: str) -> Finding:
 
     Held against the limit is the loss of the last window plus four standard errors.
     """
+    if case.profile.own_trainer:
+        return own_learns(case, name)
     log, env = case.log(name), case.env(name)
     effective = env.get("effective") or {}
     dataset, floor = effective.get("dataset"), effective.get("loss_floor")

@@ -133,7 +133,7 @@ class SingleGpu(RowPhase):
             self.row.together("comparable", alike),
             toggles_row(self.names),
             self.row.one("same_as_baseline", self._same_as_baseline),
-            self.row.one("scaling", self._scaling, own=self._own_scaling),
+            self.row.one("scaling", self._scaling, own=True),
             self.row.one("link", self._link),
             self.row.one("scaling_global_batch", self._strong),
         )
@@ -184,6 +184,8 @@ class SingleGpu(RowPhase):
 
     def _scaling(self, case: Case) -> Finding:
         """The efficiency, and on how many nodes it was measured where there are several."""
+        if case.profile.own_trainer:
+            return self._own_scaling(case)
         found, nodes = self._weak(case), case.context.nodes
         if nodes < 2 or found.measurement is None:
             return found

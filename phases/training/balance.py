@@ -21,6 +21,7 @@ from phases.kit.case import (
     warned,
 )
 from phases.kit.measure import log_value, rank_value
+from phases.training.own import own_accounts
 from runbook.accounts.between_steps import beside_words
 from runbook.accounts.clocks import FEW_CLOCKED
 from runbook.accounts.first_weights import begins, groups_of
@@ -38,6 +39,8 @@ _TORCH_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 @once
 def balanced(case: Case, name: str) -> Finding:
     """PASS if time, tokens, data, memory, processes and the tables have a second source."""
+    if case.profile.own_trainer:
+        return own_accounts(case, name)
     log, launch, sources = case.log(name), _every_rank(case, name), _sources(case, name)
     off = unbalanced(sources, Row.ACCOUNTS)
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")

@@ -15,26 +15,21 @@ from phases.kit.case import (
     incomplete,
     inconclusive,
     invalid,
-    missing,
     once,
     passed,
     skipped,
 )
-from phases.kit.limits import MEMORY
 from phases.kit.measure import (
-    against,
     derived,
     file_value,
     log_value,
     rank_value,
 )
-from phases.kit.rows import needs_contract
-from phases.training.stability import projected_plateau
+from phases.training.stability import processes_of
 from runbook.records import Measurement, Reason
-from runbook.records.evidence import LaunchEvidence, TrainingLog
-from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
+from runbook.records.evidence import TrainingLog
+from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE
-from runbook.stats.memory import FEWEST_ROWS
 from runbook.stats.throughput import step_times, warmup_cut
 
 if TYPE_CHECKING:
@@ -49,7 +44,7 @@ _ERRORS = 4.0
 def own_ranks(case: Case, name: str) -> Finding:
     """Was there a process of every rank, and did each come to the end where it tells?"""
     launch = case.completed(name)
-    seen = _processes(launch)
+    seen = processes_of(launch)
     wanted, last = launch.launch.nproc, launch.last_steps
     ranks = {int(rank) for rank in seen["rank"] if rank >= 0}
     ranks |= {rank for rank, step in last.items() if step is not None}
@@ -70,7 +65,6 @@ def own_ranks(case: Case, name: str) -> Finding:
     return passed(f"{wanted} rank(s) seen{told}{alike}", measurement=value)
 
 
-@once
 def own_plausible(case: Case, name: str) -> Finding:
     """Can the log be that of this launch: its steps, its loss, its times?"""
     log, launch = case.log(name), case.launch(name)
@@ -140,7 +134,6 @@ def own_rate(case: Case, name: str) -> Measurement:
     )
 
 
-@once
 def own_accounts(case: Case, name: str) -> Finding:
     """Its own pace, where it tells one, against the times at which its log grew."""
     log = case.log(name)
@@ -176,38 +169,3 @@ def own_learns(case: Case, name: str) -> Finding:
     if fell < -_ERRORS * noise:
         return failed(Reason.NOT_LEARNING, f"it rose: {text}", measurement=value)
     return inconclusive(Reason.UNDECIDED, text, measurement=value)
-
-
-def own_memory_plateau(case: Case, name: str) -> Finding:
-    """Of the resident memory of all its processes together."""
-
-    launch = case.completed(name)
-    samples = _processes(launch)
-    sums = samples.groupby("mono").agg(step=("step", "max"), mib=("rss_mib", "sum"))
-    total = sums[sums["step"] > 0].groupby("step")["mib"].max()
-    if len(total) < FEWEST_ROWS:
-        reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
-        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.processes_path,))
-    ranks = launch.launch.nproc
-    return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
-
-
-def own_memory_limit(case: Case, name: str) -> Finding:
-    """The largest resident memory of one process, on a CPU; nobody tells what a GPU's holds."""
-    if case.profile.has_gpu:
-        return needs_contract(case)
-    launch = case.completed(name)
-    peak = float(_processes(launch)["rss_mib"].max())
-    text = f"the largest process had {peak:.0f} MiB"
-    return against(_memory(launch, peak / MIB_PER_GIB), case.limit(MEMORY), text)
-
-
-def _memory(launch: LaunchEvidence, gib: float) -> Measurement:
-    count = 0 if launch.processes is None else len(launch.processes)
-    return file_value(launch, "processes", "peak_memory", gib, "GiB", n=count)
-
-
-def _processes(launch: LaunchEvidence) -> pd.DataFrame:
-    if launch.processes is None or not len(launch.processes):
-        raise missing(f"{launch.launch.name}: no process of it was seen", launch.processes_path)
-    return launch.processes

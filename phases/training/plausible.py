@@ -10,6 +10,7 @@ from nsa.toggles import TOGGLES
 from phases.kit.case import Case, Finding, invalid, once, passed
 from phases.kit.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
 from phases.kit.measure import log_value
+from phases.training.own import own_plausible
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
@@ -27,6 +28,8 @@ LOSS_WINDOW = 50
 @once
 def check_plausible(case: Case, name: str) -> Finding:
     """PASS if loss, tokens and times are possible, else INVALID with everything that is not."""
+    if case.profile.own_trainer:
+        return own_plausible(case, name)
     log, launch, env = case.log(name), case.launch(name), case.env(name)
     if other := other_checkpoint(launch, env):
         # Its steps are others than planned, and that says nothing about the model.

@@ -13,15 +13,18 @@ from phases.kit.measure import (
     against,
     decided,
     estimated,
+    file_value,
     log_value,
     rank_value,
     shown_only,
 )
+from phases.kit.rows import needs_contract
 from phases.training.resources import resource_leak, resource_words
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.measurement import MIB_PER_GIB
 from runbook.stats.decision import Decision
+from runbook.stats.memory import FEWEST_ROWS
 from runbook.stats.memory import memory_plateau as projected
 from runbook.stats.steady import steady
 from runbook.stats.throughput import step_times
@@ -84,6 +87,8 @@ def memory_plateau(case: Case, name: str) -> Finding:
 
     Among those with the same outcome it is the one that may need most.
     """
+    if case.profile.own_trainer:
+        return _plateau_of_processes(case, name)
     ranks = with_memory(case, name).ranks
     every = {rank.rank: plateau_of(case, rank) for rank in ranks}
 
@@ -149,6 +154,8 @@ def _growth(decision: Decision, who: str, limit: Limit | None) -> str:
 
 def memory_limit(case: Case, name: str) -> Finding:
     """On CUDA the most that the allocator ever held; on a CPU the resident memory."""
+    if case.profile.own_trainer:
+        return _limit_of_processes(case, name)
     launch = with_memory(case, name)
     peaks = {rank.rank: _peak_mib(case, rank) for rank in launch.ranks}
     rank = max(launch.ranks, key=lambda log: peaks[log.rank])
@@ -168,6 +175,41 @@ def _peak_mib(case: Case, rank: RankLog) -> float:
     if not held >= 0:
         raise missing(f"rank {rank.rank} does not say what its allocator held", rank.path)
     return max(float(held), float(rows["mem_mib"].max()))
+
+
+def _plateau_of_processes(case: Case, name: str) -> Finding:
+    """Of the resident memory of all its processes together."""
+
+    launch = case.completed(name)
+    samples = processes_of(launch)
+    sums = samples.groupby("mono").agg(step=("step", "max"), mib=("rss_mib", "sum"))
+    total = sums[sums["step"] > 0].groupby("step")["mib"].max()
+    if len(total) < FEWEST_ROWS:
+        reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
+        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.processes_path,))
+    ranks = launch.launch.nproc
+    return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
+
+
+def _limit_of_processes(case: Case, name: str) -> Finding:
+    """The largest resident memory of one process, on a CPU; nobody tells what a GPU's holds."""
+    if case.profile.has_gpu:
+        return needs_contract(case)
+    launch = case.completed(name)
+    peak = float(processes_of(launch)["rss_mib"].max())
+    text = f"the largest process had {peak:.0f} MiB"
+    return against(_memory(launch, peak / MIB_PER_GIB), case.limit(MEMORY), text)
+
+
+def _memory(launch: LaunchEvidence, gib: float) -> Measurement:
+    count = 0 if launch.processes is None else len(launch.processes)
+    return file_value(launch, "processes", "peak_memory", gib, "GiB", n=count)
+
+
+def processes_of(launch: LaunchEvidence) -> pd.DataFrame:
+    if launch.processes is None or not len(launch.processes):
+        raise missing(f"{launch.launch.name}: no process of it was seen", launch.processes_path)
+    return launch.processes
 
 
 def heartbeats(case: Case, name: str) -> Finding:

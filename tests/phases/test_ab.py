@@ -10,7 +10,7 @@ import pytest
 
 from runbook.config import registry
 from runbook.records import Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records.evidence import PhaseEvidence
 from tests.phases import answers, builder, spoil, traces
 from tests.phases.answers import UNLIKE, WHERE, get, said, says
 
@@ -79,10 +79,7 @@ def test_arms_of_different_commits_choose_nothing(phase: str, what: str) -> None
     where = builder.context(protocol="launches")
     last = PHASES[phase].plan(where)[-1].name
 
-    def newer(made: LaunchEvidence) -> LaunchEvidence:
-        found = dict(made.env or {})
-        return replace(made, env={**found, "git": {**found["git"], "sha": "2" * 40}})
-
+    newer = spoil.env(git={"sha": "2" * 40})
     found = builder.evidence(phase, where, change=newer, only=[last])
     judgement = builder.judge(phase, found, where)
     assert said(get(judgement, f"{phase}.{what}")) == (Outcome.INVALID, Reason.NOT_COMPARABLE)

@@ -27,19 +27,10 @@ from tests.phases.answers import (
 )
 
 ROWS = ("accounts", "gradients", "oracle")
-TRAINING = (
-    "baseline",
-    "bucket_sweep",
-    "sdpa_audit",
-    "nvtx",
-    "single_gpu",
-    "fused_adamw",
-    "long_run",
-)
 
 
 @pytest.mark.parametrize("name", ["a100x2_pcie4", "h200x1", "cpu"])
-@pytest.mark.parametrize("phase", TRAINING)
+@pytest.mark.parametrize("phase", builder.TRAINING)
 def test_every_training_phase_requires_them(phase: str, name: str) -> None:
     where = builder.context(name)
     required = set(where.profile.required)
@@ -70,13 +61,11 @@ def _faster(made: LaunchEvidence) -> LaunchEvidence:
 def _an_hour_behind(made: LaunchEvidence) -> LaunchEvidence:
     """Every rank writes the time of an hour ago; its steps take as long as they say."""
     exits = tuple(RankExit(rank=log.rank, code=0, wall_gap_s=3600.1) for log in made.ranks)
-    return replace(made, result=made.result.model_copy(update={"ranks": exits}))
+    return spoil.result(ranks=exits)(made)
 
 
-def _rows_in_memory(made: LaunchEvidence) -> LaunchEvidence:
-    """While it ran, training.csv lacked rows that rank 0 had told of."""
-    exits = (RankExit(rank=0, code=0, late_rows={"training.csv": 57}),)
-    return replace(made, result=made.result.model_copy(update={"ranks": exits}))
+# While it ran, training.csv lacked rows that rank 0 had told of.
+_rows_in_memory = spoil.result(ranks=(RankExit(rank=0, code=0, late_rows={"training.csv": 57}),))
 
 
 def _in_force(made: LaunchEvidence, **values: Any) -> LaunchEvidence:
@@ -249,7 +238,7 @@ def test_a_kernel_of_ours_that_disagrees_is_seen_beside_the_window_that_agrees()
             "selected": {"value": "sdpa", "reason": "triton was rejected"},
             "self_test": {**attention["self_test"], "paths": paths},
         }
-        return replace(made, env={**(made.env or {}), "attention": changed})
+        return spoil.env(attention=changed)(made)
 
     check = answers.row("baseline", "oracle", change)
     says(check, WRONG, "rejected triton", "varlen and sdpa ran instead")
@@ -266,7 +255,7 @@ def _not_tested(**self_test: Any) -> spoil.Change:
         changed = {**attention, "self_test": tested}
         if "selected" in self_test:
             changed["selected"] = {"value": self_test["selected"], "reason": "asked for"}
-        return replace(made, env={**(made.env or {}), "attention": changed})
+        return spoil.env(attention=changed)(made)
 
     return change
 

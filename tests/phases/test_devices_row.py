@@ -58,15 +58,6 @@ def without_driver(key: str) -> spoil.Change:
     return _told(key, **silent)
 
 
-def both(*changes: spoil.Change) -> spoil.Change:
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        for one in changes:
-            made = one(made)
-        return made
-
-    return change
-
-
 def sampled(**columns: Any) -> spoil.Change:
     def change(made: LaunchEvidence) -> LaunchEvidence:
         return replace(made, gpu_samples=made.gpu_samples.assign(**columns))
@@ -239,7 +230,9 @@ FINE = {
     "clocks just high enough": sampled(sm_clock_mhz=850.0),
     "a limit close to the card's own": standing("power", limit_w=286),
     "a limit above it": standing("power", limit_w=310),
-    "interrupted": both(without_driver("devices_after"), spoil.ended(LaunchStatus.INTERRUPTED)),
+    "interrupted": spoil.both(
+        without_driver("devices_after"), spoil.ended(LaunchStatus.INTERRUPTED)
+    ),
 }
 
 
@@ -268,7 +261,7 @@ WARNINGS = {
     "no samples": (spoil.parts(gpu_samples=None), "the GPUs were not sampled"),
     "no clock": (sampled(sm_clock_mhz=math.nan), "GPU 0: its SM clock, or the highest, was not t"),
     "no driver": (
-        both(without_driver("devices_before"), without_driver("devices_after")),
+        spoil.both(without_driver("devices_before"), without_driver("devices_after")),
         "counters of the GPUs are unreadable: no NVIDIA driver; no nvidia-smi",
     ),
 }  # fmt: skip
@@ -283,7 +276,7 @@ def test_what_does_not_decide_is_a_warning_and_never_silent(what: str) -> None:
 
 def test_a_launch_that_took_no_step_had_nothing_to_be_sampled() -> None:
     """One that was interrupted while it started; what else it lacks other rows say."""
-    found = checked(both(spoil.parts(gpu_samples=None), spoil.parts(ranks=())), only="run1")
+    found = checked(spoil.both(spoil.parts(gpu_samples=None), spoil.parts(ranks=())), only="run1")
     says(found, (Outcome.PASS, Reason.OK), "took no step")
 
 

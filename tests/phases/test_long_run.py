@@ -170,10 +170,6 @@ def spoiled(what: str, change: spoil.Change, name: str, where: PlanContext = CPU
     return builder.row("long_run", what, replace(found, launches=launches), where)
 
 
-def result(**values: Any) -> spoil.Change:
-    return lambda made: replace(made, result=made.result.model_copy(update=values))
-
-
 def of_step(row: int, rank: int, **values: Any) -> spoil.Change:
     """What a rank tells of one of its steps, changed."""
 
@@ -193,12 +189,12 @@ def later(column: str) -> spoil.Change:
     return spoil.columns(**{column: lambda t: t[column].where(t.index < 1, t[column] * 1.01)})
 
 
-IGNORED = result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=0)))
-ONE_WENT_ON = result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=13)))
-SLOW_TO_SEE = result(stopped=Stopped(step=246, mono=1000.0))
+IGNORED = spoil.result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=0)))
+ONE_WENT_ON = spoil.result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=13)))
+SLOW_TO_SEE = spoil.result(stopped=Stopped(step=246, mono=1000.0))
 UNSAVED = spoil.every_rank(checkpoints=({"path": "checkpoints/step_240"},))
 OTHER_BYTES = spoil.every_rank(checkpoints=({"path": "checkpoints/step_320", "sha256": "b"},))
-FROM_240 = result(begun=Begun(path="long_run/run/checkpoints/step_240", step=240, sha256=SHA))
+FROM_240 = spoil.result(begun=Begun(path="long_run/run/checkpoints/step_240", step=240, sha256=SHA))
 CRASHED = spoil.ended(LaunchStatus.CRASHED)
 
 
@@ -242,7 +238,7 @@ def test_checkpoints_of_one_step_hold_one_content() -> None:
 
 
 def test_a_launch_that_ended_before_it_was_told_to_decides_nothing() -> None:
-    says(spoiled("stopped", result(stopped=None), "resumed"), TOO_FEW)
+    says(spoiled("stopped", spoil.result(stopped=None), "resumed"), TOO_FEW)
 
 
 def test_two_more_launches_go_on_from_a_save_whose_number_has_a_digit_less() -> None:

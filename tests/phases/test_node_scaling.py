@@ -221,10 +221,6 @@ def test_launches_that_are_missing_leave_it_incomplete() -> None:
     assert [row[0] for row in table.rows] == [1, 2]
 
 
-def ran_on(nodes: int) -> spoil.Change:
-    return lambda made: replace(made, env={**(made.env or {}), "nodes": nodes})
-
-
 def agents_of(*names: str) -> spoil.Change:
     return lambda made: replace(
         made, devices_before={**(made.devices_before or {}), "nodes": list(names)}
@@ -235,7 +231,7 @@ def agents_of(*names: str) -> spoil.Change:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (ran_on(3), "got 3"),
+        (spoil.env(nodes=3), "got 3"),
         (agents_of("n0", "n1", "n2"), "found 3 (n0, n1, n2)"),
     ],
 )
@@ -247,17 +243,14 @@ def test_a_launch_on_other_nodes_than_planned_is_invalid_by_either_source(
 
 def test_it_is_also_told_where_every_launch_says_what_it_ran() -> None:
     context = where(4)
-    change = {"single_gpu/nodes2_1": ran_on(1)}
+    change = {"single_gpu/nodes2_1": spoil.env(nodes=1)}
     judgement = judged(context, seen(context, {2: 0.98, 4: 0.97}, change=change))
     says(get(judgement, "single_gpu.as_planned"), OTHERWISE, "nodes2_1: nodes: wanted 2, got 1")
 
 
 def test_a_node_count_that_nobody_tells_is_no_proof() -> None:
-    def silent(made: LaunchEvidence) -> LaunchEvidence:
-        env = {name: value for name, value in (made.env or {}).items() if name != "nodes"}
-        return replace(made, env=env)
-
-    says(answer_of(where(4), {2: 0.98, 4: 0.97}, change={"single_gpu/nodes2_1": silent}), OTHERWISE)
+    silent = {"single_gpu/nodes2_1": spoil.env(nodes=None)}
+    says(answer_of(where(4), {2: 0.98, 4: 0.97}, change=silent), OTHERWISE)
 
 
 def test_launches_of_another_config_are_not_comparable() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -105,20 +104,12 @@ def without_cpu_time(made: LaunchEvidence) -> LaunchEvidence:
     return replace(made, ranks=tuple(told))
 
 
-def other_package(made: LaunchEvidence) -> LaunchEvidence:
-    return with_env(made, package={"path": "/elsewhere/nsa", "sha256": "9" * 64})
-
-
-def with_env(made: LaunchEvidence, **changes: Any) -> LaunchEvidence:
-    return replace(made, env={**(made.env or {}), **changes})
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        other_package,
-        lambda made: with_env(made, git={"sha": "c" * 40, "dirty": False}),
-        lambda made: with_env(made, git={**(made.env or {})["git"], "dirty": True}),
+        spoil.env(package={"path": "/elsewhere/nsa", "sha256": "9" * 64}),
+        spoil.env(git={"sha": "c" * 40, "dirty": False}),
+        spoil.env(git={"dirty": True}),
         lambda made: replace(made, checkout={**made.checkout, "sha": "c" * 40}),
         lambda made: replace(made, checkout={**made.checkout, "changed": [" M nsa/model.py"]}),
     ],
@@ -153,7 +144,7 @@ def test_a_head_that_crashes_is_its_own_fault() -> None:
 
 
 def test_other_settings_on_one_side_are_not_compared() -> None:
-    found = spoiled(lambda made: with_env(made, config_sha256="d" * 64), "head")
+    found = spoiled(spoil.env(config_sha256="d" * 64), "head")
     says(row("comparable", found), UNLIKE, "pin another reference")
 
 

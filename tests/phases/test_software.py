@@ -13,15 +13,6 @@ from tests.phases import answers, builder, spoil
 from tests.phases.answers import OTHERWISE, says
 
 WHERE = builder.context()
-TRAINING = (
-    "baseline",
-    "bucket_sweep",
-    "sdpa_audit",
-    "nvtx",
-    "single_gpu",
-    "fused_adamw",
-    "long_run",
-)
 
 
 def ran_on(**versions: Any) -> spoil.Change:
@@ -45,7 +36,7 @@ def planned(
     return builder.row(phase, "as_planned", replace(found, facts=seen), where)
 
 
-@pytest.mark.parametrize("phase", TRAINING)
+@pytest.mark.parametrize("phase", builder.TRAINING)
 def test_another_version_in_any_phase_is_named_and_decides(phase: str) -> None:
     assert planned(None, phase).outcome is Outcome.PASS
     check = planned(ran_on(torch="2.9.1"), phase)
