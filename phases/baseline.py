@@ -102,7 +102,7 @@ def _compression(case: Case, name: str) -> Finding:
     if not any(line in text for text in launch.console_lines):
         problems.append(f"the log has no line {line!r}")
     found = [problem for problem in problems if problem]
-    paths = (launch.console_path, *(rank.path for rank in launch.ranks[:1]))
+    paths = (launch.path("console"), *(rank.path for rank in launch.ranks[:1]))
     if found:
         return invalid(Reason.NO_EFFECT, f"{name}: {'; '.join(found)}", evidence=paths)
     proof = next(effect for effect in launch.effects(_COMPRESS) if effect.took_effect)

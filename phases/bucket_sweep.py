@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from phases.compare.ab import AbPhase, Rounds
 from phases.compare.arms import places, refused, samples
-from phases.kit.case import Case, Finding, failed, invalid, passed
+from phases.kit.case import Case, Finding, invalid, passed
 from phases.kit.commands import environment
 from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import derived, rank_value
@@ -70,9 +71,8 @@ class BucketSweep(AbPhase):
     def _arms_complete(self, case: Case) -> Finding:
         arms = list(self.values(case.context))
         for name in self.names(case):
-            fault = refused(case.launch(name), arms)
-            if fault:
-                return failed(fault.code, fault.reason, evidence=fault.evidence)
+            if fault := refused(case.launch(name), arms):
+                return replace(fault[1], topic="")
         frame = samples(case, arms)
         rounds = int(frame["block"].nunique())
         value = derived(

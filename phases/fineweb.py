@@ -92,7 +92,7 @@ def _loader(case: Case) -> Finding:
         return end
     launch = case.launch(_SMOKE)
     if problems := data_problems(launch, case.env(_SMOKE)):
-        return invalid(Reason.MISMATCH, "; ".join(problems), evidence=(launch.env_path,))
+        return invalid(Reason.MISMATCH, "; ".join(problems), evidence=(launch.path("env"),))
     log = case.log(_SMOKE)
     if "fetch_s" not in log.frame:
         raise missing(f"{log.path} has no column fetch_s", log.path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nsa.contract import proof_text
 from nsa.toggles import meaning
 from phases.compare.ab import AbPhase, Rounds
-from phases.compare.arms import ArmFault, arm_fault, places, source_log, tolerant
+from phases.compare.arms import ArmFault, arm_fault, blamed, places, source_log, tolerant
 from phases.kit.case import (
     Case,
     Finding,
@@ -152,13 +152,7 @@ class FusedAdamW(AbPhase):
             if place.inside is None and not launch.result.ok:
                 end = ending(launch)
                 if end.outcome is Outcome.FAIL:
-                    return ArmFault(
-                        arm=variant,
-                        code=end.code,
-                        reason=end.reason,
-                        evidence=end.evidence,
-                        launch=end.follows,
-                    )
+                    return blamed(variant, end)
             elif place.inside is not None:
                 return arm_fault(case, place.launch, optional_arms=[variant])
         return None
@@ -197,8 +191,9 @@ class FusedAdamW(AbPhase):
     def _keep(self, case: Case) -> Finding:
         fault = self._fault(case)
         if fault is not None:
-            reason = f"DROP: {fault.reason}"
-            return warned(reason, evidence=fault.evidence, topic=fault.topic or "fused")
+            _, end = fault
+            reason = f"DROP: {end.reason}"
+            return warned(reason, evidence=end.evidence, topic=end.topic or "fused")
         effect = self._took_effect(case)
         if effect.outcome is not Outcome.PASS:
             return effect

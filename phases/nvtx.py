@@ -91,7 +91,7 @@ class Nvtx(RowPhase):
 def _profile(case: Case) -> tuple[LaunchEvidence, Mapping[str, Any]]:
     launch = case.completed(_LAUNCH)
     if launch.profile is None:
-        raise missing("the profiler wrote no readable summary", launch.console_path)
+        raise missing("the profiler wrote no readable summary", launch.path("console"))
     return launch, launch.profile
 
 
@@ -112,7 +112,7 @@ def _range_present(case: Case) -> Finding:
     ranges = profile.get("ranges") or {}
     if refused or not ranges:
         reason = f"NSA_NVTX=1 did nothing: {refused[0].evidence if refused else 'no range at all'}"
-        return invalid(Reason.NO_EFFECT, reason, evidence=(launch.profile_path,))
+        return invalid(Reason.NO_EFFECT, reason, evidence=(launch.path("profile"),))
     count = int((ranges.get(_RANGE) or {}).get("count") or 0)
     if count == 0:
         reason = f"{_RANGE} never ran; the trace has {', '.join(sorted(ranges))}"
@@ -123,10 +123,10 @@ def _range_present(case: Case) -> Finding:
 
 def _trace_kept(case: Case) -> Finding:
     launch, _ = _profile(case)
-    if not launch.trace_path:
-        raise missing("there is a summary but no trace file", launch.profile_path)
-    value = file_value(launch, "trace", "trace", launch.trace_path)
-    return passed(f"{launch.trace_path}", measurement=value)
+    if not launch.path("trace"):
+        raise missing("there is a summary but no trace file", launch.path("profile"))
+    value = file_value(launch, "trace", "trace", launch.path("trace"))
+    return passed(f"{launch.path('trace')}", measurement=value)
 
 
 def _python_share(case: Case) -> Finding:
@@ -137,7 +137,7 @@ def _python_share(case: Case) -> Finding:
     launch, profile = _profile(case)
     share = profile.get("python_share")
     if not isinstance(share, (int, float)):
-        raise missing("the profile has no share of Python", launch.profile_path)
+        raise missing("the profile has no share of Python", launch.path("profile"))
     value = _value(launch, "python_share", float(share))
     return _shares(case, value, PYTHON_SHARE, f"{float(share):.0%} of the profiled time")
 
@@ -155,11 +155,11 @@ def _waited_for(case: Case) -> Measurement:
     window, busy, idle, python = (float(gpu.get(name, math.nan)) for name in names)
     steps = int(profile.get("steps") or 0)
     if math.isnan(window + busy + idle + python) or steps < 1:
-        raise missing("the trace shows no work on the GPU", launch.profile_path)
+        raise missing("the trace shows no work on the GPU", launch.path("profile"))
     if not (0 <= python <= idle + _ROUNDING_US and 0 < busy <= window + _ROUNDING_US):
         text = f"the GPU is busy for {busy:g} us of {window:g}, idle for {idle:g}, {python:g} of it"
         raise invalid(
-            Reason.NOT_PLAUSIBLE, text, evidence=(launch.profile_path,), topic="plausible"
+            Reason.NOT_PLAUSIBLE, text, evidence=(launch.path("profile"),), topic="plausible"
         )
     log = case.log(_LAUNCH)
     step_us = 1e6 * float(log.frame["dt_s"].median())
@@ -177,7 +177,7 @@ def _hotspot(case: Case) -> Finding:
     launch, profile = _profile(case)
     top = _top(profile)
     if not top:
-        raise missing("the profile has no Python function", launch.profile_path)
+        raise missing("the profile has no Python function", launch.path("profile"))
     share = float(top[0].get("share") or 0.0)
     text = f"{top[0].get('name')}: {share:.0%}"
     if case.profile.has_gpu:

@@ -194,7 +194,7 @@ def _own_commit(case: Case, name: str) -> Finding:
     env.json, by the package that it had loaded.
     """
     launch, env = case.completed(name), case.env(name)
-    paths = (launch.checkout_path, launch.env_path)
+    paths = (launch.path("checkout"), launch.path("env"))
     there = launch.checkout
     if there is None:
         reason = f"{name}: nothing says which checkout it ran from"

@@ -125,7 +125,7 @@ def _audit(case: Case) -> Mapping[str, Any]:
         return dict(arms)
     case.completed(INTERLEAVED)
     reason = "the audit wrote nothing, so no kernel is known"
-    raise invalid(Reason.NO_EFFECT, reason, evidence=(launch.console_path,))
+    raise invalid(Reason.NO_EFFECT, reason, evidence=(launch.path("console"),))
 
 
 def _cell(audit: Mapping[str, Any] | None, arm: str, branch: str) -> str:
@@ -140,7 +140,7 @@ def _kernel_map(case: Case, arm: str) -> dict[str, str]:
     unseen = [branch for branch, kernel in found.items() if kernel == "not seen"]
     if unseen:
         reason = f"arm {arm}: no kernel seen in {', '.join(unseen)}"
-        raise invalid(Reason.NO_EFFECT, reason, evidence=(launch.audit_path,))
+        raise invalid(Reason.NO_EFFECT, reason, evidence=(launch.path("audit"),))
     return found
 
 
@@ -158,7 +158,7 @@ def _audited(case: Case) -> Finding:
     launch = case.launch(INTERLEAVED)
     problem = effect_problem(launch, "NSA_SDPA_AUDIT", "1")
     if problem:
-        return invalid(Reason.NO_EFFECT, problem, evidence=(launch.audit_path,))
+        return invalid(Reason.NO_EFFECT, problem, evidence=(launch.path("audit"),))
     text = _said(kernels)
     return passed(text, measurement=file_value(launch, "audit", "kernels", text))
 
@@ -189,11 +189,11 @@ def _arm(case: Case, arm: str) -> Finding:
     if arm not in _arms(case.context):
         return skipped(Reason.NOT_COMPARABLE, f"{SAFE_MODE}=1 forbids {_MAIN[arm]}=1")
     launch, fault = case.launch(INTERLEAVED), _fault(case)
-    if fault is None or fault.arm != arm:
+    if fault is None or fault[0] != arm:
         fault = refused(launch, [arm])
     if fault is not None:
-        reason = f"not usable: {fault.reason}"
-        return warned(reason, evidence=fault.evidence, topic=fault.topic)
+        _, end = fault
+        return warned(f"not usable: {end.reason}", evidence=end.evidence, topic=end.topic)
     table = None if launch.training is None else launch.training.frame
     rows = 0 if table is None or "arm" not in table else int((table["arm"] == arm).sum())
     if rows == 0:
@@ -201,7 +201,7 @@ def _arm(case: Case, arm: str) -> Finding:
         raise missing(f"arm {arm} wrote no step")
     problem = effect_problem(launch, _MAIN[arm], "1", arm=arm)
     if problem:
-        return invalid(Reason.NO_EFFECT, problem, evidence=(launch.audit_path,))
+        return invalid(Reason.NO_EFFECT, problem, evidence=(launch.path("audit"),))
     kernels = _kernel_map(case, arm)
     text = f"usable, {rows} steps; {_said(kernels)}"
     return passed(text, measurement=file_value(launch, "audit", f"kernels_{arm}", _said(kernels)))

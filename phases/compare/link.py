@@ -51,7 +51,7 @@ def without_overlap(case: Case, one: Measurement) -> Measurement:
 def _tokens(baseline: Case, name: str) -> float:
     tokens = (baseline.env(name).get("effective") or {}).get("tokens_per_step") or 0
     if tokens < 1:
-        raise missing(f"{name}: env.json has no tokens_per_step", baseline.launch(name).env_path)
+        raise missing(f"{name}: env.json has no tokens_per_step", baseline.launch(name).path("env"))
     return float(tokens)
 
 
@@ -61,13 +61,13 @@ def _gradients(baseline: Case, name: str) -> tuple[float, int]:
     try:
         wire = Workload.of(env).wire
     except ValueError as error:
-        raise missing(f"{name}: {error}", launch.env_path) from error
+        raise missing(f"{name}: {error}", launch.path("env")) from error
     parameters = (env.get("effective") or {}).get("n_params") or 0
     told = launch.ranks[0].ddp_buckets if launch.ranks else ()
     sizes = (told[-1].get("sizes_mib") or ()) if told else ()
     if wire not in _WIDTH or parameters < 1 or not sizes:
         reason = f"{name} does not tell its parameters, their type on the wire and the buckets"
-        raise missing(reason, launch.env_path, *(rank.path for rank in launch.ranks[:1]))
+        raise missing(reason, launch.path("env"), *(rank.path for rank in launch.ranks[:1]))
     return float(parameters * _WIDTH[wire]), len(sizes)
 
 

@@ -54,7 +54,7 @@ def _require_comparable(case: Case, sides: Mapping[int, Side]) -> None:
             launch = side.case.completed(name)
             if problems := other_nodes(launch, side.case.env(name)):
                 reason = f"{launch.launch.id}: {'; '.join(problems)}"
-                paths = (launch.env_path, launch.devices_before_path)
+                paths = (launch.path("env"), launch.path("devices_before"))
                 raise invalid(Reason.MISMATCH, reason, evidence=paths, topic="plausible")
         if side.nodes < case.context.nodes:
             require_sound(side.case, side.names)

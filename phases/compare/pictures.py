@@ -101,7 +101,7 @@ def gate_curves(case: Case, name: str) -> list[Series]:
             curve(
                 f"{name} gate {column}", "share", launch.gates, column, label=label, group="gates",
                 limits=[Mark(label=words, value=case.limit(spec).value)],
-                file=(launch.gates_path, launch.gates_sha256), keep=_keep(2),
+                file=launch.files["gates"], keep=_keep(2),
             )
             for column, (label, spec, words) in shown.items()
             if launch.gates is not None and column in launch.gates

@@ -135,7 +135,7 @@ def unlike_baseline(
     before = case.earlier("baseline")
     for first in before.evidence.launches:
         unlike = differences(before.env(first), case.env(names[0]), but=but)
-        paths = (before.launch(first).env_path, case.launch(names[0]).env_path)
+        paths = (before.launch(first).path("env"), case.launch(names[0]).path("env"))
         if unlike:
             reason = f"baseline against {names[0]}: {'; '.join(unlike)}"
             return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)

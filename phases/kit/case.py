@@ -30,7 +30,7 @@ from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, Traini
 
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec
-    from runbook.config.profile import PhaseSettings, Profile
+    from runbook.config.profile import Profile
 
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ _KINDS = {
 def ending(launch: LaunchEvidence) -> Finding:
     """What the end of a launch says: PASS if it finished; rows follow from any other end."""
     result = launch.result
-    paths = (*result.evidence, launch.console_path)
+    paths = (*result.evidence, launch.path("console"))
     name = launch.launch.name
     if result.ok:
         return passed(f"{name} finished in {result.duration_s:.0f} s", evidence=paths)
@@ -239,11 +239,6 @@ class Case:
         """The profile that the run is judged by."""
         return self.context.profile
 
-    @property
-    def settings(self) -> PhaseSettings:
-        """The profile's settings of this phase."""
-        return self.profile.phases[self.phase]
-
     def limit(self, spec: LimitSpec) -> Limit:
         """A limit with the profile's value, or with that of the toggle that owns it."""
         if not spec.toggle:
@@ -306,7 +301,7 @@ class Case:
             own = found.launch.own
             where = "training.csv" if own is None else f"{own.log.path}: no line of it fits the map"
             reason = f"{name} wrote no step to {where}"
-            raise missing(reason, found.console_path, follows=self.fault_of(name))
+            raise missing(reason, found.path("console"), follows=self.fault_of(name))
         if log.damaged:
             reason = f"{log.path} is damaged: {'; '.join(log.problems) or 'rows do not parse'}"
             raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,))
@@ -325,10 +320,10 @@ class Case:
             return dict(found.env)
         problems = [problem for problem in found.problems if "env.json" in problem]
         if problems:
-            broken = invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(found.env_path,))
+            broken = invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(found.path("env"),))
             raise broken
         reason = f"{name} wrote no env.json"
-        raise missing(reason, found.console_path, follows=self.fault_of(name))
+        raise missing(reason, found.path("console"), follows=self.fault_of(name))
 
     def fact(self, name: str) -> Fact:
         """A fact of the preflight, whatever its value."""

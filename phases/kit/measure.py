@@ -47,8 +47,7 @@ def file_value(
     launch: LaunchEvidence, kind: str, name: str, value: float | str, unit: str = "", **more: Any
 ) -> Measurement:
     """A value from one of the files of a launch, such as its `gates`; `more` as in `in_file`."""
-    path, sha256 = (getattr(launch, f"{kind}_{what}") for what in ("path", "sha256"))
-    return in_file(path, sha256, name, value, unit, **more)
+    return in_file(*launch.files.get(kind, ("", "")), name, value, unit, **more)
 
 
 def steps_of(frame: pd.DataFrame) -> Window:

@@ -75,7 +75,7 @@ def measured(case: Case, what: Ceiling, name: str = LAUNCH) -> list[Measured]:
         if one.device_type != wanted:
             reason = f"{one.where} was measured on {one.device_type}, the profile is for {wanted}"
             raise invalid(
-                Reason.WRONG_ENVIRONMENT, reason, evidence=(launch.ceilings_path,), topic="cuda"
+                Reason.WRONG_ENVIRONMENT, reason, evidence=(launch.path("ceilings"),), topic="cuda"
             )
     return found
 
@@ -107,7 +107,7 @@ def _launch(case: Case, name: str = LAUNCH) -> tuple[LaunchEvidence, Mapping[str
         problems = [text for text in launch.problems if CEILINGS_JSON in text]
         if problems:
             raise _damaged(launch, problems[0])
-        raise missing(f"{name} wrote no {CEILINGS_JSON}", launch.console_path)
+        raise missing(f"{name} wrote no {CEILINGS_JSON}", launch.path("console"))
     return launch, launch.ceilings
 
 
@@ -115,7 +115,7 @@ def _damaged(launch: LaunchEvidence, reason: str) -> Finding:
     """INVALID; where a field was left out for its type, that is the cause."""
     odd = [text for text in launch.problems if CEILINGS_JSON in text]
     cause = f" ({'; '.join(odd)})" if odd and odd[0] != reason else ""
-    paths = (launch.ceilings_path,)
+    paths = (launch.path("ceilings"),)
     return invalid(Reason.DAMAGED_ARTIFACT, f"{reason}{cause}", evidence=paths)
 
 

@@ -76,7 +76,7 @@ def device_changes(case: Case, name: str) -> Finding:
 
 def _said(launch: LaunchEvidence, compared: int, notes: Notes) -> Finding:
     name = launch.launch.name
-    paths = (launch.devices_before_path, launch.kernel_log_path, launch.gpu_samples_path)
+    paths = (launch.path("devices_before"), launch.path("kernel_log"), launch.path("gpu_samples"))
     faults, counted = float(len(notes.faults)), max(1, compared)
     value = file_value(launch, "devices_after", "device_faults", faults, "faults", n=counted)
     if notes.faults:
@@ -92,7 +92,7 @@ def _said(launch: LaunchEvidence, compared: int, notes: Notes) -> Finding:
 
 def _document(launch: LaunchEvidence, key: str, file: str) -> Mapping[str, Any]:
     """A document of the launch, whole."""
-    path = getattr(launch, f"{key}_path")
+    path = launch.path(key)
     if problems := [problem for problem in launch.problems if file in problem]:
         raise invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(path,))
     document: Mapping[str, Any] | None = getattr(launch, key)
@@ -118,9 +118,9 @@ def _used(launch: LaunchEvidence, before: Mapping[str, Any]) -> list[_Gpu]:
     if not wanted or not before["source"]:
         return gpus
     if lacking := sorted(wanted - found.keys()):
-        path = launch.devices_before_path
+        path = launch.path("devices_before")
         reason = f"{path}: it does not tell of GPU {', '.join(lacking)}, which a rank used"
-        raise invalid(Reason.MISMATCH, reason, evidence=(path, launch.env_path))
+        raise invalid(Reason.MISMATCH, reason, evidence=(path, launch.path("env")))
     return [gpu for uuid, gpu in found.items() if uuid in wanted]
 
 

@@ -202,7 +202,7 @@ def sampled_at(launch: LaunchEvidence, frame: pd.DataFrame) -> pd.Series[float] 
     when = pd.to_datetime(frame["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
     seconds = (when - pd.Timestamp(0)).dt.total_seconds()
     if seconds.max() < begin or seconds.min() > end:
-        path = launch.gpu_samples_path
+        path = launch.path("gpu_samples")
         reason = (
             f"{path} is of another time: its last sample is of {frame['timestamp'].max()}, "
             f"the last step ended at {_text(end)}"

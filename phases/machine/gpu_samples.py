@@ -64,7 +64,7 @@ def headroom(case: Case, name: str) -> Finding:
     total = frame["memory_total_mib"].to_numpy(dtype=float)
     known = used / total
     if not bool((known >= 0).any()):
-        raise missing(f"{name}: nvidia-smi tells no memory in use", launch.gpu_samples_path)
+        raise missing(f"{name}: nvidia-smi tells no memory in use", launch.path("gpu_samples"))
     known[~(known >= 0)] = -1.0
     fullest = int(known.argmax())
     free = 100.0 * (1.0 - used[fullest] / total[fullest])
@@ -110,8 +110,8 @@ def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:
     if frame is None or frame.empty:
         raise missing(f"{name}: no samples of nvidia-smi were taken")
     if absent := [column for column in _COLUMNS if column not in frame]:
-        reason = f"{launch.gpu_samples_path}: the header lacks {', '.join(absent)}"
-        raise missing(reason, launch.gpu_samples_path)
+        reason = f"{launch.path('gpu_samples')}: the header lacks {', '.join(absent)}"
+        raise missing(reason, launch.path("gpu_samples"))
     wanted = launch.launch.nproc
     uuids = (case.env(name).get("device") or {}).get("uuids") or ()
     if uuids and "uuid" in frame:
@@ -120,7 +120,7 @@ def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:
     seen = frame["index"].nunique()
     if seen != wanted:
         reason = f"{name}: samples of {seen} GPU(s) for {wanted} ranks"
-        raise missing(reason, launch.gpu_samples_path)
+        raise missing(reason, launch.path("gpu_samples"))
     return launch, frame
 
 
@@ -142,5 +142,5 @@ def _in_timed_steps(
     latest = float(seconds[timed].max()) if timed.any() else first
     if last - latest > max(_SILENT_S, _SILENT_SHARE * (last - first)):
         reason = f"{name}: no samples in the last {last - latest:.1f} s of its timed steps"
-        raise missing(reason, launch.gpu_samples_path)
+        raise missing(reason, launch.path("gpu_samples"))
     return timed

@@ -22,7 +22,7 @@ def as_planned(case: Case, name: str) -> Finding:
     """INVALID where checkpoint, config, toggles, data, model, nodes or software are others."""
     launch, env = case.launch(name), case.env(name)
     if other := other_checkpoint(launch, env):
-        paths = (launch.env_path,)
+        paths = (launch.path("env"),)
         return invalid(Reason.MISMATCH, f"{name}: {other}", evidence=paths, topic="resume")
     workload = _workload_problems(case, env)
     problems = [
@@ -36,7 +36,7 @@ def as_planned(case: Case, name: str) -> Finding:
         reason = f"{name}: {'; '.join(problems)}"
         topic = "workload" if problems == workload else ""
         topic = "two_folders" if other_folder(case, launch, env) else topic
-        return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,), topic=topic)
+        return invalid(Reason.MISMATCH, reason, evidence=(launch.path("env"),), topic=topic)
     work = case.profile.workload_of(case.phase)
     batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
     reason = f"S={work.seq_len}, {batch}, {work.dtype}"

@@ -51,7 +51,7 @@ def balanced(case: Case, name: str) -> Finding:
         reason = f"{name}: {listed(off.problems)}: {why}"
         return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=value, evidence=paths)
     if off:
-        found = _failed(off, name, (*paths, launch.env_path))
+        found = _failed(off, name, (*paths, launch.path("env")))
         if found.code is Reason.MISMATCH:
             # The files agree, and tell of another setting: they are right.
             return found
@@ -154,7 +154,7 @@ def _not_tested(case: Case, name: str) -> Finding | None:
     why = _untested(case, name) if case.profile.has_gpu else ""
     if not why:
         return None
-    paths = (case.launch(name).env_path,)
+    paths = (case.launch(name).path("env"),)
     reason = f"{name}: {why}"
     return incomplete(Reason.NOTHING_COLLECTED, reason, evidence=paths, topic="untested")
 
@@ -182,7 +182,7 @@ def _self_tested(case: Case, name: str) -> Finding | None:
     launch = case.launch(name)
     if odd := [text for text in launch.problems if f"{ENV_JSON}.attention" in text]:
         # What was left out may be the one that failed.
-        return invalid(Reason.DAMAGED_ARTIFACT, odd[0], evidence=(launch.env_path,))
+        return invalid(Reason.DAMAGED_ARTIFACT, odd[0], evidence=(launch.path("env"),))
     bad = {
         kind: found
         for kind, found in _self_test(case, name).items()
@@ -196,7 +196,7 @@ def _self_tested(case: Case, name: str) -> Finding | None:
         for kind, found in bad.items()
     )
     reason = f"{name}: the self-test rejected {told}; {ran or 'nothing else'} ran instead"
-    paths = (case.launch(name).env_path,)
+    paths = (case.launch(name).path("env"),)
     if all(found.get("refused") for found in bad.values()):
         return warned(reason, evidence=paths, topic="self_test")
     return failed(Reason.MISMATCH, reason, evidence=paths, topic="self_test")
@@ -218,7 +218,7 @@ def _sources(case: Case, name: str) -> Sources:
     try:
         work = Workload.of(env)
     except ValueError as error:
-        path = launch.env_path
+        path = launch.path("env")
         reason = f"{path} does not say what was trained: {error}"
         raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,)) from error
     return Sources(

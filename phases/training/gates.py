@@ -38,15 +38,15 @@ def gates(case: Case, name: str) -> Finding:
     if frame is None or frame.empty:
         raise missing("no gate health was recorded")
     if absent := [name for name in ("entropy", "max_gate") if name not in frame]:
-        reason = f"{launch.gates_path}: the header lacks {', '.join(absent)}"
-        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(launch.gates_path,))
+        reason = f"{launch.path('gates')}: the header lacks {', '.join(absent)}"
+        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(launch.path("gates"),))
     low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
     patience = case.limit(GATE_COLLAPSE_READINGS)
     asked = launch.launch.steps if launch.result.steps is None else launch.result.steps
     if gap := _unread(frame, launch.after, asked, patience.value):
-        return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.gates_path,))
+        return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.path("gates"),))
     if wrong := _other_selection(launch):
-        paths = (launch.gates_path, launch.env_path)
+        paths = (launch.path("gates"), launch.path("env"))
         return failed(Reason.MISMATCH, wrong, evidence=paths, topic="selection")
     entropy = frame["entropy"].to_numpy(dtype=float)
     largest = frame["max_gate"].to_numpy(dtype=float)

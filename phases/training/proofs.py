@@ -101,7 +101,7 @@ def report_of(case: Case, launch: str) -> JUnitReport:
         return found.junit
     if found.junit is None and (by_itself or found.result.status is LaunchStatus.CRASHED):
         reason = f"{launch}: no readable JUnit file; {found.result.cause or 'no cause recorded'}"
-        raise missing(reason, found.console_path, follows=case.fault_of(launch))
+        raise missing(reason, found.path("console"), follows=case.fault_of(launch))
     end = ending(found)
     raise replace(end, outcome=Outcome.INCOMPLETE, reason=f"no evidence: {end.reason}")
 

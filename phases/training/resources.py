@@ -54,7 +54,7 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     launch = case.launch(name)
     looks = _looks(launch)
     if damage := [text for text in launch.problems if f"/{RESOURCES_CSV}: " in text]:
-        return invalid(Reason.DAMAGED_ARTIFACT, damage[0], evidence=(launch.resources_path,))
+        return invalid(Reason.DAMAGED_ARTIFACT, damage[0], evidence=(launch.path("resources"),))
     if looks is None:
         return None
     steps_left = case.profile.workload.production_steps - float(looks["step"].max())

@@ -186,7 +186,7 @@ def _plateau_of_processes(case: Case, name: str) -> Finding:
     total = sums[sums["step"] > 0].groupby("step")["mib"].max()
     if len(total) < FEWEST_ROWS:
         reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
-        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.processes_path,))
+        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.path("processes"),))
     ranks = launch.launch.nproc
     return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
 
@@ -208,7 +208,7 @@ def _memory(launch: LaunchEvidence, gib: float) -> Measurement:
 
 def processes_of(launch: LaunchEvidence) -> pd.DataFrame:
     if launch.processes is None or not len(launch.processes):
-        raise missing(f"{launch.launch.name}: no process of it was seen", launch.processes_path)
+        raise missing(f"{launch.launch.name}: no process of it was seen", launch.path("processes"))
     return launch.processes
 
 
@@ -220,7 +220,7 @@ def heartbeats(case: Case, name: str) -> Finding:
     """
     launch = case.completed(name)
     if not launch.ranks:
-        raise missing(f"{name}: no rank wrote a heartbeat", launch.console_path)
+        raise missing(f"{name}: no rank wrote a heartbeat", launch.path("console"))
     planned = launch.launch.steps - launch.after
     problems = []
     for rank in launch.ranks:

@@ -43,8 +43,8 @@ def seen(looks: int = LOOKS, **of_rank_1: Any) -> spoil.Change:
     table = pd.concat(tables).sort_values("mono", kind="stable")
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        path = f"{made.launch.run_dir}/resources.csv"
-        return replace(made, resources=table, resources_path=path, resources_sha256=SHA)
+        kept = {**made.files, "resources": (f"{made.launch.run_dir}/resources.csv", SHA)}
+        return replace(made, resources=table, files=kept)
 
     return change
 
@@ -121,7 +121,6 @@ def test_looks_that_cannot_be_read_are_damage() -> None:
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
         problem = f"{made.launch.run_dir}/resources.csv: the first line is not a header"
-        path = f"{made.launch.run_dir}/resources.csv"
-        return replace(made, resources=None, resources_path=path, problems=(problem,))
+        return replace(made, resources=None, problems=(problem,))
 
     says(row("long_run", "memory_plateau", change), DAMAGED)

@@ -29,7 +29,7 @@ PARTS = {
     "audit": None,
     "profile": None,
     "ceilings": None,
-    "trace_path": "",
+    "files": {},
     "junit": None,
     "console_lines": (),
     "gpu_samples": None,
