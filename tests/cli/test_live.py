@@ -220,11 +220,14 @@ def test_nothing_is_waited_for_without_end(tmp_path: Path, linked: bool) -> None
         begun_in(tmp_path, interval_s=0.05, within_s=0.2, tell=lambda _: None)
 
 
+@pytest.mark.parametrize("words", [("./nowhere", "--once"), ("run.json",), ("run.json", "--once")])
 def test_a_directory_that_is_not_there_is_called_that(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    assert main(["watch", str(tmp_path / "nowhere"), "--once"]) == 2
-    assert "no such directory" in capsys.readouterr().err
+    (tmp_path / "run.json").touch()
+    ended = inside("watch", *words, cwd=tmp_path)
+    assert ended.code == 2
+    assert f"no such directory: {Path(words[0])}" in ended.err
 
 
 def test_stacks_of_an_empty_folder_name_no_file_that_is_not_there(tmp_path: Path) -> None:
