@@ -160,6 +160,10 @@ def test_one_message_for_what_is_wrong(tmp_path: Path, words: list[str], message
         ("decide target x.csv --target fast", "--target: must be a number, not 'fast'"),
         ("decide target x.csv --tagret 39", "unknown option --tagret (did you mean '--target'?)"),
         ("decide scaling x.csv --devices 0", "--devices: must be a whole number, 1 or more, not"),
+        (
+            "run --seed 1000000000000000",
+            "--seed: must be a whole number, 0 or more, of at most 15 digits, not '1000",
+        ),
         ("export --to csv", "--to: expected 2 arguments"),
         ("history --csv --otu x", "unknown option --otu (did you mean '--out'?)"),
         ("launch --profile cpu --until", "--until: expected one argument"),
