@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
 
 
 def run_folders(out_dir: Path) -> list[Path]:
-    """The folders of `out_dir` that hold a run, oldest first (an id begins with its UTC time)."""
+    """The folders of `out_dir` that hold a run, oldest first (an id begins with its UTC time).
+
+    A run is its owner's: those of other users, in a folder that they share, cannot be looked into.
+    """
     if not out_dir.is_dir():
         return []
+    ours = (folder for folder in out_dir.iterdir() if os.access(folder, os.X_OK))
     return sorted(
-        (folder for folder in out_dir.iterdir() if (folder / RECORD_FILE).is_file()),
+        (folder for folder in ours if (folder / RECORD_FILE).is_file()),
         key=lambda folder: folder.name,
     )
 
