@@ -8,7 +8,8 @@ from typing import Any
 
 from runbook.accounts.model import at_most, oracle_tolerance
 from runbook.accounts.workload import Workload
-from runbook.records.evidence import RankLog
+from runbook.folder.launch.shapes import is_count
+from runbook.records.evidence import Effect, RankLog
 
 # What a mean of known numbers may be off by after it traveled in a type.
 WIRE_TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2}
@@ -76,6 +77,33 @@ def _may_idle(group: str, work: Workload) -> bool:
 
 def _near(value: object, allowed: float) -> bool:
     return isinstance(value, int | float) and abs(value - 1.0) <= allowed
+
+
+def exchange_account(ranks: Sequence[RankLog]) -> list[str]:
+    """Gradients are exchanged once a step, when the sum of all its micro-batches is there.
+
+    As the hook that compresses them counts their bytes; without one nobody does.
+    """
+    problems = []
+    for rank in ranks:
+        counts = [one for effect in rank.effects if (one := _exchanges(effect)) is not None]
+        if odd := [one for one in counts if one != 1]:
+            problems.append(
+                f"rank {rank.rank} exchanges its gradients {odd[0]:g} times in a step, not once "
+                "after its last micro-batch"
+            )
+    return problems
+
+
+def _exchanges(effect: Effect) -> float | None:
+    """How often in a step the hook was given all gradients; None where the effect is another's."""
+    told = effect.evidence
+    if effect.toggle != "NSA_DDP_COMPRESS" or not isinstance(told, Mapping):
+        return None
+    sent, once, steps = (told.get(name) for name in ("bytes_before", "bytes_of_gradients", "steps"))
+    if not (is_count(sent) and is_count(once) and is_count(steps) and once * steps):
+        return None
+    return sent / (once * steps)
 
 
 def left_over_account(ranks: Sequence[RankLog]) -> list[str]:
