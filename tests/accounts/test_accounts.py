@@ -141,6 +141,14 @@ def test_gradients_that_are_exchanged_once_balance() -> None:
     assert not all_accounts(table, changed(ranks, 1, effects=(compressed(sent=2 * SIZE),)))
 
 
+def test_of_a_mean_of_another_size_no_type_is_told() -> None:
+    """The details in which a type shows have another size, too."""
+    table, ranks = honest()
+    halved = proof_of(ranks, 0, mean_low=0.484, mean_high=0.5, wire="8 bits or fewer")
+    (found,) = all_accounts(table, halved)
+    assert "came out as 0.484 to 0.5" in found and "travel" not in found
+
+
 def test_a_loss_that_is_smoothed_in_both_files_is_seen() -> None:
     table, ranks = honest()
     smooth = table.assign(loss=table["loss"].ewm(alpha=0.1).mean())
