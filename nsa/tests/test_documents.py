@@ -154,7 +154,34 @@ def opened(
     )
 
 
+class Stream:
+    """What the client of a stream gives: records, and the place of the last one."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[dict[str, str | None]]:
+        every: list[str | None] = [*texts()]
+        # A row without a text is no document.
+        for text in [*every[:9], None, *every[9:]][self.read :]:
+            self.read += 1
+            yield {"text": text}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.read = state["read"]
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream is one of these."""
+    monkeypatch.setattr(FinewebCorpus, "_open", lambda _: Stream())
+
+
 SHARES = [(rank, ranks) for ranks in RANKS for rank in range(ranks)]
+READERS = [("local", 1, 2), ("fineweb_edu", 0, 1)]
 
 
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)
@@ -236,25 +263,7 @@ def test_evaluation_is_the_same_wherever_training_is(corpus: Path) -> None:
         second.close()
 
 
-class Stream:
-    """What the client of a stream gives: records, and the place of the last one."""
-
-    def __init__(self) -> None:
-        self.read = 0
-
-    def __iter__(self) -> Iterator[dict[str, str | None]]:
-        every: list[str | None] = [*texts()]
-        # A row without a text is no document.
-        for text in [*every[:9], None, *every[9:]]:
-            self.read += 1
-            yield {"text": text}
-
-    def state_dict(self) -> dict[str, int]:
-        return {"read": self.read}
-
-
-def test_a_stream_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(FinewebCorpus, "_open", lambda _: Stream())
+def test_a_stream_is_read_as_it_comes(streamed: None, tmp_path: Path) -> None:
     documents = documents_of(0, 1, held_out=False)
     source = opened(tmp_path, 0, 1, dataset="fineweb_edu")
     try:
@@ -264,13 +273,16 @@ def test_a_stream_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch, tmp_path:
         source.close()
 
 
-def test_reading_goes_on_where_a_checkpoint_was_written(corpus: Path) -> None:
+@pytest.mark.parametrize(("dataset", "rank", "ranks"), READERS)
+def test_reading_goes_on_where_a_checkpoint_was_written(
+    streamed: None, corpus: Path, dataset: str, rank: int, ranks: int
+) -> None:
     """Over the end of an epoch, too."""
-    documents = documents_of(1, 2, held_out=False)
+    documents = documents_of(rank, ranks, held_out=False)
     count = epoch_batches(documents)
     wanted = list(batches_of(documents, count))
     for stop in (1, count // 3, count - 2):
-        first, second = opened(corpus, 1, 2), opened(corpus, 1, 2)
+        first, second = (opened(corpus, rank, ranks, dataset=dataset) for _ in range(2))
         try:
             for _ in range(stop):
                 position = first.fetch().position
