@@ -246,6 +246,22 @@ def test_evaluation_reads_what_is_held_out_and_the_same_each_time(
         source.close()
 
 
+@pytest.mark.parametrize(("dataset", "rank", "ranks"), READERS)
+def test_training_reads_on_beside_an_evaluation(
+    streamed: None, corpus: Path, dataset: str, rank: int, ranks: int
+) -> None:
+    """What is read ahead hides for some batches that an evaluation has moved the reader."""
+    documents = documents_of(rank, ranks, held_out=False)
+    source = opened(corpus, rank, ranks, dataset=dataset)
+    try:
+        for number, wanted in enumerate(batches_of(documents, epoch_batches(documents))):
+            if number == 2:
+                list(source.validation(HELD_OUT_BATCHES))
+            assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
+    finally:
+        source.close()
+
+
 def test_evaluation_is_the_same_wherever_training_is(corpus: Path) -> None:
     """Behind half of the documents, and where another run goes on from there."""
     half = epoch_batches(documents_of(1, 2, held_out=False)) // 2
