@@ -14,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 from nsa.data.open import open_source
-from nsa.data.source import DataError, Source
+from nsa.data.source import DEPTH, DataError, Source
 from nsa.data.text import FinewebCorpus
 from nsa.settings import DataSection
 
@@ -29,6 +30,8 @@ SIGNS = (
     "".join(map(chr, range(33, 127))) + "\u00a0ÄäÉe\u0301ßﬁ…“”‘ıİΩµ１²\u200b\ufeff\u2028😀\t\v  "
 )
 HELD_OUT_BATCHES, RANKS = 3, (1, 2, 3)
+# The reader looks every half second whether it is to end.
+SLOW_STEP_S = 0.8
 # Not what the config says by itself: another text stands there.
 FIELD = "body"
 # Where documents lie, in the order of reading: files by name, folders among them.
@@ -258,6 +261,19 @@ def test_training_reads_on_beside_an_evaluation(
             if number == 2:
                 list(source.validation(HELD_OUT_BATCHES))
             assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
+    finally:
+        source.close()
+
+
+def test_what_is_read_ahead_waits_for_a_slow_step(corpus: Path) -> None:
+    """A step of a large model takes longer than any time after which a reader may give up."""
+    documents = documents_of(0, 1, held_out=False)
+    source = opened(corpus, 0, 1)
+    try:
+        for number, wanted in enumerate(batches_of(documents, 3 * DEPTH)):
+            assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
+            if number == 0:
+                sleep(SLOW_STEP_S)
     finally:
         source.close()
 
