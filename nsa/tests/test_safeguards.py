@@ -360,6 +360,21 @@ def test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none(
     assert {facts["val_loss"] for step, facts in told.items() if step not in losses} == {None}
 
 
+def test_a_checkpoint_goes_only_once_the_next_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that dies while it saves has the one before."""
+    write, there = checkpoint.write_json, []
+
+    def last_of_a_save(*words: Any) -> None:
+        there.append(kept(tmp_path))
+        write(*words)
+
+    monkeypatch.setattr(checkpoint, "write_json", last_of_a_save)
+    assert trainer(tmp_path, "train.keep_last=1").run().code == SUCCESS
+    assert there == [[], *([step] for step in range(1, STEPS))]
+
+
 def facts_of(folder: Path) -> dict[str, Any]:
     """What a checkpoint tells of itself."""
     facts: dict[str, Any] = json.loads((folder / CHECKSUMS_JSON).read_text())
