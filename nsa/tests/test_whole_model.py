@@ -395,6 +395,12 @@ def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike() -> N
         size = min(left.size, right.size)
         alike = np.corrcoef(left[:size], right[:size])[0, 1]
         assert abs(alike) < 6 / np.sqrt(size), f"{one} and {other}"
+    # Numbers that are used twice, wherever they lie, agree with themselves at some distance: by
+    # chance all products at one of n distances are so large with 1e-9.
+    whole = np.concatenate([weight / weight.std() for weight in drawn.values()])
+    products = np.fft.irfft(np.abs(np.fft.rfft(whole, 2 * whole.size)) ** 2)[1 : whole.size]
+    most = np.sqrt(2 * whole.size * np.log(2e9 * whole.size))
+    assert np.abs(products).max() < most, "some weights are parts of the numbers of others"
 
 
 def test_no_two_rows_or_columns_of_a_weight_begin_alike() -> None:
