@@ -88,26 +88,23 @@ def exchange_account(ranks: Sequence[RankLog]) -> list[str]:
 
     As the hook that compresses them counts their bytes; without one nobody does.
     """
-    problems = []
-    for rank in ranks:
-        counts = [one for effect in rank.effects if (one := _exchanges(effect)) is not None]
-        if odd := [one for one in counts if one != 1]:
-            problems.append(
-                f"rank {rank.rank} exchanges its gradients {odd[0]:g} times in a step, not once "
-                "after its last micro-batch"
-            )
-    return problems
+    counts = {rank.rank: [_exchanges(effect) for effect in rank.effects] for rank in ranks}
+    return [
+        f"rank {rank} exchanges its gradients {odd[0]:g} times in a step, not once after its last "
+        "micro-batch"
+        for rank, told in counts.items()
+        if (odd := [one for one in told if one != 1])
+    ]
 
 
-def _exchanges(effect: Effect) -> float | None:
-    """How often in a step the hook was given all gradients; None where the effect is another's."""
-    told = effect.evidence
-    if effect.toggle != "NSA_DDP_COMPRESS" or not isinstance(told, Mapping):
-        return None
-    sent, once, steps = (told.get(name) for name in ("bytes_before", "bytes_of_gradients", "steps"))
-    if not (is_count(sent) and is_count(once) and is_count(steps) and once * steps):
-        return None
-    return sent / (once * steps)
+def _exchanges(effect: Effect) -> float:
+    """How often in a step the hook was given all gradients; 1 where the effect is another's."""
+    told = effect.evidence if isinstance(effect.evidence, Mapping) else {}
+    counts = [told.get(name) for name in ("bytes_before", "bytes_of_gradients", "steps")]
+    if effect.toggle != "NSA_DDP_COMPRESS" or not all(map(is_count, counts)):
+        return 1.0
+    sent, once, steps = counts
+    return float(sent / (once * steps)) if once * steps else 1.0
 
 
 def left_over_account(ranks: Sequence[RankLog]) -> list[str]:
