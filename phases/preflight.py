@@ -63,6 +63,7 @@ _OF_CHECKPOINTS = (
     "test_checkpoints_that_stay_are_those_that_were_asked_for",
     "test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped",
     "test_a_save_is_of_one_moment_however_long_it_takes",
+    "test_a_checkpoint_goes_only_once_the_next_one_is_whole",
     "test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none",
     "test_random_numbers_go_on_as_after_the_step_that_was_saved",
     "test_the_scale_of_fp16_goes_on_as_it_was",
