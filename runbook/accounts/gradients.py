@@ -100,7 +100,7 @@ def exchange_account(ranks: Sequence[RankLog]) -> list[str]:
 def _exchanges(effect: Effect) -> float:
     """How often in a step the hook was given all gradients; 1 where the effect is another's."""
     told = effect.evidence if isinstance(effect.evidence, Mapping) else {}
-    counts = [told.get(name) for name in ("bytes_before", "bytes_of_gradients", "steps")]
+    counts: list[Any] = [told.get(name) for name in ("bytes_before", "bytes_of_gradients", "steps")]
     if effect.toggle != "NSA_DDP_COMPRESS" or not all(map(is_count, counts)):
         return 1.0
     sent, once, steps = counts
