@@ -21,7 +21,7 @@ import pytest
 from nsa.data.open import open_source
 from nsa.data.source import DEPTH, DataError, Source
 from nsa.data.text import FinewebCorpus
-from nsa.settings import DataSection
+from nsa.settings import DataSection, Share
 
 SEQ_LEN, ROWS = 16, 2
 # What a text may hold that is easily taken for something else: both cases of every letter, signs,
@@ -147,13 +147,8 @@ def opened(
     corpus: Path, rank: int, ranks: int, seq_len: int = SEQ_LEN, dataset: str = "local"
 ) -> Source:
     return open_source(
-        DataSection(local_path=str(corpus), text_field=FIELD, tokenizer="byte"),
-        dataset=dataset,
-        seq_len=seq_len,
-        batch_size=ROWS,
-        rank=rank,
-        world_size=ranks,
-        seed=1,
+        DataSection(dataset=dataset, local_path=str(corpus), text_field=FIELD, tokenizer="byte"),
+        Share(seq_len=seq_len, batch_size=ROWS, rank=rank, world_size=ranks),
     )
 
 

@@ -55,21 +55,13 @@ def trainer(folder: Path, *settings: str, precision: str = "fp32", save_every: i
     settings = (f"train.save_every={save_every}", "train.grad_clip=1.0", *settings)
     words = [word for setting in settings for word in ("--set", setting)]
     plan = plan_launch(["--config", str(file), "--ddp", "0", *words], SCALED)
-    ranks, train = start_ranks(plan, choose_device(plan)), plan.config.train
+    ranks = start_ranks(plan, choose_device(plan))
     beat = Heartbeat(rank=0, token="5afe")
     beat.open(folder)
     return Loop(
         plan,
         engine=Engine(plan, ranks),
-        source=open_source(
-            plan.config.data,
-            dataset="synthetic",
-            seq_len=train.seq_len,
-            batch_size=plan.per_rank_batch,
-            rank=0,
-            world_size=1,
-            seed=train.seed,
-        ),
+        source=open_source(plan.config.data, plan.share),
         tables=Tables(folder, rank=0, csv=True, aux=True, board=False),
         heartbeat=beat,
         termination=Termination(),

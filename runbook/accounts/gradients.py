@@ -100,11 +100,12 @@ def exchange_account(ranks: Sequence[RankLog]) -> list[str]:
 def _exchanges(effect: Effect) -> float:
     """How often in a step the hook was given all gradients; 1 where the effect is another's."""
     told = effect.evidence if isinstance(effect.evidence, Mapping) else {}
-    counts: list[Any] = [told.get(name) for name in ("bytes_before", "bytes_of_gradients", "steps")]
-    if effect.toggle != "NSA_DDP_COMPRESS" or not all(map(is_count, counts)):
+    found = (told.get(name) for name in ("bytes_before", "bytes_of_gradients", "steps"))
+    counts = [float(one) for one in found if isinstance(one, int) and is_count(one)]
+    if effect.toggle != "NSA_DDP_COMPRESS" or len(counts) < 3:
         return 1.0
     sent, once, steps = counts
-    return float(sent / (once * steps)) if once * steps else 1.0
+    return sent / (once * steps) if once * steps else 1.0
 
 
 def left_over_account(ranks: Sequence[RankLog]) -> list[str]:
