@@ -6,6 +6,7 @@ asked before anything starts; `limit_met` says whether an end had such a reason.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -130,9 +131,13 @@ def _loopback_problems() -> list[str]:
         ):
             return []
     except OSError as error:
+        # The kernel gives an interface its address when it comes up, and never again.
+        lost = error.errno == errno.EADDRNOTAVAIL
+        way = "ip addr add 127.0.0.1/8 dev lo" if lost else "ip link set lo up"
         return [
             "no loopback network: 127.0.0.1, where the ranks of a launch meet, cannot be reached "
-            f"({error.strerror or error}): `ip link set lo up` in this network namespace"
+            f"({os.strerror(error.errno) if error.errno else error}): `{way}` in this network "
+            "namespace"
         ]
 
 
