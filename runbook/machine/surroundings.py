@@ -31,6 +31,7 @@ from runbook.machine.host import count_cpus
 from runbook.process.start import run_tool
 
 _GIB, _MIB = 1024**3, 1024**2
+_KERNEL = Path("/proc/stat")
 _SHM = Path("/dev/shm")  # noqa: S108 - its room is looked at, nothing is written
 
 
@@ -122,7 +123,7 @@ def surroundings_problems(longest_s: float = 0.0) -> list[str]:
     """
     # Where a limit is too small, nothing else can be asked.
     too_small = [*_limit_problems(longest_s), *_task_problems()]
-    return too_small or [*_loopback_problems(), *_clock_problems()]
+    return too_small or [*_kernel_problems(), *_loopback_problems(), *_clock_problems()]
 
 
 def memory_problems(who: str = "a run") -> list[str]:
@@ -165,6 +166,15 @@ def _task_problems() -> list[str]:
             one.join()
         threading.stack_size(stack)
     return []
+
+
+def _kernel_problems() -> list[str]:
+    if _KERNEL.exists():
+        return []
+    return [
+        "nothing is mounted at /proc, where the kernel tells what is alive: "
+        "`mount -t proc proc /proc`"
+    ]
 
 
 def _loopback_problems() -> list[str]:

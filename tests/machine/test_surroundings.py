@@ -104,6 +104,16 @@ def test_a_machine_that_lets_too_few_processes_start_is_refused(
     assert not any(one.is_alive() for one in started)
 
 
+def test_without_the_kernels_own_files_nothing_starts(tmp_path: Path) -> None:
+    before = ["unshare", "-rm"]
+    hidden = "mount -t tmpfs none /proc"
+    if subprocess.run([*before, "bash", "-c", hidden], check=False).returncode:
+        pytest.skip("this machine does not permit to mount something (unshare -rm)")
+    told = shell(f"{hidden}; {_RUN} --phase baseline --out out", tmp_path, *before)
+    assert told.returncode == 2 and "`mount -t proc proc /proc`" in told.stderr, told.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_command_that_reads_is_refused_too_where_numpy_would_ask_for_memory_without_end(
     tmp_path: Path,
 ) -> None:
