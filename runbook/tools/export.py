@@ -1,4 +1,4 @@
-"""Every number of a run that a check or a phase rests on, as CSV and as Prometheus's gauges."""
+"""The numbers of a run as CSV, and with its verdict as Prometheus's gauges."""
 
 from __future__ import annotations
 
@@ -7,87 +7,20 @@ import io
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from runbook.errors import RunbookError
-from runbook.records import Check, Measurement, Outcome, RunRecord, Verdict, satisfies
+from runbook.records import Outcome, RunRecord, Verdict, satisfies
 from runbook.records.measurement import plain_number
+from runbook.tools.numbers import Number, numbers_of
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
 _RUN = ("run_id", "started_at", "profile", "verdict")
 _Sample = tuple[dict[str, str], float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Number:
-    """One number: `name` is a check's id, or phase/measurement, as `runbook history` has it.
-
-    `measurement` names what was measured, `outcome` is the check's (empty without a check), and
-    `limit` is a number that the value was held against by `comparator`. The windows are steps.
-    """
-
-    name: str
-    phase: str
-    measurement: str
-    outcome: str
-    required: bool
-    value: float
-    unit: str
-    stdev: float | None
-    low: float | None
-    high: float | None
-    n: int
-    comparator: str
-    limit: float | None
-    first_step: int | None
-    last_step: int | None
-    path: str
-    sha256: str
-
-
-def numbers_of(record: RunRecord) -> list[Number]:
-    """The numbers of all checks and measurements, in the order of the phases; texts are no numbers.
-
-    A measurement that a check already shows does not come twice.
-    """
-    return [
-        _number(name, phase.name, one, check)
-        for phase in record.phases
-        for name, one, check in phase.numbers()
-        if one is not None and _is_number(one.value)
-    ]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(name: str, phase: str, one: Measurement, check: Check | None) -> Number:
-    low, high = one.interval or (None, None)
-    limit = check.limit if check and _is_number(check.limit) else None
-    return Number(
-        name=name,
-        phase=phase,
-        measurement=one.name,
-        outcome=check.outcome.value if check else "",
-        required=bool(check and check.required),
-        value=float(one.value),
-        unit=one.unit,
-        stdev=one.stdev,
-        low=low,
-        high=high,
-        n=one.n,
-        comparator=check.comparator.value if check and limit is not None else "",
-        limit=None if limit is None else float(limit),
-        first_step=one.window.first_step if one.window else None,
-        last_step=one.window.last_step if one.window else None,
-        path=one.path,
-        sha256=one.sha256,
-    )
 
 
 def csv_text(record: RunRecord) -> str:
@@ -158,7 +91,11 @@ def _families(record: RunRecord) -> Iterable[tuple[str, str, list[_Sample]]]:
     times = [({"phase": one.name}, one.duration_s) for one in record.phases if one.started_at]
     yield "phase_duration_seconds", "Time of each phase that ran.", times
     # Several launches may give one measurement each: the file tells their series apart.
-    values = [(_labels(one, "name", "measurement", "unit", "path"), one.value) for one in numbers]
+    values = [
+        (_labels(one, "name", "measurement", "unit", "path"), one.value)
+        for one in numbers
+        if one.value is not None
+    ]
     yield "value", "A number of a check, or of a phase; the label unit says in what.", values
     limits = [
         (_labels(one, "name", "comparator", "unit"), one.limit)
