@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, add_out, not_in_a_run, path_type
+from runbook.cli._parser import CommandParser, add_out, command, not_in_a_run, path_type
 from runbook.console import Console
 from runbook.errors import UsageError, did_you_mean
 
@@ -50,7 +50,22 @@ def _problems(args: argparse.Namespace) -> list[str]:
     return problems + (not_in_a_run("--html", args.html) if args.html not in (None, Path()) else [])
 
 
-def _history(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "list earlier runs, or one number through all of them",
+    arguments=_add_arguments,
+    problems=_problems,
+)
+def history(args: argparse.Namespace, console: Console) -> int:
+    """List the runs of a folder, oldest first. With METRIC (a check's id, or
+    phase/measurement), its value in each, a line for each profile, settings, workload and
+    device, and the change against the median of the earlier runs on that line.
+
+    examples:
+      runbook history
+      runbook history --html                        one page with all runs and trends
+      runbook history baseline.throughput
+      runbook history baseline.throughput --csv > throughput.csv
+    """
     from runbook.tools.history.runs import read_history
 
     if not args.out.is_dir():
@@ -194,21 +209,3 @@ def _links(out: Path, runs: Sequence[RunRow], start: Path) -> dict[str, str]:
         if report.is_file() and not report.is_symlink():
             found[row.folder] = Path(os.path.relpath(report, start)).as_posix()
     return found
-
-
-HISTORY = Command(
-    name="history",
-    help="list earlier runs, or one number through all of them",
-    description="""\
-List the runs of a folder, oldest first. With METRIC (a check's id, or
-phase/measurement), its value in each, a line for each profile, settings, workload and
-device, and the change against the median of the earlier runs on that line.""",
-    examples="""\
-  runbook history
-  runbook history --html                        one page with all runs and trends
-  runbook history baseline.throughput
-  runbook history baseline.throughput --csv > throughput.csv""",
-    add_arguments=_add_arguments,
-    problems=_problems,
-    run=_history,
-)

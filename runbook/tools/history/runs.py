@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from runbook.folder.journal import RUNNING, running_text
 from runbook.folder.manifest import load_record, record_is_changed
-from runbook.folder.names import RECORD_FILE
+from runbook.folder.names import RECORD_FILE, run_folders
 from runbook.records import PhaseRecord, RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.tools.numbers import Number, number_fields
@@ -95,9 +95,9 @@ class History:
 def read_history(out_dir: Path) -> History:
     """Read every run of a folder; a link is none. Raises OSError if a folder cannot be read."""
     folders = [
-        path.parent
-        for path in out_dir.glob(f"*/{RECORD_FILE}")
-        if path.is_file() and not path.parent.is_symlink()
+        folder
+        for folder in run_folders(out_dir)
+        if (folder / RECORD_FILE).is_file() and not folder.is_symlink()
     ]
     read = sorted(map(_read, folders), key=lambda one: (one[0].started_at, one[0].folder))
     metrics = (row for _, rows in read for row in rows)
