@@ -7,8 +7,7 @@ import io
 from dataclasses import asdict
 
 from runbook.records import Verdict
-from runbook.tools.export import csv_text
-from runbook.tools.numbers import numbers_of
+from runbook.tools.export import csv_text, numbers_of
 from tests.reports import samples
 
 

@@ -16,7 +16,7 @@ from runbook.folder.manifest import load_record, record_is_changed
 from runbook.folder.names import RECORD_FILE, run_folders
 from runbook.records import PhaseRecord, RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.tools.numbers import Number, number_fields
+from runbook.tools.export import Number, number_fields
 
 # Half of the processors busy with something else, as preflight's row of host settings has it.
 BUSY_LOAD = 0.5
