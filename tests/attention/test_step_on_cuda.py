@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from typing import get_args
 from unittest.mock import MagicMock, patch
 
 import pytest
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import nsa
 from benchmarks.step_calls import Cost, build, measure
 from nsa.attention import sdpa
-from nsa.config import WINDOWS, ModelConfig, Window
+from nsa.config import ModelConfig, Way, Window
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
@@ -69,8 +70,7 @@ def test_walking_back_is_what_the_engine_does() -> None:
     """The same operators, as often, and the same gradients, bit by bit."""
     torch.manual_seed(0)
     model = NSALanguageModel(ModelConfig(vocab_size=11, n_layers=2, attention=TINY))
-    for layer in model.layers:
-        layer.attention.force_sdpa = True
+    model.attend_by(Way(force_sdpa=True))
     tokens, found = torch.randint(11, (2, 40)), []
     model(tokens)  # makes the rotations, which are kept
     for backward in (Tensor.backward, walk_back):
@@ -163,7 +163,7 @@ def production(window: Window, n_layers: int) -> Engine:
         if window == "varlen":
             engine.dispatch.barred.clear()
         engine.configure(plan.toggles)
-    assert {layer.attention.window for layer in engine.model.layers} == {window}
+    assert {layer.attention.way.window for layer in engine.model.layers} == {window}
     return engine
 
 
@@ -238,12 +238,11 @@ class _Precision(TorchDispatchMode):
 
 
 # Triton's kernels are no products of torch; their own proofs hold their precision.
-@pytest.mark.parametrize("window", [window for window in WINDOWS if window != "triton"])
+@pytest.mark.parametrize("window", [window for window in get_args(Window) if window != "triton"])
 def test_scores_have_all_of_float32(window: Window, precision: None) -> None:
     """Whatever the process allows: forward, backward, and `select_blocks`."""
     torch.set_float32_matmul_precision("high")
-    layer = nsa.NSAAttention(TINY)
-    layer.force_sdpa, layer.window = True, window
+    layer = nsa.NSAAttention(TINY, Way(force_sdpa=True, window=window))
     with flash_on_cpu(), _Precision() as policy:
         layer(torch.randn(1, 40, 16)).sum().backward()
         q, k = torch.randn(1, 40, 4, 6), torch.randn(1, 40, 2, 6)

@@ -10,9 +10,9 @@ import pytest
 
 from runbook.config import registry
 from runbook.records import Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records.evidence import PhaseEvidence
 from tests.phases import answers, builder, spoil, traces
-from tests.phases.answers import WHERE, get, said
+from tests.phases.answers import UNLIKE, WHERE, get, said, says
 
 PHASES = registry.phases()
 
@@ -40,8 +40,7 @@ def with_baseline(
 def test_the_control_arm_has_to_reproduce_the_baseline(
     phase: str, rate: float, expected: tuple[Outcome, Reason]
 ) -> None:
-    check = answers.row(phase, "control", rate=rate, earlier=with_baseline())
-    assert said(check) == expected, check.reason
+    says(answers.row(phase, "control", rate=rate, earlier=with_baseline()), expected)
 
 
 def test_the_control_is_held_against_a_prediction_interval() -> None:
@@ -67,7 +66,7 @@ def test_a_control_on_another_config_is_not_comparable() -> None:
     check = answers.row(
         "bucket_sweep", "control", spoil.effective(seq_len=128), earlier=with_baseline()
     )
-    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE) and "seq_len" in check.reason
+    says(check, UNLIKE, "seq_len")
 
 
 def test_without_a_baseline_there_is_no_control() -> None:
@@ -80,10 +79,7 @@ def test_arms_of_different_commits_choose_nothing(phase: str, what: str) -> None
     where = builder.context(protocol="launches")
     last = PHASES[phase].plan(where)[-1].name
 
-    def newer(made: LaunchEvidence) -> LaunchEvidence:
-        found = dict(made.env or {})
-        return replace(made, env={**found, "git": {**found["git"], "sha": "2" * 40}})
-
+    newer = spoil.env(git={"sha": "2" * 40})
     found = builder.evidence(phase, where, change=newer, only=[last])
     judgement = builder.judge(phase, found, where)
     assert said(get(judgement, f"{phase}.{what}")) == (Outcome.INVALID, Reason.NOT_COMPARABLE)

@@ -10,7 +10,7 @@ import pytest
 from runbook.folder.comparability import env_facts, other_work, unlike
 from runbook.records import Check, Outcome, Reason, Verdict, judge_run
 from tests.phases import builder, heartbeats, traces
-from tests.phases.answers import WHERE
+from tests.phases.answers import DAMAGED, FINE, NOT_GATED, TOO_MUCH, WARNED, WHERE, says
 
 LAST, BEST = "against_last_accepted", "against_best_accepted"
 
@@ -35,9 +35,7 @@ def row(
 
 
 def test_a_run_as_fast_as_the_last_accepted_one_passes_with_its_source() -> None:
-    check = row(LAST, 0.9e5, 1e5)
-    assert (check.outcome, check.code) == (Outcome.PASS, Reason.OK)
-    assert "against run2 (run.json aaaaaaaaaaaa)" in check.reason
+    check = says(row(LAST, 0.9e5, 1e5), FINE, "against run2 (run.json aaaaaaaaaaaa)")
     assert (check.limit, check.comparator.value) == (0.05, "<=")
     measured = check.measurement
     sources = {source.path: source.sha256 for source in measured.sources}
@@ -46,16 +44,12 @@ def test_a_run_as_fast_as_the_last_accepted_one_passes_with_its_source() -> None
 
 
 def test_a_loss_that_is_shown_fails_and_is_no_go() -> None:
-    check = row(LAST, 1e5, rate=8e4)
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.ABOVE_LIMIT)
-    assert "runbook compare" in check.remedy
+    check = says(row(LAST, 1e5, rate=8e4), TOO_MUCH, remedy="runbook compare")
     assert judge_run([check], [check.id]) is Verdict.NO_GO
 
 
 def test_a_loss_that_is_only_suspected_is_a_warning() -> None:
-    check = row(LAST, 1e5, rate=9.4e4)
-    assert (check.outcome, check.code) == (Outcome.PASS, Reason.WARNING)
-    assert "suspected, not shown" in check.reason
+    says(row(LAST, 1e5, rate=9.4e4), WARNED, "suspected, not shown")
 
 
 def test_the_first_run_has_nothing_to_lose_and_is_not_held_back() -> None:
@@ -117,8 +111,7 @@ def test_a_damaged_last_accepted_run_is_not_the_same_as_none() -> None:
     damaged = {"run7": "baseline/run1/training.csv is not the file of its MANIFEST.sha256"}
     for history in ([], [1e5]):
         check = row(LAST, *history, rate=5e4, damaged=damaged)
-        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
-        assert "run7: baseline/run1/training.csv is not the file" in check.reason
+        says(check, DAMAGED, "run7: baseline/run1/training.csv is not the file")
         assert "runbook verify" in check.remedy and "move that folder" in check.remedy
         assert judge_run([check], [check.id]) is Verdict.INCOMPLETE
 
@@ -127,17 +120,13 @@ def test_damage_before_the_last_accepted_run_hides_the_best_level_only() -> None
     damaged = {"run0": "its run.json is gone"}
     history = [1e5] * 6
     assert row(LAST, *history, damaged=damaged).outcome is Outcome.PASS
-    check = row(BEST, *history, damaged=damaged)
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
-    assert "run0: its run.json is gone" in check.reason
+    says(row(BEST, *history, damaged=damaged), DAMAGED, "run0: its run.json is gone")
 
 
 def test_a_damaged_file_is_no_first_run() -> None:
-    check = row(LAST, problem="accepted.json is not JSON")
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+    says(row(LAST, problem="accepted.json is not JSON"), DAMAGED)
 
 
 def test_on_shared_cores_it_is_shown_and_never_decides() -> None:
-    check = row(LAST, 1e5, rate=2e4, where=builder.context("cpu"))
-    assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NOT_GATED)
-    assert check.measurement is not None and "is shown" in check.reason
+    check = says(row(LAST, 1e5, rate=2e4, where=builder.context("cpu")), NOT_GATED, "is shown")
+    assert check.measurement is not None

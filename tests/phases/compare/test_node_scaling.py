@@ -16,12 +16,22 @@ from runbook.config import registry
 from runbook.config.phase import Judgement, PlanContext
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
-from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.records import LaunchStatus, Outcome
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.run import Invocation
 from runbook.stats import plans
 from tests.phases import builder, spoil, traces
-from tests.phases.answers import get, said
+from tests.phases.answers import (
+    FINE,
+    IMPOSSIBLE,
+    NOT_GATED,
+    OTHERWISE,
+    TOO_LITTLE,
+    UNDECIDED,
+    UNLIKE,
+    get,
+    says,
+)
 
 PHASE = registry.phases()["single_gpu"]
 ROW = "single_gpu.node_scaling"
@@ -150,8 +160,7 @@ def test_the_rounds_are_balanced_and_one_rank_is_measured_wherever_nodes_are() -
 def test_healthy_nodes_pass_and_the_table_says_what_each_number_gave() -> None:
     context = where(4, 2)
     judgement = judged(context, seen(context, {2: 0.99, 4: 0.97}))
-    check = get(judgement, ROW)
-    assert said(check) == (Outcome.PASS, Reason.OK), check.reason
+    check = says(get(judgement, ROW), FINE)
     assert (check.limit, check.limit_source) == (0.9, context.profile.limits["scaling"].source)
     assert check.measurement is not None and check.measurement.value == pytest.approx(0.97)
     assert check.reason.startswith("E against one node: 0.990 of 2 nodes, 0.970 of 4 nodes")
@@ -183,24 +192,17 @@ def test_healthy_nodes_pass_and_the_table_says_what_each_number_gave() -> None:
 def test_the_number_of_nodes_that_falls_short_first_is_named(
     efficiency: dict[int, float], named: str
 ) -> None:
-    check = answer_of(where(8), efficiency)
-    assert said(check) == (Outcome.FAIL, Reason.BELOW_LIMIT)
-    assert named in check.reason, check.reason
+    says(answer_of(where(8), efficiency), TOO_LITTLE, named)
 
 
 def test_a_number_near_the_limit_is_undecided_and_more_than_possible_invalid() -> None:
-    near = answer_of(where(4), {2: 0.98, 4: 0.905})
-    assert said(near) == (Outcome.INCONCLUSIVE, Reason.UNDECIDED)
-    assert "undecided from 4 nodes on" in near.reason
-    odd = answer_of(where(4), {2: 1.2, 4: 0.98})
-    assert said(odd) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-    assert "not possible at 2 nodes" in odd.reason
+    says(answer_of(where(4), {2: 0.98, 4: 0.905}), UNDECIDED, "undecided from 4 nodes on")
+    says(answer_of(where(4), {2: 1.2, 4: 0.98}), IMPOSSIBLE, "not possible at 2 nodes")
 
 
 def test_where_no_time_decides_it_is_shown_with_the_same_name() -> None:
     check = answer_of(where(8, 1, "cpu"), {2: 0.98, 4: 0.5, 8: 0.4})
-    assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED)
-    assert "first below 0.9 at 4 nodes" in check.reason
+    says(check, NOT_GATED, "first below 0.9 at 4 nodes")
     assert check.measurement is not None and check.measurement.value == pytest.approx(0.5)
 
 
@@ -219,10 +221,6 @@ def test_launches_that_are_missing_leave_it_incomplete() -> None:
     assert [row[0] for row in table.rows] == [1, 2]
 
 
-def ran_on(nodes: int) -> spoil.Change:
-    return lambda made: replace(made, env={**(made.env or {}), "nodes": nodes})
-
-
 def agents_of(*names: str) -> spoil.Change:
     return lambda made: replace(
         made, devices_before={**(made.devices_before or {}), "nodes": list(names)}
@@ -233,42 +231,32 @@ def agents_of(*names: str) -> spoil.Change:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (ran_on(3), "got 3"),
+        (spoil.env(nodes=3), "got 3"),
         (agents_of("n0", "n1", "n2"), "found 3 (n0, n1, n2)"),
     ],
 )
 def test_a_launch_on_other_nodes_than_planned_is_invalid_by_either_source(
     launch: str, change: spoil.Change, told: str
 ) -> None:
-    check = answer_of(where(4), {2: 0.98, 4: 0.97}, change={launch: change})
-    assert said(check) == (Outcome.INVALID, Reason.MISMATCH)
-    assert launch in check.reason and told in check.reason
+    says(answer_of(where(4), {2: 0.98, 4: 0.97}, change={launch: change}), OTHERWISE, launch, told)
 
 
 def test_it_is_also_told_where_every_launch_says_what_it_ran() -> None:
     context = where(4)
-    change = {"single_gpu/nodes2_1": ran_on(1)}
+    change = {"single_gpu/nodes2_1": spoil.env(nodes=1)}
     judgement = judged(context, seen(context, {2: 0.98, 4: 0.97}, change=change))
-    check = get(judgement, "single_gpu.as_planned")
-    assert said(check) == (Outcome.INVALID, Reason.MISMATCH)
-    assert "nodes2_1: nodes: wanted 2, got 1" in check.reason
+    says(get(judgement, "single_gpu.as_planned"), OTHERWISE, "nodes2_1: nodes: wanted 2, got 1")
 
 
 def test_a_node_count_that_nobody_tells_is_no_proof() -> None:
-    def silent(made: LaunchEvidence) -> LaunchEvidence:
-        env = {name: value for name, value in (made.env or {}).items() if name != "nodes"}
-        return replace(made, env=env)
-
-    check = answer_of(where(4), {2: 0.98, 4: 0.97}, change={"single_gpu/nodes2_1": silent})
-    assert said(check) == (Outcome.INVALID, Reason.MISMATCH)
+    silent = {"single_gpu/nodes2_1": spoil.env(nodes=None)}
+    says(answer_of(where(4), {2: 0.98, 4: 0.97}, change=silent), OTHERWISE)
 
 
 def test_launches_of_another_config_are_not_comparable() -> None:
     spoiled = spoil.effective(gradient_checkpointing=True)
     change = {f"single_gpu/nodes2_{number}": spoiled for number in range(1, 4)}
-    check = answer_of(where(4), {2: 0.98, 4: 0.97}, change=change)
-    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
-    assert "gradient_checkpointing" in check.reason
+    says(answer_of(where(4), {2: 0.98, 4: 0.97}, change=change), UNLIKE, "gradient_checkpointing")
 
 
 def test_scaling_of_the_whole_says_where_fewer_nodes_are() -> None:

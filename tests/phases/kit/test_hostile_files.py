@@ -18,7 +18,7 @@ from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.tools.inspect.folder import inspect_path
 from tests.factory.files import write_beats
 from tests.phases import builder, on_disk
-from tests.phases.training.test_balance import TRAINING
+from tests.phases.answers import says
 from tests.tiers import few
 
 WHERE: PlanContext = builder.context("cpu", steps_scale=0.2)
@@ -77,7 +77,7 @@ def from_disk(root: Path, found: PhaseEvidence) -> PhaseEvidence:
 
 def _read(root: Path, made: LaunchEvidence) -> LaunchEvidence:
     found = read_launch(root, made.launch, made.result)
-    return replace(found, trace_path=made.trace_path, trace_sha256=made.trace_sha256)
+    return replace(found, files={**found.files, "trace": made.files["trace"]})
 
 
 def written(root: Path, phase: str) -> PhaseEvidence:
@@ -92,7 +92,7 @@ def written(root: Path, phase: str) -> PhaseEvidence:
     return found
 
 
-@pytest.mark.parametrize("phase", TRAINING)
+@pytest.mark.parametrize("phase", builder.TRAINING)
 def test_what_is_written_is_judged_as_what_was_made(tmp_path: Path, phase: str) -> None:
     found = written(tmp_path, phase)
     made = builder.judge(phase, found, WHERE).checks
@@ -100,7 +100,7 @@ def test_what_is_written_is_judged_as_what_was_made(tmp_path: Path, phase: str) 
     assert [(one.id, one.outcome) for one in read] == [(one.id, one.outcome) for one in made]
 
 
-@pytest.mark.parametrize("phase", TRAINING)
+@pytest.mark.parametrize("phase", builder.TRAINING)
 def test_no_type_of_a_field_loses_a_row(tmp_path: Path, phase: str) -> None:
     found = written(tmp_path, phase)
     first = next(one.launch for one in found.launches.values() if one.launch.kind == "trainer")
@@ -158,7 +158,7 @@ ENVIRONMENTS: list[Any] = [
 
 
 @pytest.mark.parametrize("env", ENVIRONMENTS, ids=[str(env)[:20] for env in ENVIRONMENTS])
-@pytest.mark.parametrize("phase", TRAINING)
+@pytest.mark.parametrize("phase", builder.TRAINING)
 def test_an_env_json_of_another_shape_is_never_a_pass(tmp_path: Path, phase: str, env: Any) -> None:
     found = written(tmp_path, phase)
     for made in found.launches.values():
@@ -183,7 +183,7 @@ def test_numbers_as_text_are_no_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["loss", "toks_per_s", "tokens", "dt_s", "arm", "warmup"])
-@pytest.mark.parametrize("phase", TRAINING)
+@pytest.mark.parametrize("phase", builder.TRAINING)
 def test_a_header_without_a_column_loses_no_row(tmp_path: Path, phase: str, column: str) -> None:
     found = written(tmp_path, phase)
     for made in found.launches.values():
@@ -219,5 +219,4 @@ def test_gates_without_their_entropy_are_damaged(tmp_path: Path) -> None:
     gates = tmp_path / "long_run/run/gates.csv"
     gates.write_text(gates.read_text().replace("entropy", "entropie"))
     check = builder.row("long_run", "gates", from_disk(tmp_path, found), WHERE)
-    assert (check.outcome, check.code) == (Outcome.INVALID, "damaged_artifact")
-    assert "the header lacks entropy" in check.reason
+    says(check, (Outcome.INVALID, "damaged_artifact"), "the header lacks entropy")

@@ -13,6 +13,7 @@ from runbook.config import registry
 from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import answers, builder, spoil
+from tests.phases.answers import says
 from tests.tiers import examples
 
 PHASES = registry.phases()
@@ -28,7 +29,7 @@ PARTS = {
     "audit": None,
     "profile": None,
     "ceilings": None,
-    "trace_path": "",
+    "files": {},
     "junit": None,
     "console_lines": (),
     "gpu_samples": None,
@@ -105,8 +106,7 @@ EXPECTED_ENDINGS = {
 @pytest.mark.parametrize("status", BAD)
 @pytest.mark.parametrize("phase", ["baseline", "nvtx", "single_gpu", "long_run"])
 def test_how_a_launch_ended_is_what_completed_says(phase: str, status: LaunchStatus) -> None:
-    check = answers.row(phase, "completed", spoil.ended(status))
-    assert (check.outcome, check.code) == EXPECTED_ENDINGS[status]
+    check = says(answers.row(phase, "completed", spoil.ended(status)), EXPECTED_ENDINGS[status])
     if status in REFUSED:
         assert check.reason == 'the trainer cannot run here: "made up"'
     elif status is not LaunchStatus.NOT_RUN:

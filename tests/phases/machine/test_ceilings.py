@@ -19,7 +19,18 @@ from runbook.folder.launch.evidence import read_launch
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import builder, ceiling_files, on_disk, spoil
-from tests.phases.answers import WHERE, said
+from tests.phases.answers import (
+    FINE,
+    IMPOSSIBLE,
+    NOT_GATED,
+    NOT_RUN,
+    NOTHING,
+    TOO_LITTLE,
+    UNLIKE,
+    WHERE,
+    said,
+    says,
+)
 from tests.phases.kit.test_hostile_files import ODD, places, put
 from tests.phases.test_single_gpu import scaled_evidence
 
@@ -74,8 +85,7 @@ def _slower_on(rank: int, what: str, share: float) -> Edit:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_card_above_its_floor_that_falls_behind_the_other_is_named(what: str, rank: int) -> None:
     check = row(what, edit=_slower_on(rank, what, 0.83))
-    assert (check.outcome, check.code) == WRONG
-    assert f"on rank {rank} " in check.reason and "83% of the fastest" in check.reason
+    says(check, WRONG, f"on rank {rank} ", "83% of the fastest")
     assert row(what, edit=_slower_on(rank, what, 0.92)).outcome is Outcome.PASS
 
 
@@ -83,8 +93,7 @@ def test_a_product_of_another_type_is_no_ceiling_of_this_training() -> None:
     check = row("matmul", edit=lambda document: [
         one["matmul"].update(dtype="fp8") for one in document["ranks"]
     ])  # fmt: skip
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-    assert "the profile trains in bf16" in check.reason
+    says(check, IMPOSSIBLE, "the profile trains in bf16")
 
 
 @pytest.mark.parametrize("name", SICK)
@@ -95,9 +104,8 @@ def test_a_sick_card_or_link_is_the_environments_fault(name: str) -> None:
             assert said(row(what, where)) == (Outcome.SKIPPED, Reason.NEEDS_GPUS)
             continue
         assert said(row(what, where)) == (Outcome.PASS, Reason.OK)
-        check = row(what, where, **{what: rate})
-        assert said(check) == WRONG and check.required, check.reason
-        assert "not a setting" in check.reason and check.remedy
+        check = says(row(what, where, **{what: rate}), WRONG, "not a setting")
+        assert check.required and check.remedy
         assert check.measurement.value == pytest.approx(rate)
         assert check.measurement.path == "preflight/ceilings/ceilings.json"
 
@@ -107,16 +115,14 @@ def test_the_slowest_rank_decides_and_is_named() -> None:
         document["ranks"][1]["matmul"] = ceiling_files.measured(Ceiling.MATMUL, 100.0)
 
     check = row("matmul", edit=one_slow)
-    assert said(check) == WRONG
-    assert "100 TFLOP/s on rank 1 (A100, 1), the slowest of 2" in check.reason
-    assert "the fastest has 240" in check.reason
+    says(check, WRONG, "100 TFLOP/s on rank 1 (A100, 1), the slowest of 2", "the fastest has 240")
 
 
 def test_on_shared_cores_every_number_is_shown_and_none_decides() -> None:
     where = builder.context("cpu")
     for what in ("matmul", "memory_copy", "all_reduce"):
-        check = row(what, where, **{what: 1e-6})
-        assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED) and check.measurement
+        check = says(row(what, where, **{what: 1e-6}), NOT_GATED)
+        assert check.measurement
         assert not check.required
     assert said(row("host_copy", where)) == (Outcome.SKIPPED, Reason.NEEDS_CUDA)
 
@@ -143,14 +149,12 @@ def test_more_than_the_specification_allows_was_not_measured(name: str) -> None:
         assert said(row(what, where, **{what: 1.02 * most})) == (Outcome.PASS, Reason.OK)
         for share in (1.04, 20.0):
             check = row(what, where, **{what: share * most})
-            assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-            assert f"1.03 times the {most:g} that are possible" in check.reason
+            says(check, IMPOSSIBLE, f"1.03 times the {most:g} that are possible")
             assert "hardware.peaks" in check.remedy
 
 
 def test_one_rank_that_is_impossible_is_enough() -> None:
-    check = row("host_copy", edit=_slower_on(1, "host_copy", 20.0))
-    assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE) and "rank 1" in check.reason
+    says(row("host_copy", edit=_slower_on(1, "host_copy", 20.0)), IMPOSSIBLE, "rank 1")
 
 
 def resized(what: str, share: float) -> Edit:
@@ -176,9 +180,7 @@ def test_a_call_that_stays_in_the_cache_measures_no_memory(
     what: str, enough: float, too_little: float
 ) -> None:
     assert row(what, edit=resized(what, enough)).outcome is Outcome.PASS
-    check = row(what, edit=resized(what, too_little))
-    assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-    assert "fills a GPU and leaves its cache" in check.reason
+    says(row(what, edit=resized(what, too_little)), IMPOSSIBLE, "fills a GPU and leaves its cache")
 
 
 def test_a_profile_of_gpus_has_to_say_what_is_possible() -> None:
@@ -196,8 +198,7 @@ def test_numbers_of_another_kind_of_device_are_no_evidence() -> None:
     def on_cpu(document: dict[str, Any]) -> None:
         document["ranks"][0]["device"]["type"] = "cpu"
 
-    check = row("memory_copy", edit=on_cpu)
-    assert said(check) == WRONG and "was measured on cpu" in check.reason
+    says(row("memory_copy", edit=on_cpu), WRONG, "was measured on cpu")
 
 
 def _of(rank: int, what: str, **values: Any) -> Edit:
@@ -238,8 +239,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
 @pytest.mark.parametrize("name", EDITS)
 def test_a_document_that_does_not_agree_with_itself_is_damaged(name: str) -> None:
     edit, text = EDITS[name]
-    check = row("matmul", edit=edit)
-    assert said(check) == DAMAGED and text in check.reason
+    says(row("matmul", edit=edit), DAMAGED, text)
 
 
 def from_disk(tmp_path: Path, text: str) -> Check:
@@ -265,22 +265,19 @@ def test_a_time_that_is_no_number_is_named(tmp_path: Path, value: Any, text: str
     (made,) = (one for one in builder.PHASES["preflight"].plan(WHERE) if one.kind == "ceilings")
     document = ceiling_files.document(made, WHERE.profile)
     document["ranks"][1]["matmul"]["seconds"][3] = value
-    check = from_disk(tmp_path, json.dumps(document))
-    assert said(check) == DAMAGED and text in check.reason
+    says(from_disk(tmp_path, json.dumps(document)), DAMAGED, text)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"ranks": "x"}', "[" * 100_000])
 def test_a_file_that_is_no_document_is_damaged(tmp_path: Path, text: str) -> None:
-    check = from_disk(tmp_path, text)
-    assert said(check) == DAMAGED and "ceilings.json" in check.reason
+    says(from_disk(tmp_path, text), DAMAGED, "ceilings.json")
 
 
 def test_no_file_is_no_evidence() -> None:
     found = builder.evidence(
         "preflight", WHERE, change=spoil.parts(ceilings=None), only=("ceilings",)
     )
-    check = builder.row("preflight", "matmul", found, WHERE)
-    assert said(check) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+    says(builder.row("preflight", "matmul", found, WHERE), NOTHING)
 
 
 def test_whatever_stands_in_the_file_no_row_is_lost_or_passes_with_another_number() -> None:
@@ -313,46 +310,39 @@ def mfu_row(earlier: dict[str, PhaseEvidence], where: PlanContext = WHERE, **spe
 
 def test_mfu_is_held_against_what_this_card_was_measured_with() -> None:
     # 1e5 tok/s of 5e8 FLOPs on two cards of 240 TFLOP/s.
-    check = mfu_row({"preflight": preflight()}, rate=1e5)
-    assert said(check) == (Outcome.PASS, Reason.OK) and check.measurement is not None
+    check = says(mfu_row({"preflight": preflight()}, rate=1e5), FINE)
+    assert check.measurement is not None
     assert check.measurement.value == pytest.approx(1e5 * 5e8 / (2 * 240e12), rel=1e-3)
     paths = {source.path for source in check.measurement.sources}
     assert {"preflight/ceilings/ceilings.json", "baseline/run1/training.csv"} <= paths
-    slow = mfu_row({"preflight": preflight()}, rate=5e4)
-    assert said(slow) == (Outcome.FAIL, Reason.BELOW_LIMIT) and slow.required
+    slow = says(mfu_row({"preflight": preflight()}, rate=5e4), TOO_LITTLE)
+    assert slow.required
     # The same throughput on a card of half the speed is no fault of the settings.
-    card = mfu_row({"preflight": preflight(matmul=120.0)}, rate=5e4)
-    assert said(card) == (Outcome.PASS, Reason.OK)
+    card = says(mfu_row({"preflight": preflight(matmul=120.0)}, rate=5e4), FINE)
     assert card.measurement.value == pytest.approx(2 * float(slow.measurement.value))
 
 
 def test_without_preflight_in_this_run_there_is_no_share_of_it() -> None:
-    check = mfu_row({}, rate=1e5)
-    assert said(check) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
-    assert "preflight phase was not run in this run" in check.reason
+    check = says(mfu_row({}, rate=1e5), NOT_RUN, "preflight phase was not run in this run")
     assert "--phase preflight,baseline" in check.rerun
 
 
 def test_on_cores_a_phase_alone_stays_as_it_was() -> None:
     """What never decides is no open question either."""
     where = builder.context("cpu")
-    check = mfu_row({}, where)
-    assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED) and "was not run" in check.reason
+    says(mfu_row({}, where), NOT_GATED, "was not run")
     found = scaled_evidence(1e5, 0.8e5, where=where)
-    check = builder.row("single_gpu", "link", found, where)
-    assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED) and "was not run" in check.reason
+    says(builder.row("single_gpu", "link", found, where), NOT_GATED, "was not run")
 
 
 def test_more_than_the_card_can_is_not_plausible_and_another_card_not_comparable() -> None:
-    check = mfu_row({"preflight": preflight(matmul=2.0)}, rate=1e5)
-    assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
+    check = says(mfu_row({"preflight": preflight(matmul=2.0)}, rate=1e5), IMPOSSIBLE)
 
     def elsewhere(document: dict[str, Any]) -> None:
         document["ranks"][1]["device"]["uuid"] = "7"
 
     check = mfu_row({"preflight": preflight(edit=elsewhere)}, rate=1e5)
-    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
-    assert "preflight measured 0, 7" in check.reason
+    says(check, UNLIKE, "preflight measured 0, 7")
 
 
 def link_row(one: float, many: float, where: PlanContext = WHERE, **rates: float) -> Check:
@@ -363,17 +353,14 @@ def link_row(one: float, many: float, where: PlanContext = WHERE, **rates: float
 
 def test_a_bad_link_and_a_bad_setting_are_told_apart() -> None:
     """78.4M gradients of 2 bytes travel once: at 14 GB/s 11.2 ms beside the 41 ms of a step."""
-    fine = link_row(1e5, 1.96e5)
-    assert said(fine) == (Outcome.PASS, Reason.OK) and fine.measurement is not None
+    fine = says(link_row(1e5, 1.96e5), FINE)
+    assert fine.measurement is not None
     work_s, link_s = 4096 / 1e5, 78.4e6 * 2 / 14e9
     floor = work_s / (work_s + link_s)
     assert fine.measurement.value == pytest.approx(floor, rel=0.01) and 0.77 < floor < 0.80
-    setting = link_row(1e5, 1.2e5)
-    assert said(setting) == (Outcome.FAIL, Reason.BELOW_LIMIT)
-    assert "a setting, or the host" in setting.reason and "NSA_DDP_BUCKET_MB" in setting.remedy
+    says(link_row(1e5, 1.2e5), TOO_LITTLE, "a setting, or the host", remedy="NSA_DDP_BUCKET_MB")
     link = link_row(1e5, 1.2e5, all_reduce=5.0)
-    assert said(link) == WRONG and "the link explains it" in link.reason
-    assert "look at the link" in link.remedy
+    says(link, WRONG, "the link explains it", remedy="look at the link")
     assert "preflight,baseline,single_gpu" in link.rerun
 
 
@@ -382,8 +369,8 @@ def test_a_scaling_that_cannot_be_has_nothing_to_explain() -> None:
 
 
 def test_the_link_is_shown_on_cores_and_no_question_of_one_rank() -> None:
-    cpu = link_row(1e5, 0.8e5, builder.context("cpu"))
-    assert said(cpu) == (Outcome.SKIPPED, Reason.NOT_GATED) and cpu.measurement is not None
+    cpu = says(link_row(1e5, 0.8e5, builder.context("cpu")), NOT_GATED)
+    assert cpu.measurement is not None
     assert said(link_row(1e5, 1e5, builder.context("h200x1"))) == (
         Outcome.SKIPPED,
         Reason.NEEDS_GPUS,
@@ -392,5 +379,4 @@ def test_the_link_is_shown_on_cores_and_no_question_of_one_rank() -> None:
 
 def test_without_preflight_nothing_explains_the_scaling() -> None:
     found = scaled_evidence(1e5, 1.96e5)
-    check = builder.row("single_gpu", "link", found, WHERE)
-    assert said(check) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
+    says(builder.row("single_gpu", "link", found, WHERE), NOT_RUN)

@@ -15,6 +15,7 @@ from runbook.files import utc_text
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import answers, builder, spoil, traces
+from tests.phases.answers import DAMAGED, MACHINE, NEEDS_CUDA, NOTHING, OTHERWISE, WARNED, says
 
 WHERE = builder.context()
 XID = "NVRM: Xid (PCI:{}): {}, pid=4242, name=python"
@@ -57,15 +58,6 @@ def without_driver(key: str) -> spoil.Change:
     return _told(key, **silent)
 
 
-def both(*changes: spoil.Change) -> spoil.Change:
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        for one in changes:
-            made = one(made)
-        return made
-
-    return change
-
-
 def sampled(**columns: Any) -> spoil.Change:
     def change(made: LaunchEvidence) -> LaunchEvidence:
         return replace(made, gpu_samples=made.gpu_samples.assign(**columns))
@@ -75,8 +67,7 @@ def sampled(**columns: Any) -> spoil.Change:
 
 def test_a_quiet_machine_passes_and_says_by_what() -> None:
     check = answers.row("baseline", "devices", where=WHERE)
-    assert (check.outcome, check.code) == (Outcome.PASS, Reason.OK)
-    assert "22 counters of GPU 0, 1 compared by nvml" in check.reason
+    says(check, (Outcome.PASS, Reason.OK), "22 counters of GPU 0, 1 compared by nvml")
     assert "no fault in the kernel log (/dev/kmsg)" in check.reason
     assert check.measurement is not None and check.measurement.value == 0 and check.required
 
@@ -156,10 +147,8 @@ FAULTS = {
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault_of_the_machine_is_invalid_and_named(what: str) -> None:
     change, said = FAULTS[what]
-    check = checked(change)
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
-    assert said in check.reason and check.reason.startswith("run2: ")
-    assert "do not use these numbers" in check.remedy and check.measurement is not None
+    check = says(checked(change), MACHINE, said, remedy="do not use these numbers")
+    assert check.reason.startswith("run2: ") and check.measurement is not None
     # A number that was taken on it does not count either.
     throughput = checked(change, "throughput")
     assert throughput.outcome is Outcome.INVALID
@@ -186,17 +175,13 @@ def moved(what: str, seconds: float) -> spoil.Change:
 def test_documents_that_tell_of_another_time_prove_nothing(what: str) -> None:
     assert checked(moved(what, 40.0)).outcome is Outcome.PASS
     for seconds in (-10.0, 90.0):
-        check = checked(moved(what, seconds))
-        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
-        assert "is of another time" in check.reason and "the launch " in check.reason
+        says(checked(moved(what, seconds)), OTHERWISE, "is of another time", "the launch ")
     assert checked(moved(what, -86400.0), "throughput").outcome is Outcome.INVALID
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", None, "2026-01-01T00:00:00"])
 def test_documents_without_a_time_are_damaged(text: str | None) -> None:
-    check = checked(_told("devices_after", taken_at=text))
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
-    assert "does not tell taken_at" in check.reason
+    says(checked(_told("devices_after", taken_at=text)), DAMAGED, "does not tell taken_at")
 
 
 def redated(days: float) -> spoil.Change:
@@ -215,9 +200,7 @@ def redated(days: float) -> spoil.Change:
 )
 def test_samples_of_another_time_prove_nothing(change: spoil.Change) -> None:
     for what in ("devices", "gpu_utilisation"):
-        check = checked(change, what)
-        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH), what
-        assert "gpu_samples.csv is of another time" in check.reason
+        says(checked(change, what), OTHERWISE, "gpu_samples.csv is of another time")
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -228,9 +211,7 @@ def test_counters_of_other_gpus_than_the_ranks_used_do_not_count(kept: int) -> N
         gpus = list((made.devices_before or {})["gpus"])[:kept]
         return replace(_told("devices_before", gpus=gpus)(made), env=env)
 
-    check = checked(change)
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
-    assert "does not tell of GPU " in check.reason
+    says(checked(change), OTHERWISE, "does not tell of GPU ")
 
 
 def in_row_120(frame: pd.DataFrame) -> list[float]:
@@ -249,7 +230,9 @@ FINE = {
     "clocks just high enough": sampled(sm_clock_mhz=850.0),
     "a limit close to the card's own": standing("power", limit_w=286),
     "a limit above it": standing("power", limit_w=310),
-    "interrupted": both(without_driver("devices_after"), spoil.ended(LaunchStatus.INTERRUPTED)),
+    "interrupted": spoil.both(
+        without_driver("devices_after"), spoil.ended(LaunchStatus.INTERRUPTED)
+    ),
 }
 
 
@@ -278,7 +261,7 @@ WARNINGS = {
     "no samples": (spoil.parts(gpu_samples=None), "the GPUs were not sampled"),
     "no clock": (sampled(sm_clock_mhz=math.nan), "GPU 0: its SM clock, or the highest, was not t"),
     "no driver": (
-        both(without_driver("devices_before"), without_driver("devices_after")),
+        spoil.both(without_driver("devices_before"), without_driver("devices_after")),
         "counters of the GPUs are unreadable: no NVIDIA driver; no nvidia-smi",
     ),
 }  # fmt: skip
@@ -287,40 +270,33 @@ WARNINGS = {
 @pytest.mark.parametrize("what", WARNINGS)
 def test_what_does_not_decide_is_a_warning_and_never_silent(what: str) -> None:
     change, said = WARNINGS[what]
-    check = checked(change)
-    assert (check.outcome, check.code) == (Outcome.PASS, Reason.WARNING)
-    assert said in check.reason
+    check = says(checked(change), WARNED, said)
     assert check.remedy.startswith("the numbers stand")
 
 
 def test_a_launch_that_took_no_step_had_nothing_to_be_sampled() -> None:
     """One that was interrupted while it started; what else it lacks other rows say."""
-    found = checked(both(spoil.parts(gpu_samples=None), spoil.parts(ranks=())), only="run1")
-    assert (found.outcome, found.code) == (Outcome.PASS, Reason.OK)
-    assert "took no step" in found.reason
+    found = checked(spoil.both(spoil.parts(gpu_samples=None), spoil.parts(ranks=())), only="run1")
+    says(found, (Outcome.PASS, Reason.OK), "took no step")
 
 
 @pytest.mark.parametrize("address", ["0000:3b:00", "0000:99:00"])
 def test_an_xid_of_another_gpu_is_no_fault_of_this_launch(address: str) -> None:
-    check = checked(logged(XID.format(address, 79)))
-    assert (check.outcome, check.code) == (Outcome.PASS, Reason.OK)
+    check = says(checked(logged(XID.format(address, 79))), (Outcome.PASS, Reason.OK))
     check = answers.row("baseline", "devices", logged(XID.format(address, 79)), WHERE)
     assert "1 line(s) about other devices" in check.reason
 
 
 @pytest.mark.parametrize("key", ["devices_before", "devices_after", "kernel_log"])
 def test_a_record_from_before_says_what_is_missing(key: str) -> None:
-    check = checked(spoil.parts(**{key: None}))
-    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
-    assert f"no {key}.json" in check.reason
+    says(checked(spoil.parts(**{key: None})), NOTHING, f"no {key}.json")
     assert checked(spoil.parts(**{key: None}), "throughput").outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize("key", ["devices_before", "devices_after", "kernel_log"])
 @pytest.mark.parametrize("document", [{}, {"source": None, "problem": "", "gpus": [], "lines": []}])
 def test_a_document_without_its_parts_is_damaged(key: str, document: dict[str, Any]) -> None:
-    check = checked(spoil.parts(**{key: document}))
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+    says(checked(spoil.parts(**{key: document})), DAMAGED)
 
 
 def test_who_computes_may_be_unknown_and_is_said() -> None:
@@ -330,13 +306,10 @@ def test_who_computes_may_be_unknown_and_is_said() -> None:
 
 def test_a_profile_without_gpus_skips_the_row() -> None:
     where = builder.context("cpu")
-    check = answers.row("baseline", "devices", where=where)
-    assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NEEDS_CUDA)
+    check = says(answers.row("baseline", "devices", where=where), NEEDS_CUDA)
     assert not check.required
 
 
 def test_a_crash_by_hardware_is_invalid_in_its_own_row() -> None:
     change = spoil.ended(LaunchStatus.HARDWARE_ERROR, cause="GPU 0000:17:00: Xid 79 (...)")
-    check = checked(change, "completed")
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
-    assert "hardware error" in check.reason and "Xid 79" in check.reason
+    says(checked(change, "completed"), MACHINE, "hardware error", "Xid 79")

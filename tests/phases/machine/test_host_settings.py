@@ -9,6 +9,7 @@ import pytest
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import Fact, PhaseEvidence
 from tests.phases import builder
+from tests.phases.answers import FINE, NOTHING, WARNED, says
 
 SKEWS: dict[str, tuple[Any, str]] = {
     "numa_balancing": (True, "sysctl kernel.numa_balancing=0"),
@@ -33,24 +34,20 @@ def judged(profile: str = "a100x2_pcie4", **changes: Any) -> Check:
 
 
 def test_a_host_without_anything_to_say_passes() -> None:
-    check = judged()
-    assert (check.outcome, check.code) == (Outcome.PASS, Reason.OK)
+    check = says(judged(), FINE)
     assert check.reason == "12 settings read, none skews numbers" and not check.required
 
 
 @pytest.mark.parametrize("name", SKEWS)
 def test_a_setting_that_skews_numbers_is_a_warning_with_its_remedy(name: str) -> None:
     value, said = SKEWS[name]
-    check = judged(**{f"host_{name}": value})
-    assert (check.outcome, check.code) == (Outcome.PASS, Reason.WARNING)
-    assert said in check.reason and check.remedy
+    check = says(judged(**{f"host_{name}": value}), WARNED, said)
+    assert check.remedy
 
 
 @pytest.mark.parametrize("name", SKEWS)
 def test_what_cannot_be_read_is_said(name: str) -> None:
-    check = judged(**{f"host_{name}": None})
-    assert (check.outcome, check.code) == (Outcome.PASS, Reason.OK)
-    assert f"unreadable: {name} (as seen)" in check.reason and "11 settings" in check.reason
+    says(judged(**{f"host_{name}": None}), FINE, f"unreadable: {name} (as seen)", "11 settings")
 
 
 def test_settings_that_only_gpus_mind_are_not_told_on_a_cpu() -> None:
@@ -63,5 +60,4 @@ def test_facts_of_another_shape_and_none_at_all() -> None:
     where = builder.context()
     check = builder.row("preflight", "host_settings", PhaseEvidence(facts=odd), where)
     assert check.outcome is Outcome.PASS
-    check = builder.row("preflight", "host_settings", PhaseEvidence(), where)
-    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+    says(builder.row("preflight", "host_settings", PhaseEvidence(), where), NOTHING)

@@ -8,8 +8,7 @@ import pytest
 
 from nsa.contract import Ceiling
 from phases.kit.limits import CEILING_ALL_REDUCE
-from phases.machine.node_pairs import pairs
-from phases.machine.nodes import node_rows
+from phases.machine.nodes import node_rows, pairs
 from runbook.config import registry
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
@@ -17,7 +16,7 @@ from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence
 from runbook.records.run import Invocation
 from tests.phases import builder, ceiling_files
-from tests.phases.answers import said
+from tests.phases.answers import MACHINE, UNDECIDED, WARNED, says
 
 FLOOR, FAST, SLOW = 1.0, 2.0, 0.5
 PREFLIGHT = registry.phases()["preflight"]
@@ -83,35 +82,22 @@ def test_two_nodes_have_one_link_and_no_such_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slow", "named"),
+    ("slow", "wanted", "words"),
     [
-        (("pair_1_3",), "slow: n2 ("),
-        (("pair_1_4",), "slow: n3 ("),
-        (("pair_1_2", "pair_1_3", "pair_1_4"), "slow: n0 ("),
+        # Nodes 2 and 3 share the pair without the first node.
+        (("pair_1_3", "pair_2_3"), MACHINE, "slow: n2 ("),
+        (("pair_1_4",), MACHINE, "slow: n3 ("),
+        (("pair_1_2", "pair_1_3", "pair_1_4"), MACHINE, "slow: n0 ("),
+        (("pair_1_2", "pair_1_3", "pair_1_4", "pair_2_3"), MACHINE, "no single node: its switch"),
+        ((), UNDECIDED, "every pair is fast enough"),
     ],
 )
-def test_the_slow_node_is_named(slow: tuple[str, ...], named: str) -> None:
-    rates = {"ceilings": SLOW} | dict.fromkeys(slow, SLOW)
-    # Nodes 2 and 3 are the places 1 and 2, which share the pair without the first node.
-    if slow == ("pair_1_3",):
-        rates["pair_2_3"] = SLOW
-    check = slow_node(rates, where())
-    assert said(check) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
-    assert check.reason.startswith(named), check.reason
-    assert "n0-n1" in check.reason and "the floor is 1" in check.reason
+def test_the_slow_node_is_named(
+    slow: tuple[str, ...], wanted: tuple[Outcome, Reason], words: str
+) -> None:
+    check = says(slow_node(dict.fromkeys(("ceilings", *slow), SLOW), where()), wanted, "n0-n1")
+    assert check.reason.startswith(words) and "the floor is 1" in check.reason
     assert check.remedy.startswith("take the node")
-
-
-def test_where_all_pairs_are_slow_no_node_is_accused() -> None:
-    rates = dict.fromkeys(("ceilings", "pair_1_2", "pair_1_3", "pair_1_4", "pair_2_3"), SLOW)
-    check = slow_node(rates, where())
-    assert said(check) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
-    assert check.reason.startswith("no single node: its switch, or a setting")
-
-
-def test_where_all_pairs_are_fast_it_is_undecided() -> None:
-    check = slow_node({"ceilings": SLOW}, where())
-    assert said(check) == (Outcome.INCONCLUSIVE, Reason.UNDECIDED)
 
 
 def test_nodes_that_are_fast_together_need_no_pairs() -> None:
@@ -129,7 +115,6 @@ def test_pairs_that_are_missing_are_no_pass() -> None:
 
 # Preflight on nodes of a cluster: a node that is absent, or unlike the others, is named.
 
-WRONG = (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
 ON_NODES = PlanContext(
     profile=load_profile("cpu"),
     nodes=2,
@@ -197,38 +182,26 @@ def test_equal_nodes_pass_and_none_at_all_do_not(what: str) -> None:
     ],
 )
 def test_a_node_that_differs_is_named(what: str, changed: dict[str, object], words: str) -> None:
-    check = row(what, facts(**changed))
-    assert said(check) == WRONG and words in check.reason, check.reason
+    check = says(row(what, facts(**changed)), MACHINE, words)
     assert check.remedy.startswith("take the node that the message names out")
     assert "--launcher slurm --nodes 2" in check.rerun
 
 
-def test_of_three_nodes_the_odd_one_is_named() -> None:
+def test_what_is_wrong_with_nodes_is_said_in_few_words() -> None:
     profile = ON_NODES.profile.model_copy(update={"ranks": 3})
     three = replace(ON_NODES, profile=profile, nodes=3)
-    known = facts(("n0", "n1", "n2"), gpu_driver_n2="550.1")
-    check = row("nodes_alike", known, three)
-    assert said(check) == WRONG
-    assert check.reason == "driver: n2 has 550.1, the others have None"
-
-
-def test_fewer_nodes_than_asked_for_are_invalid() -> None:
-    check = row("nodes", facts(("n0",)))
-    assert said(check) == WRONG and check.reason == "1: n0; asked for were 2"
-
-
-def test_clocks_that_are_a_little_apart_are_a_warning() -> None:
-    check = row("node_clocks", facts(clock_offset_s_n0=0.1))
-    assert said(check) == (Outcome.PASS, Reason.WARNING)
-
-
-def test_an_interconnect_that_the_profile_needs_is_missed_by_name() -> None:
-    profile = load_profile("cpu")
     hardware = profile.hardware.model_copy(update={"interconnect": "infiniband"})
-    needs = replace(ON_NODES, profile=profile.model_copy(update={"hardware": hardware}))
-    check = row("interconnect", facts(infiniband_present_n0=True), needs)
-    assert said(check) == WRONG
-    assert check.reason == "no InfiniBand on n1; the profile needs it"
+    linked = profile.model_copy(update={"ranks": 2, "hardware": hardware})
+    needs = replace(ON_NODES, profile=linked)
+    odd = facts(("n0", "n1", "n2"), gpu_driver_n2="550.1")
+    for what, known, there, reason in (
+        ("nodes_alike", odd, three, "driver: n2 has 550.1, the others have None"),
+        ("nodes", facts(("n0",)), ON_NODES, "1: n0; asked for were 2"),
+        ("interconnect", facts(infiniband_present_n0=True), needs,
+         "no InfiniBand on n1; the profile needs it"),
+    ):  # fmt: skip
+        assert says(row(what, known, there), MACHINE).reason == reason
+    says(row("node_clocks", facts(clock_offset_s_n0=0.1)), WARNED)
 
 
 def test_one_machine_has_none_of_these_rows() -> None:

@@ -14,21 +14,23 @@ from runbook.folder.launch.shapes import ENV, shaped
 from runbook.records import Outcome, RankExit, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import answers, builder, heartbeats, spoil, traces
+from tests.phases.answers import (
+    DAMAGED,
+    NOT_LEARNING,
+    NOTHING,
+    OTHERWISE,
+    TOO_FEW,
+    UNBALANCED,
+    UNCOLLECTED,
+    WRONG,
+    says,
+)
 
 ROWS = ("accounts", "gradients", "oracle")
-TRAINING = (
-    "baseline",
-    "bucket_sweep",
-    "sdpa_audit",
-    "nvtx",
-    "single_gpu",
-    "fused_adamw",
-    "long_run",
-)
 
 
 @pytest.mark.parametrize("name", ["a100x2_pcie4", "h200x1", "cpu"])
-@pytest.mark.parametrize("phase", TRAINING)
+@pytest.mark.parametrize("phase", builder.TRAINING)
 def test_every_training_phase_requires_them(phase: str, name: str) -> None:
     where = builder.context(name)
     required = set(where.profile.required)
@@ -59,13 +61,11 @@ def _faster(made: LaunchEvidence) -> LaunchEvidence:
 def _an_hour_behind(made: LaunchEvidence) -> LaunchEvidence:
     """Every rank writes the time of an hour ago; its steps take as long as they say."""
     exits = tuple(RankExit(rank=log.rank, code=0, wall_gap_s=3600.1) for log in made.ranks)
-    return replace(made, result=made.result.model_copy(update={"ranks": exits}))
+    return spoil.result(ranks=exits)(made)
 
 
-def _rows_in_memory(made: LaunchEvidence) -> LaunchEvidence:
-    """While it ran, training.csv lacked rows that rank 0 had told of."""
-    exits = (RankExit(rank=0, code=0, late_rows={"training.csv": 57}),)
-    return replace(made, result=made.result.model_copy(update={"ranks": exits}))
+# While it ran, training.csv lacked rows that rank 0 had told of.
+_rows_in_memory = spoil.result(ranks=(RankExit(rank=0, code=0, late_rows={"training.csv": 57}),))
 
 
 def _in_force(made: LaunchEvidence, **values: Any) -> LaunchEvidence:
@@ -174,14 +174,12 @@ def test_a_rank_without_heartbeats_balances_nothing(what: str) -> None:
         return replace(made, ranks=made.ranks[:1])
 
     spoiled = builder.evidence("baseline", where, change=lost)
-    check = builder.row("baseline", what, spoiled, where)
-    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+    says(builder.row("baseline", what, spoiled, where), NOTHING)
 
 
 @pytest.mark.parametrize("what", ROWS)
 def test_an_env_json_that_does_not_say_the_workload_is_damaged(what: str) -> None:
-    check = answers.row("baseline", what, spoil.parts(env={"world_size": 2}))
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+    says(answers.row("baseline", what, spoil.parts(env={"world_size": 2})), DAMAGED)
 
 
 def _self_tested(**paths: dict[str, Any]) -> spoil.Change:
@@ -226,9 +224,7 @@ def test_a_kernel_that_the_trainer_rejected_is_seen(
 ) -> None:
     """In every launch, whichever phase it is of, though the trainer went on without the kernel."""
     for phase in ("baseline", "sdpa_audit", "long_run"):
-        check = answers.row(phase, "oracle", _self_tested(**paths))
-        assert (check.outcome, check.code) == (outcome, code), check.reason
-        assert text in check.reason
+        check = says(answers.row(phase, "oracle", _self_tested(**paths)), (outcome, code), text)
         if outcome is Outcome.FAIL:
             assert "NSA_WINDOW=masked" in check.remedy and "env.json" in str(check.evidence)
 
@@ -242,11 +238,10 @@ def test_a_kernel_of_ours_that_disagrees_is_seen_beside_the_window_that_agrees()
             "selected": {"value": "sdpa", "reason": "triton was rejected"},
             "self_test": {**attention["self_test"], "paths": paths},
         }
-        return replace(made, env={**(made.env or {}), "attention": changed})
+        return spoil.env(attention=changed)(made)
 
     check = answers.row("baseline", "oracle", change)
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.MISMATCH)
-    assert "rejected triton" in check.reason and "varlen and sdpa ran instead" in check.reason
+    says(check, WRONG, "rejected triton", "varlen and sdpa ran instead")
     assert "NSA_USE_TRITON_SEL=0" in check.remedy
 
 
@@ -260,7 +255,7 @@ def _not_tested(**self_test: Any) -> spoil.Change:
         changed = {**attention, "self_test": tested}
         if "selected" in self_test:
             changed["selected"] = {"value": self_test["selected"], "reason": "asked for"}
-        return replace(made, env={**(made.env or {}), "attention": changed})
+        return spoil.env(attention=changed)(made)
 
     return change
 
@@ -288,9 +283,8 @@ def test_kernels_that_were_not_tested_on_the_gpu_are_no_pass(what: str) -> None:
     where = builder.context()
     names = [launch.name for launch in builder.PHASES["baseline"].plan(where)]
     check = answers.row("baseline", "oracle", _not_tested(**told), where, only=names[-1:])
-    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.NOTHING_COLLECTED)
-    assert check.required and text in check.reason and names[-1] in check.reason
-    assert "NSA_SELF_TEST" in check.remedy
+    says(check, UNCOLLECTED, text, names[-1], remedy="NSA_SELF_TEST")
+    assert check.required
 
 
 @pytest.mark.parametrize("odd", [None, 5, "fine", [], [None]])
@@ -302,9 +296,7 @@ def test_a_damaged_result_does_not_hide_the_kernel_that_failed(odd: Any) -> None
         kept, problems = shaped(env, ENV, "env.json")
         return replace(made, env=kept, problems=(*made.problems, *problems))
 
-    check = answers.row("baseline", "oracle", change)
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
-    assert "env.json.attention.self_test.paths" in check.reason
+    says(answers.row("baseline", "oracle", change), DAMAGED, "env.json.attention.self_test.paths")
 
 
 def test_a_warning_of_one_launch_does_not_vanish_behind_the_others() -> None:
@@ -323,8 +315,7 @@ def test_gradients_that_were_left_over_have_a_remedy_of_their_own() -> None:
         return spoil.rank(1, ending={**ending, "shadow": shadow})(made)
 
     check = answers.row("baseline", "gradients", left)
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.NOT_LEARNING)
-    assert "640 of the elements watched" in check.reason
+    says(check, NOT_LEARNING, "640 of the elements watched")
     assert check.remedy.startswith("clear the gradients after every update")
 
 
@@ -336,8 +327,7 @@ def test_checkpoints_that_were_left_out_have_a_remedy_of_their_own() -> None:
 
     where = builder.context("cpu")
     check = answers.row("long_run", "accounts", every_other, where, only=("run",))
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
-    assert "no checkpoint of step 80, 240" in check.reason
+    says(check, UNBALANCED, "no checkpoint of step 80, 240")
     assert check.title == "run left out checkpoints that train.save_every asks for."
     assert check.remedy.startswith("look at the condition under which the trainer begins a save")
     assert "long_run/run/heartbeat_rank0.jsonl" in check.remedy
@@ -350,11 +340,9 @@ def _learns(change: spoil.Change, **context: Any) -> Any:
 
 def test_a_loss_that_stays_where_it_began_has_learned_nothing() -> None:
     stuck = spoil.columns(loss=lambda t: traces.FLOOR + 0.01 * np.sin(t["step"]))
-    check = _learns(stuck)
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.NOT_LEARNING)
+    check = says(_learns(stuck), NOT_LEARNING)
     assert check.limit == 0.1
-    short = _learns(stuck, steps_scale=0.1)
-    assert (short.outcome, short.code) == (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
+    says(_learns(stuck, steps_scale=0.1), TOO_FEW)
 
 
 def test_what_was_learned_is_held_against_the_limit_with_four_standard_errors() -> None:
@@ -368,8 +356,7 @@ def test_what_was_learned_is_held_against_the_limit_with_four_standard_errors() 
 
 
 def test_noise_teaches_nothing_however_low_its_loss() -> None:
-    check = _learns(spoil.effective(dataset="synthetic", loss_floor=traces.FLOOR))
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.MISMATCH)
+    says(_learns(spoil.effective(dataset="synthetic", loss_floor=traces.FLOOR)), OTHERWISE)
 
 
 def test_one_rank_must_read_what_all_ranks_read_together() -> None:
@@ -390,14 +377,11 @@ def test_one_rank_must_read_what_all_ranks_read_together() -> None:
 
     assert answer(None).outcome is Outcome.PASS
     for digest in ("1", "f" * 16):
-        check = answer(reads(digest))
-        assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
-        assert "read other data" in check.reason
+        says(answer(reads(digest)), UNBALANCED, "read other data")
     higher = answer(spoil.columns(loss=lambda t: t["loss"] + 0.1))
     many = builder.evidence("baseline", where, change=spoil.without_rank_1)
     lost = answers.row("single_gpu", "same_as_baseline", where=where, earlier={"baseline": many})
-    assert (lost.outcome, lost.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
-    assert "baseline/run1/heartbeat_rank1.jsonl" in lost.reason
+    says(lost, NOTHING, "baseline/run1/heartbeat_rank1.jsonl")
     assert "the first loss of all ranks" in higher.reason
 
 
@@ -411,8 +395,7 @@ def test_weights_that_begin_otherwise_have_a_row_and_a_remedy() -> None:
         return _proof(made, 1, weights={**weights, "mlp.down": down})
 
     check = answers.row("baseline", "oracle", large, where)
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.MISMATCH)
-    assert "rank 1: mlp.down begins with a deviation of 0.04082, has to be 0.004082" in check.reason
+    says(check, WRONG, "rank 1: mlp.down begins with a deviation of 0.04082, has to be 0.004082")
     assert check.remedy.startswith("look at how the trainer draws its weights")
     healthy = answers.row("baseline", "oracle", where=where)
     assert "the weights of 16 groups begin as they have to" in healthy.reason

@@ -12,7 +12,7 @@ import pytest
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import spoil
-from tests.phases.answers import row
+from tests.phases.answers import DAMAGED, UNBALANCED, row, says
 from tests.phases.heartbeats import SHA
 
 LOOKS = 60
@@ -43,8 +43,8 @@ def seen(looks: int = LOOKS, **of_rank_1: Any) -> spoil.Change:
     table = pd.concat(tables).sort_values("mono", kind="stable")
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        path = f"{made.launch.run_dir}/resources.csv"
-        return replace(made, resources=table, resources_path=path, resources_sha256=SHA)
+        kept = {**made.files, "resources": (f"{made.launch.run_dir}/resources.csv", SHA)}
+        return replace(made, resources=table, files=kept)
 
     return change
 
@@ -63,8 +63,7 @@ def seen(looks: int = LOOKS, **of_rank_1: Any) -> spoil.Change:
 )
 def test_what_grows_with_the_steps_is_a_leak(grown: dict[str, Any], words: str) -> None:
     check = row("long_run", "memory_plateau", seen(**grown))
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.LEAK)
-    assert words in check.reason
+    says(check, (Outcome.FAIL, Reason.LEAK), words)
     assert check.measurement is not None and check.measurement.path.endswith("resources.csv")
 
 
@@ -85,8 +84,7 @@ def test_the_headline_says_what_is_held_at_the_end_of_production() -> None:
 )
 def test_memory_that_the_kernel_shows_and_no_heartbeat_tells(held: Any, words: str) -> None:
     check = row("long_run", "memory_plateau", seen(rss_mib=held))
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.UNBALANCED)
-    assert words in check.reason and "tell different things" in check.remedy
+    says(check, UNBALANCED, words, remedy="tell different things")
 
 
 def test_what_keeps_its_level_passes_also_after_one_step_up() -> None:
@@ -123,8 +121,6 @@ def test_looks_that_cannot_be_read_are_damage() -> None:
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
         problem = f"{made.launch.run_dir}/resources.csv: the first line is not a header"
-        path = f"{made.launch.run_dir}/resources.csv"
-        return replace(made, resources=None, resources_path=path, problems=(problem,))
+        return replace(made, resources=None, problems=(problem,))
 
-    found = row("long_run", "memory_plateau", change)
-    assert (found.outcome, found.code) == (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
+    says(row("long_run", "memory_plateau", change), DAMAGED)

@@ -23,6 +23,7 @@ from tests.phases.answers import (
     NOTHING,
     OTHERWISE,
     WRONG,
+    says,
 )
 from tests.phases.spoil import Change
 from tests.tiers import examples
@@ -48,17 +49,9 @@ def at(column: str, index: int, value: float) -> Change:
     return spoil.columns(**{column: changed})
 
 
-def env_entry(**values: Any) -> Change:
-    return lambda made: replace(made, env={**(made.env or {}), **values})
-
-
 def damaged(made: LaunchEvidence) -> LaunchEvidence:
     log = replace(made.training, damaged=True, problems=("two headers",))
     return replace(made, training=log)
-
-
-def hasty(made: LaunchEvidence) -> LaunchEvidence:
-    return replace(made, result=made.result.model_copy(update={"duration_s": 1.0}))
 
 
 def silent(made: LaunchEvidence) -> LaunchEvidence:
@@ -87,10 +80,10 @@ SHARED: dict[str, tuple[str, Change, Expected]] = {
     "batch 1": ("as_planned", spoil.effective(global_batch=1), OTHERWISE),
     "no accumulation": ("as_planned", spoil.effective(accumulation=1), OTHERWISE),
     "fp32": ("as_planned", spoil.effective(dtype="fp32"), OTHERWISE),
-    "one rank": ("as_planned", env_entry(world_size=1), OTHERWISE),
-    "on the CPU": ("as_planned", env_entry(device={"type": "cpu"}), OTHERWISE),
-    "toggles lost": ("as_planned", env_entry(toggles=[]), OTHERWISE),
-    "other launch": ("as_planned", env_entry(run_token="x"), OTHERWISE),
+    "one rank": ("as_planned", spoil.env(world_size=1), OTHERWISE),
+    "on the CPU": ("as_planned", spoil.env(device={"type": "cpu"}), OTHERWISE),
+    "toggles lost": ("as_planned", spoil.env(toggles=[]), OTHERWISE),
+    "other launch": ("as_planned", spoil.env(run_token="x"), OTHERWISE),
     "no env.json": ("as_planned", spoil.parts(env=None), NOTHING),
     "broken env.json": ("as_planned", spoil.parts(env=None, problems=(NOT_JSON,)), DAMAGED),
     "NaN": ("loss_finite", at("loss", 20, math.nan), NOT_FINITE),
@@ -106,7 +99,7 @@ SHARED: dict[str, tuple[str, Change, Expected]] = {
     "rate made up": ("plausible", at("toks_per_s", 9, 1e9), IMPOSSIBLE),
     "no time": ("plausible", at("dt_s", 9, 0.0), IMPOSSIBLE),
     "rows lost": ("plausible", spoil.ended(LaunchStatus.COMPLETED, rows=40), IMPOSSIBLE),
-    "longer than its launch": ("plausible", hasty, IMPOSSIBLE),
+    "longer than its launch": ("plausible", spoil.result(duration_s=1.0), IMPOSSIBLE),
     "no heartbeats": ("ranks_alive", spoil.parts(ranks=()), NOTHING),
     "rank 1 never spoke": ("ranks_alive", silent, CRASHED),
     "rank 1 ended well, its file is lost": ("ranks_alive", spoil.without_rank_1, NOTHING),
@@ -171,8 +164,7 @@ def test_a_shorter_retry_may_have_fewer_rows() -> None:
 
     def retried(made: LaunchEvidence) -> LaunchEvidence:
         short = spoil.ended(LaunchStatus.COMPLETED, rows=50)(made)
-        update = {"attempts": 2, "steps": 50}
-        return replace(short, result=short.result.model_copy(update=update))
+        return spoil.result(attempts=2, steps=50)(short)
 
     assert answers.row("nvtx", "plausible", retried).outcome is PASS
 
@@ -181,8 +173,7 @@ def test_a_gradient_norm_that_is_not_finite_is_called_one() -> None:
     where = builder.context()
     norm, told = at("grad_norm", 6, math.nan), spoil.rank(1, nonfinite={"step": 7, "value": "nan"})
     found = builder.evidence("baseline", where, change=lambda made: told(norm(made)))
-    check = builder.row("baseline", "loss_finite", found, where)
-    assert (check.outcome, check.code) == (FAIL, Reason.NON_FINITE)
+    check = says(builder.row("baseline", "loss_finite", found, where), (FAIL, Reason.NON_FINITE))
     assert check.reason == "run1: the gradient norm is not finite at step 7"
     assert (check.measurement.name, str(check.measurement.window)) == ("grad_norm", "steps 7-7")
     found = builder.evidence("baseline", where, change=told)
@@ -246,11 +237,10 @@ def test_a_floor_that_is_missed_stays_a_fail_although_the_devices_idle() -> None
     assert builder.row("baseline", "throughput", found, where).outcome is FAIL
 
 
-def flaky(made: LaunchEvidence) -> LaunchEvidence:
-    """It hung, and finished at the second attempt."""
-    cause = "attempt 1: hang: rank 1 waits for rank 0"
-    update = {"attempts": 2, "cause": cause, "evidence": ("stacks.txt",)}
-    return replace(made, result=made.result.model_copy(update=update))
+# It hung, and finished at the second attempt.
+flaky = spoil.result(
+    attempts=2, cause="attempt 1: hang: rank 1 waits for rank 0", evidence=("stacks.txt",)
+)
 
 
 @pytest.mark.parametrize("phase", TRAINED)
@@ -310,6 +300,6 @@ def test_another_workload_than_the_profiles_is_answered_with_both_ways_out() -> 
     both = answers.row(
         "baseline",
         "as_planned",
-        lambda made: env_entry(world_size=1)(spoil.effective(seq_len=8)(made)),
+        lambda made: spoil.env(world_size=1)(spoil.effective(seq_len=8)(made)),
     )
     assert "a profile of your own" not in both.remedy

@@ -1,18 +1,20 @@
-"""The curves of a launch for the pictures of a report, with what each is held against."""
+"""What is kept for the pictures of a report: curves, and the values behind decisions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, gather, optional
 from phases.kit.limits import GATE_ENTROPY_MIN, GATE_MAX_SHARE
-from phases.kit.measure import effective_rate, last50
+from phases.kit.measure import derived, effective_rate, estimated, last50
 from runbook.config.limits import Limit
-from runbook.records import Mark, Series, Window, thin_points
+from runbook.records import Compared, Comparison, Mark, Measurement, Series, Window, thin_points
 from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.stats.decision import Decision
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +101,7 @@ def gate_curves(case: Case, name: str) -> list[Series]:
             curve(
                 f"{name} gate {column}", "share", launch.gates, column, label=label, group="gates",
                 limits=[Mark(label=words, value=case.limit(spec).value)],
-                file=(launch.gates_path, launch.gates_sha256), keep=_keep(2),
+                file=launch.files["gates"], keep=_keep(2),
             )
             for column, (label, spec, words) in shown.items()
             if launch.gates is not None and column in launch.gates
@@ -183,3 +185,107 @@ def _keep(curves: int) -> int:
 
 def _curves(one: Callable[[str], Series | None], names: Sequence[str]) -> list[Series]:
     return list(gather(optional(partial(one, name)) for name in names))
+
+
+# -- the values behind decisions -------------------------------------------------------------------
+
+
+def compared_arms(
+    frame: pd.DataFrame,
+    decision: Decision,
+    measured: Measurement,
+    *,
+    arms: tuple[str, str],
+    said: Callable[[str], str],
+) -> list[Compared]:
+    """Ratios of throughput round by round: the deciding pair `arms`, then its leader's others.
+
+    `measured` is the estimate of the deciding pair. Only the rounds that the decision rests on
+    count.
+    """
+    table = frame.pivot(index="block", columns="arm", values="value").iloc[: decision.n]
+
+    def row(above: str, below: str, measurement: Measurement, *, decides: bool) -> Compared:
+        return Compared(
+            label=f"{said(above)} against {said(below)}",
+            values=tuple(float(ratio) for ratio in table[above] / table[below]),
+            measurement=measurement,
+            decides=decides,
+        )
+
+    rows = [row(*arms, measured, decides=True)]
+    for other, bounds in _others(decision, arms[1]):
+        ratio, low, high = bounds
+        against = derived(
+            measured,
+            name=f"{measured.name}[{other}]",
+            value=ratio,
+            unit=measured.unit,
+            interval=(low, high),
+        )
+        # The leader has to beat each of them, so each decides; the closest is named first.
+        rows.append(row(arms[0], other, against, decides=True))
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Efficiency:
+    """E = T_many / (times x T_one), what it decides, and E of every pair of launches."""
+
+    measurement: Measurement
+    decision: Decision
+    values: tuple[float, ...]
+
+    def row(self, label: str, *, decides: bool) -> Compared:
+        """The values behind it."""
+        return Compared(
+            label=label, values=self.values, measurement=self.measurement, decides=decides
+        )
+
+
+def efficiency(
+    name: str,
+    one: Sequence[Measurement],
+    many: Sequence[Measurement],
+    decision: Decision,
+    *,
+    times: int,
+    note: str,
+) -> Efficiency:
+    """What was decided from pairs of throughputs, with all their files."""
+    pairs = zip(one, many, strict=True)
+    measured = estimated(many[0], decision, name=name, unit="", note=note, also=[*many, *one])
+    values = tuple(float(b.value) / (times * float(a.value)) for a, b in pairs)
+    return Efficiency(measurement=measured, decision=decision, values=values)
+
+
+def efficiencies_compared(
+    rows: Sequence[Compared],
+    *,
+    check: str,
+    floor: Sequence[Mark],
+    title: str = "Scaling efficiency E, pair by pair",
+    each: str = "one pair of launches",
+) -> Comparison:
+    """Scaling efficiencies against the linear one and the floor that decides, if one does."""
+    return Comparison(
+        check=check,
+        title=title,
+        each=each,
+        unit="E",
+        rows=tuple(rows),
+        reference=Mark(label="linear", value=1.0),
+        limits=tuple(floor),
+    )
+
+
+def _others(decision: Decision, closest: str) -> list[tuple[str, Sequence[float]]]:
+    """Ratio and interval of the leader against each arm but the closest."""
+    against = decision.details.get("against")
+    if not isinstance(against, dict):
+        return []
+    return [
+        (arm, [float(str(number)) for number in bounds])
+        for arm, bounds in against.items()
+        if arm != closest and isinstance(bounds, list)
+    ]

@@ -1,42 +1,29 @@
-"""Read a replay file; everything wrong with it in one message."""
+"""A hand-written report as a YAML file: its numbers, phase by phase, and how it scored itself."""
 
 from __future__ import annotations
 
 import hashlib
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from runbook.config.extends import mapping_of
-from runbook.errors import UsageError, did_you_mean
-from runbook.files import data_path, read_given
+from runbook.config.extends import locate, read_mapping, validated
+from runbook.files import data_path, read_bytes
 from runbook.records.measurement import Record
 
-_Phase = Literal[
-    "preflight",
-    "baseline",
-    "bucket_sweep",
-    "sdpa_audit",
-    "v2_parity",
-    "nvtx",
-    "single_gpu",
-    "fused_adamw",
-    "long_run",
-    "fineweb",
-]
 _Row = Literal[
-    "throughput",
-    "v2_parity",
-    "group_consistency",
-    "compression",
-    "bucket_sweep",
-    "scaling",
-    "sdpa_audit",
-    "long_run",
-]
-# In the order of the runbook, which leaves fused AdamW and FineWeb-Edu optional.
+    "throughput", "v2_parity", "group_consistency", "compression", "bucket_sweep", "scaling",
+    "sdpa_audit", "long_run",
+]  # fmt: skip
+_Phase = Literal[
+    "preflight", "baseline", "bucket_sweep", "sdpa_audit", "v2_parity", "nvtx", "single_gpu",
+    "fused_adamw", "long_run", "fineweb",
+]  # fmt: skip
+# Lowest and highest, tok/s.
+Span = tuple[float, float]
+# In the order of the runbook.
 PHASE_NAMES: tuple[str, ...] = get_args(_Phase)
 
 
@@ -126,7 +113,7 @@ class Result(Record):
         return [rate for step, rate in sorted(self.rows.items()) if step > 1]
 
     @property
-    def span(self) -> tuple[float, float] | None:
+    def span(self) -> Span | None:
         """Lowest and highest rate that counts as throughput; None if only warm-up is there."""
         if self.toks_per_s is not None:
             return self.toks_per_s
@@ -155,7 +142,7 @@ class ScoredRow(Record):
     value: float | None = Field(default=None, gt=0)
 
 
-class ReplayFile(Record):
+class Report(Record):
     """A report's numbers, phase by phase, and how it scored itself."""
 
     schema_version: Literal[1]
@@ -172,7 +159,7 @@ class ReplayFile(Record):
     scored: tuple[ScoredRow, ...] = ()
 
     @model_validator(mode="after")
-    def _references(self) -> ReplayFile:
+    def _references(self) -> Report:
         used = [("acceptance", self.acceptance.config)]
         used += [(f"scored {row.row}", row.config) for row in self.scored if row.config]
         for name, phase in self.phases.items():
@@ -189,65 +176,31 @@ class ReplayFile(Record):
 
     def table(self, phase: str) -> PhaseTable:
         """The phase's table; one that was not run and is empty if the report does not have it."""
-        return self.phases.get(cast(_Phase, phase)) or PhaseTable(status=Status.NOT_RUN)
+        there = (table for name, table in self.phases.items() if name == phase)
+        return next(there, PhaseTable(status=Status.NOT_RUN))
 
     def results(self, phase: str) -> tuple[Result, ...]:
         """The result lines of a phase; none if the report does not have it."""
         return self.table(phase).results
 
+    def measured(self, phase: str) -> list[tuple[Result, Span]]:
+        """The result lines of a phase that give a throughput, each with the lowest and highest."""
+        return [(line, line.span) for line in self.results(phase) if line.span]
 
-_KEYS = sorted(
-    {
-        key
-        for model in (ReplayFile, Acceptance, PhaseTable, Result, RunConfig, ScoredRow)
-        for key in model.model_fields
-    }
-)
-
-
-def replay_names() -> tuple[str, ...]:
-    """Names of the shipped replays."""
-    return tuple(sorted(path.stem for path in (data_path("configs") / "replays").glob("*.yaml")))
+    def claims(self, row: str) -> str:
+        """What the acceptance table says in the rows of this name."""
+        return ", ".join(one.claim for one in self.scored if one.row == row)
 
 
-def load_replay(name_or_path: str) -> tuple[ReplayFile, Path, str]:
-    """The table, its path and the sha256 of the file.
+def load_report(name_or_path: str) -> tuple[Report, Path, str]:
+    """The report, its file and the sha256 of that.
 
     Args:
-        name_or_path: a file, or the name of a shipped replay such as `report_v4`.
+        name_or_path: a path ending in .yaml, or the name of a shipped replay such as `report_v4`.
 
     Raises:
-        UsageError: no such file, not YAML, unknown keys, values that are not allowed.
+        UsageError: no such file, not YAML; or everything that is wrong in it.
     """
-    path = Path(name_or_path)
-    if name_or_path in replay_names():
-        path = data_path("configs") / "replays" / f"{name_or_path}.yaml"
-    try:
-        data = read_given(path, pipe=True)
-        text = data.decode("utf-8")
-    except OSError as error:
-        near = did_you_mean(name_or_path, replay_names())
-        raise UsageError(
-            f"{name_or_path}: {error.strerror or error}{near}",
-            hint=f"a path to a YAML file, or one of: {', '.join(replay_names())}",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    document = mapping_of(text, path)
-    try:
-        replay = ReplayFile.model_validate(document)
-    except ValidationError as error:
-        raise UsageError([f"{path}: {text}" for text in _problems(error)]) from error
-    return replay, path, hashlib.sha256(data).hexdigest()
-
-
-def _problems(error: ValidationError) -> list[str]:
-    found = []
-    for detail in error.errors():
-        place = ".".join(str(part) for part in detail["loc"] if part != "[key]") or "file"
-        message = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "extra_forbidden":
-            message = f"unknown key{did_you_mean(str(detail['loc'][-1]), _KEYS)}"
-        shown = "" if isinstance(detail["input"], dict) else f", got {detail['input']!r}"
-        found.append(f"{place}: {message}{shown}")
-    return found
+    path = locate("replay", name_or_path, data_path("configs") / "replays")
+    report = validated(Report, read_mapping("replay", path), str(path))
+    return report, path, hashlib.sha256(read_bytes(path)).hexdigest()
