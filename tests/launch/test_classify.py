@@ -36,7 +36,7 @@ def test_sigkill_is_told_apart_from_memory(
 def test_a_peer_that_lost_its_connection_is_not_to_blame() -> None:
     console = ["x failed (exitcode: -11) local_rank: 1 (pid: 12) of binary: python"]
     ranks = [rank(0, age=9), rank(1, age=0)]
-    ranks[0].exit_code, ranks[0].exit_reason = 1, "RuntimeError: NCCL error: peer is gone"
+    ranks[0].exit = Exit(code=1, reason="RuntimeError: NCCL error: peer is gone", steps_done=None)
     ranks[1].died_at = 999.9
     end = classify_trainer(
         ranks, rank_exits(ranks, 1, console), child_code=1, wanted=2, oom=(0, 0), console=console

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.folder.launch.heartbeats import Exit
 from runbook.launch.end import End, classify_trainer, is_communication_failure, rank_exits
 from runbook.launch.watch.ranks import RankState
 from runbook.records import LaunchStatus
@@ -21,7 +22,7 @@ def classified(ranks: list[RankState], console: list[str], code: int | None = 1)
 
 def ended(number: int, code: int, reason: str = "", *, step: int = 0) -> RankState:
     state = rank(number, age=5.0 - number, step=step)
-    state.exit_code, state.exit_reason, state.steps_done = code, reason, step
+    state.exit = Exit(code=code, reason=reason, steps_done=step)
     return state
 
 
