@@ -21,7 +21,7 @@ import yaml
 
 from benchmarks.examples.catalog import EXAMPLES, Example
 from benchmarks.examples.pictures import take_pictures
-from runbook.cli._runs import run_folders
+from runbook.folder.names import run_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ("report.md", "details.md", "report.html")

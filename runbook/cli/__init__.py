@@ -8,28 +8,35 @@ import sys
 from collections.abc import Sequence
 
 from runbook import __version__
+from runbook.cli import (
+    drill,
+    export,
+    finished,
+    history,
+    init,
+    lists,
+    live,
+    questions,
+    run,
+    triage,
+)
 from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, parse_all
-from runbook.cli.drill import DRILL
-from runbook.cli.export import EXPORT
-from runbook.cli.finished import COMPARE, JUDGE, REPORT, VERIFY
 from runbook.cli.guide import named, overview, print_next
-from runbook.cli.history import HISTORY
-from runbook.cli.init import INIT
-from runbook.cli.lists import PHASES, PROFILES, SCHEMA, TOGGLES
-from runbook.cli.live import WATCH
-from runbook.cli.questions import DECIDE, INSPECT, REPLAY
-from runbook.cli.run import RUN
-from runbook.cli.run.launch import LAUNCH, NIGHTLY
-from runbook.cli.triage import TRIAGE
+from runbook.cli.run import launch
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, option_meant
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
-    "what most people need": (RUN, REPORT, VERIFY, LAUNCH, WATCH, TRIAGE, HISTORY, INSPECT),
-    "other runs": (INIT, NIGHTLY, DRILL),
-    "other answers": (COMPARE, JUDGE, DECIDE, REPLAY, EXPORT),
-    "look up": (PHASES, PROFILES, TOGGLES, SCHEMA),
+    "what most people need": (
+        *(run.run, finished.report, finished.verify, launch.launch),
+        *(live.watch, triage.triage, history.history, questions.inspect),
+    ),
+    "other runs": (init.init, launch.nightly, drill.drill),
+    "other answers": (
+        *(finished.compare, finished.judge, questions.decide, questions.replay, export.export),
+    ),
+    "look up": (lists.phases, lists.profiles, lists.toggles, lists.schema),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 

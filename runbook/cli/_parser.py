@@ -7,9 +7,11 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from inspect import cleandoc
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from runbook.console import Console
@@ -86,6 +88,9 @@ class CommandParser(argparse.ArgumentParser):
         return [text for action in self._actions for text in action.option_strings]
 
 
+Handler = Callable[[argparse.Namespace, Console], int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """One sub-command: what --help says of it, its arguments, and the function that does it.
@@ -98,24 +103,18 @@ class Command:
     name: str
     help: str
     description: str
-    examples: str
-    exits: str = ""
-    json_help: str = "one JSON document on stdout"
-    add_arguments: Callable[[CommandParser], None] = lambda _: None
-    problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: ()
-    instead: Mapping[str, str] = field(default_factory=dict)
-    run: Callable[[argparse.Namespace, Console], int]
+    epilog: str
+    json_help: str
+    arguments: Callable[[CommandParser], None]
+    problems: Callable[[argparse.Namespace], Sequence[str]]
+    instead: Mapping[str, str]
+    run: Handler
 
     def parser(self, make: Callable[..., CommandParser] = CommandParser) -> CommandParser:
         """The command's parser; -q, --json and --no-color mean the same everywhere."""
-        exits = f"\nexit codes: {self.exits}" if self.exits else ""
-        parser = make(
-            prog=f"runbook {self.name}",
-            description=self.description,
-            epilog=f"examples:\n{self.examples}{exits}",
-        )
+        parser = make(prog=f"runbook {self.name}", description=self.description, epilog=self.epilog)
         parser.instead = self.instead
-        self.add_arguments(parser)
+        self.arguments(parser)
         group = parser.add_argument_group("output")
         group.add_argument("--json", action="store_true", help=self.json_help)
         group.add_argument("--quiet", action="store_true", help="no progress on stderr")
@@ -126,6 +125,36 @@ class Command:
         )
         parser.add_short_forms()
         return parser
+
+
+def command(
+    help: str,
+    *,
+    arguments: Callable[[CommandParser], None] = lambda _: None,
+    problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: (),
+    json_help: str = "one JSON document on stdout",
+    instead: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[Handler], Command]:
+    """Make a command of the function that answers it, by its name and docstring.
+
+    The docstring is what --help says: a description, then `examples:` and the exit codes.
+    """
+
+    def made(run: Handler) -> Command:
+        description, examples, rest = cleandoc(run.__doc__ or "").partition("examples:")
+        return Command(
+            name=run.__name__,
+            help=help,
+            description=description.rstrip(),
+            epilog=f"{examples}{rest}",
+            json_help=json_help,
+            arguments=arguments,
+            problems=problems,
+            instead=instead,
+            run=run,
+        )
+
+    return made
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -181,10 +210,10 @@ def whole_type(*, at_least: int) -> Callable[[str], int]:
     """An argparse type: a whole number within the bound."""
 
     def read(text: str) -> int:
-        right = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
-        if not right or int(text) < at_least:
+        most = f", of at most {_MOST_DIGITS} digits" if len(text) > _MOST_DIGITS else ""
+        if most or not (text.isascii() and text.isdecimal()) or int(text) < at_least:
             raise argparse.ArgumentTypeError(
-                f"must be a whole number, {at_least} or more, not {shown(text)}"
+                f"must be a whole number, {at_least} or more{most}, not {shown(text)}"
             )
         return int(text)
 
@@ -196,7 +225,8 @@ def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Name
 
     After an option with a bad value the option is left out and the rest is parsed again, so that
     one message can hold every problem. `args.misread` is True if there are some: then an option
-    that is missing may be the one that was mistyped. Raises UsageError where nothing can be read.
+    that is missing may be the one that was mistyped. `args.typed` names what has not its default.
+    Raises UsageError where nothing can be read.
     """
     remaining = list(argv)
     problems: list[str] = []
@@ -215,6 +245,7 @@ def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Name
             missing = [text for text in error.problems if not problems or "--" not in text]
             raise UsageError([*problems, *missing], hint=error.hint) from error
         problems.extend(_unknown_problems(unknown, parser))
+        args.typed = [n for n, value in vars(args).items() if value != parser.get_default(n)]
         args.misread = bool(problems)
         return args, problems
 

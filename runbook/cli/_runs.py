@@ -14,19 +14,11 @@ if TYPE_CHECKING:
     from runbook.records import RunRecord
 
 
-def run_folders(out_dir: Path) -> list[Path]:
-    """The folders of `out_dir` that hold a run, oldest first (an id begins with its UTC time)."""
-    if not out_dir.is_dir():
-        return []
-    return sorted(
-        (folder for folder in out_dir.iterdir() if (folder / RECORD_FILE).is_file()),
-        key=lambda folder: folder.name,
-    )
-
-
 def find_run(text: str | None, out_dir: Path) -> Path:
     """The run that `text` names; without it the newest one of `out_dir`. Raises UsageError."""
-    folders = run_folders(out_dir)
+    from runbook.folder.names import run_folders
+
+    folders = [one for one in run_folders(out_dir) if (one / RECORD_FILE).is_file()]
     if text is None:
         if not folders:
             raise UsageError(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, path_type, whole_type
+from runbook.cli._parser import CommandParser, command, path_type, whole_type
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit
@@ -44,7 +44,23 @@ def _add_arguments(parser: CommandParser) -> None:
     )
 
 
-def _drill(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "inject faults into real two-rank runs: is each noticed, named and cleaned up?",
+    arguments=_add_arguments,
+)
+def drill(args: argparse.Namespace, console: Console) -> int:
+    """Inject each fault into a real run of the trainer on two CPU ranks, with budgets of 3 s:
+    crashes, hangs, frozen ranks, desynchronized collectives, stragglers, data stalls,
+    bad numbers, full memory and disks, torn files, clock jumps, taken ports, killed
+    launchers. A row passes if the fault was noticed in time, the right rank was named,
+    the evidence is there, no process is left and no written row is lost.
+
+    examples:
+      runbook drill --list
+      runbook drill --faults frozen,sigkill,nan
+      runbook drill --repeat 5 --json > drill.json
+    exit codes: 0 every row passed, 1 a row failed, 2 usage, 3 interrupted
+    """
     import time
 
     from runbook.launch import StopRequest, stop_on_signals
@@ -121,22 +137,3 @@ def _cells(row: DrillRow) -> tuple[str, ...]:
         str(row.rows_lost),
         "yes" if row.ok else "NO",
     )
-
-
-DRILL = Command(
-    name="drill",
-    help="inject faults into real two-rank runs: is each noticed, named and cleaned up?",
-    description="""\
-Inject each fault into a real run of the trainer on two CPU ranks, with budgets of 3 s:
-crashes, hangs, frozen ranks, desynchronized collectives, stragglers, data stalls,
-bad numbers, full memory and disks, torn files, clock jumps, taken ports, killed
-launchers. A row passes if the fault was noticed in time, the right rank was named,
-the evidence is there, no process is left and no written row is lost.""",
-    examples="""\
-  runbook drill --list
-  runbook drill --faults frozen,sigkill,nan
-  runbook drill --repeat 5 --json > drill.json""",
-    exits="0 every row passed, 1 a row failed, 2 usage, 3 interrupted",
-    add_arguments=_add_arguments,
-    run=_drill,
-)

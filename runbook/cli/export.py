@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, add_run, not_in_a_run
+from runbook.cli._parser import CommandParser, add_run, command, not_in_a_run
 from runbook.cli._runs import find_run, load_run, load_told, refuse_changed
 from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
@@ -25,19 +25,7 @@ _BUNDLE = "bundle"
 _LISTED = 5
 
 
-def _csv(record: RunRecord) -> str:
-    from runbook.tools.export import csv_text
-
-    return csv_text(record)
-
-
-def _prometheus(record: RunRecord) -> str:
-    from runbook.tools.export import prometheus_text
-
-    return prometheus_text(record)
-
-
-TEXTS: dict[str, Callable[[RunRecord], str]] = {"csv": _csv, "prometheus": _prometheus}
+TEXTS = ("csv", "prometheus")
 FORMATS = (*TEXTS, _BUNDLE)
 _KNOWN = ", ".join(FORMATS)
 
@@ -82,9 +70,34 @@ def _problem(name: str, target: str) -> str:
     return next(iter(not_in_a_run(f"--to {name}", path)), "")
 
 
-def _export(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "write a run's numbers as CSV or for Prometheus, or the run as one file",
+    json_help="the paths that were written, as one JSON document on stdout",
+    arguments=_add_arguments,
+    problems=_problems,
+)
+def export(args: argparse.Namespace, console: Console) -> int:
+    """Write the numbers of a run, or all of it (see docs/exporting.md). Changes nothing in the run.
+
+    csv         a row for each number: value, unit, n, spread, limit, outcome, file, digest
+    prometheus  a file for node_exporter's textfile collector, replaced at once: verdict,
+                checks by outcome, durations, every number and every limit; needs the
+                package prometheus-client: pip install 'nsa-runbook[prometheus]'
+    bundle      a finished run as one .tar.gz, the same bytes each time, which `runbook
+                verify` and `report` take unpacked anywhere. Every file is searched for
+                secrets again: one is refused, or blanked and named
+
+    examples:
+      runbook export --to csv numbers.csv                      the newest run
+      runbook export --to prometheus /var/lib/node_exporter/runbook.prom
+      runbook export 20261121T010203Z-840303b --to csv -
+      runbook export --to bundle for_review.tar.gz
+    exit codes: 0 written; 2 usage, run.json changed since the run, or a secret was found:
+    nothing is written
+    """
     from runbook.files import write_atomic, written_to
     from runbook.tools.bundle import write_bundle
+    from runbook.tools.export import csv_text, prometheus_text
 
     folder = find_run(args.run_name, args.out)
     if any(name in TEXTS for name, _ in args.to):
@@ -92,7 +105,8 @@ def _export(args: argparse.Namespace, console: Console) -> int:
         record = load_told(folder, console)
     else:
         record = load_run(folder)
-    texts = [(name, target, TEXTS[name](record)) for name, target in args.to if name in TEXTS]
+    makers = dict(zip(TEXTS, (csv_text, prometheus_text), strict=True))
+    texts = [(name, target, makers[name](record)) for name, target in args.to if name in TEXTS]
     bundles = [
         write_bundle(record, folder, Path(target), blank=args.blank_secrets)
         for name, target in args.to
@@ -145,30 +159,3 @@ def _size(size_bytes: int) -> str:
             break
         size, unit = size / 1024, larger
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-
-
-EXPORT = Command(
-    name="export",
-    help="write a run's numbers as CSV or for Prometheus, or the run as one file",
-    description="""\
-Write the numbers of a run, or all of it (see docs/exporting.md). Changes nothing in the run.
-
-csv         a row for each number: value, unit, n, spread, limit, outcome, file, digest
-prometheus  a file for node_exporter's textfile collector, replaced at once: verdict,
-            checks by outcome, durations, every number and every limit; needs the
-            package prometheus-client: pip install 'nsa-runbook[prometheus]'
-bundle      a finished run as one .tar.gz, the same bytes each time, which `runbook
-            verify` and `report` take unpacked anywhere. Every file is searched for
-            secrets again: one is refused, or blanked and named""",
-    examples="""\
-  runbook export --to csv numbers.csv                      the newest run
-  runbook export --to prometheus /var/lib/node_exporter/runbook.prom
-  runbook export 20261121T010203Z-840303b --to csv -
-  runbook export --to bundle for_review.tar.gz""",
-    exits="0 written; 2 usage, run.json changed since the run, or a secret was found: nothing is\n"
-    "written",
-    json_help="the paths that were written, as one JSON document on stdout",
-    add_arguments=_add_arguments,
-    problems=_problems,
-    run=_export,
-)

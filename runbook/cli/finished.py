@@ -7,13 +7,12 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, add_out, add_run, not_in_a_run, path_type
+from runbook.cli._parser import add_out, add_run, command, not_in_a_run, path_type
 from runbook.cli._runs import (
     find_run,
     load_told,
     print_reports,
     refuse_changed,
-    run_folders,
     running_line,
 )
 from runbook.console import Console
@@ -69,8 +68,22 @@ def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> N
     console.page(record_text(record) if as_json else render(record, fmt, screen))
 
 
-def _report(args: argparse.Namespace, console: Console) -> int:
-    """Print one format, or write several. The exit code says nothing of a verdict that stands."""
+@command(
+    "render a run's report again",
+    json_help="the record: run.json as it is",
+    arguments=_add_report,
+    problems=_unknown_formats,
+)
+def report(args: argparse.Namespace, console: Console) -> int:
+    """Render a run again from its run.json. One format goes to stdout; several are written
+    into the run's folder, and their paths go to stdout.
+
+    examples:
+      runbook report                                the newest run, on the terminal
+      runbook report --format md > report.md
+      runbook report 20261121T010203Z-840303b --format md,html,junit
+    exit codes: 0 whatever the verdict, 2 usage, 3 the run still goes on, or run.json changed since
+    """
     from runbook.engine.outputs import write_reports
     from runbook.folder.integrity import untrusted
     from runbook.folder.manifest import record_is_changed
@@ -98,24 +111,6 @@ def _report(args: argparse.Namespace, console: Console) -> int:
     return ProgramExit.INCOMPLETE if changed or running else ProgramExit.GO
 
 
-REPORT = Command(
-    name="report",
-    help="render a run's report again",
-    description="""\
-Render a run again from its run.json. One format goes to stdout; several are written
-into the run's folder, and their paths go to stdout.""",
-    examples="""\
-  runbook report                                the newest run, on the terminal
-  runbook report --format md > report.md
-  runbook report 20261121T010203Z-840303b --format md,html,junit""",
-    exits="0 whatever the verdict, 2 usage, 3 the run still goes on, or run.json changed since",
-    json_help="the record: run.json as it is",
-    add_arguments=_add_report,
-    problems=_unknown_formats,
-    run=_report,
-)
-
-
 def _add_verify(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
@@ -137,7 +132,23 @@ def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
     return [f"--fingerprint {told!r} is not a fingerprint; allowed: {wanted}, as printed"]
 
 
-def _verify(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "recompute every number of a run from its artifacts",
+    arguments=_add_verify,
+    problems=_fingerprint_problems,
+)
+def verify(args: argparse.Namespace, console: Console) -> int:
+    """Read and judge a finished run again and compare: the digest of every file, run.json
+    against its journal, every check and measurement against the artifacts, every report
+    against a fresh rendering. Changes nothing.
+
+    examples:
+      runbook verify                              the newest run
+      runbook verify artifacts/20261121T010203Z-840303b
+      runbook verify RUN --fingerprint DIGITS     it is the record that the run ended with
+    exit codes: 0 nothing differs, 1 something does (each difference is named), 2 usage,
+    3 the run still goes on
+    """
     from runbook.engine.verify import verify_run
     from runbook.folder.manifest import shown_fingerprint
 
@@ -172,25 +183,6 @@ def _verify(args: argparse.Namespace, console: Console) -> int:
     return code
 
 
-VERIFY = Command(
-    name="verify",
-    help="recompute every number of a run from its artifacts",
-    description="""\
-Read and judge a finished run again and compare: the digest of every file, run.json
-against its journal, every check and measurement against the artifacts, every report
-against a fresh rendering. Changes nothing.""",
-    examples="""\
-  runbook verify                              the newest run
-  runbook verify artifacts/20261121T010203Z-840303b
-  runbook verify RUN --fingerprint DIGITS     it is the record that the run ended with""",
-    exits="0 nothing differs, 1 something does (each difference is named), 2 usage,\n"
-    "3 the run still goes on",
-    add_arguments=_add_verify,
-    problems=_fingerprint_problems,
-    run=_verify,
-)
-
-
 def _add_judge(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     parser.add_argument(
@@ -202,7 +194,21 @@ def _add_judge(parser: argparse.ArgumentParser) -> None:
     _add_format(parser, "FORMAT", "md, details, html, junit, terminal or github")
 
 
-def _judge(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "judge a finished run again under other limits",
+    json_help="the record as judged now, in the form of run.json",
+    arguments=_add_judge,
+    problems=_one_known_format,
+)
+def judge(args: argparse.Namespace, console: Console) -> int:
+    """Judge the artifacts of a finished run by the limits of another profile. Starts
+    nothing and changes nothing; the report goes to stdout.
+
+    examples:
+      runbook judge --profile a100x2_pcie3
+      runbook judge 20261121T010203Z-840303b --profile mine.yaml --format md
+    exit codes: 0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE, 4 PARTIAL PASS
+    """
     from runbook.config.load import load_profile, load_profile_document
     from runbook.engine.verify import judge_again
     from runbook.folder.integrity import untrusted
@@ -220,23 +226,6 @@ def _judge(args: argparse.Namespace, console: Console) -> int:
     return judged.verdict.exit_code
 
 
-JUDGE = Command(
-    name="judge",
-    help="judge a finished run again under other limits",
-    description="""\
-Judge the artifacts of a finished run by the limits of another profile. Starts
-nothing and changes nothing; the report goes to stdout.""",
-    examples="""\
-  runbook judge --profile a100x2_pcie3
-  runbook judge 20261121T010203Z-840303b --profile mine.yaml --format md""",
-    exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE, 4 PARTIAL PASS",
-    json_help="the record as judged now, in the form of run.json",
-    add_arguments=_add_judge,
-    problems=_one_known_format,
-    run=_judge,
-)
-
-
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "a", metavar="A", nargs="?", help="the reference: a run's folder or id (no default)"
@@ -252,6 +241,8 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare_problems(args: argparse.Namespace) -> list[str]:
+    from runbook.folder.names import run_folders
+
     if args.b is None:
         names = ", ".join(folder.name for folder in run_folders(args.out)[-5:]) or "none"
         return [f"name the two runs to compare; in {args.out}/ there are: {names}"]
@@ -263,7 +254,22 @@ def _compare_problems(args: argparse.Namespace) -> list[str]:
     return not_in_a_run("--html", page)
 
 
-def _compare(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "compare two finished runs: are they comparable, and what changed",
+    arguments=_add_compare,
+    problems=_compare_problems,
+)
+def compare(args: argparse.Namespace, console: Console) -> int:
+    """Compare run B with the reference A. Numbers are compared only if the work is the
+    same and one thing differs: code, software, machine or toggles. Only what both ran is
+    compared; a loss of speed is shown where its 99 % bound is beyond what two runs at
+    different times differ by (5 % on GPUs, 50 % on shared cores).
+
+    examples:
+      runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda
+      runbook compare artifacts/20261120T010203Z-840303b 20261121 --html both.html
+    exit codes: 0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided
+    """
     from runbook.tools.compare import Comparison, compare_runs, comparison_text
 
     first, second = (find_run(name, args.out) for name in (args.a, args.b))
@@ -281,21 +287,3 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
     else:
         console.page(comparison_text(found))
     return found.exit_code
-
-
-COMPARE = Command(
-    name="compare",
-    help="compare two finished runs: are they comparable, and what changed",
-    description="""\
-Compare run B with the reference A. Numbers are compared only if the work is the
-same and one thing differs: code, software, machine or toggles. Only what both ran is
-compared; a loss of speed is shown where its 99 % bound is beyond what two runs at
-different times differ by (5 % on GPUs, 50 % on shared cores).""",
-    examples="""\
-  runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda
-  runbook compare artifacts/20261120T010203Z-840303b 20261121 --html both.html""",
-    exits="0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided",
-    add_arguments=_add_compare,
-    problems=_compare_problems,
-    run=_compare,
-)

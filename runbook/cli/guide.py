@@ -1,24 +1,23 @@
 """What the program says of itself: the overview of its commands, and `runbook` alone, which tells
 what there is in this folder and what to do next.
-
-It reads plain JSON and never validates a record, so that it answers at once, whatever lies there.
 """
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runbook.cli._parser import Command
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, UsageError, did_you_mean
 from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE
-from runbook.text import verdict_text
+
+if TYPE_CHECKING:
+    from runbook.records import RunRecord
 
 _HEAD = """\
 usage: runbook COMMAND [options]
@@ -47,8 +46,6 @@ completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completio
 _WIDTH = 16
 # What were commands in version 0.1.0.
 _NOW = {"bundle": "export --to bundle"}
-# Ends of a launch that leave nothing to triage (`runbook.tools.triage_target`).
-NO_FAULT = ("completed", "not_run", "interrupted")
 _LABEL = 9
 
 
@@ -113,11 +110,10 @@ def _machine() -> str:
 
 
 def look(out: Path) -> Found:
-    """The newest run below `out`. Raises nothing for what lies there."""
-    try:
-        folders = [path for path in out.iterdir() if is_run(path)]
-    except OSError:
-        folders = []
+    """The newest run below `out`. Raises nothing for what lies in its folder."""
+    from runbook.folder.names import run_folders
+
+    folders = run_folders(out)
     if not folders:
         return Found(
             run=f"none in {out}/",
@@ -126,13 +122,7 @@ def look(out: Path) -> Found:
                 ("runbook run", "all phases, and the verdict"),
             ),
         )
-    newest = max(folders, key=lambda path: path.name)
-    return _unfinished(newest) or _finished(newest)
-
-
-def is_run(path: Path) -> bool:
-    """Does the folder hold a run, finished or not?"""
-    return any((path / name).is_file() for name in (RECORD_FILE, EVENTS_FILE))
+    return _unfinished(folders[-1]) or _finished(folders[-1])
 
 
 def _unfinished(folder: Path) -> Found | None:
@@ -154,82 +144,54 @@ def _unfinished(folder: Path) -> Found | None:
     if events[-1].get("event") == ENDS[0]:
         return None
     where = f"{folder}: not finished, {phases_done(events)}"
-    program = "launch" if _follows_a_plan(events[0]) else "run"
-    resume = (f"runbook {program} --resume {name}", "go on where it was cut off")
+    record = _record(folder)
+    program = " ".join(record.invocation.program) if record else "runbook run"
+    resume = (f"{program} --resume {name}", "go on where it was cut off")
     return Found(run=where, next=(resume, (f"runbook report {name}", "what there is so far")))
 
 
-def _follows_a_plan(begun: Mapping[str, Any]) -> bool:
-    """By the first event of its journal; False where that is damaged."""
+def _record(folder: Path) -> RunRecord | None:
+    """What its run.json holds; None if that is gone or damaged."""
+    from runbook.folder.manifest import load_record
+
     try:
-        return bool(begun["record"]["options"].get("plan"))
-    except (AttributeError, KeyError, TypeError):
-        return False
+        return load_record(folder)
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def _finished(folder: Path) -> Found:
-    from runbook.files import read_bytes
-
-    name = shlex.quote(str(folder))
-    report = (f"runbook report {name}", "every check, with evidence and remedy")
-    try:
-        record = json.loads(read_bytes(folder / RECORD_FILE))
-        said = verdict_text(str(record["verdict"]), _texts(record["caveats"]))
-        head = f"{folder}: {said} ({record['scope']})"
-        reasons = _texts(record["reasons"])
-    except FileNotFoundError:
+    name, record = shlex.quote(str(folder)), _record(folder)
+    if not (folder / RECORD_FILE).is_file():
         again = ("runbook run", "a new run: of this one nothing can be judged")
         return Found(run=f"{folder}: its {RECORD_FILE} is missing", next=(again,))
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
+    if record is None:
         verify = (f"runbook verify {name}", "names every file that is damaged")
         return Found(run=f"{folder}: its {RECORD_FILE} cannot be read", next=(verify,))
-    steps = [report, *_following(record, name)]
-    return Found(run=head, detail=reasons[0] if reasons else "", next=tuple(steps))
+    report = (f"runbook report {name}", "every check, with evidence and remedy")
+    return Found(
+        run=f"{folder}: {record.headline}",
+        detail=record.reasons[0] if record.reasons else "",
+        next=(report, *_following(record, name)),
+    )
 
 
-def _following(record: dict[str, Any], name: str) -> list[tuple[str, str]]:
+def _following(record: RunRecord, name: str) -> list[tuple[str, str]]:
     """The command behind the report, by the verdict; a plan goes on by its own rules."""
-    verdict, options = record["verdict"], record.get("options")
-    if verdict == "GO":
+    from runbook.records import Verdict
+    from runbook.tools.triage_target import failed_launches
+
+    by_plan = bool(record.options.get("plan"))
+    if record.verdict is Verdict.GO:
         verify = (f"runbook verify {name}", "compute every number again")
-        launch = _launch(record)
-        return [(launch, "train behind this GO, by a plan"), verify] if launch else [verify]
-    if verdict == "NO-GO" and _has_failed_launch(record):
+        if by_plan or record.profile_document.get("own_trainer"):
+            return [verify]
+        launch = record.invocation.production_line()
+        return [(launch, "train behind this GO, by a plan"), verify]
+    if record.verdict is Verdict.NO_GO and failed_launches(record):
         return [(f"runbook triage {name}", "find the setting that fixes its failed launch")]
-    if isinstance(options, dict) and options.get("plan"):
+    if by_plan:
         return []
-    if verdict == "PARTIAL PASS":
+    if record.verdict is Verdict.PARTIAL:
         return [(f"runbook run --resume {name} --phase all", "add what was not asked for")]
     return [(f"runbook run --failed {name}", "run again what did not pass")]
-
-
-def _launch(record: dict[str, Any]) -> str:
-    """The launch behind this GO; empty where this program has none, or the record is damaged."""
-    from runbook.records.run import Invocation
-
-    own = (record.get("profile_document") or {}).get("own_trainer")
-    try:
-        settings, options = record["settings"], record["options"]
-        if own or options.get("plan"):
-            return ""
-        return Invocation.recorded(record["profile"], settings, options).production_line()
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return ""
-
-
-def _has_failed_launch(record: dict[str, Any]) -> bool:
-    """Is there one for `runbook triage`? Where the record is damaged there is none."""
-    try:
-        entries = [entry for phase in record["phases"] for entry in phase["launches"]]
-        return any(
-            entry["launch"]["kind"] == "trainer" and entry["result"]["status"] not in NO_FAULT
-            for entry in entries
-        )
-    except (KeyError, TypeError):
-        return False
-
-
-def _texts(value: object) -> Sequence[str]:
-    if not isinstance(value, list):
-        raise TypeError(f"a list was expected, not {value!r}")
-    return [str(text) for text in value]

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, add_out, not_in_a_run, path_type
+from runbook.cli._parser import CommandParser, add_out, command, not_in_a_run, path_type
 from runbook.console import Console
 from runbook.errors import RunbookError, UsageError, did_you_mean
 
@@ -49,7 +49,23 @@ def _problems(args: argparse.Namespace) -> list[str]:
     return problems + (not_in_a_run("--html", args.html) if args.html not in (None, Path()) else [])
 
 
-def _history(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "list earlier runs, or one number through all of them",
+    arguments=_add_arguments,
+    problems=_problems,
+)
+def history(args: argparse.Namespace, console: Console) -> int:
+    """List the runs of a folder, oldest first. With METRIC (a check's id, or
+    phase/measurement), its value in each, a line for each profile, settings, workload and
+    device, and the change against the median of the earlier runs on that line. The index
+    is built from the run folders and updates itself.
+
+    examples:
+      runbook history
+      runbook history --html                        one page with all runs and trends
+      runbook history baseline.throughput
+      runbook history baseline.throughput --csv > throughput.csv
+    """
     import sqlite3
 
     if not args.out.is_dir():
@@ -200,22 +216,3 @@ def _links(out: Path, runs: list[RunRow], start: Path) -> dict[str, str]:
         if report.is_file() and not report.is_symlink():
             found[row.folder] = Path(os.path.relpath(report, start)).as_posix()
     return found
-
-
-HISTORY = Command(
-    name="history",
-    help="list earlier runs, or one number through all of them",
-    description="""\
-List the runs of a folder, oldest first. With METRIC (a check's id, or
-phase/measurement), its value in each, a line for each profile, settings, workload and
-device, and the change against the median of the earlier runs on that line. The index
-is built from the run folders and updates itself.""",
-    examples="""\
-  runbook history
-  runbook history --html                        one page with all runs and trends
-  runbook history baseline.throughput
-  runbook history baseline.throughput --csv > throughput.csv""",
-    add_arguments=_add_arguments,
-    problems=_problems,
-    run=_history,
-)

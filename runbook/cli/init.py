@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, add_out, number_type, whole_type
+from runbook.cli._parser import CommandParser, add_out, command, number_type, whole_type
 from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError
 
@@ -79,7 +79,20 @@ def _add_arguments(parser: CommandParser) -> None:
     add_out(parser, help="where the probe is kept (default: artifacts)")
 
 
-def _init(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "write a profile for a trainer of your own, from a probe of seconds", arguments=_add_arguments
+)
+def init(args: argparse.Namespace, console: Console) -> int:
+    """Run a trainer that is not ours for some steps, find the rows that it writes (a .csv, a
+    .jsonl, or what it prints) and write a profile, NAME.yaml, by which `runbook run` starts,
+    watches and judges it. What only the trainer's contract can prove is SKIPPED then, and the
+    verdict says so.
+
+    examples:
+      runbook init --tokens-per-rank 4096 --trainer 'torchrun --nproc_per_node=2 t.py --max_steps 9'
+      runbook init --tokens-per-step 512 --ranks 2 --trainer 'python t.py --gpus 2 --iters {steps}'
+    exit codes: 0 written, 2 wrong usage, or a trainer that does not run or writes nothing
+    """
     import time
 
     from runbook.config.load import load_profile
@@ -164,19 +177,3 @@ def _write(target: Path, document: object, head: str) -> None:
     from runbook.files import write_atomic
 
     write_atomic(target, head + yaml.safe_dump(document, sort_keys=False, width=100))
-
-
-INIT = Command(
-    name="init",
-    help="write a profile for a trainer of your own, from a probe of seconds",
-    description="""\
-Run a trainer that is not ours for some steps, find the rows that it writes (a .csv, a .jsonl, or
-what it prints) and write a profile, NAME.yaml, by which `runbook run` starts, watches and judges
-it. What only the trainer's contract can prove is SKIPPED then, and the verdict says so.""",
-    examples="""\
-  runbook init --tokens-per-rank 4096 --trainer 'torchrun --nproc_per_node=2 train.py --max_steps 9'
-  runbook init --tokens-per-step 512 --ranks 2 --trainer 'python t.py --gpus 2 --iters {steps}'""",
-    exits="0 written, 2 wrong usage, or a trainer that does not run or writes nothing",
-    add_arguments=_add_arguments,
-    run=_init,
-)

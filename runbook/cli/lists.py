@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from runbook.cli._parser import Command
+from runbook.cli._parser import command
 from runbook.console import Console
 from runbook.errors import UsageError, did_you_mean
 
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from runbook.config.profile import Profile
 
 
-def _phases(args: argparse.Namespace, console: Console) -> int:
+@command("list the phases, the question of each, and whose results it uses")
+def phases(args: argparse.Namespace, console: Console) -> int:
+    """List the phases in running order; `runbook run --phase NAME,NAME` runs a choice.
+
+    examples:
+      runbook phases
+      runbook phases --json
+    """
     from runbook.config.registry import phases
 
     if args.json:
@@ -37,17 +44,6 @@ def _phases(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-PHASES = Command(
-    name="phases",
-    help="list the phases, the question of each, and whose results it uses",
-    description="List the phases in running order; `runbook run --phase NAME,NAME` runs a choice.",
-    examples="""\
-  runbook phases
-  runbook phases --json""",
-    run=_phases,
-)
-
-
 def _add_profiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
@@ -60,7 +56,15 @@ def _add_profiles(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _profiles(args: argparse.Namespace, console: Console) -> int:
+@command("list the profiles, or show one with the source of every number", arguments=_add_profiles)
+def profiles(args: argparse.Namespace, console: Console) -> int:
+    """List the hardware profiles, or show one: machine, limits and their sources.
+
+    examples:
+      runbook profiles
+      runbook profiles a100x2_pcie4
+      runbook profiles ./mine.yaml --json
+    """
     from runbook.config.load import load_profile
 
     if args.page:
@@ -125,19 +129,6 @@ def _show_profile(console: Console, profile: Profile) -> None:
     console.table((f"REQUIRED FOR A GO ({len(required)} checks)",), required)
 
 
-PROFILES = Command(
-    name="profiles",
-    help="list the profiles, or show one with the source of every number",
-    description="List the hardware profiles, or show one: machine, limits and their sources.",
-    examples="""\
-  runbook profiles
-  runbook profiles a100x2_pcie4
-  runbook profiles ./mine.yaml --json""",
-    add_arguments=_add_profiles,
-    run=_profiles,
-)
-
-
 _WHO_READS = (
     "read by the trainer and `runbook watch` started here, and by `runbook run`: it goes over "
     "the profile and under --set NAME=value"
@@ -188,8 +179,23 @@ def _show_preset(name: str, console: Console, *, as_json: bool) -> None:
     console.result("", *exports)
 
 
-def _toggles(args: argparse.Namespace, console: Console) -> int:
-    """Raise UsageError that lists everything wrong with the environment, and unknown names."""
+@command(
+    "list every NSA_* variable with its meaning and its value in this shell", arguments=_add_toggles
+)
+def toggles(args: argparse.Namespace, console: Console) -> int:
+    """List every toggle: value in this shell, allowed values, meaning, and the requirement
+    it serves. A trainer or `runbook watch` started by hand here reads these values, and
+    so does `runbook run`: the shell goes over the profile, and --set NAME=value over the
+    shell. A preset is a set of variables that belong together.
+    `arm` marks those that may change inside one launch.
+    A variable that is unknown or holds a bad value is an error (exit code 2).
+
+    examples:
+      runbook toggles
+      runbook toggles NSA_DDP_BUCKET_MB NSA_DDP_COMPRESS
+      NSA_DDP_BUCKET_MB=50 runbook toggles
+      runbook toggles --preset production
+    """
     if args.preset is not None:
         _show_preset(args.preset, console, as_json=args.json)
         return 0
@@ -240,26 +246,6 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-TOGGLES = Command(
-    name="toggles",
-    help="list every NSA_* variable with its meaning and its value in this shell",
-    description="""\
-List every toggle: value in this shell, allowed values, meaning, and the requirement
-it serves. A trainer or `runbook watch` started by hand here reads these values, and
-so does `runbook run`: the shell goes over the profile, and --set NAME=value over the
-shell. A preset is a set of variables that belong together.
-`arm` marks those that may change inside one launch.
-A variable that is unknown or holds a bad value is an error (exit code 2).""",
-    examples="""\
-  runbook toggles
-  runbook toggles NSA_DDP_BUCKET_MB NSA_DDP_COMPRESS
-  NSA_DDP_BUCKET_MB=50 runbook toggles
-  runbook toggles --preset production""",
-    add_arguments=_add_toggles,
-    run=_toggles,
-)
-
-
 def _add_schema(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "document",
@@ -271,7 +257,19 @@ def _add_schema(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _schema(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "print the JSON Schema of run.json, of a run's events, or of a profile",
+    json_help="accepted, but a schema is always JSON",
+    arguments=_add_schema,
+)
+def schema(args: argparse.Namespace, console: Console) -> int:
+    """Print the JSON Schema of a document that this program writes or reads.
+
+    examples:
+      runbook schema > run.schema.json
+      runbook schema events
+      runbook schema profile
+    """
     from runbook.config.profile import Profile
     from runbook.records import RunRecord
     from runbook.records.events import events_schema
@@ -284,17 +282,3 @@ def _schema(args: argparse.Namespace, console: Console) -> int:
     }
     console.json_document(draft | schemas[args.document]())
     return 0
-
-
-SCHEMA = Command(
-    name="schema",
-    help="print the JSON Schema of run.json, of a run's events, or of a profile",
-    description="Print the JSON Schema of a document that this program writes or reads.",
-    examples="""\
-  runbook schema > run.schema.json
-  runbook schema events
-  runbook schema profile""",
-    json_help="accepted, but a schema is always JSON",
-    add_arguments=_add_schema,
-    run=_schema,
-)

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command, CommandParser, number_type, path_type
+from runbook.cli._parser import CommandParser, command, number_type, path_type
 from runbook.cli._runs import folder_of
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
@@ -65,7 +65,38 @@ def _problems(args: argparse.Namespace) -> list[str]:
     return [f"{name} {why}" for name in given] if args.stacks else []
 
 
-def _watch(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "look on at a run; --halt stops it if it goes bad, --stacks shows each rank",
+    json_help="one JSON document per anomaly on stdout; with --stacks one of all ranks",
+    arguments=_add_watch,
+    problems=_problems,
+)
+def watch(args: argparse.Namespace, console: Console) -> int:
+    """The operator's screen of a run directory, whoever started the run and whether or not it
+    still goes on: its state and the time left, loss, rate, each rank with its memory, the
+    age of the last checkpoint, incidents, and what cannot be seen; in a pipe one line every
+    30 s. Meanwhile it looks for a stalled heartbeat, throughput readings that no longer
+    change, gate collapse, zero or exploding gradients, NaN, loss spikes and memory growth;
+    without training.csv, by the heartbeats of rank 0. Without --halt it only reads. With
+    it, anomalies go into DIR/anomalies.jsonl and DIR/.anomaly_type, a stalled rank is asked
+    for its stack, and DIR/.HALT stops all ranks after the same step. A folder that is not
+    there yet or still empty is waited for, five minutes at most. One with a link `latest`
+    means the run that it names, or the next one if that is over; a whole run means its newest
+    launch. Through the link `latest` the launches of a run are shown one after the other.
+    Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).
+
+    --stacks (for short `runbook stacks DIR`) works while a rank is stuck in a collective; a
+    frozen rank is read from outside where py-spy is installed. Only processes that carry the
+    run's token, or have its heartbeat file open, are touched.
+
+    examples:
+      runbook watch artifacts/latest
+      runbook watch artifacts/m7c_125m_2xa100_prod --halt 1 --interval 30
+      runbook watch artifacts/cpu_smoke/latest --once
+      runbook watch --stacks artifacts/latest
+    exit codes: 0 no anomaly, 1 at least one, 2 usage, 130 Ctrl-C;
+    with --stacks: 0 every live rank answered, 1 one did not, 3 no rank is alive
+    """
     from nsa.contract import LATEST_LINK
     from runbook.launch.watch.watchdog import Budgets, Thresholds
     from runbook.tools.follow import begun_in, launch_in, newest_in
@@ -224,37 +255,3 @@ def _stack_lines(folder: Path, stack: RankStack) -> Iterator[str]:
         yield f"  {line}"
     if stack.path:
         yield f"(kept in {stack.path})"
-
-
-WATCH = Command(
-    name="watch",
-    help="look on at a run; --halt stops it if it goes bad, --stacks shows each rank",
-    description="""\
-The operator's screen of a run directory, whoever started the run and whether or not it
-still goes on: its state and the time left, loss, rate, each rank with its memory, the
-age of the last checkpoint, incidents, and what cannot be seen; in a pipe one line every
-30 s. Meanwhile it looks for a stalled heartbeat, throughput readings that no longer
-change, gate collapse, zero or exploding gradients, NaN, loss spikes and memory growth;
-without training.csv, by the heartbeats of rank 0. Without --halt it only reads. With
-it, anomalies go into DIR/anomalies.jsonl and DIR/.anomaly_type, a stalled rank is asked
-for its stack, and DIR/.HALT stops all ranks after the same step. A folder that is not
-there yet or still empty is waited for, five minutes at most. One with a link `latest`
-means the run that it names, or the next one if that is over; a whole run means its newest
-launch. Through the link `latest` the launches of a run are shown one after the other.
-Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).
-
---stacks (for short `runbook stacks DIR`) works while a rank is stuck in a collective; a
-frozen rank is read from outside where py-spy is installed. Only processes that carry the
-run's token, or have its heartbeat file open, are touched.""",
-    examples="""\
-  runbook watch artifacts/latest
-  runbook watch artifacts/m7c_125m_2xa100_prod --halt 1 --interval 30
-  runbook watch artifacts/cpu_smoke/latest --once
-  runbook watch --stacks artifacts/latest""",
-    exits="0 no anomaly, 1 at least one, 2 usage, 130 Ctrl-C;\n"
-    "with --stacks: 0 every live rank answered, 1 one did not, 3 no rank is alive",
-    json_help="one JSON document per anomaly on stdout; with --stacks one of all ranks",
-    add_arguments=_add_watch,
-    problems=_problems,
-    run=_watch,
-)

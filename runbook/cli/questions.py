@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from runbook.cli._parser import Command, CommandParser, number_type, path_type, whole_type
+from runbook.cli._parser import CommandParser, command, number_type, path_type, whole_type
 from runbook.cli._runs import folder_of
 from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
@@ -43,7 +43,20 @@ def _floor(text: str) -> float:
     return value
 
 
-def _inspect(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "judge any run directory, read-only: what it holds and what is suspicious",
+    arguments=_add_inspect,
+)
+def inspect(args: argparse.Namespace, console: Console) -> int:
+    """Judge a run directory without changing it: which runs its training.csv holds, which
+    window its numbers come from, and everything suspicious. Reads this trainer's format
+    and the older one: no header, step,loss,lr,toks_per_s, a row every k steps.
+
+    examples:
+      runbook inspect artifacts/m7c_125m_2xa100_prod
+      runbook inspect old/training.csv --loss-floor 5.545
+    exit codes: 0 nothing suspicious, 1 suspicious, 2 usage, 3 too little to say
+    """
     from runbook.tools.inspect.folder import inspect_path
     from runbook.tools.inspect.types import inspection_text
 
@@ -53,22 +66,6 @@ def _inspect(args: argparse.Namespace, console: Console) -> int:
     else:
         console.page(inspection_text(inspection, width=console.width_out))
     return inspection.exit_code
-
-
-INSPECT = Command(
-    name="inspect",
-    help="judge any run directory, read-only: what it holds and what is suspicious",
-    description="""\
-Judge a run directory without changing it: which runs its training.csv holds, which
-window its numbers come from, and everything suspicious. Reads this trainer's format
-and the older one: no header, step,loss,lr,toks_per_s, a row every k steps.""",
-    examples="""\
-  runbook inspect artifacts/m7c_125m_2xa100_prod
-  runbook inspect old/training.csv --loss-floor 5.545""",
-    exits="0 nothing suspicious, 1 suspicious, 2 usage, 3 too little to say",
-    add_arguments=_add_inspect,
-    run=_inspect,
-)
 
 
 # Each question with the options that it needs and those that it takes.
@@ -165,7 +162,34 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _decide(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "answer one question about any CSV file at a declared error rate",
+    arguments=_add_decide,
+    problems=_wrong_options,
+)
+def decide(args: argparse.Namespace, console: Console) -> int:
+    """Answer one question about the numbers in a CSV file (with a header), at a declared error
+    rate.
+
+    question         columns                                 asks
+    best-arm         arm,block,value                         which arm beats all others?
+    non-inferiority  baseline,variant (a row per round)      is the variant at most 2 % slower?
+    faster           a,b (a row per round)                   is a faster than b?
+    target           value (a row per LAUNCH)                is --target reached?
+    steady           dt_s (a row per step)                   does the step time stay level?
+    memory           step,mem_mib                            has memory stopped growing?
+    scaling          t1,tN (a row per pair of launches)      is T_N / (N T_1) at least 0.90?
+
+    A value is tokens / time of a whole block or launch, never a mean of rates. best-arm,
+    non-inferiority and faster also take arm,block,value of two arms (--baseline names the
+    first), or this program's training.csv with its columns arm, block, tokens and dt_s.
+
+    examples:
+      runbook decide best-arm blocks.csv
+      runbook decide target launches.csv --target 39
+      runbook decide memory training.csv --limit 61440 --project-to-step 50000 --json
+    exit codes: 0 PASS, WINNER, TIE, KEEP; 1 FAIL, DROP, INVALID; 2 usage; 3 INCONCLUSIVE
+    """
     from runbook.tools.decide import QUESTIONS, read_table
 
     table = read_table(args.file)
@@ -195,47 +219,28 @@ def _decision_lines(decision: Decision) -> Iterator[str]:
         )
 
 
-DECIDE = Command(
-    name="decide",
-    help="answer one question about any CSV file at a declared error rate",
-    description="""\
-Answer one question about the numbers in a CSV file (with a header), at a declared error rate.
-
-question         columns                                 asks
-best-arm         arm,block,value                         which arm beats all others?
-non-inferiority  baseline,variant (a row per round)      is the variant at most 2 % slower?
-faster           a,b (a row per round)                   is a faster than b?
-target           value (a row per LAUNCH)                is --target reached?
-steady           dt_s (a row per step)                   does the step time stay level?
-memory           step,mem_mib                            has memory stopped growing?
-scaling          t1,tN (a row per pair of launches)      is T_N / (N T_1) at least 0.90?
-
-A value is tokens / time of a whole block or launch, never a mean of rates. best-arm,
-non-inferiority and faster also take arm,block,value of two arms (--baseline names the first), or
-this program's training.csv with its columns arm, block, tokens and dt_s.""",
-    examples="""\
-  runbook decide best-arm blocks.csv
-  runbook decide target launches.csv --target 39
-  runbook decide memory training.csv --limit 61440 --project-to-step 50000 --json""",
-    exits="0 PASS, WINNER, TIE, KEEP; 1 FAIL, DROP, INVALID; 2 usage; 3 INCONCLUSIVE",
-    add_arguments=_add_decide,
-    problems=_wrong_options,
-    run=_decide,
-)
-
-
 def _add_replay(parser: CommandParser) -> None:
     parser.add_argument("file", metavar="FILE.yaml", help="a file, or the name of a shipped one")
 
 
-def _replay(args: argparse.Namespace, console: Console) -> int:
-    from runbook.tools.replay.judge import judge_replay
-    from runbook.tools.replay.models import load_replay
+@command("judge a hand-written table of results by the same rules", arguments=_add_replay)
+def replay(args: argparse.Namespace, console: Console) -> int:
+    """Judge the numbers of a report (phases, arms, rows and configs, in YAML) by the
+    rules of a run, and list every contradiction with the rule it breaks. The reports
+    that this program replaces are shipped: report_v4 and first_report.
 
-    replay, path, sha256 = load_replay(args.file)
-    judgement = judge_replay(replay, path=str(path), sha256=sha256)
+    examples:
+      runbook replay report_v4
+      runbook replay my_report.yaml --json
+    exit codes: 0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE
+    """
+    from runbook.tools.replay.judge import judge_report
+    from runbook.tools.replay.report import load_report
+
+    report, path, sha256 = load_report(args.file)
+    judgement = judge_report(report)
     if args.json:
-        head: dict[str, Any] = {"schema_version": 1, "file": str(path), "sha256": sha256}
+        head: dict[str, Any] = {"schema_version": 2, "file": str(path), "sha256": sha256}
         console.json_document(head | judgement.model_dump(mode="json"))
     else:
         _print_judgement(console, judgement, str(path))
@@ -243,17 +248,11 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
 
 
 def _print_judgement(console: Console, judgement: ReplayRecord, path: str) -> None:
-    verdict = judgement.verdict.value
     claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
-    console.answer(verdict, claim)
+    console.answer(judgement.verdict.value, claim)
     console.result(f"judged from {path}; {judgement.source}", "")
-    rows = [
-        (check.id, check.outcome.value, "" if check.required else "optional", check.reason)
-        for check in judgement.checks
-    ]
-    console.table(("CHECK", "OUTCOME", "", "REASON"), rows, styled=1)
     count = len(judgement.contradictions)
-    console.result("", f"{count or 'no'} contradiction{'' if count == 1 else 's'}")
+    console.result(f"{count or 'no'} contradiction{'' if count == 1 else 's'}")
     for number, item in enumerate(judgement.contradictions, start=1):
         console.result(
             f"{number:3}. {item.rule} [{item.phase}] {item.outcome.value}",
@@ -261,17 +260,3 @@ def _print_judgement(console: Console, judgement: ReplayRecord, path: str) -> No
             f"     found:   {item.found}",
             f"     rule:    {item.rule_text}",
         )
-
-
-REPLAY = Command(
-    name="replay",
-    help="judge a hand-written table of results by the same rules",
-    description="""\
-Judge the numbers of a report (phases, arms, rows and configs, in YAML) by the
-rules of a run, and list every contradiction with the rule it breaks. The reports
-that this program replaces are shipped: report_v4 and first_report.""",
-    examples="  runbook replay report_v4\n  runbook replay my_report.yaml --json",
-    exits="0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE",
-    add_arguments=_add_replay,
-    run=_replay,
-)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import (
-    Command,
     CommandParser,
     add_out,
     add_settings,
+    command,
     number_type,
     whole_type,
 )
@@ -66,7 +66,23 @@ def _add_arguments(parser: CommandParser) -> None:
     add_out(parser)
 
 
-def _triage(args: argparse.Namespace, console: Console) -> int:
+@command(
+    "run the failing command again with one change at a time, until it works",
+    arguments=_add_arguments,
+)
+def triage(args: argparse.Namespace, console: Console) -> int:
+    """Run the failing command unchanged, then with one change at a time, in the order of the
+    operator's cheatsheet and the failure playbook, and stop at the first change that makes
+    the failure go away. A change that helps is repeated, in turn with the command as it was,
+    until chance would hardly look so. RUN|CONFIG is a run's folder or id (its first failed launch
+    is taken), a launch's directory, or a trainer config.
+
+    examples:
+      runbook triage                        the newest run
+      runbook triage --dry-run configs/m7c_125m_2xa100_production.yaml
+      runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1
+    exit codes: 0 a step helped, 1 none did, 2 usage, 3 it did not fail again, or comes and goes
+    """
     import time
 
     from runbook.launch import StopRequest, stop_on_signals
@@ -164,22 +180,3 @@ def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
     rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.steps]
     console.table(("STEP", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)
     console.result(f"finding: {triage.finding}", *triage.exports)
-
-
-TRIAGE = Command(
-    name="triage",
-    help="run the failing command again with one change at a time, until it works",
-    description="""\
-Run the failing command unchanged, then with one change at a time, in the order of the
-operator's cheatsheet and the failure playbook, and stop at the first change that makes
-the failure go away. A change that helps is repeated, in turn with the command as it was,
-until chance would hardly look so. RUN|CONFIG is a run's folder or id (its first failed launch is
-taken), a launch's directory, or a trainer config.""",
-    examples="""\
-  runbook triage                        the newest run
-  runbook triage --dry-run configs/m7c_125m_2xa100_production.yaml
-  runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1""",
-    exits="0 a step helped, 1 none did, 2 usage, 3 it did not fail again, or comes and goes",
-    add_arguments=_add_arguments,
-    run=_triage,
-)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from runbook.engine.judge import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
@@ -13,24 +15,67 @@ from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
 from runbook.records.run import Invocation, Repeated
 
 
-@as_it_writes()
-def phase_records(events: Sequence[Event]) -> dict[str, PhaseRecord]:
-    """The latest record of every phase that was judged, in the order of their first judgement.
+@dataclass(frozen=True, kw_only=True)
+class SoFar:
+    """What a journal tells of its phases and launches.
 
-    One that is to be run again has none until it was, and then says how it ended before.
+    `records` are the latest of every phase that was judged, in the order of their first judgement;
+    one that is to be run again has none until it was, and then says how it ended before. `whole`
+    names those that ran to their end, `judged_at` has the number of the event in which each was
+    judged last. `begun` counts the starts of a launch, and `ended` has its last result; both begin
+    anew with a phase that is run again, but for the launches of it that are kept.
     """
-    records: dict[str, PhaseRecord] = {}
+
+    records: dict[str, PhaseRecord] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
+    judged_at: dict[str, int] = field(default_factory=dict)
+    begun: dict[tuple[str, str], int] = field(default_factory=dict)
+    ended: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> dict[str, PhaseRecord]:
+        """Records of the phases that ran to their end; an interrupted one is not among them."""
+        return {name: record for name, record in self.records.items() if name in self.whole}
+
+    @property
+    def begun_again(self) -> str:
+        """`baseline/run1 begun 3 times` for each launch that was cut off and started again.
+
+        Who watches a run can stop a slow launch, and go on until one is fast: that must be seen.
+        """
+        again = [(key, times) for key, times in self.begun.items() if times > 1]
+        return ", ".join(f"{'/'.join(key)} begun {times} times" for key, times in again)
+
+
+@as_it_writes()
+def so_far(events: Sequence[Event]) -> SoFar:
+    """The journal, read once from its beginning."""
+    told = SoFar()
     before: dict[str, list[Repeated]] = {}
     for event in events:
         if event["event"] == "phase_repeated":
-            records.pop(event["phase"], None)
-            earlier = Repeated.model_validate(event["repeated"])
-            before.setdefault(event["phase"], []).append(earlier)
+            name, kept = event["phase"], event.get("kept", ())
+            told.records.pop(name, None)
+            told.whole.discard(name)
+            before.setdefault(name, []).append(Repeated.model_validate(event["repeated"]))
+            for key in [key for key in {**told.begun, **told.ended} if key[0] == name]:
+                told.begun.pop(key, None)  # told by itself
+                if key[1] not in kept:
+                    told.ended.pop(key, None)
         elif event["event"] == "phase_finished":
             record = PhaseRecord.model_validate(event["record"])
             repeated = tuple(before.get(record.name, ()))
-            records[record.name] = record.model_copy(update={"repeated": repeated})
-    return records
+            told.records[record.name] = record.model_copy(update={"repeated": repeated})
+            told.judged_at[record.name] = event["seq"]
+            if not event["interrupted"]:
+                told.whole.add(record.name)
+        elif event["event"] in ("launch_started", "launch_finished"):
+            key = (event["phase"], event["launch"])
+            if event["event"] == "launch_started":
+                told.begun[key] = told.begun.get(key, 0) + 1
+            else:
+                told.ended[key] = event["result"]
+    return told
 
 
 @as_it_writes()
@@ -46,7 +91,7 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
     extended = [event for event in events if event["event"] == "run_extended"]
     asked = extended[-1] if extended else {}
     last = events[-1] if events[-1]["event"] in ENDS else {}
-    interrupted = str(last.get("signal", ""))
+    interrupted, told = str(last.get("signal", "")), so_far(events)
     changed = skeleton.model_copy(
         update={
             "environment": _environment(skeleton, events),
@@ -56,33 +101,17 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
             "options": skeleton.options
             | ({"phases": asked["option"]} if asked else {})
             | ({"signal": interrupted} if interrupted else {})
-            | ({"cut_off": begun} if (begun := _begun_again(events)) else {}),
+            | ({"cut_off": told.begun_again} if told.begun_again else {}),
             "required": tuple(asked.get("required", skeleton.required)),
             "command": "; ".join([skeleton.command, *(event["command"] for event in extended)]),
         }
     )
     return assemble(
         changed,
-        list(phase_records(events).values()),
+        list(told.records.values()),
         asked_for=asked.get("phases", events[0]["phases"]),
         known={name: (title, source) for name, title, source in events[0]["known"]},
     )
-
-
-def _begun_again(events: Sequence[Event]) -> str:
-    """`baseline/run1 begun 3 times` for each launch that was cut off and started again.
-
-    Who watches a run can stop a slow launch, and go on until one is fast: that must be seen.
-    """
-    begun: dict[tuple[str, str], int] = {}
-    for event in events:
-        if event["event"] == "phase_repeated":  # told by itself
-            begun = {key: times for key, times in begun.items() if key[0] != event["phase"]}
-        elif event["event"] == "launch_started":
-            key = (event["phase"], event["launch"])
-            begun[key] = begun.get(key, 0) + 1
-    again = [(f"{phase}/{name}", times) for (phase, name), times in begun.items() if times > 1]
-    return ", ".join(f"{name} begun {times} times" for name, times in again)
 
 
 def assemble(

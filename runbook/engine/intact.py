@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from runbook.config.extends import is_file
-from runbook.config.load import load_profile, profile_names
+from runbook.config.load import is_shipped, load_profile
 from runbook.config.phase import Phase
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
-from runbook.engine.judge import what_it_reads
+from runbook.engine.judge import is_as_planned, what_it_reads
 from runbook.errors import RunbookError
 from runbook.folder.comparability import differences
 from runbook.folder.facts import read_facts, shown_fact
@@ -69,7 +69,7 @@ def profile_problems(record: RunRecord) -> list[str]:
     Its digest is recomputed from the document with everything else that judging determines.
     """
     asked = str(record.options.get("profile") or record.profile)
-    if is_file(asked) or record.profile not in profile_names():
+    if is_file(asked) or not is_shipped(record.profile):
         return []
     shipped = load_profile(record.profile).model_dump(mode="json")
     document = json.loads(json.dumps(record.profile_document))
@@ -99,13 +99,7 @@ def planned_problems(
         phase = phases.get(one.name)
         if phase is not None and was_judged(one):
             chosen, _ = what_it_reads(phase, choices, {})
-            ran = [entry.launch for entry in one.launches]
-            planned = phase.plan(setup.context(chosen))
-            # Conditional launches run only where the first ones did not decide.
-            certain = [launch for launch in planned if not launch.conditional or launch in ran]
-            plan = [launch.model_dump(mode="json") for launch in certain]
-            kept = [launch.model_dump(mode="json") for launch in ran]
-            if plan != kept:
+            if not is_as_planned(phase, setup.context(chosen), one):
                 problems.append(f"{one.name}: the launches are not those that the phase plans")
         for entry in one.launches:
             problems += _ended_as_told(run_root, one.name, entry)

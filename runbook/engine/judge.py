@@ -224,6 +224,13 @@ def what_it_reads(
     return chosen, {name: evidence[name] for name in phase.reads if name in evidence}
 
 
+def is_as_planned(phase: Phase, context: PlanContext, record: PhaseRecord) -> bool:
+    """Are its launches those that the phase plans here?"""
+    ran = [entry.launch for entry in record.launches]
+    # Conditional launches run only where the first ones did not decide.
+    return [one for one in phase.plan(context) if not one.conditional or one in ran] == ran
+
+
 def judge_phase(
     phase: Phase, evidence: PhaseEvidence, context: PlanContext, *, required: Sequence[str]
 ) -> Judgement:

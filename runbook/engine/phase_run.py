@@ -200,7 +200,9 @@ class PhaseRun:
             done = None if state.setup.options.keep_going else known_end(launch, self.entries)
             if done is not None:
                 state.observer.note(f"{self.phase.name}/{launch.name} is not started: {done.cause}")
-        if done is None and not self._has_time_for(launch):
+        settings = state.setup.profile.phases.get(self.phase.name)
+        typical_s = settings.typical_s if settings else None
+        if done is None and not state.part.has_time_for(launch, self.entries, typical_s):
             state.stop.request(TIME_LIMIT)
             cause = f"left to the next part: {state.part.left_s:.0f} s are too few"
             done = not_run(cause, follows=THE_RUN)
@@ -218,11 +220,6 @@ class PhaseRun:
                     # Who ends a trainer wants its machine: what is left is for `--resume`.
                     state.stop.request(PREEMPTION)
         self.entries.append(LaunchEntry(launch=launch, result=done))
-
-    def _has_time_for(self, launch: Launch) -> bool:
-        settings = self.state.setup.profile.phases.get(self.phase.name)
-        typical_s = settings.typical_s if settings else None
-        return self.state.part.has_time_for(launch, self.entries, typical_s)
 
     def _start(self, launch: Launch) -> LaunchResult:
         state = self.state

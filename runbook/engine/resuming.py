@@ -8,12 +8,12 @@ from pathlib import Path
 from runbook import __version__
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_to_resume
-from runbook.engine.derive import derive_record
+from runbook.engine.derive import SoFar, derive_record, so_far
 from runbook.engine.earlier.standing import require_standing
 from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
 from runbook.engine.judge import read_phase
 from runbook.engine.phase_run import RunState
-from runbook.engine.run import finished_phases, go_on, guard, keep_configs, write_out
+from runbook.engine.run import go_on, guard, keep_configs, write_out
 from runbook.engine.starting import Part
 from runbook.errors import RunbookError, UsageError, first_of
 from runbook.folder.facts import read_facts
@@ -66,18 +66,20 @@ def resume_run(
             record = derive_record(journal.events)
         setup = make_setup(record)
         # Before anything is written, so that a refusal leaves the run as it was.
-        require_standing(setup, run_root.parent, finished_phases(journal).keys() - set(again))
+        require_standing(
+            setup, run_root.parent, so_far(journal.events).finished.keys() - set(again)
+        )
         for name in again:
             before = next(phase for phase in record.phases if phase.name == name)
             repeat(journal, before, only_unfinished=True)
-        done = finished_phases(journal)
+        told = so_far(journal.events)
         keep_aside(run_root, journal, setup.phases)
         keep_configs(setup, run_root)
         state = RunState(
             setup=setup, run_root=run_root, journal=journal, observer=observer, part=part
         )
-        state.finished_launches = _finished_launches(journal, done)
-        _restore(state, done)
+        state.finished_launches = _finished_launches(told)
+        _restore(state, told.finished)
         journal.append("run_resumed", sync=True)
         (run_root / MANIFEST_FILE).unlink(missing_ok=True)
         return go_on(state)
@@ -149,20 +151,11 @@ def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
         )
 
 
-def _finished_launches(
-    journal: Journal, done: dict[str, PhaseRecord]
-) -> dict[tuple[str, str], LaunchResult]:
-    found: dict[tuple[str, str], LaunchResult] = {}
-    for event in journal.events:
-        if event["event"] == "phase_repeated":
-            kept = event.get("kept", ())
-            found = {
-                key: result
-                for key, result in found.items()
-                if key[0] != event["phase"] or key[1] in kept
-            }
-        elif event["event"] == "launch_finished" and event["phase"] not in done:
-            result = LaunchResult.model_validate(event["result"])
-            if result.status not in _NOT_FINISHED:
-                found[(event["phase"], event["launch"])] = result
-    return found
+def _finished_launches(told: SoFar) -> dict[tuple[str, str], LaunchResult]:
+    """How the launches ended that had ended by themselves, in phases that had not."""
+    results = {
+        key: LaunchResult.model_validate(result)
+        for key, result in told.ended.items()
+        if key[0] not in told.finished
+    }
+    return {key: one for key, one in results.items() if one.status not in _NOT_FINISHED}

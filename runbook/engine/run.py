@@ -17,10 +17,10 @@ from runbook.config import registry
 from runbook.config.phase import Phase
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup
-from runbook.engine.derive import derive_record, phase_records
+from runbook.engine.derive import derive_record, so_far
 from runbook.engine.extend import keep_aside, repeat
 from runbook.engine.intact import was_judged
-from runbook.engine.judge import judged_anew, read_phase, what_it_reads
+from runbook.engine.judge import is_as_planned, judged_anew, read_phase, what_it_reads
 from runbook.engine.outputs import NOT_WRITTEN, refused, write_reports
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.plan.forecast import Earlier
@@ -112,7 +112,7 @@ def keep_configs(setup: Setup, run_root: Path) -> None:
 def go_on(state: RunState) -> RunRecord:
     """Run the phases that the journal does not know as finished, and write the end of the run."""
     names = tuple(phase.name for phase in state.setup.phases)
-    done = finished_phases(state.journal)
+    done = so_far(state.journal.events).finished
     left = [
         launch
         for launch in state.setup.planned
@@ -142,7 +142,7 @@ def go_on(state: RunState) -> RunRecord:
 
 
 def _run_phases(state: RunState) -> None:
-    done = finished_phases(state.journal)
+    done = so_far(state.journal.events).finished
     newest = 0
     for phase in state.setup.phases:
         if state.stop.requested:
@@ -150,9 +150,9 @@ def _run_phases(state: RunState) -> None:
         before = done.get(phase.name)
         if before is None:
             _run_phase(state, phase)
-        elif newest > _judged_at(state.journal, phase.name) and was_judged(before):
+        elif newest > so_far(state.journal.events).judged_at[phase.name] and was_judged(before):
             _settle(state, phase, before)
-        newest = max(newest, _judged_at(state.journal, phase.name))
+        newest = max(newest, so_far(state.journal.events).judged_at.get(phase.name, 0))
 
 
 def _run_phase(state: RunState, phase: Phase) -> None:
@@ -165,16 +165,6 @@ def _run_phase(state: RunState, phase: Phase) -> None:
         state.observer.note(f"later phases start nothing: {state.blocked.cause}")
 
 
-def _judged_at(journal: Journal, phase: str) -> int:
-    """The number of the event in which the phase was judged last."""
-    found = [
-        event["seq"]
-        for event in journal.events
-        if event["event"] == "phase_finished" and event["record"]["name"] == phase
-    ]
-    return max(found, default=0)
-
-
 def _settle(state: RunState, phase: Phase, before: PhaseRecord) -> None:
     """A finished phase after an earlier one that ran since: it may rest on that one.
 
@@ -182,9 +172,7 @@ def _settle(state: RunState, phase: Phase, before: PhaseRecord) -> None:
     """
     chosen, earlier = what_it_reads(phase, state.choices, state.evidence)
     context = state.setup.context(chosen)
-    ran = [entry.launch for entry in before.launches]
-    # Conditional launches run only where the first ones did not decide.
-    if [one for one in phase.plan(context) if not one.conditional or one in ran] != ran:
+    if not is_as_planned(phase, context, before):
         state.observer.note(f"{phase.name} runs again: an earlier phase chose other settings")
         repeat(state.journal, before)
         keep_aside(state.run_root, state.journal, state.setup.phases)
@@ -237,18 +225,6 @@ def _as_kept(record: RunRecord, run_root: Path) -> RunRecord:
         kept = Verdict.INCOMPLETE
     agree = kept is record.verdict
     return record if agree else record.model_copy(update={"verdict": Verdict.INCOMPLETE})
-
-
-def finished_phases(journal: Journal) -> dict[str, PhaseRecord]:
-    """Records of the phases that ran to their end; an interrupted one is not among them."""
-    whole: set[str] = set()
-    for event in journal.events:
-        if event["event"] == "phase_repeated":
-            whole.discard(event["phase"])
-        elif event["event"] == "phase_finished" and not event["interrupted"]:
-            whole.add(event["record"]["name"])
-    records = phase_records(journal.events)
-    return {name: record for name, record in records.items() if name in whole}
 
 
 def _keep_phase(state: RunState, record: PhaseRecord) -> None:

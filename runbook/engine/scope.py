@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from nsa.toggles import meaning
 from runbook.config import registry
-from runbook.config.load import load_profile, profile_names
+from runbook.config.load import is_shipped, load_profile
 from runbook.config.plan import load_plan, needing_go, with_plan
 from runbook.config.profile import Profile
 from runbook.config.settings import Settings, parse_settings, word
@@ -54,8 +54,8 @@ def scope_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:
     profile = profile_of(record)
     ran = tuple(dict.fromkeys(one for phase in phases for one in phase.ran))
     own = profile.own_trainer
-    trained = own is not None and any(_trained(phase) for phase in phases)
-    if own is not None and trained:
+    entries = [entry for phase in phases for entry in phase.launches]
+    if own is not None and any(one.launch.kind == "own" and one.result.ok for one in entries):
         parts = _of_own(own, profile)
     else:
         parts = [_machine(record.environment, ran), *_workloads(ran)]
@@ -63,10 +63,6 @@ def scope_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:
         name.endswith(".throughput") for name in record.required
     )
     return "; ".join([*parts, *([] if gates else ["function only, throughput not gated"])])
-
-
-def _trained(phase: PhaseRecord) -> bool:
-    return any(one.launch.kind == "own" and one.result.ok for one in phase.launches)
 
 
 def _of_own(own: OwnTrainer, profile: Profile) -> list[str]:
@@ -171,7 +167,7 @@ def profile_of(record: RunRecord) -> Profile:
 
 def shipped_like(profile: Profile) -> Profile:
     """The shipped profile of that name, or of the same kind of device and number of ranks."""
-    same = _shipped(profile.name) if profile.name in profile_names() else None
+    same = _shipped(profile.name) if is_shipped(profile.name) else None
     kind = (profile.hardware.device, min(profile.ranks, 2))
     if same is not None and (same.hardware.device, min(same.ranks, 2)) == kind:
         return same

@@ -23,7 +23,7 @@ from runbook.folder.manifest import (
     record_bytes,
     strange_entries,
 )
-from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
+from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, run_folders
 from runbook.records import ArtifactRecord, RunRecord, Verdict
 
 _MOST_LOOKED_AT = 2000
@@ -114,21 +114,17 @@ class DamagedRunError(RunbookError):
     """A run that was accepted, or may have been, and whose files are not those that it wrote."""
 
 
-def run_folders(out: Path, left_out: dict[str, str], *, before: str = "") -> Iterator[Path]:
-    """Run folders, newest first (an id begins with its time); `before`: those older than a run."""
-    folders = sorted(
-        (path for path in out.iterdir() if _is_older(path, before)),
-        key=lambda path: path.name,
-        reverse=True,
-    )
+def earlier_runs(out: Path, left_out: dict[str, str], *, before: str = "") -> Iterator[Path]:
+    """Folders that have the name of a run, newest first; `before`: those older than a run."""
+    folders = [
+        folder
+        for folder in reversed(run_folders(out))
+        if RUN_ID.fullmatch(folder.name) and not folder.is_symlink()
+        if not before or folder.name < before
+    ]
     yield from folders[:_MOST_LOOKED_AT]
     if folders[_MOST_LOOKED_AT:]:
         left_out["older ones"] = f"only the newest {_MOST_LOOKED_AT} folders were looked at"
-
-
-def _is_older(path: Path, name: str) -> bool:
-    run = RUN_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
-    return bool(run) and (not name or path.name < name)
 
 
 def go_record(folder: Path) -> RunRecord | None:

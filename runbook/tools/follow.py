@@ -11,7 +11,7 @@ from nsa.contract import HEARTBEATS, LATEST_LINK, TRAINING_CSV
 from runbook.errors import UsageError
 from runbook.folder.journal import is_going_on
 from runbook.folder.launch.documents import read_json_object
-from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON
+from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON, run_folders
 from runbook.tools.watch import is_over, is_run_directory
 
 _LOOK_EVERY_S = 1.0
@@ -50,7 +50,7 @@ def following(place: Path) -> Following | None:
     named = run_of(place.resolve())
     if named is None:
         return None
-    runs = [named, *sorted(named.parent.iterdir(), reverse=True)]
+    runs = [named, *reversed(run_folders(named.parent))]
     run = next((one for one in runs if is_going_on(one)), None)
     return Following(link=place, run=run) if run else None
 
@@ -77,9 +77,10 @@ def not_watched(place: Path) -> str:
 def launch_in(folder: Path, *, once: bool) -> Path:
     """The folder, or of a whole run its newest launch: by the link beside it if that leads there.
 
-    A folder that is not there yet, or still empty, is waited for; only --once cannot wait.
+    A folder that is not there yet, or still empty, is waited for; only --once cannot wait, and
+    what is a file becomes no folder.
     """
-    if once and not folder.is_dir():
+    if not folder.is_dir() and (once or folder.exists()):
         hint = "start the run first; it creates its own"
         raise UsageError(f"no such directory: {folder}", hint=hint)
     if is_run_directory(newest_in(folder)) or (folder / LATEST_LINK).is_symlink():

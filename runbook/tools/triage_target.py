@@ -17,7 +17,7 @@ from runbook.errors import UsageError
 from runbook.files import read_bytes
 from runbook.folder.manifest import load_record
 from runbook.folder.names import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
-from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason
+from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
 from runbook.records.launch import torchrun
 from runbook.records.measurement import TOKENS_PER_SECOND
 
@@ -30,7 +30,7 @@ _RANKS = 2
 _TRAINER = "nsa.train"
 # The endings of a trainer config's name.
 CONFIG_ENDINGS = (".yaml", ".yml")
-NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTERRUPTED)
+_NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTERRUPTED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
         record = load_record(folder)
     except ValidationError as error:
         raise UsageError(f"{folder}/{RECORD_FILE} cannot be read: {error}") from error
-    bad = [entry for phase in record.phases for entry in phase.launches if _failed(entry)]
+    bad = failed_launches(record)
     if bad and symptom in ("auto", "failure"):
         launch, result = bad[0].launch, bad[0].result
         why = f"{launch.phase}/{launch.name} {result.status.value}: {result.cause}"
@@ -118,8 +118,14 @@ def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
     )
 
 
-def _failed(entry: LaunchEntry) -> bool:
-    return entry.launch.kind == "trainer" and entry.result.status not in NOT_A_FAULT
+def failed_launches(record: RunRecord) -> list[LaunchEntry]:
+    """The launches of our trainer whose end leaves something to triage."""
+    entries = [entry for phase in record.phases for entry in phase.launches]
+    return [
+        entry
+        for entry in entries
+        if entry.launch.kind == "trainer" and entry.result.status not in _NOT_A_FAULT
+    ]
 
 
 def _launch_of(path: Path) -> Launch:

@@ -12,7 +12,7 @@ from nsa.contract.sampling import recomputed_steps
 from runbook.accounts.between_steps import beside_account, beside_words
 from runbook.folder.launch.rank_log import RankHistory
 from tests.accounts.launches import RANKS, STEPS, Ranks, rank, rows
-from tests.folder.files import beat
+from tests.factory.files import beat
 
 NOTHING_ASKED: dict[str, Any] = {"config": {"train": {"eval_every": 0, "save_every": 0}}}
 

@@ -13,18 +13,10 @@ from pathlib import Path
 import pytest
 
 from runbook.config import registry
-from runbook.config.load import load_profile
-from runbook.config.profile import Profile
-from runbook.engine.plan.forecast import Earlier, Estimator, Pace
 from runbook.launch.command import pasteable
-from runbook.records import ArmSchedule, LaunchEntry, LaunchResult, LaunchStatus, Verdict
+from runbook.records import ArmSchedule
 from tests.cli.shell import inside, runbook
 from tests.reports import samples
-
-
-def estimator(profile: Profile, out: Path, *, pace: Pace | None = None) -> Estimator:
-    return Estimator(profile, Earlier(profile.name, out), pace=pace)
-
 
 PHASES = registry.phases()
 
@@ -154,48 +146,6 @@ def test_a_pace_at_which_nothing_would_end_is_no_estimate(tmp_path: Path) -> Non
                     cwd=tmp_path).out  # fmt: skip
     assert "duration not known yet (--measure times some steps here); stopped after 30 min" in shown
     assert "5 launches, at most 2 h 30 min" in shown and "39 tok/s" not in shown
-
-
-def test_the_last_run_of_the_profile_is_the_estimate(tmp_path: Path) -> None:
-    profile = load_profile("a100x2_pcie4")
-    launch = samples.entry("baseline", "run1").launch
-    quick = launch.model_copy(update={"timeout_s": 1e6})
-    assert "at the floor of 39 tok/s" in estimator(profile, tmp_path).estimate(quick).text
-
-    def keep(name: str, seconds: float, status: LaunchStatus) -> None:
-        entry = LaunchEntry(launch=launch, result=LaunchResult(status=status, duration_s=seconds))
-        phase = samples.preflight().model_copy(update={"name": "baseline", "launches": (entry,)})
-        record = samples.run(Verdict.GO, (phase,)).model_copy(update={"run_id": name})
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "run.json").write_text(record.model_dump_json())
-
-    keep("20261101T000000Z-aaaaaaa", 100.0, LaunchStatus.COMPLETED)
-    keep("20261102T000000Z-bbbbbbb", 90.0, LaunchStatus.COMPLETED)
-    found = estimator(profile, tmp_path).estimate(launch)
-    assert found.seconds == 90.0
-    assert found.text == "about 1 min 30 s (as in run 20261102T000000Z-bbbbbbb)"
-    other = launch.model_copy(update={"steps": launch.steps + 1})
-    assert "as in run" not in estimator(profile, tmp_path).estimate(other).text
-    keep("20261103T000000Z-ccccccc", 1.0, LaunchStatus.CRASHED)
-    assert estimator(profile, tmp_path).estimate(launch).seconds != 1.0
-
-
-def test_measuring_is_a_part_of_a_dry_run(tmp_path: Path) -> None:
-    ended = inside("run", "--measure", "--profile", "cpu", cwd=tmp_path)
-    assert ended.code == 2 and "--measure is for --dry-run" in ended.err
-
-
-def test_measured_steps_come_before_an_earlier_run_and_name_what_is_too_long(
-    tmp_path: Path,
-) -> None:
-    profile = load_profile("a100x2_pcie4")
-    launch = samples.entry("baseline", "run1").launch
-    pace = Pace(step_s=1.0, startup_s=5.0, launch=launch)
-    found = estimator(profile, tmp_path, pace=pace).estimate(launch)
-    assert found.seconds == min(5.0 + launch.steps, launch.timeout_s)
-    slow = Pace(step_s=1e3, startup_s=5.0, launch=launch)
-    told = estimator(profile, tmp_path, pace=slow).estimate(launch)
-    assert told.seconds == launch.timeout_s and "phases.baseline.timeout_s" in told.text
 
 
 @pytest.mark.e2e

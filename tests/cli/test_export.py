@@ -43,26 +43,6 @@ def test_stdout_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert document["exports"] == [{"format": "csv", "written": ["x.csv"]}]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "--to is needed"),
-        (["--to", "cvs", "x"], "--to cvs: no such format (did you mean 'csv'?); there are: csv, "),
-        (["--to", "prometheus", "x.txt"], "reads only files that end in .prom"),
-        (["--to", "csv", "nowhere/x.csv"], "no folder nowhere/"),
-        (["--to", "csv", "artifacts"], "is a folder; name a file in it"),
-        (["--to", "tensorboard", "b"], "no such format; there are: csv, prometheus"),
-        (["--to", "csv"], "--to: expected 2 arguments"),
-    ],
-)
-def test_bad_words_write_nothing(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    assert main(["export", "--to", "csv", "good.csv", *words] if words else ["export"]) == 2
-    assert message in capsys.readouterr().err
-    assert not (folder / "good.csv").exists()
-
-
 def test_without_the_package_the_error_says_what_to_install(folder: Path) -> None:
     hidden = folder / "hidden"
     hidden.mkdir()

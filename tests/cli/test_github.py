@@ -17,7 +17,6 @@ from runbook.cli.run.observers import (
 from runbook.console import Console
 from runbook.engine.outputs import render
 from runbook.folder.manifest import fingerprint_of
-from tests.cli.shell import inside
 from tests.cli.test_observers import play
 from tests.reports import samples
 
@@ -97,15 +96,3 @@ def test_a_file_that_cannot_be_written_is_said_and_changes_nothing(tmp_path: Pat
         variables={"GITHUB_OUTPUT": str(tmp_path)},
     )
     assert f"$GITHUB_OUTPUT ({tmp_path}) cannot be written: Is a directory" in out.getvalue()
-
-
-def test_two_formats_at_once_are_refused(tmp_path: Path) -> None:
-    for words, text in (
-        (("--json", "--output-format", "github"), "choose one"),
-        (("--dry-run", "--output-format", "github"), "nothing to annotate"),
-        (("--output-format", "xml"), "'text', 'json', 'github'"),
-    ):
-        ended = inside("run", "--profile", "cpu", *words, cwd=tmp_path)
-        assert (ended.code, ended.out) == (2, "")
-        assert text in ended.err
-    assert list(tmp_path.iterdir()) == []

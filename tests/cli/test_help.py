@@ -60,7 +60,7 @@ def test_every_value_names_its_default_and_its_unit(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None:
     command = COMMANDS[name]
-    lines = [words for line in example_lines(command.examples) if (words := as_words(line))]
+    lines = [words for line in example_lines(command.epilog) if (words := as_words(line))]
     assert len(lines) >= 2
     for word, *words in lines:
         assert word == name

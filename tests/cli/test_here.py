@@ -1,4 +1,4 @@
-"""`runbook` alone says in at most ten lines what there is here and what to do next; never fails."""
+"""`runbook` alone: what there is in this folder and what to do next, whatever lies there."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ import pytest
 
 from runbook.cli import COMMANDS, in_full
 from runbook.cli._parser import parse_all
-from runbook.cli.guide import NO_FAULT
-from runbook.tools.triage_target import NOT_A_FAULT
+from runbook.folder.manifest import write_record
+from runbook.records import LaunchStatus, RunRecord, Verdict
 from tests.cli.shell import inside
+from tests.reports import samples
 
 RUN = "20260101T000000Z-abc1234"
-RECORD = {
-    "verdict": "GO",
-    "caveats": [],
-    "scope": "2 ranks on CPU",
-    "reasons": ["all 72 required checks passed"],
-}
 STARTED = {"seq": 1, "event": "run_started", "phases": ["preflight", "baseline"]}
 PHASE = {"seq": 2, "event": "phase_finished", "interrupted": False}
+ENDED = {"seq": 3, "event": "run_finished"}
 
 
 def begin(tmp_path: Path, *events: object, name: str = RUN) -> Path:
@@ -37,9 +33,9 @@ def begin(tmp_path: Path, *events: object, name: str = RUN) -> Path:
     return folder
 
 
-def finish(tmp_path: Path, name: str = RUN, **changed: object) -> None:
-    folder = begin(tmp_path, STARTED, PHASE, {"event": "run_finished"}, name=name)
-    (folder / "run.json").write_text(json.dumps(RECORD | changed))
+def finish(tmp_path: Path, record: RunRecord, name: str = RUN, **changed: object) -> None:
+    folder = begin(tmp_path, STARTED, PHASE, ENDED, name=name)
+    write_record(folder, record.model_copy(update=changed))
 
 
 def told(tmp_path: Path, **variables: str) -> tuple[str, list[str]]:
@@ -53,79 +49,63 @@ def told(tmp_path: Path, **variables: str) -> tuple[str, list[str]]:
     for command in commands[:-1]:
         name, *words = in_full(shlex.split(command)[1:])
         assert parse_all(COMMANDS[name].parser(), words)[1] == []
-    return ended.out, commands[:-1]
+    return ended.out, [command.removeprefix("runbook ") for command in commands[:-1]]
 
 
 def test_without_a_run_the_first_command_is_named(tmp_path: Path) -> None:
     text, commands = told(tmp_path)
     assert "none in artifacts/" in text
     assert "--profile auto takes cpu: nvidia-smi" in text
-    assert commands == ["runbook run --dry-run", "runbook run"]
+    assert commands == ["run --dry-run", "run"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_newest_run_gives_its_verdict_with_what_it_leaves_out(tmp_path: Path) -> None:
-    finish(tmp_path, name="20250101T000000Z-old", verdict="NO-GO")
-    finish(tmp_path, caveats=["for 1 of 72 checks", "model changed"])
-    text, commands = told(tmp_path)
-    assert f"artifacts/{RUN}: GO for 1 of 72 checks, model changed (2 ranks on CPU)\n" in text
-    assert "all 72 required checks passed" in text
-    assert "old" not in text
-    assert commands == [f"runbook report artifacts/{RUN}", f"runbook verify artifacts/{RUN}"]
-
-
-def test_a_go_leads_to_its_launch_with_everything_that_was_given(tmp_path: Path) -> None:
+def test_the_newest_run_gives_its_verdict_and_a_go_leads_to_its_launch(tmp_path: Path) -> None:
+    finish(tmp_path, samples.no_go(), name="20250101T000000Z-0000000")
     asked = {"profile": "cpu", "settings": {"train.lr": "1e-4"}, "options": {"profile": "cpu"}}
-    finish(tmp_path, **asked)
-    launch = "runbook launch --profile cpu --set train.lr=1e-4"
-    assert told(tmp_path)[1][1] == launch
-    for name, changed in enumerate(
-        ({"options": {"plan": "production"}}, {"profile_document": {"own_trainer": {"x": 1}}})
-    ):
-        finish(tmp_path, name=f"2026020{name + 1}T000000Z-abc1234", **asked | changed)
-        assert not [one for one in told(tmp_path)[1] if "launch" in one]
+    finish(tmp_path, samples.go(), caveats=("for 1 of 72 checks", "model changed"), **asked)
+    text, commands = told(tmp_path)
+    assert f"artifacts/{RUN}: GO for 1 of 72 checks, model changed ({samples.go().scope})" in text
+    assert samples.go().reasons[0] in text and "0000000" not in text
+    launch = "launch --profile cpu --set train.lr=1e-4"
+    assert commands == [f"report artifacts/{RUN}", launch, f"verify artifacts/{RUN}"]
 
 
-def phase_with(status: str, kind: str = "trainer") -> dict[str, object]:
-    return {"launches": [{"launch": {"kind": kind}, "result": {"status": status}}]}
+CRASHED = samples.baseline(samples.no_go().phases[1].checks[0], status=LaunchStatus.CRASHED)
+PLAN = {"options": {"plan": "production"}}
 
 
 @pytest.mark.parametrize(
-    ("verdict", "phases", "after"),
+    ("record", "changed", "after"),
     [
-        ("NO-GO", [phase_with("completed")], "run --failed {}"),
-        ("NO-GO", [phase_with("failed", kind="pytest"), phase_with("not_run")], "run --failed {}"),
-        ("NO-GO", "damaged", "run --failed {}"),
-        ("NO-GO", [phase_with("completed"), phase_with("crashed")], "triage {}"),
-        ("INCOMPLETE", [phase_with("completed")], "run --failed {}"),
-        ("PARTIAL PASS", [phase_with("completed")], "run --resume {} --phase all"),
+        (samples.go(), PLAN, ["verify {}"]),
+        (samples.go(), {"profile_document": {"own_trainer": {"x": 1}}}, ["verify {}"]),
+        (samples.no_go(), {}, ["run --failed {}"]),
+        (samples.no_go(), {"phases": (CRASHED,)}, ["triage {}"]),
+        (samples.no_go(), {"phases": (CRASHED,), **PLAN}, ["triage {}"]),
+        (samples.no_go(), {"verdict": Verdict.INCOMPLETE}, ["run --failed {}"]),
+        (samples.no_go(), {"verdict": Verdict.INCOMPLETE, **PLAN}, []),
+        (samples.go(), {"verdict": Verdict.PARTIAL}, ["run --resume {} --phase all"]),
     ],
 )
 def test_the_command_behind_the_report_is_one_that_can_help(
-    tmp_path: Path, verdict: str, phases: object, after: str
+    tmp_path: Path, record: RunRecord, changed: dict[str, object], after: list[str]
 ) -> None:
-    finish(tmp_path, verdict=verdict, phases=phases)
-    _, commands = told(tmp_path)
-    assert commands == [f"runbook {w.format(f'artifacts/{RUN}')}" for w in ("report {}", after)]
+    finish(tmp_path, record, **changed)
+    assert told(tmp_path)[1] == [w.format(f"artifacts/{RUN}") for w in ("report {}", *after)]
 
 
-def test_a_launch_by_a_plan_leads_to_its_report(tmp_path: Path) -> None:
-    finish(tmp_path, verdict="INCOMPLETE", options={"plan": "production"})
-    assert told(tmp_path)[1] == [f"runbook report artifacts/{RUN}"]
-
-
-def test_what_triage_takes_is_what_it_is_named_for() -> None:
-    assert tuple(NOT_A_FAULT) == NO_FAULT
-
-
-@pytest.mark.parametrize(
-    "events", [(STARTED, PHASE), (STARTED, PHASE, {"seq": 3, "event": "run_interrupted"})]
-)
-def test_what_was_cut_off_is_resumed(tmp_path: Path, events: tuple[object, ...]) -> None:
-    begin(tmp_path, *events)
+@pytest.mark.parametrize("events", [(STARTED, PHASE), (STARTED, PHASE, ENDED | {"event": "x"})])
+@pytest.mark.parametrize("program", ["run", "launch"])
+def test_what_was_cut_off_is_resumed(
+    tmp_path: Path, events: tuple[object, ...], program: str
+) -> None:
+    folder = begin(tmp_path, *events)
+    by = {} if program == "run" else PLAN
+    write_record(folder, samples.incomplete().model_copy(update=by))
     text, commands = told(tmp_path)
     assert f"artifacts/{RUN}: not finished, 1 of 2 phases\n" in text
-    assert commands[0] == f"runbook run --resume artifacts/{RUN}"
+    assert commands[0] == f"{program} --resume artifacts/{RUN}"
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -142,52 +122,45 @@ def test_a_run_whose_journal_is_held_is_running_and_can_be_watched(
         text, commands = told(tmp_path)
     assert f"artifacts/{RUN}: RUNNING, 1 of 2 phases, now smoke/run\n" in text
     watched = "latest" if linked else RUN
-    assert commands == [
-        f"runbook watch artifacts/{watched}",
-        f"runbook stacks artifacts/{RUN}",
-    ]
+    assert commands == [f"watch artifacts/{watched}", f"stacks artifacts/{RUN}"]
     assert "RUNNING" not in told(tmp_path)[0]
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "says", "after"),
     [
-        *(b"", b"{", b"\xff\xfe\x00", b"[]", b"null", b"[" * 99_999, b'{"verdict": "GO"}'),
-        json.dumps(RECORD | {"caveats": 3}).encode(),
+        (None, "its run.json is missing", ["run"]),
+        *(
+            (data, "its run.json cannot be read", [f"verify artifacts/{RUN}"])
+            for data in (b"", b"\xff\xfe\x00", b"null", b"[" * 99_999, b'{"verdict": "GO"}')
+        ),
     ],
-    ids=range(8),
+    ids=range(6),
 )
-def test_a_damaged_record_is_said_and_nothing_fails(tmp_path: Path, data: bytes) -> None:
-    folder = begin(tmp_path, STARTED, {"event": "run_finished"})
-    (folder / "run.json").write_bytes(data)
+def test_a_damaged_record_is_said_and_nothing_fails(
+    tmp_path: Path, data: bytes | None, says: str, after: list[str]
+) -> None:
+    folder = begin(tmp_path, STARTED, PHASE, ENDED)
+    if data is not None:
+        (folder / "run.json").write_bytes(data)
     text, commands = told(tmp_path)
-    assert "its run.json cannot be read" in text
-    assert commands == [f"runbook verify artifacts/{RUN}"]
+    assert says in text and commands == after
 
 
-def test_a_record_that_is_gone_has_no_command_that_would_refuse(tmp_path: Path) -> None:
-    begin(tmp_path, STARTED, {"event": "run_finished"})
-    text, commands = told(tmp_path)
-    assert "its run.json is missing" in text and commands == ["runbook run"]
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"{\n", b"[1]\n", b"\xff\n", b"[" * 99_999 + b"\n"], ids=range(5)
-)
+@pytest.mark.parametrize("data", [b"", b"{\n", b"[1]\n", b"\xff\n", b"[" * 9999 + b"\n"])
 def test_a_damaged_journal_is_no_reason_to_fail(tmp_path: Path, data: bytes) -> None:
-    folder = begin(tmp_path)
-    (folder / "events.jsonl").write_bytes(data)
-    (folder / "run.json").write_text(json.dumps(RECORD))
+    finish(tmp_path, samples.go())
+    (tmp_path / "artifacts" / RUN / "events.jsonl").write_bytes(data)
     assert ": GO (" in told(tmp_path)[0]
 
 
 def test_strange_things_in_the_place_of_runs(tmp_path: Path) -> None:
     (tmp_path / "artifacts").write_text("a file")
-    assert told(tmp_path)[1][0] == "runbook run --dry-run"
+    assert told(tmp_path)[1][0] == "run --dry-run"
     (tmp_path / "artifacts").unlink()
     (tmp_path / "artifacts" / "x" / "run.json").mkdir(parents=True)
     (tmp_path / "artifacts" / "loop").symlink_to("loop")
-    assert told(tmp_path)[1][0] == "runbook run --dry-run"
+    assert told(tmp_path)[1][0] == "run --dry-run"
 
 
 H200 = "<nvidia_smi_log><gpu><product_name>NVIDIA H200</product_name></gpu></nvidia_smi_log>"

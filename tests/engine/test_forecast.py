@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from runbook.config.load import load_profile
-from runbook.engine.plan.forecast import Earlier, Pace, forecast, too_long
+from runbook.engine.plan import forecast as pace
+from runbook.engine.plan.forecast import Earlier, Estimator, Pace, forecast, too_long
 from runbook.engine.plan.progress import Forecaster
 from runbook.launch.observer import Forecast, Observer, Pulse
-from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus
+from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RankExit
 from tests.phases import builder
 from tests.reports import samples
 
@@ -146,10 +150,12 @@ def test_what_ended_is_not_left_and_nothing_left_is_all_done(tmp_path: Path) -> 
     assert (told.left_s, told.forecasts[-1].share) == (0.0, 1.0)
 
 
-def earlier_run(out: Path, seconds: float, **changed: object) -> None:
+def earlier_run(
+    out: Path, seconds: float, status: LaunchStatus = LaunchStatus.COMPLETED, **changed: object
+) -> None:
     """A run of the profile in which a launch of the baseline took so long."""
-    (folder := out / "20261101T000000Z-aaaaaaa").mkdir()
-    result = LaunchResult(status=LaunchStatus.COMPLETED, duration_s=seconds)
+    (folder := out / f"2026110{len(list(out.iterdir())) + 1}T000000Z-aaaaaaa").mkdir()
+    result = LaunchResult(status=status, duration_s=seconds)
     entries = tuple(LaunchEntry(launch=launch, result=result) for launch in plan("baseline"))
     phase = (
         samples.go()
@@ -173,6 +179,23 @@ def test_an_earlier_run_is_known_from_the_start_and_corrected_by_what_really_too
     assert told.left_s == 300.0, "two launches, each half as long again as before"
 
 
+def test_where_an_estimate_comes_from(tmp_path: Path) -> None:
+    """Steps measured now, the last run in which the launch ended well, the profile's floor."""
+
+    def told(launch: Launch, pace: Pace | None = None) -> str:
+        return Estimator(PROFILE, Earlier(PROFILE.name, tmp_path), pace=pace).estimate(launch).text
+
+    patient = BASE.model_copy(update={"timeout_s": 1e6})
+    assert "at the floor of 39 tok/s" in told(patient)
+    earlier_run(tmp_path, 100.0)
+    earlier_run(tmp_path, 90.0)
+    earlier_run(tmp_path, 1.0, LaunchStatus.CRASHED)
+    assert told(BASE) == f"about 1 min 30 s (as in run {samples.go().run_id})"
+    assert "as in run" not in told(BASE.model_copy(update={"steps": STEPS + 1}))
+    assert told(BASE, PACE).startswith("about 35 s (0.25 s per step and 10 s of start-up, measured")
+    assert "phases.baseline.timeout_s" in told(BASE, replace(PACE, step_s=1e3))
+
+
 @pytest.mark.parametrize("changed", [{"profile": "cpu"}, {"environment": {"cpu.count": "100000"}}])
 def test_a_run_of_another_profile_or_machine_says_nothing(
     tmp_path: Path, changed: dict[str, object]
@@ -192,3 +215,46 @@ def test_a_run_that_cannot_be_read_is_no_ground_for_anything(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", [name for name in vars(Observer) if not name.startswith("_")])
 def test_the_forecaster_forwards_whatever_an_observer_can_hear(name: str) -> None:
     assert name in vars(Forecaster), f"{name} would be swallowed"
+
+
+def plain(name: str, steps: int, done: int) -> LaunchEntry:
+    changed = {"name": name, "run_dir": f"long_run/{name}", "steps": steps}
+    launch = BASE.model_copy(update=changed)
+    ends = (RankExit(rank=0, code=0, steps_done=done),)
+    result = LaunchResult(status=LaunchStatus.COMPLETED, ranks=ends, duration_s=100.0)
+    return LaunchEntry(launch=launch, result=result)
+
+
+def pace_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **launches: tuple[int, int, float]
+) -> pace.Pace | None:
+    """The pace of a run with these launches: planned steps, steps done, and seconds of each."""
+    entries = []
+    for name, (steps, done, seconds) in launches.items():
+        entries.append(plain(name, steps, done))
+        folder = tmp_path / "runs" / "id" / "long_run" / name
+        folder.mkdir(parents=True)
+        rows = [f"{step},5.0,0.1,{100 / seconds},100,{seconds}" for step in range(done)]
+        head = "step,loss,lr,toks_per_s,tokens,dt_s"
+        (folder / "training.csv").write_text("\n".join([head, *rows]) + "\n")
+    monkeypatch.setattr(pace, "go_record", lambda folder: object())
+    monkeypatch.setattr(pace, "ground_of", lambda record, ranks: entries)
+    profile = SimpleNamespace(plan=SimpleNamespace(go="id: GO"), ranks=1)
+    setup: Any = SimpleNamespace(profile=profile, options=SimpleNamespace(out=tmp_path / "runs"))
+    return pace.pace_of_the_go(setup)
+
+
+def test_the_launch_with_the_most_steps_of_its_own_gives_the_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that goes on from step 240 until it is stopped is told of 600, and does 4."""
+    found = pace_of(tmp_path, monkeypatch, stopped=(600, 4, 0.5), run=(400, 400, 0.25))
+    assert found is not None and found.step_s == pytest.approx(0.25)
+    assert found.launch.name == "run" and found.startup_s == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("steps", "known"), [(22, False), (23, True)])
+def test_fewer_than_twenty_steps_after_the_first_ones_give_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, known: bool
+) -> None:
+    assert (pace_of(tmp_path, monkeypatch, run=(400, steps, 0.25)) is not None) is known

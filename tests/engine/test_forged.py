@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,47 +12,29 @@ from typing import Any
 import pytest
 
 from runbook.config.load import load_profile
+from runbook.config.registry import report_files, report_names
 from runbook.engine.intact import profile_problems
 from runbook.engine.outputs import write_reports
-from runbook.engine.verify import Verification, verify_run
 from runbook.folder.manifest import record_text, run_files, write_manifest
 from runbook.records import RunRecord
-from tests.engine.toys import Toy, run, setup
+from tests.engine.toys import PHASES, run, verify
 
-PHASES = {
-    "baseline": Toy("baseline", count=2),
-    "bucket_sweep": Toy("bucket_sweep", reads=("baseline",)),
-}
 Document = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("forged"), *PHASES.values())[1]
-
-
-@pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / finished.name))
-
-
 def differences(folder: Path, fingerprint: str = "") -> tuple[str, ...]:
-    return verify(folder, fingerprint).differences
-
-
-def verify(folder: Path, fingerprint: str = "") -> Verification:
-    made = setup(folder.parent, *PHASES.values())
-    return verify_run(folder, fingerprint=fingerprint, phases=PHASES, setup=made)
+    return verify(folder, fingerprint=fingerprint).differences
 
 
 def forge(folder: Path, change: Callable[[Document], None]) -> None:
     """Change run.json, every record of the journal, artifacts, reports and manifest alike."""
     journal = folder / "events.jsonl"
     events = [json.loads(line) for line in journal.read_text().splitlines()]
+    derived = {"run.json", "events.jsonl", "MANIFEST.sha256", *report_files().values()}
     artifacts = {
         path.relative_to(folder).as_posix(): path
         for path in run_files(folder)
-        if path.name not in ("run.json", "events.jsonl", "MANIFEST.sha256", "report.md")
+        if path.name not in derived
     }
     for event in events:
         if event["event"] == "run_started":
@@ -71,7 +52,7 @@ def forge(folder: Path, change: Callable[[Document], None]) -> None:
     document["artifacts"] = [_artifact(name, path) for name, path in artifacts.items()]
     record = RunRecord.model_validate(document)
     (folder / "run.json").write_text(record_text(record))
-    write_reports(record, folder, ["md"])
+    write_reports(record, folder, report_names())
     write_manifest(folder)
 
 
@@ -183,56 +164,6 @@ def test_a_fact_is_shown_as_it_was_found(folder: Path) -> None:
     (folder / "host.txt").write_text("as it should be\n")
     forge(folder, lambda document: None)
     assert "fact gpu.names: host.txt is not the file that it was read from" in differences(folder)
-
-
-ENTRIES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a link to a file": (lambda p: (p / "more.csv").symlink_to("/etc/hosts"), "more.csv: a symb"),
-    "a link that leads nowhere": (lambda p: (p / "gone").symlink_to("nothing"), "gone: a symbolic"),
-    "a link to a folder": (lambda p: (p / "all").symlink_to("/tmp"), "all: a symbolic link"),
-    "an empty folder": (lambda p: (p / "baseline/none").mkdir(), "baseline/none: an empty folder"),
-    "a pipe": (lambda p: os.mkfifo(p / "pipe"), "pipe: neither a file nor a folder"),
-    "a file": (lambda p: (p / "more.csv").write_text("1\n"), "more.csv: not listed in MANIFEST"),
-}
-
-
-@pytest.mark.parametrize("name", ENTRIES)
-def test_an_entry_that_the_run_did_not_make(folder: Path, name: str) -> None:
-    make, sign = ENTRIES[name]
-    make(folder)
-    assert any(sign in text for text in differences(folder))
-
-
-def test_a_manifest_whose_lines_are_there_twice(folder: Path) -> None:
-    path = folder / "MANIFEST.sha256"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(line + line for line in lines))
-    name = lines[0].split("  ")[1].strip()
-    assert any(f"line 2 names {name} again" in text for text in differences(folder))
-
-
-def test_a_new_file_in_a_new_manifest_is_still_unknown_to_the_record(folder: Path) -> None:
-    (folder / "more.csv").write_text("1\n")
-    write_manifest(folder)
-    assert "more.csv: not listed in run.json" in differences(folder)
-
-
-def test_a_file_that_became_a_link_to_its_copy(folder: Path, tmp_path: Path) -> None:
-    inside = folder / "baseline/run1/training.csv"
-    shutil.move(inside, tmp_path / "elsewhere.csv")
-    inside.symlink_to(tmp_path / "elsewhere.csv")
-    assert "baseline/run1/training.csv: a symbolic link" in differences(folder)
-
-
-def test_a_folder_of_another_name_is_the_same_evidence(folder: Path) -> None:
-    copy = Path(shutil.copytree(folder, folder.with_name("kept copy")))
-    found = verify(copy)
-    assert found.ok and found.notes == (f"the folder is kept copy, its run {folder.name}",)
-    assert verify(folder).notes == ()
-
-
-def test_a_run_is_verified_through_a_link_to_its_folder(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "newest").symlink_to(folder)
-    assert differences(tmp_path / "newest") == ()
 
 
 def test_a_profile_that_only_has_the_name_of_a_shipped_one(folder: Path) -> None:

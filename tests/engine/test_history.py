@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import fcntl
 import io
@@ -9,6 +10,7 @@ import json
 import multiprocessing
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -63,19 +65,31 @@ def test_a_removed_run_leaves_the_index_with_its_metrics(artifacts: Path) -> Non
     assert len(metric_rows(artifacts, "baseline.throughput")) == 2
 
 
-@pytest.mark.parametrize("damage", [b"not a database at all", b"SQLite format 3\0" + b"x" * 5000])
-def test_a_damaged_index_is_made_again(artifacts: Path, damage: bytes) -> None:
+def other_version(path: Path) -> None:
+    path.unlink()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE runs (x)")
+        database.execute("PRAGMA user_version = 99")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"not a database at all"),
+        lambda path: path.write_bytes(b"SQLite format 3\0" + b"x" * 5000),
+        other_version,
+    ],
+)
+def test_a_damaged_index_is_made_again(artifacts: Path, damage: Callable[[Path], object]) -> None:
     sync(artifacts)
-    (artifacts / FILE_NAME).write_bytes(damage)
+    damage(artifacts / FILE_NAME)
     assert [row.run_id for row in list_runs(artifacts)] == ["r1", "r2", "r3"]
 
 
-def test_an_index_of_another_version_is_made_again(artifacts: Path) -> None:
-    with sqlite3.connect(artifacts / FILE_NAME) as database:
-        database.execute("CREATE TABLE runs (x)")
-        database.execute("PRAGMA user_version = 99")
-    database.close()
-    assert len(list_runs(artifacts)) == 3
+def test_links_and_folders_in_the_place_of_a_record_are_no_runs(artifacts: Path) -> None:
+    (artifacts / "latest").symlink_to(artifacts / "r3")
+    (artifacts / "odd" / "run.json").mkdir(parents=True)
+    assert [row.run_id for row in list_runs(artifacts)] == ["r1", "r2", "r3"]
 
 
 def test_a_verdict_that_was_written_into_a_record_is_marked(artifacts: Path) -> None:
@@ -97,17 +111,6 @@ def test_a_run_that_cannot_be_read_is_listed_with_its_problem(artifacts: Path) -
     row = next(row for row in list_runs(artifacts) if row.folder == "bad")
     assert row.verdict == ""
     assert "no record of this version" in row.problem
-
-
-def test_a_folder_in_the_place_of_a_record_is_no_run(artifacts: Path) -> None:
-    before = len(list_runs(artifacts))
-    (artifacts / "odd" / "run.json").mkdir(parents=True)
-    assert len(list_runs(artifacts)) == before
-
-
-def test_links_are_not_runs(artifacts: Path) -> None:
-    (artifacts / "latest").symlink_to(artifacts / "r3")
-    assert len(list_runs(artifacts)) == 3
 
 
 def test_many_programs_may_record_at_once(tmp_path: Path) -> None:
@@ -139,8 +142,6 @@ def test_the_command_lists_shows_and_exports(
     assert sum(len(line["rows"]) for line in lines) == 3
     assert main(["history", "baseline.throughputt", *out]) == 2
     assert "did you mean 'baseline.throughput'" in capsys.readouterr().err
-    assert main(["history", "--csv", *out]) == 2
-    assert main(["history", "--out", str(artifacts / "absent")]) == 2
 
 
 def test_an_index_that_cannot_be_written_is_an_error_not_silence(

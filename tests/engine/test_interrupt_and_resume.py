@@ -15,16 +15,13 @@ from pathlib import Path
 import pytest
 
 from runbook.config.phase import Judgement, PlanContext
-from runbook.engine.resuming import resume_run
-from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError
 from runbook.folder.journal import Journal, read_events
 from runbook.folder.manifest import artifact_records, check_manifest
-from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import Outcome, Reason, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
-from tests.engine.toys import Toy, run, setup, three_launches
+from tests.engine.toys import Toy, resume, run, three_launches, verify
 from tests.shared import crowded
 
 ROOT = Path(__file__).parents[2]
@@ -97,9 +94,7 @@ def test_a_signal_leaves_a_readable_report_and_no_process(
     assert record.phases[0].outcome is Outcome.PASS
     statuses = [entry.result.status for entry in record.phases[1].launches]
     assert statuses == ["interrupted", "not_run"]
-    phases = {phase.name: phase for phase in three_launches()}
-    asked = setup(tmp_path, *phases.values())
-    assert verify_run(folder, phases=phases, setup=asked).differences == ()
+    assert verify(folder, *three_launches()).differences == ()
 
 
 def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
@@ -155,14 +150,6 @@ def cut_after(folder: Path, event: str) -> None:
     path.write_text("".join(lines[: index + 1]))
 
 
-def resume(folder: Path, *phases: Toy) -> RunRecord:
-    return resume_run(
-        folder,
-        observer=Observer(),
-        make_setup=lambda _: setup(folder.parent, *phases),
-    )
-
-
 def test_a_launch_that_was_stopped_and_begun_again_is_told_beside_the_verdict(
     tmp_path: Path,
 ) -> None:
@@ -174,8 +161,7 @@ def test_a_launch_that_was_stopped_and_begun_again_is_told_beside_the_verdict(
     record = resume(folder, phase)
     assert record.verdict is Verdict.GO
     assert "CUT OFF (baseline/run1 begun 2 times)" in record.headline
-    known = {"baseline": phase}
-    assert verify_run(folder, phases=known, setup=setup(tmp_path, phase)).differences == ()
+    assert verify(folder, phase).differences == ()
 
 
 @pytest.mark.parametrize(
@@ -270,7 +256,7 @@ def test_a_journal_that_was_edited_is_refused(tmp_path: Path, edit: str) -> None
 
 def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
-        resume_run(tmp_path, observer=Observer())
+        resume(tmp_path)
     phase = Toy("baseline", breaks="plan")
     _, folder = run(tmp_path, phase)
     with pytest.raises(UsageError, match="is finished: INCOMPLETE"):

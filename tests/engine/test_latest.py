@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runbook.engine.verify import verify_run
 from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
 from runbook.tools.bundle import write_bundle
 from runbook.tools.inspect.folder import inspect_path
 from tests.cli.shell import inside
-from tests.engine.toys import Toy, run, setup
+from tests.engine.toys import Toy, run, verify
 
 
 class Looks(Observer):
@@ -31,8 +30,7 @@ def test_it_leads_to_each_launch_and_is_no_part_of_a_run(tmp_path: Path) -> None
     assert looks.seen == wanted
     assert (tmp_path / "latest" / "heartbeat_rank0.jsonl").is_file()
     assert check_manifest(folder) == []
-    assert verify_run(folder, phases={toy.name: toy for toy in toys},
-                      setup=setup(tmp_path, *toys)).differences == ()  # fmt: skip
+    assert verify(folder, *toys).differences == ()
     bundle = write_bundle(record, folder, tmp_path / "run.tar.gz")
     assert not [one.name for one in bundle.files if "latest" in one.name]
     assert len(inspect_path(tmp_path).directories) == len(wanted), "each launch once"

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part
 from runbook.folder.journal import read_events
@@ -20,8 +19,8 @@ from runbook.launch import StopRequest
 from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
-from tests.cli.shell import inside, runbook
-from tests.engine.toys import Toy, setup
+from tests.cli.shell import runbook
+from tests.engine.toys import Toy, resume, run, setup
 from tests.launch.helpers import fake_launch
 from tests.shared import crowded
 
@@ -82,12 +81,7 @@ def test_parts_of_one_run(tmp_path: Path) -> None:
     assert check_manifest(folder) == []
     done = [e.launch.name for e in first.phases[0].launches if e.result.ok]
     for _ in range(4):
-        record = resume_run(
-            folder,
-            observer=Observer(),
-            make_setup=lambda _: setup(tmp_path, slow, last),
-            until_s=crowded(5.0),
-        )
+        record = resume(folder, slow, last, until_s=crowded(5.0))
         if not record.interrupted:
             break
     assert record.verdict is Verdict.GO
@@ -113,16 +107,13 @@ def preempt(folder: Path) -> None:
 def test_a_run_whose_trainer_is_pre_empted_stops_and_goes_on(tmp_path: Path) -> None:
     slow, last = Toy("baseline", words=("--dt", "0.2"), steps=8), Toy("bucket_sweep")
     threading.Thread(target=preempt, args=(tmp_path,)).start()
-    first = run_setup(setup(tmp_path, slow, last), observer=Observer())
+    first, folder = run(tmp_path, slow, last)
     assert first.verdict is Verdict.INCOMPLETE and first.interrupted
     assert first.reasons[0] == f"interrupted by {PREEMPTION}"
     (cut,) = first.phases[0].launches
     assert cut.result.status is LaunchStatus.PREEMPTED
-    folder = next(tmp_path.glob("*/run.json")).parent
     assert not (folder / "bucket_sweep").exists(), "the machine is left to whoever wants it"
-    record = resume_run(
-        folder, observer=Observer(), make_setup=lambda _: setup(tmp_path, slow, last)
-    )
+    record = resume(folder, slow, last)
     assert record.verdict is Verdict.GO, record.reasons
     assert (folder / "baseline/run1.unfinished1/heartbeat_rank0.jsonl").is_file()
 
@@ -131,10 +122,3 @@ def test_a_part_of_the_command_ends_with_3_and_says_how_it_goes_on(tmp_path: Pat
     words = ("run", "--profile", "cpu", "--phase", "preflight", "--out", "runs")
     cut = runbook(*words, "--until-s", "0.5", cwd=tmp_path)
     assert cut.code == 3 and "resume  runbook run --resume " in cut.out, cut.err
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "soon"])
-def test_a_limit_that_is_none(tmp_path: Path, text: str) -> None:
-    ended = inside("run", "--profile", "cpu", "--until-s", text, cwd=tmp_path)
-    assert ended.code == 2
-    assert f"--until-s: must be a number above 0, not {text!r}" in ended.err

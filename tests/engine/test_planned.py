@@ -108,15 +108,6 @@ def test_a_setting_against_a_profile_of_ones_own(tmp_path: Path) -> None:
     assert "add --set NSA_DDP_SAFE_MODE=0 or leave out --set NSA_DDP_COMPRESS" in text
 
 
-def test_what_can_never_take_effect() -> None:
-    name = "NSA_USE_FA2"
-    why = "masks that the package flash_attn lacks; torch's SDPA chooses the kernel"
-    text = refusal(f"{name}=1", phases="baseline")
-    assert f"{name}=1 (--set) can never take effect" in text and why in text
-    assert f"leave out --set {name}" in text
-    prepare(RunOptions(profile="cpu", phases="baseline", settings=(f"{name}=0",)))
-
-
 def accepted_by_the_trainer(launch: Launch) -> None:
     """Raise what the trainer itself says to this command and environment."""
     words = completed(launch).words()
@@ -161,19 +152,6 @@ def test_what_is_planned_is_what_the_trainer_accepts(
     assert refused == {*never, *on_cuda, *DECIDED, *no_board, *graphs}
 
 
-def test_what_needs_a_cuda_device() -> None:
-    text = refusal("NSA_COMPILE=graphs", phases="baseline")
-    assert "NSA_COMPILE=graphs (--set): CUDA graphs need a CUDA device" in text
-    assert "leave out --set NSA_COMPILE" in text
-    assert "NSA_LIGER=1 (--set): its kernels need" in refusal("NSA_LIGER=1", phases="baseline")
-    text = refusal("NSA_USE_TRITON_SEL=1", phases="baseline")
-    assert "NSA_USE_TRITON_SEL=1 (--set): its kernels need a CUDA device" in text
-    other = "a100x2_pcie4"  # whose profile asks for no graphs of layers
-    prepare(RunOptions(profile=other, phases="baseline", settings=("NSA_COMPILE=graphs",)))
-    for setting in ("NSA_COMPILE=dense", "NSA_USE_TRITON_SEL=auto"):
-        prepare(RunOptions(profile="cpu", phases="baseline", settings=(setting,)))
-
-
 @pytest.mark.parametrize(
     ("setting", "phase", "own"),
     [
@@ -207,25 +185,30 @@ def test_a_preset_of_another_machine_is_refused_as_that() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        (("NSA_SCALER_BACKOFF_FACTOR=0.25",), "only fp16 has a gradient scaler"),
+        ("NSA_USE_FA2=1", "NSA_USE_FA2=1 (--set) can never take effect: masks that the package"),
+        ("NSA_USE_FA2=1", "torch's SDPA chooses the kernel; leave out --set NSA_USE_FA2"),
+        ("NSA_COMPILE=graphs", "NSA_COMPILE=graphs (--set): CUDA graphs need a CUDA device"),
+        ("NSA_COMPILE=graphs", "leave out --set NSA_COMPILE"),
+        ("NSA_LIGER=1", "NSA_LIGER=1 (--set): its kernels need"),
+        ("NSA_USE_TRITON_SEL=1", "NSA_USE_TRITON_SEL=1 (--set): its kernels need a CUDA device"),
+        ("NSA_SCALER_BACKOFF_FACTOR=0.25", "only fp16 has a gradient scaler"),
+        ("NSA_LR=0.1 train.lr=0.2", "NSA_LR=0.1 (--set) and train.lr=0.2 (--set) are the same"),
         (
-            ("NSA_LR=0.1", "train.lr=0.2"),
-            "NSA_LR=0.1 (--set) and train.lr=0.2 (--set) are the same",
-        ),
-        (
-            ("NSA_SDPA_FLASH_ONLY=1", "runtime.use_flash=false"),
+            "NSA_SDPA_FLASH_ONLY=1 runtime.use_flash=false",
             "NSA_SDPA_FLASH_ONLY=1 (--set) and runtime.use_flash=false exclude each other",
         ),
-        (("runtime.use_triton_sel=true",), "use_triton_sel=true: its kernels need a CUDA device"),
-        (("runtime.device=cuda",), "the profile cpu is for cpu"),
-        (("CONFIG=no_such.yaml",), "CONFIG (--set): no trainer config 'configs/no_such.yaml'"),
-        (("TORCH_NCCL_TRACE_BUFFER_SIZ=1",), "the installed torch reads no such variable"),
+        ("runtime.use_triton_sel=true", "use_triton_sel=true: its kernels need a CUDA device"),
+        ("runtime.device=cuda", "the profile cpu is for cpu"),
+        ("CONFIG=no_such.yaml", "CONFIG (--set): no trainer config 'configs/no_such.yaml'"),
+        ("CONFIG=mine.yaml", "model.dimm: no such key"),
+        ("CONFIG=mine.yaml", "train: missing"),
+        ("TORCH_NCCL_TRACE_BUFFER_SIZ=1", "the installed torch reads no such variable"),
     ],
 )
-def test_what_the_config_and_the_installed_torch_cannot_do(
-    settings: tuple[str, ...], text: str
-) -> None:
-    assert text in refusal(*settings, phases="baseline")
+def test_what_machine_config_and_torch_cannot_do(tmp_path: Path, settings: str, text: str) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("model: {dimm: 3}\n", encoding="utf-8")
+    assert text in refusal(*settings.replace("mine.yaml", str(mine)).split(), phases="baseline")
 
 
 def test_tensorboard_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,12 +221,6 @@ def test_tensorboard_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> N
         "the package tensorboard is not installed here; pip install 'nsa-runbook[tensorboard]'"
         in text
     )
-
-
-def test_a_config_with_mistakes_is_refused_with_all_of_them(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("model: {dimm: 3}\n", encoding="utf-8")
-    text = refusal(phases="baseline", from_shell={"CONFIG": str(tmp_path / "mine.yaml")})
-    assert "model.dimm: no such key" in text and "train: missing" in text
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config.setup import RunOptions
 from runbook.engine.judge import reasons_for
-from runbook.engine.plan.prepare import prepare
-from runbook.engine.resuming import resume_run
-from runbook.engine.run import run_setup
-from runbook.errors import UsageError
 from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
 from runbook.records import (
@@ -24,7 +19,7 @@ from runbook.records import (
     RunRecord,
     Verdict,
 )
-from tests.engine.toys import Toy, run, setup
+from tests.engine.toys import Toy, resume, run
 
 
 def by_id(record: RunRecord) -> dict[str, Check]:
@@ -88,7 +83,7 @@ def test_a_run_that_goes_on_remembers_the_wrong_machine(tmp_path: Path) -> None:
     lines = journal.read_text().splitlines(keepends=True)
     first = next(n for n, line in enumerate(lines) if '"event":"phase_finished"' in line)
     journal.write_text("".join(lines[: first + 1]))
-    record = resume_run(folder, observer=Observer(), make_setup=lambda _: setup(tmp_path, *phases))
+    record = resume(folder, *phases)
     assert record.phases[1].launches[0].result.status is LaunchStatus.NOT_RUN
     assert not (folder / "baseline").exists()
 
@@ -136,23 +131,6 @@ def test_a_schedule_ends_early_when_its_phase_has_seen_enough(tmp_path: Path) ->
 def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     folders = {run(tmp_path, Toy("baseline", breaks="plan"))[1] for _ in range(3)}
     assert len(folders) == 3
-
-
-def test_wrong_options_are_one_message_and_create_nothing(tmp_path: Path) -> None:
-    options = RunOptions(
-        phases="basline",
-        profile="h100",
-        settings=("NSA_DDP_BUKET_MB=1", "train.stps=2"),
-        protocol="block",
-        steps_scale=0,
-        out=tmp_path / "out",
-    )
-    with pytest.raises(UsageError) as caught:
-        run_setup(prepare(options), observer=Observer())
-    text = str(caught.value)
-    for part in ("basline", "h100", "NSA_DDP_BUKET_MB", "train.stps", "'block'", "steps scale"):
-        assert part in text
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_exported_schema_is_current() -> None:

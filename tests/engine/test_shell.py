@@ -33,12 +33,6 @@ def test_a_dry_run_for_machines_names_the_source_of_every_variable(tmp_path: Pat
         assert EXPORTED.items() <= launch["env"].items()
 
 
-def test_an_unknown_name_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    ended = inside("run", *WORDS, cwd=tmp_path, NSA_DDP_BUKET_MB="7")
-    assert ended.code == 2 and list(tmp_path.iterdir()) == []
-    assert "in this shell: NSA_DDP_BUKET_MB: no such toggle (did you mean" in ended.err
-
-
 def test_a_run_lists_them_before_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

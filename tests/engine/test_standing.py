@@ -234,37 +234,38 @@ def test_a_go_is_verified_before_anything_stands_on_it(
     assert not here.run_id and told in here.left_out[go[1]]
 
 
-def with_record(go: tuple[Path, str], out: Path, **changes: Any) -> None:
-    """The run that was GO, with another record that its manifest knows."""
-    shutil.copytree(go[0] / "runs", out, symlinks=True, dirs_exist_ok=True)
-    run = out / go[1]
-    record = RunRecord.model_validate_json((run / "run.json").read_text())
-    (run / "run.json").write_text(record_text(record.model_copy(update=changes)))
-    write_manifest(run)
+LIMITS = {"limits": {"drift": {"value": 99.0}}}
+A100S = {"device": "cuda", "gpus": 2, "gpu_name": "A100"}
 
 
-def test_a_go_under_other_limits_is_no_ground(go: tuple[Path, str], tmp_path: Path) -> None:
-    document = json.loads((go[0] / "runs" / go[1] / "run.json").read_text())["profile_document"]
-    document["limits"]["drift"]["value"] = 99.0
-    with_record(go, tmp_path, profile_document=document)
-    assert found(go, out=tmp_path).left_out[go[1]].startswith("limits.drift.value 99.0 then, ")
-
-
-def test_that_a_go_is_of_other_devices_is_said_before_what_follows_from_it(
-    go: tuple[Path, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("where", "changes", "told"),
+    [
+        ("profile_document", LIMITS, "limits.drift.value 99.0 then, "),
+        ("options", {"steps_scale": 0.1}, "--steps-scale 0.1 then, 1 now"),
+        # Of other devices: said before all that follows from it.
+        (
+            "profile_document",
+            {**LIMITS, "hardware": A100S},
+            "it is of other devices: 2 x A100 then, CPUs now",
+        ),
+    ],
+)
+def test_a_go_of_less_or_of_something_else_is_no_ground(
+    go: tuple[Path, str], tmp_path: Path, where: str, changes: dict[str, Any], told: str
 ) -> None:
-    document = json.loads((go[0] / "runs" / go[1] / "run.json").read_text())["profile_document"]
-    document["hardware"] |= {"device": "cuda", "gpus": 2, "gpu_name": "A100"}
-    document["limits"]["drift"]["value"] = 99.0
-    with_record(go, tmp_path, profile_document=document)
-    told = "it is of other devices: 2 x A100 then, CPUs now"
-    assert found(go, out=tmp_path).left_out[go[1]] == told
+    shutil.copytree(go[0] / "runs", tmp_path, symlinks=True, dirs_exist_ok=True)
+    edited(tmp_path / go[1] / "run.json", lambda document: merge(document[where], changes))
+    write_manifest(tmp_path / go[1])
+    assert found(go, out=tmp_path).left_out[go[1]].startswith(told)
 
 
-def test_a_go_of_fewer_steps_by_scale_is_no_ground(go: tuple[Path, str], tmp_path: Path) -> None:
-    options = json.loads((go[0] / "runs" / go[1] / "run.json").read_text())["options"]
-    with_record(go, tmp_path, options=options | {"steps_scale": 0.1})
-    assert found(go, out=tmp_path).left_out[go[1]] == "--steps-scale 0.1 then, 1 now"
+def merge(document: dict[str, Any], changes: dict[str, Any]) -> None:
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            merge(document[name], value)
+        else:
+            document[name] = value
 
 
 def newer_no_go(go: tuple[Path, str], out: Path) -> str:

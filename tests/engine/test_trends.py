@@ -106,10 +106,3 @@ def test_the_command_draws_the_trend(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["history", METRIC, "--csv", *out]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len({row["line"] for row in rows}) == 1
-
-
-def test_wrong_words_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ["--out", str(fill(tmp_path))]
-    assert main(["history", METRIC, "--html", "x.html", *out]) == 2
-    assert main(["history", "--html", str(tmp_path / "none" / "x.html"), *out]) == 2
-    assert "no folder" in capsys.readouterr().err

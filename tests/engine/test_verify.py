@@ -1,4 +1,4 @@
-"""Verify: an untouched run passes, and every edited byte is noticed and named."""
+"""Verify: an untouched run passes, and every edited byte and every strange entry is named."""
 
 from __future__ import annotations
 
@@ -10,81 +10,107 @@ from pathlib import Path
 import pytest
 
 from runbook.config.phase import PlanContext
-from runbook.engine.verify import Verification, verify_run
 from runbook.errors import RunbookError
-from runbook.folder.manifest import write_manifest
-from runbook.records import Launch, RunRecord
-from tests.engine.toys import Toy, run, setup
+from runbook.folder.integrity import folder_problems
+from runbook.folder.manifest import load_record, write_manifest
+from runbook.records import Launch
+from tests.engine.toys import Toy, run, verify
 
-PHASES = {
-    "baseline": Toy("baseline", count=2),
-    "bucket_sweep": Toy("bucket_sweep", reads=("baseline",)),
+
+def test_an_untouched_run_is_verified(folder: Path, tmp_path: Path) -> None:
+    """Through a link to its folder, and in a copy of another name, too."""
+    (tmp_path / "newest").symlink_to(folder)
+    for found in (verify(folder), verify(tmp_path / "newest")):
+        assert (found.differences, found.notes) == ((), ())
+        assert (found.checks, found.measurements) == (4, 3)
+        pages = {"report.md", "details.md", "report.html", "report.txt", "junit.xml"}
+        assert set(found.reports) == pages
+    copy = verify(Path(shutil.copytree(folder, tmp_path / "kept copy")))
+    assert copy.ok and copy.notes == (f"the folder is kept copy, its run {folder.name}",)
+
+
+def flip(old: bytes, new: bytes) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        data = path.read_bytes()
+        assert data.count(old) >= 1 and len(old) == len(new)
+        place = data.rindex(old)
+        path.write_bytes(data[:place] + new + data[place + len(old) :])
+
+    return edit
+
+
+def written(data: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(data)
+
+
+def looped(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def moved_and_linked(path: Path) -> None:
+    elsewhere = path.parents[3] / "elsewhere"
+    shutil.move(path, elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b'{"event"')
+
+
+def twice(path: Path) -> None:
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line + line for line in lines))
+
+
+RUN1 = "baseline/run1"
+ROWS, LAUNCH, RESULT = f"{RUN1}/training.csv", f"{RUN1}/launch.json", f"{RUN1}/result.json"
+EDITS: dict[str, Callable[[Path], object]] = {
+    ROWS: flip(b"25600.0", b"25600.1"),
+    "run.json": flip(b'"n": 3', b'"n": 4'),
+    "report.md": flip(b"Verdict", b"Verdikt"),
+    "details.md": flip(b"25600", b"25601"),
+    "report.html": flip(b"25600", b"25601"),
+    "junit.xml": flip(b"testcase", b"testcast"),
+    "events.jsonl": flip(b'"n":3', b'"n":4'),
+    "baseline/run2/heartbeat_rank1.jsonl": flip(b"step_end", b"step_and"),
+    "baseline/run2/console.log": written(b"x"),
+    RESULT: Path.unlink,
+    "MANIFEST.sha256": Path.unlink,
 }
-FORMATS = ("md", "details", "html", "junit", "terminal")
+# What is done to which entry, and what has to be said.
+SPOILED: list[tuple[str, Callable[[Path], object], str]] = [
+    *((name, edit, name) for name, edit in EDITS.items()),
+    (ROWS, written(b"x"), f"{ROWS}: differs from its digest in run.json"),
+    (ROWS, Path.unlink, f"{ROWS}: missing"),
+    *((name, looped, f"{name}: missing") for name in ("events.jsonl", ROWS, "report.md")),
+    (ROWS, moved_and_linked, f"{ROWS}: a symbolic link"),
+    ("MANIFEST.sha256", written(b"\xff\xfe none\n"), "MANIFEST.sha256 cannot be read"),
+    ("MANIFEST.sha256", twice, "MANIFEST.sha256: line 2 names "),
+    ("events.jsonl", torn, "events.jsonl: torn last line"),
+    ("events.jsonl", written(b"{}\n"), "events.jsonl: line 1 is damaged"),
+    (LAUNCH, Path.unlink, "baseline: launch run1: no launch.json or result.json"),
+    (RESULT, Path.unlink, "baseline: launch run1: no launch.json or result.json"),
+    (RESULT, written(b"[]"), "baseline: launch run1: result.json does not hold a JSON object"),
+    ("more.csv", written(b"1\n"), "more.csv: not listed in MANIFEST"),
+    ("more.csv", lambda path: path.symlink_to("/etc/hosts"), "more.csv: a symbolic link"),
+    ("gone", lambda path: path.symlink_to("nothing"), "gone: a symbolic link"),
+    ("all", lambda path: path.symlink_to("/tmp"), "all: a symbolic link"),
+    ("baseline/none", Path.mkdir, "baseline/none: an empty folder"),
+    ("pipe", os.mkfifo, "pipe: neither a file nor a folder"),
+]
 
 
-def verify(folder: Path) -> Verification:
-    return verify_run(folder, phases=PHASES, setup=setup(folder.parent, *PHASES.values()))
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("verify"), *PHASES.values(), formats=FORMATS)[1]
-
-
-@pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / finished.name))
-
-
-def test_an_untouched_run_is_verified(folder: Path) -> None:
+@pytest.mark.parametrize(("name", "spoil", "sign"), SPOILED)
+def test_what_is_not_as_the_run_left_it_is_named(
+    folder: Path, name: str, spoil: Callable[[Path], object], sign: str
+) -> None:
+    spoil(folder / name)
     found = verify(folder)
-    assert found.differences == ()
-    assert found.checks == 4
-    assert found.measurements == 3
-    assert set(found.reports) == {
-        "report.md",
-        "details.md",
-        "report.html",
-        "report.txt",
-        "junit.xml",
-    }
+    assert any(sign in text for text in found.differences), found.differences
 
 
-def flip(path: Path, old: bytes, new: bytes) -> None:
-    data = path.read_bytes()
-    assert data.count(old) >= 1 and len(old) == len(new)
-    place = data.rindex(old)
-    path.write_bytes(data[:place] + new + data[place + len(old) :])
-
-
-EDITS: dict[str, Callable[[Path], None]] = {
-    "baseline/run1/training.csv": lambda p: flip(p, b"25600.0", b"25600.1"),
-    "run.json": lambda p: flip(p, b'"n": 3', b'"n": 4'),
-    "report.md": lambda p: flip(p, b"Verdict", b"Verdikt"),
-    "details.md": lambda p: flip(p, b"25600", b"25601"),
-    "report.html": lambda p: flip(p, b"25600", b"25601"),
-    "junit.xml": lambda p: flip(p, b"testcase", b"testcast"),
-    "events.jsonl": lambda p: flip(p, b'"n":3', b'"n":4'),
-    "baseline/run2/heartbeat_rank1.jsonl": lambda p: flip(p, b"step_end", b"step_and"),
-    "baseline/run2/console.log": lambda p: p.write_bytes(b"x"),
-    "bucket_sweep/run1/result.json": lambda p: p.unlink(),
-    "bucket_sweep/run1/new.csv": lambda p: p.write_text("1\n"),
-    "MANIFEST.sha256": lambda p: p.unlink(),
-}
-
-
-@pytest.mark.parametrize("name", EDITS)
-def test_an_edit_of_any_file_is_named(folder: Path, name: str) -> None:
-    EDITS[name](folder / name)
-    found = verify(folder)
-    assert not found.ok
-    assert any(name in text for text in found.differences)
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in EDITS if "new" not in name and name != "run.json"]
-)
+@pytest.mark.parametrize("name", [name for name in EDITS if name != "run.json"])
 def test_a_file_without_an_end_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -92,39 +118,45 @@ def test_a_file_without_an_end_is_named(
     for module in ("folder.launch.lines", "folder.integrity"):
         monkeypatch.setattr(f"runbook.{module}.LARGEST_LOG_BYTES", 1 << 20)
     os.truncate(folder / name, 1 << 40)
-    found = verify(folder)
-    assert any(name in text for text in found.differences)
-
-
-@pytest.mark.parametrize("name", ["events.jsonl", "baseline/run1/training.csv", "report.md"])
-def test_a_link_that_leads_to_itself_is_named(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    (folder / name).symlink_to(Path(name).name)
-    assert f"{name}: missing" in verify(folder).differences
+    assert any(name in text for text in verify(folder).differences)
 
 
 @pytest.mark.parametrize(
-    ("name", "sign"),
+    ("name", "edit", "sign"),
     [
-        ("baseline/run1/training.csv", "baseline.rate: measurement.value: recorded 25600"),
-        ("run.json", "run.json: phases differ from those in events.jsonl"),
-        ("report.md", "report.md: line"),
+        (ROWS, EDITS[ROWS], "baseline.rate: measurement.value: recorded 25600"),
+        ("run.json", EDITS["run.json"], "run.json: phases differ from those in events.jsonl"),
+        ("report.md", EDITS["report.md"], "report.md: line"),
+        ("more.csv", written(b"1\n"), "more.csv: not listed in run.json"),
     ],
 )
-def test_a_forged_manifest_does_not_help(folder: Path, name: str, sign: str) -> None:
+def test_a_forged_manifest_does_not_help(
+    folder: Path, name: str, edit: Callable[[Path], object], sign: str
+) -> None:
     """Whoever edits a file can also write its new digest; the numbers still do not fit."""
-    EDITS[name](folder / name)
+    edit(folder / name)
     write_manifest(folder)
     differences = verify(folder).differences
     assert any(text.startswith(sign) for text in differences), differences
+
+
+def test_the_size_of_an_artifact_is_held_against_the_record(folder: Path) -> None:
+    record = load_record(folder)
+    first, *rest = record.artifacts
+    for more in (1, -1):
+        other = first.model_copy(update={"size_bytes": first.size_bytes + more})
+        assert folder_problems(folder, record.model_copy(update={"artifacts": (other, *rest)})) == [
+            f"{first.path}: its size differs from that in run.json"
+        ]
+    unfinished = record.model_copy(update={"artifacts": ()})
+    assert folder_problems(folder, unfinished) == []
 
 
 def test_a_report_of_other_code_is_held_by_its_digest(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An upgrade changes the pages and no run; a page may still not tell of another verdict."""
-    record, page = folder / "run.json", folder / "report.html"
-    said = RunRecord.model_validate_json(record.read_text()).said
+    page, said = folder / "report.html", load_record(folder).said
     page.write_text(page.read_text() + "<!-- as an earlier version wrote it -->\n")
     assert any("report.html: changed" in text for text in verify(folder).differences)
     write_manifest(folder)
@@ -139,7 +171,7 @@ def test_a_report_of_other_code_is_held_by_its_digest(
 
 
 def test_a_byte_changed_anywhere_in_the_decisive_files_is_noticed(folder: Path) -> None:
-    for name in ("run.json", "report.md", "baseline/run1/training.csv"):
+    for name in ("run.json", "report.md", ROWS):
         path = folder / name
         data = path.read_bytes()
         for place in range(0, len(data), max(1, len(data) // 12)):
@@ -162,6 +194,4 @@ class Careful(Toy):
 
 def test_launches_that_were_not_needed_are_no_difference(tmp_path: Path) -> None:
     careful = Careful("baseline")
-    _, folder = run(tmp_path, careful)
-    found = verify_run(folder, phases={"baseline": careful}, setup=setup(tmp_path, careful))
-    assert found.differences == ()
+    assert verify(run(tmp_path, careful)[1], careful).differences == ()

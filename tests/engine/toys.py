@@ -16,6 +16,7 @@ from runbook.config.settings import Settings
 from runbook.config.setup import RunOptions, Setup
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
+from runbook.engine.verify import Verification, verify_run
 from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,
@@ -132,6 +133,12 @@ class Toy(Phase):
         return len(log.frame) >= 8
 
 
+PHASES = {
+    "baseline": Toy("baseline", count=2),
+    "bucket_sweep": Toy("bucket_sweep", reads=("baseline",)),
+}
+
+
 def profile(phases: tuple[Phase, ...]) -> Profile:
     """The CPU profile, requiring the toys' checks only."""
     shipped = load_profile("cpu")
@@ -154,6 +161,19 @@ def run(
     return record, out / record.run_id
 
 
+def resume(folder: Path, *phases: Phase, **how: Any) -> RunRecord:
+    """Go on with a run of these phases."""
+    how = {"observer": Observer(), "make_setup": lambda _: setup(folder.parent, *phases)} | how
+    return resume_run(folder, **how)
+
+
+def verify(folder: Path, *phases: Phase, fingerprint: str = "") -> Verification:
+    """What `runbook verify` finds in a run of these phases, or of `PHASES`."""
+    known = {phase.name: phase for phase in phases} or dict[str, Phase](PHASES)
+    made = setup(folder.parent, *known.values())
+    return verify_run(folder, fingerprint=fingerprint, phases=known, setup=made)
+
+
 def three_launches(fault: str = "") -> tuple[Phase, ...]:
     """A plan with three launches in two phases, long enough to be cut off."""
     words = ("--grandchild", *(("--fault", fault) if fault else ()))
@@ -166,13 +186,9 @@ def three_launches(fault: str = "") -> tuple[Phase, ...]:
 def main(argv: list[str]) -> int:
     """The program that the tests kill."""
     if argv[1] == "run":
-        record = run_setup(setup(Path(argv[2]), *three_launches()), observer=Observer())
+        record, _ = run(Path(argv[2]), *three_launches())
     else:
-        record = resume_run(
-            Path(argv[2]),
-            observer=Observer(),
-            make_setup=lambda _: setup(Path(argv[2]).parent, *three_launches()),
-        )
+        record = resume(Path(argv[2]), *three_launches())
     return {"SIGHUP": 129, "SIGINT": 130, "SIGTERM": 143}.get(
         str(record.options.get("signal")), record.verdict.exit_code
     )

@@ -47,6 +47,14 @@ def with_profile(base: PlanContext, **changes: Any) -> PlanContext:
     return replace(base, profile=Profile.model_validate(document))
 
 
+# Every phase that trains unless it is left out.
+TRAINING = tuple(
+    name
+    for name, phase in PHASES.items()
+    if not phase.optional and f"{name}.ranks_alive" in phase.check_ids(context())
+)
+
+
 _FACTS: dict[str, tuple[Any, str]] = {
     "git.branch": ("main", "host.json"),
     "git.behind": (0.0, "host.json"),
@@ -123,7 +131,7 @@ def accepted(
     return AcceptedRuns(runs=runs, left_out={}, path="baseline/accepted.json", sha256=SHA)
 
 
-_MEMORY_MIB = {"A100": 81_920.0, "H100": 81_559.0, "H200": 143_771.0}
+_MEMORY_MIB = {"A100": 81_920.0, "H100": 81_559.0, "H200": 143_771.0, "B200": 183_359.0}
 _NAMES = {"A100": "NVIDIA A100 80GB PCIe"}
 
 

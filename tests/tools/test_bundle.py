@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine.verify import verify_run
 from runbook.errors import UsageError
 from runbook.folder.manifest import write_manifest
 from runbook.records import RunRecord
 from runbook.tools.bundle import Bundle, write_bundle
-from tests.engine.toys import Toy, run, setup
+from tests.engine.toys import Toy, run, verify
 
 PHASES = {"baseline": Toy("baseline")}
 SECRET = "hf_" + "a1B2c3D4e5F6"
@@ -38,8 +37,7 @@ def pack(folder: Path, path: Path, *, blank: bool = False) -> Bundle:
 
 
 def differences(folder: Path) -> tuple[str, ...]:
-    made = setup(folder.parent, *PHASES.values())
-    return verify_run(folder, phases=PHASES, setup=made).differences
+    return verify(folder, *PHASES.values()).differences
 
 
 def unpacked(path: Path, where: Path) -> Path:

@@ -6,11 +6,11 @@ import argparse
 import os
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import SIGNALS, Command, CommandParser
+from runbook.cli._parser import SIGNALS, CommandParser, command
 from runbook.cli._runs import find_run
 from runbook.cli.run.options import (
     add_dry_run,
@@ -30,15 +30,13 @@ if TYPE_CHECKING:
 # A run continues with its original options; where it lies, how it is shown and how long this part
 # may take may be said again.
 _FREE_BESIDE_RESUME = (
-    *("out", "resume", "failed", "phase", "until", "until_s", "declares"),
-    *("partial_exit", "output_format"),
+    *("out", "resume", "failed", "phase", "until", "until_s"),
+    *("partial_exit", "output_format", "json", "quiet", "no_color"),
 )
-# What only `runbook launch` has.
-OF_A_PLAN = ("plan", "config", "until", "without_go")
 
 
 def _add_arguments(parser: CommandParser) -> None:
-    parser.set_defaults(declares=_add_arguments, **dict.fromkeys(OF_A_PLAN, ""))
+    parser.set_defaults(plan="")
     group = parser.add_argument_group("what runs")
     group.add_argument(
         "--phase",
@@ -119,33 +117,12 @@ def _problems(args: argparse.Namespace) -> list[str]:
     except UsageError as error:
         found.append(str(error))
         profile = "cpu"  # so that everything else that is wrong is found in the same message
-    args.options = RunOptions(
-        phases=phases,
-        profile=profile,
-        out=args.out,
-        settings=tuple(args.settings),
-        from_shell=shell_settings(os.environ),
-        preset=args.preset,
-        steps_scale=args.steps_scale,
-        protocol=args.protocol,
-        aa=args.aa,
-        seed=args.seed,
-        gpu_hour_price=args.gpu_hour_price,
-        reference=args.reference,
-        head=args.head,
-        keep_going=args.keep_going,
-        plan=args.plan,
-        until=args.until or "",
-        without_go=bool(args.without_go),
-        dry_run=args.dry_run,
-        launcher=args.launcher,
-        nodes=args.nodes,
-        partition=args.partition,
-        account=args.account,
-        queue_s=args.queue_s,
-        command=shlex.join(["runbook", *sys.argv[1:]]),
-        formats=report_names(),
-    )
+    names = {field.name for field in fields(RunOptions)}
+    # What a command has no option for is as it is for whoever asks for nothing.
+    said = {key: value for key, value in vars(args).items() if key in names and value is not None}
+    said |= {"phases": phases, "profile": profile, "settings": tuple(args.settings)}
+    said |= {"from_shell": shell_settings(os.environ), "formats": report_names()}
+    args.options = RunOptions(**said, command=_command())
     try:
         args.setup = prepare(args.options)
     except UsageError as error:
@@ -153,6 +130,11 @@ def _problems(args: argparse.Namespace) -> list[str]:
     if not args.dry_run and args.launcher == DEFAULT_LAUNCHER:
         found.extend(_around(args))
     return found
+
+
+def _command() -> str:
+    """What was typed."""
+    return shlex.join(["runbook", *sys.argv[1:]])
 
 
 def _lacks_besides(args: argparse.Namespace) -> tuple[str, ...]:
@@ -204,8 +186,7 @@ def _continued(args: argparse.Namespace) -> list[str]:
     again = args.failed is not None
     args.goes_on, args.resume_folder = again or args.resume is not None, None
     added = "" if again else args.phase or ""
-    command = shlex.join(["runbook", *sys.argv[1:]])
-    args.extension = Extension(phases=added, failed=again, command=command)
+    args.extension = Extension(phases=added, failed=again, command=_command())
     if not args.goes_on:
         return []
     flag = "--failed" if again else "--resume"
@@ -225,14 +206,7 @@ def _continued(args: argparse.Namespace) -> list[str]:
 
 def _beside_resume(args: argparse.Namespace, flag: str) -> list[str]:
     """What is typed beside --resume would not be obeyed, so it is refused."""
-    parser = CommandParser()
-    args.declares(parser)
-    defaults = vars(parser.parse_args([]))
-    typed = [
-        name
-        for name, default in defaults.items()
-        if getattr(args, name) != default and name not in _FREE_BESIDE_RESUME
-    ]
+    typed = [name for name in args.typed if name not in _FREE_BESIDE_RESUME]
     flags = ["--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in typed]
     return [
         f"{name} cannot be combined with {flag}: the run continues with its original options"
@@ -257,8 +231,30 @@ def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
     return found
 
 
-def _run(args: argparse.Namespace, console: Console) -> int:
-    """Run the plan, or print it; return the verdict's exit code."""
+@command(
+    "run phases and give the verdict",
+    json_help="every event as one JSON line on stdout (`runbook schema events`)",
+    arguments=_add_arguments,
+    problems=_problems,
+)
+def run(args: argparse.Namespace, console: Console) -> int:
+    """Run the phases on this machine and say GO, NO-GO or INCOMPLETE. A run of some phases
+    that all pass is a PARTIAL PASS, which is no GO.
+
+    examples:
+      runbook run                                     every phase, with the profile for this machine
+      runbook run --dry-run                           show what would run and how long it may take
+      runbook run --phase preflight,baseline --profile a100x2_pcie4
+      runbook run --phase bucket_sweep --set NSA_DDP_COMPRESS=off --set train.lr=1e-4
+      runbook run --phase bucket_sweep --aa           the same arm twice; the decision must be TIE
+      runbook run --resume RUN --phase nvtx            add a phase to a finished run
+      runbook run --failed                            run again what did not pass in the newest run
+      runbook run --until-s 480; runbook run --resume artifacts/RUN --until-s 480     in parts
+
+    The result goes to stdout, progress to stderr.
+    exit codes: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,
+    129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
+    """
     from runbook.checkout import how_to_call
     from runbook.cli.run.dry_run import print_plan, times
     from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
@@ -315,29 +311,3 @@ def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
     if record.verdict is Verdict.PARTIAL:
         return partial_exit
     return record.verdict.exit_code
-
-
-RUN = Command(
-    name="run",
-    help="run phases and give the verdict",
-    description="""\
-Run the phases on this machine and say GO, NO-GO or INCOMPLETE. A run of some phases
-that all pass is a PARTIAL PASS, which is no GO.""",
-    examples="""\
-  runbook run                                         every phase, with the profile for this machine
-  runbook run --dry-run                               show what would run and how long it may take
-  runbook run --phase preflight,baseline --profile a100x2_pcie4
-  runbook run --phase bucket_sweep --set NSA_DDP_COMPRESS=off --set train.lr=1e-4
-  runbook run --phase bucket_sweep --aa               the same arm twice; the decision must be TIE
-  runbook run --resume artifacts/RUN --phase nvtx     add a phase to a finished run
-  runbook run --failed                                run again what did not pass in the newest run
-  runbook run --until-s 480; runbook run --resume artifacts/RUN --until-s 480     in parts
-
-The result goes to stdout, progress to stderr.""",
-    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,\n"
-    "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM",
-    json_help="every event as one JSON line on stdout (`runbook schema events`)",
-    add_arguments=_add_arguments,
-    problems=_problems,
-    run=_run,
-)

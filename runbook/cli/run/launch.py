@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from runbook.cli._parser import Command, CommandParser, path_type
-from runbook.cli.run import RUN
+from runbook.cli._parser import CommandParser, command, path_type
+from runbook.cli.run import run
 from runbook.cli.run.options import (
     add_dry_run,
     add_machine,
@@ -15,25 +15,13 @@ from runbook.cli.run.options import (
     add_telling,
     add_until_s,
 )
-from runbook.defaults import DEFAULT_PLAN, DEFAULT_PROTOCOL
+from runbook.console import Console
+from runbook.defaults import DEFAULT_PLAN
 from runbook.errors import UsageError
-
-# What `runbook run` has besides, as it is where nobody asks for it.
-_NOT_HERE = {
-    "phase": None,
-    "failed": None,
-    "protocol": DEFAULT_PROTOCOL,
-    "aa": False,
-    "seed": 0,
-    "reference": "",
-    "head": "",
-    "measure": False,
-    "keep_going": False,
-}
 
 
 def _add_launch(parser: CommandParser) -> None:
-    parser.set_defaults(declares=_add_launch, **_NOT_HERE)
+    parser.set_defaults(phase=None, failed=None, measure=False)  # what `runbook run` has besides
     group = parser.add_argument_group("what runs")
     group.add_argument(
         "--plan",
@@ -88,7 +76,7 @@ def _launch_problems(args: argparse.Namespace) -> list[str]:
             args.phase = _more_phases(args)
         except UsageError as error:
             found = list(error.problems)
-    return [*found, *RUN.problems(args)]
+    return [*found, *run.problems(args)]
 
 
 def _more_phases(args: argparse.Namespace) -> str | None:
@@ -116,39 +104,39 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     return ",".join(wanted) if set(wanted) - present else None
 
 
-LAUNCH = Command(
-    name="launch",
-    help="launch training by a plan: sanity, smoke, extended, production",
-    description="""\
-Run the phases of a plan, one step to the whole production run, and stop at the first one that
-does not pass its gate. All is recorded, watched and reported as in `runbook run`. Production starts
-only behind a GO of `runbook run` for the same configuration and machine, in the same folder.""",
-    examples="""\
-  runbook launch --dry-run                            every command of every phase
-  runbook launch --until smoke                        one step, then 300 on the dataset
-  runbook launch                                      all of it, once a validation said GO here
-  runbook launch --resume artifacts/RUN               after a crash: from the last checkpoint
-  runbook launch --plan ./mine.yaml --config ./mine_config.yaml
-  runbook launch --profile cpu --steps-scale 0.02 --without-go     a rehearsal of a minute""",
-    exits="0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (--until),\n"
-    "70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM",
-    json_help=RUN.json_help,
-    add_arguments=_add_launch,
+@command(
+    "launch training by a plan: sanity, smoke, extended, production",
+    json_help=run.json_help,
+    arguments=_add_launch,
     problems=_launch_problems,
     instead={"--phase": "--until"},
-    run=RUN.run,
 )
+def launch(args: argparse.Namespace, console: Console) -> int:
+    """Run the phases of a plan, one step to the whole production run, and stop at the first one
+    that does not pass its gate. All is recorded, watched and reported as in `runbook run`.
+    Production starts only behind a GO of `runbook run` for the same configuration and machine, in
+    the same folder.
+
+    examples:
+      runbook launch --dry-run                            every command of every phase
+      runbook launch --until smoke                        one step, then 300 on the dataset
+      runbook launch                                      all of it, once a validation said GO here
+      runbook launch --resume artifacts/RUN               after a crash: from the last checkpoint
+      runbook launch --plan ./mine.yaml --config ./mine_config.yaml
+      runbook launch --profile cpu --steps-scale 0.02 --without-go     a rehearsal of a minute
+    exit codes: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (--until),
+    70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
+    """
+    return run.run(args, console)
 
 
-# The default of `runbook run`, by which it sees what was typed beside --resume.
-AUTO = "auto"
 _NIGHTLY_PHASES = "all,regression"
 _PINNED = "configs/nightly.yaml"
 
 
 def _add_nightly(parser: CommandParser) -> None:
     """Those of `runbook run`, with the defaults of a night."""
-    RUN.add_arguments(parser)
+    run.arguments(parser)
     parser.change(
         "--phase",
         default=None,
@@ -179,8 +167,7 @@ def _nightly_problems(args: argparse.Namespace) -> list[str]:
 
     if args.resume is not None or args.failed is not None:
         # The night that goes on has its own; `run` objects to what is typed beside it.
-        args.profile = args.profile or AUTO
-        return list(RUN.problems(args))
+        return list(run.problems(args))
     args.phase = args.phase or _NIGHTLY_PHASES
     if not (args.profile and args.reference):
         try:
@@ -189,28 +176,29 @@ def _nightly_problems(args: argparse.Namespace) -> list[str]:
             return list(error.problems)
         args.profile = args.profile or pinned.profile
         args.reference = args.reference or pinned.reference
-    if args.profile != AUTO:
-        return list(RUN.problems(args))
-    return [f"--profile {AUTO}: a night names its machine; see `runbook profiles`"]
+    if args.profile != "auto":
+        return list(run.problems(args))
+    return ["--profile auto: a night names its machine; see `runbook profiles`"]
 
 
-NIGHTLY = Command(
-    name="nightly",
-    help="run all phases, then hold this commit against a pinned one",
-    description=f"""\
-Run all phases, then launch the commit of this checkout in turn with a pinned reference, each from
-a clean checkout of its own, and say whether it is slower. The reference is pinned in
-{_PINNED}, which is changed by hand only. Everything else is as in `runbook run`.""",
-    examples="""\
-  runbook nightly                                     profile and reference as pinned
-  runbook nightly --dry-run                           every command and how long it may take
-  runbook nightly --resume artifacts/NIGHT            go on with a night that was cut off
-  runbook nightly --phase preflight,regression --profile cpu --reference HEAD~1
-
-A loss is FAIL only at the declared error after all rounds: see docs/trust.md.""",
-    exits="the same as of `runbook run`; a regression is NO-GO (1), no evidence INCOMPLETE (3)",
-    json_help=RUN.json_help,
-    add_arguments=_add_nightly,
+@command(
+    "run all phases, then hold this commit against a pinned one",
+    json_help=run.json_help,
+    arguments=_add_nightly,
     problems=_nightly_problems,
-    run=RUN.run,
 )
+def nightly(args: argparse.Namespace, console: Console) -> int:
+    """Run all phases, then launch the commit of this checkout in turn with a pinned reference, each
+    from a clean checkout of its own, and say whether it is slower. The reference is pinned in
+    configs/nightly.yaml, which is changed by hand only. Everything else is as in `runbook run`.
+
+    examples:
+      runbook nightly                                     profile and reference as pinned
+      runbook nightly --dry-run                           every command and how long it may take
+      runbook nightly --resume artifacts/NIGHT            go on with a night that was cut off
+      runbook nightly --phase preflight,regression --profile cpu --reference HEAD~1
+
+    A loss is FAIL only at the declared error after all rounds: see docs/trust.md.
+    exit codes: the same as of `runbook run`; a regression is NO-GO (1), no evidence INCOMPLETE (3)
+    """
+    return run.run(args, console)

@@ -71,7 +71,7 @@ class TextObserver(RunView):
         self._lock = threading.RLock()
         # Whoever writes a result holds it, so that no line about what went on before comes later.
         self._writing = threading.RLock()
-        self._progress: Progress | None = None
+        self._progress = Progress(began=clock())
         self._last_note = ""
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class TextObserver(RunView):
         with self._writing:
             # Written outside this lock: a terminal that is held (Ctrl-S) must not hold the harness.
             with self._lock:
-                if self._progress is None or not self._progress.phase:
+                if not self._progress.phase:
                     return
                 screen = self._progress.screen(now, unicode=console.unicode_err)
                 line = self._progress.line(now)
@@ -121,8 +121,7 @@ class TextObserver(RunView):
             where = f"{launch.phase}/{launch.name}"
             self._console.progress(f"{_INDENT}{where} starts again (attempt {attempt})")
         with self._lock:
-            if self._progress is not None:
-                self._progress.start(in_one_line(launch.name), attempt, launch.steps, self._clock())
+            self._progress.start(in_one_line(launch.name), attempt, launch.steps, self._clock())
 
     def launch_progress(
         self, launch: Launch, step: int, total: int, toks_per_s: float | None
@@ -130,21 +129,18 @@ class TextObserver(RunView):
         """Remember the step."""
         del launch
         with self._lock:
-            if self._progress is not None:
-                self._progress.advance(step, total, toks_per_s)
+            self._progress.advance(step, total, toks_per_s)
 
     def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
         """Remember who lives and who is silent."""
         del launch
         with self._lock:
-            if self._progress is not None:
-                self._progress.pulse = pulse
+            self._progress.pulse = pulse
 
     def run_forecast(self, forecast: Forecast) -> None:
         """Remember how far the run is."""
         with self._lock:
-            if self._progress is not None:
-                self._progress.forecast, self._progress.forecast_at = forecast, self._clock()
+            self._progress.forecast, self._progress.forecast_at = forecast, self._clock()
 
     def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
         """A line only if it did not end well, and only if the watchdog has not said so already."""
@@ -161,9 +157,7 @@ class TextObserver(RunView):
         After it, nothing is told of the phase.
         """
         with self._writing:
-            self._enter("")
-            if self._console.is_live:
-                self._console.draw()
+            self._hide()
             self._console.progress(self._phase_line(record))
 
     def _phase_line(self, record: PhaseRecord) -> str:
@@ -193,13 +187,11 @@ class TextObserver(RunView):
 
     def _enter(self, phase: str) -> None:
         with self._lock:
-            if self._progress is not None:
-                self._progress.enter(self._place(phase), in_one_line(phase), self._clock())
+            self._progress.enter(self._place(phase), in_one_line(phase), self._clock())
 
     def _hide(self) -> None:
         with self._writing:
-            with self._lock:
-                self._progress = None
+            self._enter("")
             if self._console.is_live:
                 self._console.draw()
 

@@ -24,7 +24,7 @@ from runbook.folder.comparability import (
     other_work,
     variable_facts,
 )
-from runbook.folder.integrity import DamagedRunError, check_digests, go_record, run_folders
+from runbook.folder.integrity import DamagedRunError, check_digests, earlier_runs, go_record
 from runbook.folder.launch.documents import file_sha256, read_json_object
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.shapes import DEVICES, ENV, Fields, shaped
@@ -58,7 +58,7 @@ def keep_accepted(
     runs: list[AcceptedRun] = []
     left_out: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    for folder in run_folders(run_root.parent, left_out, before=run_root.name):
+    for folder in earlier_runs(run_root.parent, left_out, before=run_root.name):
         if len(runs) == LEVEL_WINDOW:
             break
         try:

@@ -31,10 +31,10 @@ from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError, did_you_mean
 from runbook.folder.integrity import (
     DamagedRunError,
+    earlier_runs,
     go_record,
     is_go,
     run_document,
-    run_folders,
     valid_record,
 )
 from runbook.launch.command import resolve_config
@@ -83,9 +83,7 @@ def find_standing(
     """
     wanted = [launch_of(profile, settings, phase) for phase in needing or (None,)]
     left_out: dict[str, str] = {}
-    if not out.is_dir():
-        return Standing()
-    for folder in run_folders(out, left_out):
+    for folder in earlier_runs(out, left_out):
         try:
             document = run_document(folder)
         except DamagedRunError as error:
@@ -253,13 +251,9 @@ def asked_for(profile: Profile, until: str) -> tuple[str, ...]:
     """The plan's phases as far as `until`, all without it. Raises UsageError for an unknown one."""
     names = profile.plan.phases if profile.plan else ()
     if until and until not in names:
-        near = did_you_mean(until, names)
-        raise UsageError(f"--until {until}: no such phase in the plan{near}; {_there(names)}")
+        near, known = did_you_mean(until, names), ", ".join(names)
+        raise UsageError(f"--until {until}: no such phase in the plan{near}; there are: {known}")
     return names[: names.index(until) + 1] if until else names
-
-
-def _there(names: Sequence[str]) -> str:
-    return f"there are: {', '.join(names)}"
 
 
 def _refusal(

@@ -20,7 +20,7 @@ from runbook.errors import RunbookError
 from runbook.folder.integrity import go_record
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.manifest import load_record
-from runbook.folder.names import RECORD_FILE
+from runbook.folder.names import run_folders
 from runbook.machine.host import count_cpus
 from runbook.records import Launch, RunRecord
 from runbook.records.measurement import duration_text
@@ -198,8 +198,7 @@ def _newest_first(profile: str, out_dir: Path, without: str) -> Iterator[RunReco
     from pydantic import ValidationError
 
     found = 0
-    paths = sorted(out_dir.glob(f"*/{RECORD_FILE}"), key=lambda path: path.parent.name)
-    for folder in (path.parent for path in reversed(paths)):
+    for folder in reversed(run_folders(out_dir)):
         if folder.name == without or found == _MOST_RUNS:
             continue
         try:

@@ -96,7 +96,8 @@ class RankHistory(RankLines):
         ours = [is_of_training(event) for event in self._number_of]
         # The last one is for lines without an event, whose number is -1.
         own = np.array([*ours, True])[self._event.array] & ~np.isnan(self._steps)
-        return self._steps[own]
+        steps: Floats = self._steps[own]
+        return steps
 
     @property
     def first_step(self) -> int | None:

@@ -125,8 +125,9 @@ def fields(words: str = "", **nested: Shape) -> Fields:
 
 
 def _shape_of(kind: str) -> Shape:
-    wrapped = {"[": Items, "{": Each}.get(kind[0])
-    return wrapped(_shape_of(kind[1:-1])) if wrapped else _KINDS[kind]
+    if kind[0] == "[":
+        return Items(_shape_of(kind[1:-1]))
+    return Each(_shape_of(kind[1:-1])) if kind[0] == "{" else _KINDS[kind]
 
 
 _NOTHING = object()

@@ -22,7 +22,7 @@ from runbook.errors import RunbookError
 from runbook.files import read_bytes
 from runbook.folder.journal import RUNNING, running_text
 from runbook.folder.manifest import record_bytes, record_is_changed
-from runbook.folder.names import RECORD_FILE
+from runbook.folder.names import RECORD_FILE, run_folders
 from runbook.records import Measurement, PhaseRecord, RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
 
@@ -126,9 +126,9 @@ def sync(out_dir: Path) -> int:
 def _sync(database: sqlite3.Connection, out_dir: Path) -> int:
     known = dict(database.execute("SELECT folder, sha256 FROM runs").fetchall())
     present = {
-        path.parent.name: path
-        for path in sorted(out_dir.glob(f"*/{RECORD_FILE}"))
-        if path.is_file() and not path.parent.is_symlink()
+        folder.name: folder / RECORD_FILE
+        for folder in run_folders(out_dir)
+        if (folder / RECORD_FILE).is_file() and not folder.is_symlink()
     }
     for name in set(known) - set(present):
         database.execute("DELETE FROM runs WHERE folder = ?", (name,))

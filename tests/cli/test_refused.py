@@ -1,0 +1,234 @@
+"""What is typed wrong is told in one line with what is right; nothing starts, nothing is made."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from runbook.folder.manifest import write_manifest, write_record
+from tests.cli.shell import Ended, inside
+from tests.reports import samples
+
+RUN = samples.go().run_id
+ENVIRONMENT = re.compile(r"[A-Z_]+=")
+# A line each: what is typed -> what the error has. RUN is the only run in artifacts/.
+CASES = """
+rnu -> unknown command 'rnu' (did you mean 'run'?); commands: run, report, verify, launch, watch
+help juge -> unknown command 'juge' (did you mean 'judge'?)
+bundle -> unknown command 'bundle' (it is `runbook export --to bundle`)
+--versoin -> --versoin (did you mean '--version'?); options of a command come after its name; see
+phases --jsn -> unknown option --jsn (did you mean '--json'?); see runbook phases --help
+schema rum -> document: invalid choice: 'rum' (choose from 'run', 'events', 'profile')
+toggles NSA_DDP_BUKET_MB -> no such toggle (did you mean 'NSA_DDP_BUCKET_MB'?)
+NSA_DDP_BUKET_MB=5 toggles -> NSA_DDP_BUKET_MB: no such toggle; did you mean NSA_DDP_BUCKET_MB?
+NSA_DDP_COMPRESS=zip toggles -> NSA_DDP_COMPRESS='zip': allowed is off, bf16, fp16
+report --format -> --format: expected one argument; see runbook report --help
+report --format pdf -> --format 'pdf': no such format; there are: details, github, html, junit, md
+report --format , -> --format names no format
+report --json --format md -> --json and --format: choose one
+report --out other -> no run in other/; `runbook run` starts one, --out names another folder
+judge --format md,html -> --format takes one format here
+judge --format json -> --format json: there is none; --json prints run.json
+verify --fingerprint 3f9c -> '3f9c' is not a fingerprint; allowed: 32 to 64 digits (0-9, a-f), as
+compare 20261121 -> name the two runs to compare; in artifacts/ there are: RUN
+compare RUN RUN --html artifacts/RUN/x -> lies in the folder of the run RUN; name another
+export -> --to is needed
+export --to csv -> --to: expected 2 arguments
+export --to cvs x -> --to cvs: no such format (did you mean 'csv'?); there are: csv, prometheus,
+export --to tensorboard b -> no such format; there are: csv, prometheus
+export --to prometheus x.txt -> the collector reads only files that end in .prom
+export --to csv nowhere/x.csv -> no folder nowhere/
+export --to csv . -> --to csv .: is a folder; name a file in it; see runbook export --help
+export --to csv good.csv --to csv artifacts/RUN/run.json -> lies in the folder of the run RUN
+history --csv -> --csv needs a METRIC, for example: baseline.throughput
+history --csv --otu x -> unknown option --otu (did you mean '--out'?)
+history baseline.throughput --html x.html -> --html shows everything: it goes with no METRIC
+history --html none/x.html -> --html none/x.html: cannot be written: no folder none/
+history --html artifacts/RUN/run.json -> lies in the folder of the run RUN; name another
+history --out absent -> no folder absent/
+decide target x.csv --target fast -> --target: must be a number, not 'fast'
+decide target x.csv --tagret 39 -> unknown option --tagret (did you mean '--target'?)
+decide scaling x.csv --devices 0 -> --devices: must be a whole number, 1 or more, not '0'
+init --trainer t --tokens-per-rank 0 -> --tokens-per-rank: must be a whole number, 1 or more, not
+watch nosuch -> no run 'nosuch'
+watch artifacts/nowhere --once -> no such directory
+watch artifacts/RUN/run.json -> no such directory
+run --seed 1000000000000000 -> must be a whole number, 0 or more, of at most 15 digits
+watch other --once -> nothing to read:
+inspect nosuch -> no run 'nosuch'
+inspect pipe.yaml -> save it as a file
+profiles ./pipe.yaml -> save it as a file
+nightly --pin pipe.yaml --dry-run -> save it as a file
+run --profile ./pipe.yaml --dry-run -> save it as a file
+run --out taken --dry-run -> --out taken: is a file, not a folder
+run --phase '' --profile cpu --dry-run -> no phase ''; there are: all,
+run --phase smoke --dry-run -> the plan has it: `runbook launch --until smoke`
+run --phase al --profile cpu --dry-run -> no phase 'al' (did you mean 'all'?)
+run --measure --profile cpu -> --measure is for --dry-run
+run --profile cpu --until-s 0 -> --until-s: must be a number above 0, not '0'
+run --json --output-format github -> choose one
+run --dry-run --output-format github -> nothing to annotate
+run --output-format xml -> 'text', 'json', 'github'
+NSA_DDP_BUKET_MB=7 run --profile cpu -> in this shell: NSA_DDP_BUKET_MB: no such toggle (did you
+run --resume RUN --aa -> --aa cannot be combined with --resume: the run continues with its original
+run --resume RUN --set train.lr=1 -> --set cannot be combined with --resume
+run --failed RUN --phase nvtx -> --phase cannot be combined with --failed
+launch --phase smoke -> unknown option --phase (here it is --until)
+launch --dry-run --measure -> unknown option --measure (`runbook run` has it)
+launch --profile cpu --until -> --until: expected one argument
+launch --profile cpu --untl smoke -> unknown option --untl (did you mean '--until'?)
+launch --profile cpu --until smok -> did you mean 'smoke'?); there are: preflight, sanity, smoke
+launch --profile cpu --plan prod -> there are: production, validation
+launch --profile cpu --plan bad.yaml --without-go -> phases.smoke.legs: 7 do not divide 300 steps
+launch --profile cpu --plan ./pipe.yaml --dry-run -> save it as a file
+launch --profile cpu --config none.yaml --until smoke -> no trainer config 'none.yaml'
+NSA_DDP_BUCKT_MB=1 launch --profile cpu -> in this shell: NSA_DDP_BUCKT_MB: no such toggle (did you
+launch --profile cpu -> production starts only behind a GO
+launch --profile cpu --out other -> ; stop before: --until extended
+NSA_DDP_BUCKET_MB=1 launch --profile cpu -> --set NSA_DDP_BUCKET_MB=1; stop before
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with a run, a pipe, a plan that does not hold together, a file and a folder."""
+    run = tmp_path / "artifacts" / RUN
+    run.mkdir(parents=True)
+    write_record(run, samples.go())
+    write_manifest(run)
+    (tmp_path / "bad.yaml").write_text("extends: production\nphases: {smoke: {legs: 7}}\n")
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "other").mkdir()
+    os.mkfifo(tmp_path / "pipe.yaml")
+    return tmp_path
+
+
+def refused(here: Path, *words: str, **variables: str) -> Ended:
+    """Exit code 2, one line on stderr, nothing on stdout, and nothing made."""
+    before = sorted(here.rglob("*"))
+    ended = inside(*words, cwd=here, **variables)
+    assert (ended.code, ended.out, sorted(here.rglob("*"))) == (2, "", before)
+    *_, last = ended.err.splitlines()
+    assert last.startswith("runbook: error: ") and "internal error" not in last
+    return ended
+
+
+@pytest.mark.parametrize("case", CASES.strip().splitlines())
+def test_one_slip_is_one_problem(here: Path, case: str) -> None:
+    """What it was typed for is not called missing as well."""
+    typed, told = case.replace("RUN", RUN).split(" -> ")
+    words = shlex.split(typed)
+    variables = [word for word in words if ENVIRONMENT.match(word)]
+    shell = dict(word.split("=") for word in variables)
+    assert told in refused(here, *words[len(variables) :], **shell).err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("watch artifacts/latest --wait 3", "watch artifacts/latest --halts", "run --gpus 2"),
+        *("watch artifacts/latest --stop", "launch --wait", "launch --without-og"),
+    ],
+)
+def test_no_option_that_acts_and_none_of_another_word_is_proposed(here: Path, words: str) -> None:
+    ended = refused(here, *words.split())
+    assert "unknown option" in ended.err and "did you mean" not in ended.err
+
+
+@pytest.mark.parametrize("command", ["run", "launch", "triage", "report"])
+@pytest.mark.parametrize("out", ["", "x\nGO (forged)"])
+def test_a_folder_is_one_line_of_text(here: Path, command: str, out: str) -> None:
+    problem = r"without line breaks and control characters, not 'x\nGO" if out else "a path, not ''"
+    assert f"--out: must be {problem}" in refused(here, command, "--out", out).err
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG_FILE", "data.local_path", "CONFIG"])
+@pytest.mark.parametrize("command", ["run", "launch"])
+def test_no_setting_prints_a_line_of_its_own(here: Path, command: str, name: str) -> None:
+    ended = refused(here, command, "--dry-run", "--set", f"{name}=/x\nGO (forged)")
+    assert f"--set {name}: must be without line breaks and control characters" in ended.err
+    if name != "data.local_path":
+        ended = refused(here, command, "--dry-run", **{name: "/x\x1b[2K\nGO (forged)"})
+        assert f"in this shell: {name}: must be without line breaks" in ended.err
+
+
+@pytest.mark.parametrize("words", [("--out", "\udcff"), ("--set", "NCCL_DEBUG_FILE=\udcff")])
+def test_bytes_that_are_no_text_start_nothing(here: Path, words: tuple[str, ...]) -> None:
+    ended = refused(here, "run", "--profile", "cpu", "--phase", "preflight", *words)
+    assert "is not UTF-8 text, and a run's files are" in ended.err
+
+
+def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
+    ended = inside(
+        *("run", "--phase", "basline,nope", "--profile", "h200x2", "--set", "NSA_DDP_BUKET_MB=5"),
+        *("--set", "train.stepz=2", "--steps-scale", "abc", "--protocol", "bloks", "--sed", "3"),
+        *("--gpu-hour-price", "-1", "--seed", "x"),
+        cwd=tmp_path,
+    )
+    assert (ended.code, ended.out) == (2, "")
+    first, *rest = ended.err.splitlines()
+    assert first == "runbook: error: 10 problems:"
+    expected = (
+        "--steps-scale: must be a number above 0, not 'abc'",
+        "--gpu-hour-price: must be a number, 0 or more, not '-1'",
+        "--seed: must be a whole number, 0 or more, not 'x'",
+        "unknown option --sed (did you mean '--seed'?)",
+        "no profile 'h200x2' (did you mean 'h200x2_nvlink'?); there are: ",
+        "--set NSA_DDP_BUKET_MB: no such toggle or config key (did you mean 'NSA_DDP_BUCKET_MB'?)",
+        "--set train.stepz: no such toggle or config key (did you mean 'train.steps'?)",
+        "no phase 'basline' (did you mean 'baseline'?); there are: ",
+        "no phase 'nope'; there are: ",
+        "--protocol 'bloks': no such protocol (did you mean 'blocks'?); "
+        "there are: blocks, launches, single",
+    )
+    assert len(rest) == len(expected)
+    for line, start in zip(rest, expected, strict=True):
+        assert line.startswith(f"  - {start}")
+    assert rest[-1].endswith("see runbook run --help")
+    assert list(tmp_path.iterdir()) == [], "a refused run leaves nothing behind"
+
+
+# Of each kind the first two places refuse new entries, also to root.
+FOLDERS = ("/proc/x", "/sys/x", "taken/x")
+MADE = (
+    "drill --faults exit",
+    "init --tokens-per-rank 8 --profile cpu --trainer 'true {steps}'",
+    "triage --steps 5 --ranks 1 --profile cpu",
+    "run --phase preflight --profile cpu",
+)
+
+
+@pytest.mark.parametrize("place", FOLDERS)
+@pytest.mark.parametrize("words", MADE)
+def test_a_folder_that_cannot_be_made(here: Path, words: str, place: str) -> None:
+    ended = refused(here, *shlex.split(words), "--out", place)
+    told = f"error: --out ({here}/)?{place}[^ ]*: no folder can be made there: "
+    assert re.search(told, ended.err)
+    assert ended.err.endswith("; name a folder that can be written\n")
+
+
+@pytest.mark.parametrize("place", FOLDERS[:2])
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        *((f"export --to {fmt}", f"--to {fmt}") for fmt in ("csv", "prometheus", "bundle")),
+        ("compare RUN RUN --html", "--html"),
+    ],
+)
+def test_a_file_that_cannot_be_written(here: Path, words: str, flag: str, place: str) -> None:
+    target = f"{place}.prom" if "prometheus" in words else place
+    ended = refused(here, *words.replace("RUN", RUN).split(), target)
+    assert f"error: {flag} {target}: cannot be written: " in ended.err
+    assert ended.err.endswith("; name a place that can be written\n")
+
+
+def test_a_page_and_a_new_folder_where_none_can_be(here: Path) -> None:
+    for place in FOLDERS[:2]:
+        ended = inside("history", "--html", place, cwd=here)
+        assert ended.code == 2 and f"--html {place}: cannot be written: " in ended.err
+    drill = refused(here, "drill", "--faults", "exit", "--out", "artifacts")
+    assert f"--out {here / 'artifacts'}: is there already; name a new folder" in drill.err
