@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runbook.folder.launch.heartbeats import heartbeats_in, whole_number
 from runbook.folder.launch.rank_log import RankHistory, read_heartbeats
 from runbook.records.evidence import RankLog
-from tests.folder.files import beat, heartbeats
+from tests.factory.files import beat, heartbeats
 from tests.tiers import examples
 
 KEPT = 4096
