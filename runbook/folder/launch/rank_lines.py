@@ -36,7 +36,9 @@ _RARE = (Event.EFFECT, *EVENTS)
 _LINE = ("step", "mono", "ts", "pid")
 _WHOLE = ("step", "pid")
 # Of whose fields one that is no number is told: of a clock, where it times a step.
-_TELLERS = {"step": (), "pid": (), "mono": MARKS, "ts": (Event.STEP_END,)}
+_TELLERS: Mapping[str, tuple[Event, ...]] = {
+    "step": (), "pid": (), "mono": MARKS, "ts": (Event.STEP_END,)
+}  # fmt: skip
 _ENDED = ("embedded", "mem_mib", "reserved_mib", "rss_mib", "cuda_mib", "cpu_s")
 _SAID = ("loss", "toks_per_s", "grad_norm", "fetch_s")
 
@@ -131,7 +133,7 @@ class RankLines:
             if (number := whole_number(pid)) is not None:
                 self.pids[number] = None
         for rank in _distinct(records, "rank"):
-            if (number := whole_number(rank)) not in (None, self.rank):
+            if (number := whole_number(rank)) is not None and number != self.rank:
                 self.other_ranks.add(number)
 
     def _numbers(self, name: str, records: Records, lines: Ints) -> Floats:
@@ -215,7 +217,7 @@ def _numbers(values: list[Any], fits: Callable[[object], bool]) -> Floats:
     """Values as an array, NaN for what does not fit."""
     import numpy as np
 
-    plain = {int, type(None)} if fits is _is_whole else {int, float, type(None)}
+    plain: set[type] = {int, type(None)} if fits is _is_whole else {int, float, type(None)}
     try:
         if plain.issuperset(map(type, values)):
             found = np.array(values, dtype=np.float64)
