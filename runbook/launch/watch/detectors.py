@@ -260,7 +260,7 @@ class Monitor:
     def __init__(self, run_dir: Path, limits: Thresholds) -> None:
         self.run_dir, self.limits = run_dir, limits
         self.readings = Readings(run_dir)
-        self._watched = (
+        self._watched: tuple[tuple[Readings | TableTail, Detectors], ...] = (
             (self.readings, Detectors(STEPS, limits)),
             (TableTail(run_dir / GATES_CSV), Detectors(GATES, limits)),
         )
