@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runbook.errors import UsageError
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
-from runbook.folder.launch.own_log import lines_of, named_fields, rows_of
+from runbook.folder.launch.own_log import RowReader, document_in, lines_of
 from runbook.folder.names import CONSOLE_LOG, OWN_FOLDER
 from runbook.records.own_trainer import CONSOLE, OUT, PACE, RANKS, STEPS, LogMap
 from runbook.text import in_one_line
@@ -88,7 +88,7 @@ def guess(run_dir: Path, *, steps: int) -> tuple[LogMap, str]:
     looked: list[str] = []
     for log, path in _candidates(run_dir, looked):
         lines = lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]
-        rows = tuple(rows_of(log, lines))
+        rows = tuple(RowReader(log).take_all(lines))
         looked.append(f"{log.path}: {len(rows)} rows")
         if len(rows) < _FEWEST:
             continue
@@ -151,7 +151,7 @@ def _fields(path: Path) -> list[str]:
     """The fields of the documents in a file's lines, those of lines with a loss before others."""
     found: dict[str, None] = {}
     for line in lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]:
-        fields = named_fields(line)
+        fields = document_in(line.decode("utf-8", "replace"))
         if any(name in fields for name in _NAMES["loss"]):
             return list(fields)
         found |= dict.fromkeys(fields)
