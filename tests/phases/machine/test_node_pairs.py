@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from nsa.contract import Ceiling
 from phases.kit.limits import CEILING_ALL_REDUCE
 from phases.machine.nodes import node_rows, pairs
 from runbook.config import registry
@@ -41,13 +40,6 @@ def seen(rates: dict[str, float], context: PlanContext, *, ran: bool = True) -> 
     def change(made: LaunchEvidence) -> LaunchEvidence:
         rate = rates.get(made.launch.name, FAST)
         document = ceiling_files.document(made.launch, context.profile, all_reduce=rate)
-        # The helper's times are those between two ranks.
-        more = 2 * (made.launch.nproc - 1) / made.launch.nproc
-        for rank in document["ranks"]:
-            for what in (Ceiling.ALL_REDUCE, Ceiling.LATENCY):
-                one = rank[what] = dict(rank[what])
-                one["seconds"] = [second * more for second in one["seconds"]]
-                one["host_s"] *= more
         return replace(made, ceilings=document)
 
     measured = ["ceilings", *(f"pair_{a + 1}_{b + 1}" for a, b in pairs(context))]
