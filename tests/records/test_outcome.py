@@ -23,19 +23,36 @@ class Row:
 
 
 IDS = ("a.x", "b.y", "c.z")
+PASSED = Row("a.x", Outcome.PASS)
+REST = Row("b.y", Outcome.SKIPPED, left_out=True)
+LIMITS = dict.fromkeys(Outcome, Verdict.INCOMPLETE) | {Outcome.FAIL: Verdict.NO_GO}
+CASES = {
+    "a row that is not required does not decide": (
+        [PASSED, Row("b.y", Outcome.FAIL)], ["a.x"], Verdict.GO,
+    ),
+    "a second row under the same id cannot hide a failure": (
+        [PASSED, Row("a.x", Outcome.FAIL)], ["a.x"], Verdict.NO_GO,
+    ),
+    "a profile that requires nothing proves nothing": ([PASSED], [], Verdict.INCOMPLETE),
+    "all that was asked for passed": ([PASSED, REST], ["a.x", "b.y"], Verdict.PARTIAL),
+    "what was left out is not required": ([PASSED, REST], ["a.x"], Verdict.GO),
+    "nothing that was asked for proves nothing": ([REST], ["b.y"], Verdict.INCOMPLETE),
+    "a required row vanished beside what was left out": (
+        [Row("c.z", Outcome.PASS), REST], ["a.x", "b.y"], Verdict.INCOMPLETE,
+    ),
+    "an answer outranks being left out": (
+        [PASSED, REST, Row("b.y", Outcome.FAIL)], ["a.x", "b.y"], Verdict.NO_GO,
+    ),
+    **{
+        f"{outcome} is no partial pass": ([Row("a.x", outcome), REST], ["a.x", "b.y"], verdict)
+        for outcome, verdict in LIMITS.items() if outcome is not Outcome.PASS
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("missing", IDS)
-def test_a_required_row_that_vanished_is_never_go(missing: str) -> None:
-    rows = [Row(name, Outcome.PASS) for name in IDS if name != missing]
-    assert judge_run(rows, IDS) is Verdict.INCOMPLETE
-
-
-@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.PASS])
-def test_any_other_outcome_of_a_required_row_is_not_go(outcome: Outcome) -> None:
-    rows = [Row("a.x", outcome), Row("b.y", Outcome.PASS), Row("c.z", Outcome.PASS)]
-    wanted = Verdict.NO_GO if outcome is Outcome.FAIL else Verdict.INCOMPLETE
-    assert judge_run(rows, IDS) is wanted
+@pytest.mark.parametrize(("rows", "required", "verdict"), CASES.values(), ids=CASES)
+def test_a_verdict(rows: list[Row], required: list[str], verdict: Verdict) -> None:
+    assert judge_run(rows, required) is verdict
 
 
 def test_only_the_want_of_an_accepted_run_may_be_skipped() -> None:
@@ -47,58 +64,13 @@ def test_only_the_want_of_an_accepted_run_may_be_skipped() -> None:
     assert judge_run([*rows, failed], IDS) is Verdict.NO_GO
 
 
-def test_a_row_that_is_not_required_does_not_decide() -> None:
-    rows = [Row("a.x", Outcome.PASS), Row("b.y", Outcome.FAIL)]
-    assert judge_run(rows, ["a.x"]) is Verdict.GO
-
-
-def test_a_second_row_under_the_same_id_cannot_hide_a_failure() -> None:
-    rows = [Row("a.x", Outcome.PASS), Row("a.x", Outcome.FAIL)]
-    assert judge_run(rows, ["a.x"]) is Verdict.NO_GO
-
-
-def test_a_profile_that_requires_nothing_proves_nothing() -> None:
-    assert judge_run([Row("a.x", Outcome.PASS)], []) is Verdict.INCOMPLETE
-
-
 @given(st.dictionaries(st.sampled_from(IDS), st.sampled_from(list(Outcome))))
 def test_go_if_and_only_if_every_required_row_passed(outcomes: dict[str, Outcome]) -> None:
+    """NO-GO if one failed; a row that vanished, or any other outcome, is no answer."""
     rows = [Row(name, outcome) for name, outcome in outcomes.items()]
     all_passed = set(outcomes) == set(IDS) and set(outcomes.values()) == {Outcome.PASS}
-    assert (judge_run(rows, IDS) is Verdict.GO) == all_passed
-
-
-def test_all_that_was_asked_for_and_passed_is_a_partial_pass_and_never_go() -> None:
-    passed, rest = Row("a.x", Outcome.PASS), Row("b.y", Outcome.SKIPPED, left_out=True)
-    assert judge_run([passed, rest], ["a.x", "b.y"]) is Verdict.PARTIAL
-    assert judge_run([passed, rest], ["a.x"]) is Verdict.GO
-
-
-@pytest.mark.parametrize(
-    ("outcome", "verdict"),
-    [
-        (Outcome.FAIL, Verdict.NO_GO),
-        (Outcome.INVALID, Verdict.INCOMPLETE),
-        (Outcome.INCOMPLETE, Verdict.INCOMPLETE),
-        (Outcome.INCONCLUSIVE, Verdict.INCOMPLETE),
-        (Outcome.SKIPPED, Verdict.INCOMPLETE),
-    ],
-)
-def test_what_was_asked_for_and_did_not_pass_is_no_partial_pass(
-    outcome: Outcome, verdict: Verdict
-) -> None:
-    rest = Row("b.y", Outcome.SKIPPED, left_out=True)
-    assert judge_run([Row("a.x", outcome), rest], ["a.x", "b.y"]) is verdict
-    assert judge_run([Row("c.z", Outcome.PASS), rest], ["a.x", "b.y"]) is Verdict.INCOMPLETE
-
-
-def test_nothing_that_was_asked_for_proves_nothing() -> None:
-    assert judge_run([Row("b.y", Outcome.SKIPPED, left_out=True)], ["b.y"]) is Verdict.INCOMPLETE
-
-
-def test_an_answer_outranks_being_left_out() -> None:
-    rows = [Row("a.x", Outcome.PASS), Row("b.y", Outcome.SKIPPED, left_out=True)]
-    assert judge_run([*rows, Row("b.y", Outcome.FAIL)], ["a.x", "b.y"]) is Verdict.NO_GO
+    wanted = Verdict.NO_GO if Outcome.FAIL in outcomes.values() else Verdict.INCOMPLETE
+    assert judge_run(rows, IDS) is (Verdict.GO if all_passed else wanted)
 
 
 def test_a_check_skipped_for_a_reason_of_its_own_is_not_left_out() -> None:
