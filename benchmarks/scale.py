@@ -19,14 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runbook.config.phase import PlanContext
-    from runbook.records.evidence import RankLog
 
 SHARE, GROWTH_MIB, JUDGED_S = 0.05, 4.0, 30.0
 # Steps after which a launch has settled.
@@ -118,35 +117,15 @@ def wide(ranks: int) -> PlanContext:
     return with_profile(base, ranks=ranks, workload=work, phases=phases)
 
 
-def said(log: RankLog) -> Iterator[Mapping[str, Any]]:
-    """A rank's heartbeats with all that the trainer says of each step."""
-    from tests.phases.on_disk import records
-
-    for record in records(log):
-        now = {**record, "phase": "exit" if record["event"] == "exit" else "step"}
-        if record["event"] == "progress":
-            plain = {name: now[name] for name in ("ts", "mono", "rank", "pid", "token", "step")}
-            plain |= {"rss_mib": 300.0, "cuda_mib": None}
-            yield {"event": "step_start", **plain, "phase": "data"}
-            yield {"event": "fetched", **plain, "phase": "step"}
-        yield now
-
-
 def write_folder(root: Path, ranks: int) -> None:
     """A healthy launch of the baseline, as its ranks would have left it."""
-    from dataclasses import replace
-
     from runbook.config import registry
-    from tests.factory.files import write_beats
     from tests.phases.on_disk import write_launch
     from tests.phases.traces import healthy
 
     where = wide(ranks)
     (launch,) = registry.phases()["baseline"].plan(where)
-    made = healthy(launch, where.profile)
-    folder = write_launch(root, replace(made, ranks=()))
-    for log in made.ranks:
-        write_beats(folder, log.rank, said(log))
+    write_launch(root, healthy(launch, where.profile))
 
 
 def judge_folder(root: Path, ranks: int) -> None:

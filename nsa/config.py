@@ -22,6 +22,9 @@ FORCED_INITIAL_BLOCKS = 1
 FORCED_LOCAL_BLOCKS = 2
 MIN_N_SEL = FORCED_INITIAL_BLOCKS + FORCED_LOCAL_BLOCKS
 
+# Of every layer: of the angles of rotary positions, and under the root of each norm.
+ROPE_BASE, NORM_EPS = 10_000.0, 1e-6
+
 
 def positive_int_errors(owner: object, names: Iterable[str]) -> list[str]:
     """Say which of the named fields of `owner` is not a whole number of at least 1."""
@@ -157,16 +160,13 @@ class ModelConfig:
     attention: NSAConfig = field(default_factory=NSAConfig)
     mlp_ratio: float = 8 / 3
     tie_embeddings: bool = True
-    rope_base: float = 10_000.0
-    norm_eps: float = 1e-6
     way: Way = BATCHED
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         errors = positive_int_errors(self, ("vocab_size", "n_layers"))
-        for name in ("mlp_ratio", "rope_base", "norm_eps"):
-            if not getattr(self, name) > 0:
-                errors.append(f"{name}={getattr(self, name)!r}: must be above 0")
+        if not self.mlp_ratio > 0:
+            errors.append(f"mlp_ratio={self.mlp_ratio!r}: must be above 0")
         if self.attention.d_k % 2:
             errors.append(f"attention.d_k={self.attention.d_k}: must be even for rotary positions")
         raise_problems("ModelConfig", errors)

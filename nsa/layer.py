@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from nsa.attention.api import attend_grouped
 from nsa.attention.branches import Grouped
-from nsa.config import BATCHED, FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Way
+from nsa.config import (
+    BATCHED,
+    FORCED_INITIAL_BLOCKS,
+    FORCED_LOCAL_BLOCKS,
+    ROPE_BASE,
+    NSAConfig,
+    Way,
+)
 from nsa.contract import NSAError
 from nsa.dense import Dense
 from nsa.projection import PARTS, Columns, in_parts, rotations, split_projection, split_together
@@ -81,13 +88,13 @@ class NSAAttention(nn.Module):
     the core instead of the modules themselves.
     """
 
-    def __init__(self, cfg: NSAConfig, way: Way = BATCHED, *, rope_base: float = 10_000.0) -> None:
+    def __init__(self, cfg: NSAConfig, way: Way = BATCHED) -> None:
         super().__init__()
         if cfg.d_k % 2:
             raise NSAError(f"d_k={cfg.d_k}: rotary positions need an even key width")
         self.cfg, self.way = cfg, way
         self.dense: Dense | None = None
-        self.rope_base = rope_base
+        self.rope_base = ROPE_BASE
         # One product makes queries, every branch's keys and values, and gates; `Columns` says
         # which rows of the weight are whose.
         self.in_proj = nn.Linear(cfg.dim, Columns(cfg=cfg).total, bias=False)

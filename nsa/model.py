@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from nsa.config import ModelConfig, Way
+from nsa.config import NORM_EPS, ModelConfig, Way
 from nsa.contract import NSAError
 from nsa.dense import Dense
 from nsa.layer import NSAAttention
@@ -52,9 +52,9 @@ class Layer(nn.Module):
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
         dim = cfg.attention.dim
-        self.attention_norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
-        self.attention = NSAAttention(cfg.attention, cfg.way, rope_base=cfg.rope_base)
-        self.mlp_norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
+        self.attention_norm = nn.RMSNorm(dim, eps=NORM_EPS)
+        self.attention = NSAAttention(cfg.attention, cfg.way)
+        self.mlp_norm = nn.RMSNorm(dim, eps=NORM_EPS)
         self.mlp = SwiGLU(dim, cfg.mlp_hidden)
         self.dense: Dense | None = None
 
@@ -81,7 +81,7 @@ class NSALanguageModel(nn.Module):
         dim = cfg.attention.dim
         self.embedding = nn.Embedding(cfg.vocab_size, dim)
         self.layers = nn.ModuleList(Layer(cfg) for _ in range(cfg.n_layers))
-        self.norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
+        self.norm = nn.RMSNorm(dim, eps=NORM_EPS)
         self.head = nn.Linear(dim, cfg.vocab_size, bias=False)
         self.recording: Recorded | None = None
         self._initialize()

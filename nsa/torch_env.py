@@ -129,7 +129,7 @@ def _debug(name: str, value: str, uses_nccl: bool) -> Mapped:
 
 
 def _renamed(_name: str, value: str, _uses_nccl: bool) -> Mapped:
-    return _ALLOC, value, "the name that torch reads"
+    return _ALLOC, value, "the name that this torch reads"
 
 
 _RULES: dict[str, Callable[[str, str, bool], Mapped]] = {

@@ -47,7 +47,7 @@ def spark(trend: Trend) -> Markup:
     if len(values) < 2:
         return Markup("")
     low, high = min(values), max(values)
-    bound = next((row.bound for row in reversed(trend.rows) if row.bound is not None), None)
+    bound = next((row.limit for row in reversed(trend.rows) if row.limit is not None), None)
     near = bound is not None and max(high, bound) - min(low, bound) <= 2 * (high - low)
     if near and bound is not None:
         low, high = min(low, bound), max(high, bound)

@@ -57,8 +57,6 @@ def config(case: str) -> ModelConfig:
         n_layers=layers,
         attention=NSAConfig(**words, **CASES[case]["nsa"]),
         tie_embeddings=tied,
-        rope_base=10_000.0,
-        norm_eps=1e-6,
     )
 
 

@@ -26,6 +26,8 @@ Mask = NDArray[np.bool_]
 Weights = Mapping[str, Array]
 
 BRANCHES = ("cmp", "sel", "win")
+# Written down again, not read from the trainer.
+_ROPE_BASE, _NORM_EPS = 10_000.0, 1e-6
 _ERF = np.frompyfunc(math.erf, 1, 1)
 
 
@@ -179,7 +181,6 @@ def attention(
     weights: Weights,
     x: Array,
     *,
-    rope_base: float = 10_000.0,
     positions: ArrayLike | None = None,
     blocks: ArrayLike | None = None,
 ) -> Attended:
@@ -201,9 +202,9 @@ def attention(
         return made.reshape(*source.shape[:2], heads, width)
 
     gates = sigmoid(part("gates", x[:, at]) + weights["gate_bias"].reshape(cfg.n_heads, -1))
-    q = rotate(part("q", x[:, at]), at, rope_base)
+    q = rotate(part("q", x[:, at]), at, _ROPE_BASE)
     q = q.reshape(*q.shape[:2], cfg.n_kv_groups, -1, cfg.d_k)
-    k = {name: rotate(part(f"k_{name}", x), every, rope_base) for name in BRANCHES}
+    k = {name: rotate(part(f"k_{name}", x), every, _ROPE_BASE) for name in BRANCHES}
     v = {name: part(f"v_{name}", x) for name in BRANCHES}
     k["cmp"] = compress(cfg, weights, "compress_k", k["cmp"])
     v["cmp"] = compress(cfg, weights, "compress_v", v["cmp"])
@@ -265,20 +266,19 @@ def layer(
     found = attention(
         cfg.attention,
         below(weights, "attention."),
-        rms_norm(x, weights["attention_norm.weight"], cfg.norm_eps),
-        rope_base=cfg.rope_base,
+        rms_norm(x, weights["attention_norm.weight"], _NORM_EPS),
         positions=positions,
         blocks=blocks,
     )
     middle = x[:, found.positions] + found.out
-    inner = rms_norm(middle, weights["mlp_norm.weight"], cfg.norm_eps)
+    inner = rms_norm(middle, weights["mlp_norm.weight"], _NORM_EPS)
     return middle + swiglu(inner, weights["mlp.gate_up.weight"], weights["mlp.down.weight"]), found
 
 
 def head(cfg: ModelConfig, weights: Weights, x: Array) -> Array:
     """Logits [B,P,V] for what the last layer gives, x [B,P,dim]."""
     words = weights["embedding.weight" if cfg.tie_embeddings else "head.weight"]
-    return rms_norm(x, weights["norm.weight"], cfg.norm_eps) @ words.T
+    return rms_norm(x, weights["norm.weight"], _NORM_EPS) @ words.T
 
 
 def model(

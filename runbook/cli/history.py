@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import CommandParser, add_out, command, not_in_a_run, path_type
 from runbook.console import Console
-from runbook.errors import RunbookError, UsageError, did_you_mean
+from runbook.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from runbook.tools.history.index import MetricRow, RunRow
+    from runbook.tools.history.runs import History, MetricRow, RunRow
     from runbook.tools.history.trends import Trend
 
 _COLUMNS = (
-    "started_at", "run_id", "profile", "line", "outcome", "number", "stdev", "n", "unit", "path",
+    "started_at", "run_id", "profile", "line", "outcome", "value", "stdev", "n", "unit", "path",
 )  # fmt: skip
 _PAGE = "index.html"
 
@@ -57,8 +58,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
 def history(args: argparse.Namespace, console: Console) -> int:
     """List the runs of a folder, oldest first. With METRIC (a check's id, or
     phase/measurement), its value in each, a line for each profile, settings, workload and
-    device, and the change against the median of the earlier runs on that line. The index
-    is built from the run folders and updates itself.
+    device, and the change against the median of the earlier runs on that line.
 
     examples:
       runbook history
@@ -66,29 +66,25 @@ def history(args: argparse.Namespace, console: Console) -> int:
       runbook history baseline.throughput
       runbook history baseline.throughput --csv > throughput.csv
     """
-    import sqlite3
+    from runbook.tools.history.runs import read_history
 
     if not args.out.is_dir():
         raise UsageError(
             f"no folder {args.out}/", hint="`runbook run` creates it, --out names another"
         )
-    try:
-        if args.html is not None:
-            _write_page(console, args)
-        elif args.metric is None:
-            _show_runs(console, args.out, as_json=args.json)
-        else:
-            _show_metric(console, args)
-    except sqlite3.OperationalError as error:
-        raise RunbookError(f"the index in {args.out}/ cannot be used: {error}") from error
+    found = read_history(args.out)
+    if args.html is not None:
+        _write_page(console, args, found)
+    elif args.metric is None:
+        _show_runs(console, found.runs, as_json=args.json)
+    else:
+        _show_metric(console, args, found)
     return 0
 
 
-def _show_runs(console: Console, out: Path, *, as_json: bool) -> None:
+def _show_runs(console: Console, rows: Sequence[RunRow], *, as_json: bool) -> None:
     from runbook.records.measurement import duration_text, plain_number
-    from runbook.tools.history.index import list_runs
 
-    rows = list_runs(out)
     if as_json:
         console.json_document({"schema_version": 2, "runs": [asdict(row) for row in rows]})
         return
@@ -109,13 +105,13 @@ def _show_runs(console: Console, out: Path, *, as_json: bool) -> None:
     console.table(header, cells, styled=3)
 
 
-def _show_metric(console: Console, args: argparse.Namespace) -> None:
-    from runbook.tools.history.index import metric_names, metric_rows
+def _show_metric(console: Console, args: argparse.Namespace, history: History) -> None:
+    from runbook.records.measurement import json_ready
     from runbook.tools.history.trends import trends
 
-    rows = metric_rows(args.out, args.metric)
+    rows = history.metric(args.metric)
     if not rows:
-        names = metric_names(args.out)
+        names = history.names
         known = f"there are: {', '.join(names)}" if names else "no run has recorded any"
         raise UsageError(
             f"no metric {args.metric!r} in {args.out}/{did_you_mean(args.metric, names)}",
@@ -125,12 +121,12 @@ def _show_metric(console: Console, args: argparse.Namespace) -> None:
     if args.csv:
         console.page(_csv(rows))
     elif args.json:
-        document = {"schema_version": 2, "metric": args.metric}
+        document = {"schema_version": 3, "metric": args.metric}
         lines = [
             {"line": one.line, "on_what": one.on_what, "unit": one.unit, "rows": _json_rows(one)}
             for one in found
         ]
-        console.json_document({**document, "lines": lines})
+        console.json_document(json_ready({**document, "lines": lines}))
     else:
         for number, trend in enumerate(found):
             if number:
@@ -186,27 +182,24 @@ def _csv(rows: list[MetricRow]) -> str:
     return stream.getvalue().rstrip("\n")
 
 
-def _write_page(console: Console, args: argparse.Namespace) -> None:
+def _write_page(console: Console, args: argparse.Namespace, history: History) -> None:
     from runbook.config import registry
     from runbook.files import write_atomic, written_to
-    from runbook.tools.history.index import list_runs, metric_rows
     from runbook.tools.history.trends import RunsPage, trends
 
     path = args.out / _PAGE if args.html == Path() else args.html
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else f"cannot be written: no folder {path.parent}/"
         raise UsageError(f"--html {path}: {what}", hint="name a file in a folder that is there")
-    runs = list_runs(args.out)
-    shown = [one for one in trends(metric_rows(args.out)) if len(one.numbers) > 1]
-    page = RunsPage(
-        runs=tuple(runs), trends=tuple(shown), links=_links(args.out, runs, path.parent)
-    )
+    shown = tuple(one for one in trends(history.metrics) if len(one.numbers) > 1)
+    links = _links(args.out, history.runs, path.parent)
+    page = RunsPage(runs=history.runs, trends=shown, links=links)
     with written_to("--html", path):
         write_atomic(path, registry.page("history", RunsPage)(page))
     console.result(str(path))
 
 
-def _links(out: Path, runs: list[RunRow], start: Path) -> dict[str, str]:
+def _links(out: Path, runs: Sequence[RunRow], start: Path) -> dict[str, str]:
     """Of each run that has a report: where it lies, seen from the page."""
     import os
 

@@ -68,7 +68,7 @@ def profiles(args: argparse.Namespace, console: Console) -> int:
     from runbook.config.load import load_profile
 
     if args.page:
-        from runbook.config.page import thresholds_page
+        from runbook.tools.thresholds_page import thresholds_page
 
         console.page(thresholds_page().rstrip("\n"))
     elif args.name is None:
@@ -109,7 +109,7 @@ def _list_profiles(console: Console, *, as_json: bool) -> None:
 
 
 def _show_profile(console: Console, profile: Profile) -> None:
-    from runbook.config.page import limits_of
+    from runbook.config.load import limits_of
 
     console.result(f"{profile.name}: {profile.title}")
     console.result(f"config   {profile.config} (one GPU: {profile.config_single})")
@@ -136,7 +136,7 @@ _WHO_READS = (
 
 
 def _add_toggles(parser: argparse.ArgumentParser) -> None:
-    from runbook.config.names import preset_names
+    from runbook.files import preset_names
 
     *names, last = preset_names()
     parser.add_argument(

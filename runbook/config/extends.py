@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from nsa.settings import load_strict
-from runbook.config.names import shipped_names
 from runbook.errors import UsageError, did_you_mean, shown
-from runbook.files import read_given
+from runbook.files import read_given, shipped_names
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

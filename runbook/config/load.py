@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.config import registry
 from runbook.config.extends import SHOWN_GPUS, gpus_by_name, key_problem, validated, whole_document
-from runbook.config.limits import limit_problems
+from runbook.config.limits import Limit, limit_problems
 from runbook.config.machines import machines
-from runbook.config.names import shipped_names
 from runbook.config.presets import with_preset
 from runbook.config.profile import Profile
 from runbook.config.settings import override_problems, variable_problems
 from runbook.errors import UsageError, did_you_mean
-from runbook.files import data_path
+from runbook.files import data_path, shipped_names
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -55,6 +54,12 @@ def load_profile_document(document: Mapping[str, object], *, where: str = "profi
     if problems:
         raise UsageError([f"{where}: {text}" for text in problems])
     return profile
+
+
+def limits_of(profile: Profile) -> list[Limit]:
+    """The limits that a profile sets, in force, in the order of the phases."""
+    known = registry.known_limits(profile.phases)
+    return [profile.limit(spec) for spec in known.values() if spec.name in profile.limits]
 
 
 def _folder() -> Path:

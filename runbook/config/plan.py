@@ -19,13 +19,12 @@ from runbook.config import registry
 from runbook.config.extends import merged, validated, whole_document
 from runbook.config.limits import LimitValue
 from runbook.config.load import load_profile_document
-from runbook.config.names import shipped_names
 from runbook.config.phase import Made
 from runbook.config.profile import PhaseSettings, PlanNote, Profile, Sourced, Stage
 from runbook.config.settings import Scalar
 from runbook.errors import UsageError, did_you_mean
 from runbook.extras import BOARD, BOARD_TOGGLE, absent, is_installed
-from runbook.files import data_path
+from runbook.files import data_path, shipped_names
 from runbook.records.measurement import Record
 
 # Stands for the phases that `runbook run` runs.

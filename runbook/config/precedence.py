@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, is_secret_name
 from nsa.toggles import PREFIX, meaning, safe_mode_changes
-from runbook.config.nccl import unknown_note
 from runbook.config.settings import (
     Settings,
     is_passed_on,
     is_variable,
     may_be_set,
+    unknown_note,
     variable_problems,
 )
 from runbook.errors import UsageError, not_one_line

@@ -13,10 +13,10 @@ from pydantic import Field
 
 from nsa.toggles import TOGGLES
 from runbook.config.extends import merged, validated, whole_document
-from runbook.config.names import preset_names, presets_folder
 from runbook.config.profile import Sourced
 from runbook.config.settings import variable_problems
 from runbook.errors import UsageError, did_you_mean
+from runbook.files import preset_names, presets_folder
 from runbook.records.measurement import Record
 
 

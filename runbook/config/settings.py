@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -17,7 +19,6 @@ from nsa.contract import CONFIG_VARIABLE, NSAError, is_secret_name
 from nsa.settings import TrainerConfig, scalar
 from nsa.toggles import TOGGLES, parse_toggles
 from nsa.torch_env import TORCH_VARIABLES
-from runbook.config.nccl import mistyped, unknown_note
 from runbook.errors import UsageError, did_you_mean, not_one_line, shown
 
 Scalar = str | int | float | bool
@@ -31,6 +32,9 @@ VARIABLE_FAMILIES = (
 )  # fmt: skip
 
 
+# What this version reads (github.com/NVIDIA/nccl); any other name it ignores in silence.
+_NCCL = "NCCL_"
+_NCCL_VERSION = "2.30.7"
 # Whose every name a run takes, beside those of torch that `nsa.torch_env` knows.
 NCCL_FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_")
 # What NVIDIA's libraries read themselves and what changes numbers or speed.
@@ -262,3 +266,51 @@ def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> list[st
     notes = {row.name: row.note for row in rows}
     notes |= {name: unknown_note(name) for name in sorted(environ) if name not in notes}
     return [f"{name}={environ[name]}: {note}" for name, note in notes.items() if note]
+
+
+@cache
+def nccl_names() -> frozenset[str]:
+    """Every name that NCCL reads, as `nccl.txt` lists them: documented, or read by its code.
+
+    A newer NCCL may read more, so an unknown name is a note; one that differs from a known one by a
+    slip of the hand is refused.
+    """
+    text = (files("runbook.config") / "nccl.txt").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return frozenset(f"{_NCCL}{name}" for line in lines for name in line.split())
+
+
+def mistyped(names: Iterable[str]) -> dict[str, str]:
+    """Of these names each that is a known one but for one slip, and the known one."""
+    found = {}
+    for name in _unknown_to_nccl(names):
+        near = sorted(other for other in nccl_names() if _one_slip(name, other))
+        if near:
+            found[name] = near[0]
+    return found
+
+
+def unknown_note(name: str) -> str:
+    """That NCCL may ignore this variable, in words; empty for any other name."""
+    if not _unknown_to_nccl([name]):
+        return ""
+    return f"no name that NCCL {_NCCL_VERSION} reads: another version may, or it is ignored"
+
+
+def _unknown_to_nccl(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(_NCCL) and name not in nccl_names()]
+
+
+def _one_slip(name: str, known: str) -> bool:
+    """One letter too many, too few or another one, or two neighbors that changed places."""
+    short, long = sorted((name, known), key=len)
+    same = 0
+    while same < len(short) and short[same] == long[same]:
+        same += 1
+    rest, other = short[same:], long[same:]
+    if len(long) == len(short) + 1:
+        return rest == other[1:]
+    if len(long) != len(short):
+        return False
+    swapped = rest[1:2] + rest[:1] + rest[2:]
+    return rest[1:] == other[1:] or swapped == other

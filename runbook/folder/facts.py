@@ -8,11 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from runbook.errors import RunbookError
 from runbook.files import read_bytes, write_atomic
 from runbook.records.evidence import Fact
 
 FACTS_FILE = "facts.json"
+_FACTS = TypeAdapter(dict[str, Fact], config=ConfigDict(extra="forbid"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,20 +67,11 @@ def read_facts(run_root: Path) -> dict[str, Fact]:
     if not path.is_file():
         return {}
     try:
-        document = json.loads(read_bytes(path))
-        facts = {name: Fact(**fields) for name, fields in document.items()}
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise RunbookError(f"{path} is damaged: {error}") from error
-    odd = [name for name, fact in facts.items() if not _is_a_fact(fact)]
-    if odd:
-        raise RunbookError(f"{path} is damaged: {', '.join(odd)} has a field of another type")
-    return facts
-
-
-def _is_a_fact(fact: Fact) -> bool:
-    texts = (fact.name, fact.unit, fact.path, fact.sha256, fact.note)
-    value = isinstance(fact.value, str | int | float | None)
-    return value and all(isinstance(text, str) for text in texts)
+        return _FACTS.validate_json(read_bytes(path), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RunbookError(f"{path} is damaged: {where}: {first['msg']}") from error
 
 
 def shown_fact(fact: Fact) -> str:

@@ -6,6 +6,7 @@ asked before anything starts; `limit_met` says whether an end had such a reason.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Container
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from runbook.machine.host import count_cpus
 from runbook.process.start import run_tool
 
 _GIB, _MIB = 1024**3, 1024**2
+_KERNEL = Path("/proc/stat")
 _SHM = Path("/dev/shm")  # noqa: S108 - its room is looked at, nothing is written
 
 
@@ -41,10 +44,11 @@ class Allowance:
     words: str
     size: int
     unit: str
+    lifted: str = "unlimited"
 
     @property
     def limit(self) -> int | None:
-        """Bytes or seconds; None where there is no limit."""
+        """In bytes, seconds or a count; None where there is no limit."""
         soft, _ = resource.getrlimit(self.number)
         return None if soft == resource.RLIM_INFINITY else soft
 
@@ -55,7 +59,8 @@ class Allowance:
     @property
     def remedy(self) -> str:
         """What to type; a hard limit is its owner's to raise."""
-        return f"`ulimit {self.flag} unlimited` in this shell, or in the file that sets the limit"
+        way = f"`ulimit {self.flag} {self.lifted}`"
+        return f"{way} in this shell, or in the file that sets the limit"
 
 
 _MEMORY_WORDS = "no process may map more than"
@@ -71,11 +76,25 @@ FILE = Allowance(
     number=resource.RLIMIT_FSIZE, flag="-f", words="no file may be larger than",
     size=_MIB, unit="MiB",
 )  # fmt: skip
+FILES = Allowance(
+    number=resource.RLIMIT_NOFILE, flag="-n", words="no process may open more than",
+    size=1, unit="files", lifted="1024",
+)  # fmt: skip
+TASKS = Allowance(
+    number=resource.RLIMIT_NPROC, flag="-u", words="this user may have no more than",
+    size=1, unit="processes and threads", lifted="4096",
+)  # fmt: skip
 
 # Python with torch and pandas maps 1.6 GiB on a machine of two cores, and more on one of more.
 _LEAST_MEMORY = 2 * _GIB
 # Preflight writes a file of this size to see how fast the disk is.
 _LEAST_FILE = 64 * _MIB
+_LEAST_FILES = 64
+# Two ranks, torchrun and what watches them are dozens of processes and threads.
+_LEAST_TASKS = 64
+# So many files or threads every machine grants; a trainer that uses them up has a leak.
+_GRANTED = 1024
+_STACK = 64 * 1024
 _WITHIN_S = 10.0
 # Two clocks of one machine are no further apart, beyond the time that reading them takes.
 _APART_S = 1.0
@@ -85,6 +104,8 @@ _NO_MEMORY = re.compile(
     r"[Cc](?:annot|an't|ould not) allocate memory|MemoryError|std::bad_alloc|failed to map segment"
 )
 _TOO_LARGE = re.compile(r"File too large")
+_NO_TASK = re.compile(r"Resource temporarily unavailable|can't start new thread")
+_TOO_MANY_FILES = re.compile(r"Too many open files")
 DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 # So little room, seen ten times a second, is what a write that just failed leaves.
 _NEARLY_FULL = _GIB
@@ -100,7 +121,9 @@ def surroundings_problems(longest_s: float = 0.0) -> list[str]:
 
     `longest_s`: so long may one launch of the plan take.
     """
-    return [*_limit_problems(longest_s), *_loopback_problems(), *_clock_problems()]
+    # Where a limit is too small, nothing else can be asked.
+    too_small = [*_limit_problems(longest_s), *_task_problems()]
+    return too_small or [*_kernel_problems(), *_loopback_problems(), *_clock_problems()]
 
 
 def memory_problems(who: str = "a run") -> list[str]:
@@ -114,12 +137,44 @@ def _limit_problems(longest_s: float) -> list[str]:
         *memory_problems(),
         *_too_small(FILE, _LEAST_FILE, f"a run needs {_LEAST_FILE // _MIB} MiB"),
         *_too_small(CPU, longest_s, f"a run may take {longest_s:g} s in one launch"),
+        *_too_small(FILES, _LEAST_FILES, f"a run needs {_LEAST_FILES}"),
     ]
 
 
 def _too_small(one: Allowance, least: float, needs: str) -> list[str]:
     small = one.limit is not None and one.limit < least
     return [f"{one}, and {needs}: {one.remedy}"] if small else []
+
+
+def _task_problems() -> list[str]:
+    """Threads are started: the kernel counts them as processes, and lets root have more."""
+    threads: list[threading.Thread] = []
+    end, stack = threading.Event(), threading.stack_size(_STACK)
+    try:
+        for _ in range(_LEAST_TASKS):
+            one = threading.Thread(target=end.wait)
+            one.start()
+            threads.append(one)
+    except RuntimeError:
+        return [
+            f"only {len(threads)} more processes and threads can be started here, and a run needs "
+            f"{_LEAST_TASKS}: {TASKS.remedy}; in a container its limit (--pids-limit)"
+        ]
+    finally:
+        end.set()
+        for one in threads:
+            one.join()
+        threading.stack_size(stack)
+    return []
+
+
+def _kernel_problems() -> list[str]:
+    if _KERNEL.exists():
+        return []
+    return [
+        "nothing is mounted at /proc, where the kernel tells what is alive: "
+        "`mount -t proc proc /proc`"
+    ]
 
 
 def _loopback_problems() -> list[str]:
@@ -130,9 +185,13 @@ def _loopback_problems() -> list[str]:
         ):
             return []
     except OSError as error:
+        # The kernel gives an interface its address when it comes up, and never again.
+        lost = error.errno == errno.EADDRNOTAVAIL
+        way = "ip addr add 127.0.0.1/8 dev lo" if lost else "ip link set lo up"
         return [
             "no loopback network: 127.0.0.1, where the ranks of a launch meet, cannot be reached "
-            f"({error.strerror or error}): `ip link set lo up` in this network namespace"
+            f"({os.strerror(error.errno) if error.errno else error}): `{way}` in this network "
+            "namespace"
         ]
 
 
@@ -191,15 +250,18 @@ def limit_met(
             return f"{one}: {one.remedy}"
     if FILE.limit is not None and ("SIGXFSZ" in signals or _TOO_LARGE.search(cause)):
         return f"{FILE}: {FILE.remedy}"
+    for one, said in ((TASKS, _NO_TASK), (FILES, _TOO_MANY_FILES)):
+        if one.limit is not None and one.limit < _GRANTED and said.search(cause):
+            return f"{one}: {one.remedy}"
     # No process can compute for longer than all processors together.
     spent = CPU.limit is not None and duration_s * count_cpus() >= CPU.limit
     if spent and ("SIGKILL" in signals or "SIGXCPU" in signals):
         return f"{CPU}: {CPU.remedy}"
-    said = DISK_FULL.search(cause) is not None
+    said_full = DISK_FULL.search(cause) is not None
     least = min(least_free, free_bytes(folder))
-    if least < (_NEARLY_FULL if said else _FULL):
+    if least < (_NEARLY_FULL if said_full else _FULL):
         return _full_disk(folder, least)
-    for place in (Path(tempfile.gettempdir()), _SHM) if said else ():
+    for place in (Path(tempfile.gettempdir()), _SHM) if said_full else ():
         if (free := free_bytes(place)) < _OTHER_FULL:
             return _full_disk(place, free)
     return ""

@@ -170,7 +170,7 @@ class Fact:
     """Something found out about the machine or the checkout, kept as an artifact."""
 
     name: str
-    value: str | float | bool | None
+    value: str | int | float | bool | None
     unit: str = ""
     path: str
     sha256: str

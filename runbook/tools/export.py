@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from runbook.errors import RunbookError
+from runbook.folder.launch.shapes import is_any_number
 from runbook.records import Check, Measurement, Outcome, RunRecord, Verdict, satisfies
 from runbook.records.measurement import plain_number
 
@@ -24,29 +25,35 @@ _Sample = tuple[dict[str, str], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Number:
-    """One number: `name` is a check's id, or phase/measurement, as `runbook history` has it.
+    """One number: `name` is a check's id, or phase/measurement.
 
     `measurement` names what was measured, `outcome` is the check's (empty without a check), and
     `limit` is a number that the value was held against by `comparator`. The windows are steps.
+    What is no number, a text or a missing value, is None.
     """
 
     name: str
     phase: str
-    measurement: str
-    outcome: str
-    required: bool
-    value: float
-    unit: str
-    stdev: float | None
-    low: float | None
-    high: float | None
-    n: int
-    comparator: str
-    limit: float | None
-    first_step: int | None
-    last_step: int | None
-    path: str
-    sha256: str
+    measurement: str = ""
+    outcome: str = ""
+    required: bool = False
+    value: float | None = None
+    unit: str = ""
+    stdev: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    comparator: str = ""
+    limit: float | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    path: str = ""
+    sha256: str = ""
+
+    @property
+    def number(self) -> float | None:
+        """The value if it is finite."""
+        return self.value if self.value is not None and math.isfinite(self.value) else None
 
 
 def numbers_of(record: RunRecord) -> list[Number]:
@@ -54,40 +61,46 @@ def numbers_of(record: RunRecord) -> list[Number]:
 
     A measurement that a check already shows does not come twice.
     """
-    return [
-        _number(name, phase.name, one, check)
+    found = (
+        Number(**number_fields(name, phase.name, one, check))
         for phase in record.phases
         for name, one, check in phase.numbers()
-        if one is not None and _is_number(one.value)
-    ]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(name: str, phase: str, one: Measurement, check: Check | None) -> Number:
-    low, high = one.interval or (None, None)
-    limit = check.limit if check and _is_number(check.limit) else None
-    return Number(
-        name=name,
-        phase=phase,
-        measurement=one.name,
-        outcome=check.outcome.value if check else "",
-        required=bool(check and check.required),
-        value=float(one.value),
-        unit=one.unit,
-        stdev=one.stdev,
-        low=low,
-        high=high,
-        n=one.n,
-        comparator=check.comparator.value if check and limit is not None else "",
-        limit=None if limit is None else float(limit),
-        first_step=one.window.first_step if one.window else None,
-        last_step=one.window.last_step if one.window else None,
-        path=one.path,
-        sha256=one.sha256,
     )
+    return [one for one in found if one.value is not None]
+
+
+def number_fields(
+    name: str, phase: str, one: Measurement | None, check: Check | None
+) -> dict[str, Any]:
+    """The fields of a `Number`, by name."""
+    return {"name": name, "phase": phase, **dict(_of_check(check)), **dict(_of_value(one))}
+
+
+def _of_check(check: Check | None) -> Iterator[tuple[str, Any]]:
+    if check is None:
+        return
+    yield "outcome", check.outcome.value
+    yield "required", check.required
+    if (limit := _number(check.limit)) is not None:
+        yield "limit", limit
+        yield "comparator", check.comparator.value
+
+
+def _of_value(one: Measurement | None) -> Iterator[tuple[str, Any]]:
+    if one is None:
+        return
+    yield "measurement", one.name
+    yield "value", _number(one.value)
+    for name in ("unit", "stdev", "n", "path", "sha256"):
+        yield name, getattr(one, name)
+    if one.interval:
+        yield from zip(("low", "high"), one.interval, strict=True)
+    if one.window:
+        yield from one.window.model_dump().items()
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if is_any_number(value) else None
 
 
 def csv_text(record: RunRecord) -> str:
@@ -158,7 +171,11 @@ def _families(record: RunRecord) -> Iterable[tuple[str, str, list[_Sample]]]:
     times = [({"phase": one.name}, one.duration_s) for one in record.phases if one.started_at]
     yield "phase_duration_seconds", "Time of each phase that ran.", times
     # Several launches may give one measurement each: the file tells their series apart.
-    values = [(_labels(one, "name", "measurement", "unit", "path"), one.value) for one in numbers]
+    values = [
+        (_labels(one, "name", "measurement", "unit", "path"), one.value)
+        for one in numbers
+        if one.value is not None
+    ]
     yield "value", "A number of a check, or of a phase; the label unit says in what.", values
     limits = [
         (_labels(one, "name", "comparator", "unit"), one.limit)

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 from nsa.contract import HEARTBEATS, LATEST_LINK, TRAINING_CSV
 from runbook.errors import UsageError
 from runbook.folder.journal import is_going_on
-from runbook.folder.launch.documents import read_json_object
+from runbook.folder.launch.documents import json_object
 from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON, run_folders
 from runbook.tools.watch import is_over, is_run_directory
 
@@ -68,8 +68,7 @@ def launch_name(place: Path) -> str:
 
 def not_watched(place: Path) -> str:
     """What a launch is that has nothing to watch, such as `tests`; else an empty text."""
-    document, _ = read_json_object(place / LAUNCH_JSON, [])
-    launch = (document or {}).get("launch")
+    launch = json_object(place / LAUNCH_JSON).get("launch")
     kind = launch.get("kind") if isinstance(launch, dict) else None
     return _NOT_WATCHED.get(str(kind), "")
 

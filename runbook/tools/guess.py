@@ -10,13 +10,12 @@ import csv
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from runbook.errors import UsageError
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
-from runbook.folder.launch.own_log import Row, lines_of, named_fields, rows_of
+from runbook.folder.launch.own_log import RowReader, document_in, lines_of
 from runbook.folder.names import CONSOLE_LOG, OWN_FOLDER
 from runbook.records.own_trainer import CONSOLE, OUT, PACE, RANKS, STEPS, LogMap
 from runbook.text import in_one_line
@@ -44,15 +43,6 @@ _FLAGS = {
     RANKS: r"nproc[-_]per[-_]node|num[-_]processes|ranks|world[-_]size|devices|gpus",
     OUT: r"(?:output|out|save|log|run|results?)(?:[-_]?(?:dir|path|folder))?|logdir",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guess:
-    """A map of the log that was found, its rows, and what to say of it."""
-
-    log: LogMap
-    rows: tuple[Row, ...]
-    said: str
 
 
 def templated(command: str) -> str:
@@ -90,15 +80,15 @@ def _marked(words: Sequence[str], flag: str, mark: str) -> list[str]:
     return changed
 
 
-def guess(run_dir: Path, *, steps: int) -> Guess:
-    """The map of the log that a finished launch of so many steps left.
+def guess(run_dir: Path, *, steps: int) -> tuple[LogMap, str]:
+    """The map of the log that a finished launch of so many steps left, and what to say of it.
 
     Raises UsageError that says where it looked, and what a log needs.
     """
-    looked = list(_without_loss(run_dir))
-    for log, path in _candidates(run_dir):
+    looked: list[str] = []
+    for log, path in _candidates(run_dir, looked):
         lines = lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]
-        rows = tuple(rows_of(log, lines))
+        rows = tuple(RowReader(log).take_all(lines))
         looked.append(f"{log.path}: {len(rows)} rows")
         if len(rows) < _FEWEST:
             continue
@@ -106,8 +96,7 @@ def guess(run_dir: Path, *, steps: int) -> Guess:
             looked[-1] += ", but its steps do not rise (does every rank write them?)"
             continue
         every = 1 if "step" in log.names else max(1, round(steps / len(rows)))
-        log = log.model_copy(update={"every": every})
-        return Guess(log=log, rows=tuple(rows_of(log, lines)), said=looked[-1])
+        return log.model_copy(update={"every": every}), looked[-1]
     raise UsageError(
         f"no log with a loss was found in {run_dir} "
         f"({'; '.join(dict.fromkeys(looked)) or 'nothing was written'})",
@@ -116,17 +105,21 @@ def guess(run_dir: Path, *, steps: int) -> Guess:
     )
 
 
-def _candidates(run_dir: Path) -> Iterator[tuple[LogMap, Path]]:
-    """Maps that may fit, the surest first: tables, JSON lines, what the console shows."""
+def _candidates(run_dir: Path, looked: list[str]) -> Iterator[tuple[LogMap, Path]]:
+    """Maps that may fit, the surest first: tables, JSON lines, what the console shows.
+
+    Why a table that is there is not taken, is added to `looked`.
+    """
     own = run_dir / OWN_FOLDER
-    for suffix in ("csv", "jsonl"):
+    for suffix, read in (("csv", _header), ("jsonl", _fields)):
         for path in sorted(own.rglob(f"*.{suffix}")):
-            fields = _header(path) if suffix == "csv" else _fields(path)
-            below = path.relative_to(own)
+            fields, below = read(path), path.relative_to(own)
             # Only the name is sure to be the same in the next launch.
             name = f"{OUT}/{below}" if len(below.parts) == 1 else f"{OUT}/**/{below.name}"
             if log := _mapped(name, fields):
                 yield log, path
+            else:
+                looked.append(f"{below}: no loss among its columns ({_shown(fields)}")
     console = run_dir / CONSOLE_LOG
     if log := _mapped(CONSOLE, _fields(console)):
         yield log, console
@@ -134,17 +127,10 @@ def _candidates(run_dir: Path) -> Iterator[tuple[LogMap, Path]]:
         yield LogMap(pattern=pattern), console
 
 
-def _without_loss(run_dir: Path) -> Iterator[str]:
-    """Why a table that is there is not taken: what its columns are, and that none is a loss."""
-    own = run_dir / OWN_FOLDER
-    for suffix, read in (("csv", _header), ("jsonl", _fields)):
-        for path in sorted(own.rglob(f"*.{suffix}")):
-            fields = read(path)
-            if _mapped(f"{OUT}/{path.name}", fields) is None:
-                shown = in_one_line(", ".join(fields[:_SHOWN_FIELDS])) or "none"
-                other = next((mark for mark in ";\t|" if fields and mark in fields[0]), "")
-                told = f", separated by {other!r} and not by commas" if other else ""
-                yield f"{path.relative_to(own)}: no loss among its columns ({shown}{told})"
+def _shown(fields: Sequence[str]) -> str:
+    shown = in_one_line(", ".join(fields[:_SHOWN_FIELDS])) or "none"
+    other = next((mark for mark in ";\t|" if fields and mark in fields[0]), "")
+    return f"{shown})" + (f", separated by {other!r} and not by commas" if other else "")
 
 
 def _mapped(path: str, fields: Sequence[str]) -> LogMap | None:
@@ -165,7 +151,7 @@ def _fields(path: Path) -> list[str]:
     """The fields of the documents in a file's lines, those of lines with a loss before others."""
     found: dict[str, None] = {}
     for line in lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]:
-        fields = named_fields(line)
+        fields = document_in(line.decode("utf-8", "replace"))
         if any(name in fields for name in _NAMES["loss"]):
             return list(fields)
         found |= dict.fromkeys(fields)

@@ -23,7 +23,7 @@ from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE, PACE, RANKS, LogMap, OwnTrainer, for_own
-from runbook.tools.guess import Guess, guess
+from runbook.tools.guess import guess
 
 _LEAST = {"baseline": (60, 8.0), "single_gpu": (60, 8.0), "long_run": (200, 30.0)}
 
@@ -75,8 +75,8 @@ def run_probe(
         return read_launch(folder, launch, result)
 
     run("found", trainer)
-    found = guess(folder / "found", steps=steps)
-    return _measured(found, run("read", trainer.model_copy(update={"log": found.log})))
+    log, said = guess(folder / "found", steps=steps)
+    return _measured(said, run("read", trainer.model_copy(update={"log": log})))
 
 
 def _bad_end(result: LaunchResult, run_dir: Path) -> str:
@@ -86,21 +86,21 @@ def _bad_end(result: LaunchResult, run_dir: Path) -> str:
     return f"the probe {how}: {result.cause or said}; what it printed is in {console}"
 
 
-def _measured(found: Guess, evidence: LaunchEvidence) -> Probe:
+def _measured(said: str, evidence: LaunchEvidence) -> Probe:
     trainer, log = evidence.launch.own, evidence.training
     assert trainer is not None  # noqa: S101 - by its launch
     if log is None or log.damaged or len(log.frame) < 2:
         raise UsageError(
-            f"{found.said}, but they did not come one by one ({'; '.join(evidence.problems)}); "
+            f"{said}, but they did not come one by one ({'; '.join(evidence.problems)}); "
             "the trainer has to write each row at once (flush), or take more steps (--steps)"
         )
     rows = log.frame.iloc[1:]
     seconds, told_s = float(rows["dt_s"].sum()), float(rows["told_s"].sum())
-    notes = [f"log: {found.said}"]
+    notes = [f"log: {said}"]
     told = next((name for name in PACE if name in trainer.log.names), "")
     if told and not abs(told_s / seconds - 1.0) <= OWN_PACE_TOLERANCE:
-        said = f"by which the steps took {told_s:.2f} s, not {seconds:.2f} s"
-        notes.append(f"left out: its {told}, {said}")
+        apart = f"by which the steps took {told_s:.2f} s, not {seconds:.2f} s"
+        notes.append(f"left out: its {told}, {apart}")
         trainer = trainer.model_copy(update={"log": _without(trainer.log, told)})
     ranks = set() if evidence.processes is None else set(evidence.processes["rank"].tolist())
     ranks |= {rank for rank, step in evidence.last_steps.items() if step is not None}

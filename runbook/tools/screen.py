@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import ENV_JSON, Event, ExitCode
-from runbook.files import read_bytes
+from runbook.folder.launch.documents import json_object
+from runbook.folder.launch.heartbeats import heartbeats_in
+from runbook.folder.launch.shapes import is_any_number
 from runbook.folder.names import ANOMALIES_JSONL
 from runbook.launch.watch.detectors import Anomaly
 from runbook.launch.watch.live_status import pulse_of
@@ -73,12 +74,12 @@ class Screen:
     def _numbers(self, state: RankState) -> str:
         told = state.latest.get(Event.PROGRESS, {})
         evaluated = state.latest.get(Event.EVAL)
-        parts = [f"loss {told['loss']:.4f}" if _is_number(told.get("loss")) else ""]
+        parts = [f"loss {told['loss']:.4f}" if is_any_number(told.get("loss")) else ""]
         if isinstance(told.get("loss"), str):
             parts = [f"loss {told['loss']}"]
-        if evaluated is not None and _is_number(evaluated.get("loss")):
+        if evaluated is not None and is_any_number(evaluated.get("loss")):
             parts.append(f"validation {evaluated['loss']:.4f} (step {evaluated.get('step')})")
-        if _is_number(told.get("grad_norm")):
+        if is_any_number(told.get("grad_norm")):
             parts.append(f"gradient norm {told['grad_norm']:.3g}")
         # The last rate of a run that has fallen silent is not its rate.
         if state.rates and not state.ended and not self._silent(state):
@@ -97,13 +98,15 @@ class Screen:
             every = self._plan.get("config", {}).get("train", {}).get("save_every")
             return "checkpoint  none yet" + (f", one every {every} steps" if every else "")
         took = [f"{_seconds(record.get('seconds'))} to write"]
-        if _is_number(record.get("held_up_s")):
+        if is_any_number(record.get("held_up_s")):
             took.append(f"training held up {_seconds(record['held_up_s'])}")
         name = Path(str(record.get("path"))).name
         return f"checkpoint  {name}, {_age(record.get('ts'))} old ({', '.join(took)})"
 
     def _incidents(self) -> str:
-        earlier = _lines_of(self.watcher.run_dir / ANOMALIES_JSONL)
+        file = self.watcher.run_dir / ANOMALIES_JSONL
+        rows = heartbeats_in(file) if file.is_file() else ()
+        earlier = [f"{row.get('kind')}: {row.get('text')}" for row in rows]
         texts = list(dict.fromkeys([*earlier, *(one.line() for one in self.found)]))
         return f"incidents  {len(texts)}" + (f", last: {texts[-1]}" if texts else "")
 
@@ -115,9 +118,9 @@ class Screen:
 
     def _number(self, name: str) -> float | None:
         if not self._plan:
-            self._plan = _document(self.watcher.run_dir / ENV_JSON)
+            self._plan = json_object(self.watcher.run_dir / ENV_JSON)
         value = self._plan.get("effective", {}).get(name)
-        return float(value) if _is_number(value) else None
+        return float(value) if is_any_number(value) else None
 
 
 def _rank_line(state: RankState) -> str:
@@ -139,12 +142,13 @@ def _memory(state: RankState) -> tuple[float, float]:
     told = state.recent[-1] if state.recent else {}
     step = state.latest.get(Event.STEP_END, {})
     host, device, peak = told.get("rss_mib"), told.get("cuda_mib"), step.get("reserved_mib")
-    if isinstance(device, int | float) and isinstance(peak, int | float):
+    if is_any_number(device) and is_any_number(peak):
         device = peak
-    return (
-        float(host) if isinstance(host, int | float) else 0.0,
-        float(device) if isinstance(device, int | float) else 0.0,
-    )
+    return _or_zero(host), _or_zero(device)
+
+
+def _or_zero(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _age(ts: object) -> str:
@@ -157,24 +161,3 @@ def _age(ts: object) -> str:
 
 def _seconds(value: object) -> str:
     return duration_text(float(value)) if isinstance(value, int | float) else "? s"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _lines_of(path: Path) -> list[str]:
-    """`kind: text` of every anomaly that was written down."""
-    try:
-        rows = [json.loads(line) for line in read_bytes(path).splitlines()]
-    except (OSError, ValueError):
-        return []
-    return [f"{row.get('kind')}: {row.get('text')}" for row in rows if isinstance(row, dict)]
-
-
-def _document(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(read_bytes(path))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +13,17 @@ from nsa.settings import load_config
 from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
-from runbook.files import read_bytes
+from runbook.folder.launch.documents import json_object
 from runbook.folder.manifest import load_record
 from runbook.folder.names import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
-from runbook.records import Launch, LaunchEntry, LaunchStatus, Reason, RunRecord
+from runbook.records import (
+    Launch,
+    LaunchEntry,
+    LaunchResult,
+    LaunchStatus,
+    Reason,
+    RunRecord,
+)
 from runbook.records.launch import torchrun
 from runbook.records.measurement import TOKENS_PER_SECOND
 
@@ -95,8 +101,8 @@ def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
     if bad and symptom in ("auto", "failure"):
         launch, result = bad[0].launch, bad[0].result
         why = f"{launch.phase}/{launch.name} {result.status.value}: {result.cause}"
-        steps = max((rank.steps_done or 0 for rank in result.ranks), default=0)
-        return _target(launch, SYMPTOMS.get(result.status, "failure"), floor, why, steps)
+        symptom = SYMPTOMS.get(result.status, "failure")
+        return _target(launch, symptom, floor, why, _steps_done(result))
     for phase in record.phases:
         trainers = [e.launch for e in phase.launches if e.launch.kind == "trainer"]
         for check in phase.checks if trainers else ():
@@ -130,9 +136,8 @@ def failed_launches(record: RunRecord) -> list[LaunchEntry]:
 
 def _launch_of(path: Path) -> Launch:
     try:
-        document = json.loads(read_bytes(path / LAUNCH_JSON))
-        launch = Launch.model_validate(document["launch"])
-    except (ValueError, KeyError, TypeError) as error:
+        launch = Launch.model_validate(json_object(path / LAUNCH_JSON).get("launch"))
+    except ValidationError as error:
         raise UsageError(f"{path}/{LAUNCH_JSON} cannot be read: {error}") from error
     if launch.kind != "trainer":
         raise UsageError(f"{path} is a {launch.kind} launch; only training runs are triaged")
@@ -141,10 +146,14 @@ def _launch_of(path: Path) -> Launch:
 
 def _failed_step(path: Path) -> int:
     try:
-        document = json.loads(read_bytes(path / RESULT_JSON))
-        return max((rank.get("steps_done") or 0 for rank in document["ranks"]), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        result = LaunchResult.model_validate(json_object(path / RESULT_JSON))
+    except ValidationError:
         return 0
+    return _steps_done(result)
+
+
+def _steps_done(result: LaunchResult) -> int:
+    return max((rank.steps_done or 0 for rank in result.ranks), default=0)
 
 
 def _of_config(path: Path, wanted: int | None, profile: Profile | None) -> Launch:

@@ -16,15 +16,17 @@ from runbook.launch.watch.ranks import RankWatch
 from runbook.tools import follow
 from runbook.tools.follow import begun_in
 from tests.cli.shell import inside
+from tests.factory import files
 
 
 def launched(folder: Path, name: str, *, ended: bool = True) -> Path:
     """A run directory as of a launch by hand, which its link `latest` names."""
     run = folder / name
     run.mkdir(parents=True)
-    (run / "training.csv").write_text("step,loss,lr,toks_per_s\n1,3.5,0.1,100.125\n")
-    beat = {"event": "exit" if ended else "step_end", "token": "ab", "step": 1, "rank": 0}
-    (run / "heartbeat_rank0.jsonl").write_text(json.dumps(beat | {"code": 0}) + "\n")
+    files.write_rows(run, [files.HEADER, files.row(1)])
+    files.write_beats(
+        run, 0, [files.record("exit" if ended else "step_end", step=1, code=0, pid=None)]
+    )
     (folder / ".next").symlink_to(name)
     (folder / ".next").replace(folder / "latest")
     return run
@@ -93,7 +95,7 @@ def test_a_whole_run_by_its_folder_or_id_means_its_newest_launch(tmp_path: Path)
 
 @pytest.mark.executes("runbook watch")
 def test_once_on_a_healthy_run_says_what_was_read(tmp_path: Path) -> None:
-    (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,3.5,0.1,100.125\n")
+    files.write_rows(tmp_path, [files.HEADER, files.row(1)])
     shown = inside("watch", str(tmp_path), "--once", cwd=tmp_path)
     assert shown.code == 0
     assert shown.out.startswith(f"{tmp_path}  no heartbeats\n")
@@ -106,9 +108,8 @@ def of_a_plan(out: Path, run: str, name: str, *, kind: str = "trainer") -> Path:
     folder.mkdir(parents=True)
     (folder / "launch.json").write_text(json.dumps({"launch": {"kind": kind}}))
     if kind == "trainer":
-        (folder / "training.csv").write_text("step,loss,lr,toks_per_s\n1,3.5,0.1,100.125\n")
-        beat = {"event": "exit", "token": "ab", "step": 1, "rank": 0, "code": 0}
-        (folder / "heartbeat_rank0.jsonl").write_text(json.dumps(beat) + "\n")
+        files.write_rows(folder, [files.HEADER, files.row(1)])
+        files.write_beats(folder, 0, [files.record("exit", step=1, code=0, pid=None)])
     (out / ".next").symlink_to(folder.relative_to(out))
     (out / ".next").replace(out / "latest")
     return folder
@@ -186,9 +187,8 @@ def test_a_link_that_comes_later_is_followed(
         """In the first pause of the watcher, which has seen an empty folder."""
         run = tmp_path / "20260101T000000Z-abc"
         run.mkdir()
-        (run / "training.csv").write_text("step,loss,lr,toks_per_s\n1,nan,0.1,100.125\n")
-        line = {"event": "exit", "token": "ab", "code": 0, "step": 1, "rank": 0}
-        (run / "heartbeat_rank0.jsonl").write_text(json.dumps(line) + "\n")
+        files.write_rows(run, [files.HEADER, files.row(1, loss="nan")])
+        files.write_beats(run, 0, [files.record("exit", step=1, code=0, pid=None)])
         (tmp_path / "latest").symlink_to(run.name)
 
     monkeypatch.setattr(follow, "sleep", begin)

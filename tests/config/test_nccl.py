@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config.nccl import known, mistyped, unknown_note
+from runbook.config.settings import mistyped, nccl_names, unknown_note
 from tests.cli.shell import inside
 
 WORDS = ("run", "--phase", "baseline", "--profile", "mine.yaml", "--dry-run")
@@ -27,8 +27,8 @@ def test_one_slip_of_the_hand_is_found(name: str, right: str) -> None:
 
 
 def test_no_name_that_is_read_is_taken_for_another() -> None:
-    assert len(known()) > 200 and mistyped(known()) == {}
-    assert not any(map(unknown_note, known()))
+    assert len(nccl_names()) > 200 and mistyped(nccl_names()) == {}
+    assert not any(map(unknown_note, nccl_names()))
     assert unknown_note("NSA_ACCUM") == ""
 
 

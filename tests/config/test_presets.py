@@ -10,11 +10,11 @@ import pytest
 from nsa.toggles import SAFE_MODE, TOGGLES, meaning
 from runbook.cli import main
 from runbook.config.load import load_profile
-from runbook.config.names import preset_names
 from runbook.config.presets import load_preset
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
+from runbook.files import preset_names
 
 # What the production runbook makes mandatory and the cheatsheet bakes in, under today's names.
 MANDATORY = {

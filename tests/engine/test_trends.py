@@ -12,7 +12,7 @@ import pytest
 from runbook.cli import main
 from runbook.records import RunRecord
 from runbook.records.run import Ran
-from runbook.tools.history.index import metric_rows
+from runbook.tools.history.runs import read_history
 from runbook.tools.history.trends import sparkline, trends
 from tests.engine.test_history import store
 from tests.reports.samples import go
@@ -48,7 +48,7 @@ def fill(out: Path) -> Path:
 
 
 def test_each_value_is_held_against_the_median_of_the_earlier_ones(tmp_path: Path) -> None:
-    (trend,) = trends(metric_rows(fill(tmp_path), METRIC))
+    (trend,) = trends(read_history(fill(tmp_path)).metric(METRIC))
     assert trend.numbers == (40.0, 44.0, 33.0)
     assert trend.changes() == [
         None,
@@ -73,7 +73,7 @@ def test_what_is_not_comparable_is_on_a_line_of_its_own(
 ) -> None:
     record = at(900.0, **other)  # type: ignore[arg-type]
     store(fill(tmp_path), "r9", record, started_at="2026-11-09T00:00:00Z")
-    found = trends(metric_rows(tmp_path, METRIC))
+    found = trends(read_history(tmp_path).metric(METRIC))
     assert [len(trend.rows) for trend in found] == [3, 1]
     assert found[1].changes() == [None]
 
@@ -102,7 +102,7 @@ def test_the_command_draws_the_trend(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "-21.4% (median of 2)" in text
     assert main(["history", METRIC, "--json", *out]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [row["number"] for row in document["lines"][0]["rows"]] == [40.0, 44.0, 33.0]
+    assert [row["value"] for row in document["lines"][0]["rows"]] == [40.0, 44.0, 33.0]
     assert main(["history", METRIC, "--csv", *out]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert len({row["line"] for row in rows}) == 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runbook.folder.launch.heartbeats import heartbeats_in, whole_number
 from runbook.folder.launch.rank_log import RankHistory, read_heartbeats
 from runbook.records.evidence import RankLog
-from tests.folder.files import beat, heartbeats
+from tests.factory.files import beat, heartbeats
 from tests.tiers import examples
 
 KEPT = 4096
@@ -37,7 +37,7 @@ def test_clocks_go_back_only_within_one_process(tmp_path: Path) -> None:
         tmp_path,
         beat("step_end", mono=10.0, ts=100.0),
         beat("step_end", mono=10.0, ts=100.0),
-        beat("boot", mono=None, ts="noon"),
+        json.dumps({"event": "boot", "pid": 42, "ts": "noon"}) + "\n",
         beat("step_end", mono=9.0, ts=107.5),
         beat("step_end", mono=2.0, ts=104.0, pid=43),
         beat("step_end", mono=17.0, ts=106.0, pid=43),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.launch.watch.detectors import GateDetector, RowDetectors
+from runbook.launch.watch.detectors import GATES, STEPS, Detectors
 from runbook.launch.watch.watchdog import Thresholds
 
 HEALTHY = {"loss": "5.5", "grad_norm": "1.0", "mem_mib": "300.0"}
@@ -26,7 +26,7 @@ def rows(count: int, start: int = 1, **columns: object) -> list[dict[str, str]]:
 
 
 def kinds(readings: Iterable[Mapping[str, str]], limits: Thresholds | None = None) -> list[str]:
-    detectors = RowDetectors(limits or Thresholds())
+    detectors = Detectors(STEPS, limits or Thresholds())
     return [anomaly.kind for row in readings for anomaly in detectors.feed(row)]
 
 
@@ -71,7 +71,7 @@ def test_memory_that_only_grows() -> None:
 
 
 def gates(*readings: tuple[object, object], limits: Thresholds | None = None) -> list[str]:
-    detector = GateDetector(limits or Thresholds())
+    detector = Detectors(GATES, limits or Thresholds())
     made = [
         {"step": str(step), "entropy": str(entropy), "max_gate": str(largest)}
         for step, (entropy, largest) in enumerate(readings, start=1)
@@ -91,7 +91,7 @@ def test_gates_collapse_after_three_bad_readings_in_a_row() -> None:
 
 def by_layers(*readings: tuple[object, object, object, object]) -> list[tuple[str, bool]]:
     names = ("entropy", "max_gate", "entropy_mean", "max_gate_mean")
-    detector = GateDetector(Thresholds())
+    detector = Detectors(GATES, Thresholds())
     rows = ({"step": "7", **dict(zip(names, map(str, r), strict=True))} for r in readings)
     return [(found.kind, found.halts) for row in rows for found in detector.feed(row)]
 
@@ -114,7 +114,7 @@ def test_a_collapse_in_the_mean_over_the_layers_halts_and_one_layer_alone_does_n
 @given(st.lists(st.dictionaries(st.sampled_from(["step", "loss", "grad_norm", "toks_per_s",
        "mem_mib", "entropy"]), st.text(max_size=8)), max_size=30))  # fmt: skip
 def test_no_text_makes_a_detector_fail(readings: list[dict[str, str]]) -> None:
-    detectors, gate = RowDetectors(Thresholds()), GateDetector(Thresholds())
+    detectors, gate = Detectors(STEPS, Thresholds()), Detectors(GATES, Thresholds())
     for row in readings:
         list(detectors.feed(row))
         list(gate.feed(row))

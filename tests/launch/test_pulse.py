@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.folder.launch.heartbeats import Exit
 from runbook.launch.observer import Observer, Pulse
 from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.ranks import RankState
@@ -60,7 +61,7 @@ def test_nobody_is_silent_while_a_rank_is_in_something_slow() -> None:
 
 def test_a_rank_that_ended_is_not_alive() -> None:
     ended = rank(1, age=60.0)
-    ended.exit_code = 0
+    ended.exit = Exit(code=0, reason="", steps_done=None)
     assert pulse_of([heard(0, age=0.1, pause=0.3), ended], wanted=2, now=NOW).alive == 1
 
 

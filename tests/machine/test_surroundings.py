@@ -11,13 +11,23 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from runbook.machine.surroundings import CPU, FILE, MEMORY, Allowance, limit_met
+from runbook.machine.surroundings import (
+    CPU,
+    FILE,
+    FILES,
+    MEMORY,
+    TASKS,
+    Allowance,
+    limit_met,
+    surroundings_problems,
+)
 from runbook.records import LaunchStatus
 from tests.launch.helpers import fake_launch, run
 
@@ -50,23 +60,58 @@ def without_network() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("limit", "named"),
+    ("limit", "named", "lifted"),
     [
-        ("-S -v 307200", "map more than 0.293 GiB of memory (`ulimit -v`)"),
-        ("-S -d 1048576", "map more than 1 GiB of memory (`ulimit -d`)"),
-        ("-S -t 20", "compute for more than 20 s (`ulimit -t`), and a run may take 120 s"),
-        ("-S -f 1024", "be larger than 1 MiB (`ulimit -f`)"),
+        ("-S -v 307200", "map more than 0.293 GiB of memory (`ulimit -v`)", "unlimited"),
+        ("-S -d 1048576", "map more than 1 GiB of memory (`ulimit -d`)", "unlimited"),
+        (
+            "-S -t 20",
+            "compute for more than 20 s (`ulimit -t`), and a run may take 120 s",
+            "unlimited",
+        ),
+        ("-S -f 1024", "be larger than 1 MiB (`ulimit -f`)", "unlimited"),
+        ("-S -n 16", "open more than 16 files (`ulimit -n`), and a run needs 64", "1024"),
     ],
 )
 def test_a_limit_that_no_run_fits_into_is_refused_and_the_printed_way_lifts_it(
-    tmp_path: Path, limit: str, named: str
+    tmp_path: Path, limit: str, named: str, lifted: str
 ) -> None:
     told = shell(f"ulimit {limit}; {_RUN} --phase baseline --out out", tmp_path)
     assert told.returncode == 2, told.stderr
     assert named in told.stderr and not (tmp_path / "out").exists()
-    way = f"ulimit {limit.split()[1]} unlimited"
+    way = f"ulimit {limit.split()[1]} {lifted}"
     assert f"`{way}`" in told.stderr
     assert shell(f"ulimit {limit}; {way}; {_ASK}", tmp_path).stdout == "[]\n"
+
+
+def test_a_machine_that_lets_too_few_processes_start_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not by a real limit: root may have more than it, and a container's needs a cgroup."""
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def refused(one: threading.Thread) -> None:
+        if len(started) == 7:
+            raise RuntimeError("can't start new thread")
+        started.append(one)
+        start(one)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    (problem,) = surroundings_problems()
+    assert problem.startswith("only 7 more processes and threads can be started here")
+    assert "`ulimit -u 4096`" in problem and "--pids-limit" in problem
+    assert not any(one.is_alive() for one in started)
+
+
+def test_without_the_kernels_own_files_nothing_starts(tmp_path: Path) -> None:
+    before = ["unshare", "-rm"]
+    hidden = "mount -t tmpfs none /proc"
+    if subprocess.run([*before, "bash", "-c", hidden], check=False).returncode:
+        pytest.skip("this machine does not permit to mount something (unshare -rm)")
+    told = shell(f"{hidden}; {_RUN} --phase baseline --out out", tmp_path, *before)
+    assert told.returncode == 2 and "`mount -t proc proc /proc`" in told.stderr, told.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_command_that_reads_is_refused_too_where_numpy_would_ask_for_memory_without_end(
@@ -76,16 +121,24 @@ def test_a_command_that_reads_is_refused_too_where_numpy_would_ask_for_memory_wi
     assert told.returncode == 2 and "and runbook verify needs 2 GiB" in told.stderr, told.stderr
 
 
-def test_without_a_loopback_network_nothing_waits_for_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("state", "way"),
+    [
+        ("true", "ip link set lo up"),
+        ("ip link set lo up; ip addr flush dev lo", "ip addr add 127.0.0.1/8 dev lo"),
+    ],
+)
+def test_without_a_loopback_network_nothing_waits_for_it(
+    tmp_path: Path, state: str, way: str
+) -> None:
+    if shutil.which("ip") is None:
+        pytest.skip("no `ip` here to make the network and to type the printed command with")
     before = without_network()
-    told = shell(f"{_RUN} --phase baseline --out out", tmp_path, *before)
+    told = shell(f"{state}; {_RUN} --phase baseline --out out", tmp_path, *before)
     assert told.returncode == 2, told.stderr
     assert "no loopback network" in told.stderr and not (tmp_path / "out").exists()
-    if shutil.which("ip") is None:
-        pytest.skip("no `ip` here to type the printed command with")
-    way = "ip link set lo up"
     assert f"`{way}`" in told.stderr
-    assert shell(f"{way}; {_ASK}", tmp_path, *before).stdout == "[]\n"
+    assert shell(f"{state}; {way}; {_ASK}", tmp_path, *before).stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +187,9 @@ def met(
         (MEMORY[1], 1 << 50, "MemoryError: ", ""),
         (FILE, 1 << 50, "OSError: [Errno 27] File too large: 'step_12'", ""),
         (FILE, 1 << 50, "rank 0 was ended by SIGXFSZ", "SIGXFSZ"),
+        (TASKS, 1000, "BlockingIOError: [Errno 11] Resource temporarily unavailable", ""),
+        (TASKS, 1000, "RuntimeError: can't start new thread", ""),
+        (FILES, 1000, "OSError: [Errno 24] Too many open files: 'training.csv'", ""),
         (CPU, 1 << 28, "rank 0 was ended by SIGXCPU", "SIGXCPU"),
         (CPU, 1 << 28, "rank 0 was ended by SIGKILL, cause unknown", "SIGKILL"),
     ],
@@ -145,7 +201,7 @@ def test_an_end_is_put_down_to_a_limit_only_where_the_machine_sets_one(
     assert met(cause, tmp_path, signal) == ""
     with soft_limit(allowance.number, size):
         told = met(cause, tmp_path, signal)
-        assert f"`ulimit {allowance.flag} unlimited`" in told
+        assert f"`ulimit {allowance.flag} {allowance.lifted}`" in told
         assert met("RuntimeError: shapes differ", tmp_path) == ""
         assert met("CUDA out of memory. Tried to allocate 2.00 GiB", tmp_path) == ""
         # So short a launch has not computed for that long.

@@ -9,8 +9,7 @@ import pytest
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.config.load import load_profile
-from runbook.config.nightly import load_nightly
-from runbook.config.setup import RunOptions
+from runbook.config.setup import RunOptions, load_nightly
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.machine import git

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from runbook.config.nightly import load_nightly
-from runbook.config.setup import RunOptions
+from runbook.config.setup import RunOptions, load_nightly
 from runbook.engine.plan.prepare import prepare
 
 ROOT = Path(__file__).parents[2]

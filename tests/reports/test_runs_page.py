@@ -9,7 +9,7 @@ from pathlib import Path
 
 from reports.runs_page import render_runs, spark
 from runbook.cli import main
-from runbook.tools.history.index import MetricRow, RunRow
+from runbook.tools.history.runs import MetricRow, RunRow
 from runbook.tools.history.trends import RunsPage, Trend
 from tests.engine.test_history import store
 from tests.engine.test_trends import at
@@ -21,11 +21,10 @@ RUN = RunRow(folder="r1", run_id="r1", profile="cpu", verdict="GO", said="GO", s
 
 def trend(*values: float, bound: float | None = None, name: str = "baseline.throughput") -> Trend:
     row = MetricRow(
-        name=name, run_id="r", started_at="", profile="cpu", verdict="GO", line="l", on_what="cpu",
-        outcome="PASS", number=1.0, text="", unit="tok/s", n=3, stdev=None, low=None, high=None,
-        path="", sha256="", comparator=">=", bound=bound,
+        name=name, phase="baseline", run_id="r", started_at="", profile="cpu", verdict="GO",
+        line="l", on_what="cpu", text="", limit=bound,
     )  # fmt: skip
-    rows = tuple(replace(row, number=value) for value in values)
+    rows = tuple(replace(row, value=value) for value in values)
     return Trend(name=name, unit="tok/s", on_what="cpu", line="l", rows=rows)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.engine.judge import missing_row
-from runbook.records import Check, Outcome, PhaseRecord, Reason
+from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord
 from runbook.tools.compare import Comparison, compare_runs, comparison_text
 from runbook.tools.compare.numbers import metric_change
 from tests.reports.samples import throughput
@@ -25,6 +25,21 @@ SAME = [0.050, 0.051, 0.049]
 NEW_CODE: dict[str, object] = {"git": {"sha": "aa84eda", "dirty": False, "diff_sha256": ""}}
 GPUS: dict[str, object] = {"device": {"type": "cuda", "name": "NVIDIA A100", "count": 2}}
 NEW_TORCH: dict[str, object] = {"versions": {"python": "3.11.7", "torch": "2.14.0"}}
+
+
+def pair(folder: Path) -> tuple[RunRecord, RunRecord]:
+    """Two equal runs, written to `folder`."""
+    a, b = (make_run(folder / name, run_id=name, dts=SAME) for name in "ab")
+    return a, b
+
+
+def held(folder: Path, a: RunRecord, b: RunRecord) -> Comparison:
+    return compare_runs(a, folder / "a", b, folder / "b")
+
+
+def of_checks(run: RunRecord, *checks: Check) -> RunRecord:
+    phase = run.phases[0].model_copy(update={"checks": checks})
+    return run.model_copy(update={"phases": (phase,)})
 
 
 def compare(
@@ -46,7 +61,7 @@ def compare(
         outcome=outcome,
         **fields,
     )
-    return compare_runs(a, tmp_path / "a", b, tmp_path / "b")
+    return held(tmp_path, a, b)
 
 
 def test_new_code_at_the_same_speed_is_not_worse(tmp_path: Path) -> None:
@@ -91,8 +106,7 @@ def test_few_launches_are_enough_where_the_loss_is_two_thirds(tmp_path: Path, co
 
 
 def test_what_only_one_of_them_ran_is_named_and_not_counted(tmp_path: Path) -> None:
-    a = make_run(tmp_path / "a", run_id="a", dts=SAME)
-    b = make_run(tmp_path / "b", run_id="b", dts=SAME)
+    a, b = pair(tmp_path)
     not_run = missing_row("long_run.steady", code=Reason.NOT_RUN, reason="not asked", remedy="run")
     absent = PhaseRecord(
         name="long_run", title="", source="", outcome=Outcome.INCOMPLETE, checks=(not_run,)
@@ -102,7 +116,7 @@ def test_what_only_one_of_them_ran_is_named_and_not_counted(tmp_path: Path) -> N
     required = ("baseline.throughput", "long_run.steady")
     full = a.model_copy(update={"phases": (*a.phases, whole), "required": required})
     part = b.model_copy(update={"phases": (*b.phases, absent), "required": required})
-    found = compare_runs(full, tmp_path / "a", part, tmp_path / "b")
+    found = held(tmp_path, full, part)
     assert (found.only_a, found.only_b) == (("long_run",), ())
     assert [check.id for check in found.checks] == ["baseline.throughput"]
     assert found.exit_code == 0
@@ -160,14 +174,13 @@ def test_what_is_said_of_many_numbers_is_said_once_and_a_name_stays_on_its_line(
 
 
 def test_the_load_of_the_launches_is_shown_for_both(tmp_path: Path) -> None:
-    a = make_run(tmp_path / "a", run_id="a", dts=SAME)
-    b = make_run(tmp_path / "b", run_id="b", dts=SAME)
+    a, b = pair(tmp_path)
     load = {
         "schema_version": 1, "problem": "", "cpus": 2, "total_s": 20.0, "others_s": 5.0,
         "steal_s": 1.0, "load_before": [1.5, 1.0, 1.0], "load_after": [2.5, 1.0, 1.0],
     }  # fmt: skip
     (tmp_path / "b" / "baseline" / "run0" / "load.json").write_text(json.dumps(load))
-    found = compare_runs(a, tmp_path / "a", b, tmp_path / "b")
+    found = held(tmp_path, a, b)
     (row,) = found.loads
     assert row[:2] == ("launches of baseline", "not recorded")
     assert row[2].startswith("other work took 25.0% of 2 CPUs, the host 5.0%")
@@ -229,24 +242,19 @@ def test_another_profile_or_an_unfinished_run_is_an_obstacle(tmp_path: Path) -> 
 
 
 def test_a_launch_without_env_json_or_with_mixed_rows_counts_for_nothing(tmp_path: Path) -> None:
-    a = make_run(tmp_path / "a", run_id="a", dts=SAME)
-    b = make_run(tmp_path / "b", run_id="b", dts=SAME)
+    a, b = pair(tmp_path)
     log = tmp_path / "b" / "baseline" / "run1" / "training.csv"
     log.write_text(log.read_text() + log.read_text().partition("\n")[2])
-    found = compare_runs(a, tmp_path / "a", b, tmp_path / "b")
+    found = held(tmp_path, a, b)
     assert found.speeds[0].launches == ("run0", "run2")
     (tmp_path / "b" / "baseline" / "run0" / "env.json").unlink()
-    found = compare_runs(a, tmp_path / "a", b, tmp_path / "b")
+    found = held(tmp_path, a, b)
     assert found.obstacles == ("no env.json on both sides for: baseline/run0",)
 
 
 def test_a_check_that_vanished_is_shown_and_worse(tmp_path: Path) -> None:
-    a = make_run(tmp_path / "a", run_id="a", dts=SAME)
-    b = make_run(tmp_path / "b", run_id="b", dts=SAME)
-    bare = b.phases[0].model_copy(update={"checks": ()})
-    found = compare_runs(
-        a, tmp_path / "a", b.model_copy(update={"phases": (bare,)}), tmp_path / "b"
-    )
+    a, b = pair(tmp_path)
+    found = held(tmp_path, a, of_checks(b))
     assert "baseline.throughput (required)  PASS -> no row" in comparison_text(found)
     assert found.exit_code == 1
 
@@ -264,20 +272,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_what_one_run_was_not_asked_for_is_no_change(tmp_path: Path) -> None:
-    a = make_run(tmp_path / "a", run_id="a", dts=SAME)
-    b = make_run(tmp_path / "b", run_id="b", dts=SAME)
-    rows = tuple(
-        check.model_copy(
-            update={
-                "outcome": Outcome.SKIPPED,
-                "code": Reason.NOT_ASKED_FOR,
-                "follows": check.phase,
-            }
-        )
-        for check in b.phases[0].checks
-    )
-    phase = b.phases[0].model_copy(update={"checks": rows})
-    found = compare_runs(
-        a, tmp_path / "a", b.model_copy(update={"phases": (phase,)}), tmp_path / "b"
-    )
-    assert not {check.id for check in found.checks} & {row.id for row in rows}
+    a, b = pair(tmp_path)
+    told = {"outcome": Outcome.SKIPPED, "code": Reason.NOT_ASKED_FOR, "follows": "baseline"}
+    rows = [check.model_copy(update=told) for check in b.phases[0].checks]
+    assert held(tmp_path, a, of_checks(b, *rows)).checks == ()

@@ -13,6 +13,7 @@ from runbook.cli import main
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.tools.screen import Screen
 from runbook.tools.watch import Watcher
+from tests.factory import files
 
 TOKEN = "ab12ab12ab12ab12"
 
@@ -20,10 +21,9 @@ TOKEN = "ab12ab12ab12ab12"
 def beats(folder: Path, rank: int, *events: dict[str, object], ago_s: float = 0.0) -> None:
     """Append heartbeats of a rank that is this process."""
     about = {"rank": rank, "token": TOKEN, "pid": os.getpid(), "phase": "step", "rss_mib": 512.0}
-    with (folder / f"heartbeat_rank{rank}.jsonl").open("a") as stream:
-        for number, event in enumerate(events):
-            clock = {"ts": time.time() - ago_s, "mono": 5.0 + number}
-            stream.write(json.dumps({**about, **clock, **event}) + "\n")
+    for number, event in enumerate(events):
+        clock = {"ts": time.time() - ago_s, "mono": 5.0 + number}
+        files.say(folder, rank, {**about, **clock, **event})
 
 
 def progress(step: int, loss: object, rate: float = 1000.0) -> dict[str, object]:

@@ -23,9 +23,9 @@ from benchmarks.rehearsal.trainer.steps import (
 from nsa.contract import Event, Phase
 from nsa.contract.sampling import drawn_batch, recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
+from tests.factory.files import Record, record
 from tests.factory.told import in_force, shadow
 
-Record = dict[str, Any]
 # From the start of the process to its first word, to the process group, to the first pass.
 BOOT_S, GROUP_S, PROOF_S = 4.2, 9.1, 10.6
 STARTED_S = 12.4
@@ -56,19 +56,19 @@ class Rank:
     def record(self, event: Event, at_s: float, *, step: int, phase: Phase, **more: Any) -> Record:
         """A heartbeat at a time, in s from the beginning of the first step."""
         mono = self.began_s + at_s
-        return {
-            "event": event,
-            "ts": round(mono + self.wall_s, 6),
-            "mono": round(mono, 6),
-            "rank": self.rank,
-            "pid": self.pid,
-            "token": self.token,
-            "step": step,
-            "phase": phase,
-            "rss_mib": 2900.0 + self.rank,
-            "cuda_mib": None if step == 0 and event == Event.BOOT else self.memory(step)[0],
+        return record(
+            event,
+            mono=round(mono, 6),
+            ts=round(mono + self.wall_s, 6),
+            rank=self.rank,
+            pid=self.pid,
+            token=self.token,
+            step=step,
+            phase=phase,
+            rss_mib=2900.0 + self.rank,
+            cuda_mib=None if step == 0 and event == Event.BOOT else self.memory(step)[0],
             **more,
-        }
+        )
 
     def memory(self, step: int) -> tuple[float, float, float]:
         """MiB after a step: tensors, the most that tensors took, the most that was reserved.
@@ -95,9 +95,9 @@ class Rank:
         data = data_of(self.job)
         last = 0.0
         for at in range(stop):
-            for record in self._one_step(at, data.of_step(self.rank, at + 1), last, stop):
-                yield record
-                last = max(last, record["mono"] - self.began_s)
+            for made in self._one_step(at, data.of_step(self.rank, at + 1), last, stop):
+                yield made
+                last = max(last, made["mono"] - self.began_s)
         if failed is not None:
             phase = Phase.STEP if failed > 1 else Phase.FIRST_STEP
             yield self.record(Event.STEP_START, last + 1e-4, step=failed, phase=phase)

@@ -12,7 +12,8 @@ from typing import Any
 
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.trainer.rundir import TORCH
-from nsa.contract import HEARTBEATS, Ceiling
+from nsa.contract import Ceiling
+from tests.factory.files import record, write_beats
 from tests.phases.ceiling_files import measured
 
 # Shares of the data sheet's peak: a product of large matrices, a copy, a copy over PCIe.
@@ -34,8 +35,7 @@ def write_ceilings(folder: Path, machine: Machine, ranks: int, token: str) -> fl
     }
     (folder / "ceilings.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     for rank in range(ranks):
-        lines = [json.dumps(record) for record in _beats(rank, token)]
-        (folder / HEARTBEATS.name(rank)).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_beats(folder, rank, _beats(rank, token))
     return 19.0
 
 
@@ -66,12 +66,9 @@ def _beats(rank: int, token: str) -> Iterator[dict[str, Any]]:
     told = [("boot", "init", 0.0), ("init_done", "init", 7.0)]
     told += [("ceiling_start", "step", 8.0 + 2.0 * number) for number in range(5)]
     told.append(("exit", "exit", 18.0))
+    own = {"rank": rank, "pid": 4_295_000 + rank, "token": token}
+    own |= {"rss_mib": 1900.0, "cuda_mib": 9000.0}
+    end = {"code": 0, "reason": "everything is measured", "steps_done": 0}
     for event, phase, at in told:
-        record = {
-            "event": event, "ts": 1_767_240_000.0 + at, "mono": 500.0 + at, "rank": rank,
-            "pid": 4_295_000 + rank, "token": token, "step": 0, "phase": phase,
-            "rss_mib": 1900.0, "cuda_mib": 9000.0,
-        }  # fmt: skip
-        if event == "exit":
-            record |= {"code": 0, "reason": "everything is measured", "steps_done": 0}
-        yield record
+        more = own | (end if event == "exit" else {})
+        yield record(event, mono=500.0 + at, ts=1_767_240_000.0 + at, phase=phase, **more)

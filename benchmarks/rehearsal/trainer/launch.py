@@ -17,7 +17,6 @@ from benchmarks.rehearsal.trainer.steps import Job, Steps, seed_of, simulate
 from benchmarks.rehearsal.trainer.trace import write_profile
 from nsa.contract import (
     ENV_JSON,
-    HEARTBEATS,
     SDPA_AUDIT_JSON,
     STACKDUMPS,
     Event,
@@ -25,6 +24,7 @@ from nsa.contract import (
     Phase,
 )  # fmt: skip
 from runbook.records import Launch
+from tests.factory.files import write_beats
 
 # 2026-01-01 06:00 UTC: when the first launch of a rehearsed run begins.
 BEGAN = 1_767_247_200.0
@@ -129,7 +129,7 @@ class Trainer:
             if stopped:
                 records.append(rank.record(Event.ENOUGH, over + 0.004, step=stop, phase=Phase.STEP))
             records.append(rank.end(over + 0.9 + 0.01 * rank.rank, code, reason, stop))
-            self._write_beats(order, rank, records)
+            write_beats(order.folder, rank.rank, records)
             if job.ranks > 1:
                 flights.write_own_record(order.folder, rank, stop, "end")
         if any("NSA_SDPA_AUDIT" in block.settings for block in job.blocks):
@@ -167,10 +167,6 @@ class Trainer:
                 return stop, True
         return len(block), False
 
-    def _write_beats(self, order: Order, rank: Rank, records: Sequence[object]) -> None:
-        text = "".join(f"{json.dumps(record)}\n" for record in records)
-        (order.folder / HEARTBEATS.name(rank.rank)).write_text(text, encoding="utf-8")
-
     def _samples(self, order: Order, first: Rank, stop: int) -> None:
         if self.machine.sampled:
             path = order.folder / "gpu_samples.csv"
@@ -197,7 +193,7 @@ class Trainer:
         if ending.kind == "oom":
             return self._out_of_memory(order, ranks, ending, (stop, over), lines)
         for rank in ranks:
-            self._write_beats(order, rank, list(rank.lines(stop, failed=stop + 1)))
+            write_beats(order.folder, rank.rank, list(rank.lines(stop, failed=stop + 1)))
             late = ending.kind == "timeout" and rank.rank == ending.rank
             flights.write_nccl_dump(
                 order.folder, rank, stop + 1, behind=late, hung=ending.kind == "timeout"
@@ -228,7 +224,7 @@ class Trainer:
             records = list(rank.lines(stop))
             told = rank.record(Event.NONFINITE, over + 4e-4, step=stop, phase=Phase.STEP)
             records += [{**told, "value": "nan"}, rank.end(over + 0.4, 11, why, stop)]
-            self._write_beats(order, rank, records)
+            write_beats(order.folder, rank.rank, records)
         self._samples(order, first, stop)
         lines = rundir.console(first.job, first.steps, stop)
         lines += _torchrun_says([(rank.rank, 11, rank.pid) for rank in ranks])
@@ -251,7 +247,7 @@ class Trainer:
             records.append(
                 rank.end(over + 0.3 + 0.1 * (rank.rank != ending.rank), code, reason, stop)
             )
-            self._write_beats(order, rank, records)
+            write_beats(order.folder, rank.rank, records)
         self._samples(order, ranks[0], stop)
         lines += _torchrun_says([(ending.rank, 12, ranks[ending.rank].pid)])
         return Ended(code=1, duration_s=STARTED_S + over + 2.0, console=lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ from benchmarks.rehearsal.trainer.steps import Job, Steps, floor_of, gate_health
 from nsa.contract import (
     GATES_COLUMNS,
     GATES_CSV,
-    TRAINING_COLUMNS,
-    TRAINING_CSV,
     VAL_COLUMNS,
     VAL_CSV,
     names,
 )
 from runbook.config.load import load_profile
 from runbook.records import Launch
+from tests.factory import files
 from tests.phases import builder, traces
 
 TORCH = {"13.0": "2.13.0", "12.8": "2.13.0+cu128", None: "2.13.0+cpu"}
@@ -35,31 +33,29 @@ _FORCED_BLOCKS = 3
 def write_tables(folder: Path, rank: Rank, stop: int) -> None:
     """training.csv of the first `stop` steps, and gates.csv."""
     job, steps = rank.job, rank.steps
-    columns = names(TRAINING_COLUMNS)
-    with (folder / TRAINING_CSV).open("w", newline="", encoding="utf-8") as stream:
-        table = csv.writer(stream, lineterminator="\n")
-        table.writerow(columns)
-        inside = 0
-        for at in range(stop):
-            block = job.blocks[steps.block[at]]
-            inside = inside + 1 if at and steps.block[at] == steps.block[at - 1] else 1
-            dt = float(steps.dt_s[at])
-            row = {
-                "step": at + 1,
-                "loss": repr(float(steps.loss[at])),
-                "lr": repr(float(steps.rate[at])),
-                "toks_per_s": round(job.tokens / dt, 3),
-                "tokens": job.tokens,
-                "dt_s": dt,
-                "grad_norm": repr(float(steps.norm[at])),
-                "mem_mib": rank.memory(at + 1)[1],
-                "arm": block.arm,
-                "block": block.index,
-                "warmup": int(inside <= block.warmup),
-                "fetch_s": float(steps.fetch_s[at]),
-                "host_s": 0.0009,
-            }
-            table.writerow([row[name] for name in columns])
+    rows, inside = [], 0
+    for at in range(stop):
+        block = job.blocks[steps.block[at]]
+        inside = inside + 1 if at and steps.block[at] == steps.block[at - 1] else 1
+        dt = float(steps.dt_s[at])
+        rows.append(
+            files.row(
+                at + 1,
+                loss=float(steps.loss[at]),
+                lr=float(steps.rate[at]),
+                toks_per_s=round(job.tokens / dt, 3),
+                tokens=job.tokens,
+                dt_s=dt,
+                grad_norm=float(steps.norm[at]),
+                mem_mib=rank.memory(at + 1)[1],
+                arm=block.arm,
+                block=block.index,
+                warmup=int(inside <= block.warmup),
+                fetch_s=float(steps.fetch_s[at]),
+                host_s=0.0009,
+            )
+        )
+    files.write_rows(folder, [files.HEADER, *rows])
     seen = [step for step in range(1, stop + 1) if job.evaluates(step)]
     told_of = [f"{step},{float(steps.loss[step - 1]) + 0.01!r}" for step in seen]
     (folder / VAL_CSV).write_text("\n".join([",".join(names(VAL_COLUMNS)), *told_of, ""]))

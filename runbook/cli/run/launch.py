@@ -163,7 +163,7 @@ def _add_nightly(parser: CommandParser) -> None:
 
 def _nightly_problems(args: argparse.Namespace) -> list[str]:
     """Everything wrong with the pin and with what `runbook run` is then given."""
-    from runbook.config.nightly import load_nightly
+    from runbook.config.setup import load_nightly
 
     if args.resume is not None or args.failed is not None:
         # The night that goes on has its own; `run` objects to what is typed beside it.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsa.contract import TRAINING_CSV
-from runbook.config.page import limits_of
+from runbook.config.load import limits_of
 from runbook.config.profile import Profile
 from runbook.engine.earlier.matches import ground_of
 from runbook.errors import RunbookError

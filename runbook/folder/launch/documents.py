@@ -111,6 +111,14 @@ def read_json_object(path: Path, problems: list[str]) -> tuple[Mapping[str, Any]
     return document, sha256
 
 
+def json_object(path: Path) -> Mapping[str, Any]:
+    """The JSON object in `path` as far as it is there: empty if it cannot be read as one."""
+    try:
+        return read_json_object(path, [])[0] or {}
+    except OSError:
+        return {}
+
+
 def read_junit(path: Path, *, name: str, problems: list[str]) -> JUnitReport | None:
     """Return every test case of a JUnit file, or None (and a problem) if it cannot be read."""
     if not path.is_file():

@@ -102,7 +102,7 @@ class RowReader:
         if self._pattern is not None:
             match = self._pattern.search(line)
             return match.groupdict() if match else {}
-        found = self._cells(line) if self._is_table else _document(line)
+        found = self._cells(line) if self._is_table else document_in(line)
         return {ours: found.get(theirs) for ours, theirs in self._log.columns.items()}
 
     def _cells(self, line: str) -> Mapping[str, Any]:
@@ -110,18 +110,11 @@ class RowReader:
         if not self._header:
             self._header = tuple(cell.strip() for cell in cells)
             return {}
-        return dict(zip(self._header, cells, strict=True)) if self._fits(cells) else {}
-
-    def _fits(self, cells: Sequence[str]) -> bool:
-        return len(cells) == len(self._header)
+        fits = len(cells) == len(self._header)
+        return dict(zip(self._header, cells, strict=True)) if fits else {}
 
 
-def named_fields(line: bytes) -> Mapping[str, Any]:
-    """The document that stands in a line; empty if there is none."""
-    return _document(line.decode("utf-8", "replace"))
-
-
-def _document(line: str) -> Mapping[str, Any]:
+def document_in(line: str) -> Mapping[str, Any]:
     """The first JSON object that stands in a line, or the first dict as Python prints it."""
     decoder, at = json.JSONDecoder(), line.find("{")
     while at >= 0:
@@ -162,11 +155,6 @@ def lines_of(data: bytes) -> tuple[list[bytes], bytes]:
     """Whole lines, and what is not a whole one yet."""
     *whole, torn = _LINE.split(data)
     return whole, torn
-
-
-def rows_of(log: LogMap, lines: Iterable[bytes]) -> list[Row]:
-    """All rows of a whole log."""
-    return RowReader(log).take_all(lines)
 
 
 def read_own_log(
@@ -318,5 +306,5 @@ def heartbeat_path(folder: Path, trainer: OwnTrainer, rank: int) -> Path | None:
 
 def heartbeat_step(line: bytes, trainer: OwnTrainer) -> int | None:
     """The step that a line of a rank's own heartbeats tells."""
-    found = _document(line.decode("utf-8", "replace"))
+    found = document_in(line.decode("utf-8", "replace"))
     return whole_number(found.get(trainer.heartbeats.step)) if trainer.heartbeats else None

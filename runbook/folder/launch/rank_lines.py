@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Records = Sequence[Mapping[str, Any]]
 _KEPT_PER_KIND = 4096
+# Lines whose records are in memory together: as many as fit into a processor's cache.
+_AT_ONCE = 2048
 # When a step begins to fetch, has its data, was computed once more, and has ended.
 MARKS = (Event.STEP_START, Event.FETCHED, Event.RECOMPUTED, Event.STEP_END)
 # Events that are kept whole.
@@ -34,7 +36,9 @@ _RARE = (Event.EFFECT, *EVENTS)
 _LINE = ("step", "mono", "ts", "pid")
 _WHOLE = ("step", "pid")
 # Of whose fields one that is no number is told: of a clock, where it times a step.
-_TELLERS = {"step": (), "pid": (), "mono": MARKS, "ts": (Event.STEP_END,)}
+_TELLERS: Mapping[str, tuple[Event, ...]] = {
+    "step": (), "pid": (), "mono": MARKS, "ts": (Event.STEP_END,)
+}  # fmt: skip
 _ENDED = ("embedded", "mem_mib", "reserved_mib", "rss_mib", "cuda_mib", "cpu_s")
 _SAID = ("loss", "toks_per_s", "grad_norm", "fetch_s")
 
@@ -79,23 +83,28 @@ class RankLines:
         """Read a whole file. Raises `OSError`."""
         history, lines = cls(rank=rank), WholeLines(path)
         for block in lines:
-            history._take(block)
+            whole = [line for line in block.split(b"\n") if line.strip()]
+            for begin in range(0, len(whole), _AT_ONCE):
+                history._take(whole[begin : begin + _AT_ONCE])
         history.sha256, history.torn_bytes = lines.sha256, lines.torn_bytes
         history.damage += lines.problems
         return history
 
-    def _take(self, block: bytes) -> None:
+    def _take(self, whole: Sequence[bytes]) -> None:
         """Put whole lines into the columns; those that hold no record are counted."""
         import numpy as np
 
-        found = parse_heartbeats([line for line in block.split(b"\n") if line.strip()])
+        found = parse_heartbeats(whole)
         records = [record for record in found if record is not None]
         self.dropped += len(found) - len(records)
         known, lines = self._number_of, len(self._event.array) + np.arange(len(records))
-        told = [event_of(record) for record in records]
-        number = np.array(
-            [-1 if event is None else known.setdefault(event, len(known)) for event in told], int
-        )
+        told = _values(records, "event")
+        if not {str}.issuperset(map(type, told)):
+            told = [event_of(record) for record in records]
+        for event in dict.fromkeys(told):
+            if event is not None:
+                known.setdefault(event, len(known))
+        number = np.array([known.get(event, -1) for event in told], dtype=int)
         self._event.extend(number)
         self._take_speakers(records)
 
@@ -112,7 +121,7 @@ class RankLines:
         ):
             for name, column in columns.items():
                 column.extend(self._numbers(name, *own))
-        self._data += [self._digest(record, line) for record, line in zip(*ended, strict=True)]
+        self._data += self._digests(*ended)
         for record, line in zip(*of(*_RARE), strict=True):
             self._keep(record, line)
 
@@ -124,30 +133,31 @@ class RankLines:
             if (number := whole_number(pid)) is not None:
                 self.pids[number] = None
         for rank in _distinct(records, "rank"):
-            if (number := whole_number(rank)) not in (None, self.rank):
+            if (number := whole_number(rank)) is not None and number != self.rank:
                 self.other_ranks.add(number)
 
     def _numbers(self, name: str, records: Records, lines: Ints) -> Floats:
         """A field as numbers; a null is nothing, any other value that is none is remembered."""
         import numpy as np
 
-        values = [record.get(name) for record in records]
+        values = _values(records, name)
         found = _numbers(values, _is_whole if name in _WHOLE else is_any_number)
         tellers = _TELLERS.get(name, (*MARKS, Event.PROGRESS))
         for place in np.flatnonzero(np.isnan(found)).tolist() if tellers else ():
-            value, event = values[place], event_of(records[place])
-            if value is not None and event in tellers and not is_any_number(value):
+            if (value := values[place]) is None or is_any_number(value):
+                continue
+            if (event := event_of(records[place])) in tellers:
                 what = f"{event}.{name} has an unexpected value: {str(value)[:40]!r}"
                 self._complain(what, lines[place])
         return found
 
-    def _digest(self, record: Mapping[str, Any], line: int) -> str | None:
-        value = record.get("data")
-        if is_digest(value):
-            return str(value)
-        if value is not None:
-            self._complain(f"{Event.STEP_END}.data is no digest: {str(value)[:40]!r}", line)
-        return None
+    def _digests(self, records: Records, lines: Ints) -> list[str | None]:
+        values = _values(records, "data")
+        good = [value if is_digest(value) else None for value in values]
+        for value, kept, line in zip(values, good, lines, strict=True):
+            if kept is not value:
+                self._complain(f"{Event.STEP_END}.data is no digest: {str(value)[:40]!r}", line)
+        return good
 
     def _complain(self, what: str, line: int) -> None:
         if len(self._odd) < _KEPT_PER_KIND:
@@ -185,9 +195,17 @@ def _effect(record: Mapping[str, Any], rank: int) -> Effect:
     )
 
 
+def _values(records: Records, name: str) -> list[Any]:
+    """The values of a field, None where a record lacks it."""
+    try:
+        return [record[name] for record in records]  # nearly always, and soonest
+    except KeyError:
+        return [record.get(name) for record in records]
+
+
 def _distinct(records: Records, name: str) -> list[Any]:
     """The values of a field, or one of them where all are the same."""
-    values = [record.get(name) for record in records]
+    values = _values(records, name)
     return values[:1] if values and values.count(values[0]) == len(values) else values
 
 
@@ -199,7 +217,7 @@ def _numbers(values: list[Any], fits: Callable[[object], bool]) -> Floats:
     """Values as an array, NaN for what does not fit."""
     import numpy as np
 
-    plain = {int, type(None)} if fits is _is_whole else {int, float, type(None)}
+    plain: set[type] = {int, type(None)} if fits is _is_whole else {int, float, type(None)}
     try:
         if plain.issuperset(map(type, values)):
             found = np.array(values, dtype=np.float64)

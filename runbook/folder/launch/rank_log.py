@@ -211,10 +211,10 @@ class RankHistory(RankLines):
         before = np.searchsorted(self._others(), ends)
         ended = self._so_far[ends]
         begun, over, again, _ = (
-            _of_steps(self._so_far[lines], mono[lines], ended)
+            _at(_first_of(self._so_far[lines], ended), mono[lines])
             for lines in map(self._lines_of, MARKS)
         )
-        told = self._so_far[self._lines_of(Event.PROGRESS)]
+        told = _first_of(self._so_far[self._lines_of(Event.PROGRESS)], ended)
         with np.errstate(over="ignore", invalid="ignore"):  # a file may say anything
             fetch_clock_s = over - begun
         return pd.DataFrame(
@@ -225,7 +225,7 @@ class RankHistory(RankLines):
                 "alone": np.concatenate([[False], before[1:] == before[:-1]]),
                 "data": self._data,
                 **{name: column.array for name, column in self._ended.items()},
-                **{n: _of_steps(told, column.array, ended) for n, column in self._said.items()},
+                **{n: _at(told, column.array) for n, column in self._said.items()},
                 "fetch_clock_s": fetch_clock_s,
                 "timed_from": np.fmax(begun, again),
             },
@@ -233,17 +233,20 @@ class RankHistory(RankLines):
         )
 
 
-def _of_steps(steps: Ints, said: Floats, ended: Ints) -> Floats:
-    """What was said of each of the steps that ended; of one that was said twice, the first."""
+def _first_of(steps: Ints, ended: Ints) -> Ints:
+    """For each step that ended, where it stands first among these steps; -1 if it does not."""
     import numpy as np
 
-    steps, first = np.unique(steps, return_index=True)
-    place = np.searchsorted(steps, ended)
-    known = place < len(steps)
-    known[known] = steps[place[known]] == ended[known]
-    found = np.full(len(ended), np.nan)
-    found[known] = said[first[place[known]]]
-    return found
+    found, first = np.unique(steps, return_index=True)
+    place = np.minimum(np.searchsorted(found, ended), len(found) - 1)
+    return np.where(found[place] == ended, first[place], -1) if len(found) else place
+
+
+def _at(places: Ints, said: Floats) -> Floats:
+    """What was said at these places; NaN at -1."""
+    import numpy as np
+
+    return np.append(said, np.nan)[places]
 
 
 def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:

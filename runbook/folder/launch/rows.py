@@ -305,7 +305,7 @@ class Numbers:
         """What was put in so far."""
         return self._values[: self._count]
 
-    def extend(self, values: npt.NDArray[np.float64] | Sequence[Any]) -> None:
+    def extend(self, values: npt.NDArray[Any] | Sequence[Any]) -> None:
         """Append, in the array's own type."""
         import numpy as np
 

@@ -73,30 +73,16 @@ def number(row: Mapping[str, str], name: str) -> float | None:
         return None
 
 
-class RowDetectors:
-    """Everything that is decided from the readings of the steps."""
-
-    def __init__(self, limits: Thresholds) -> None:
-        self._loss, self._norm = _Loss(limits), _GradientNorm(limits)
-        self._flat, self._memory = _Flatline(limits), _Growth(limits)
-
-    def feed(self, row: Mapping[str, str]) -> Iterator[Anomaly]:
-        """The anomalies that this row completes."""
-        step = number(row, "step")
-        if step is None or not math.isfinite(step):
-            return
-        for detector in (self._loss, self._norm, self._flat, self._memory):
-            found = detector.feed(row, int(step))
-            if found is not None:
-                yield found
-
-
 class _Detector:
-    """Keeps the recent readings of one column."""
+    """Decides from the readings of one table, row by row; keeps the recent ones of a column."""
 
     def __init__(self, limits: Thresholds) -> None:
         self._limits = limits
         self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
+        """The anomaly that this row completes."""
+        raise NotImplementedError
 
     def _usual(self) -> float:
         """The median of the recent readings; 0 while there are too few."""
@@ -181,9 +167,9 @@ class _Flatline(_Detector):
         return Anomaly(kind="throughput_flatline", text=what, step=step)
 
 
-class _Growth:
+class _Growth(_Detector):
     def __init__(self, limits: Thresholds) -> None:
-        self._limits = limits
+        super().__init__(limits)
         self._block: list[float] = []
         self._medians: deque[float] = deque(maxlen=limits.growth_blocks + 1)
         self._rows = 0
@@ -211,59 +197,61 @@ class _Growth:
         return Anomaly(kind="memory_growth", text=text, step=step)
 
 
-class GateDetector:
+class _Gates(_Detector):
     """Gates that have settled on one branch, from the readings of gates.csv.
 
     In the mean over the layers: a collapse of the model, which halts. In the layer that is worst
     off alone: that is told and halts nothing, because a layer may specialize late in a long run,
     and whether it did is for the row `gates` and a person to say. A table without the means has
-    none but a collapse of the model.
+    none but a collapse of the model. If a row completes both, it is one of the model.
     """
 
-    def __init__(self, limits: Thresholds) -> None:
-        self._limits = limits
-        self._model, self._layer = _BadReadings(limits), _BadReadings(limits)
+    _bad_of_model, _bad_of_layer = 0, 0
 
-    def feed(self, row: Mapping[str, str]) -> Iterator[Anomaly]:
-        """The anomaly whose run of bad readings this one completes; of the model, if both."""
+    def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
         worst = number(row, "entropy"), number(row, "max_gate")
         mean = number(row, "entropy_mean"), number(row, "max_gate_mean")
-        step = number(row, "step")
-        if step is None or not math.isfinite(step):
-            return
         has_means = mean != (None, None)
         whole = mean if has_means else worst
-        model, layer = self._model.completed(*whole), self._layer.completed(*worst)
-        if model:
-            text = self._text(step, *whole)
-            yield Anomaly(kind="gate_collapse", text=text, step=int(step))
-        elif layer and has_means:
+        self._bad_of_model = self._bad_of_model + 1 if self._is_bad(*whole) else 0
+        self._bad_of_layer = self._bad_of_layer + 1 if self._is_bad(*worst) else 0
+        patience = self._limits.gate_collapse_n
+        if patience and self._bad_of_model == patience:
+            return Anomaly(kind="gate_collapse", text=self._text(step, *whole), step=step)
+        if patience and self._bad_of_layer == patience and has_means:
             text = f"in one layer, nothing is halted: {self._text(step, *worst)}"
-            yield Anomaly(kind="layer_collapse", text=text, step=int(step), halts=False)
+            return Anomaly(kind="layer_collapse", text=text, step=step, halts=False)
+        return None
 
-    def _text(self, step: float, entropy: float | None, largest: float | None) -> str:
+    def _is_bad(self, entropy: float | None, largest: float | None) -> bool:
+        low = entropy is not None and not entropy >= self._limits.gate_entropy_min
+        return low or (largest is not None and not largest <= self._limits.gate_max)
+
+    def _text(self, step: int, entropy: float | None, largest: float | None) -> str:
         limits = self._limits
         return (
-            f"{limits.gate_collapse_n} readings in a row up to step {int(step)}: entropy {entropy} "
+            f"{limits.gate_collapse_n} readings in a row up to step {step}: entropy {entropy} "
             f"(at least {limits.gate_entropy_min:g}), largest share {largest} "
             f"(at most {limits.gate_max:g})"
         )
 
 
-class _BadReadings:
-    """Counts the readings of gates, one after the other, that are beyond a limit."""
+# What is looked for in the readings of the steps, and in those of the gates.
+STEPS: tuple[type[_Detector], ...] = (_Loss, _GradientNorm, _Flatline, _Growth)
+GATES: tuple[type[_Detector], ...] = (_Gates,)
 
-    def __init__(self, limits: Thresholds) -> None:
-        self._limits = limits
-        self._bad = 0
 
-    def completed(self, entropy: float | None, largest: float | None) -> bool:
-        """Does this reading complete a run of bad ones?"""
-        limits = self._limits
-        low = entropy is not None and not entropy >= limits.gate_entropy_min
-        high = largest is not None and not largest <= limits.gate_max
-        self._bad = self._bad + 1 if low or high else 0
-        return bool(limits.gate_collapse_n) and self._bad == limits.gate_collapse_n
+class Detectors:
+    """Everything that is decided from the rows of one table."""
+
+    def __init__(self, kinds: tuple[type[_Detector], ...], limits: Thresholds) -> None:
+        self._all = [kind(limits) for kind in kinds]
+
+    def feed(self, row: Mapping[str, str]) -> Iterator[Anomaly]:
+        """The anomalies that this row completes; none if it has no step."""
+        step = number(row, "step")
+        if step is not None and math.isfinite(step):
+            yield from filter(None, (one.feed(row, int(step)) for one in self._all))
 
 
 class Monitor:
@@ -272,17 +260,19 @@ class Monitor:
     def __init__(self, run_dir: Path, limits: Thresholds) -> None:
         self.run_dir, self.limits = run_dir, limits
         self.readings = Readings(run_dir)
-        self._gates = TableTail(run_dir / GATES_CSV)
-        self._rows, self._gate = RowDetectors(limits), GateDetector(limits)
+        self._watched: tuple[tuple[Readings | TableTail, Detectors], ...] = (
+            (self.readings, Detectors(STEPS, limits)),
+            (TableTail(run_dir / GATES_CSV), Detectors(GATES, limits)),
+        )
 
     def look(self) -> list[Anomaly]:
         """What the new rows show, in their order."""
-        found = []
-        for row in self.readings.rows():
-            found += [_named(anomaly, self.readings.path) for anomaly in self._rows.feed(row)]
-        for row in self._gates.rows():
-            found += [_named(anomaly, self._gates.path) for anomaly in self._gate.feed(row)]
-        return found
+        return [
+            replace(anomaly, path=table.path.name if table.path else "")
+            for table, detectors in self._watched
+            for row in table.rows()
+            for anomaly in detectors.feed(row)
+        ]
 
     def look_and_record(self) -> list[Anomaly]:
         """Look, write down what was found, and halt the run if that is wanted."""
@@ -290,10 +280,6 @@ class Monitor:
         for anomaly in found:
             record_anomaly(self.run_dir, anomaly, halt=self.limits.halt)
         return found
-
-
-def _named(anomaly: Anomaly, path: Path | None) -> Anomaly:
-    return replace(anomaly, path=path.name if path else "")
 
 
 _SAID = ("step", "loss", "grad_norm", "toks_per_s")
@@ -341,7 +327,4 @@ class Readings:
 
 def step_of(row: dict[str, str]) -> float:
     """The row's step; 0 where it has none, which no detector takes either."""
-    try:
-        return float(row["step"])
-    except (KeyError, ValueError):
-        return 0.0
+    return number(row, "step") or 0.0

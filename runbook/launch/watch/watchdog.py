@@ -25,6 +25,8 @@ _PHASE_ORDER: tuple[str, ...] = (
 _EVENT_ORDER: tuple[str, ...] = (
     Event.STEP_START, Event.FETCHED, Event.RECOMPUTED, Event.STEP_END, Event.PROGRESS,
 )  # fmt: skip
+# These have a field of `Budgets` each, called after them.
+_BUDGETED = frozenset(Phase) - {Phase.STEP}
 STOPPED = {"T": "stopped", "t": "stopped by a tracer", "D": "in an uninterruptible wait"}
 
 
@@ -122,17 +124,8 @@ class Budgets:
 
         A step may always take five times as long as the longest one seen in this launch.
         """
-        budgets: dict[str, float] = {
-            Phase.INIT: self.init_s,
-            Phase.FIRST_STEP: self.first_step_s,
-            Phase.DATA: self.data_s,
-            Phase.EVAL: self.eval_s,
-            Phase.CHECKPOINT: self.checkpoint_s,
-            Phase.PROFILE: self.profile_s,
-            Phase.EXIT: self.exit_s,
-        }
-        if phase in budgets:
-            return budgets[phase]
+        if phase in _BUDGETED:
+            return float(getattr(self, f"{phase}_s"))
         return max(self.step_s, _LEARNED_FACTOR * longest_step_s)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from runbook.folder.launch.shapes import is_number
 from runbook.records import Check, LaunchStatus, Measurement
 from runbook.records.evidence import LaunchEvidence
 from runbook.stats.decision import Decided, Decision
@@ -107,7 +108,7 @@ def metric_change(a: Check, b: Check) -> MetricChange | None:
     left, right = a.measurement, b.measurement
     if left is None or right is None or left.unit != right.unit:
         return None
-    if not (_is_number(left.value) and _is_number(right.value)):
+    if not (is_number(left.value) and is_number(right.value)):
         return None
     before, now = float(left.value), float(right.value)
     interval = _difference_interval(left, right)
@@ -126,10 +127,6 @@ def metric_change(a: Check, b: Check) -> MetricChange | None:
         interval=interval,
         says=says,
     )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _difference_interval(a: Measurement, b: Measurement) -> tuple[float, float] | None:

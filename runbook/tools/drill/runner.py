@@ -7,7 +7,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
@@ -198,20 +198,8 @@ def run_drill(
         return row
 
     plan = list(enumerate([fault for _ in range(repeat) for fault in faults], start=1))
-    if jobs == 1:
-        rows = [one(index, fault) for index, fault in plan]
-    else:
-        rows = _at_a_time(plan, one, jobs)
-    done = tuple(row for row in rows if row is not None)
-    return DrillReport(rows=done, interrupted=len(done) < len(plan))
-
-
-def _at_a_time(
-    plan: Sequence[tuple[int, Fault]],
-    one: Callable[[int, Fault], DrillRow | None],
-    jobs: int,
-) -> list[DrillRow | None]:
     # A launch lives as long as the thread that started it: the pool outlives all of them.
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        futures: list[Future[DrillRow | None]] = [pool.submit(one, *item) for item in plan]
-        return [future.result() for future in futures]
+        rows = list(pool.map(one, *zip(*plan, strict=True))) if plan else []
+    done = tuple(row for row in rows if row is not None)
+    return DrillReport(rows=done, interrupted=len(done) < len(plan))

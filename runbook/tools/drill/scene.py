@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
@@ -27,6 +26,7 @@ from nsa.contract import (
     checkpoint_name,
     shard_file,
 )
+from runbook.folder.launch.documents import json_object
 from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.launch import Budgets, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
@@ -115,7 +115,7 @@ def run_injected(
 
 def injected_at(run_dir: Path) -> float | None:
     """When the fault happened, on the monotonic clock; None if it never did."""
-    when = _json(run_dir / INJECTED_JSON).get("mono")
+    when = json_object(run_dir / INJECTED_JSON).get("mono")
     return float(when) if isinstance(when, int | float) else None
 
 
@@ -128,7 +128,7 @@ def _override(fault: Fault, root: Path, **options: Any) -> Scene:
     """What stands in the machine's environment must not reach the trainer."""
     scene = run_injected(fault, root, **options)
     remarks = []
-    env = _json(scene.run_dir / ENV_JSON)
+    env = json_object(scene.run_dir / ENV_JSON)
     effective = env.get("effective", {})
     if effective.get("seq_len") != scene.launch.config_overrides["train.seq_len"]:
         remarks.append(f"seq_len became {effective.get('seq_len')}")
@@ -145,7 +145,7 @@ def _port(fault: Fault, root: Path, **options: Any) -> Scene:
     def take() -> None:
         path = root / "run" / LAUNCH_JSON
         while not ready.wait(0.002):
-            port = _json(path).get("port")
+            port = json_object(path).get("port")
             if port:
                 listener = socket.socket()
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -161,7 +161,7 @@ def _port(fault: Fault, root: Path, **options: Any) -> Scene:
     thread.join()
     for listener in taken:
         listener.close()
-    first, second = (_json(root / name / LAUNCH_JSON) for name in ("run.attempt1", "run"))
+    first, second = (json_object(root / name / LAUNCH_JSON) for name in ("run.attempt1", "run"))
     remarks = []
     if scene.result.attempts != 2:
         remarks.append(f"{scene.result.attempts} attempts instead of 2")
@@ -199,7 +199,7 @@ def _damaged_checkpoint(damage: Callable[[Path], None]) -> Callable[..., Scene]:
         damage(before.run_dir / CHECKPOINTS_DIR / checkpoint_name(12) / shard_file(0))
         resumed = ("--resume", str(before.run_dir.resolve()))
         scene = run_injected(fault, root, **(options | {"extra": resumed}))
-        notes = " ".join(_json(scene.run_dir / ENV_JSON).get("notes", []))
+        notes = " ".join(json_object(scene.run_dir / ENV_JSON).get("notes", []))
         remarks = []
         if "step_12" not in notes or "refused" not in notes:
             remarks.append("the damaged checkpoint was not named")
@@ -235,7 +235,7 @@ def _to_harness(number: int) -> Callable[..., Scene]:
             if victim.poll() is not None:
                 break
             time.sleep(0.02)
-        token = str(_json(run_dir / LAUNCH_JSON).get("run_token", ""))
+        token = str(json_object(run_dir / LAUNCH_JSON).get("run_token", ""))
         sent = time.monotonic()
         victim.send_signal(number)
         try:
@@ -263,14 +263,6 @@ def _result(run_dir: Path, token: str) -> LaunchResult:
     if path.is_file():
         return LaunchResult.model_validate_json(path.read_bytes())
     return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, run_token=token)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 _SCENES: dict[str, Callable[..., Scene]] = {

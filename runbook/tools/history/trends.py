@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from runbook.tools.history.index import MetricRow, RunRow
+from runbook.tools.history.runs import MetricRow, RunRow
 
 # The lowest to the highest of eight levels, where the terminal shows them and where it does not.
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -64,11 +64,12 @@ def inspect_path(path: Path, *, loss_floor: float | None = None) -> Inspection:
             _inspect_one(folder, root=path, csv=None, floor=loss_floor)
             for folder in _run_directories(path)
         ]
-    remarks = [remark for one in found for remark in one.remarks]
+    directories = tuple(directory for directory, _ in found)
+    remarks = [one for _, said in found for one in said]
     if not found:
         text = "no training.csv and no heartbeat_rank*.jsonl here or below"
-        remarks.append(Remark(code=RemarkCode.NOTHING_FOUND, message=text, path="."))
-    return Inspection(path=str(path), directories=tuple(found), remarks=tuple(remarks))
+        remarks += remarks_on(".", [(RemarkCode.NOTHING_FOUND, text)])
+    return Inspection(path=str(path), directories=directories, remarks=tuple(remarks))
 
 
 def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
@@ -84,7 +85,7 @@ def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
 
 def _inspect_one(
     folder: Path, *, root: Path, csv: Path | None, floor: float | None
-) -> RunDirectory:
+) -> tuple[RunDirectory, list[Remark]]:
     problems: list[str] = []
     env, _ = read_json_object(folder / ENV_JSON, problems)
     if env is not None:
@@ -136,15 +137,15 @@ def _inspect_one(
         rows, logs, env, _duration_s(result), exits=exits, gates=gates, val=val, stop=stop
     )
     remarks += remarks_on(place, doubts)
-    return RunDirectory(
+    directory = RunDirectory(
         path=place,
         training=training,
         ranks=ranks,
         world_size=world_size,
         loss_floor=limit,
         loss_floor_source=source,
-        remarks=tuple(remarks if ended is None or lost else as_planned(remarks)),
     )
+    return directory, remarks if ended is None or lost else list(as_planned(remarks))
 
 
 def _table(path: Path, spec: RowSpec) -> pd.DataFrame | None:

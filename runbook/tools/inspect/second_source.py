@@ -9,7 +9,6 @@ numbers against: that is one remark, and no suspicion.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -98,4 +97,4 @@ def as_planned(remarks: Sequence[Remark]) -> Iterator[Remark]:
     """The remarks on a launch that did all that it was to do: it was not meant to have more."""
     for one in remarks:
         short = one.code is RemarkCode.WINDOW_TOO_SHORT
-        yield replace(one, code=RemarkCode.PLANNED) if short else one
+        yield one.model_copy(update={"code": RemarkCode.PLANNED}) if short else one

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from runbook.console import rendered, table_of
-from runbook.records.measurement import json_ready, plain_number
+from runbook.records.measurement import Measurement, Record, json_ready, plain_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,8 +47,7 @@ UNDECIDED = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Remark:
+class Remark(Record):
     """One thing that a reader should know before believing a number of this directory."""
 
     code: RemarkCode
@@ -71,8 +69,7 @@ def remarks_on(path: str, found: Iterable[Found]) -> list[Remark]:
     return [Remark(code=code, message=text, path=path) for code, text in found]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Segment:
+class Segment(Record):
     """One run inside a file: rows whose steps increase. `every` is the steps between two rows."""
 
     index: int
@@ -84,23 +81,7 @@ class Segment:
     arms: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Statistic:
-    """A number with its window, as found; `steps` is None where the rows are of several runs."""
-
-    name: str
-    value: float
-    stdev: float | None
-    unit: str
-    n: int
-    first_step: int
-    last_step: int
-    runs: int = 1
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowsFacts:
+class RowsFacts(Record):
     """A training.csv: its form, its runs, and what can be computed from it."""
 
     path: str
@@ -109,12 +90,11 @@ class RowsFacts:
     rows: int
     dropped_rows: int
     segments: tuple[Segment, ...]
-    statistics: tuple[Statistic, ...]
+    statistics: tuple[Measurement, ...]
     window_steps_available: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankFacts:
+class RankFacts(Record):
     """A heartbeat file: whose it is, how far it goes, and its longest silence."""
 
     rank: int
@@ -131,8 +111,7 @@ class RankFacts:
     last_ts: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunDirectory:
+class RunDirectory(Record):
     """One directory that holds rows or heartbeats."""
 
     path: str
@@ -141,11 +120,9 @@ class RunDirectory:
     world_size: int | None
     loss_floor: float | None
     loss_floor_source: str
-    remarks: tuple[Remark, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inspection:
+class Inspection(Record):
     """Everything found under one path."""
 
     path: str
@@ -161,8 +138,8 @@ class Inspection:
 
     def document(self) -> dict[str, Any]:
         """For `runbook inspect --json`; NaN and infinities become words."""
-        found: dict[str, Any] = json_ready(asdict(self))
-        return {"schema_version": 1, "exit_code": self.exit_code, **found}
+        found: dict[str, Any] = json_ready(self.model_dump())
+        return {"schema_version": 2, "exit_code": self.exit_code, **found}
 
 
 def inspection_text(inspection: Inspection, *, width: int | None = None) -> str:
@@ -226,25 +203,21 @@ def _rows(facts: RowsFacts) -> list[str]:
     return lines
 
 
-def _statistic(one: Statistic) -> str:
+def _statistic(one: Measurement) -> str:
     spread = f" +- {plain_number(one.stdev)}" if one.stdev is not None else ""
-    runs = f" of {one.runs} runs" if one.runs > 1 else ""
     note = f"; {one.note}" if one.note else ""
     return (
-        f"{one.name}  {plain_number(one.value)}{spread} {one.unit} "
-        f"(n={one.n}, steps {one.first_step}-{one.last_step}{runs}{note})"
+        f"{one.name}  {plain_number(one.value)}{spread} {one.unit} (n={one.n}, {one.window}{note})"
     )
 
 
 def _rank(facts: RankFacts) -> str:
-    steps = f"steps {facts.first_step}-{facts.last_step}" if facts.last_step is not None else ""
-    silence = (
-        f"longest silence {facts.longest_silence_s:.3g} s"
-        if facts.longest_silence_s is not None
-        else ""
-    )
-    code = f"exit code {facts.exit_code}" if facts.exit_code is not None else ""
-    ended = f"last line {facts.last_event!r}" if facts.last_event else ""
-    name = facts.path.rpartition("/")[2]
-    parts = [f"{facts.lines} lines", steps, silence, ended, code]
-    return f"{name}  {', '.join(part for part in parts if part)}"
+    silence, code = facts.longest_silence_s, facts.exit_code
+    parts = [
+        f"{facts.lines} lines",
+        "" if facts.last_step is None else f"steps {facts.first_step}-{facts.last_step}",
+        "" if silence is None else f"longest silence {silence:.3g} s",
+        f"last line {facts.last_event!r}" if facts.last_event else "",
+        "" if code is None else f"exit code {code}",
+    ]
+    return f"{facts.path.rpartition('/')[2]}  {', '.join(part for part in parts if part)}"

@@ -21,10 +21,11 @@ from runbook.stats.throughput import (
     effective,
     last_window,
     measured_rows,
+    measurement,
     typical,
     warmup_cut,
 )
-from runbook.tools.inspect.types import Found, RemarkCode, Segment, Statistic
+from runbook.tools.inspect.types import Found, RemarkCode, Segment
 
 
 def parts_of(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
@@ -72,124 +73,95 @@ _SLOW = 0.95
 
 def window_of(
     log: TrainingLog, parts: list[pd.DataFrame]
-) -> tuple[list[Statistic], int, list[Found]]:
+) -> tuple[list[Measurement], int, list[Found]]:
     """The runbook's last-50 statistic as its snippet gives it, and what an honest one can use.
 
     What is not finite is no number that anybody could quote; another remark names such rows.
     """
-    with np.errstate(all="ignore"):
-        statistics, available, remarks = _window_of(log, parts)
-    finite = [one for one in statistics if math.isfinite(one.value)]
-    return finite, available, remarks
-
-
-def _window_of(
-    log: TrainingLog, parts: list[pd.DataFrame]
-) -> tuple[list[Statistic], int, list[Found]]:
     if not parts or "toks_per_s" not in log.frame:
         return [], 0, [_too_short(0, 1)]
+    if bool((log.frame["step"] < 0).any()):
+        return [], 0, [(RemarkCode.UNREADABLE, "steps below zero: no window can be taken")]
     arms = sorted(set(parts[-1]["arm"]) - {""}) if "arm" in parts[-1] else []
-    if arms and len(parts) == 1:
-        return _window_of_arms(log, arms)
+    with np.errstate(all="ignore"):
+        one_of_arms = bool(arms) and len(parts) == 1
+        found = _window_of_arms(log, arms) if one_of_arms else _window_of_rows(log, parts)
+    statistics, available, remarks = found
+    return [one for one in statistics if math.isfinite(float(one.value))], available, remarks
+
+
+def _window_of_rows(
+    log: TrainingLog, parts: list[pd.DataFrame]
+) -> tuple[list[Measurement], int, list[Found]]:
     last = replace(log, frame=parts[-1])
-    every = cadence(parts[-1])
-    naive, remarks = _naive(log, parts)
-    statistics = []
+    naive, runs, warm = _naive(log, parts)
+    remarks = [_warm(naive, runs, warm)] if warm else []
     steps = parts[-1]["step"].to_numpy()
     available = int(np.count_nonzero(steps > steps[-1] - WINDOW))
     try:
-        honest = _measured("last_50_steps", last_window(last, n=WINDOW))
-        statistics.append(honest)
-        if honest.value != naive.value or naive.runs > 1:
-            statistics.insert(0, naive)
+        honest = last_window(last, n=WINDOW)
+        statistics = [honest] if honest.value == naive.value and runs == 1 else [naive, honest]
     except WindowTooShort as error:
-        statistics.append(naive)
+        statistics = [naive]
         if len(parts) == 1 and not log.legacy:
             remarks = []  # nobody quotes that window: our own statistic refuses it
         available = min(available, error.available)
-        remarks.append(_too_short(available, every))
-    statistics += _rates_over_time(last)
-    return statistics, available, remarks
+        remarks.append(_too_short(available, cadence(parts[-1])))
+    return [*statistics, *_rates_over_time(last)], available, remarks
 
 
-def _window_of_arms(log: TrainingLog, arms: list[str]) -> tuple[list[Statistic], int, list[Found]]:
-    statistics: list[Statistic] = []
-    available = []
+def _window_of_arms(
+    log: TrainingLog, arms: list[str]
+) -> tuple[list[Measurement], int, list[Found]]:
+    statistics = []
     for arm in arms:
-        rows = measured_rows(log, arm=arm)
-        available.append(min(WINDOW, len(rows)))
-        if len(rows) >= WINDOW:
-            found = last_window(log, n=WINDOW, arm=arm)
-            statistics.append(_measured(f"last_50_steps[{arm}]", found))
-        if len(rows):
-            statistics.append(_measured(f"effective[{arm}]", effective(log, arm=arm)))
-    least = min(available)
-    remarks = [] if least >= WINDOW else [_too_short(least, 1, " of its poorest arm")]
-    return statistics, least, remarks
-
-
-def _measured(name: str, found: Measurement) -> Statistic:
-    if found.window is None:
-        raise ValueError(f"{found.name} has no window")
-    return Statistic(
-        name=name,
-        value=float(found.value),
-        stdev=found.stdev,
-        unit=found.unit,
-        n=found.n,
-        **found.window.model_dump(),
+        for compute in (last_window, effective):
+            with suppress(StatisticsError):
+                statistics.append(compute(log, arm=arm))
+    least = min(WINDOW, *(len(measured_rows(log, arm=arm)) for arm in arms))
+    return (
+        statistics,
+        least,
+        [] if least == WINDOW else [_too_short(least, 1, " of its poorest arm")],
     )
 
 
-def _statistic(
-    name: str,
-    value: float,
-    stdev: float | None,
-    rows: pd.DataFrame,
-    *,
-    runs: int = 1,
-    note: str = "",
-) -> Statistic:
-    return Statistic(
-        name=name,
-        value=value,
-        stdev=stdev,
-        unit=TOKENS_PER_SECOND,
-        n=len(rows),
-        first_step=int(rows["step"].min()),
-        last_step=int(rows["step"].max()),
-        runs=runs,
-        note=note,
-    )
-
-
-def _naive(log: TrainingLog, parts: list[pd.DataFrame]) -> tuple[Statistic, list[Found]]:
-    """What `rows[-50:]` of the runbook's snippet takes, however many runs and steps that is."""
+def _naive(log: TrainingLog, parts: list[pd.DataFrame]) -> tuple[Measurement, int, int]:
+    """What `rows[-50:]` of the runbook's snippet takes: of how many runs, and how much warm-up."""
     rows = log.frame.iloc[-WINDOW:]
     rates = rows["toks_per_s"].to_numpy(dtype=np.float64)
-    touched, warm, left = 0, 0, len(rows)
+    runs, warm, left = 0, 0, len(rows)
     for part in reversed(parts):
         taken = min(left, len(part))
         if not taken:
             break
-        touched += 1
+        runs += 1
         left -= taken
         warm += _slow_starters(part, taken)
-    statistic = _statistic(
-        "last_50_rows",
-        float(np.mean(rates)),
-        float(np.std(rates)),
-        rows,
-        runs=touched,
-        note=f"as the runbook's snippet computes it: rows, not steps{_flattery(rates)}",
-    )
-    found: list[Found] = []
-    if warm:
-        text = f"the last {len(rows)} rows hold {warm} warm-up row{'s' if warm > 1 else ''}"
-        text += f" (window: steps {statistic.first_step}-{statistic.last_step}"
-        text += f" of {touched} runs)" if touched > 1 else ")"
-        found.append((RemarkCode.WARMUP_IN_WINDOW, text))
-    return statistic, found
+    of_runs = f" of {runs} runs" if runs > 1 else ""
+    note = f"as the runbook's snippet computes it: rows{of_runs}, not steps{_flattery(rates)}"
+    mean, stdev = float(np.mean(rates)), float(np.std(rates))
+    return _rate(f"toks_per_s_last{WINDOW}_rows", mean, log, rows, note, stdev), runs, warm
+
+
+def _rate(
+    name: str,
+    value: float,
+    log: TrainingLog,
+    rows: pd.DataFrame,
+    note: str,
+    stdev: float | None = None,
+) -> Measurement:
+    unit = TOKENS_PER_SECOND
+    found = measurement(log, rows, name=name, value=value, unit=unit, stdev=stdev)
+    return found.model_copy(update={"note": note})
+
+
+def _warm(naive: Measurement, runs: int, warm: int) -> Found:
+    of_runs = f" of {runs} runs" if runs > 1 else ""
+    rows = f"{warm} warm-up row{'s' if warm > 1 else ''}"
+    text = f"the last {naive.n} rows hold {rows} (window: {naive.window}{of_runs})"
+    return RemarkCode.WARMUP_IN_WINDOW, text
 
 
 def _slow_starters(part: pd.DataFrame, taken: int) -> int:
@@ -217,25 +189,21 @@ def _flattery(rates: npt.NDArray[np.float64]) -> str:
     )
 
 
-def _rates_over_time(log: TrainingLog) -> list[Statistic]:
+def _rates_over_time(log: TrainingLog) -> list[Measurement]:
     """typical and effective throughput; without tokens and times, rows count as equal tokens."""
-    if "tokens" not in log.frame or "dt_s" not in log.frame:
-        return _rows_over_time(log)
     found = []
-    for name, compute in (("typical", typical), ("effective", effective)):
-        with suppress(StatisticsError):
-            found.append(_measured(name, compute(log)))
-    return found
-
-
-def _rows_over_time(log: TrainingLog) -> list[Statistic]:
+    if "tokens" in log.frame and "dt_s" in log.frame:
+        for compute in (typical, effective):
+            with suppress(StatisticsError):
+                found.append(compute(log))
+        return found
     rows = log.frame.iloc[warmup_rows(log.frame) :]
     rates = rows["toks_per_s"].to_numpy(dtype=np.float64)
     if not len(rates) or not bool((rates > 0).all()):
         return []
     value = float(len(rates) / np.sum(1.0 / rates))
     note = "tokens over time of the last run without its warm-up, if every row is as many tokens"
-    return [_statistic("last_run", value, None, rows, note=note)]
+    return [_rate("toks_per_s_last_run", value, log, rows, note)]
 
 
 def _too_short(available: int, every: int, of: str = "") -> Found:

@@ -14,8 +14,9 @@ from runbook.tools.drill.faults import FAULTS
 from runbook.tools.drill.runner import run_drill
 from tests.tiers import by_tier
 
-# One of each way to be noticed; how each of the others ends is told from the small fake trainer in
-# tests/launch/test_faults.py, and by the trainer alone in tests/train.
+# One of each way to be noticed. How the others end is told of the fake trainer in
+# tests/launch/test_faults.py, and of the trainer's own words in tests/train (test_loop.py,
+# test_checkpoint.py).
 ARCHETYPES = (
     "exit", "sleep_backward", "frozen", "desync_op", "straggler_100ms", "nan", "memory_growth",
 )  # fmt: skip

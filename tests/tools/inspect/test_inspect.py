@@ -18,7 +18,7 @@ from runbook.tools.inspect.folder import inspect_path
 from runbook.tools.inspect.types import Inspection, inspection_text
 from tests.factory.files import HEADER, write_beats, write_rows
 from tests.tiers import examples
-from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run
+from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run, steps
 from tests.tools.inspect.folders import TOKEN, beats, healthy, legacy_run, row, write_env
 
 
@@ -33,7 +33,7 @@ def test_a_healthy_run_is_not_suspicious(tmp_path: Path) -> None:
     assert (rows.rows, rows.legacy, len(rows.segments)) == (120, False, 1)
     assert rows.window_steps_available == 50
     last = rows.statistics[0]
-    assert (last.name, last.n, last.first_step, last.last_step) == ("last_50_steps", 50, 71, 120)
+    assert (last.name, last.n, str(last.window)) == ("toks_per_s_last50", 50, "steps 71-120")
     rates = [512 / (0.05 + 0.001 * math.sin(step)) for step in range(71, 121)]
     assert last.value == pytest.approx(sum(rates) / 50, rel=1e-5)
 
@@ -50,22 +50,10 @@ def test_the_older_form_with_three_runs_appended(tmp_path: Path) -> None:
     ] * 3
     assert rows.window_steps_available == 3  # steps 160, 180, 200
     naive = rows.statistics[0]
-    assert (naive.name, naive.n, naive.runs) == ("last_50_rows", 33, 3)
+    assert (naive.name, naive.n) == ("toks_per_s_last50_rows", 33)
+    assert "rows of 3 runs, not steps" in naive.note
     rates = [float(line.split(",")[3]) for line in legacy_run() * 3]
     assert naive.value == pytest.approx(sum(rates) / 33)
-
-
-def test_one_older_run_without_a_slow_start_is_only_too_short(tmp_path: Path) -> None:
-    write_rows(tmp_path, legacy_run(first_rate=850.0))
-    inspection = inspect_path(tmp_path)
-    assert (codes(inspection), inspection.exit_code) == ({"window_too_short", *ALONE}, 3)
-
-
-def test_an_older_run_with_a_row_per_step_only_has_no_second_source(tmp_path: Path) -> None:
-    write_rows(tmp_path, legacy_run(every=1))
-    inspection = inspect_path(tmp_path)
-    assert (codes(inspection), inspection.exit_code) == (ALONE, 3)
-    assert "too little evidence to believe it" in inspection_text(inspection)
 
 
 def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
@@ -73,24 +61,55 @@ def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
     write_rows(tmp_path, ["20,5.6,0.0001,297", "40,5.6,0.0001,835"])
     inspection = inspect_path(tmp_path)
     rows = inspection.directories[0].training
-    (naive,) = [one for one in rows.statistics if one.name == "last_50_rows"]
+    (naive,) = [one for one in rows.statistics if one.name == "toks_per_s_last50_rows"]
     assert naive.value == 566
     assert "rates flatters: the same rows as tokens over time give 438.2 tok/s" in naive.note
     # Who wrote the log has averaged nothing.
     assert codes(inspection) == {"window_too_short", *ALONE}
 
 
-def test_a_short_run_of_ours_is_undecided(tmp_path: Path) -> None:
-    inspection = inspect_path(healthy(tmp_path, steps=30))
-    assert (codes(inspection), inspection.exit_code) == ({"window_too_short"}, 3)
+LITTLE: dict[str, tuple[Callable[[Path], object], set[str], int]] = {
+    "an older run without a slow start": (
+        lambda folder: write_rows(folder, legacy_run(first_rate=850.0)),
+        {"window_too_short", *ALONE},
+        3,
+    ),
+    "an older run with a row per step": (
+        lambda folder: write_rows(folder, legacy_run(every=1)),
+        ALONE,
+        3,
+    ),
+    "a short run of ours": (lambda folder: healthy(folder, steps=30), {"window_too_short"}, 3),
+    "a single step, which has no time": (
+        lambda folder: healthy(folder, steps=1),
+        {"window_too_short"},
+        3,
+    ),
+    "chance dips below the floor": (
+        steps(lambda step: row(step, loss=5.545 - (0.09 if step % 10 == 0 else 0.0))),
+        ALONE,
+        3,
+    ),
+    "steps below zero": (
+        steps(lambda step: row(step, loss=5.6 + step / 1000), *range(-9, 60)),
+        {"unreadable", *ALONE},
+        1,
+    ),
+}
 
 
-@pytest.mark.parametrize(("fault", "expected"), FAULTS, ids=[f.__name__ for f, _ in FAULTS])
-def test_each_fault_makes_its_own_finding(
-    tmp_path: Path, fault: Callable[[Path], None], expected: set[str]
-) -> None:
-    folder = healthy(tmp_path)
-    assert codes(inspect_path(folder)) == set()
+@pytest.mark.parametrize("name", LITTLE)
+def test_too_little_is_told_apart_from_suspicion(tmp_path: Path, name: str) -> None:
+    make, expected, code = LITTLE[name]
+    make(tmp_path)
+    inspection = inspect_path(tmp_path)
+    assert (codes(inspection), inspection.exit_code) == (expected, code)
+    assert ("too little evidence to believe it" in inspection_text(inspection)) == (code == 3)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_makes_its_own_finding(tmp_path: Path, name: str) -> None:
+    folder, (fault, expected) = healthy(tmp_path), FAULTS[name]
     fault(folder)
     inspection = inspect_path(folder)
     assert codes(inspection) == expected
@@ -137,21 +156,16 @@ def test_a_planned_stop_is_told_as_planned(tmp_path: Path, by: str, code: int) -
 
 
 def test_a_launch_that_was_to_have_few_steps_has_them_as_planned(tmp_path: Path) -> None:
-    for steps in (1, 30):
-        folder = healthy(tmp_path / str(steps), steps=steps)
+    for count in (1, 30):
+        folder = healthy(tmp_path / str(count), steps=count)
         launched(folder)
         inspection = inspect_path(folder)
-        assert (codes(inspection), inspection.exit_code) == ({"planned"}, 0), steps
+        assert (codes(inspection), inspection.exit_code) == ({"planned"}, 0), count
         # A file that is gone was not planned so.
         (folder / "training.csv").unlink()
         assert inspect_path(folder).exit_code == 3
         launched(folder, kind="ceilings")
         assert inspect_path(folder).exit_code == 0
-
-
-def test_no_time_of_a_single_step_is_too_little_and_no_suspicion(tmp_path: Path) -> None:
-    found = codes(inspect_path(healthy(tmp_path, steps=1)))
-    assert found == {"window_too_short"}
 
 
 def test_foreign_heartbeats_of_two_processes(tmp_path: Path) -> None:
@@ -181,10 +195,10 @@ def test_arms_have_their_own_windows(tmp_path: Path) -> None:
     facts = inspection.directories[0].training
     assert (codes(inspection), inspection.exit_code) == (ALONE, 3)
     assert {one.name: one.value for one in facts.statistics} == {
-        "last_50_steps[25]": pytest.approx(10240),
-        "effective[25]": pytest.approx(10240),
-        "last_50_steps[50]": pytest.approx(12800),
-        "effective[50]": pytest.approx(12800),
+        "toks_per_s_last50[25]": pytest.approx(10240),
+        "toks_per_s_effective[25]": pytest.approx(10240),
+        "toks_per_s_last50[50]": pytest.approx(12800),
+        "toks_per_s_effective[50]": pytest.approx(12800),
     }
 
 
@@ -199,12 +213,6 @@ def test_the_loss_floor_is_env_jsons_then_ln_256_unless_given(tmp_path: Path) ->
     assert codes(inspect_path(tmp_path)) == ALONE
     (tmp_path / "env.json").unlink()
     assert codes(inspect_path(tmp_path)) == {"below_floor", *ALONE}
-
-
-def test_chance_dips_are_not_below_the_floor(tmp_path: Path) -> None:
-    lines = [row(s, loss=5.545 - (0.09 if s % 10 == 0 else 0.0)) for s in range(1, 121)]
-    write_rows(tmp_path, [HEADER, *lines])
-    assert codes(inspect_path(tmp_path)) == ALONE
 
 
 def test_directories_below_are_judged_and_links_are_not_followed(tmp_path: Path) -> None:
@@ -311,7 +319,7 @@ def test_the_command_prints_text_or_json_and_exits_by_what_it_found(
     assert main(["inspect", str(tmp_path), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document == json.loads(json.dumps(inspect_path(tmp_path).document()))
-    assert (document["schema_version"], document["exit_code"]) == (1, 1)
+    assert (document["schema_version"], document["exit_code"]) == (2, 1)
     assert main(["inspect", str(tmp_path / "absent")]) == 2
     assert main(["inspect", str(tmp_path), "--loss-floor", "low"]) == 2
     assert "neither a number" in capsys.readouterr().err

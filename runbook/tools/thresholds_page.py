@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from nsa.contract import Ceiling
 from runbook.config import registry
 from runbook.config.limits import Limit
-from runbook.config.load import load_profile, profile_names
+from runbook.config.load import limits_of, load_profile, profile_names
 from runbook.config.profile import Profile
 
 _BASE = "a100x2_pcie4"
@@ -60,12 +60,6 @@ def thresholds_page() -> str:
     lines = [_INTRO, f"## Limits, with the values of {base.name} ({base.title})", ""]
     lines += [*_limits(base), "", "## Other machines", "", _MACHINES, *_others(base, others)]
     return "\n".join([*lines, *_fixed(), ""])
-
-
-def limits_of(profile: Profile) -> list[Limit]:
-    """The limits that a profile sets, in force, in the order of the phases."""
-    known = registry.known_limits(profile.phases)
-    return [profile.limit(spec) for spec in known.values() if spec.name in profile.limits]
 
 
 def _limits(base: Profile) -> Iterator[str]:

@@ -1,0 +1,187 @@
+"""The runs of a folder as rows, and every number in them, read from each run.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from runbook.folder.journal import RUNNING, running_text
+from runbook.folder.manifest import load_record, record_is_changed
+from runbook.folder.names import RECORD_FILE, run_folders
+from runbook.records import PhaseRecord, RunRecord, satisfies
+from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.tools.export import Number, number_fields
+
+# Half of the processors busy with something else, as preflight's row of host settings has it.
+BUSY_LOAD = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """A run in the list; `problem` says what is wrong with its run.json, if anything is.
+
+    `throughput` is the first row `PHASE.throughput` in tok/s, `load` the load per CPU when
+    the run began, `flaky` how many launches needed a second attempt; None where nothing says.
+    """
+
+    folder: str
+    problem: str = ""
+    run_id: str
+    profile: str = ""
+    verdict: str = ""
+    said: str = ""
+    scope: str = ""
+    commit_sha: str = ""
+    started_at: str = ""
+    finished_at: str | None = None
+    duration_s: float | None = None
+    throughput: float | None = None
+    load: float | None = None
+    flaky: int = 0
+    interrupted: bool = False
+    required: int = 0
+    passed: int = 0
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader of the list should know besides the verdict."""
+        load = "" if self.load is None else f"load {self.load:.2g} per CPU"
+        busy = self.load is not None and self.load >= BUSY_LOAD
+        flaky = f"FLAKY ({self.flaky})" if self.flaky else ""
+        cut = "interrupted" if self.interrupted else ""
+        return tuple(text for text in (self.problem, cut, flaky, load if busy else "") if text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricRow(Number):
+    """A check's or measurement's value in one run, with `text` for what is no number.
+
+    Rows of one `line` are comparable: the same profile, settings, options, workload and devices;
+    `on_what` says on which.
+    """
+
+    run_id: str
+    started_at: str
+    profile: str
+    verdict: str
+    line: str
+    on_what: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The runs of a folder, oldest first, and their numbers in the same order."""
+
+    runs: tuple[RunRow, ...]
+    metrics: tuple[MetricRow, ...]
+
+    def metric(self, name: str) -> list[MetricRow]:
+        """One metric through all runs; a name that occurs twice in a run is two rows."""
+        return [row for row in self.metrics if row.name == name]
+
+    @property
+    def names(self) -> list[str]:
+        """Every metric that a run has."""
+        return sorted({row.name for row in self.metrics})
+
+
+def read_history(out_dir: Path) -> History:
+    """Read every run of a folder; a link is none. Raises OSError if a folder cannot be read."""
+    folders = [
+        folder
+        for folder in run_folders(out_dir)
+        if (folder / RECORD_FILE).is_file() and not folder.is_symlink()
+    ]
+    read = sorted(map(_read, folders), key=lambda one: (one[0].started_at, one[0].folder))
+    metrics = (row for _, rows in read for row in rows)
+    return History(runs=tuple(run for run, _ in read), metrics=tuple(metrics))
+
+
+def _read(folder: Path) -> tuple[RunRow, list[MetricRow]]:
+    try:
+        record = load_record(folder)
+    except ValidationError as error:
+        problem = f"{RECORD_FILE} is no record of this version ({error.error_count()} problems)"
+        return RunRow(folder=folder.name, run_id=folder.name, problem=problem), []
+    # Numbers of a record that was changed are nobody's: no trend is drawn of them.
+    changed = record_is_changed(folder)
+    problem = f"{RECORD_FILE} was changed since the run: see runbook verify" if changed else ""
+    row = _run_row(folder, record, problem=problem)
+    return row, [] if changed else list(_metrics(record))
+
+
+def _run_row(folder: Path, record: RunRecord, *, problem: str) -> RunRow:
+    checks = {check.id: check for check in record.checks()}
+    required = set(record.required)
+    rates = (c.measurement for name, c in checks.items() if name.endswith(".throughput"))
+    rate = next((one for one in rates if one and one.unit == TOKENS_PER_SECOND), None)
+    # One that goes on has no verdict yet, whatever its record so far would be.
+    running = running_text(folder)
+    return RunRow(
+        folder=folder.name,
+        problem=problem,
+        run_id=record.run_id,
+        profile=record.profile,
+        verdict=RUNNING if running else record.verdict.value,
+        said=running or record.said,
+        scope=record.scope,
+        commit_sha=record.environment.get("git.sha", ""),
+        started_at=record.started_at,
+        finished_at=record.finished_at,
+        duration_s=sum(phase.duration_s for phase in record.phases),
+        throughput=None if rate is None else _number(rate.value),
+        load=_number(record.environment.get("host.load_per_cpu", "")),
+        flaky=sum(len(phase.flaky) for phase in record.phases),
+        interrupted=record.interrupted,
+        required=len(required),
+        passed=sum(name in checks and satisfies(checks[name]) for name in required),
+    )
+
+
+def _metrics(record: RunRecord) -> Iterator[MetricRow]:
+    """Checks by their id; other measurements as `phase/name`."""
+    for phase in record.phases:
+        line, on_what = _line(record, phase)
+        for name, one, check in phase.numbers():
+            yield MetricRow(
+                run_id=record.run_id,
+                started_at=record.started_at,
+                profile=record.profile,
+                verdict=record.verdict.value,
+                line=line,
+                on_what=on_what,
+                text=str(one.value) if one else check.reason if check else "",
+                **number_fields(name, phase.name, one, check),
+            )
+
+
+def _line(record: RunRecord, phase: PhaseRecord) -> tuple[str, str]:
+    """What has to be the same for two numbers of a phase to be comparable: digest and words."""
+    options = {name: record.options.get(name) for name in ("steps_scale", "protocol", "aa")}
+    ran = [one.model_dump(mode="json") for one in phase.ran]
+    same: list[object] = [record.profile_sha256, record.settings, options, ran]
+    if not ran:  # nothing trained there: the machine as preflight saw it
+        same += [record.environment.get(name) for name in ("system", "gpu.names", "cpu.count")]
+    text = json.dumps(same, sort_keys=True)
+    devices = dict.fromkeys(f"{one.ranks} x {one.name}" for one in phase.ran)
+    changed = [f"{name}={value}" for name, value in record.settings.items()]
+    words = [f"profile {record.profile}", *devices, *changed]
+    return hashlib.sha256(text.encode()).hexdigest()[:12], ", ".join(words)
+
+
+def _number(value: object) -> float | None:
+    """A finite number, from a value or the beginning of a text such as `0.2 GiB`."""
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        number = float(value.split()[0] if isinstance(value, str) else str(value))
+    except (ValueError, IndexError):
+        return None
+    return number if math.isfinite(number) else None
