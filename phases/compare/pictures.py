@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, gather, optional
 from phases.kit.limits import GATE_ENTROPY_MIN, GATE_MAX_SHARE
-from phases.kit.measure import derived, effective_rate, estimated, last50
+from phases.kit.measure import derived, effective_rate, last50
 from runbook.config.limits import Limit
 from runbook.records import Compared, Comparison, Mark, Measurement, Series, Window, thin_points
 from runbook.records.measurement import TOKENS_PER_SECOND
@@ -254,7 +254,16 @@ def efficiency(
 ) -> Efficiency:
     """What was decided from pairs of throughputs, with all their files."""
     pairs = zip(one, many, strict=True)
-    measured = estimated(many[0], decision, name=name, unit="", note=note, also=[*many, *one])
+    measured = derived(
+        many[0],
+        name=name,
+        value=float(decision.estimate or 0.0),
+        unit="",
+        n=len(many),
+        interval=decision.interval,
+        note=note,
+        also=[*many, *one],
+    )
     values = tuple(float(b.value) / (times * float(a.value)) for a, b in pairs)
     return Efficiency(measurement=measured, decision=decision, values=values)
 

@@ -109,16 +109,8 @@ def derived(
     )
 
 
-def estimated(
-    base: Measurement,
-    decision: Decision,
-    *,
-    name: str,
-    unit: str,
-    note: str = "",
-    also: Sequence[Measurement] = (),
-) -> Measurement:
-    """A decision's estimate with its interval, from the file of `base` and those of `also`."""
+def estimated(base: Measurement, decision: Decision, *, name: str, unit: str) -> Measurement:
+    """A decision's estimate with its interval, from the file of `base`."""
     return derived(
         base,
         name=name,
@@ -126,8 +118,6 @@ def estimated(
         unit=unit,
         n=max(decision.n, 1),
         interval=decision.interval,
-        note=note,
-        also=also,
     )
 
 
