@@ -10,7 +10,7 @@ import pytest
 
 from nsa.contract import Phase
 from runbook.errors import UsageError
-from runbook.folder.launch.own_log import read_own_log, rows_of
+from runbook.folder.launch.own_log import RowReader, read_own_log
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.inputs import build_environment
 from runbook.records import Kind, Launch, LaunchStatus
@@ -39,13 +39,13 @@ LINES = LogMap(pattern=r"iter (?P<step>\d+): loss (?P<loss>\S+), time (?P<dt_ms>
     ],
 )
 def test_what_is_a_row(log: LogMap, lines: list[str], expected: list[tuple[int, float]]) -> None:
-    rows = rows_of(log, [line.encode() for line in lines])
+    rows = RowReader(log).take_all([line.encode() for line in lines])
     assert [(int(row["step"]), row["loss"]) for row in rows] == expected
 
 
 def test_a_loss_that_is_no_number_any_more_is_a_row() -> None:
     texts = (b"{'loss': 'nan'}", b"{'loss': nan, 'epoch': 1}", b'{"loss": NaN}', b"{'loss': -inf}")
-    found = [row["loss"] for row in rows_of(DICTS, texts)]
+    found = [row["loss"] for row in RowReader(DICTS).take_all(texts)]
     assert [math.isnan(one) for one in found] == [True, True, True, False]
 
 
@@ -58,7 +58,7 @@ def test_a_loss_that_is_no_number_any_more_is_a_row() -> None:
     ],
 )
 def test_a_word_in_the_place_of_a_loss_is_no_finite_loss(log: LogMap, lines: list[str]) -> None:
-    (row,) = rows_of(log, [line.encode() for line in lines])
+    (row,) = RowReader(log).take_all([line.encode() for line in lines])
     assert row["step"] == 3 and math.isnan(row["loss"])
 
 
