@@ -1,7 +1,7 @@
 """Every limit of the shipped phases, declared once; profiles give the values.
 
 A new limit is one declaration here, its name in the `limits` of the phase that reads it, and one
-line in `configs/profiles/a100x2_pcie4.yaml`, which the others extend.
+line in `configs/machines/gpu.yaml` or, from the data sheet, in `runbook.config.machines`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 M = TypeVar("M", bound=BaseModel)
+# Of machines of any number of GPUs, those of so many are shown.
+SHOWN_GPUS = 2
 
 
 def is_file(name_or_path: str) -> bool:
@@ -28,32 +30,27 @@ def is_file(name_or_path: str) -> bool:
     return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
-def locate(what: str, name_or_path: str, folder: Path) -> Path:
-    """The file of a `profile`, `preset` or `plan`: a shipped one by name, or one's own by path.
-
-    Raises UsageError that lists the shipped names.
-    """
-    if is_file(name_or_path):
-        return Path(name_or_path)
-    names = shipped_names(folder)
-    if name_or_path not in names:
-        raise UsageError(
-            f"no {what} {name_or_path!r}{_near(name_or_path, names)}; "
-            f"there are: {', '.join(names)}; a file of your own needs a path ending in .yaml"
-        )
-    return folder / f"{name_or_path}.yaml"
+def _unknown(what: str, name: str, names: Sequence[str]) -> UsageError:
+    """That no `profile`, `preset` or `plan` has this name."""
+    shown = ", ".join(sorted(one for one in names if gpus_by_name(one) <= SHOWN_GPUS))
+    many = any(gpus_by_name(one) > SHOWN_GPUS for one in names)
+    more = f"; x{SHOWN_GPUS} stands for more GPUs too" if many else ""
+    return UsageError(
+        f"no {what} {name!r}{_near(name, names)}; there are: {shown}{more}; "
+        "a file of your own needs a path ending in .yaml"
+    )
 
 
 def _near(name: str, names: Sequence[str]) -> str:
     """What may be meant: never a machine with fewer GPUs than were typed (`a100x2`, `2xa100`)."""
-    swapped = re.sub(r"^(\d+)x([a-z]+\d*)", r"\2x\1", name.lower())
+    swapped = re.sub(r"^(\d+)x([a-z]\w*)", r"\2x\1", name.lower())
     fitting = [one for one in names if swapped and one.startswith(swapped)]
     if fitting:
         return f" (did you mean {' or '.join(map(repr, fitting))}?)"
-    return did_you_mean(name, [one for one in names if _gpus(one) >= _gpus(swapped)])
+    return did_you_mean(name, [one for one in names if gpus_by_name(one) >= gpus_by_name(swapped)])
 
 
-def _gpus(name: str) -> int:
+def gpus_by_name(name: str) -> int:
     """GPUs of a machine by the name of its profile, 0 where it has none."""
     found = re.search(r"x(\d+)", name)
     return int(found[1]) if found else 0
@@ -64,24 +61,35 @@ def whole_document(
     name_or_path: str,
     folder: Path,
     *,
-    prepare: Callable[[dict[str, Any], Path], None] = lambda _document, _path: None,
+    made: Mapping[str, Callable[[], dict[str, Any]]] = MappingProxyType({}),
+    prepare: Callable[[dict[str, Any], Path], dict[str, Any]] = lambda document, _path: document,
     seen: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The document with everything that it extends. Raises UsageError for an unreadable one.
 
-    `prepare` changes each document on the way before the one that extends it goes over it.
+    A name is that of a file in `folder`, or of a document that is `made`. `prepare` changes each
+    one on the way before the one that extends it goes over it.
     """
     if name_or_path in seen:
         raise UsageError(f"{what}s extend each other in a circle: {' -> '.join(seen)}")
-    path = locate(what, name_or_path, folder)
-    data = read_mapping(what, path)
-    prepare(data, path)
+    path = Path(name_or_path)
+    if name_or_path in made:
+        data = made[name_or_path]()
+    else:
+        if not is_file(name_or_path):
+            names = shipped_names(folder)
+            path = folder / f"{name_or_path}.yaml"
+            if name_or_path not in names:
+                raise _unknown(what, name_or_path, [*names, *made])
+        data = read_mapping(what, path)
+    data = prepare(data, path)
     base = data.pop("extends", None)
     if base is None:
         return data
     if not isinstance(base, str):
         raise UsageError(f"{path}: extends: expected the name of a {what}, got {base!r}")
-    below = whole_document(what, base, folder, prepare=prepare, seen=(*seen, name_or_path))
+    seen = (*seen, name_or_path)
+    below = whole_document(what, base, folder, made=made, prepare=prepare, seen=seen)
     return merged(below, data)
 
 

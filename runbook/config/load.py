@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.config import registry
-from runbook.config.extends import key_problem, merged, validated, whole_document
+from runbook.config.extends import SHOWN_GPUS, gpus_by_name, key_problem, validated, whole_document
 from runbook.config.limits import limit_problems
+from runbook.config.machines import machines
 from runbook.config.names import shipped_names
-from runbook.config.presets import load_preset
+from runbook.config.presets import with_preset
 from runbook.config.profile import Profile
 from runbook.config.settings import override_problems, variable_problems
 from runbook.errors import UsageError, did_you_mean
@@ -21,8 +22,17 @@ if TYPE_CHECKING:
 
 
 def profile_names() -> tuple[str, ...]:
-    """Names of the shipped profiles, in alphabetical order."""
-    return shipped_names(_folder())
+    """Names of the shipped profiles in alphabetical order, of several GPUs those of two."""
+    return tuple(one for one in _every_name() if gpus_by_name(one) <= SHOWN_GPUS)
+
+
+def is_shipped(name: str) -> bool:
+    """Is this the name of a shipped profile, of any number of GPUs?"""
+    return name in _every_name()
+
+
+def _every_name() -> list[str]:
+    return sorted((*shipped_names(_folder()), *machines()))
 
 
 def load_profile(name_or_path: str) -> Profile:
@@ -32,7 +42,9 @@ def load_profile(name_or_path: str) -> Profile:
     `preset: NAME` gives it the variables of a preset, below those of its own `env`.
     Raises UsageError that lists every wrong key and value.
     """
-    document = whole_document("profile", name_or_path, _folder(), prepare=_prepared)
+    document = whole_document(
+        "profile", name_or_path, _folder(), made=machines(), prepare=_prepared
+    )
     return load_profile_document(document, where=name_or_path)
 
 
@@ -49,22 +61,11 @@ def _folder() -> Path:
     return data_path("configs") / "profiles"
 
 
-def _prepared(data: dict[str, Any], path: Path) -> None:
-    _take_preset(data, path)
+def _prepared(data: dict[str, Any], path: Path) -> dict[str, Any]:
     # One key in a file, two in a profile: a module's name, or how a program is started.
     if isinstance(data.get("trainer"), dict):
         data["own_trainer"] = data.pop("trainer")
-
-
-def _take_preset(data: dict[str, Any], path: Path) -> None:
-    named = data.pop("preset", None)
-    if named is None:
-        return
-    if not isinstance(named, str):
-        raise UsageError(f"{path}: preset: expected the name of a preset, got {named!r}")
-    own = data.get("env") or {}
-    variables = load_preset(named).model_dump(mode="json")["env"]
-    data["env"] = merged(variables, own) if isinstance(own, dict) else own
+    return with_preset(data, str(path))
 
 
 def _problem(detail: ErrorDetails) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nsa.contract import Ceiling
 from runbook.config import registry
@@ -16,9 +16,9 @@ _INTRO = """\
 # Thresholds
 
 Every limit, and where its value comes from: a requirement of [the specification](spec.md), or a
-choice of this program. A phase declares a limit in code; a profile in `configs/profiles/*.yaml`
-gives it a value, a source and whether it decides. `runbook profiles --page > docs/thresholds.md`
-writes this page; a test compares. [How far to trust this](trust.md) has the measured error rates.
+choice of this program. A phase declares a limit in code; a profile gives it a value, a source and
+whether it decides. `runbook profiles --page > docs/thresholds.md` writes this page; a test
+compares. [How far to trust this](trust.md) has the measured error rates.
 
 A *gate* decides, unless the profile only shows it. An *aim* is only shown. A *rule* is part of how
 a decision is made. A limit that belongs to a toggle is set with that toggle.
@@ -28,9 +28,29 @@ A profile of your own says `extends: a100x2_pcie4` and what differs; `null` drop
 run again by it.
 """
 
+_MACHINES = """\
+A name says card, number and link: `a100x2_pcie4`, `h100x8_nvlink`, `b200x1`; x2 stands for 2 to 8
+here. Values follow from the card's data sheet (`configs/machines/cards.yaml`) by the shares that
+the sources above name; `..` and a second number: the most that the device or its link allows, with
+which no measurement passes (`hardware.peaks`). More than two GPUs train one sequence each
+(`NSA_BATCH_SIZE`). H100 and H200 were measured alone (benchmarks/results), the others never.
+"""
+
 Cells = tuple[str, ...]
-# A profile's name and what its row says.
-Row = tuple[str, Cells]
+# The limits that follow from a card and its link.
+_PEAKS = {
+    "ceiling_matmul_tflops": Ceiling.MATMUL,
+    "ceiling_memory_gb_s": Ceiling.MEMORY_COPY,
+    "ceiling_host_gb_s": Ceiling.HOST_COPY,
+    "ceiling_all_reduce_gb_s": Ceiling.ALL_REDUCE,
+}
+_OF_MACHINE = (*_PEAKS, "memory_gib", "mfu_floor", "throughput")
+# Profiles that stand for all that leave out the same checks.
+_LEAVE_OUT = {
+    "a100x1": "One GPU of any kind: nothing scales, and no rank exchanges anything.",
+    "a100x2_nvlink": "Several on NVLink: how the host reaches the cards is not asked.",
+    "cpu": "`cpu` proves function, no speed.",
+}
 
 
 def thresholds_page() -> str:
@@ -38,8 +58,8 @@ def thresholds_page() -> str:
     base = load_profile(_BASE)
     others = [load_profile(name) for name in profile_names() if name != _BASE]
     lines = [_INTRO, f"## Limits, with the values of {base.name} ({base.title})", ""]
-    lines += [*_limits(base), "", "## Other profiles", "", *_others(base, others)]
-    return "\n".join([*lines, *_peaks([base, *others]), *_fixed(), ""])
+    lines += [*_limits(base), "", "## Other machines", "", _MACHINES, *_others(base, others)]
+    return "\n".join([*lines, *_fixed(), ""])
 
 
 def limits_of(profile: Profile) -> list[Limit]:
@@ -68,50 +88,45 @@ def _shown(limit: Limit) -> str:
 
 
 def _others(base: Profile, others: list[Profile]) -> Iterator[str]:
+    """What the other machines set otherwise, a column for each such limit."""
     for one in others:
         left_out = sorted(set(base.required) - set(one.required))
-        yield f"- {one.name}: {one.title}. Not required: {', '.join(left_out) or 'nothing less'}."
+        if one.name in _LEAVE_OUT:
+            yield f"- {_LEAVE_OUT[one.name]} Not required: {', '.join(left_out)}."
     yield ""
-    yield from _shared(("limit", "value", "source"), _changed(base, others))
+    of_card = [name for name in base.limits if name in _OF_MACHINE]
+    yield from _table(
+        ("profile", "machine", *of_card),
+        [
+            (one.name, one.title, *(_of_machine(one, name) for name in of_card))
+            for one in [base, *others]
+            if one.has_gpu
+        ],
+    )
+    yield ""
+    cpu = next(one for one in others if not one.has_gpu)
+    yield from _table(
+        ("limit of cpu", "value", "source"),
+        [
+            (limit.spec.name, _shown(limit), limit.source)
+            for limit in limits_of(cpu)
+            if cpu.limits[limit.spec.name] != base.limits.get(limit.spec.name)
+        ],
+    )
     yield ""
 
 
-def _changed(base: Profile, others: list[Profile]) -> list[Row]:
-    """The limits that another profile sets otherwise than the base does."""
-    order = [limit.spec.name for limit in limits_of(base)]
-    changed = [
-        (one.name, (limit.spec.name, _shown(limit), limit.source))
-        for one in others
-        for limit in limits_of(one)
-        if one.limits[limit.spec.name] != base.limits.get(limit.spec.name)
-    ]
-    return sorted(changed, key=lambda row: order.index(row[1][0]))
+def _table(head: Cells, rows: Iterable[Cells]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "---|" * len(head)
+    for cells in rows:
+        yield f"| {' | '.join(cells)} |"
 
 
-def _shared(head: Cells, rows: list[Row]) -> Iterator[str]:
-    """A table of the rows, each once, with the profiles that have it."""
-    found: dict[Cells, list[str]] = {}
-    for profile, cells in rows:
-        found.setdefault(cells, []).append(profile)
-    yield f"| {' | '.join((*head, 'profiles'))} |"
-    yield "|" + "---|" * (len(head) + 1)
-    for cells, names in found.items():
-        yield f"| {' | '.join((*cells, ', '.join(names)))} |"
-
-
-def _peaks(profiles: list[Profile]) -> Iterator[str]:
-    yield "## What no measured ceiling can pass"
-    yield ""
-    yield "`hardware.peaks` of a profile: what the specification of the device or the link allows."
-    yield ""
-    rows: list[Row] = []
-    for profile in profiles:
-        for what, peak in profile.hardware.peaks.items():
-            unit = "TFLOP/s" if what == Ceiling.MATMUL else "GB/s"
-            rows.append((profile.name, (what, f"{peak.value:g} {unit}", peak.source)))
-    rows.sort(key=lambda row: list(Ceiling).index(Ceiling(row[1][0])))
-    yield from _shared(("ceiling", "peak", "source"), rows)
-    yield ""
+def _of_machine(profile: Profile, name: str) -> str:
+    """The floor or limit; of what preflight measures also the most that is possible."""
+    peak = profile.hardware.peaks.get(_PEAKS.get(name, ""))
+    return f"{profile.limits[name].value:g}" + (f" .. {peak.value:g}" if peak else "")
 
 
 def _fixed() -> Iterator[str]:

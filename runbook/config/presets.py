@@ -6,12 +6,13 @@ that what is measured and what the documents launch have one owner.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field
 
 from nsa.toggles import TOGGLES
-from runbook.config.extends import validated, whole_document
+from runbook.config.extends import merged, validated, whole_document
 from runbook.config.names import preset_names, presets_folder
 from runbook.config.profile import Sourced
 from runbook.config.settings import variable_problems
@@ -62,3 +63,19 @@ def load_preset(name: str) -> Preset:
     if problems := variable_problems(preset.variables):
         raise UsageError([f"preset {name}: {text}" for text in problems])
     return preset
+
+
+def with_preset(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A profile's document with the variables of the preset that it names, below those of its own.
+
+    Raises UsageError for a name that is none.
+    """
+    rest = {key: value for key, value in document.items() if key != "preset"}
+    named = document.get("preset")
+    if named is None:
+        return rest
+    if not isinstance(named, str):
+        raise UsageError(f"{where}: preset: expected the name of a preset, got {named!r}")
+    own = rest.get("env") or {}
+    variables = load_preset(named).model_dump(mode="json")["env"]
+    return {**rest, "env": merged(variables, own) if isinstance(own, dict) else own}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.config.extends import is_file
-from runbook.config.load import load_profile, profile_names
+from runbook.config.load import is_shipped, load_profile
 from runbook.config.phase import Phase
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
@@ -69,7 +69,7 @@ def profile_problems(record: RunRecord) -> list[str]:
     Its digest is recomputed from the document with everything else that judging determines.
     """
     asked = str(record.options.get("profile") or record.profile)
-    if is_file(asked) or record.profile not in profile_names():
+    if is_file(asked) or not is_shipped(record.profile):
         return []
     shipped = load_profile(record.profile).model_dump(mode="json")
     document = json.loads(json.dumps(record.profile_document))

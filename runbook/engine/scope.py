@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from nsa.toggles import meaning
 from runbook.config import registry
-from runbook.config.load import load_profile, profile_names
+from runbook.config.load import is_shipped, load_profile
 from runbook.config.plan import load_plan, needing_go, with_plan
 from runbook.config.profile import Profile
 from runbook.config.settings import Settings, parse_settings, word
@@ -167,7 +167,7 @@ def profile_of(record: RunRecord) -> Profile:
 
 def shipped_like(profile: Profile) -> Profile:
     """The shipped profile of that name, or of the same kind of device and number of ranks."""
-    same = _shipped(profile.name) if profile.name in profile_names() else None
+    same = _shipped(profile.name) if is_shipped(profile.name) else None
     kind = (profile.hardware.device, min(profile.ranks, 2))
     if same is not None and (same.hardware.device, min(same.ranks, 2)) == kind:
         return same

@@ -7,7 +7,6 @@ without a profile, or a driver that does not answer, is for a person to decide.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,10 +14,6 @@ from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import UsageError
 from runbook.machine.gpu import find_nvidia_smi
 
-# Kinds of cards with a profile, by what nvidia-smi calls them, and the profile by their number. Two
-# of them without PCI in the name are modules that NVLink joins.
-_KINDS = {"a100": r"A100.*80GB", "h100": r"H100 80GB HBM3", "h200": r"H200"}
-_PROFILES = {1: "{}x1", 2: "{}x2_nvlink"}
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"  # VGA and 3D controllers; the sound function of a card has another
 
@@ -58,17 +53,16 @@ def profile_for(cards: Sequence[tuple[str, int | None]]) -> tuple[str, str]:
 
     Raises UsageError for cards that no shipped profile has limits for.
     """
+    # The models of profiles: `runbook` alone has no use for them where there is no GPU.
+    from runbook.config.machines import seen_as
+
     names = [name for name, _ in cards]
     seen = f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
-    generations = {generation for _, generation in cards}
-    if len(names) == 2 and all("A100" in name and "PCI" in name for name in names):
-        found = "a100x2_pcie4" if generations == {4} else "a100x2_pcie3"
-        told = "/".join(sorted("?" if one is None else str(one) for one in generations))
-        return found, f"found {seen}, PCIe generation {told}"
-    for kind, part in _KINDS.items():
-        if len(names) in _PROFILES and all(re.search(part, name) for name in names):
-            return _PROFILES[len(names)].format(kind), f"found {seen}"
-    raise _refused([f"{seen}, for which no shipped profile has limits"])
+    found = seen_as(names, [generation for _, generation in cards])
+    if found is None:
+        raise _refused([f"{seen}, for which no shipped profile has limits"])
+    told = "/".join(sorted({"?" if one is None else str(one) for _, one in cards}))
+    return found, f"found {seen}" + (f", PCIe generation {told}" if "_pcie" in found else "")
 
 
 def _refused(seen: list[str]) -> UsageError:

@@ -11,7 +11,12 @@ import yaml
 from nsa.toggles import TOGGLES
 from nsa.torch_env import TORCH_VARIABLES
 from runbook.config import registry
-from runbook.config.load import load_profile, load_profile_document, profile_names
+from runbook.config.load import (
+    is_shipped,
+    load_profile,
+    load_profile_document,
+    profile_names,
+)
 from runbook.config.registry import known_checks
 from runbook.errors import UsageError
 from runbook.files import data_path
@@ -31,29 +36,57 @@ DEMANDED = {
 }
 
 
-def test_these_profiles_are_shipped() -> None:
+MACHINES = [name for name in profile_names() if name != "cpu"]
+
+
+def test_these_machines_have_a_profile() -> None:
+    """The documents' pairs, every card alone, and one to eight of each."""
     pairs = {"a100x2_pcie3", "a100x2_pcie4", "a100x2_nvlink", "h100x2_nvlink", "h200x2_nvlink"}
-    assert set(profile_names()) == pairs | {"a100x1", "h100x1", "h200x1", "cpu"}
+    alone = {"a100x1", "a100_40gbx1", "h100x1", "h100_pciex1", "h100_nvlx1", "h200x1", "b200x1"}
+    assert pairs | alone | {"cpu"} < set(profile_names())
+    for name in ("a100x4_pcie4", "h100x8_nvlink", "b200x8_nvlink", "h100_pciex3_pcie5"):
+        assert is_shipped(name) and load_profile(name).ranks == int(name.split("x")[1][0])
+    for name in ("h100x9_nvlink", "h100x2_pcie5", "h100x1_nvlink", "h100x0", "h100", "v100x1"):
+        assert not is_shipped(name)
 
 
-@pytest.mark.parametrize("name", [name for name in profile_names() if name != "cpu"])
+@pytest.mark.parametrize("name", ["a100x3_nvlink", "h100x8_nvlink", "a100_40gbx4_pcie3"])
+def test_the_production_batch_divides_by_the_gpus(name: str) -> None:
+    """Two sequences cannot be shared by more than two: then each GPU has one, and that is told."""
+    profile = load_profile(name)
+    batch = profile.env["NSA_BATCH_SIZE"]
+    assert int(batch.value) == profile.workload.global_batch == profile.ranks > 2
+    assert "one sequence" in batch.source and "one sequence" in profile.workload.source
+    assert "NSA_BATCH_SIZE" not in load_profile("a100x2_pcie4").env
+
+
+@pytest.mark.parametrize("name", MACHINES)
 def test_beside_a_toy_floor_stands_a_physical_one_that_decides(name: str) -> None:
     """39 tok/s are 0.005 % of an A100; the second floor is a share of the device's own peak."""
     profile = load_profile(name)
-    floor = profile.limits["mfu_floor"]
-    assert floor.gated and floor.value >= 0.03 and "baseline.mfu" in profile.required
-    assert profile.hardware.peak_tflops and profile.hardware.peak_source
-    toy = profile.limits["throughput"].value * 5e8 / (profile.hardware.peak_tflops * 1e12)
+    floor, peak = profile.limits["mfu_floor"], profile.hardware.peak_tflops
+    assert peak and profile.hardware.peak_source
+    assert floor.gated and floor.value * peak >= 15 and "baseline.mfu" in profile.required
+    toy = profile.limits["throughput"].value * 5e8 / (peak * 1e12)
     assert toy < floor.value / 100
 
 
-@pytest.mark.parametrize("name", profile_names())
-def test_every_number_and_setting_names_its_source(name: str) -> None:
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_floors_of_the_card_part_a_healthy_one_from_a_sick_one(name: str) -> None:
+    """A healthy card reaches 70 % of what is possible at least, half a one at most 85 % of half."""
     profile = load_profile(name)
-    assert all(limit.source for limit in profile.limits.values())
-    assert all(default.source for default in profile.env.values())
-    assert all(settings.source for settings in profile.phases.values())
-    assert profile.hardware.source and profile.workload.source
+    peaks = profile.hardware.peaks
+    for limit, what in (
+        ("ceiling_matmul_tflops", "matmul"),
+        ("ceiling_memory_gb_s", "memory_copy"),
+        ("ceiling_host_gb_s", "host_copy"),
+    ):
+        floor, most = profile.limits[limit].value, peaks[what].value
+        assert floor < (0.7 if limit != "ceiling_memory_gb_s" else 0.8) * most
+        if limit == "ceiling_host_gb_s" and profile.hardware.pcie_gen is None:
+            continue  # which link the host has is not asked
+        assert floor > 0.85 * most / 2, limit
+    assert profile.limits["memory_gib"].value < profile.hardware.gpu_memory_gib
 
 
 @pytest.mark.parametrize("limit", DEMANDED)
@@ -322,15 +355,17 @@ def test_an_unknown_name_and_a_missing_file_are_told_with_the_choice(tmp_path: P
         ("H200x2", " (did you mean 'h200x2_nvlink'?); there"),
         ("1xA100", " (did you mean 'a100x1'?); there"),
         ("a100x2_pci4", " (did you mean 'a100x2_pcie4'?); there"),
-        ("a100x8", "; there"),
-        ("8xh100", "; there"),
+        ("8xh100", " (did you mean 'h100x8_nvlink'?); there"),
+        ("8xb200", " (did you mean 'b200x8_nvlink'?); there"),
+        ("a100x9", "; there"),
+        ("16xh100", "; there"),
         ("", "; there"),
     ],
 )
 def test_what_may_be_meant_has_never_fewer_gpus_than_were_typed(typed: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_profile(typed)
-    assert f"no profile {typed!r}{meant} are: a100x1, " in str(caught.value)
+    assert f"no profile {typed!r}{meant} are: a100_40gbx1, " in str(caught.value)
 
 
 def test_the_cpu_profile_trains_with_two_micro_batches_in_a_required_phase() -> None:

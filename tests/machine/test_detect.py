@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config.load import profile_names
+from runbook.config.load import is_shipped
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
@@ -46,11 +46,18 @@ def xml(listing: str) -> str:
         ("NVIDIA A100-SXM4-80GB, 4\n" * 2, "a100x2_nvlink", "2 x NVIDIA A100-SXM4-80GB"),
         ("NVIDIA A100-SXM4-80GB, 4\n", "a100x1", "1 x NVIDIA A100"),
         (A100, "a100x1", "1 x NVIDIA A100 80GB PCIe"),
+        (A100 * 4, "a100x4_pcie4", "4 x NVIDIA A100 80GB PCIe, PCIe generation 4"),
+        ("NVIDIA A100-SXM4-40GB, 4\n" * 8, "a100_40gbx8_nvlink", "8 x NVIDIA A100-SXM4-40GB"),
+        ("NVIDIA A100-PCIE-40GB, 4\n" * 2, "a100_40gbx2_pcie4", "2 x NVIDIA A100-PCIE-40GB"),
+        ("NVIDIA H100 PCIe, 5\n", "h100_pciex1", "1 x NVIDIA H100 PCIe"),
+        ("NVIDIA H100 NVL, 5\n" * 2, "h100_nvlx2_pcie5", "2 x NVIDIA H100 NVL"),
+        ("NVIDIA H100 80GB HBM3, 5\n" * 8, "h100x8_nvlink", "8 x NVIDIA H100"),
+        ("NVIDIA B200, 6\n" * 8, "b200x8_nvlink", "8 x NVIDIA B200"),
     ],
 )
 def test_profile_by_cards(listing: str, profile: str, reason: str) -> None:
     found, why = profile_for(cards(listing))
-    assert found == profile and found in profile_names()
+    assert found == profile and is_shipped(found)
     assert reason in why
 
 
@@ -70,9 +77,8 @@ def lists(folder: Path, listing: str) -> None:
 @pytest.mark.parametrize(
     ("listing", "seen"),
     [
-        (A100 * 4, "4 x NVIDIA A100"),
-        ("NVIDIA A100-SXM4-40GB, 4\n" * 2, "2 x NVIDIA A100-SXM4-40GB"),
-        ("NVIDIA H100 PCIe, 5\n", "1 x NVIDIA H100 PCIe"),
+        (A100 * 9, "9 x NVIDIA A100"),
+        ("NVIDIA GH200 480GB, 5\n", "1 x NVIDIA GH200 480GB"),
         ("NVIDIA H200, 5\nNVIDIA H100 80GB HBM3, 5\n", "NVIDIA H200 + NVIDIA H100"),
         ("Tesla T4, 3\n", "1 x Tesla T4"),
         ("Tesla T4, 3\nNVIDIA H200, 5\n", "Tesla T4 + NVIDIA H200"),

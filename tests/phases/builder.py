@@ -123,7 +123,7 @@ def accepted(
     return AcceptedRuns(runs=runs, left_out={}, path="baseline/accepted.json", sha256=SHA)
 
 
-_MEMORY_MIB = {"A100": 81_920.0, "H100": 81_559.0, "H200": 143_771.0}
+_MEMORY_MIB = {"A100": 81_920.0, "H100": 81_559.0, "H200": 143_771.0, "B200": 183_359.0}
 _NAMES = {"A100": "NVIDIA A100 80GB PCIe"}
 
 

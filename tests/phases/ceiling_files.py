@@ -14,6 +14,7 @@ _SEEN = {
     "A100": (240.0, 1650.0, 25.0),
     "H100 80GB HBM3": (700.0, 2950.0, 50.0),
     "H200": (780.0, 4300.0, 50.0),
+    "B200": (1700.0, 7000.0, 50.0),
     None: (0.05, 10.0, 1.0),
 }
 _LATENCY_S = 20e-6
@@ -23,7 +24,9 @@ def healthy_rates(profile: Profile) -> dict[Ceiling, float]:
     """Rates of a healthy machine of this profile."""
     hardware = profile.hardware
     matmul, memory, host = _SEEN[hardware.gpu_name]
-    link = {True: 130.0, False: 14.0, None: 1.0}[hardware.nvlink]
+    link = {True: 200.0 if hardware.gpu_name == "B200" else 130.0, False: 14.0, None: 1.0}[
+        hardware.nvlink
+    ]
     slow = 2.0 if hardware.pcie_gen == 3 else 1.0
     return {
         Ceiling.MATMUL: matmul,
@@ -35,7 +38,7 @@ def healthy_rates(profile: Profile) -> dict[Ceiling, float]:
 
 
 # What one call does, in the unit's multiples: 8192 cubed, 2 GiB read and written, 256 MiB; of an
-# all-reduce between two ranks every byte passes each link once.
+# all-reduce of N ranks 2 (N - 1) / N of its bytes pass each link, of two every byte once.
 _WORK = {
     Ceiling.MATMUL: 2 * 8192**3 / 1e12,
     Ceiling.MEMORY_COPY: 2 * 2**31 / 1e9,
@@ -45,9 +48,12 @@ _WORK = {
 }
 
 
-def measured(what: Ceiling, rate: float) -> dict[str, Any]:
-    """Ten repeats of five calls at a rate, with a percent between them."""
-    seconds = [_WORK[what] / rate * (1 + 0.002 * (repeat % 5 - 2)) for repeat in range(10)]
+def measured(what: Ceiling, rate: float, nproc: int = 2) -> dict[str, Any]:
+    """Ten repeats of five calls of so many ranks at a rate, with a percent between them."""
+    work = _WORK[what]
+    if what in (Ceiling.ALL_REDUCE, Ceiling.LATENCY):
+        work *= 2 * (nproc - 1) / nproc
+    seconds = [work / rate * (1 + 0.002 * (repeat % 5 - 2)) for repeat in range(10)]
     sizes = {"bytes": 2**28}
     if what is Ceiling.MATMUL:
         sizes = {"size": 8192}
@@ -73,7 +79,9 @@ def document(launch: Launch, profile: Profile, **rates: float) -> dict[str, Any]
     has[Ceiling.HOST_COPY] = profile.has_gpu
     has[Ceiling.ALL_REDUCE] = has[Ceiling.LATENCY] = launch.nproc > 1
     seen = {**healthy_rates(profile), **{Ceiling(name): rate for name, rate in rates.items()}}
-    found = {what: measured(what, seen[what]) if has[what] else None for what in Ceiling}
+    found = {
+        what: measured(what, seen[what], launch.nproc) if has[what] else None for what in Ceiling
+    }
     return {
         "schema_version": 1,
         "run_token": TOKEN,

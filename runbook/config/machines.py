@@ -1,0 +1,246 @@
+"""Profiles of GPU machines, made by a rule: the card's data sheet, how many, and what links them.
+
+`a100x2_pcie4` is two A100 80 GB on PCIe generation 4, `h100x8_nvlink` eight H100 modules, `b200x1`
+one B200. `configs/machines/cards.yaml` has what the data sheets say, `gpu.yaml` what all share. The
+floors of what preflight measures are shares of the data sheet: above what half the clock, half the
+memory or half the link could give, below what healthy cards are seen with.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from runbook.config.extends import merged, read_mapping, validated
+from runbook.config.presets import with_preset
+from runbook.files import data_path
+from runbook.records.measurement import Record
+
+# The most cards of one machine.
+MOST_CARDS = 8
+# Shares of what the specification allows that a healthy card is above.
+_MATMUL, _COPY, _HOST, _NVLINK, _PCIE = 0.55, 0.70, 0.54, 0.20, 2 / 9
+# Cards on PCIe that share a switch or a root port with others get about half of a link.
+_SHARED = 2
+# Requirement L7: 60 GB of the 80 of a card.
+_MEMORY = 0.75
+# The data sheet's peak over a measured product, which is 75 to 85 % of it.
+_OF_PRODUCT = 1.2
+
+
+class Card(Record):
+    """A kind of card, as cards.yaml says it; rates in TFLOP/s and GB/s."""
+
+    title: str
+    seen: str
+    gpu_name: str
+    memory_gib: float = Field(gt=0)
+    tflops: float = Field(gt=0)
+    tflops_source: str
+    at_highest_clock: float = Field(gt=0)
+    clock_source: str
+    copy_gb_s: tuple[float, float]
+    copy_source: str
+    nvlink_gb_s: float = Field(gt=0)
+    joined: str
+    links: tuple[str, ...]
+    host_pcie: tuple[int, int]
+    mfu_floor: tuple[float, float]
+    mfu_source: str
+
+    def named(self, name: str) -> bool:
+        """Is this what nvidia-smi calls the card?"""
+        return re.search(self.seen, name) is not None
+
+    def link_of(self, name: str, generations: Sequence[int | None]) -> str:
+        """What links several cards of this name, whose slots have these PCIe generations."""
+        if self.joined and self.joined in name:
+            return "nvlink"
+        by_pcie = sorted(link for link in self.links if link != "nvlink")
+        slowest = f"pcie{min(one or 0 for one in generations)}"
+        return slowest if slowest in by_pcie else by_pcie[0]
+
+
+def machines() -> Mapping[str, Callable[[], dict[str, Any]]]:
+    """What makes the profile's document of every machine, by its name."""
+    return {
+        name: partial(_machine, name, key, count, link)
+        for key in cards()
+        for count in range(1, MOST_CARDS + 1)
+        for name, link in _names(key, count)
+    }
+
+
+def _names(key: str, count: int) -> Iterator[tuple[str, str]]:
+    """Names of machines of so many cards of a kind, each with what links them."""
+    if count == 1:
+        yield f"{key}x1", ""
+    else:
+        yield from ((f"{key}x{count}_{link}", link) for link in cards()[key].links)
+
+
+def seen_as(names: Sequence[str], generations: Sequence[int | None]) -> str | None:
+    """The profile of cards that nvidia-smi calls so, or None if there is none for them."""
+    for key, card in cards().items():
+        if all(card.named(name) for name in names) and 1 <= len(names) <= MOST_CARDS:
+            if len(names) == 1:
+                return f"{key}x1"
+            return f"{key}x{len(names)}_{card.link_of(names[0], generations)}"
+    return None
+
+
+def _machine(name: str, key: str, count: int, link: str) -> dict[str, Any]:
+    card = cards()[key]
+    parts = _parts()
+    document = merged(with_preset(parts["every"], "gpu.yaml"), _of_card(name, card, count, link))
+    left_out: list[str] = []
+    for key in ("one",) if count == 1 else (link[:4] if link.startswith("pcie") else link, link):
+        part = dict(parts.get(key, {}))
+        left_out += part.pop("not_required", ())
+        document = merged(document, part)
+    document["required"] = [one for one in document["required"] if one not in left_out]
+    return document
+
+
+@lru_cache(maxsize=1)
+def cards() -> Mapping[str, Card]:
+    """The cards by their part of a profile's name. Raises UsageError for a damaged file."""
+    path = _folder() / "cards.yaml"
+    return {
+        key: validated(Card, one, f"{path}: {key}")
+        for key, one in read_mapping("card", path).items()
+    }
+
+
+@lru_cache(maxsize=1)
+def _parts() -> Mapping[str, Any]:
+    return read_mapping("profile", _folder() / "gpu.yaml")
+
+
+def _folder() -> Path:
+    return data_path("configs") / "machines"
+
+
+def _of_card(name: str, card: Card, count: int, link: str) -> dict[str, Any]:
+    """What follows from the data sheet, the number of cards and their link."""
+    generation = int(link[4:]) if link.startswith("pcie") else None
+    how = f"PCIe generation {generation}" if generation else "NVLink"
+    document = {
+        "name": name,
+        "title": f"{count} x {card.title}" + (f", {how}" if count > 1 else ""),
+        "ranks": count,
+        "hardware": _hardware(card, count, generation),
+        "limits": _limits(card, count, generation),
+    }
+    if count <= 2:
+        return document
+    batch = f"requirement C2, one sequence per GPU, of {count} GPUs"
+    return {
+        **document,
+        "env": {"NSA_BATCH_SIZE": {"value": str(count), "source": batch}},
+        "workload": {
+            "global_batch": count,
+            "source": f"requirements G1, C2 and C7; one sequence for each of {count} GPUs",
+        },
+    }
+
+
+def _hardware(card: Card, count: int, generation: int | None) -> dict[str, Any]:
+    host = generation or card.host_pcie[1]
+    slot = f"PCIe {host}.0 x16"
+    both = f"NVLink, {card.nvlink_gb_s:,.0f} GB/s in both directions"
+    exchange = (card.nvlink_gb_s / 2, f"{card.title} data sheet: {both}")
+    if generation:
+        exchange = (_pcie(host), f"{slot}: each of two ranks sends all its bytes once")
+    elif count == 1:
+        exchange = (exchange[0], f"{exchange[1]}; one rank exchanges nothing")
+    peaks = {
+        "matmul": (card.at_highest_clock, card.clock_source),
+        "memory_copy": (card.copy_gb_s[generation is None], card.copy_source),
+        "host_copy": (
+            _pcie(host),
+            f"PCI-SIG: {slot}, {2**host} GT/s of 128b/130b in one direction",
+        ),
+        "all_reduce": exchange,
+    }
+    return {
+        "gpus": count,
+        "gpu_name": card.gpu_name,
+        "gpu_memory_gib": card.memory_gib,
+        "pcie_gen": generation,
+        "peak_tflops": card.tflops,
+        "peak_source": card.tflops_source,
+        "peaks": {what: {"value": most, "source": why} for what, (most, why) in peaks.items()},
+        "source": "; ".join(
+            [f"{card.title} data sheet", *(["requirements P5, P6 and P7"] if generation else [])]
+        ),
+    }
+
+
+def _limits(card: Card, count: int, generation: int | None) -> dict[str, Any]:
+    floor = card.mfu_floor[count > 1]
+    half_clock = 0.85 * card.at_highest_clock / 2 / card.tflops
+    return {
+        "memory_gib": _cut(
+            _MEMORY * card.memory_gib, f"requirement L7, 60 of 80 GB: {100 * _MEMORY:.0f} %"
+        ),
+        "mfu_floor": {"value": floor, "source": card.mfu_source},
+        "mfu_of_ceiling": {
+            "value": round(floor * _OF_PRODUCT, 3),
+            "source": f"choice: {_OF_PRODUCT:g} times mfu_floor; a measured product is 75 to 85 % "
+            "of the peak",
+        },
+        "ceiling_matmul_tflops": _cut(
+            _MATMUL * card.tflops,
+            f"choice: {100 * _MATMUL:.0f} % of the {card.tflops:g} of the data sheet (dense bf16); "
+            f"healthy cards reach 70 to 85 %, of half the clock at most {100 * half_clock:.0f} %",
+        ),
+        "ceiling_memory_gb_s": _cut(
+            _COPY * card.copy_gb_s[0],
+            f"choice: {100 * _COPY:.0f} % of the data sheet's {card.copy_gb_s[0]:,.0f} GB/s; a "
+            "copy on a healthy card reaches 85 to 90 %",
+        ),
+        "ceiling_host_gb_s": _host_floor(card, generation),
+        "ceiling_all_reduce_gb_s": _exchange_floor(card, count, generation),
+    }
+
+
+def _host_floor(card: Card, generation: int | None) -> dict[str, Any]:
+    host = generation or card.host_pcie[0]
+    which = "" if generation else "; which link the host has is not asked here"
+    return _cut(
+        _HOST * _pcie(host),
+        f"choice: {100 * _HOST:.0f} % of the {_pcie(host):g} GB/s of PCIe {host}.0 x16{which}; a "
+        "healthy link reaches 80 to 87 %, one of half the width at most 50 %",
+    )
+
+
+def _exchange_floor(card: Card, count: int, generation: int | None) -> dict[str, Any]:
+    if count == 1:
+        return {"value": 0, "source": "not used: one rank exchanges nothing"}
+    if generation:
+        share, most = _PCIE / (1 if count == 2 else _SHARED), _pcie(generation)
+        told = (
+            f"PCIe {generation}.0 x16: healthy pairs reach 30 to 60 %, of half the width 15 to 30 %"
+        )
+    else:
+        share, most = _NVLINK, card.nvlink_gb_s / 2
+        told = "NVLink in one direction: the links that join two cards of a board of four are 33 %"
+    return _cut(share * most, f"choice: {100 * share:.0f} % of the {most:g} GB/s of {told}")
+
+
+def _cut(value: float, source: str) -> dict[str, Any]:
+    """Cut down to two digits and a half, from 1,000 on to tens."""
+    step = min(10, 10 ** (math.floor(math.log10(value)) - 1) / 2)
+    return {"value": round(math.floor(value / step + 1e-9) * step, 6), "source": source}
+
+
+def _pcie(generation: int) -> float:
+    """GB/s that a slot of 16 lanes takes in one direction: GT/s x 16 lanes x 128/130 / 8 bits."""
+    return {3: 15.75, 4: 31.5, 5: 63.0}[generation]
