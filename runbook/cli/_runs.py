@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import RunbookError, UsageError, did_you_mean, first_of
+from runbook.errors import UsageError, did_you_mean, first_of
 from runbook.folder.names import RECORD_FILE
 
 if TYPE_CHECKING:
@@ -56,36 +56,16 @@ def folder_of(named: Path) -> Path:
     return named if there else find_run(str(named), Path(DEFAULT_OUT))
 
 
-def load_run(folder: Path) -> RunRecord:
-    """Read run.json. Raises RunbookError if it is damaged or of another version."""
-    from pydantic import ValidationError
-
-    from runbook.folder.manifest import load_record
-
-    path = folder / RECORD_FILE
-    try:
-        return load_record(folder)
-    except OSError as error:
-        raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise RunbookError(
-            f"{path} is not a run record of this version: {place}: {first['msg']}"
-            f" ({error.error_count()} problems in total)"
-        ) from error
-
-
 def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> RunRecord:
-    """As `load_run`; a warning where run.json, or one of its artifacts, changed since the run.
+    """The record; a warning where run.json, or one of its artifacts, changed since the run.
 
     A link in the run's folder, through which files of another place would be read, is a change.
     """
     from nsa.contract import CHECKPOINTS_DIR
     from runbook.folder.integrity import changed_artifacts
-    from runbook.folder.manifest import links_in, record_is_changed
+    from runbook.folder.manifest import links_in, load_record, record_is_changed
 
-    record = load_run(folder)
+    record = load_record(folder)
     changed = [RECORD_FILE] if record_is_changed(folder) else []
     if artifacts:
         # Checkpoints, of which no report tells, are large; `verify` reads them too.

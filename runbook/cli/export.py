@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import CommandParser, add_run, command, not_in_a_run
-from runbook.cli._runs import find_run, load_run, load_told, refuse_changed
+from runbook.cli._runs import find_run, load_told, refuse_changed
 from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
 
@@ -96,6 +96,7 @@ def export(args: argparse.Namespace, console: Console) -> int:
     nothing is written
     """
     from runbook.files import write_atomic, written_to
+    from runbook.folder.manifest import load_record
     from runbook.tools.bundle import write_bundle
     from runbook.tools.export import csv_text, prometheus_text
 
@@ -104,7 +105,7 @@ def export(args: argparse.Namespace, console: Console) -> int:
         refuse_changed(folder, "nothing is exported of it")
         record = load_told(folder, console)
     else:
-        record = load_run(folder)
+        record = load_record(folder)
     makers = dict(zip(TEXTS, (csv_text, prometheus_text), strict=True))
     texts = [(name, target, makers[name](record)) for name, target in args.to if name in TEXTS]
     bundles = [

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from runbook.cli._parser import Command
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import ProgramExit, UsageError, did_you_mean
+from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _record(folder: Path) -> RunRecord | None:
 
     try:
         return load_record(folder)
-    except (OSError, ValueError, RecursionError):
+    except RunbookError:
         return None
 
 

@@ -27,7 +27,7 @@ from runbook.engine.plan.forecast import Earlier
 from runbook.engine.plan.planned import config_before
 from runbook.engine.plan.progress import Forecaster
 from runbook.engine.starting import Part, held_back
-from runbook.errors import UsageError
+from runbook.errors import RunbookError, UsageError
 from runbook.files import is_text, make_private_dir, no_folder, utc_text
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record
@@ -221,7 +221,7 @@ def _as_kept(record: RunRecord, run_root: Path) -> RunRecord:
     """NO-GO only if the run.json that lies there says it too; else what is told had no record."""
     try:
         kept = load_record(run_root).verdict
-    except (OSError, ValueError):
+    except RunbookError:
         kept = Verdict.INCOMPLETE
     agree = kept is record.verdict
     return record if agree else record.model_copy(update={"verdict": Verdict.INCOMPLETE})
