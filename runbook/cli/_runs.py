@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import UsageError, did_you_mean, first_of
-from runbook.folder.names import RECORD_FILE
+from runbook.folder.names import RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 def find_run(text: str | None, out_dir: Path) -> Path:
     """The run that `text` names; without it the newest one of `out_dir`. Raises UsageError."""
-    from runbook.folder.names import run_folders
-
     folders = [one for one in run_folders(out_dir) if (one / RECORD_FILE).is_file()]
     if text is None:
         if not folders:

@@ -17,7 +17,7 @@ from runbook.cli._runs import (
 )
 from runbook.console import Console
 from runbook.errors import ProgramExit
-from runbook.folder.names import RECORD_FILE
+from runbook.folder.names import RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -241,8 +241,6 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare_problems(args: argparse.Namespace) -> list[str]:
-    from runbook.folder.names import run_folders
-
     if args.b is None:
         names = ", ".join(folder.name for folder in run_folders(args.out)[-5:]) or "none"
         return [f"name the two runs to compare; in {args.out}/ there are: {names}"]

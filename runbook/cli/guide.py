@@ -14,7 +14,7 @@ from runbook.cli._parser import Command
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
-from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE
+from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -111,8 +111,6 @@ def _machine() -> str:
 
 def look(out: Path) -> Found:
     """The newest run below `out`. Raises nothing for what lies in its folder."""
-    from runbook.folder.names import run_folders
-
     folders = run_folders(out)
     if not folders:
         return Found(
