@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import CommandParser, add_run, command, not_in_a_run
+from runbook.cli._parser import CommandParser, add_run, command, file_problems
 from runbook.cli._runs import find_run, load_told, refuse_changed
 from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
@@ -63,11 +63,7 @@ def _problem(name: str, target: str) -> str:
         return "--to bundle -: name a file" if name == _BUNDLE else ""
     if name == "prometheus" and path.suffix != _COLLECTED:
         return f"--to prometheus {target}: the collector reads only files that end in {_COLLECTED}"
-    if path.is_dir():
-        return f"--to {name} {target}: is a folder; name a file in it"
-    if not path.parent.is_dir():
-        return f"--to {name} {target}: no folder {path.parent}/"
-    return next(iter(not_in_a_run(f"--to {name}", path)), "")
+    return next(iter(file_problems(f"--to {name}", path)), "")
 
 
 @command(
