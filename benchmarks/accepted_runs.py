@@ -52,18 +52,22 @@ def against_level(runs: int) -> Callable[[float, float, np.random.Generator], bo
     return decide
 
 
-def stopped_at(spread: float, by: float, random: np.random.Generator) -> float:
-    """The loss at which a machine that loses `by` a night is no longer accepted."""
+def stopped_at(
+    spread: float, by: float, random: np.random.Generator, *, level: bool = True
+) -> float:
+    """The loss at which a machine that loses `by` a night is no longer accepted.
+
+    level: it is held against the best level, too, and not against the last run alone.
+    """
     source = nights(spread, random)
     accepted = [next(source) for _ in range(10)]
     for night in range(1, 200):
         left = (1 - by) ** night
         now = [rate * left for rate in next(source)]
         history = [mean(one) for one in accepted]
-        decisions = (
-            loss_shown(accepted[-1], now, allowance=ALLOWED),
-            below_level(history, mean(now), allowance=ALLOWED),
-        )
+        decisions = [loss_shown(accepted[-1], now, allowance=ALLOWED)]
+        if level:
+            decisions.append(below_level(history, mean(now), allowance=ALLOWED))
         if any(one.outcome is Decided.FAIL for one in decisions):
             return 1 - left
         accepted.append(now)

@@ -1,7 +1,7 @@
 """One attention layer on a CPU: Native Sparse Attention against dense causal attention.
 
     python -m benchmarks.attention_cpu [--lengths 512,1024,2048,4096,8192] [--repeats 5]
-        [--threads 1] [--peer module:callable ...]
+        [--threads 1]
 
 Layer with projections at the production shape (dim 768, 12 query heads, 2 groups, 64), float32,
 batch 1, forward and backward. The dense layer has the same query and output projections, one
@@ -10,9 +10,6 @@ are timed in CPU time of the process, all threads together; the table shows medi
 are medians of the rounds' own ratios. Peak memory is measured one layer at a time in a fresh
 process each: the highest resident size during two forward and backward passes, less the size
 just before them (weights and input are then already there).
-
-A peer is a callable that takes (dim, heads, groups, head_width) and returns a torch module that
-maps x [B,S,dim] to [B,S,dim].
 """
 
 from __future__ import annotations
@@ -31,12 +28,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import nsa
-from benchmarks.attention.checks import load_peer
 from benchmarks.program import machine_line, markdown_table
 from nsa.attention import choose_path
 
 SHAPE = {"dim": 768, "heads": 12, "groups": 2, "width": 64}
-Maker = Callable[[], nn.Module]
 
 
 class DenseLayer(nn.Module):
@@ -64,16 +59,11 @@ class DenseLayer(nn.Module):
         return self.out_proj(out.transpose(1, 2).flatten(2))
 
 
-def makers(peers: list[str]) -> dict[str, Maker]:
-    """Layers to compare, by name; dense first, because the others are measured against it."""
-    found: dict[str, Maker] = {
-        "dense": lambda: DenseLayer(**SHAPE),
-        "nsa": lambda: nsa.NSAAttention(nsa.NSAConfig()),
-    }
-    for peer in peers:
-        make = load_peer(peer)
-        found[peer] = lambda make=make: make(*SHAPE.values())
-    return found
+# Dense first, because the other is measured against it.
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "dense": lambda: DenseLayer(**SHAPE),
+    "nsa": lambda: nsa.NSAAttention(nsa.NSAConfig()),
+}
 
 
 def once(layer: nn.Module, x: Tensor) -> tuple[float, float]:
@@ -85,10 +75,10 @@ def once(layer: nn.Module, x: Tensor) -> tuple[float, float]:
     return middle - start, time.process_time() - middle
 
 
-def time_layers(found: dict[str, Maker], seq_len: int, repeats: int) -> dict[str, dict[str, Any]]:
+def time_layers(seq_len: int, repeats: int) -> dict[str, dict[str, Any]]:
     """Raw CPU seconds of alternated rounds, after one that warms up."""
     x = torch.randn(1, seq_len, SHAPE["dim"], requires_grad=True)
-    layers = {name: make() for name, make in found.items()}
+    layers = {name: make() for name, make in LAYERS.items()}
     raw: dict[str, list[tuple[float, float]]] = {name: [] for name in layers}
     for round_ in range(repeats + 1):
         for name, layer in layers.items():
@@ -136,33 +126,8 @@ def peak_in_fresh_process(name: str, seq_len: int, args: argparse.Namespace) -> 
     """Peak growth in bytes of one layer, alone in a process."""
     command = [sys.executable, "-m", "benchmarks.attention_cpu", "--peak-of", name]
     command += ["--lengths", str(seq_len), "--threads", str(args.threads)]
-    for peer in args.peer:
-        command += ["--peer", peer]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return int(done.stdout)
-
-
-def machine_rates() -> dict[str, float]:
-    """What this CPU does at best with these threads: matrix products and copies."""
-    a, b = torch.randn(2048, 768), torch.randn(768, 768)
-    small, keys = torch.randn(2, 384, 64), torch.randn(2, 64, 512)
-    big = torch.randn(20_000_000)
-    target = torch.empty_like(big)
-    jobs: dict[str, tuple[Callable[[], object], float]] = {
-        "projection_gflops": (lambda: a @ b, 2e-9 * 2048 * 768 * 768),
-        "scores_gflops": (lambda: small @ keys, 2e-9 * 2 * 384 * 64 * 512),
-        "copy_gb_per_s": (lambda: target.copy_(big), 160e-3),
-    }
-    rates = {}
-    for name, (job, work) in jobs.items():
-        job()
-        best = float("inf")
-        for _ in range(10):
-            start = time.process_time()
-            job()
-            best = min(best, time.process_time() - start)
-        rates[name] = work / best
-    return rates
 
 
 def describe(results: list[dict[str, Any]]) -> str:
@@ -179,10 +144,10 @@ def describe(results: list[dict[str, Any]]) -> str:
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Every layer at every length."""
-    found, results = makers(args.peer), []
+    results = []
     for seq_len in args.lengths:
-        peaks = {name: peak_in_fresh_process(name, seq_len, args) for name in found}
-        for name, row in time_layers(found, seq_len, args.repeats).items():
+        peaks = {name: peak_in_fresh_process(name, seq_len, args) for name in LAYERS}
+        for name, row in time_layers(seq_len, args.repeats).items():
             path = choose_path(nsa.NSAConfig(), seq_len).value if name == "nsa" else "-"
             memory = {"peak_bytes": peaks[name], "peak_ratio": peaks[name] / peaks["dense"]}
             results.append({"seq_len": seq_len, "layer": name, "path": path, **memory, **row})
@@ -197,17 +162,14 @@ def main() -> int:
     parser.add_argument("--lengths", type=whole, default=[512, 1024, 2048, 4096, 8192])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--peer", action="append", default=[], metavar="MODULE:CALLABLE")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     if args.peak_of:
-        print(peak_bytes(makers(args.peer)[args.peak_of](), args.lengths[0]))
+        print(peak_bytes(LAYERS[args.peak_of](), args.lengths[0]))
         return 0
-    results, rates = measure(args), machine_rates()
-    print(describe(results))
-    print(", ".join(f"{name} {value:.0f}" for name, value in rates.items()))
+    print(describe(measure(args)))
     print(machine_line())
     return 0
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 SHARE, GROWTH_MIB, JUDGED_S = 0.05, 4.0, 30.0
 # Steps after which a launch has settled.
 _SETTLED = 5
-_HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
 _MIB = 1 << 20
 
 
@@ -40,25 +39,24 @@ _MIB = 1 << 20
 
 def write_ranks(ranks: int, steps: int) -> None:
     """All ranks of a launch in one process: each says of a step what the trainer would say."""
+    from tests.factory import files
+
     folder, token = Path(os.environ["RUNBOOK_RUN_DIR"]), os.environ["RUNBOOK_RUN_TOKEN"]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with ExitStack() as stack:
-        files = [
+        streams = [
             stack.enter_context((folder / f"heartbeat_rank{rank}.jsonl").open("a", buffering=1))
             for rank in range(ranks)
         ]
         table = stack.enter_context((folder / "training.csv").open("a", buffering=1))
-        table.write(_HEADER)
+        table.write(files.HEADER + "\n")
 
         def say(step: int, phase: str, event: str, **more: object) -> None:
-            for rank, file in enumerate(files):
-                record = {
-                    "event": event, "ts": time.time(), "mono": time.monotonic(), "rank": rank,
-                    "pid": os.getpid(), "token": token, "step": step, "phase": phase,
-                    "rss_mib": 300.0, "cuda_mib": None, **more,
-                }  # fmt: skip
-                file.write(json.dumps(record) + "\n")
+            for rank, file in enumerate(streams):
+                own = {"rank": rank, "pid": os.getpid(), "token": token, "ts": time.time()}
+                told = {**own, "step": step, "phase": phase, **more}
+                file.write(files.beat(event, mono=time.monotonic(), **told))
 
         say(0, "init", "boot")
         began = time.monotonic()
@@ -70,7 +68,7 @@ def write_ranks(ranks: int, steps: int) -> None:
             say(step, phase, "progress", loss=5.5, toks_per_s=9000.0 + step % 7, grad_norm=1.0)
             time.sleep(max(0.0, began + step - time.monotonic()))
             say(step, phase, "step_end", embedded=128, data=f"{step:016x}", mem_mib=300.0)
-            table.write(f"{step},5.5,0.1,{9000 + step % 11}.31,64,1,1.0,300.0,,0,0,0.0,0.0\n")
+            table.write(files.row(step, toks_per_s=9000.31 + step % 11, dt_s=1) + "\n")
         say(steps, "exit", "exit", code=0, reason="done", steps_done=steps, param_hash="cafe")
 
 
@@ -139,7 +137,8 @@ def write_folder(root: Path, ranks: int) -> None:
     from dataclasses import replace
 
     from runbook.config import registry
-    from tests.phases.on_disk import write_beats, write_launch
+    from tests.factory.files import write_beats
+    from tests.phases.on_disk import write_launch
     from tests.phases.traces import healthy
 
     where = wide(ranks)
@@ -147,7 +146,7 @@ def write_folder(root: Path, ranks: int) -> None:
     made = healthy(launch, where.profile)
     folder = write_launch(root, replace(made, ranks=()))
     for log in made.ranks:
-        write_beats(folder / f"heartbeat_rank{log.rank}.jsonl", map(dict, said(log)))
+        write_beats(folder, log.rank, said(log))
 
 
 def judge_folder(root: Path, ranks: int) -> None:

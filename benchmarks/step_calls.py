@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from nsa import dense as dense_parts
-from nsa.config import WINDOWS, ModelConfig, NSAConfig, Window
+from nsa.config import ModelConfig, NSAConfig, Way, Window
 from nsa.kernels.compiled import compile_dense
 from nsa.model import NSALanguageModel
 from nsa.projection import rotations
@@ -149,7 +149,7 @@ def build(
     with torch.device(device):
         model = NSALanguageModel(cfg)
         for layer in model.layers:
-            layer.attention.window = window
+            layer.attention.way = Way(window=window)
             if dense:
                 layer.attention = DenseAttention(cfg.attention)
     return model
@@ -250,7 +250,7 @@ def main() -> int:
     for seq_len in args.lengths:
         dense = measure(cfg, seq_len, dense=True, batch=args.batch)
         rows = {"dense": dense}
-        for window in WINDOWS:
+        for window in get_args(Window):
             found = measure(cfg, seq_len, batch=args.batch, window=window)
             rows[f"nsa, window {window}"] = found
         for name, cost in rows.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from nsa.contract import NSAError, did_you_mean, raise_problems
 
@@ -16,12 +16,6 @@ Ranges = Literal["v1", "v2"]
 Selected = Literal["sdpa", "triton"]
 # How the window branch runs where attention goes through SDPA; triton: by this package's kernels.
 Window = Literal["masked", "varlen", "triton"]
-
-PHIS: tuple[str, ...] = ("avg", "mlp")
-PATHS: tuple[str, ...] = ("reference", "sequential", "batched")
-RANGES: tuple[str, ...] = ("v1", "v2")
-SELECTED: tuple[str, ...] = ("sdpa", "triton")
-WINDOWS: tuple[str, ...] = ("masked", "varlen", "triton")
 
 # One initial and two local blocks are always selected, and they count towards n_sel.
 FORCED_INITIAL_BLOCKS = 1
@@ -39,8 +33,9 @@ def positive_int_errors(owner: object, names: Iterable[str]) -> list[str]:
     return errors
 
 
-def choice_error(name: str, value: object, allowed: tuple[str, ...]) -> list[str]:
-    """Say that `value` is none of `allowed`, with the closest one as a suggestion."""
+def choice_error(owner: object, name: str, choice: object) -> list[str]:
+    """Say that a field of `owner` is none of a `Literal`, with the closest one as a suggestion."""
+    value, allowed = getattr(owner, name), get_args(choice)
     if value in allowed:
         return []
     hint = did_you_mean(repr(value), map(repr, allowed))
@@ -75,7 +70,7 @@ class NSAConfig:
 
     def __post_init__(self) -> None:
         whole = ("dim", "n_heads", "n_kv_groups", "d_k", "d_v", "l", "d", "l_sel", "n_sel", "w")
-        errors = positive_int_errors(self, whole) + choice_error("phi", self.phi, PHIS)
+        errors = positive_int_errors(self, whole) + choice_error(self, "phi", Phi)
         if not errors:
             errors = self._relation_errors()
         raise_problems("NSAConfig", errors)
@@ -115,13 +110,45 @@ class NSAConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Way:
+    """How attention runs, whatever its shape; every way computes the same.
+
+    path: "reference" (masks written out), "sequential" (token by token) or "batched" (fast).
+    selection_ranges: "v1" plain loops, "v2" vectorized. use_flash: False avoids fused kernels.
+    force_sdpa: run batched prefill through SDPA on the CPU too, so that restrictions on its
+    kernels have something to act on. window, selected: by what these branches run off the CPU,
+    whether it can run or not (`choose_window`, `choose_selected`).
+    Raises NSAError that lists every wrong value.
+    """
+
+    path: Path = "batched"
+    selection_ranges: Ranges = "v2"
+    use_flash: bool = True
+    force_sdpa: bool = False
+    window: Window = "masked"
+    selected: Selected = "sdpa"
+
+    def __post_init__(self) -> None:
+        errors = choice_error(self, "path", Path)
+        errors += choice_error(self, "selection_ranges", Ranges)
+        errors += choice_error(self, "window", Window)
+        errors += choice_error(self, "selected", Selected)
+        raise_problems("Way", errors)
+
+    def by_sdpa(self, device_type: str) -> bool:
+        """Does a call run through scaled_dot_product_attention?"""
+        return self.path == "batched" and (device_type != "cpu" or self.force_sdpa)
+
+
+BATCHED = Way()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Shape and execution options of the language model.
 
     mlp_ratio: width of the SwiGLU hidden layer over dim (8/3 gives 2048 at dim 768).
-    path: how attention runs ("batched" is the fast one, "reference" the oracle).
-    selection_ranges: "v1" plain loops, "v2" vectorized. use_flash: False keeps attention away
-    from fused kernels. gradient_checkpointing: recompute each layer in the backward pass.
+    way: how attention runs. gradient_checkpointing: recompute each layer in the backward pass.
     Raises NSAError that lists every wrong value.
     """
 
@@ -132,15 +159,11 @@ class ModelConfig:
     tie_embeddings: bool = True
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
-    path: Path = "batched"
-    selection_ranges: Ranges = "v2"
-    use_flash: bool = True
+    way: Way = BATCHED
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         errors = positive_int_errors(self, ("vocab_size", "n_layers"))
-        errors += choice_error("path", self.path, PATHS)
-        errors += choice_error("selection_ranges", self.selection_ranges, RANGES)
         for name in ("mlp_ratio", "rope_base", "norm_eps"):
             if not getattr(self, name) > 0:
                 errors.append(f"{name}={getattr(self, name)!r}: must be above 0")

@@ -8,17 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from nsa.attention.api import attend_grouped, by_sdpa
+from nsa.attention.api import attend_grouped
 from nsa.attention.branches import Grouped
-from nsa.config import (
-    FORCED_INITIAL_BLOCKS,
-    FORCED_LOCAL_BLOCKS,
-    NSAConfig,
-    Path,
-    Ranges,
-    Selected,
-    Window,
-)
+from nsa.config import BATCHED, FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig, Way
 from nsa.contract import NSAError
 from nsa.dense import Dense
 from nsa.projection import PARTS, Columns, in_parts, rotations, split_projection, split_together
@@ -85,26 +77,15 @@ class NSAAttention(nn.Module):
     queries and keys; compressed keys are made from turned keys. Gates are the sigmoid of a linear
     map of the layer's input, one per head and branch. Raises NSAError for an odd d_k.
 
-    `dense`, where set, runs what lies before the core instead of the modules themselves.
+    `way`: how the core runs, to be exchanged at any time. `dense`, where set, runs what lies before
+    the core instead of the modules themselves.
     """
 
-    def __init__(
-        self,
-        cfg: NSAConfig,
-        *,
-        path: Path = "batched",
-        selection_ranges: Ranges = "v2",
-        use_flash: bool = True,
-        rope_base: float = 10_000.0,
-    ) -> None:
+    def __init__(self, cfg: NSAConfig, way: Way = BATCHED, *, rope_base: float = 10_000.0) -> None:
         super().__init__()
         if cfg.d_k % 2:
             raise NSAError(f"d_k={cfg.d_k}: rotary positions need an even key width")
-        self.cfg, self.path, self.use_flash = cfg, path, use_flash
-        self.selection_ranges = selection_ranges
-        self.force_sdpa = False
-        self.window: Window = "masked"
-        self.selected: Selected = "sdpa"
+        self.cfg, self.way = cfg, way
         self.dense: Dense | None = None
         self.rope_base = rope_base
         # One product makes queries, every branch's keys and values, and gates; `Columns` says
@@ -139,7 +120,7 @@ class NSAAttention(nn.Module):
 
         norm: applied to x first.
         """
-        together = by_sdpa(self.path, x.device, force_sdpa=self.force_sdpa)
+        together = self.way.by_sdpa(x.device.type)
         if self.dense is None:
             y = self.in_proj(x if norm is None else norm(x))
             split = split_together if together else split_projection
@@ -167,16 +148,7 @@ class NSAAttention(nn.Module):
     def forward(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
         """Attend within x [B,S,dim], or within norm(x); returns [B,S,dim]."""
         parts = self.project(x, norm)
-        out, blocks = attend_grouped(
-            parts,
-            self.cfg,
-            path=self.path,
-            selection_ranges=self.selection_ranges,
-            use_flash=self.use_flash,
-            force_sdpa=self.force_sdpa,
-            window=self.window,
-            selected=self.selected,
-        )
+        out, blocks = attend_grouped(parts, self.cfg, self.way)
         self.last_gates, self.last_blocks = parts.gates.detach(), blocks
         projected: Tensor = self.out_proj(out.flatten(2))
         return projected

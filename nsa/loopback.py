@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 
-from nsa.torch_env import for_good, installed_torch, libuv_takes_socket
+from nsa.torch_env import for_good
 
 with for_good():
     from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -55,7 +55,7 @@ class LoopbackRendezvous(RendezvousHandler):
             listener.listen()
             self._store = TCPStore(
                 HOST, self._port, 1, True, _TIMEOUT, multi_tenant=True,
-                master_listen_fd=listener.detach(), use_libuv=libuv_takes_socket(installed_torch()),
+                master_listen_fd=listener.detach(),
             )  # fmt: skip
         info = RendezvousStoreInfo(HOST, self._port)
         return RendezvousInfo(PrefixStore(self._run_id, self._store), 0, 1, info)

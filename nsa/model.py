@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from nsa.config import ModelConfig
+from nsa.config import ModelConfig, Way
 from nsa.contract import NSAError
 from nsa.dense import Dense
 from nsa.layer import NSAAttention
@@ -53,13 +53,7 @@ class Layer(nn.Module):
         super().__init__()
         dim = cfg.attention.dim
         self.attention_norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
-        self.attention = NSAAttention(
-            cfg.attention,
-            path=cfg.path,
-            selection_ranges=cfg.selection_ranges,
-            use_flash=cfg.use_flash,
-            rope_base=cfg.rope_base,
-        )
+        self.attention = NSAAttention(cfg.attention, cfg.way, rope_base=cfg.rope_base)
         self.mlp_norm = nn.RMSNorm(dim, eps=cfg.norm_eps)
         self.mlp = SwiGLU(dim, cfg.mlp_hidden)
         self.dense: Dense | None = None
@@ -132,6 +126,11 @@ class NSALanguageModel(nn.Module):
         for module in self.modules():
             if isinstance(module, Layer | NSAAttention):
                 module.dense = dense
+
+    def attend_by(self, way: Way) -> None:
+        """Run the attention of every layer like this from now on."""
+        for one in self.attentions():
+            one.way = way
 
     def n_parameters(self) -> int:
         """Number of distinct parameters; a tied head counts once."""

@@ -14,6 +14,8 @@ from torch import Tensor
 
 # Sums of float32 in another order are as far apart, whatever else is compared.
 FLOAT32_SUMS = 1e-5
+# Two roundings of the same sums may be as far apart as each is from the sums.
+TIMES_OURS = 2.0
 
 
 def rms(x: Tensor) -> Tensor:
@@ -53,6 +55,14 @@ class Gap:
     what: str
     error: float
     allowed: float
+
+    @classmethod
+    def twice(cls, *, what: str, error: float, ours: float) -> Gap:
+        """Twice as far off as our own result is allowed, and what sums of float32 are."""
+        return cls(what=what, error=error, allowed=max(TIMES_OURS * ours, FLOAT32_SUMS))
+
+    def __str__(self) -> str:
+        return f"{self.what}: off by {self.error:.3g}, allowed {self.allowed:.3g}"
 
     @property
     def too_wide(self) -> bool:

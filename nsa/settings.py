@@ -233,6 +233,17 @@ class DataSection(_Section):
     synthetic_on_fail: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one rank reads: batches of its own of so many sequences, as one of so many ranks."""
+
+    seq_len: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    seed: int = 0
+
+
 class RuntimeSection(_Section):
     """Device, numbers and kernels."""
 

@@ -1,8 +1,7 @@
 """Variables that belong to torch, NCCL and CUDA: recorded, and old spellings translated.
 
 torch ignores several names that people set, and breaks on some values (E11 to E14). `plan` says
-what becomes of each; nothing is dropped or renamed without a note. Which name is right may depend
-on the version of torch: that is known here and nowhere else. Torch-free.
+what becomes of each; nothing is dropped or renamed without a note. Torch-free.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import gc
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 _ASYNC = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
@@ -55,76 +52,35 @@ class Passed:
         return {"name": self.name, "value": self.value, "mapped_to": mapped, "note": self.note}
 
 
-def plan(
-    environ: Mapping[str, str], *, uses_nccl: bool, allocator: str | None = None
-) -> tuple[list[Passed], list[str]]:
-    """What becomes of each variable that is set, and what is wrong with them.
-
-    `allocator` is the name that torch reads, by default the one of the installed torch.
-    """
-    allocator = allocator or allocator_variable(installed_torch())
+def plan(environ: Mapping[str, str], *, uses_nccl: bool) -> tuple[list[Passed], list[str]]:
+    """What becomes of each variable that is set, and what is wrong with them."""
     problems = []
     if _OLD_ALLOC in environ and _ALLOC in environ:
         problems.append(
             f"{_OLD_ALLOC} and {_ALLOC} are both set: one is an alias of the other; "
-            f"keep only {allocator}, the one that this torch reads"
+            f"keep only {_ALLOC}, the one that torch reads"
         )
     rows = []
     for name in TORCH_VARIABLES:
         if name in environ:
             value = environ[name]
             to, mapped, note = _RULES.get(name, _keep)(name, value, uses_nccl)
-            if name in (_ALLOC, _OLD_ALLOC) and name != allocator:
-                to, note = allocator, "the name that this torch reads"
             rows.append(
                 Passed(name=name, value=value, mapped_to=to, mapped_value=mapped, note=note)
             )
     return rows, problems
 
 
-@cache
-def installed_torch() -> str | None:
-    """The version of the torch that is installed; None if there is none. Does not import it."""
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return None
-
-
-def allocator_variable(torch_version: str | None) -> str:
-    """The variable with the allocator's settings that this torch reads; None is the newest.
-
-    torch 2.8 knows PYTORCH_CUDA_ALLOC_CONF only; from 2.9 on that is the old name of the other.
-    """
-    return _ALLOC if _since(torch_version, 2, 9) else _OLD_ALLOC
-
-
-def flight_dumps(prefix: str, torch_version: str | None) -> dict[str, str]:
+def flight_dumps(prefix: str) -> dict[str, str]:
     """Variables by which NCCL's watchdog dumps the last collectives to `prefix` + rank.
 
-    Without a prefix the dumps go to ~/.cache/torch. torch 2.8 is the first with the newer names,
-    and warns of the older ones.
+    Without a prefix the dumps go to ~/.cache/torch.
     """
-    newer = _since(torch_version, 2, 8)
-    size = "TORCH_FR_BUFFER_SIZE" if newer else "TORCH_NCCL_TRACE_BUFFER_SIZE"
-    file = "TORCH_FR_DUMP_TEMP_FILE" if newer else "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
-    return {size: "2000", file: prefix, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-
-
-def libuv_takes_socket(torch_version: str | None) -> bool:
-    """Can torch's store on libuv, its usual one, be given a socket that listens? From 2.8 on.
-
-    Before, only the store without libuv can; its clients are the same.
-    """
-    return _since(torch_version, 2, 8)
-
-
-def _since(torch_version: str | None, major: int, minor: int) -> bool:
-    """Is it this version or a later one? None is the newest."""
-    if torch_version is None:
-        return True
-    found = tuple(int(number) for number in torch_version.split(".")[:2])
-    return found >= (major, minor)
+    return {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": prefix,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
 
 
 def translate(passed: Sequence[Passed], environ: MutableMapping[str, str]) -> None:
@@ -172,7 +128,12 @@ def _debug(name: str, value: str, uses_nccl: bool) -> Mapped:
     return name, "INFO", "DETAIL crashes DDP on gloo: INFO is used"
 
 
+def _renamed(_name: str, value: str, _uses_nccl: bool) -> Mapped:
+    return _ALLOC, value, "the name that torch reads"
+
+
 _RULES: dict[str, Callable[[str, str, bool], Mapped]] = {
+    _OLD_ALLOC: _renamed,
     "NCCL_ASYNC_ERROR_HANDLING": _async,
     _ASYNC: _async,
     "NCCL_BLOCKING_WAIT": _blocking,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from nsa.contract import COMPRESSION_LINE, proof_text
 from phases.compare.accepted import against_best, against_last
-from phases.compare.curves import losses, marks, throughputs
+from phases.compare.pictures import losses, marks, throughputs
 from phases.compare.rates import (
     aim,
     last50s,
@@ -21,19 +20,7 @@ from phases.compare.rates import (
 )
 from phases.kit.case import Case, Finding, gather, invalid, optional, passed, skipped
 from phases.kit.commands import repeated
-from phases.kit.limits import (
-    ACCEPTED_LOSS,
-    FLAKY_LAUNCHES,
-    GPU_IMBALANCE,
-    GPU_UTILISATION,
-    MEMORY_HEADROOM,
-    MFU_FLOOR,
-    MFU_OF_CEILING,
-    THROUGHPUT,
-    THROUGHPUT_AIM_HIGH,
-    THROUGHPUT_AIM_LOW,
-    fixed_rules,
-)
+from phases.kit.limits import THROUGHPUT, fixed_rules, specs
 from phases.kit.measure import rank_value
 from phases.kit.rows import Row, RowPhase
 from phases.machine.gpu_samples import balance, headroom, utilisation
@@ -57,18 +44,11 @@ class Baseline(RowPhase):
     fixed = fixed_rules("baseline")
     reads = ("preflight",)
     remembers = True
-    limits = (
-        THROUGHPUT,
-        THROUGHPUT_AIM_LOW,
-        THROUGHPUT_AIM_HIGH,
-        ACCEPTED_LOSS,
-        MFU_FLOOR,
-        MFU_OF_CEILING,
-        GPU_UTILISATION,
-        GPU_IMBALANCE,
-        MEMORY_HEADROOM,
-        FLAKY_LAUNCHES,
-    )
+    limits = specs(
+        "throughput", "throughput_aim_low", "throughput_aim_high", "accepted_loss",
+        "mfu_floor", "mfu_of_ceiling", "gpu_utilisation", "gpu_imbalance",
+        "memory_headroom", "flaky_launches",
+    )  # fmt: skip
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """The profile's launches of its steps, or one long one (`--protocol single`)."""
@@ -76,42 +56,23 @@ class Baseline(RowPhase):
 
     def rows(self) -> Sequence[Row]:
         """The runbook's baseline judgements."""
-        each, together = self.launched.each, self.launched.together
-        alike_all = "Did all launches run the same configuration?"
-        level = "Is it no slower than the best level that accepted runs held?"
-        share = "What share of the matrix product that preflight measured is used?"
-        time = "How long will the production run take, and what will it cost?"
-        shown = partial(together, restates="throughput", own=True)
-        low = partial(together, topic="throughput", restates="throughput")
+        each, together = self.row.each, self.row.together
         return (
             *training_rows(self.names),
-            together("comparable", alike_all, alike),
+            together("comparable", alike),
             toggles_row(self.names, but=(_COMPRESS,)),
-            each("compression", "Is gradient compression active?", _compression, "compression"),
-            together(
-                "throughput",
-                "Does the throughput reach the floor?",
-                throughput,
-                "throughput",
-                own=True,
-            ),
-            together(
-                "against_last_accepted",
-                "Is it no slower than the last accepted run?",
-                against_last,
-                "regression",
-            ),
-            together("against_best_accepted", level, against_best, "regression"),
-            shown("throughput_aim", "Is the throughput in the target band?", aim),
-            together(
-                "target_fresh", "Can the floor catch anything?", stale_target, "target", own=True
-            ),
-            low("mfu", "What share of the device's peak is used?", mfu),
-            low("mfu_of_ceiling", share, mfu_of_ceiling, needs=("preflight",)),
-            low("gpu_utilisation", "Are the GPUs busy?", utilisation),
-            together("gpu_balance", "Are the GPUs equally busy?", balance, "balance"),
-            each("memory_headroom", "Is enough GPU memory left?", headroom, "memory"),
-            shown("production_time", time, production_days),
+            each("compression", _compression),
+            together("throughput", throughput, own=True),
+            together("against_last_accepted", against_last),
+            together("against_best_accepted", against_best),
+            together("throughput_aim", aim, own=True),
+            together("target_fresh", stale_target, own=True),
+            together("mfu", mfu),
+            together("mfu_of_ceiling", mfu_of_ceiling),
+            together("gpu_utilisation", utilisation),
+            together("gpu_balance", balance),
+            each("memory_headroom", headroom),
+            together("production_time", production_days, own=True),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -141,7 +102,7 @@ def _compression(case: Case, name: str) -> Finding:
     if not any(line in text for text in launch.console_lines):
         problems.append(f"the log has no line {line!r}")
     found = [problem for problem in problems if problem]
-    paths = (launch.console_path, *(rank.path for rank in launch.ranks[:1]))
+    paths = (launch.path("console"), *(rank.path for rank in launch.ranks[:1]))
     if found:
         return invalid(Reason.NO_EFFECT, f"{name}: {'; '.join(found)}", evidence=paths)
     proof = next(effect for effect in launch.effects(_COMPRESS) if effect.took_effect)

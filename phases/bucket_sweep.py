@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from phases.compare.ab import AbPhase, Rounds
 from phases.compare.arms import places, refused, samples
-from phases.kit.case import Case, Finding, failed, invalid, passed
+from phases.kit.case import Case, Finding, invalid, passed
 from phases.kit.commands import environment
-from phases.kit.limits import FLAKY_LAUNCHES, fixed_rules
+from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import derived, rank_value
 from phases.kit.rows import Row
 from phases.training.training import training_rows
@@ -28,7 +29,7 @@ class BucketSweep(AbPhase):
     source = "requirements W1 to W6"
     question = "Which bucket size is best, and by more than chance?"
     fixed = fixed_rules("bucket_sweep")
-    limits = (FLAKY_LAUNCHES,)
+    limits = specs("flaky_launches")
     toggle = "NSA_DDP_BUCKET_MB"
     compared = "bucket size"
     ratio = "best_bucket_ratio"
@@ -54,16 +55,11 @@ class BucketSweep(AbPhase):
         """Did the sizes differ, is the control the baseline, which is best."""
         return (
             *training_rows(self.names),
-            Row("arms_complete", "Did every arm run?", self._arms_complete, topic="stall"),
+            self.row.one("arms_complete", self._arms_complete),
             *self.alike_rows(),
-            Row(
-                "buckets_differ",
-                "Did DDP's buckets really differ between the arms?",
-                self._buckets_differ,
-                topic="bucket",
-            ),
-            self.control_row("Does the configured size reproduce the baseline phase?"),
-            Row("best", "Which bucket size is best?", self._best),
+            self.row.one("buckets_differ", self._buckets_differ),
+            self.row.one("control", self.reproduces),
+            self.row.one("best", self._best),
         )
 
     def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
@@ -75,9 +71,8 @@ class BucketSweep(AbPhase):
     def _arms_complete(self, case: Case) -> Finding:
         arms = list(self.values(case.context))
         for name in self.names(case):
-            fault = refused(case.launch(name), arms)
-            if fault:
-                return failed(fault.code, fault.reason, evidence=fault.evidence)
+            if fault := refused(case.launch(name), arms):
+                return replace(fault[1], topic="")
         frame = samples(case, arms)
         rounds = int(frame["block"].nunique())
         value = derived(

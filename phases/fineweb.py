@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from phases.kit.case import Case, Finding, ending, failed, invalid, missing, passed, skipped
 from phases.kit.commands import trainer_launch
-from phases.kit.limits import FLAKY_LAUNCHES, LOADER_FETCH
+from phases.kit.limits import LOADER_FETCH, specs
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.as_planned import data_problems
@@ -28,7 +28,7 @@ class FineWeb(RowPhase):
     source = "requirements D1 to D3"
     question = "Does training on streamed text work?"
     optional = True
-    limits = (LOADER_FETCH, FLAKY_LAUNCHES)
+    limits = specs("loader_fetch_s", "flaky_launches")
 
     @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
@@ -57,9 +57,9 @@ class FineWeb(RowPhase):
         """Loader and progress, or why there is neither here."""
         shared = [row for row in training_rows(lambda _: [_TRAIN]) if row.what != "plausible"]
         rows = (
-            Row("loader", "Is the loader responsive?", _loader, topic="data"),
+            self.row.one("loader", _loader),
             *shared,
-            Row("progress", "Does training progress?", _progress, topic="data"),
+            self.row.one("progress", _progress),
         )
         return [replace(row, answer=_or_missing(row.answer)) for row in rows]
 
@@ -92,7 +92,7 @@ def _loader(case: Case) -> Finding:
         return end
     launch = case.launch(_SMOKE)
     if problems := data_problems(launch, case.env(_SMOKE)):
-        return invalid(Reason.MISMATCH, "; ".join(problems), evidence=(launch.env_path,))
+        return invalid(Reason.MISMATCH, "; ".join(problems), evidence=(launch.path("env"),))
     log = case.log(_SMOKE)
     if "fetch_s" not in log.frame:
         raise missing(f"{log.path} has no column fetch_s", log.path)

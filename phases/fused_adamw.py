@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from nsa.contract import proof_text
 from nsa.toggles import meaning
 from phases.compare.ab import AbPhase, Rounds
-from phases.compare.arms import ArmFault, arm_fault, places, source_log, tolerant
+from phases.compare.arms import ArmFault, arm_fault, blamed, places, source_log, tolerant
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     ending,
     gather,
     incomplete,
@@ -25,8 +24,8 @@ from phases.kit.case import (
     warned,
 )
 from phases.kit.commands import environment
-from phases.kit.limits import FLAKY_LAUNCHES, FUSED_MARGIN, LOSS_PARITY, fixed_rules
-from phases.kit.measure import log_value, rank_value, with_limit
+from phases.kit.limits import FUSED_MARGIN, LOSS_PARITY, fixed_rules, specs
+from phases.kit.measure import log_value, rank_value
 from phases.kit.rows import Row
 from phases.training.training import training_rows
 from runbook.config.phase import Judgement, PlanContext
@@ -54,7 +53,7 @@ class FusedAdamW(AbPhase):
     source = "requirements F1 to F4"
     question = "Can fused AdamW replace plain AdamW?"
     fixed = fixed_rules("fused_adamw")
-    limits = (FUSED_MARGIN, LOSS_PARITY, FLAKY_LAUNCHES)
+    limits = specs("fused_margin", "loss_parity", "flaky_launches")
     toggle = "NSA_OPT_FUSED"
     compared = "optimizer's kernel"
     ratio = "fused_ratio"
@@ -90,18 +89,11 @@ class FusedAdamW(AbPhase):
         shared = (
             *training_rows(self.names),
             *self.alike_rows(),
-            Row(
-                "took_effect",
-                "Was the optimizer really fused in one arm and not in the other?",
-                self._took_effect,
-            ),
-            Row(
-                "loss_parity", "Do both arms reach the same loss?", self._loss_parity, topic="fused"
-            ),
-            self.control_row("Does the plain arm reproduce the baseline phase?"),
+            self.row.one("took_effect", self._took_effect),
+            self.row.one("loss_parity", self._loss_parity),
+            self.row.one("control", self.reproduces),
         )
-        keep = Row("keep", "Is fused AdamW stable and not slower?", self._keep, topic="fused")
-        return (*tolerant(shared, self._fault), keep)
+        return (*tolerant(shared, self._fault), self.row.one("keep", self._keep))
 
     def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
         """Is the variant at most the margin slower: by interim analyses in blocks."""
@@ -160,13 +152,7 @@ class FusedAdamW(AbPhase):
             if place.inside is None and not launch.result.ok:
                 end = ending(launch)
                 if end.outcome is Outcome.FAIL:
-                    return ArmFault(
-                        arm=variant,
-                        code=end.code,
-                        reason=end.reason,
-                        evidence=end.evidence,
-                        launch=end.follows,
-                    )
+                    return blamed(variant, end)
             elif place.inside is not None:
                 return arm_fault(case, place.launch, optional_arms=[variant])
         return None
@@ -191,10 +177,10 @@ class FusedAdamW(AbPhase):
         low, high = gap.interval or (float(gap.value), float(gap.value))
         # The smallest difference that the interval allows: zero if it spans zero.
         if not limit.holds(max(low, -high, 0.0)):
-            finding = warned(f"{text}, beyond +-{limit.value:g}: DROP", topic="fused")
-        else:
-            finding = passed(f"{text}, not shown to be beyond +-{limit.value:g}")
-        return with_limit(finding, gap, limit)
+            reason = f"{text}, beyond +-{limit.value:g}: DROP"
+            return warned(reason, measurement=gap, limit=limit, topic="fused")
+        reason = f"{text}, not shown to be beyond +-{limit.value:g}"
+        return passed(reason, measurement=gap, limit=limit)
 
     def choice(self, case: Case) -> str | None:
         """On if speed says KEEP and nothing else speaks against the variant."""
@@ -205,8 +191,9 @@ class FusedAdamW(AbPhase):
     def _keep(self, case: Case) -> Finding:
         fault = self._fault(case)
         if fault is not None:
-            reason = f"DROP: {fault.reason}"
-            return warned(reason, evidence=fault.evidence, topic=fault.topic or "fused")
+            _, end = fault
+            reason = f"DROP: {end.reason}"
+            return warned(reason, evidence=end.evidence, topic=end.topic or "fused")
         effect = self._took_effect(case)
         if effect.outcome is not Outcome.PASS:
             return effect
@@ -235,9 +222,9 @@ def _gaps(case: Case, arms: Sequence[str]) -> npt.NDArray[np.float64]:
     first, second = (_losses(case, arm) for arm in arms)
     rounds = min(len(first), len(second))
     if rounds == 0:
-        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, "no round has both arms"))
+        raise incomplete(Reason.TOO_FEW_SAMPLES, "no round has both arms")
     if not (math.isfinite(first.sum()) and math.isfinite(second.sum())):
-        raise Unanswerable(incomplete(Reason.NON_FINITE, "the loss is not finite in every step"))
+        raise incomplete(Reason.NON_FINITE, "the loss is not finite in every step")
     return second[:rounds] - first[:rounds]
 
 

@@ -8,25 +8,15 @@ from dataclasses import replace
 from functools import partial
 
 from nsa.contract import HALT_FILE
-from phases.compare.curves import gate_curves, losses, marks, memories, throughputs
+from phases.compare.pictures import gate_curves, losses, marks, memories, throughputs
 from phases.compare.rates import last50s, rate_table
-from phases.kit.case import Case, Finding, Unanswerable, gather, incomplete, invalid, optional
+from phases.kit.case import Case, Finding, gather, incomplete, invalid, optional
 from phases.kit.commands import environment, scaled, trainer_launch
-from phases.kit.limits import (
-    DRIFT,
-    FLAKY_LAUNCHES,
-    GATE_COLLAPSE_READINGS,
-    GATE_ENTROPY_MIN,
-    GATE_MAX_SHARE,
-    LEARNED_SHARE,
-    MEMORY,
-    STALL_SHARE,
-    fixed_rules,
-)
+from phases.kit.limits import DRIFT, LEARNED_SHARE, MEMORY, STALL_SHARE, fixed_rules, specs
 from phases.kit.measure import against, log_value
-from phases.kit.rows import Row, RowPhase
+from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.training.gates import gates, selection
-from phases.training.own import own_learns, own_memory_limit, own_memory_plateau, own_steady
+from phases.training.own import own_learns
 from phases.training.plausible import LOSS_WINDOW
 from phases.training.resuming import resumed, stopped
 from phases.training.stability import (
@@ -58,16 +48,10 @@ class LongRun(RowPhase):
     question = "Does it keep going: no halt, steady, healthy, without a leak?"
     fixed = fixed_rules("long_run")
     reads = ("bucket_sweep", "fused_adamw")
-    limits = (
-        DRIFT,
-        STALL_SHARE,
-        LEARNED_SHARE,
-        GATE_ENTROPY_MIN,
-        GATE_MAX_SHARE,
-        GATE_COLLAPSE_READINGS,
-        MEMORY,
-        FLAKY_LAUNCHES,
-    )
+    limits = specs(
+        "drift", "stall_share", "learned_share", "gate_entropy_min", "gate_max_share",
+        "gate_collapse_readings", "memory_gib", "flaky_launches",
+    )  # fmt: skip
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """A launch with what the earlier phases chose; where it saves, two that go on from it."""
@@ -126,28 +110,19 @@ class LongRun(RowPhase):
 
     def rows(self) -> Sequence[Row]:
         """Stability, each aspect by itself."""
-        each = self.launched.each
-        steady = "Is the throughput steady from beginning to end?"
-        learns = "Does the loss fall towards the entropy rate of the data?"
-        under = "Does every rank stay under the memory limit?"
+        each = self.row.each
         # What is stopped has to end well too.
         completed = training_rows(super().names)[0]
         return (
             completed,
             *training_rows(self.names)[1:],
             toggles_row(self.names),
-            each("no_halt", "Did the run go without a watchdog halt?", no_halt, "stall"),
-            each("steady", steady, steadiness, "steady", own=own_steady),
-            each("learns", learns, _learns, "learns", own=own_learns),
-            each("gates", "Are the gates healthy?", gates, "gates"),
-            each(
-                "memory_plateau",
-                "Has memory stopped growing?",
-                memory_plateau,
-                "memory",
-                own=own_memory_plateau,
-            ),
-            each("memory_limit", under, memory_limit, "memory", own=own_memory_limit),
+            each("no_halt", no_halt),
+            each("steady", steadiness, own=True),
+            each("learns", _learns, own=True),
+            each("gates", gates),
+            each("memory_plateau", memory_plateau, own=True),
+            each("memory_limit", memory_limit, own=True),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -158,7 +133,9 @@ class LongRun(RowPhase):
             tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
             measurements=(*last50s(case, [_LAUNCH]), *(selection(known) if known else ())),
             series=_curves(case),
-            comparisons=_comparisons(case),
+            comparisons=gather(
+                [optional(partial(_drift, case)), optional(partial(_projected, case))]
+            ),
         )
 
 
@@ -198,18 +175,9 @@ def _if_planned(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:
 
 
 _STOPPING = (
-    Row(
-        "stopped",
-        "Does a launch end at once when it is told to, and save where it is?",
-        _if_planned(partial(stopped, names=(_STOPPED, _RESUMED))),
-        topic="stopping",
-    ),
-    Row(
-        "resumed",
-        "Does a launch that was stopped go on as if it had not been?",
-        _if_planned(partial(resumed, first=_LAUNCH, others=(_STOPPED, _RESUMED))),
-        topic="resume",
-        rests_on="stopped",
+    RowsOf("long_run").one("stopped", _if_planned(partial(stopped, names=(_STOPPED, _RESUMED)))),
+    RowsOf("long_run").one(
+        "resumed", _if_planned(partial(resumed, first=_LAUNCH, others=(_STOPPED, _RESUMED)))
     ),
 )
 
@@ -219,16 +187,18 @@ def _learns(case: Case, name: str) -> Finding:
 
     Held against the limit is the loss of the last window plus four standard errors.
     """
+    if case.profile.own_trainer:
+        return own_learns(case, name)
     log, env = case.log(name), case.env(name)
     effective = env.get("effective") or {}
     dataset, floor = effective.get("dataset"), effective.get("loss_floor")
     start = math.log(max(2, int(effective.get("vocab_size") or 0)))
     if dataset != "markov" or not isinstance(floor, int | float) or not 0 < floor < start:
         reason = f"{name} trained on {dataset} with a floor of {floor}: nothing to learn there"
-        raise Unanswerable(invalid(Reason.MISMATCH, reason))
+        raise invalid(Reason.MISMATCH, reason)
     last = log.frame["loss"].iloc[-LOSS_WINDOW:]
     if not all(map(math.isfinite, last)):
-        raise Unanswerable(incomplete(Reason.NON_FINITE, "the loss is not finite at the end"))
+        raise incomplete(Reason.NON_FINITE, "the loss is not finite at the end")
     loss = float(last.mean()) + 4 * float(last.std(ddof=0)) / math.sqrt(len(last))
     value = log_value(
         log,
@@ -267,11 +237,6 @@ def _curves(case: Case) -> tuple[Series, ...]:
     ]
     healthy = gate_curves(case, _LAUNCH) if known else ()
     return (*throughputs(case, [_LAUNCH]), *losses(case, _LAUNCH, wanted), *held, *healthy)
-
-
-def _comparisons(case: Case) -> tuple[Comparison, ...]:
-    """The change of the step time, and the memory that every rank would come to."""
-    return gather([optional(partial(_drift, case)), optional(partial(_projected, case))])
 
 
 def _drift(case: Case) -> Comparison | None:

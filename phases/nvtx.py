@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.kit.case import Case, Finding, Unanswerable, failed, invalid, missing, optional, passed
+from phases.kit.case import Case, Finding, failed, invalid, missing, optional, passed
 from phases.kit.commands import environment, scaled, trainer_launch
-from phases.kit.limits import FLAKY_LAUNCHES, PYTHON_HOTSPOT, PYTHON_SHARE
-from phases.kit.measure import against, in_file
+from phases.kit.limits import PYTHON_HOTSPOT, PYTHON_SHARE, specs
+from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.training import toggles_row, training_rows
 from runbook.config.limits import LimitSpec
@@ -33,7 +33,7 @@ class Nvtx(RowPhase):
     title = "NVTX profiling"
     source = "requirements N1 to N5"
     question = "Does v2 run, and is no Python hotspot dominating?"
-    limits = (PYTHON_SHARE, PYTHON_HOTSPOT, FLAKY_LAUNCHES)
+    limits = specs("python_share", "python_hotspot", "flaky_launches")
 
     def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002
         """Its own launch is the one with the ranges."""
@@ -60,15 +60,10 @@ class Nvtx(RowPhase):
         return (
             *training_rows(self.names),
             toggles_row(self.names, but=("NSA_NVTX",)),
-            Row("range_present", f"Did the range {_RANGE} run?", _range_present, topic="nvtx"),
-            Row("trace_kept", "Is the profiler's trace kept?", _trace_kept, topic="nvtx"),
-            Row(
-                "python_share",
-                "What share of the step does Python cost (on a GPU: does it wait for Python)?",
-                _python_share,
-                topic="python",
-            ),
-            Row("python_hotspot", "Does one Python function dominate?", _hotspot, topic="python"),
+            self.row.one("range_present", _range_present),
+            self.row.one("trace_kept", _trace_kept),
+            self.row.one("python_share", _python_share),
+            self.row.one("python_hotspot", _hotspot),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -96,7 +91,7 @@ class Nvtx(RowPhase):
 def _profile(case: Case) -> tuple[LaunchEvidence, Mapping[str, Any]]:
     launch = case.completed(_LAUNCH)
     if launch.profile is None:
-        raise missing("the profiler wrote no readable summary", launch.console_path)
+        raise missing("the profiler wrote no readable summary", launch.path("console"))
     return launch, launch.profile
 
 
@@ -108,7 +103,7 @@ def _top(profile: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _value(launch: LaunchEvidence, name: str, value: float | str, *, n: int = 1) -> Measurement:
     note = f"{(launch.profile or {}).get('steps')} profiled steps"
-    return in_file(launch.profile_path, launch.profile_sha256, name, value, n=n, note=note)
+    return file_value(launch, "profile", name, value, n=n, note=note)
 
 
 def _range_present(case: Case) -> Finding:
@@ -117,7 +112,7 @@ def _range_present(case: Case) -> Finding:
     ranges = profile.get("ranges") or {}
     if refused or not ranges:
         reason = f"NSA_NVTX=1 did nothing: {refused[0].evidence if refused else 'no range at all'}"
-        return invalid(Reason.NO_EFFECT, reason, evidence=(launch.profile_path,))
+        return invalid(Reason.NO_EFFECT, reason, evidence=(launch.path("profile"),))
     count = int((ranges.get(_RANGE) or {}).get("count") or 0)
     if count == 0:
         reason = f"{_RANGE} never ran; the trace has {', '.join(sorted(ranges))}"
@@ -128,10 +123,10 @@ def _range_present(case: Case) -> Finding:
 
 def _trace_kept(case: Case) -> Finding:
     launch, _ = _profile(case)
-    if not launch.trace_path:
-        raise missing("there is a summary but no trace file", launch.profile_path)
-    value = in_file(launch.trace_path, launch.trace_sha256, "trace", launch.trace_path)
-    return passed(f"{launch.trace_path}", measurement=value)
+    if not launch.path("trace"):
+        raise missing("there is a summary but no trace file", launch.path("profile"))
+    value = file_value(launch, "trace", "trace", launch.path("trace"))
+    return passed(f"{launch.path('trace')}", measurement=value)
 
 
 def _python_share(case: Case) -> Finding:
@@ -142,7 +137,7 @@ def _python_share(case: Case) -> Finding:
     launch, profile = _profile(case)
     share = profile.get("python_share")
     if not isinstance(share, (int, float)):
-        raise missing("the profile has no share of Python", launch.profile_path)
+        raise missing("the profile has no share of Python", launch.path("profile"))
     value = _value(launch, "python_share", float(share))
     return _shares(case, value, PYTHON_SHARE, f"{float(share):.0%} of the profiled time")
 
@@ -160,11 +155,11 @@ def _waited_for(case: Case) -> Measurement:
     window, busy, idle, python = (float(gpu.get(name, math.nan)) for name in names)
     steps = int(profile.get("steps") or 0)
     if math.isnan(window + busy + idle + python) or steps < 1:
-        raise missing("the trace shows no work on the GPU", launch.profile_path)
+        raise missing("the trace shows no work on the GPU", launch.path("profile"))
     if not (0 <= python <= idle + _ROUNDING_US and 0 < busy <= window + _ROUNDING_US):
         text = f"the GPU is busy for {busy:g} us of {window:g}, idle for {idle:g}, {python:g} of it"
-        raise Unanswerable(
-            invalid(Reason.NOT_PLAUSIBLE, text, evidence=(launch.profile_path,), topic="plausible")
+        raise invalid(
+            Reason.NOT_PLAUSIBLE, text, evidence=(launch.path("profile"),), topic="plausible"
         )
     log = case.log(_LAUNCH)
     step_us = 1e6 * float(log.frame["dt_s"].median())
@@ -182,7 +177,7 @@ def _hotspot(case: Case) -> Finding:
     launch, profile = _profile(case)
     top = _top(profile)
     if not top:
-        raise missing("the profile has no Python function", launch.profile_path)
+        raise missing("the profile has no Python function", launch.path("profile"))
     share = float(top[0].get("share") or 0.0)
     text = f"{top[0].get('name')}: {share:.0%}"
     if case.profile.has_gpu:

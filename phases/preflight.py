@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from phases.kit.case import Case, Finding, failed, invalid, passed
 from phases.kit.commands import ceilings_launch, pytest_launch
-from phases.kit.limits import (
-    CEILING_ALL_REDUCE,
-    CEILING_HOST,
-    CEILING_MATMUL,
-    CEILING_MEMORY,
-    DISK_FREE,
-    DISK_WRITE,
-    GPU_IDLE_MEMORY,
-    fixed_rules,
-)
+from phases.kit.limits import CEILING_ALL_REDUCE, DISK_FREE, DISK_WRITE, fixed_rules, specs
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase
 from phases.machine import ceilings
@@ -44,40 +35,21 @@ from phases.machine.facts import (
     variables,
 )
 from phases.machine.host_settings import host_settings
-from phases.machine.node_pairs import falls_short, pair_launches, pair_rows
-from phases.machine.nodes import node_rows
+from phases.machine.nodes import falls_short, node_rows, pair_launches, pair_rows
 from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Reason, Table
 from runbook.records.evidence import PhaseEvidence
 
 _SANITY = "sanity"
-# Check, shipped test module, question, what the tests show, remedy.
-_SANITY_TESTS = (
-    (
-        "equivalence", "test_equiv_small", "Do all attention paths agree on small inputs?",
-        "path equivalence", "sanity",
-    ),
-    (
-        "group_consistency", "test_group_consistency",
-        "Do all heads of a group read the same blocks?", "group consistency", "sanity",
-    ),
-    (
-        "whole_model", "test_whole_model",
-        "Is the model that the trainer builds the one that the equations describe?",
-        "the whole model against the oracle", "oracle",
-    ),
-    (
-        "documents", "test_documents",
-        "Do documents reach training whole, once, by one rank, and none that is held out?",
-        "documents against their definition", "sanity",
-    ),
-    (
-        "safeguards", "test_safeguards",
-        "Does the trainer stop at numbers that are not finite, and go on from what it saved?",
-        "stops, kept checkpoints and going on from one", "safeguards",
-    ),
-)  # fmt: skip
+# Of each check the shipped test module, and what its tests show.
+_SANITY_TESTS = {
+    "equivalence": ("test_equiv_small", "path equivalence"),
+    "group_consistency": ("test_group_consistency", "group consistency"),
+    "whole_model": ("test_whole_model", "the whole model against the oracle"),
+    "documents": ("test_documents", "documents against their definition"),
+    "safeguards": ("test_safeguards", "stops, kept checkpoints and going on from one"),
+}
 # Tests of the whole model that are not about its equations.
 _OF_THE_BEGINNING = (
     "test_the_seed_decides_the_weights",
@@ -91,6 +63,7 @@ _OF_CHECKPOINTS = (
     "test_checkpoints_that_stay_are_those_that_were_asked_for",
     "test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped",
     "test_a_save_is_of_one_moment_however_long_it_takes",
+    "test_a_checkpoint_goes_only_once_the_next_one_is_whole",
     "test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none",
     "test_random_numbers_go_on_as_after_the_step_that_was_saved",
     "test_the_scale_of_fp16_goes_on_as_it_was",
@@ -106,7 +79,9 @@ _OF_STOPPING = (
 )
 # What has a remedy of its own where no other test of its module failed.
 _TOPICS = {"beginning": _OF_THE_BEGINNING, "checkpoints": _OF_CHECKPOINTS, "stopping": _OF_STOPPING}
-_OF_OUR_TRAINER = ("trainer_imports", "prefill", *(what for what, *_ in _SANITY_TESTS))
+# A slow or full disk is no fault of the trainer.
+_ENVIRONMENT = partial(invalid, Reason.WRONG_ENVIRONMENT)
+_OF_OUR_TRAINER = ("trainer_imports", "prefill", *_SANITY_TESTS)
 
 
 class Preflight(RowPhase):
@@ -120,15 +95,10 @@ class Preflight(RowPhase):
     fixed = fixed_rules("preflight")
     collects = True
     guards = True
-    limits = (
-        DISK_FREE,
-        DISK_WRITE,
-        GPU_IDLE_MEMORY,
-        CEILING_MATMUL,
-        CEILING_MEMORY,
-        CEILING_HOST,
-        CEILING_ALL_REDUCE,
-    )
+    limits = specs(
+        "disk_free_gib", "disk_write_mib_s", "gpu_idle_memory_mib", "ceiling_matmul_tflops",
+        "ceiling_memory_gb_s", "ceiling_host_gb_s", "ceiling_all_reduce_gb_s",
+    )  # fmt: skip
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """Sanity tests, and what the devices can do; the engine collects facts before."""
@@ -137,7 +107,7 @@ class Preflight(RowPhase):
                 context,
                 phase=self.name,
                 name=_SANITY,
-                modules=tuple(module for _, module, *_ in _SANITY_TESTS),
+                modules=tuple(module for module, _ in _SANITY_TESTS.values()),
                 purpose="paths agree; heads of a group read alike; model, data and stops are right",
                 # Many tiny parallel regions: threads that wait for a busy core cost a minute.
                 env={"OMP_NUM_THREADS": "1"},
@@ -160,14 +130,11 @@ class Preflight(RowPhase):
 
     def rows(self) -> Sequence[Row]:
         """Artifacts, checkout, software, hardware, state, settings, sanity, ceilings."""
-        rows = (
-            *_checkout_rows(),
-            *_hardware_rows(),
-            *_machine_rows(),
-            *_sanity_rows(),
-            *ceilings.ceiling_rows(),
-        )
-        return [replace(row, own=row.what not in _OF_OUR_TRAINER) for row in rows]
+        rows = [self.row.one(what, answer) for what, answer in _ANSWERS.items()]
+        return [
+            replace(row, own=row.what not in _OF_OUR_TRAINER)
+            for row in (*rows, *ceilings.ceiling_rows())
+        ]
 
     def asked(self, context: PlanContext) -> Sequence[Row]:
         """On nodes of a cluster also the rows about them."""
@@ -198,66 +165,6 @@ class Preflight(RowPhase):
         )
 
 
-def _checkout_rows() -> tuple[Row, ...]:
-    files = "Are git_sha.txt, collect_env.txt and nvidia_smi.xml recorded?"
-    return (
-        Row("artifacts", files, artifacts, rests_on="cuda"),
-        Row("branch", "Is this the branch that the profile expects?", branch, "branch"),
-        Row("sha", "Which commit is this?", lambda case: recorded(case, "git.sha"), "branch"),
-        Row("clean_tree", "Does the checkout match its commit?", clean_tree, "branch"),
-        Row("trainer_imports", "Does the trainer import?", _imports),
-        Row("torch", "Which torch is this?", lambda case: recorded(case, "torch.version")),
-    )
-
-
-def _hardware_rows() -> tuple[Row, ...]:
-    # Where torch sees no GPU, the rest of them says nothing new.
-    of_gpus = partial(Row, rests_on="cuda")
-    suits = "Can the driver run the CUDA that torch was built for?"
-    link = "Do the GPUs have the PCIe generation and width of the profile?"
-    nvlinks = "Is there NVLink where the profile expects it, and only there?"
-    power = "Do the GPUs have the power limit that they are sold with?"
-    return (
-        Row("cuda", "Does torch see the GPUs that the profile uses?", cuda, "cuda"),
-        of_gpus("gpus", "Are these the GPUs of the profile?", gpu_names, "hardware"),
-        of_gpus("extra_gpus", "Are only these GPUs visible?", extra_gpus, "extra_gpus"),
-        of_gpus("gpu_driver", suits, driver, "driver"),
-        of_gpus("mig", "Are the GPUs whole, without MIG?", mig, "mig"),
-        of_gpus(
-            "gpu_memory", "Do the GPUs have the memory of the profile?", gpu_memory, "hardware"
-        ),
-        of_gpus("pcie", link, pcie, "hardware"),
-        of_gpus("nvlink", nvlinks, nvlink, "hardware"),
-        Row("infiniband", "Is InfiniBand present?", _infiniband),
-        of_gpus("gpu_power", power, power_limit, "power"),
-        of_gpus("gpu_clean", "Are the GPUs idle and healthy?", gpu_state, "gpu_state"),
-    )
-
-
-def _machine_rows() -> tuple[Row, ...]:
-    known = "Are all toggles and variables known to this torch?"
-    quiet = "Is the host set up and quiet enough to be measured?"
-    there = "Is all there that the launches need beside the program?"
-    batched = "Is sequential prefill avoided for long sequences?"
-    return (
-        Row("disk_free", "Is there disk space?", _disk_free, "disk"),
-        Row("disk_speed", "Is the disk fast enough?", _disk_speed, "disk"),
-        Row("port", "Is a port free for the rendezvous?", _port, "stall"),
-        Row("leftovers", "Are there no leftover trainer processes?", leftovers, "leftovers"),
-        Row("variables", known, variables, "variables"),
-        Row("host_settings", quiet, host_settings, "host_settings"),
-        Row("needs", there, needs, "environment"),
-        Row("prefill", batched, sequential_prefill, "prefill"),
-    )
-
-
-def _sanity_rows() -> tuple[Row, ...]:
-    return tuple(
-        Row(what, question, partial(_passed, module=module, shown=shown), topic=topic)
-        for what, module, question, shown, topic in _SANITY_TESTS
-    )
-
-
 def _passed(case: Case, *, module: str, shown: str) -> Finding:
     found = judge_cases(case, _SANITY, shown, lambda test: module in test.classname)
     if found.code is not Reason.TEST_FAILED:
@@ -286,18 +193,18 @@ def _infiniband(case: Case) -> Finding:
 def _disk_free(case: Case) -> Finding:
     _, value = case.known("disk.free_gib")
     text = f"{float(value.value):.0f} GiB free"
-    return against(value, case.limit(DISK_FREE), text, beyond=_wrong_environment)
+    return against(
+        value, case.limit(DISK_FREE), text, beyond=partial(invalid, Reason.WRONG_ENVIRONMENT)
+    )
 
 
 def _disk_speed(case: Case) -> Finding:
     """Slow disks are the environment's fault, and only where checkpoints are written."""
     _, value = case.known("disk.write_mib_s")
     text = f"{float(value.value):.0f} MiB/s written and synced"
-    return against(value, case.limit(DISK_WRITE), text, beyond=_wrong_environment)
-
-
-def _wrong_environment(text: str) -> Finding:
-    return invalid(Reason.WRONG_ENVIRONMENT, text)
+    return against(
+        value, case.limit(DISK_WRITE), text, beyond=partial(invalid, Reason.WRONG_ENVIRONMENT)
+    )
 
 
 def _port(case: Case) -> Finding:
@@ -306,3 +213,33 @@ def _port(case: Case) -> Finding:
         return passed(f"{fact.note or 'a port'} is free", measurement=value)
     reason = f"{fact.note or 'the default port'}; launches choose a free one on their own"
     return passed(reason, measurement=value)
+
+
+_ANSWERS: Mapping[str, Callable[[Case], Finding]] = {
+    "artifacts": artifacts,
+    "branch": branch,
+    "sha": partial(recorded, name="git.sha"),
+    "clean_tree": clean_tree,
+    "trainer_imports": _imports,
+    "torch": partial(recorded, name="torch.version"),
+    "cuda": cuda,
+    "gpus": gpu_names,
+    "extra_gpus": extra_gpus,
+    "gpu_driver": driver,
+    "mig": mig,
+    "gpu_memory": gpu_memory,
+    "pcie": pcie,
+    "nvlink": nvlink,
+    "infiniband": _infiniband,
+    "gpu_power": power_limit,
+    "gpu_clean": gpu_state,
+    "disk_free": _disk_free,
+    "disk_speed": _disk_speed,
+    "port": _port,
+    "leftovers": leftovers,
+    "variables": variables,
+    "host_settings": host_settings,
+    "needs": needs,
+    "prefill": sequential_prefill,
+    **{what: partial(_passed, module=m, shown=shown) for what, (m, shown) in _SANITY_TESTS.items()},
+}

@@ -14,7 +14,6 @@ from phases.compare.rates import cell
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     ending,
     incomplete,
     invalid,
@@ -23,7 +22,7 @@ from phases.kit.case import (
     warned,
 )
 from phases.kit.commands import trainer_launch
-from phases.kit.limits import FLAKY_LAUNCHES
+from phases.kit.limits import specs
 from phases.kit.measure import decided, derived
 from phases.kit.rows import Row, RowPhase, contract_only, first_problem
 from phases.training.plausible import alike
@@ -62,7 +61,7 @@ class Regression(RowPhase):
     question = "Is this commit slower than the reference?"
     optional = True
     compares_commits = True
-    limits = (FLAKY_LAUNCHES,)
+    limits = specs("flaky_launches")
 
     @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
@@ -102,15 +101,12 @@ class Regression(RowPhase):
     def rows(self) -> Sequence[Row]:
         """HEAD trains as it should, the reference still runs, both are what they say; the pace."""
         rows = [row for row in training_rows(_of(_HEAD)) if row.what not in _NOT_DECIDING]
-        each, together = self.launched.each, self.launched.together
-        own = "Did each side run its own commit, and nothing else?"
-        same = "Do both sides train the same on the same machine?"
         return (
             *rows,
-            Row("reference", "Does the pinned reference still run?", _runs, "reference"),
-            each("checkouts", own, _own_commit, "reference"),
-            together("comparable", same, _comparable, "reference"),
-            Row("pace", "Is HEAD as fast as the reference?", _pace, "slower"),
+            self.row.one("reference", _runs),
+            self.row.each("checkouts", _own_commit),
+            self.row.together("comparable", _comparable),
+            self.row.one("pace", _pace),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -168,8 +164,8 @@ def _runs(case: Case) -> Finding:
     if found.outcome is Outcome.PASS:
         try:
             require_sound(case, names)
-        except Unanswerable as unsound:
-            found = unsound.finding
+        except Finding as unsound:
+            found = unsound
     if found.outcome in (Outcome.PASS, Outcome.INCOMPLETE) or _wrong_machine(case):
         return found
     reason = f"the reference does not run here as it has to: {found.reason}"
@@ -198,7 +194,7 @@ def _own_commit(case: Case, name: str) -> Finding:
     env.json, by the package that it had loaded.
     """
     launch, env = case.completed(name), case.env(name)
-    paths = (launch.checkout_path, launch.env_path)
+    paths = (launch.path("checkout"), launch.path("env"))
     there = launch.checkout
     if there is None:
         reason = f"{name}: nothing says which checkout it ran from"
@@ -237,14 +233,14 @@ def _pace_of(case: Case, name: str) -> Measurement:
         return per_cpu_second(log, case.launch(name).ranks)
     except StatisticsError as error:
         found = invalid(Reason.NOT_COMPARABLE, f"{name}: {error}", evidence=(log.path,))
-        raise Unanswerable(found) from error
+        raise found from error
 
 
 def _paces(case: Case) -> tuple[list[Measurement], list[Measurement]]:
     """The paces of the reference's and of HEAD's launches; raises where one does not count."""
     reference = _runs(case)
     if reference.outcome is not Outcome.PASS:
-        raise Unanswerable(reference)
+        raise reference
     require_sound(case, [name for pair in _rounds(case) for name in pair], but=_COMMITS)
     first, second = ([_pace_of(case, n) for n in _of(side)(case)] for side in (_REFERENCE, _HEAD))
     return first, second
@@ -261,11 +257,11 @@ def _pace(case: Case) -> Finding:
     first, second = _paces(case)
     checked = first_problem(_own_commit, case, [name for pair in _rounds(case) for name in pair])
     if checked.outcome is not Outcome.PASS:
-        raise Unanswerable(checked)
+        raise checked
     decision = _decide(first, second)
     if decision.go_on:
         paths = [one.path for one in (*first, *second)]
-        raise Unanswerable(incomplete(Reason.NOT_RUN, decision.reason, evidence=paths))
+        raise incomplete(Reason.NOT_RUN, decision.reason, evidence=paths)
     value = derived(
         second[0],
         name="head_over_reference",
@@ -281,7 +277,7 @@ def _pace(case: Case) -> Finding:
     if decision.outcome.as_check is Outcome.PASS and spread > _NOISY:
         told = f"{reason}; pairs differ by {spread:.0%}: a loss of 5 % would hardly be found here"
         return warned(told, measurement=value, topic="quiet")
-    return replace(decided(decision, value), reason=reason)
+    return decided(decision, value, reason=reason)
 
 
 def _spread(first: Sequence[Measurement], second: Sequence[Measurement]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nsa.toggles import meaning
@@ -10,7 +11,6 @@ from phases.compare.arms import ArmFault, arm_fault, refused, tolerant
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     failed,
     invalid,
     missing,
@@ -20,15 +20,14 @@ from phases.kit.case import (
     warned,
 )
 from phases.kit.commands import INTERLEAVED, environment, interleaved
-from phases.kit.limits import FLAKY_LAUNCHES
-from phases.kit.measure import in_file
+from phases.kit.limits import specs
+from phases.kit.measure import file_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.proofs import effect_problem
 from phases.training.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, PlanContext
 from runbook.config.precedence import SAFE_MODE
-from runbook.records import Launch, Measurement, Reason, Table
-from runbook.records.evidence import LaunchEvidence
+from runbook.records import Launch, Reason, Table
 
 _DEFAULT, _FLASH, _NO_FLASH = "default", "flash_only", "no_flash"
 _BRANCHES = ("cmp", "sel", "win")
@@ -52,7 +51,7 @@ class SdpaAudit(RowPhase):
     title = "SDPA backend audit"
     source = "requirements A1 to A7"
     question = "Which attention kernel really runs in each branch?"
-    limits = (FLAKY_LAUNCHES,)
+    limits = specs("flaky_launches")
 
     def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002
         """What its arms decide; of the two settings of SDPA, the first arm has what was given."""
@@ -79,23 +78,11 @@ class SdpaAudit(RowPhase):
         shared = (*training_rows(self.names), toggles_row(self.names, but=("NSA_SDPA_AUDIT",)))
         return (
             *tolerant(shared, _fault),
-            Row("audited", "Did the audit see every branch?", _audited, topic="audit"),
-            Row(
-                "kernels", "Did the expected kernel run in every branch?", _kernels, topic="kernels"
-            ),
-            Row(
-                "flash_only",
-                "Does it run with flash kernels only?",
-                lambda case: _arm(case, _FLASH),
-                topic="kernels",
-            ),
-            Row(
-                "no_flash",
-                "Does it run without flash kernels?",
-                lambda case: _arm(case, _NO_FLASH),
-                topic="kernels",
-            ),
-            Row("stable", "Is at least one of the two settings usable?", _stable, topic="kernels"),
+            self.row.one("audited", _audited),
+            self.row.one("kernels", _kernels),
+            self.row.one("flash_only", partial(_arm, arm=_FLASH)),
+            self.row.one("no_flash", partial(_arm, arm=_NO_FLASH)),
+            self.row.one("stable", _stable),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -138,16 +125,12 @@ def _audit(case: Case) -> Mapping[str, Any]:
         return dict(arms)
     case.completed(INTERLEAVED)
     reason = "the audit wrote nothing, so no kernel is known"
-    raise Unanswerable(invalid(Reason.NO_EFFECT, reason, evidence=(launch.console_path,)))
+    raise invalid(Reason.NO_EFFECT, reason, evidence=(launch.path("console"),))
 
 
 def _cell(audit: Mapping[str, Any] | None, arm: str, branch: str) -> str:
     found = (((audit or {}).get(arm) or {}).get("branches") or {}).get(branch) or {}
     return str(found.get("kernel") or "not seen")
-
-
-def _measured(launch: LaunchEvidence, name: str, value: str) -> Measurement:
-    return in_file(launch.audit_path, launch.audit_sha256, name, value)
 
 
 def _kernel_map(case: Case, arm: str) -> dict[str, str]:
@@ -157,7 +140,7 @@ def _kernel_map(case: Case, arm: str) -> dict[str, str]:
     unseen = [branch for branch, kernel in found.items() if kernel == "not seen"]
     if unseen:
         reason = f"arm {arm}: no kernel seen in {', '.join(unseen)}"
-        raise Unanswerable(invalid(Reason.NO_EFFECT, reason, evidence=(launch.audit_path,)))
+        raise invalid(Reason.NO_EFFECT, reason, evidence=(launch.path("audit"),))
     return found
 
 
@@ -175,15 +158,15 @@ def _audited(case: Case) -> Finding:
     launch = case.launch(INTERLEAVED)
     problem = effect_problem(launch, "NSA_SDPA_AUDIT", "1")
     if problem:
-        return invalid(Reason.NO_EFFECT, problem, evidence=(launch.audit_path,))
+        return invalid(Reason.NO_EFFECT, problem, evidence=(launch.path("audit"),))
     text = _said(kernels)
-    return passed(text, measurement=_measured(launch, "kernels", text))
+    return passed(text, measurement=file_value(launch, "audit", "kernels", text))
 
 
 def _kernels(case: Case) -> Finding:
     kernels, launch = _kernel_map(case, _DEFAULT), case.launch(INTERLEAVED)
     expected = case.profile.kernels
-    value = _measured(launch, "kernels", _said(kernels))
+    value = file_value(launch, "audit", "kernels", _said(kernels))
     wrong = [
         f"{branch}: {kernel}, expected only {' or '.join(expected[branch])}"
         for branch, kernel in kernels.items()
@@ -206,11 +189,11 @@ def _arm(case: Case, arm: str) -> Finding:
     if arm not in _arms(case.context):
         return skipped(Reason.NOT_COMPARABLE, f"{SAFE_MODE}=1 forbids {_MAIN[arm]}=1")
     launch, fault = case.launch(INTERLEAVED), _fault(case)
-    if fault is None or fault.arm != arm:
+    if fault is None or fault[0] != arm:
         fault = refused(launch, [arm])
     if fault is not None:
-        reason = f"not usable: {fault.reason}"
-        return warned(reason, evidence=fault.evidence, topic=fault.topic)
+        _, end = fault
+        return warned(f"not usable: {end.reason}", evidence=end.evidence, topic=end.topic)
     table = None if launch.training is None else launch.training.frame
     rows = 0 if table is None or "arm" not in table else int((table["arm"] == arm).sum())
     if rows == 0:
@@ -218,10 +201,10 @@ def _arm(case: Case, arm: str) -> Finding:
         raise missing(f"arm {arm} wrote no step")
     problem = effect_problem(launch, _MAIN[arm], "1", arm=arm)
     if problem:
-        return invalid(Reason.NO_EFFECT, problem, evidence=(launch.audit_path,))
+        return invalid(Reason.NO_EFFECT, problem, evidence=(launch.path("audit"),))
     kernels = _kernel_map(case, arm)
     text = f"usable, {rows} steps; {_said(kernels)}"
-    return passed(text, measurement=_measured(launch, f"kernels_{arm}", _said(kernels)))
+    return passed(text, measurement=file_value(launch, "audit", f"kernels_{arm}", _said(kernels)))
 
 
 def _stable(case: Case) -> Finding:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from phases.compare.compared import efficiencies_compared, efficiency_row
-from phases.compare.curves import marks, throughputs
 from phases.compare.link import explained, without_overlap
 from phases.compare.node_scaling import (
     NODE_SCALING,
@@ -15,15 +13,24 @@ from phases.compare.node_scaling import (
     node_scaling_rows,
     node_scaling_table,
 )
+from phases.compare.pictures import (
+    Efficiency,
+    efficiencies_compared,
+    efficiency,
+    marks,
+    throughputs,
+)
 from phases.compare.rates import cell, last50s, launch_rate, launch_rates, pooled_rate, rate_table
 from phases.compare.subsets import (
     ONE_RANK,
     RANKS,
-    case_of,
+    Side,
     numbers_of_nodes,
+    side_of,
     subset_launches,
     subsets,
     unlike_baseline,
+    whole_side,
 )
 from phases.kit.case import (
     Case,
@@ -37,16 +44,15 @@ from phases.kit.case import (
     skipped,
 )
 from phases.kit.commands import repeated
-from phases.kit.limits import FIRST_LOSS_TOLERANCE, FLAKY_LAUNCHES, SCALING, fixed_rules
-from phases.kit.measure import decided, derived, shown_only, with_limit
+from phases.kit.limits import FIRST_LOSS_TOLERANCE, SCALING, fixed_rules, specs
+from phases.kit.measure import decided, shown_only
 from phases.kit.rows import Row, RowPhase, answered
 from phases.machine.ceilings import require_ranks
 from phases.training.plausible import alike
 from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.accounts.data import union_of_data
 from runbook.config.phase import Judgement, PlanContext
-from runbook.records import Comparison, Launch, Measurement, Reason, Table
-from runbook.stats.decision import Decision
+from runbook.records import Comparison, Launch, Reason, Table
 from runbook.stats.launches import scaling
 from runbook.stats.plans import SCALING_PLAN
 
@@ -71,7 +77,7 @@ class SingleGpu(RowPhase):
     fixed = fixed_rules("single_gpu")
     reads = ("preflight", "baseline")
     needs = ("baseline",)
-    limits = (SCALING, FLAKY_LAUNCHES)
+    limits = specs("scaling", "flaky_launches")
 
     def plan(self, context: PlanContext) -> list[Launch]:
         """As many launches without DDP as the baseline has with it: they form pairs.
@@ -94,22 +100,28 @@ class SingleGpu(RowPhase):
         """The launches with the whole global batch."""
         return [launch.name for launch in self._whole(case.context)]
 
-    def _same_batch(self, case: Case) -> tuple[Case, Sequence[str]] | None:
-        """One rank at one batch per rank: its case and launches; None where none are planned."""
-        return case_of(case, ONE_RANK) if ONE_RANK in subsets(case.context) else None
+    def _one_device(self, case: Case) -> Side:
+        """At one batch per rank; at one global batch where nothing else is planned."""
+        return self._same_batch(case) or self._same_global(case)
+
+    def _batch(self, case: Case) -> str:
+        return "batch per rank" if self._same_batch(case) else "global batch"
+
+    def _same_batch(self, case: Case) -> Side | None:
+        return side_of(case, ONE_RANK) if ONE_RANK in subsets(case.context) else None
+
+    def _same_global(self, case: Case) -> Side:
+        return Side(case=case, names=self.names(case), ranks=1)
 
     def _with_subsets(self, row: Row) -> Row:
         """The row over all kinds of launches; the worst answer counts."""
 
-        def of(names: Sequence[str]) -> Row:
-            rows = training_rows(lambda _: names)
-            return next(one for one in rows if one.what == row.what)
+        def of(side: Side) -> Row:
+            return next(one for one in training_rows(lambda _: side.names) if one.what == row.what)
 
         def answer(case: Case) -> Finding:
-            found = [answered(row, case)]
-            for subset in subsets(case.context):
-                same, names = case_of(case, subset)
-                found.append(answered(of(names), same))
+            sides = [side_of(case, subset) for subset in subsets(case.context)]
+            found = [answered(row, case), *(answered(of(side), side.case) for side in sides)]
             return min(found, key=lambda one: one.outcome.rank)
 
         return replace(row, answer=answer)
@@ -118,36 +130,12 @@ class SingleGpu(RowPhase):
         """Alone it ran well; with the baseline it is comparable; the efficiency follows."""
         return (
             *(self._with_subsets(row) for row in training_rows(self.names)),
-            self.launched.together(
-                "comparable", "Did all launches run the same configuration?", alike
-            ),
+            self.row.together("comparable", alike),
             toggles_row(self.names),
-            Row(
-                "same_as_baseline",
-                "Do the two sides differ only in the number of ranks?",
-                self._same_as_baseline,
-                topic="scaling",
-            ),
-            Row(
-                "scaling",
-                "Is scaling near-linear: E = T_N / (N x T_1) at one batch per GPU?",
-                self._scaling,
-                topic="scaling",
-                own=self._own_scaling,
-            ),
-            Row(
-                "link",
-                "Is what the scaling lacks the link's, or a setting's?",
-                self._link,
-                topic="scaling",
-                needs=("preflight",),
-            ),
-            Row(
-                "scaling_global_batch",
-                "How large is E at one global batch?",
-                self._strong,
-                topic="scaling",
-            ),
+            self.row.one("same_as_baseline", self._same_as_baseline),
+            self.row.one("scaling", self._scaling, own=True),
+            self.row.one("link", self._link),
+            self.row.one("scaling_global_batch", self._strong),
         )
 
     def asked(self, context: PlanContext) -> Sequence[Row]:
@@ -196,6 +184,8 @@ class SingleGpu(RowPhase):
 
     def _scaling(self, case: Case) -> Finding:
         """The efficiency, and on how many nodes it was measured where there are several."""
+        if case.profile.own_trainer:
+            return self._own_scaling(case)
         found, nodes = self._weak(case), case.context.nodes
         if nodes < 2 or found.measurement is None:
             return found
@@ -207,87 +197,70 @@ class SingleGpu(RowPhase):
         """At one batch per GPU; at one global batch where nothing else was launched."""
         limit = case.limit(SCALING)
         require_ranks(case)
-        same = self._same_batch(case)
-        one, names = same or (case, self.names(case))
-        value, decision = self._efficiency(case, one, names)
+        one = self._one_device(case)
+        found = self._efficiency(case, one)
+        value = found.measurement
         if not case.gates_throughput(limit):
-            batch = "batch per rank" if same else "global batch"
-            return shown_only(value, limit, f"efficiency at the same {batch}: {value}")
-        if unlike := unlike_baseline(case, names):
+            return shown_only(value, limit, f"efficiency at the same {self._batch(case)}: {value}")
+        if unlike := unlike_baseline(case, one.names):
             return replace(unlike, measurement=value)
-        return with_limit(decided(decision, value), value, limit)
+        return decided(found.decision, value, limit)
 
     def _own_scaling(self, case: Case) -> Finding:
         """E of a trainer of one's own: at one batch per rank, if that is what the profile says."""
         limit = case.limit(SCALING)
         require_ranks(case)
-        value, decision = self._efficiency(case, case, self.names(case))
+        found = self._efficiency(case, self._same_global(case))
         own = case.profile.own_trainer
         if own is None or own.tokens_per_rank is None or not case.gates_throughput(limit):
-            return shown_only(value, limit, f"efficiency: {value}")
-        return with_limit(decided(decision, value), value, limit)
+            return shown_only(found.measurement, limit, f"efficiency: {found.measurement}")
+        return decided(found.decision, found.measurement, limit)
 
     def _link(self, case: Case) -> Finding:
         """E against that of a step without overlap over the link that preflight measured."""
         limit = case.limit(SCALING)
         require_ranks(case)
-        gated, same = case.gates_throughput(limit), self._same_batch(case)
-        one, names = same or (case, self.names(case))
-        value, decision = self._efficiency(case, one, names)
+        gated, one = case.gates_throughput(limit), self._one_device(case)
+        found = self._efficiency(case, one)
+        value = found.measurement
         if not gated and "preflight" not in case.evidence.earlier:
             reason = f"{value}; preflight, which measures the link, was not run"
             return skipped(Reason.NOT_GATED, reason, measurement=value)
-        expected = without_overlap(case, pooled_rate(one, names))
+        expected = without_overlap(case, pooled_rate(one.case, one.names))
         if not gated:
-            batch = "batch per rank" if same else "global batch"
-            text = f"efficiency at the same {batch}: {value}; {expected.note}"
+            text = f"efficiency at the same {self._batch(case)}: {value}; {expected.note}"
             return shown_only(expected, limit, text)
-        return explained(value, expected, limit, decision)
+        return explained(value, expected, limit, found.decision)
 
     def _strong(self, case: Case) -> Finding:
         require_ranks(case)
-        value, _ = self._efficiency(case, case, self.names(case))
+        value = self._efficiency(case, self._same_global(case)).measurement
         text = f"{value}: never decides, one GPU has {case.profile.ranks} times the batch"
         return skipped(Reason.NOT_GATED, text, measurement=value)
 
-    def _efficiency(
-        self, case: Case, one: Case, names: Sequence[str]
-    ) -> tuple[Measurement, Decision]:
+    def _efficiency(self, case: Case, one: Side) -> Efficiency:
         """E of the baseline's launches against these of one device, and what it decides."""
-
-        ranks = case.profile.ranks
-        require_sound(one, names)
-        alone, together = self._pairs(case, one, names)
-        pairs = len(alone)
+        ranks, whole = case.profile.ranks, whole_side(case)
+        require_sound(one.case, one.names)
+        alone = launch_rates(one.case, one.names)
+        together = launch_rates(whole.case, whole.names)
+        pairs = min(len(alone), len(together))
         decision = scaling(
-            [float(rate.value) for rate in alone],
-            [float(rate.value) for rate in together],
+            [float(rate.value) for rate in alone[:pairs]],
+            [float(rate.value) for rate in together[:pairs]],
             ranks,
             limit=case.limit(SCALING).value,
             plan=SCALING_PLAN,
         )
-        value = derived(
-            together[0],
-            name="scaling_efficiency",
-            value=float(decision.estimate or 0.0),
-            unit="",
-            n=pairs,
-            interval=decision.interval,
-            note=f"T_{ranks} from the baseline phase, T_1 from {', '.join(names[:pairs])}",
-            also=[*together, *alone],
+        note = f"T_{ranks} from the baseline phase, T_1 from {', '.join(one.names[:pairs])}"
+        return efficiency(
+            "scaling_efficiency",
+            alone[:pairs],
+            together[:pairs],
+            decision,
+            times=ranks,
+            note=note,
         )
-        return value, decision
-
-    @staticmethod
-    def _pairs(
-        case: Case, one: Case, names: Sequence[str]
-    ) -> tuple[list[Measurement], list[Measurement]]:
-        """Throughputs of one device and of all together, a pair at each place."""
-        before = case.earlier("baseline")
-        alone = launch_rates(one, names)
-        together = launch_rates(before, list(before.evidence.launches))
-        pairs = min(len(alone), len(together))
-        return alone[:pairs], together[:pairs]
 
     def _compared(self, case: Case) -> Comparison | None:
         """E pair by pair: at one batch per GPU where that decides, and at one global batch."""
@@ -295,23 +268,16 @@ class SingleGpu(RowPhase):
             return None
         limit, shares = case.limit(SCALING), self._same_batch(case)
         gated = shares is not None and case.gates_throughput(limit)
-        kinds = [("one batch per GPU", *shares, gated)] if shares else []
-        kinds.append(("one global batch", case, self.names(case), False))
-        rows = []
-        for same, one, launches, decides in kinds:
-            alone, together = self._pairs(case, one, launches)
-            measured, _ = self._efficiency(case, one, launches)
-            ranks = case.profile.ranks
-            rows.append(
-                efficiency_row(same, together, alone, measured, ranks=ranks, decides=decides)
-            )
+        kinds = [("one batch per GPU", shares, gated)] if shares else []
+        kinds.append(("one global batch", self._same_global(case), False))
+        rows = [self._efficiency(case, one).row(what, decides=yes) for what, one, yes in kinds]
         floor = marks(limit, "floor") if gated else ()
         return efficiencies_compared(rows, check=f"{self.name}.scaling", floor=floor)
 
     def details(self, case: Case) -> Judgement:
         """Both sides, per launch and per device."""
         names, same = self.names(case), self._same_batch(case)
-        shares = same[1] if same else ()
+        shares = same.names if same else ()
         tables = (
             node_scaling_table(case),
             rate_table(case, [*names, *shares], title="Throughput on one device"),

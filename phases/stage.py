@@ -6,25 +6,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phases.compare.curves import gate_curves, losses, throughputs
+from phases.compare.pictures import gate_curves, losses, throughputs
 from phases.compare.rates import aim, last50s, launch_rate, mfu, rate_table
 from phases.kit.case import Case, Finding, optional
 from phases.kit.commands import trainer_launch
 from phases.kit.limits import (
     CHECKPOINT_SHARE,
     DRIFT,
-    FLAKY_LAUNCHES,
-    GATE_COLLAPSE_READINGS,
-    GATE_ENTROPY_MIN,
-    GATE_MAX_SHARE,
     GPU_IMBALANCE,
     GPU_UTILISATION,
     MEMORY,
-    MFU_FLOOR,
     STALL_SHARE,
     THROUGHPUT,
-    THROUGHPUT_AIM_HIGH,
-    THROUGHPUT_AIM_LOW,
+    specs,
 )
 from phases.kit.measure import against, shown_only
 from phases.kit.rows import Row, RowPhase, RowsOf
@@ -55,22 +49,12 @@ class TrainingStage(RowPhase, Made):
     """Kind `training`: launches of the plan's steps, judged by the checks that the plan names."""
 
     optional = True
-    limits = (
-        THROUGHPUT,
-        THROUGHPUT_AIM_LOW,
-        THROUGHPUT_AIM_HIGH,
-        MFU_FLOOR,
-        GPU_UTILISATION,
-        GPU_IMBALANCE,
-        DRIFT,
-        STALL_SHARE,
-        MEMORY,
-        GATE_ENTROPY_MIN,
-        GATE_MAX_SHARE,
-        GATE_COLLAPSE_READINGS,
-        CHECKPOINT_SHARE,
-        FLAKY_LAUNCHES,
-    )
+    limits = specs(
+        "throughput", "throughput_aim_low", "throughput_aim_high", "mfu_floor",
+        "gpu_utilisation", "gpu_imbalance", "drift", "stall_share", "memory_gib",
+        "gate_entropy_min", "gate_max_share", "gate_collapse_readings", "checkpoint_share",
+        "flaky_launches",
+    )  # fmt: skip
 
     @classmethod
     def known_checks(cls) -> tuple[str, ...]:
@@ -171,34 +155,25 @@ class TrainingStage(RowPhase, Made):
 
 def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
     """Every row of the kind; those that ask one launch give the worst over all."""
-
-    asked = RowsOf(names)
-    each, together = asked.each, asked.together
-    paced = "Is the throughput within what this link allows?"
-    healthy = "Is the selection healthy: no branch collapses?"
-    fast = "Is the storage fast enough for the checkpoints?"
-    again = "Does a launch from a checkpoint train the same steps to the same losses?"
-    restating = partial(together, restates="throughput")
+    row = RowsOf("stage", names)
     return (
         *training_rows(names),
         toggles_row(names),
-        each("heartbeats", "Did every step begin, tell its progress and end?", heartbeats, "stall"),
-        each("past_step_5", "Is the loss finite beyond step 5?", past_step_5, "loss"),
-        each("no_halt", "Did it go without a watchdog halt?", no_halt, "stall"),
-        each("steady", "Are the step times steady?", steadiness, "steady"),
-        each("throughput", paced, _throughput, "throughput"),
-        restating("throughput_aim", "Is the throughput in the target band?", aim),
-        restating("mfu", "What share of the peak is used?", mfu),
-        restating("gpu_utilisation", "Are the GPUs busy?", utilisation, "throughput"),
-        together("gpu_balance", "Are the GPUs equally busy?", balance, "balance"),
-        each("gates", healthy, gates, "gates"),
-        each("memory_plateau", "Has memory stopped growing?", memory_plateau, "memory"),
-        each(
-            "memory_limit", "Does every rank stay under the memory limit?", memory_limit, "memory"
-        ),
-        together("storage", "Is there room for the checkpoints?", storage, "disk"),
-        together("checkpoint_time", fast, checkpoint_time, "disk"),
-        Row("resumed", again, partial(resumed, first=_RUN, others=(_RESUMED,)), "resume"),
+        row.each("heartbeats", heartbeats),
+        row.each("past_step_5", past_step_5),
+        row.each("no_halt", no_halt),
+        row.each("steady", steadiness),
+        row.each("throughput", _throughput),
+        row.together("throughput_aim", aim),
+        row.together("mfu", mfu),
+        row.together("gpu_utilisation", utilisation),
+        row.together("gpu_balance", balance),
+        row.each("gates", gates),
+        row.each("memory_plateau", memory_plateau),
+        row.each("memory_limit", memory_limit),
+        row.together("storage", storage),
+        row.together("checkpoint_time", checkpoint_time),
+        row.one("resumed", partial(resumed, first=_RUN, others=(_RESUMED,))),
     )
 
 
@@ -229,7 +204,7 @@ def _can_decide(what: str, profile: Profile) -> bool:
     return gated.get(what, True)
 
 
-def _gated(profile: Profile, *specs: LimitSpec) -> bool:
+def _gated(profile: Profile, *limits: LimitSpec) -> bool:
     """Do these limits decide? One that is missing is told with everything else that is wrong."""
-    found = [profile.limits.get(spec.name) for spec in specs]
+    found = [profile.limits.get(spec.name) for spec in limits]
     return all(limit is not None and limit.gated for limit in found)

@@ -56,19 +56,13 @@ class V2Parity(RowPhase):
     def rows(self) -> Sequence[Row]:
         """Parity, the pattern that failed once, and speed."""
         return (
-            Row(
-                "parity",
-                "Are indices, outputs and gradients of v1 and v2 equal?",
-                lambda case: judge_cases(case, _PARITY, "v2 parity", _is_parity),
-                topic="v2",
+            self.row.one(
+                "parity", lambda case: judge_cases(case, _PARITY, "v2 parity", _is_parity)
             ),
-            Row(
-                "gaps",
-                "Are they equal for selections with gaps?",
-                lambda case: judge_cases(case, _PARITY, "the pattern gaps", _is_gaps),
-                topic="v2",
+            self.row.one(
+                "gaps", lambda case: judge_cases(case, _PARITY, "the pattern gaps", _is_gaps)
             ),
-            Row("faster", "Is v2 faster than v1?", _faster, topic="v2"),
+            self.row.one("faster", _faster),
         )
 
 

@@ -197,7 +197,7 @@ class _Book:
         title = self._title(lead, group, launches, launch)
         rerun = self._rerun(group, rows, launch)
         return Cause(
-            headline=headline_of(launch, launches) or _title_of(lead) or title,
+            headline=headline_of(launch, launches) or (lead.check and lead.check.title) or title,
             title=title,
             outcome=Outcome(lead.outcome),
             code=Reason(lead.code),
@@ -262,10 +262,6 @@ class _Book:
 def _by_launch(texts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """What phases say of their launches, by `phase/launch`."""
     return {f"{phase}/{name}": text for phase, of in texts.items() for name, text in of.items()}
-
-
-def _title_of(row: CheckRow) -> str:
-    return row.check.title if row.check else ""
 
 
 def _fault_of_launch(entry: LaunchEntry) -> tuple[object, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from reports.pages import html_environment
+from reports.templating import template_environment
 from runbook.tools.compare import Comparison, metric_text
 
 
 def render_comparison(found: Comparison) -> str:
     """Return the comparison as HTML: offline, without script, escaped."""
-    template = html_environment().get_template("compare.html.j2")
+    template = template_environment(html=True).get_template("compare.html.j2")
     changed = [check for check in found.checks if check.changed]
     return template.render(found=found, changed=changed, metric_text=metric_text)

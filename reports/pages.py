@@ -8,57 +8,16 @@ from __future__ import annotations
 from base64 import b64encode
 from functools import lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from reports.permits import permit_of
 from reports.plots import figures
 from reports.summary import summarize
-from reports.templating import (
-    markdown_cell,
-    markdown_code,
-    markdown_fence,
-    markdown_prose,
-    markdown_told,
-    template_environment,
-)
+from reports.templating import template_environment
 from reports.view import build_view
 from runbook.records import RunRecord
 from runbook.records.run import Report, Screen
-from runbook.text import printable
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-
-@lru_cache(maxsize=1)
-def markdown_environment() -> Environment:
-    """Templates for Markdown; `cell`, `code` and `fence` escape, and everything is cleaned."""
-    environment = template_environment(html=False)
-    environment.filters["cell"] = markdown_cell
-    environment.filters["prose"] = markdown_prose
-    environment.filters["code"] = markdown_code
-    environment.filters["fence"] = markdown_fence
-    environment.filters["told"] = markdown_told
-    return environment
-
-
-@lru_cache(maxsize=1)
-def html_environment() -> Environment:
-    """Templates for HTML: autoescape is on, so that only our own plots are markup."""
-    environment = template_environment(html=True)
-    environment.filters["told"] = html_told
-    return environment
-
-
-def html_told(value: str) -> Markup:
-    """A sentence in which what stands between backticks is code."""
-    parts = printable(value).split("`")
-    if len(parts) % 2 == 0:  # half a code span
-        return escape(printable(value))
-    tags = (Markup("<code>{}</code>") if place % 2 else Markup("{}") for place in range(len(parts)))
-    return Markup("").join(tag.format(part) for tag, part in zip(tags, parts, strict=True))
 
 
 def render_markdown(record: RunRecord, _: Screen) -> str:
@@ -73,7 +32,7 @@ def render_details(record: RunRecord, _: Screen) -> str:
 
 def _markdown(template: str, record: RunRecord) -> str:
     view = build_view(record)
-    page = markdown_environment().get_template(template)
+    page = template_environment(html=False).get_template(template)
     return page.render(run=record, view=view, summary=summarize(view), permit=permit_of(record))
 
 
@@ -81,7 +40,7 @@ def render_html(record: RunRecord, _: Screen) -> str:
     """Return `report.html`: one file, light and dark, on paper, readable on a phone."""
     view = build_view(record)
     style, script = _own("report.css.j2"), _own("report.js.j2")
-    page = html_environment().get_template("report.html.j2")
+    page = template_environment(html=True).get_template("report.html.j2")
     return page.render(
         run=record,
         view=view,
@@ -98,7 +57,7 @@ def render_html(record: RunRecord, _: Screen) -> str:
 @lru_cache(maxsize=2)
 def _own(template: str) -> Markup:
     """Style or script of the page; these templates take no value of any record."""
-    return Markup(html_environment().get_template(template).render())  # noqa: S704
+    return Markup(template_environment(html=True).get_template(template).render())  # noqa: S704
 
 
 def _allowed(text: str) -> str:

@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from reports.pages import html_environment
+from reports.templating import template_environment
 from reports.view import one_line
 from runbook.records.measurement import plain_number
 from runbook.tools.history.trends import RunsPage, Trend
@@ -19,7 +19,7 @@ def render_runs(page: RunsPage) -> str:
     """Return the page as HTML: offline, escaped, filtered by profile with style rules alone."""
     profiles = tuple(dict.fromkeys(run.profile or "-" for run in reversed(page.runs)))
     return (
-        html_environment()
+        template_environment(html=True)
         .get_template("runs.html.j2")
         .render(
             runs=tuple(reversed(page.runs)),

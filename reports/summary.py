@@ -73,6 +73,7 @@ def summarize(view: ReportView) -> Summary:
     # What failed stands first, as far as it was measured.
     tiles = sorted(numbers, key=lambda one: not one.fails)
     folder, approved = run_folder(record), record.verdict is Verdict.GO
+    unfinished = record.interrupted or record.finished_at is None
     program = " ".join(record.invocation.program)
     return Summary(
         tiles=tuple(tiles[:_TILES]),
@@ -86,7 +87,7 @@ def summarize(view: ReportView) -> Summary:
         tables=tuple(_tables(record)),
         began_and_ended=_span(record.started_at, record.finished_at),
         folder=folder,
-        resume=f"{program} --resume {folder}" if _may_resume(record) else "",
+        resume=f"{program} --resume {folder}" if unfinished else "",
         words=" ".join(filter(None, (view.words, _terms(record, numbers)))),
     )
 
@@ -124,10 +125,6 @@ def _terms(record: RunRecord, numbers: Sequence[KeyNumber]) -> str:
     if any(not one.gated for one in numbers):
         told.append("not gated: no limit applies on this profile")
     return f"{'; '.join(told)}."
-
-
-def _may_resume(record: RunRecord) -> bool:
-    return record.interrupted or record.finished_at is None
 
 
 def run_folder(record: RunRecord) -> str:
@@ -195,14 +192,10 @@ def run_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _told("Commit", _commit(known))
     yield from _told("Model", *_workloads(record), between="; ")
     yield from _told("Profile", record.profile, str(record.profile_document.get("config", "")))
-    yield from _told("Set by hand", *_set_by_hand(record), between="; ")
+    given = told(record.settings, record.sources, values_before(record))
+    yield from _told("Set by hand", *given, between="; ")
     for what, listed in filter(None, map(counted, record.caveats)):
         yield from _told(what.capitalize(), listed)
-
-
-def _set_by_hand(record: RunRecord) -> Iterator[str]:
-    """Each setting that a person gave, with its source and what it replaced."""
-    yield from told(record.settings, record.sources, values_before(record))
 
 
 def _told(name: str, *texts: str, between: str = ", ") -> Iterator[tuple[str, str]]:

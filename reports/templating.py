@@ -6,8 +6,11 @@ Text is made safe in Markdown: in a table's cell, at the start of a line, as cod
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from shlex import quote
 from typing import TYPE_CHECKING
+
+from markupsafe import Markup, escape
 
 from reports.view import one_line, shown_value, value_text
 from runbook.records.measurement import duration_text
@@ -24,6 +27,7 @@ _BLOCK_START = re.compile(r"^([0-9]*)([#>+=.)-])")
 _LONE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
+@lru_cache(maxsize=2)
 def template_environment(*, html: bool) -> Environment:
     """Templates with the filters that all formats share; HTML escapes whatever it prints."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -39,13 +43,16 @@ def template_environment(*, html: bool) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["number"] = shown_value
-    environment.filters["quote"] = quote
-    environment.filters["seconds"] = duration_text
-    environment.filters["value_text"] = value_text
-    environment.filters["blame"] = blame
-    environment.filters["short_caveat"] = short_caveat
-    environment.filters["sentence"] = sentence
+    environment.filters |= {
+        "number": shown_value,
+        "quote": quote,
+        "seconds": duration_text,
+        "value_text": value_text,
+        "blame": blame,
+        "short_caveat": short_caveat,
+        "sentence": sentence,
+        **({"told": html_told} if html else _MARKDOWN),
+    }
     return environment
 
 
@@ -116,5 +123,24 @@ def markdown_fence(value: str, language: str = "sh") -> str:
     return f"{ticks}{language}\n{text}\n{ticks}"
 
 
+def html_told(value: str) -> Markup:
+    """A sentence in which what stands between backticks is code."""
+    parts = printable(value).split("`")
+    if len(parts) % 2 == 0:  # half a code span
+        return escape(printable(value))
+    tags = (Markup("<code>{}</code>") if place % 2 else Markup("{}") for place in range(len(parts)))
+    return Markup("").join(tag.format(part) for tag, part in zip(tags, parts, strict=True))
+
+
 def _longest_run(text: str) -> int:
     return max((len(run) for run in re.findall(r"`+", text)), default=0)
+
+
+# Filters that escape; everything else is cleaned as it is printed.
+_MARKDOWN = {
+    "cell": markdown_cell,
+    "prose": markdown_prose,
+    "code": markdown_code,
+    "fence": markdown_fence,
+    "told": markdown_told,
+}

@@ -18,7 +18,7 @@ from nsa.torch_env import for_good
 from tests import executed
 from tests.cli.shell import Ended, runbook
 from tests.shared import once
-from tests.tiers import LONG_TIER, begin_long
+from tests.tiers import LONG_TIER, begin_long, by_tier
 
 # Hypothesis fails an example that takes over 200 ms. Several tests at a time on a few cores do that
 # to any of them, and no test here means to say how fast something is.
@@ -105,29 +105,22 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return len(os.sched_getaffinity(0)) + 1
 
 
-@pytest.fixture(scope="session")
-def preflight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """The first phase for real, by the command: a minute and a half, for the long tier."""
-    return _alone(tmp_path_factory, "preflight")
+@pytest.fixture(scope="session", params=by_tier(("v2_parity", "preflight"), "v2_parity".__eq__))
+def one_phase(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, Ended]:
+    """A phase for real, by the command, in a folder of its own: for reading only.
 
-
-@pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """The quickest phase for real, by the command."""
-    return _alone(tmp_path_factory, "v2_parity")
-
-
-def _alone(tmp_path_factory: pytest.TempPathFactory, phase: str) -> tuple[Path, Ended]:
-    """One phase in a folder of its own, for reading only.
-
-    Modules with the names of ours lie in that folder, and no launch imports them.
+    The quickest phase; in the long tier the one that looks at the whole machine, too. Modules with
+    the names of ours lie in that folder, and no launch imports them.
     """
+    phase: str = request.param
 
-    def run(folder: Path) -> tuple[Path, Ended]:
+    def run(folder: Path) -> tuple[str, Path, Ended]:
         (folder / "nsa").mkdir()
         for name in ("nsa/__init__.py", "pytest.py", "torch.py", "types.py", "json.py"):
             (folder / name).write_text("raise ImportError('the folder of whoever started the run')")
         words = ("run", "--phase", phase, "--profile", "cpu")
-        return folder, runbook(*words, cwd=folder, HF_TOKEN="canary-5566")
+        return phase, folder, runbook(*words, cwd=folder, HF_TOKEN="canary-5566")
 
     return once(tmp_path_factory, phase, run)

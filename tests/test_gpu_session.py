@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu_session
-from benchmarks.gpu_session import End, Place, Program, Stage, Status, judge_tests, main
+from benchmarks.gpu_session import __main__ as gpu_session
+from benchmarks.gpu_session import session as sessions
+from benchmarks.gpu_session.__main__ import main
+from benchmarks.gpu_session.stages import End, Place, Program, Stage, Status, by_code, judge_tests
 from tests.shared import crowded, gone
 
 ENDS_BADLY = """\
@@ -32,7 +34,7 @@ def stage(name: str, *codes: str, limit_s: float = 60) -> Stage:
             Program(log=f"{number}.log", words=(sys.executable, "-c", code))
             for number, code in enumerate(codes)
         ],
-        judge=gpu_session.by_code,
+        judge=by_code,
     )
 
 
@@ -75,8 +77,8 @@ def test_a_stage_that_fails_says_its_last_line_and_the_others_run(
 def test_a_stage_out_of_time_is_ended_with_all_its_processes_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_session, "_GRACE_S", 1.0)
-    monkeypatch.setattr(gpu_session, "_TOO_LITTLE_S", 0.1)
+    monkeypatch.setattr(sessions, "_GRACE_S", 1.0)
+    monkeypatch.setattr(sessions, "_TOO_LITTLE_S", 0.1)
     slow = stage("slow", ENDS_BADLY, "print('never')", limit_s=crowded(3.0))
     code, found = session(tmp_path, monkeypatch, slow)
     assert (code, found["slow"]["status"]) == (3, "CUT OFF")

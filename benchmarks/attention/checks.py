@@ -11,7 +11,7 @@ from torch import Tensor
 import nsa
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
-from nsa.config import Selected, Window
+from nsa.config import Selected, Way, Window
 
 CFG = nsa.NSAConfig()
 # As shares of the largest true value. bfloat16 rounds probabilities, a branch and the sum to 8
@@ -43,7 +43,7 @@ def inputs(seq_len: int, dtype: torch.dtype, device: str, batch: int = 1) -> dic
 def ours(x: dict[str, Tensor], selected: Selected) -> tuple[Tensor, Tensor]:
     """Output and blocks; "triton": by what kernels of the package there are."""
     window: Window = "triton" if selected == "triton" else "masked"
-    return attend(Branches(**x), CFG, path="batched", selected=selected, window=window)
+    return attend(Branches(**x), CFG, Way(selected=selected, window=window))
 
 
 def load_peer(text: str) -> Peer:
@@ -97,7 +97,7 @@ def check_sparse(
     # A block that begins inside and ends outside belongs to neither; l_sel divides check_to.
     short = {name: value[:, :kept] for name, value in x.items()}
     wide = {name: value.detach().double().requires_grad_() for name, value in short.items()}
-    truth, theirs = attend(Branches(**wide), CFG, path="reference")
+    truth, theirs = attend(Branches(**wide), CFG, Way(path="reference"))
     out, mine = ours(x, selected)
     same = (theirs == mine[:, :kept, :, : theirs.shape[-1]]).all(-1).all(-1)
     out = out if peer is None else called(peer, x)

@@ -20,7 +20,7 @@ from unittest import mock
 
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
-from benchmarks.rehearsal.trainer import Ended, Order, Trainer
+from benchmarks.rehearsal.trainer.launch import Ended, Order, Trainer
 from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare

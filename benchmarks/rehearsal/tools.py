@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.rehearsal import smi
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.rundir import NCCL, SHA, TORCH
+from benchmarks.rehearsal.trainer.rundir import NCCL, SHA, TORCH
 
 _NVIDIA_SMI = """#!/bin/sh
 # A stand-in of a rehearsal: no GPU is here.

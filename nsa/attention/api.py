@@ -17,79 +17,33 @@ from nsa.attention.selection import group_queries, selected_blocks
 from nsa.attention.token import sequential
 from nsa.attention.triton.availability import triton_problem
 from nsa.attention.window import varlen_problem
-from nsa.config import (
-    SELECTED,
-    WINDOWS,
-    NSAConfig,
-    Path,
-    Ranges,
-    Selected,
-    Window,
-    choice_error,
-)
+from nsa.config import BATCHED, NSAConfig, Way
 from nsa.contract import NSAError, raise_problems
 
 
-def by_sdpa(path: Path, device: torch.device, *, force_sdpa: bool) -> bool:
-    """Does a call run through scaled_dot_product_attention?"""
-    return path == "batched" and (device.type != "cpu" or force_sdpa)
-
-
-def attend(
-    x: Branches,
-    cfg: NSAConfig,
-    *,
-    path: Path,
-    selection_ranges: Ranges = "v2",
-    use_flash: bool = True,
-    force_sdpa: bool = False,
-    window: Window = "masked",
-    selected: Selected = "sdpa",
-) -> tuple[Tensor, Tensor]:
+def attend(x: Branches, cfg: NSAConfig, way: Way = BATCHED) -> tuple[Tensor, Tensor]:
     """`nsa_attention`, returning the selected blocks [B,S,G,n_sel] beside the output.
 
-    force_sdpa: run batched prefill through SDPA on the CPU too, so that restrictions on its
-    kernels have something to act on. window, selected: as they are, whether they can run or not.
+    Asks for kernels as they are named, whether they can run or not.
     """
-    check_attention_inputs(x.named(), cfg, path=path, selection_ranges=selection_ranges)
+    check_attention_inputs(x.named(), cfg)
     # Autocast would quietly round the scores that choose blocks; types are the caller's here.
     with torch.autocast(x.q.device.type, enabled=False), full_float32():
-        if path == "reference":
-            return reference(x, cfg, selection_ranges)
-        if path == "sequential":
-            return sequential(x, cfg, selection_ranges)
-        if not by_sdpa(path, x.q.device, force_sdpa=force_sdpa):
-            return batched_cpu(x.grouped(cfg), cfg, selection_ranges)
-        return batched_sdpa(
-            x, cfg, selection_ranges, use_flash=use_flash, window=window, selected=selected
-        )
+        if way.path == "reference":
+            return reference(x, cfg, way.selection_ranges)
+        if way.path == "sequential":
+            return sequential(x, cfg, way.selection_ranges)
+        if not way.by_sdpa(x.q.device.type):
+            return batched_cpu(x.grouped(cfg), cfg, way.selection_ranges)
+        return batched_sdpa(x, cfg, way)
 
 
-def attend_grouped(
-    x: Grouped,
-    cfg: NSAConfig,
-    *,
-    path: Path,
-    selection_ranges: Ranges,
-    use_flash: bool,
-    force_sdpa: bool,
-    window: Window,
-    selected: Selected = "sdpa",
-) -> tuple[Tensor, Tensor]:
+def attend_grouped(x: Grouped, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """`attend` on the layer's own layout, without checks, and without copies on the CPU path."""
-    if path == "batched" and not by_sdpa(path, x.q.device, force_sdpa=force_sdpa):
+    if way.path == "batched" and not way.by_sdpa(x.q.device.type):
         with torch.autocast("cpu", enabled=False):
-            return batched_cpu(x, cfg, selection_ranges)
-    return attend(
-        x.flat(),
-        cfg,
-        path=path,
-        selection_ranges=selection_ranges,
-        use_flash=use_flash,
-        force_sdpa=force_sdpa,
-        window=window,
-        selected=selected,
-    )
+            return batched_cpu(x, cfg, way.selection_ranges)
+    return attend(x.flat(), cfg, way)
 
 
 def nsa_attention(
@@ -102,12 +56,7 @@ def nsa_attention(
     v_win: Tensor,
     gates: Tensor,
     cfg: NSAConfig,
-    *,
-    path: Path = "batched",
-    selection_ranges: Ranges = "v2",
-    use_flash: bool = True,
-    window: Window = "masked",
-    selected: Selected = "sdpa",
+    way: Way = BATCHED,
 ) -> Tensor:
     """Native Sparse Attention (arXiv 2502.11089, equation 5): output [B,S,H,Dv] in q's type.
 
@@ -117,13 +66,10 @@ def nsa_attention(
     and window branch. All of one type (float64, float32, bfloat16, float16) and device. Rotary
     positions, where wanted, are already applied.
 
-    path: "reference" (masks written out), "sequential" (token by token) or "batched" (fast;
-    `choose_path` says which implementation and why). selection_ranges: "v1" plain loops, "v2"
-    vectorized. use_flash: False avoids fused kernels. window: how the window branch runs off the
-    CPU, "masked" (anywhere), "varlen" (torch's attention with windows) or "triton" (kernels of this
-    package), see `choose_window`.
-    selected: how the selected branch runs off the CPU, "sdpa" (anywhere) or "triton" (kernels of
-    this package, see `choose_selected`; they also run the compressed branch and choose the blocks).
+    way: how it runs (`choose_path` says which implementation of "batched" and why). Its kernels for
+    the window are "masked" (anywhere), "varlen" (torch's attention with windows) or "triton" (of
+    this package), for the selected branch "sdpa" (anywhere) or "triton", which also run the
+    compressed branch and choose the blocks.
 
     Types: pooling, the compressed branch and everything that chooses blocks run in at least
     float32, so half types select what float32 would from the same rounded inputs; exact ties go
@@ -141,25 +87,18 @@ def nsa_attention(
         v_win=v_win,
         gates=gates,
     )
-    errors = choice_error("window", window, WINDOWS)
-    if window == "varlen":
-        problem = _window_problem(cfg, q.dtype, q.device, use_flash=use_flash)
+    errors = []
+    if way.window == "varlen":
+        problem = _window_problem(cfg, q.dtype, q.device, use_flash=way.use_flash)
         errors += [f"window='varlen': {problem}; use 'masked'"] if problem else []
-    errors += choice_error("selected", selected, SELECTED)
-    for name, way, other in (("window", window, "masked"), ("selected", selected, "sdpa")):
-        problem = triton_problem(cfg, q.dtype, q.device) if way == "triton" else None
+    for name, asked, other in (
+        ("window", way.window, "masked"),
+        ("selected", way.selected, "sdpa"),
+    ):
+        problem = triton_problem(cfg, q.dtype, q.device) if asked == "triton" else None
         errors += [f"{name}='triton': {problem}; use '{other}'"] if problem else []
     raise_problems("nsa_attention", errors)
-    out, _ = attend(
-        x,
-        cfg,
-        path=path,
-        selection_ranges=selection_ranges,
-        use_flash=use_flash,
-        window=window,
-        selected=selected,
-    )
-    return out
+    return attend(x, cfg, way)[0]
 
 
 @torch.no_grad()
@@ -254,12 +193,8 @@ def choose_selected(
     return PathChoice(value="triton", reason=why)
 
 
-def choose_path(
-    cfg: NSAConfig, seq_len: int, *, path: Path = "batched", device: str = "cpu"
-) -> PathChoice:
-    """Say how `nsa_attention` will run for this config, length, path and device type."""
-    if path != "batched":
-        return PathChoice(value=path, reason="asked for by name")
+def choose_path(cfg: NSAConfig, seq_len: int, *, device: str = "cpu") -> PathChoice:
+    """Say how `nsa_attention` will run "batched" for this config, length and device type."""
     if device != "cpu":
         rows = f"queries by chunks of {CHUNK_BYTES >> 20} MiB"
         return PathChoice(value="sdpa", reason=f"device {device}: masked SDPA, {rows}")

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from nsa.config import PATHS, RANGES, NSAConfig, choice_error
+from nsa.config import NSAConfig
 from nsa.contract import raise_problems
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -111,12 +111,8 @@ def check_selection_inputs(q: Tensor, k_cmp: Tensor, cfg: NSAConfig) -> None:
     raise_problems("select_blocks", errors)
 
 
-def check_attention_inputs(
-    named: dict[str, Tensor], cfg: NSAConfig, *, path: str, selection_ranges: str
-) -> None:
-    """Raise NSAError unless all eight tensors fit the config, each other and the path."""
-    errors = choice_error("path", path, PATHS)
-    errors += choice_error("selection_ranges", selection_ranges, RANGES)
+def check_attention_inputs(named: dict[str, Tensor], cfg: NSAConfig) -> None:
+    """Raise NSAError unless all eight tensors fit the config and each other."""
     q = named["q"]
     shape_errors = _query_errors(q, cfg)
     if not shape_errors:
@@ -131,7 +127,7 @@ def check_attention_inputs(
                 shape_errors += _shape_error(name, named[name], label, expected)
         expected = (batch, seq_len, cfg.n_heads, 3)
         shape_errors += _shape_error("gates", named["gates"], "[B,S,H,3]", expected)
-    raise_problems("nsa_attention", errors + shape_errors + _kind_errors(named))
+    raise_problems("nsa_attention", shape_errors + _kind_errors(named))
 
 
 def _query_errors(q: Tensor, cfg: NSAConfig) -> list[str]:

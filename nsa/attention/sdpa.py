@@ -27,12 +27,9 @@ from nsa.attention.compressed import attend_compressed
 from nsa.attention.compression import compress
 from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range
-from nsa.attention.triton.between.operators import mix_by_triton, pool_by_triton
-from nsa.attention.triton.compressed.operators import attend_compressed_by_triton, blocks_by_triton
-from nsa.attention.triton.selected.operators import attend_selected
-from nsa.attention.triton.window.operators import attend_window
+from nsa.attention.triton import operators as by_triton
 from nsa.attention.window import Attend, masked_window, varlen_window
-from nsa.config import NSAConfig, Ranges, Selected, Window
+from nsa.config import NSAConfig, Way
 from nsa.contract import ATTEND_RANGE, CMP_RANGE, GATE_RANGE, SCORES_RANGE, WIN_RANGE
 
 
@@ -49,6 +46,10 @@ def _explicit(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float
         bias = q.new_full((q.shape[2], k.shape[2]), float("-inf")).triu_(1)
     logits = (q @ k.transpose(-1, -2)).float() if q.dtype.itemsize < 4 else q @ k.transpose(-1, -2)
     return (logits * scale + bias).softmax(-1).to(v.dtype) @ v
+
+
+def _attend(way: Way) -> Attend:
+    return _fused if way.use_flash else _explicit
 
 
 def _by_group(q: Tensor) -> Tensor:
@@ -106,46 +107,36 @@ def _made_again(bias: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
         yield
 
 
-def _pooled(x: Branches, cfg: NSAConfig, selected: Selected) -> tuple[Tensor, Tensor]:
+def _pooled(x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """Compressed keys and values [B,N,G,D], in at least float32."""
     if cfg.phi == "mlp":
         return compress(x.k_cmp, cfg), compress(x.v_cmp, cfg)
-    if selected == "triton":
-        return pool_by_triton(x.k_cmp, x.v_cmp, cfg)
+    if way.selected == "triton":
+        return by_triton.pooled(x.k_cmp, x.v_cmp, cfg)
     # Both are pooled alike: together that is half of the operators.
     pooled = compress(torch.cat((x.k_cmp, x.v_cmp), -1), cfg)
     k, v = pooled.split_with_sizes((cfg.d_k, cfg.d_v), -1)
     return k, v
 
 
-def _compressed(
-    q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, selected: Selected
-) -> tuple[Tensor, Tensor]:
+def _compressed(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """Compressed branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,N,G,D]; blocks [B,S,G,n_sel]."""
-    if selected == "triton":
+    if way.selected == "triton":
         with profile_range(CMP_RANGE):
-            out, lse = attend_compressed_by_triton(q, k, v, cfg)
+            out, lse = by_triton.attend_compressed(q, k, v, cfg)
         with profile_range(SCORES_RANGE):
-            return out, blocks_by_triton(q, k, lse, cfg)
+            return out, by_triton.blocks_of(q, k, lse, cfg)
     out, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
     return out.transpose(1, 2), blocks.transpose(1, 2).contiguous()
 
 
-def _selected(
-    q: Tensor,
-    x: Branches,
-    blocks: Tensor,
-    cfg: NSAConfig,
-    version: Ranges,
-    attend: Attend,
-    selected: Selected,
-) -> Tensor:
+def _selected(q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, way: Way) -> Tensor:
     """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]."""
-    seq_len = q.shape[1]
-    ranges = build_ranges(blocks, cfg, version, by_triton=selected == "triton")
+    seq_len, attend, by_kernels = q.shape[1], _attend(way), way.selected == "triton"
+    ranges = build_ranges(blocks, cfg, way.selection_ranges, by_triton=by_kernels)
     with profile_range(ATTEND_RANGE):
-        if selected == "triton":
-            return attend_selected(q, x.k_sel, x.v_sel, ranges, cfg)
+        if by_kernels:
+            return by_triton.attend_selected(q, x.k_sel, x.v_sel, ranges, cfg)
         if seq_len <= cfg.n_sel * cfg.l_sel:
             # Everything visible is selected.
             return _causal(q, x.k_sel, x.v_sel, cfg, attend)
@@ -165,16 +156,16 @@ def _selected(
     return _by_token(out, q)
 
 
-def _window(q: Tensor, x: Branches, cfg: NSAConfig, attend: Attend, window: Window) -> Tensor:
+def _window(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> Tensor:
     """Sliding-window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]: the last w tokens, the current too."""
     with profile_range(WIN_RANGE):
-        if window == "triton":
-            return attend_window(q, x.k_win, x.v_win, cfg)
-        if window == "varlen":
+        if way.window == "triton":
+            return by_triton.attend_window(q, x.k_win, x.v_win, cfg)
+        if way.window == "varlen":
             return varlen_window(q, x.k_win, x.v_win, cfg)
         if q.shape[1] <= cfg.w:
-            return _causal(q, x.k_win, x.v_win, cfg, attend)
-        return masked_window(q, x.k_win, x.v_win, cfg, attend)
+            return _causal(q, x.k_win, x.v_win, cfg, _attend(way))
+        return masked_window(q, x.k_win, x.v_win, cfg, _attend(way))
 
 
 class _Mix(torch.autograd.Function):
@@ -205,25 +196,16 @@ class _Mix(torch.autograd.Function):
         return *grads, d_gates.to(gates.dtype)
 
 
-def batched_sdpa(
-    x: Branches,
-    cfg: NSAConfig,
-    version: Ranges,
-    *,
-    use_flash: bool,
-    window: Window,
-    selected: Selected,
-) -> tuple[Tensor, Tensor]:
+def batched_sdpa(x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel]."""
-    attend = _fused if use_flash else _explicit
     q = split_dim(x.q, 2, cfg.heads_per_group)
-    k, v = _pooled(x, cfg, selected)
-    o_cmp, blocks = _compressed(q, k, v, cfg, selected)
-    o_sel = _selected(q, x, blocks, cfg, version, attend, selected)
-    o_win = _window(q, x, cfg, attend, window)
+    k, v = _pooled(x, cfg, way)
+    o_cmp, blocks = _compressed(q, k, v, cfg, way)
+    o_sel = _selected(q, x, blocks, cfg, way)
+    o_win = _window(q, x, cfg, way)
     with profile_range(GATE_RANGE):
-        if selected == "triton":
-            return mix_by_triton(o_cmp, o_sel, o_win, x.gates), blocks
+        if way.selected == "triton":
+            return by_triton.mixed(o_cmp, o_sel, o_win, x.gates), blocks
         gates = split_dim(x.gates, 2, cfg.heads_per_group)
         out = cast(
             "Tensor",

@@ -15,7 +15,7 @@ from nsa.attention.branches import split_dim
 from nsa.attention.chunks import chunks
 from nsa.attention.compression import block_scores, compressed_probabilities
 from nsa.attention.tracing import profile_range
-from nsa.attention.triton.selected.operators import ranges_by_triton
+from nsa.attention.triton.operators import ranges_of
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 
@@ -154,7 +154,7 @@ def build_ranges(
     build = ranges_v1 if version == "v1" else ranges_v2
     with profile_range(SELECTION_RANGES[version]):
         if by_triton and version == "v2":
-            return ranges_by_triton(blocks, cfg)
+            return ranges_of(blocks, cfg)
         return build(blocks, cfg, positions)
 
 

@@ -6,7 +6,7 @@ The names are part of the public contract: `nsa.cmp`, `nsa.sel.scores`, `nsa.sel
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -35,17 +35,13 @@ class OperatorCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @dataclass(frozen=True, kw_only=True)
 class RangeCounts:
-    """How often each range was entered, and how many operators ran in those of the selection.
+    """How often each range was entered, and in some of them which operators ran, by name.
 
-    A range is a name that code gives itself; the operators are what ran. in_ranges, in_window,
-    in_selected: those of the token ranges, the window and the selected branch by name.
+    A range is a name that code gives itself; the operators are what ran.
     """
 
     entered: Counter[str] = field(default_factory=Counter)
-    operators: Counter[str] = field(default_factory=Counter)
-    in_ranges: Counter[str] = field(default_factory=Counter)
-    in_window: Counter[str] = field(default_factory=Counter)
-    in_selected: Counter[str] = field(default_factory=Counter)
+    inside: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
 
 _COUNTED = frozenset((*SELECTION_RANGES.values(), WIN_RANGE, ATTEND_RANGE))
@@ -90,12 +86,6 @@ def profile_range(name: str) -> Iterator[None]:
             yield
     finally:
         if counts is not None and operators is not None:
-            counts.operators[name] += operators.names.total()
-            if name in SELECTION_RANGES.values():
-                counts.in_ranges.update(operators.names)
-            if name == WIN_RANGE:
-                counts.in_window.update(operators.names)
-            if name == ATTEND_RANGE:
-                counts.in_selected.update(operators.names)
+            counts.inside[name].update(operators.names)
         if nvtx:
             torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]

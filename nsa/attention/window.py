@@ -21,9 +21,7 @@ from nsa.config import NSAConfig
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
-# Of `varlen_attn`: torch 2.10 has no windows. 2.11 has no word for heads that share a key: they get
-# copies of it.
-_NEEDED = ("scale", "window_size")
+# Of `varlen_attn`: torch 2.11 has no word for heads that share a key: they get copies of it.
 _SHARED = "enable_gqa"
 # The operator that it is to profilers and dispatch modes.
 VARLEN_OPERATOR = "_varlen_attn"
@@ -35,27 +33,11 @@ _FLASH_CAPABILITY = (8, 0)
 
 
 @cache
-def _varlen() -> Callable[..., Any] | None:
-    """torch's `varlen_attn`; None before torch 2.10."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
+def _varlen() -> Callable[..., Any]:
+    """torch's `varlen_attn`, loaded when it is asked for."""
+    from torch.nn.attention.varlen import varlen_attn
+
     return varlen_attn
-
-
-def _takes(function: Callable[..., Any], name: str) -> bool:
-    return name in inspect.signature(function).parameters
-
-
-def _torch_problem() -> str | None:
-    function = _varlen()
-    if function is None:
-        return f"torch {torch.__version__} has no varlen_attn"
-    missing = [name for name in _NEEDED if not _takes(function, name)]
-    if missing:
-        return f"varlen_attn of torch {torch.__version__} has no {', '.join(missing)}"
-    return None
 
 
 def varlen_problem(cfg: NSAConfig, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -74,7 +56,7 @@ def varlen_problem(cfg: NSAConfig, dtype: torch.dtype, device: torch.device) -> 
             f"d_k={cfg.d_k}, d_v={cfg.d_v}: flash attention needs d_k = d_v, a multiple of "
             f"{_FLASH_MULTIPLE} up to {_FLASH_WIDTH}"
         )
-    return _torch_problem()
+    return None
 
 
 def varlen_window(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> Tensor:
@@ -85,9 +67,7 @@ def varlen_window(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> Tensor:
     """
     batch, seq_len, _, heads = q.shape[:4]
     function = _varlen()
-    if function is None:
-        raise NotImplementedError(_torch_problem())
-    shares = _takes(function, _SHARED)
+    shares = _SHARED in inspect.signature(function).parameters
     k, v = (t.flatten(0, 1) if shares else _for_each_head(t.flatten(0, 1), heads) for t in (k, v))
     ends = torch.arange(0, (batch + 1) * seq_len, seq_len, dtype=torch.int32, device=q.device)
     out: Tensor = function(

@@ -161,21 +161,20 @@ class Bench:
         return times.document(work=float(size), unit="GB/s", scale=1e9, bytes=size)
 
     def _all_reduce(self) -> dict[str, Any] | None:
-        """Bus bandwidth as nccl-tests count it: each rank's link carries 2 (N - 1) / N bytes."""
-        if self.ranks.world_size == 1:
-            return None
-        size, count = self.sizes.reduce_bytes, self.ranks.world_size
-        self._check_sum(size)
-        times = self._timed_reduce(size, self.sizes.inner)
-        work = size * 2.0 * (count - 1) / count
-        return times.document(work=work, unit="GB/s", scale=1e9, bytes=size, ranks=count)
+        return self._reduce(self.sizes.reduce_bytes, self.sizes.inner)
 
     def _latency(self) -> dict[str, Any] | None:
         """The smallest all-reduce."""
-        if self.ranks.world_size == 1:
+        return self._reduce(4, self.sizes.latency_inner)
+
+    def _reduce(self, size: int, inner: int) -> dict[str, Any] | None:
+        """Bus bandwidth as nccl-tests count it: each rank's link carries 2 (N - 1) / N bytes."""
+        count = self.ranks.world_size
+        if count == 1:
             return None
-        size, count = 4, self.ranks.world_size
-        times = self._timed_reduce(size, self.sizes.latency_inner)
+        self._check_sum(size)
+        tensor = torch.zeros(size // 4, device=self.device)
+        times = self._timed(lambda: torch.distributed.all_reduce(tensor), inner, together=True)
         work = size * 2.0 * (count - 1) / count
         return times.document(work=work, unit="GB/s", scale=1e9, bytes=size, ranks=count)
 
@@ -185,14 +184,6 @@ class Bench:
         count = self.ranks.world_size
         if not bool((tensor == count * (count + 1) / 2).all()):
             raise WrongResult("the sum of all ranks is wrong")
-
-    def _timed_reduce(self, size: int, inner: int) -> Times:
-        tensor = torch.zeros(size // 4, device=self.device)
-
-        def reduce() -> None:
-            torch.distributed.all_reduce(tensor)
-
-        return self._timed(reduce, inner, together=True)
 
     def _timed(self, call: Callable[[], object], inner: int, *, together: bool = False) -> Times:
         """Seconds of a call. `together`: every rank has to call it equally often."""

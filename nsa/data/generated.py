@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nsa.data.source import Batch, DataError
+from nsa.data.source import Batch, DataError, Source
+from nsa.settings import Share
 
 # Chance of each successor, the same for every state, so the entropy rate is that of this list.
 CHAIN_CHANCES = (0.55, 0.25, 0.15, 0.05)
@@ -28,7 +29,7 @@ def chain_entropy_nats() -> float:
     return -sum(p * math.log(p) for p in CHAIN_CHANCES)
 
 
-class GeneratedSource:
+class GeneratedSource(Source):
     """Uniform ("synthetic") or Markov ("markov") sequences of one rank.
 
     The chain is x[t+1] = x[t] + jump modulo the vocabulary with independent jumps: order one,
@@ -36,25 +37,15 @@ class GeneratedSource:
     reach; for uniform noise that is ln(vocab).
     """
 
-    def __init__(
-        self,
-        kind: str,
-        *,
-        vocab_size: int,
-        seq_len: int,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, kind: str, vocab_size: int, share: Share) -> None:
         if kind == "markov" and vocab_size <= max(_CHAIN_JUMPS):
             raise DataError(f"markov needs a vocabulary above {max(_CHAIN_JUMPS)}")
         self.kind = kind
-        self.vocab_size, self.width = vocab_size, seq_len + 1
-        self.batch_size, self.rank, self.world_size = batch_size, rank, world_size
-        self.seed = seed
+        self.vocab_size, self.width = vocab_size, share.seq_len + 1
+        self.batch_size, self.seed = share.batch_size, share.seed
+        self.rank, self.world_size = share.rank, share.world_size
         self.step = 0
-        self.floor_nats: float | None = math.log(vocab_size)
+        self.floor_nats = math.log(vocab_size)
         self.floor_source = f"uniform tokens: ln({vocab_size})"
         if kind == "markov":
             self.floor_nats = chain_entropy_nats()
@@ -74,16 +65,9 @@ class GeneratedSource:
         """Go on after the given position."""
         self.step = int(position["step"])
 
-    def close(self) -> None:
-        """Nothing is held."""
-
     def where(self) -> str:
         """How far reading has come, for a message."""
         return f"step {self.step}"
-
-    def statistics(self) -> dict[str, float] | None:
-        """Nothing is read ahead here."""
-        return None
 
     def _batch(self, stream: int, step: int) -> Tensor:
         first = (step * self.world_size + self.rank) * self.batch_size

@@ -7,42 +7,23 @@ from nsa.data.packing import PackedSource
 from nsa.data.source import PrefetchSource, Source
 from nsa.data.text import Corpus, FinewebCorpus, LocalCorpus
 from nsa.data.tokenizers import open_tokenizer
-from nsa.settings import VOCAB_SIZES, DataSection
+from nsa.settings import VOCAB_SIZES, DataSection, Share
 
 
-def open_source(
-    data: DataSection,
-    *,
-    dataset: str,
-    seq_len: int,
-    batch_size: int,
-    rank: int,
-    world_size: int,
-    seed: int,
-) -> Source:
-    """The source of one rank; batch_size is the rank's. Raises DataError."""
-    if dataset in ("synthetic", "markov"):
-        return GeneratedSource(
-            dataset,
-            vocab_size=VOCAB_SIZES[data.tokenizer],
-            seq_len=seq_len,
-            batch_size=batch_size,
-            rank=rank,
-            world_size=world_size,
-            seed=seed,
-        )
+def open_source(data: DataSection, share: Share) -> Source:
+    """The source of one rank. Raises DataError."""
+    if data.dataset in ("synthetic", "markov"):
+        return GeneratedSource(data.dataset, VOCAB_SIZES[data.tokenizer], share)
     corpus: Corpus
-    if dataset == "local":
-        corpus = LocalCorpus(
-            data.local_path, text_field=data.text_field, rank=rank, world_size=world_size
-        )
+    of = {"rank": share.rank, "world_size": share.world_size}
+    if data.dataset == "local":
+        corpus = LocalCorpus(data.local_path, text_field=data.text_field, **of)
     else:
-        corpus = FinewebCorpus(rank=rank, world_size=world_size)
+        corpus = FinewebCorpus(**of)
     packed = PackedSource(
         corpus,
         open_tokenizer(data.tokenizer, data.tokenizer_file),
-        seq_len=seq_len,
-        batch_size=batch_size,
+        seq_len=share.seq_len,
+        batch_size=share.batch_size,
     )
-    timeout_s = data.loader_timeout_s
-    return PrefetchSource(packed, first_timeout_s=timeout_s, steady_timeout_s=timeout_s)
+    return PrefetchSource(packed, timeout_s=data.loader_timeout_s)

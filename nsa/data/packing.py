@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsa.data.source import Batch, DataError
+from nsa.data.source import Batch, DataError, Source
 from nsa.data.text import Corpus, Document, Place, changes
 from nsa.data.tokenizers import Tokenizer
 
@@ -28,15 +28,12 @@ def is_validation(text: str) -> bool:
     return int.from_bytes(digest, "little") % VALIDATION_EVERY == 0
 
 
-class PackedSource:
+class PackedSource(Source):
     """Batches [B, S+1] of one rank from its share of a corpus.
 
     Documents are joined with a separator and cut into windows that overlap by one token, so that
     every token is predicted once. The corpus starts again when it ends.
     """
-
-    floor_nats: float | None = None
-    floor_source = "unknown: real text"
 
     def __init__(
         self, corpus: Corpus, tokenizer: Tokenizer, *, seq_len: int, batch_size: int
@@ -93,10 +90,6 @@ class PackedSource:
     def where(self) -> str:
         """How far reading has come, for a message."""
         return f"epoch {self.epoch}, {self.corpus.describe(self.place) if self.place else 'start'}"
-
-    def statistics(self) -> dict[str, float] | None:
-        """Nothing is read ahead here."""
-        return None
 
     def _read_validation(self, count: int) -> Iterator[Tensor]:
         need = self.batch_size * self.seq_len + 1

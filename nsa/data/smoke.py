@@ -19,7 +19,7 @@ from nsa.data.open import open_source
 from nsa.data.source import DataStallError, Source
 from nsa.launch.output import shout
 from nsa.launch.process import leave
-from nsa.settings import DataSection, refusal
+from nsa.settings import DataSection, Share, refusal
 
 _DESCRIPTION = "Read a few batches of a data set as the trainer would, and say how long they took."
 _EXITS = "Exit codes: 0 the loader answered in time, 1 it stalled, 2 it cannot be read as asked."
@@ -102,20 +102,13 @@ def read(args: argparse.Namespace) -> dict[str, object]:
 def _opened(data: DataSection, args: argparse.Namespace) -> Source:
     """The source, opened within --timeout: without a network that alone may take long."""
     done: queue.SimpleQueue[Source | Exception] = queue.SimpleQueue()
+    share = Share(
+        seq_len=args.seq_len, batch_size=args.batch, rank=args.rank, world_size=args.world_size
+    )
 
     def opening() -> None:
         try:
-            done.put(
-                open_source(
-                    data,
-                    dataset=args.dataset,
-                    seq_len=args.seq_len,
-                    batch_size=args.batch,
-                    rank=args.rank,
-                    world_size=args.world_size,
-                    seed=0,
-                )
-            )
+            done.put(open_source(data, share))
         except Exception as error:  # noqa: BLE001 - handed over to the waiting thread
             done.put(error)
 

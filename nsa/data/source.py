@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -42,42 +43,47 @@ class Batch:
     texts: tuple[str, ...] = ()
 
 
-class Source(Protocol):
+class Source(ABC):
     """A rank's endless supply of batches."""
 
-    floor_nats: float | None
-    floor_source: str
+    # The lowest loss that any causal model can reach, where that is known.
+    floor_nats: float | None = None
+    floor_source: str = "unknown: real text"
 
+    @abstractmethod
     def fetch(self) -> Batch:
         """The next batch. Raises DataStallError when it does not come in time."""
 
+    @abstractmethod
     def validation(self, count: int) -> Iterator[Tensor]:
         """The same `count` batches [B, S+1] every time, from documents never trained on."""
 
+    @abstractmethod
     def seek(self, position: dict[str, Any]) -> None:
         """Go on right after the batch that carried `position`; only before the first fetch."""
 
-    def close(self) -> None:
-        """Stop threads and close files."""
-
+    @abstractmethod
     def where(self) -> str:
         """How far reading has come, for a message."""
 
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Stop threads and close files."""
+
     def statistics(self) -> dict[str, float] | None:
         """How reading ahead kept up; None for a source that does not read ahead."""
+        return None
 
 
-class PrefetchSource:
+class PrefetchSource(Source):
     """Reads up to DEPTH batches of `inner` ahead of the training loop.
 
-    The first batch may take `first_timeout_s`, every later one `steady_timeout_s`; then fetch
-    raises DataStallError. An error of the reading thread is raised by the next fetch.
+    A batch may take `timeout_s`; then fetch raises DataStallError. An error of the reading thread
+    is raised by the next fetch.
     """
 
-    def __init__(self, inner: Source, *, first_timeout_s: float, steady_timeout_s: float) -> None:
-        self.inner = inner
+    def __init__(self, inner: Source, *, timeout_s: float) -> None:
+        self.inner, self.timeout_s = inner, timeout_s
         self.floor_nats, self.floor_source = inner.floor_nats, inner.floor_source
-        self.timeout_s, self.steady_timeout_s = first_timeout_s, steady_timeout_s
         self._queue: queue.Queue[Batch | Exception] = queue.Queue(maxsize=DEPTH)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -102,7 +108,6 @@ class PrefetchSource:
         if isinstance(item, Exception):
             raise item
         self._note(ready, perf_counter() - begin)
-        self.timeout_s = self.steady_timeout_s
         return item
 
     def _note(self, ready: int, waited_s: float) -> None:

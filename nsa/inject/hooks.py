@@ -79,20 +79,23 @@ def at_step(act: Callable[[Any], None], *, every: bool = False) -> Install:
     return install
 
 
-def hang_in(module: str, name: str) -> Install:
-    """Sleep instead of calling a function of the trainer."""
+def instead(module: str, name: str, act: Callable[..., Any], *, at_once: bool = False) -> Install:
+    """Call `act(function, its arguments)` in the place of a function of the trainer once due.
+
+    at_once: on the rank's first call already, whatever the step.
+    """
 
     def install(injector: Injector) -> None:
         count_steps(injector)
 
         def make(real: Callable[..., Any]) -> Callable[..., Any]:
-            def stuck(*args: Any, **options: Any) -> Any:
-                if injector.here:
-                    injector.mark()
-                    time.sleep(FOREVER_S)
-                return real(*args, **options)
+            def changed(*args: Any, **options: Any) -> Any:
+                if not (injector.here if at_once else injector.due()):
+                    return real(*args, **options)
+                injector.mark()
+                return act(real, *args, **options)
 
-            return stuck
+            return changed
 
         owner: Any = importlib.import_module(module)
         *path, last = name.split(".")
@@ -101,6 +104,17 @@ def hang_in(module: str, name: str) -> Install:
         wrap(owner, last, make)
 
     return install
+
+
+def sleep_before(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Sleep for longer than anybody waits, then call the function."""
+    time.sleep(FOREVER_S)
+    return real(*args, **options)
+
+
+def hang_in(module: str, name: str) -> Install:
+    """Sleep when a function of the trainer is called."""
+    return instead(module, name, sleep_before, at_once=True)
 
 
 def in_backward(loss: Any, act: Callable[[Any], Any]) -> Any:

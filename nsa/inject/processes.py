@@ -19,7 +19,9 @@ from nsa.inject.hooks import (
     count_steps,
     hang_in,
     in_backward,
+    instead,
     only_with,
+    sleep_before,
     wrap,
 )
 
@@ -77,23 +79,6 @@ def _sleep_in_backward(injector: Injector) -> None:
         return grad
 
     change_loss(injector, lambda loss: in_backward(loss, stuck))
-
-
-def _stall_data(injector: Injector) -> None:
-    from nsa.data.generated import GeneratedSource
-
-    count_steps(injector)
-
-    def make(fetch: Callable[..., Any]) -> Callable[..., Any]:
-        def slow(source: Any) -> Any:
-            if injector.due():
-                injector.mark()
-                time.sleep(FOREVER_S)
-            return fetch(source)
-
-        return slow
-
-    wrap(GeneratedSource, "fetch", make)
 
 
 # -- collectives -----------------------------------------------------------------------------------
@@ -206,7 +191,7 @@ PROCESS_KINDS: dict[str, Install] = {
     "hang_eval": hang_in("nsa.train.evaluation", "evaluate"),
     "hang_checkpoint": hang_in("nsa.train.checkpoint.write", "Checkpoints.begin"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
-    "data_stall": _stall_data,
+    "data_stall": instead("nsa.data.generated", "GeneratedSource.fetch", sleep_before),
     "extra_collective": at_step(_extra_all_reduce),
     "other_op": at_step(_other_op),
     "other_shape": _other_shape,

@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import HEARTBEATS, RUN_DIR_VARIABLE, TRAINING_CSV
-from nsa.inject.hooks import (
-    Injector,
-    Install,
-    at_step,
-    count_steps,
-    in_backward,
-    loss_as,
-    wrap,
-)
+from nsa.inject.hooks import Install, at_step, in_backward, instead, loss_as
 
 # -- numbers ---------------------------------------------------------------------------------------
 
@@ -46,23 +38,6 @@ def _collapse_gates(engine: Any) -> None:
         if name.endswith("gate_bias"):
             with torch.no_grad():
                 parameter.view(-1, 3).copy_(torch.tensor([-60.0, 60.0, -60.0]))
-
-
-def _stick_the_clock(injector: Injector) -> None:
-    from nsa.train.clock import Mark
-
-    count_steps(injector)
-
-    def make(seconds: Callable[..., float]) -> Callable[..., float]:
-        def stuck(mark: Any) -> float:
-            if not injector.due():
-                return seconds(mark)
-            injector.mark()
-            return 0.125
-
-        return stuck
-
-    wrap(Mark, "seconds", make)
 
 
 _hoard: list[bytearray] = []
@@ -106,22 +81,10 @@ def _full_disk_for(pattern: str) -> Callable[[Any], None]:
     return fill
 
 
-def _small_files_at_checkpoint(injector: Injector) -> None:
-    from nsa.train.checkpoint.write import Checkpoints
-
-    count_steps(injector)
-
-    def make(begin: Callable[..., Any]) -> Callable[..., Any]:
-        def limited(*args: Any, **options: Any) -> Any:
-            if injector.due():
-                injector.mark()
-                hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-                resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, hard))
-            return begin(*args, **options)
-
-        return limited
-
-    wrap(Checkpoints, "begin", make)
+def _in_small_files(begin: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256 << 10, hard))
+    return begin(*args, **options)
 
 
 def _tear_the_csv(tail: bytes) -> Callable[[Any], None]:
@@ -142,13 +105,13 @@ VALUE_KINDS: dict[str, Install] = {
     "zero_gradients": at_step(_silence_gradients),
     "gate_collapse": at_step(_collapse_gates),
     "drift": at_step(_drift),
-    "flatline": _stick_the_clock,
+    "flatline": instead("nsa.train.clock", "Mark.seconds", lambda _real, _mark: 0.125),
     "leak": at_step(_leak, every=True),
     "device_oom": at_step(_device_oom),
     "host_oom": at_step(_host_oom),
     "csv_full": at_step(_full_disk_for(TRAINING_CSV)),
     "heartbeat_full": at_step(_full_disk_for(HEARTBEATS.glob())),
-    "checkpoint_full": _small_files_at_checkpoint,
+    "checkpoint_full": instead("nsa.train.checkpoint.write", "Checkpoints.begin", _in_small_files),
     "torn_csv": at_step(_tear_the_csv(b"60,5.5,0.001,1")),
     "nul_csv": at_step(_tear_the_csv(b"\0" * 512)),
 }

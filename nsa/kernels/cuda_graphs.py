@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nsa.attention.tracing import is_counting
-from nsa.kernels.kernel_check import KernelGap
 from nsa.model import Layer, NSALanguageModel
-from nsa.rounding import error_of
+from nsa.rounding import Gap, error_of
 
 # What autograd calls the backward pass of a layer that was replayed.
 REPLAYED_NODE = "GraphedBackward"
@@ -117,18 +115,6 @@ def _autocast_dtype(device: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplayGap(KernelGap):
-    """The value furthest from the host's, as shares of its root mean square.
-
-    error: between the replay and the host. ours: between the host and the same in float32, which
-    rounding does; two roundings of the same sums may be as far apart as each is from the sums.
-    """
-
-    def __str__(self) -> str:
-        return f"{self.what}: replayed differs by {self.error:.3g}, allowed {self.allowed:.3g}"
-
-
 def roundings(
     model: NSALanguageModel, loss: Loss, exact: Loss, tokens: tuple[int, int]
 ) -> dict[str, float]:
@@ -145,7 +131,7 @@ def roundings(
 
 def replay_gap(
     model: NSALanguageModel, loss: Loss, rounding: Mapping[str, float], tokens: tuple[int, int]
-) -> ReplayGap:
+) -> Gap:
     """Hold a replayed pass against the same pass launched by the host, loss and all gradients.
 
     A library may choose other kernels while it is recorded, so the two agree as roundings do.
@@ -161,7 +147,7 @@ def replay_gap(
     _values(model, loss, other)
     replayed = _values(model, loss, first)
     gaps = [
-        ReplayGap.of(what=name, error=error_of(replayed[name], value).whole, ours=rounding[name])
+        Gap.twice(what=name, error=error_of(replayed[name], value).whole, ours=rounding[name])
         for name, value in right.items()
     ]
     return max(gaps, key=lambda gap: gap.beyond)

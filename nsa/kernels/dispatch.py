@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from nsa.attention import PathChoice, choose_selected, choose_window
-from nsa.config import ModelConfig, Window
+from nsa.config import ModelConfig, Way, Window
 from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
 from nsa.kernels.compiled import Refused
 from nsa.launch.kernels import other_kernels, triton_asked
 from nsa.launch.plan import AUDITED, LaunchPlan
-from nsa.model import NSALanguageModel
 from nsa.toggles import ToggleSet
 
 # What the CPU's allocator says.
@@ -49,7 +49,7 @@ class Dispatch:
             toggles.text("NSA_WINDOW"),
             dtype=self._dtype,
             device=self._device,
-            use_flash=self._cfg.use_flash and not toggles.flag("NSA_SDPA_NO_FLASH"),
+            use_flash=self._cfg.way.use_flash and not toggles.flag("NSA_SDPA_NO_FLASH"),
             triton=triton_asked(toggles, self._config.runtime.use_triton_sel),
             seq_len=self._config.train.seq_len,
         )
@@ -73,24 +73,31 @@ class Dispatch:
             return PathChoice(value="sdpa", reason=self.barred[choice.value])
         return choice
 
-    def put_on(self, model: NSALanguageModel, toggles: ToggleSet) -> tuple[str, str]:
-        """Let every layer run as these toggles choose; returns the two ways.
+    def way(self, toggles: ToggleSet) -> Way:
+        """How attention runs as these toggles choose, by what may be used.
 
         Raises Refused where the selected branch cannot run as asked, NSAError where the window
         cannot.
         """
-        allow_kernels(toggles)
         window = self.window(toggles).value
         try:
             selected = self.selected(toggles).value
         except NSAError as error:
             raise Refused(str(error)) from error
-        for layer in model.attentions():
-            layer.selection_ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-            layer.force_sdpa = forces_sdpa(toggles) or "triton" in (window, selected)
-            layer.window = named_window(window)
-            layer.selected = "triton" if selected == "triton" else "sdpa"
-        return window, selected
+        return self.way_of(toggles, window, selected)
+
+    def way_of(self, toggles: ToggleSet, window: str, selected: str) -> Way:
+        """The same with these two branches run as named; a CPU's own paths are no ways of SDPA's.
+
+        What restricts SDPA's kernels is about SDPA, on any device.
+        """
+        return replace(
+            self._cfg.way,
+            selection_ranges="v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1",
+            force_sdpa=forces_sdpa(toggles) or "triton" in (window, selected),
+            window=_window(window),
+            selected="triton" if selected == "triton" else "sdpa",
+        )
 
 
 def allow_kernels(toggles: ToggleSet) -> None:
@@ -102,8 +109,7 @@ def allow_kernels(toggles: ToggleSet) -> None:
     torch.backends.cuda.enable_math_sdp(others)
 
 
-def named_window(value: str) -> Window:
-    """The way that a choice names; whatever runs on a CPU instead is no way of SDPA's."""
+def _window(value: str) -> Window:
     for name in ("varlen", "triton"):
         if value == name:
             return name
@@ -111,7 +117,7 @@ def named_window(value: str) -> Window:
 
 
 def forces_sdpa(toggles: ToggleSet) -> bool:
-    """A restriction of SDPA's kernels is about the SDPA path, on any device."""
+    """Is something about SDPA's kernels restricted?"""
     return toggles.flag("NSA_SDPA_NO_FLASH") or toggles.flag("NSA_SDPA_FLASH_ONLY")
 
 

@@ -8,49 +8,22 @@ from the first as twice what our own are, or 1e-5; all as root mean squares.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsa.dense import leave, mean_loss
 from nsa.model import Layer, NSALanguageModel
-from nsa.rounding import FLOAT32_SUMS, Gap, error_of
+from nsa.rounding import Gap, error_of
 
-TIMES_OURS = 2.0
 _SEED = 20_240_917
 # The first run of a CUDA graph is a rehearsal, the second records it, the third replays it.
 _RUNS = 3
 
-Call = Callable[..., Sequence[Tensor]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelGap(Gap):
-    """The tensor that is furthest off: its error, and ours, as shares of its root mean square."""
-
-    ours: float
-
-    @classmethod
-    def of(cls, *, what: str, error: float, ours: float) -> Self:
-        """Twice as far off as ours is allowed."""
-        allowed = max(TIMES_OURS * ours, FLOAT32_SUMS)
-        return cls(what=what, error=error, allowed=allowed, ours=ours)
-
-    def __str__(self) -> str:
-        return f"{self.what}: off by {self.error:.3g}, our own by {self.ours:.3g}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """A function of tensors and of a layer's parameters, and what goes into it."""
-
-    name: str
-    call: Callable[[Layer], Call]
-    inputs: tuple[Tensor, ...]
+# A part of the model: a layer and what goes into the part, to what comes out of it.
+Call = Callable[..., Iterable[Tensor]]
 
 
 def compare(
@@ -59,7 +32,7 @@ def compare(
     tokens: tuple[int, int],
     autocast: Callable[[], AbstractContextManager[object]],
     half: torch.dtype | None = None,
-) -> list[KernelGap]:
+) -> list[Gap]:
     """The worst value or gradient of each part of the first layer, and of the loss.
 
     tokens: B and S; half: the type in which products leave their layer under `autocast`.
@@ -76,22 +49,25 @@ def compare(
     # Cut from longer rows, as in a step: the same strides, and so the same compiled graph.
     following = torch.arange(tokens[0] * (tokens[1] + 1), device=device).view(tokens[0], -1)
     following = (following % model.cfg.vocab_size)[:, 1:]
-    loss = mean_loss if dense is None else dense.loss
-    tail = leave if dense is None else dense.leave
+    layers = exact, own, other
+
+    def enter(layer: Layer, x: Tensor) -> Iterable[Tensor]:
+        return layer.attention.project(x, layer.attention_norm).named().values()
+
+    def leaving(layer: Layer, x: Tensor, attended: Tensor) -> Iterable[Tensor]:
+        tail = leave if dense is None or layer is not other else dense.leave
+        return [tail(x, attended, layer.mlp_norm, layer.mlp)]
+
+    def loss(layer: Layer, z: Tensor) -> Iterable[Tensor]:
+        if layer is exact:  # `mean_loss` itself goes down to float32
+            return [-z.log_softmax(-1).gather(-1, following[..., None]).mean()]
+        return [(mean_loss if dense is None or layer is own else dense.loss)(z, following)]
+
     gaps = [
-        _worst(_Part(name="enter", call=_enter, inputs=(x,)), exact, own, other, autocast),
-        _worst(
-            _Part(name="leave", call=lambda one: _leave(one, tail if one is other else leave),
-                  inputs=(x, attended)),
-            exact, own, other, autocast,
-        ),
-        _worst(
-            _Part(name="loss", call=lambda one: _loss(loss if one is other else mean_loss,
-                                                      following, exact=one is exact),
-                  inputs=(logits,)),
-            exact, own, other, nullcontext,  # as the trainer takes it: outside autocast
-        ),
-    ]  # fmt: skip
+        _worst("enter", enter, (x,), layers, autocast),
+        _worst("leave", leaving, (x, attended), layers, autocast),
+        _worst("loss", loss, (logits,), layers, nullcontext),  # as the trainer takes it
+    ]
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()  # the comparison is no part of the training
@@ -104,7 +80,7 @@ def _ours(model: NSALanguageModel, other: Layer) -> Layer:
         layer = Layer(model.cfg)
     layer.to_empty(device=other.mlp_norm.weight.device)
     layer.load_state_dict(other.state_dict())
-    layer.attention.force_sdpa = other.attention.force_sdpa
+    layer.attention.way = other.attention.way
     return layer
 
 
@@ -116,53 +92,37 @@ def _numbers(
     return tuple(torch.randn(*tokens, w, generator=generator, device=device) for w in widths)
 
 
-def _enter(layer: Layer) -> Call:
-    def call(x: Tensor) -> Sequence[Tensor]:
-        return list(layer.attention.project(x, layer.attention_norm).named().values())
-
-    return call
-
-
-def _leave(layer: Layer, tail: Callable[..., Tensor]) -> Call:
-    return lambda x, attended: [tail(x, attended, layer.mlp_norm, layer.mlp)]
-
-
-def _loss(loss: Callable[[Tensor, Tensor], Tensor], following: Tensor, *, exact: bool) -> Call:
-    if exact:  # `mean_loss` itself goes down to float32
-        return lambda z: [-z.log_softmax(-1).gather(-1, following[..., None]).mean()]
-    return lambda logits: [loss(logits, following)]
-
-
 def _worst(
-    part: _Part,
-    exact: Layer,
-    own: Layer,
-    other: Layer,
+    name: str,
+    call: Call,
+    inputs: tuple[Tensor, ...],
+    layers: tuple[Layer, Layer, Layer],
     autocast: Callable[[], AbstractContextManager[object]],
-) -> KernelGap:
-    wide = tuple(tensor.double() for tensor in part.inputs)
-    truth = _run(part.call(exact), wide, exact, nullcontext())
-    ours = _run(part.call(own), part.inputs, own, autocast())
+) -> Gap:
+    """The widest gap of one part, which `layers` compute exactly, as ours and as the others."""
+    exact, own, other = layers
+    truth = _run(call, exact, tuple(x.double() for x in inputs), nullcontext())
+    ours = _run(call, own, inputs, autocast())
     for _ in range(_RUNS):
-        theirs = _run(part.call(other), part.inputs, other, autocast())
+        theirs = _run(call, other, inputs, autocast())
     gaps = [
-        KernelGap.of(
-            what=f"{part.name}, {name}",
-            error=error_of(theirs[name], right).whole,
-            ours=error_of(ours[name], right).whole,
+        Gap.twice(
+            what=f"{name}, {of}",
+            error=error_of(theirs[of], right).whole,
+            ours=error_of(ours[of], right).whole,
         )
-        for name, right in truth.items()
+        for of, right in truth.items()
     ]
     return max(gaps, key=lambda gap: gap.beyond)
 
 
 def _run(
-    call: Call, inputs: Sequence[Tensor], layer: nn.Module, autocast: AbstractContextManager[object]
+    call: Call, layer: Layer, inputs: tuple[Tensor, ...], autocast: AbstractContextManager[object]
 ) -> dict[str, Tensor]:
     """Outputs, and gradients of their sum weighted by fixed numbers, by name."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
     with autocast:
-        found = list(call(*leaves))
+        found = list(call(layer, *leaves))
     named = {f"input {number}": leaf for number, leaf in enumerate(leaves)}
     named |= dict(layer.named_parameters())
     weights = [_weights(out) for out in found]

@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import Any
 
 from nsa import torch_env
-from nsa.config import ModelConfig
+from nsa.config import ModelConfig, Way
+from nsa.config import Path as AttentionPath
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
 from nsa.launch.arms import ArmFile, Block, load_blocks
 from nsa.launch.cli import Flags, parse_flags, toggle_overrides
 from nsa.launch.kernels import triton_asked, why_no_triton, why_not
-from nsa.settings import VOCAB_SIZES, Loaded, TrainerConfig, TrainSection, load_config, refusal
+from nsa.settings import (
+    VOCAB_SIZES,
+    Loaded,
+    Share,
+    TrainerConfig,
+    TrainSection,
+    load_config,
+    refusal,
+)
 from nsa.toggles import (
     ToggleSet,
     contradictions,
@@ -86,6 +95,17 @@ class LaunchPlan:
         return train.batch_size * train.accumulate_grad_batches * train.seq_len
 
     @property
+    def share(self) -> Share:
+        """What this rank reads of the data."""
+        return Share(
+            seq_len=self.config.train.seq_len,
+            batch_size=self.per_rank_batch,
+            rank=self.place.rank,
+            world_size=self.place.world_size,
+            seed=self.config.train.seed,
+        )
+
+    @property
     def checkpointing(self) -> tuple[bool, str]:
         """Is gradient checkpointing in force, and why."""
         if not self.config.runtime.gradient_checkpointing:
@@ -95,7 +115,7 @@ class LaunchPlan:
         return True, "runtime.gradient_checkpointing is true"
 
     @property
-    def attention_path(self) -> tuple[str, str]:
+    def attention_path(self) -> tuple[AttentionPath, str]:
         """How attention runs, and why."""
         if self.toggles.flag("NSA_PREFILL_BATCHED"):
             return "batched", "NSA_PREFILL_BATCHED=1"
@@ -110,9 +130,11 @@ class LaunchPlan:
             attention=config.attention(),
             mlp_ratio=config.model.mlp_ratio,
             tie_embeddings=config.model.tie_embeddings,
-            path="batched" if self.attention_path[0] == "batched" else "sequential",
-            selection_ranges="v2" if self.toggles.flag("NSA_SEL_RANGES_V2") else "v1",
-            use_flash=config.runtime.use_flash,
+            way=Way(
+                path=self.attention_path[0],
+                selection_ranges="v2" if self.toggles.flag("NSA_SEL_RANGES_V2") else "v1",
+                use_flash=config.runtime.use_flash,
+            ),
             gradient_checkpointing=self.checkpointing[0],
         )
 

@@ -86,7 +86,7 @@ def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool)
     if grouped:
         # torch looks when it makes the process group, or when it dumps.
         prefix = str(run_dir / contract.NCCL_FLIGHTS.stem)
-        os.environ.update(torch_env.flight_dumps(prefix, torch_env.installed_torch()))
+        os.environ.update(torch_env.flight_dumps(prefix))
     return open_stackdump(run_dir, place.rank)
 
 

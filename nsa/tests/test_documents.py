@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 from nsa.data.open import open_source
-from nsa.data.source import DataError, Source
+from nsa.data.source import DEPTH, DataError, Source
 from nsa.data.text import FinewebCorpus
-from nsa.settings import DataSection
+from nsa.settings import DataSection, Share
 
 SEQ_LEN, ROWS = 16, 2
 # What a text may hold that is easily taken for something else: both cases of every letter, signs,
@@ -29,6 +30,10 @@ SIGNS = (
     "".join(map(chr, range(33, 127))) + "\u00a0ÄäÉe\u0301ßﬁ…“”‘ıİΩµ１²\u200b\ufeff\u2028😀\t\v  "
 )
 HELD_OUT_BATCHES, RANKS = 3, (1, 2, 3)
+# The reader looks every half second whether it is to end.
+SLOW_STEP_S = 0.8
+# Not what the config says by itself: another text stands there.
+FIELD = "body"
 # Where documents lie, in the order of reading: files by name, folders among them.
 FILES = ["a.jsonl", "b/a.txt"]
 if find_spec("pyarrow"):
@@ -72,7 +77,8 @@ def write(path: Path, documents: Sequence[str], *, row_group: int = ROW_GROUP) -
     """A file of these documents in the form that its name tells."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
-        lines = (json.dumps({"text": text}) + "\n" for text in documents)
+        records = ({"text": f"no {n}", FIELD: text} for n, text in enumerate(documents))
+        lines = (json.dumps(record) + "\n" for record in records)
         path.write_text("".join(lines), "utf-8")
     elif path.suffix == ".txt":
         path.write_text("\n".join(documents), "utf-8")
@@ -87,7 +93,7 @@ def write_parquet(path: Path, documents: Sequence[str], row_group: int) -> None:
 
     middle = len(documents) // 2
     rows = [*documents[:middle], None, *documents[middle:]]
-    table = pyarrow.table({"url": [f"no {n}" for n in range(len(rows))], "text": rows})
+    table = pyarrow.table({"text": [f"no {n}" for n in range(len(rows))], FIELD: rows})
     parquet.write_table(table, path, row_group_size=row_group)
     groups = parquet.ParquetFile(path).metadata
     sizes = [groups.row_group(n).num_rows for n in range(groups.num_row_groups)]
@@ -141,17 +147,39 @@ def opened(
     corpus: Path, rank: int, ranks: int, seq_len: int = SEQ_LEN, dataset: str = "local"
 ) -> Source:
     return open_source(
-        DataSection(local_path=str(corpus), tokenizer="byte"),
-        dataset=dataset,
-        seq_len=seq_len,
-        batch_size=ROWS,
-        rank=rank,
-        world_size=ranks,
-        seed=1,
+        DataSection(dataset=dataset, local_path=str(corpus), text_field=FIELD, tokenizer="byte"),
+        Share(seq_len=seq_len, batch_size=ROWS, rank=rank, world_size=ranks),
     )
 
 
+class Stream:
+    """What the client of a stream gives: records, and the place of the last one."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[dict[str, str | None]]:
+        every: list[str | None] = [*texts()]
+        # A row without a text is no document.
+        for text in [*every[:9], None, *every[9:]][self.read :]:
+            self.read += 1
+            yield {"text": text}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.read = state["read"]
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream is one of these."""
+    monkeypatch.setattr(FinewebCorpus, "_open", lambda _: Stream())
+
+
 SHARES = [(rank, ranks) for ranks in RANKS for rank in range(ranks)]
+READERS = [("local", 1, 2), ("fineweb_edu", 0, 1)]
 
 
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)
@@ -216,6 +244,35 @@ def test_evaluation_reads_what_is_held_out_and_the_same_each_time(
         source.close()
 
 
+@pytest.mark.parametrize(("dataset", "rank", "ranks"), READERS)
+def test_training_reads_on_beside_an_evaluation(
+    streamed: None, corpus: Path, dataset: str, rank: int, ranks: int
+) -> None:
+    """What is read ahead hides for some batches that an evaluation has moved the reader."""
+    documents = documents_of(rank, ranks, held_out=False)
+    source = opened(corpus, rank, ranks, dataset=dataset)
+    try:
+        for number, wanted in enumerate(batches_of(documents, epoch_batches(documents))):
+            if number == 2:
+                list(source.validation(HELD_OUT_BATCHES))
+            assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
+    finally:
+        source.close()
+
+
+def test_what_is_read_ahead_waits_for_a_slow_step(corpus: Path) -> None:
+    """A step of a large model takes longer than any time after which a reader may give up."""
+    documents = documents_of(0, 1, held_out=False)
+    source = opened(corpus, 0, 1)
+    try:
+        for number, wanted in enumerate(batches_of(documents, 3 * DEPTH)):
+            assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
+            if number == 0:
+                sleep(SLOW_STEP_S)
+    finally:
+        source.close()
+
+
 def test_evaluation_is_the_same_wherever_training_is(corpus: Path) -> None:
     """Behind half of the documents, and where another run goes on from there."""
     half = epoch_batches(documents_of(1, 2, held_out=False)) // 2
@@ -233,25 +290,7 @@ def test_evaluation_is_the_same_wherever_training_is(corpus: Path) -> None:
         second.close()
 
 
-class Stream:
-    """What the client of a stream gives: records, and the place of the last one."""
-
-    def __init__(self) -> None:
-        self.read = 0
-
-    def __iter__(self) -> Iterator[dict[str, str | None]]:
-        every: list[str | None] = [*texts()]
-        # A row without a text is no document.
-        for text in [*every[:9], None, *every[9:]]:
-            self.read += 1
-            yield {"text": text}
-
-    def state_dict(self) -> dict[str, int]:
-        return {"read": self.read}
-
-
-def test_a_stream_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(FinewebCorpus, "_open", lambda _: Stream())
+def test_a_stream_is_read_as_it_comes(streamed: None, tmp_path: Path) -> None:
     documents = documents_of(0, 1, held_out=False)
     source = opened(tmp_path, 0, 1, dataset="fineweb_edu")
     try:
@@ -261,13 +300,16 @@ def test_a_stream_is_read_as_it_comes(monkeypatch: pytest.MonkeyPatch, tmp_path:
         source.close()
 
 
-def test_reading_goes_on_where_a_checkpoint_was_written(corpus: Path) -> None:
+@pytest.mark.parametrize(("dataset", "rank", "ranks"), READERS)
+def test_reading_goes_on_where_a_checkpoint_was_written(
+    streamed: None, corpus: Path, dataset: str, rank: int, ranks: int
+) -> None:
     """Over the end of an epoch, too."""
-    documents = documents_of(1, 2, held_out=False)
+    documents = documents_of(rank, ranks, held_out=False)
     count = epoch_batches(documents)
     wanted = list(batches_of(documents, count))
     for stop in (1, count // 3, count - 2):
-        first, second = opened(corpus, 1, 2), opened(corpus, 1, 2)
+        first, second = (opened(corpus, rank, ranks, dataset=dataset) for _ in range(2))
         try:
             for _ in range(stop):
                 position = first.fetch().position
@@ -299,7 +341,7 @@ def test_reading_does_not_go_on_in_other_files(corpus: Path, tmp_path: Path) -> 
 
 def test_a_line_that_is_damaged_is_no_blank_one(tmp_path: Path) -> None:
     """What a training lacks is told, with its place, and not left out."""
-    lines = [json.dumps({"text": f"document {number}. " * 20}) for number in range(8)]
+    lines = [json.dumps({FIELD: f"document {number}. " * 20}) for number in range(8)]
     lines[5] = lines[5][:-7]
     file = tmp_path / "torn.jsonl"
     file.write_text("\n".join(lines) + "\n")

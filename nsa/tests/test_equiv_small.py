@@ -9,6 +9,7 @@ import torch
 
 import nsa
 from nsa.attention import nsa_attention, select_blocks
+from nsa.config import Way
 from nsa.tests import maths, pieces
 
 PATHS = ("reference", "sequential", "batched")
@@ -21,7 +22,7 @@ LOOKED_AT = (1027, 1437, 2048, 2611, 3350, 4100)
 
 
 def _run(x: maths.Inputs, cfg: nsa.NSAConfig, path: str) -> dict[str, torch.Tensor]:
-    out = nsa_attention(**x, cfg=cfg, path=path)
+    out = nsa_attention(**x, cfg=cfg, way=Way(path=path))
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device)
     grads = torch.autograd.grad((out * weight.view_as(out)).sum(), list(x.values()))
     found = {"out": out, **{f"grad {n}": g for n, g in zip(x, grads, strict=True)}}
@@ -76,7 +77,7 @@ def test_a_long_sequence_equals_the_equations_where_it_is_looked_at() -> None:
     wanted = torch.autograd.grad((truth.flatten() * weight).sum(), list(leaves.values()))
     found = select_blocks(x["q"], x["k_cmp"], cfg)[0, places, 0].tolist()
     assert found == [groups[0] for groups in chosen[0]]
-    out = nsa_attention(**x, cfg=cfg, path="batched")[:, places]
+    out = nsa_attention(**x, cfg=cfg)[:, places]
     grads = torch.autograd.grad((out.flatten() * weight.to(out)).sum(), list(x.values()))
     pairs = {"out": (out, truth), **dict(zip(x, zip(grads, wanted, strict=True), strict=True))}
     for name, (value, exact) in pairs.items():

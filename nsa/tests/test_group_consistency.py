@@ -12,6 +12,7 @@ import torch
 
 import nsa
 from nsa.attention import nsa_attention, select_blocks
+from nsa.config import Way
 from nsa.tests import maths
 
 SEQ_LEN = 61
@@ -23,7 +24,7 @@ def _attended(path: str) -> tuple[torch.Tensor, torch.Tensor]:
     cfg = nsa.NSAConfig(**maths.SMALL)
     x = maths.random_inputs(maths.SMALL, 1, SEQ_LEN, seed=3, dtype=torch.float64)
     rows = {n: v.detach().repeat_interleave(SEQ_LEN, 0).requires_grad_() for n, v in x.items()}
-    return nsa_attention(**rows, cfg=cfg, path=path), rows["v_sel"]
+    return nsa_attention(**rows, cfg=cfg, way=Way(path=path)), rows["v_sel"]
 
 
 @cache
@@ -84,7 +85,7 @@ def test_of_equal_scores_the_lower_blocks_are_read(path: str) -> None:
     x = maths.random_inputs(shape, 1, TIED[-1] + 1, seed=3, dtype=torch.float32)
     with torch.no_grad():
         x["k_cmp"].zero_()
-    out = nsa_attention(**x, cfg=cfg, path=path)
+    out = nsa_attention(**x, cfg=cfg, way=Way(path=path))
     chosen = select_blocks(x["q"], x["k_cmp"], cfg)[0, :, 0].tolist()
     for t in TIED:
         (grad,) = torch.autograd.grad(out[0, t, 0].sum(), x["v_sel"], retain_graph=True)

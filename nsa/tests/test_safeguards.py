@@ -55,21 +55,13 @@ def trainer(folder: Path, *settings: str, precision: str = "fp32", save_every: i
     settings = (f"train.save_every={save_every}", "train.grad_clip=1.0", *settings)
     words = [word for setting in settings for word in ("--set", setting)]
     plan = plan_launch(["--config", str(file), "--ddp", "0", *words], SCALED)
-    ranks, train = start_ranks(plan, choose_device(plan)), plan.config.train
+    ranks = start_ranks(plan, choose_device(plan))
     beat = Heartbeat(rank=0, token="5afe")
     beat.open(folder)
     return Loop(
         plan,
         engine=Engine(plan, ranks),
-        source=open_source(
-            plan.config.data,
-            dataset="synthetic",
-            seq_len=train.seq_len,
-            batch_size=plan.per_rank_batch,
-            rank=0,
-            world_size=1,
-            seed=train.seed,
-        ),
+        source=open_source(plan.config.data, plan.share),
         tables=Tables(folder, rank=0, csv=True, aux=True, board=False),
         heartbeat=beat,
         termination=Termination(),
@@ -345,10 +337,16 @@ def check_goes_on(folder: Path, source: Path, whole: tuple[Path, dict[str, Any]]
 
 
 def test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none(
-    whole: tuple[Path, dict[str, Any]],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What keeps the best one reads it there."""
-    folder, _ = whole
+    """What keeps the best one reads it there: the mean of all ranks, not this one's own."""
+
+    def with_another(_: Ranks, own: list[float]) -> list[float]:
+        """The other rank raises no flag, and each of its batches is 3 nats worse."""
+        return own if len(own) == 1 else [2 * own[0] + 3 * own[1], 2 * own[1]]
+
+    monkeypatch.setattr(Ranks, "sum", with_another)
+    folder, _ = launch(tmp_path / "run")
     losses = {row["step"]: row["loss"] for row in rows(folder, "val.csv")}
     told = {
         step: json.loads((folder / f"checkpoints/step_{step}/checksums.json").read_text())
@@ -358,6 +356,21 @@ def test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none(
     evaluated = {step: facts["val_loss"] for step, facts in told.items() if step in losses}
     assert evaluated == pytest.approx(losses, rel=1e-6)
     assert {facts["val_loss"] for step, facts in told.items() if step not in losses} == {None}
+
+
+def test_a_checkpoint_goes_only_once_the_next_one_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that dies while it saves has the one before."""
+    write, there = checkpoint.write_json, []
+
+    def last_of_a_save(*words: Any) -> None:
+        there.append(kept(tmp_path))
+        write(*words)
+
+    monkeypatch.setattr(checkpoint, "write_json", last_of_a_save)
+    assert trainer(tmp_path, "train.keep_last=1").run().code == SUCCESS
+    assert there == [[], *([step] for step in range(1, STEPS))]
 
 
 def facts_of(folder: Path) -> dict[str, Any]:

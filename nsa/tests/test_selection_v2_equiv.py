@@ -13,6 +13,7 @@ import nsa
 from nsa.attention import nsa_attention, ranges_v1, ranges_v2, select_blocks
 from nsa.attention.selection import group_queries
 from nsa.attention.token import attend_selected
+from nsa.config import Way
 from nsa.tests import maths
 from nsa.toggles import parse_toggles
 
@@ -184,7 +185,7 @@ def test_equivalence_in_attention(pattern: str, path: str) -> None:
     """Whole attention that selects the pattern by itself: v1 and v2 give the same numbers."""
     x, found = _steered(pattern), []
     for version in ("v1", "v2"):
-        out = nsa_attention(**x, cfg=CFG, path=path, selection_ranges=version)
+        out = nsa_attention(**x, cfg=CFG, way=Way(path=path, selection_ranges=version))
         found.append([out, *torch.autograd.grad(out.square().sum(), list(x.values()))])
     for name, a, b in zip(("output", *x), *found, strict=True):
         assert torch.equal(a, b), f"{pattern}, {path}: {name} differs"

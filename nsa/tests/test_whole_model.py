@@ -7,6 +7,7 @@ NumPy: it has no gradients, so the trainer's are held against differences of the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, cached_property
 from itertools import combinations
 from pathlib import Path
@@ -375,12 +376,16 @@ def test_a_slice_of_a_layer_is_enough(case: str, folder: Path) -> None:
     assert distance(out[:1, at + 1 - (at == LONG - 1)], found.out) > MATTERS
 
 
-def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike() -> None:
+@pytest.mark.parametrize("rows", ["few rows", "as many rows as in production"])
+def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike(rows: str) -> None:
     """Deviation 0.02; of what writes into the residual stream 0.02 / sqrt(2 layers), as in GPT-2.
 
     All within six standard errors of a sample.
     """
     cfg = built.config("mlp, own head")
+    if rows != "few rows":
+        heads = replace(cfg.attention, n_heads=24, d_k=64, d_v=64)
+        cfg = replace(cfg, vocab_size=4096, mlp_ratio=128.0, attention=heads)
     drawn = {
         name: part.weight.detach().double().flatten().numpy()
         for name, part in NSALanguageModel(cfg).named_modules()
@@ -395,6 +400,12 @@ def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike() -> N
         size = min(left.size, right.size)
         alike = np.corrcoef(left[:size], right[:size])[0, 1]
         assert abs(alike) < 6 / np.sqrt(size), f"{one} and {other}"
+    # Numbers that are used twice, wherever they lie, agree with themselves at some distance: by
+    # chance all products at one of n distances are so large with 1e-9.
+    whole = np.concatenate([weight / weight.std() for weight in drawn.values()])
+    products = np.fft.irfft(np.abs(np.fft.rfft(whole, 2 * whole.size)) ** 2)[1 : whole.size]
+    most = np.sqrt(2 * whole.size * np.log(2e9 * whole.size))
+    assert np.abs(products).max() < most, "some weights are parts of the numbers of others"
 
 
 def test_no_two_rows_or_columns_of_a_weight_begin_alike() -> None:

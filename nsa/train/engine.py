@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,20 +17,20 @@ from nsa.data.source import Batch
 from nsa.dense import Dense, mean_loss
 from nsa.kernels import compiled, liger
 from nsa.kernels import cuda_graphs as replay
-from nsa.kernels.dispatch import Dispatch
-from nsa.kernels.kernel_check import KernelGap, compare
+from nsa.kernels.dispatch import Dispatch, allow_kernels
+from nsa.kernels.kernel_check import compare
 from nsa.launch.kernels import other_kernels, why_not
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
+from nsa.rounding import Gap
 from nsa.toggles import ToggleSet
 from nsa.train.clock import StepClock
 from nsa.train.ddp import Wrapped
 from nsa.train.optimizer import is_fused, learning_rate, new_optimizer, switched
 
-# Toggles that a recording of the layers depends on.
+# Toggles that a recording of the layers depends on, beside the way of attention.
 _IN_A_RECORDING = (
-    "NSA_SEL_RANGES_V2",
     "NSA_COMPILE",
     "NSA_LIGER",
     "NSA_SDPA_FLASH_ONLY",
@@ -72,15 +72,15 @@ class Engine:
         self.wrapped: Wrapped | None = None
         self.dispatch = Dispatch(plan, self.model.cfg, dtype=self.dtype, device=self.device)
         self.dense: Dense | None = None
-        self.gaps: list[KernelGap] = []
+        self.gaps: list[Gap] = []
         self.on_loss: Callable[[Tensor], None] | None = None
         self.before_clipping: Callable[[], None] | None = None
         self._made: dict[str, Dense] = {}
-        self._agreed: dict[tuple[str, bool], list[KernelGap]] = {}
+        self._agreed: dict[tuple[str, bool], list[Gap]] = {}
         self._kept: list[RemovableHandle] = []
         self.compiled_graphs = False
         self._recorded: tuple[object, ...] = ()
-        self.replay_gap: replay.ReplayGap | None = None
+        self.replay_gap: Gap | None = None
 
     def configure(self, toggles: ToggleSet) -> None:
         """Put the toggles of a block in force: kernels, ranges, dense parts, optimizer, DDP.
@@ -88,7 +88,8 @@ class Engine:
         Raises Refused where the dense parts or the selected branch cannot run as asked here, or the
         former give other numbers.
         """
-        ways = self.dispatch.put_on(self.model, toggles)
+        allow_kernels(toggles)
+        self.model.attend_by(self.dispatch.way(toggles))
         self._use_dense(toggles)
         fused = toggles.flag("NSA_OPT_FUSED")
         if is_fused(self.optimizer) != fused:
@@ -97,7 +98,7 @@ class Engine:
             )
         if self.wrapped is not None:
             self.wrapped.take_off()
-        self._record(toggles, *ways)
+        self._record(toggles)
         self.wrapped = Wrapped(self.model, self.ranks, toggles)
         train = self.plan.config.train
         if train.accumulate_grad_batches > 1:
@@ -109,6 +110,11 @@ class Engine:
     def dtype(self) -> torch.dtype:
         """The type of attention's inputs."""
         return _AUTOCAST.get(self.plan.config.runtime.precision, torch.float32)
+
+    @property
+    def uses_ddp(self) -> bool:
+        """Is the model wrapped in DDP?"""
+        return self.wrapped is not None and self.wrapped.ddp is not None
 
     @property
     def holds_parameters(self) -> bool:
@@ -150,7 +156,7 @@ class Engine:
         liger.use(self.model, with_liger)
         self.compiled_graphs = mode == "graphs"
 
-    def _record(self, toggles: ToggleSet, *ways: str) -> None:
+    def _record(self, toggles: ToggleSet) -> None:
         """Record the layers where asked, and keep gradients out of the memory of graphs.
 
         Raises Refused where a replay gives other numbers than the kernels launched one by one.
@@ -169,7 +175,7 @@ class Engine:
                 "recording does not; switch one of the two off"
             )
         # What a recording depends on; a block that changes none of it keeps the recording.
-        asked = (*ways, *(toggles.values[name] for name in _IN_A_RECORDING))
+        asked = (self.dispatch.way(toggles), *(toggles.values[name] for name in _IN_A_RECORDING))
         if asked == self._recorded:
             return
         self.model.recording = None
@@ -189,7 +195,7 @@ class Engine:
                 f"NSA_CUDA_GRAPHS=1: does not give what the host gives ({gap}); set it to 0"
             )
 
-    def compare_replay(self) -> replay.ReplayGap:
+    def compare_replay(self) -> Gap:
         """A replayed pass held against the same pass launched by the host."""
         tokens = (self.plan.per_rank_batch, self.plan.config.train.seq_len)
 
@@ -203,16 +209,13 @@ class Engine:
 
     def _exact_loss(self, tokens: Tensor) -> Tensor:
         """The loss in float32 throughout: branches by masks, no autocast, no TF32."""
-        attentions = self.model.attentions()
-        ways = [(layer.window, layer.selected) for layer in attentions]
-        for layer in attentions:
-            layer.window, layer.selected = "masked", "sdpa"
+        way = self.model.attentions()[0].way
+        self.model.attend_by(replace(way, window="masked", selected="sdpa"))
         try:
             with full_float32():
                 return mean_loss(self.model(tokens[:, :-1]), tokens[:, 1:])
         finally:
-            for layer, (window, selected) in zip(attentions, ways, strict=True):
-                layer.window, layer.selected = window, selected
+            self.model.attend_by(way)
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of forward passes; master weights stay in fp32."""

@@ -215,13 +215,13 @@ class _Session:
         """
         data = self.plan.config.data
         if data.dataset in ("synthetic", "markov"):
-            return self._open_source(ranks, data.dataset), None
+            return self._open_source(data.dataset), None
         self.beat.phase = Phase.DATA
         self.beat.write(Event.DATA_START)
         resuming = self.plan.flags.resume is not None
         problem: Exception | None = None
         try:
-            source = self._open_source(ranks, data.dataset)
+            source = self._open_source(data.dataset)
             first = None if resuming else source.fetch()
         except (DataError, DataStallError) as error:
             if not data.synthetic_on_fail:
@@ -232,20 +232,12 @@ class _Session:
         text = f"SYNTHETIC DATA instead of {data.dataset} (--synthetic-on-fail): {problem}"
         self.notes.append(text)
         say(f"[data] {text}", rank=ranks.rank)
-        return self._open_source(ranks, "synthetic"), None
+        return self._open_source("synthetic"), None
 
-    def _open_source(self, ranks: Ranks, dataset: str) -> Source:
+    def _open_source(self, dataset: str) -> Source:
         self.dataset_used = dataset
-        train = self.plan.config.train
-        return open_source(
-            self.plan.config.data,
-            dataset=dataset,
-            seq_len=train.seq_len,
-            batch_size=self.plan.per_rank_batch,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            seed=train.seed,
-        )
+        data = self.plan.config.data.model_copy(update={"dataset": dataset})
+        return open_source(data, self.plan.share)
 
     def _resume(self, engine: Engine, source: Source, path: Path) -> int:
         restored = restore.load(path, engine)

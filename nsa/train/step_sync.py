@@ -7,7 +7,6 @@ synchronization.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -100,20 +99,13 @@ def post(
     saved: bool,
 ) -> Posted:
     """Start the step's collective. `strict_norm`: a non-finite norm counts as non-finite too."""
+    finite = torch.isfinite(loss)
+    all_finite = finite & torch.isfinite(norm) if strict_norm else finite
+    flags = torch.tensor([halt, terminate, saved], dtype=torch.float64)
     if ranks.device.type == "cuda":
-        finite = torch.isfinite(loss)
-        if strict_norm:
-            finite = finite & torch.isfinite(norm)
-        told = [float(halt), float(terminate), float(saved)]
-        flags = torch.tensor(told, dtype=torch.float64).pin_memory()
-        mine = (~torch.isfinite(loss)).double() * _bit(ranks)
-        seen = torch.stack([loss.double(), norm.double(), (~finite).double(), mine])
-        values = torch.cat([seen, flags.to(ranks.device, non_blocking=True)])
-    else:
-        loss_value, norm_value = loss.item(), norm.item()
-        bad = not math.isfinite(loss_value) or (strict_norm and not math.isfinite(norm_value))
-        bit = 0.0 if math.isfinite(loss_value) else _bit(ranks)
-        told = [loss_value, norm_value, bad, bit, halt, terminate, saved]
-        values = torch.tensor(told, dtype=torch.float64)
+        flags = flags.pin_memory().to(ranks.device, non_blocking=True)
+    mine = (~finite).double() * _bit(ranks)
+    seen = torch.stack([loss.double(), norm.double(), (~all_finite).double(), mine])
+    values = torch.cat([seen, flags])
     work = dist.all_reduce(values, async_op=True) if ranks.world_size > 1 else None
     return Posted(values, work, ranks.world_size)

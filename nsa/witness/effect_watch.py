@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from nsa.launch.heartbeat import Heartbeat
 from nsa.launch.kernels import other_kernels
 from nsa.launch.output import say, write_json
 from nsa.launch.plan import AUDITED
-from nsa.witness.effects import Seen, judge_all
+from nsa.witness.effects import ABOUT_NODES, Seen, judge_all
 from nsa.witness.profiling import StepProfiler, torch_profiler
 
 if TYPE_CHECKING:
@@ -163,8 +163,8 @@ class BlockEvidence:
         self._update: OperatorCount | None = None
         self._audit: KernelAudit | None = None
         self._steps, self.emitted = 0, False
-        self._nodes: Counter[str] | None = None
-        self._replayed: Counter[str] | None = None
+        # Of the first two steps' losses, by how many steps came before.
+        self._graphs: dict[int, Counter[str]] = {}
         self._layer_calls, self._call_hook = 0, ExitStack()
         wanted = any(block.toggles.flag(name) for name in AUDITED)
         # torch has one profiler: two at once crash the process.
@@ -185,20 +185,20 @@ class BlockEvidence:
         if self.counts:
             return self._first()
         if self._steps == 1 and self.block.toggles.is_set("NSA_CUDA_GRAPHS"):
-            return self._looking(self._look_at_replays)
+            return self._looking()
         return nullcontext()
 
     @contextmanager
-    def _looking(self, look: Callable[[Tensor], None]) -> Iterator[None]:
-        """Show `look` the loss of the enclosed pass."""
-        self.engine.on_loss = look
+    def _looking(self) -> Iterator[None]:
+        """Note the graph of the enclosed pass's loss."""
+        self.engine.on_loss = self._look
         try:
             yield
         finally:
             self.engine.on_loss = None
 
-    def _look_at_replays(self, loss: Tensor) -> None:
-        self._replayed = backward_nodes(loss)
+    def _look(self, loss: Tensor) -> None:
+        self._graphs[self._steps] = backward_nodes(loss)
 
     def _called(self, _layer: nn.Module, _inputs: object) -> None:
         self._layer_calls += 1
@@ -212,17 +212,10 @@ class BlockEvidence:
             counts = stack.enter_context(count_ranges())
             if self._audit is not None:
                 stack.enter_context(self._audit.watch())
-            if self._looks_back:
-                stack.enter_context(self._looking(self._look_back))
+            if any(self.block.toggles.is_set(name) for name in ABOUT_NODES):
+                stack.enter_context(self._looking())
             yield
         self._ranges = counts
-
-    @property
-    def _looks_back(self) -> bool:
-        return any(self.block.toggles.is_set(name) for name in ("NSA_COMPILE", "NSA_LIGER"))
-
-    def _look_back(self, loss: Tensor) -> None:
-        self._nodes = backward_nodes(loss)
 
     def judge_steps(self, compiled_in_steps: int) -> None:
         """The block is over: a graph that was compiled in its timed steps spoils their times."""
@@ -244,8 +237,7 @@ class BlockEvidence:
         self._call_hook.close()
         if self.emitted or self._steps < 2:
             return False
-        grouped = self.engine.wrapped is not None and self.engine.wrapped.ddp is not None
-        if grouped and self._steps < _EVIDENCE_STEPS and not self._buckets():
+        if self.engine.uses_ddp and self._steps < _EVIDENCE_STEPS and not self._buckets():
             return False
         self.emit()
         return True
@@ -283,8 +275,8 @@ class BlockEvidence:
             kernels=self._audit.kernels() if self._audit else None,
             wire=wire,
             running=self.running,
-            nodes=self._nodes,
-            replayed=self._replayed,
+            nodes=self._graphs.get(0),
+            replayed=self._graphs.get(1),
             layer_calls=self._layer_calls,
         )
 

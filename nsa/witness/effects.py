@@ -15,11 +15,10 @@ import torch
 
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
-from nsa.attention.triton.selected.operators import RANGES_OPERATOR, SELECTED_OPERATOR
-from nsa.attention.triton.window.operators import WINDOW_OPERATOR
+from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
-from nsa.contract import SELECTION_RANGES, TIMEOUT_TOLERANCE_S
+from nsa.contract import ATTEND_RANGE, SELECTION_RANGES, TIMEOUT_TOLERANCE_S, WIN_RANGE
 from nsa.kernels import liger
 from nsa.kernels.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
 from nsa.kernels.cuda_graphs import REPLAYED_NODE
@@ -28,6 +27,7 @@ from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
 
 if TYPE_CHECKING:
+    from nsa.train.ddp import Wrapped
     from nsa.train.engine import Engine
 
 Evidence = tuple[bool | None, Any]
@@ -47,6 +47,10 @@ ALWAYS = (
     "NSA_DDP_BUCKET_MB",
     "NSA_DDP_COMPRESS",
 )
+# What has an effect only when it is on, what is a setting of DDP, and what the loss's graph shows.
+_NOTHING_WHEN_OFF = ("NSA_SDPA_AUDIT", "NSA_USE_FA2", "NSA_NVTX", "NSA_DDP_SAFE_MODE")
+_ABOUT_DDP = ("NSA_DDP_BUCKET_MB", "NSA_DDP_STATIC_GRAPH", "NSA_DDP_FIND_UNUSED")
+ABOUT_NODES = ("NSA_COMPILE", "NSA_LIGER")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,13 @@ class Seen:
     replayed: Mapping[str, int] | None = None
     layer_calls: int = 0
 
+    @property
+    def wrapped(self) -> Wrapped:
+        """The model in its wrapper, where the toggle is one of `_ABOUT_DDP`."""
+        if self.engine.wrapped is None:
+            raise RuntimeError("configure() comes before the first step")
+        return self.engine.wrapped
+
 
 def judge_all(seen: Seen) -> list[tuple[str, bool | None, Any]]:
     """(toggle, took_effect, evidence) for every toggle that was set, and for `ALWAYS`.
@@ -87,6 +98,12 @@ def _judge(name: str, seen: Seen) -> Evidence:
         return None, f"read by the {TOGGLES[name].reader}, not by the trainer"
     if name in seen.running:
         return _running(name, seen)
+    if name in _NOTHING_WHEN_OFF and not seen.toggles.flag(name):
+        return True, "off"
+    if name in _ABOUT_DDP and not seen.engine.uses_ddp:
+        return False, "no DDP in this launch"
+    if name in ABOUT_NODES and seen.nodes is None:
+        return None, "no forward pass was looked at"
     rule = _RULES.get(name)
     # What nobody looks at is not proven: that the toggle was read says nothing about its effect.
     return rule(seen) if rule is not None else (None, "unproven: nothing here shows its effect")
@@ -113,8 +130,9 @@ def _ranges(seen: Seen) -> Evidence:
     """The range's name is what code calls itself; v1 is loops in Python, v2 torch or one kernel."""
     names = sorted(set(SELECTION_RANGES.values()) & set(seen.ranges.entered))
     asked: Ranges = "v2" if seen.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
-    operators = [round(seen.ranges.operators[n] / seen.ranges.entered[n], 1) for n in names]
-    in_one = RANGES_OPERATOR in seen.ranges.in_ranges
+    inside, entered = seen.ranges.inside, seen.ranges.entered
+    operators = [round(inside[name].total() / entered[name], 1) for name in names]
+    in_one = any(RANGES_OPERATOR in inside[name] for name in names)
     ran = ["v2" if in_one or count >= _VECTORIZED else "v1" for count in operators]
     vectorized = _needs_no_host(seen.engine.model.cfg.attention, asked)
     evidence = {
@@ -159,9 +177,7 @@ def _fused(seen: Seen) -> Evidence:
 
 
 def _bucket(seen: Seen) -> Evidence:
-    wrapped = seen.engine.wrapped
-    if wrapped is None or wrapped.ddp is None:
-        return False, "no DDP in this launch"
+    wrapped = seen.wrapped
     buckets = wrapped.buckets()
     if buckets is None:
         return False, "DDP has not rebuilt its buckets: too few steps"
@@ -178,24 +194,21 @@ def _bucket(seen: Seen) -> Evidence:
 
 def _compress(seen: Seen) -> Evidence:
     asked = seen.toggles.text("NSA_DDP_COMPRESS")
-    wrapped = seen.engine.wrapped
-    if wrapped is None or wrapped.ddp is None:
+    if not seen.engine.uses_ddp:
         return asked == "off", "no DDP in this launch: nothing on the wire"
+    wrapped = seen.wrapped
     if asked == "off":
         return wrapped.wire is None, {"hook": None}
-    # Once a step, however many micro-batches it has: each gradient is sent when its sum is there.
+    # How often a step sends them is another matter, which the reader holds against this.
     once = sum(p.numel() * p.element_size() for p in wrapped.module.parameters() if p.requires_grad)
     evidence = {"hook": asked, **(seen.wire or {}), "bytes_of_gradients": once}
     before, after = (int(evidence.get(name, 0)) for name in ("bytes_before", "bytes_after"))
-    return after < before == once * int(evidence.get("steps", 0)), evidence
+    return after < before, evidence
 
 
 def _ddp_fact(key: str, toggle: str) -> Callable[[Seen], Evidence]:
     def rule(seen: Seen) -> Evidence:
-        wrapped = seen.engine.wrapped
-        if wrapped is None or wrapped.ddp is None:
-            return False, "no DDP in this launch"
-        facts = wrapped.facts()
+        facts = seen.wrapped.facts()
         return facts[key] == seen.toggles.flag(toggle), facts
 
     return rule
@@ -238,8 +251,6 @@ def _sdpa(toggle: str) -> Callable[[Seen], Evidence]:
 
 
 def _audit(seen: Seen) -> Evidence:
-    if not seen.toggles.flag("NSA_SDPA_AUDIT"):
-        return True, "off"
     if seen.kernels is None:
         return None, "the audit runs on rank 0"
     return "none" not in seen.kernels.values(), dict(seen.kernels)
@@ -247,7 +258,7 @@ def _audit(seen: Seen) -> Evidence:
 
 def _window(seen: Seen) -> Evidence:
     """The operator inside the branch's range is what ran, whatever was chosen."""
-    asked, ran = seen.toggles.text("NSA_WINDOW"), seen.ranges.in_window
+    asked, ran = seen.toggles.text("NSA_WINDOW"), seen.ranges.inside[WIN_RANGE]
     kernels = {VARLEN_OPERATOR: "varlen", WINDOW_OPERATOR: "triton"}
     found = next((way for name, way in kernels.items() if name in ran), "masked")
     evidence = {"ran": found, "chosen": str(seen.engine.dispatch.window(seen.toggles))}
@@ -261,9 +272,7 @@ def _self_test(seen: Seen) -> Evidence:
     return asked == "auto" or bool(tested) == (asked == "on"), {"tested": list(tested)}
 
 
-def _fa2(seen: Seen) -> Evidence:
-    if not seen.toggles.flag("NSA_USE_FA2"):
-        return True, "off"
+def _fa2(_: Seen) -> Evidence:
     there = importlib.util.find_spec("flash_attn") is not None
     state = "" if there else "the package flash_attn is missing, and "
     return False, f"not available: {state}{UNAVAILABLE['NSA_USE_FA2']}"
@@ -272,14 +281,12 @@ def _fa2(seen: Seen) -> Evidence:
 def _triton(seen: Seen) -> Evidence:
     """The kernels' operator inside the branch's range is what ran, whatever was chosen."""
     asked = seen.toggles.values["NSA_USE_TRITON_SEL"]
-    found = "triton" if SELECTED_OPERATOR in seen.ranges.in_selected else "sdpa"
+    found = "triton" if SELECTED_OPERATOR in seen.ranges.inside[ATTEND_RANGE] else "sdpa"
     evidence = {"ran": found, "chosen": str(seen.engine.dispatch.selected(seen.toggles))}
     return asked == "auto" or (found == "triton") == (asked == "1"), evidence
 
 
 def _nvtx(seen: Seen) -> Evidence:
-    if not seen.toggles.flag("NSA_NVTX"):
-        return True, "off"
     if seen.engine.device.type != "cuda":
         return None, "NVTX needs CUDA; the same ranges are in the profiler's trace"
     return None, "ranges are emitted; --profile-steps proves them from the trace"
@@ -308,8 +315,6 @@ def _config_value(dotted: str, name: str) -> Callable[[Seen], Evidence]:
 
 
 def _safe_mode(seen: Seen) -> Evidence:
-    if not seen.toggles.flag("NSA_DDP_SAFE_MODE"):
-        return True, "off"
     found = {name: seen.toggles.values[name] for name in SAFE_MODE}
     wrapped = seen.engine.wrapped
     views = bool(wrapped and wrapped.ddp and wrapped.ddp.gradient_as_bucket_view)
@@ -329,14 +334,12 @@ def _timeout(seen: Seen) -> Evidence:
 
 def _compile(seen: Seen) -> Evidence:
     """Every compiled call leaves a node of its own in the graph that autograd keeps of the loss."""
-    asked = seen.toggles.text("NSA_COMPILE")
-    if seen.nodes is None:
-        return None, "no forward pass was looked at"
+    asked, nodes = seen.toggles.text("NSA_COMPILE"), seen.nodes or {}
     layers = seen.engine.plan.config.model.n_layers
     wanted = 0 if asked == "off" else CALLS_PER_LAYER * layers + CALLS_BESIDE
     did = count_compiled()
     evidence = {
-        "compiled_calls": seen.nodes.get(COMPILED_NODE, 0),
+        "compiled_calls": nodes.get(COMPILED_NODE, 0),
         "wanted": wanted,
         "graphs": did.graphs,
         "breaks": did.breaks,
@@ -363,11 +366,9 @@ def _cuda_graphs(seen: Seen) -> Evidence:
 
 
 def _liger(seen: Seen) -> Evidence:
-    if seen.nodes is None:
-        return None, "no forward pass was looked at"
-    layers = seen.engine.plan.config.model.n_layers
+    layers, nodes = seen.engine.plan.config.model.n_layers, seen.nodes or {}
     on = seen.toggles.flag("NSA_LIGER")
-    found = {name: seen.nodes.get(name, 0) for name in (liger.NORM_NODE, liger.MLP_NODE)}
+    found = {name: nodes.get(name, 0) for name in (liger.NORM_NODE, liger.MLP_NODE)}
     wanted = {liger.NORM_NODE: (2 * layers + 1) * on, liger.MLP_NODE: layers * on}
     gaps = [str(gap) for gap in seen.engine.gaps]
     return found == wanted, {"calls": found, "wanted": wanted, "furthest_off": gaps}

@@ -127,7 +127,7 @@ def recorded(profiler: Any) -> list[Recorded]:
 
 
 def _kind(event: Any) -> str:
-    """From what an event of torch 2.8 says too; only later ones have Kineto's own word for it."""
+    """From what an event of torch 2.11 says too; only later ones have Kineto's own word for it."""
     if event.device_type().name == "CPU":
         return HOST
     return DEVICE_RANGE if event.is_user_annotation() else WORK

@@ -8,7 +8,7 @@ place; where that does not agree either, nothing is trained.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ import torch
 
 from nsa.attention.api import attend, choose_path
 from nsa.contract import ELSEWHERE, NSAError
-from nsa.kernels.dispatch import allow_kernels, forces_sdpa, named_window
+from nsa.kernels.dispatch import allow_kernels, forces_sdpa
 from nsa.launch.kernels import triton_asked
 from nsa.launch.output import say
 from nsa.settings import refusal
@@ -87,8 +87,8 @@ def wanted(engine: Engine, toggles: ToggleSet) -> tuple[bool, str]:
     asked = toggles.text("NSA_SELF_TEST")
     if asked == "off":
         return False, "NSA_SELF_TEST=off"
-    if engine.model.cfg.path != "batched":
-        return False, f"path {engine.model.cfg.path}: no fused kernels"
+    if engine.model.cfg.way.path != "batched":
+        return False, f"path {engine.model.cfg.way.path}: no fused kernels"
     if asked == "on":
         return True, "NSA_SELF_TEST=on"
     if engine.device.type == "cpu":
@@ -203,7 +203,7 @@ def _name_of_masked(engine: Engine) -> str:
 
 
 def _measure(engine: Engine, name: str) -> Agreement:
-    cfg, toggles = engine.model.cfg, engine.plan.toggles
+    cfg, toggles = engine.model.cfg.attention, engine.plan.toggles
     window, selected = name, "sdpa"
     if name == _TRITON:
         # The other branch runs as it was found to agree.
@@ -211,19 +211,11 @@ def _measure(engine: Engine, name: str) -> Agreement:
             _TRITON if _wants_triton(engine, "window") else engine.dispatch.window(toggles).value
         )
         selected = _TRITON if _wants_triton(engine, "selected") else "sdpa"
-    run = partial(
-        attend,
-        cfg=cfg.attention,
-        path="batched",
-        selection_ranges="v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1",
-        use_flash=cfg.use_flash,
-        force_sdpa=forces_sdpa(toggles) or name != "masked",
-        window=named_window(window),
-        selected="triton" if selected == _TRITON else "sdpa",
-    )
+    way = engine.dispatch.way_of(toggles, window, selected)
+    way = replace(way, force_sdpa=way.force_sdpa or name != "masked")
     return measure(
-        run,
-        cfg.attention,
+        partial(attend, cfg=cfg, way=way),
+        cfg,
         engine.plan.config.train.seq_len,
         dtype=engine.dtype,
         device=engine.device,

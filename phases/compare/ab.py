@@ -16,7 +16,7 @@ from phases.compare.arms import (
     samples,
     source_log,
 )
-from phases.compare.compared import compared_arms
+from phases.compare.pictures import compared_arms
 from phases.kit.case import Case, Finding, gather, invalid, optional, passed
 from phases.kit.commands import (
     INTERLEAVED,
@@ -158,19 +158,12 @@ class AbPhase(RowPhase):
     def alike_rows(self) -> tuple[Row, ...]:
         """Rows `comparable` and `toggles_effective`."""
         return (
-            Row(
-                "comparable",
-                f"Do the arms differ only in the {self.compared}?",
-                lambda case: alike(case, self.names(case), but=self.ignored),
-            ),
+            self.row.together("comparable", partial(alike, but=self.ignored)),
             toggles_row(self.names, but=(self.toggle,)),
         )
 
-    def control_row(self, question: str) -> Row:
-        """Row `control`."""
-        return Row("control", question, self._reproduces)
-
-    def _reproduces(self, case: Case) -> Finding:
+    def reproduces(self, case: Case) -> Finding:
+        """The answer of row `control`."""
         place = next(places(case, [self.control(case.context)]))
         # The environment of an interleaved launch does not have the toggle of its arms.
         ignored = self.ignored if place.inside or self.unset_is_control else ()
@@ -206,7 +199,7 @@ class AbPhase(RowPhase):
         return derived(first, name=first.name, value=value, unit=first.unit, also=logs)
 
     def decision(self, case: Case) -> Decision:
-        """The decision on this evidence; raises Unanswerable where its launches do not count."""
+        """The decision on this evidence; raises a finding where its launches do not count."""
 
         require_sound(case, self.names(case), but=self.ignored)
         frame = samples(case, list(self.values(case.context)))
@@ -265,7 +258,7 @@ class AbPhase(RowPhase):
             reason = f"an A/A run found a difference between equal arms: {decision.reason}"
             return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
         text = f"{decision.outcome.value}: {decision.reason}{note}"
-        finding = replace(decided(decision, value), reason=text)
+        finding = decided(decision, value, reason=text)
         if finding.outcome is Outcome.PASS or case.profile.throughput_gated:
             return finding
         text = f"{NOT_GATED} on profile {case.profile.name}, nothing was decided: {decision.reason}"

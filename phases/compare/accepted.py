@@ -9,7 +9,6 @@ from phases.compare.rates import launch_rates, pooled_rate
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     failed,
     inconclusive,
     invalid,
@@ -19,7 +18,7 @@ from phases.kit.case import (
     warned,
 )
 from phases.kit.limits import ACCEPTED_LOSS
-from phases.kit.measure import derived, in_file, shown_only, with_limit
+from phases.kit.measure import derived, in_file, shown_only
 from phases.training.training import require_sound
 from runbook.folder.comparability import device_facts, env_facts, other_work, unlike
 from runbook.records import Reason
@@ -50,7 +49,7 @@ def against_best(case: Case, names: Sequence[str]) -> Finding:
     _refuse_damaged(kept)
     if len(runs) < LEVEL_RUNS:
         reason = f"{len(runs)} accepted run(s) of this configuration and machine; {LEVEL_RUNS} "
-        raise Unanswerable(skipped(Reason.NO_ACCEPTED_RUN, f"{reason}make a level"))
+        raise skipped(Reason.NO_ACCEPTED_RUN, f"{reason}make a level")
     history = [math.exp(math.fsum(map(math.log, run.rates)) / len(run.rates)) for run in runs]
     head = float(pooled_rate(case, names).value)
     decision = below_level(history, head, allowance=_allowance(case))
@@ -68,7 +67,7 @@ def _comparable(case: Case, names: Sequence[str]) -> tuple[AcceptedRuns, list[Ac
     kept = case.evidence.accepted
     if kept is not None and kept.problem:
         found = invalid(Reason.DAMAGED_ARTIFACT, kept.problem, evidence=(kept.path,))
-        raise Unanswerable(found)
+        raise found
     mine = env_facts(case.env(names[0]))
     runs = [run for run in (kept.runs if kept else ()) if not other_work(run.facts, mine)]
     if kept is not None and not runs:
@@ -78,7 +77,7 @@ def _comparable(case: Case, names: Sequence[str]) -> tuple[AcceptedRuns, list[Ac
         more = f" (not taken: {'; '.join(refused[:_NAMED])})" if refused else ""
         reason = f"no earlier run of this configuration and machine was GO{more}"
         paths = (kept.path,) if kept else ()
-        raise Unanswerable(skipped(Reason.NO_ACCEPTED_RUN, reason, evidence=paths))
+        raise skipped(Reason.NO_ACCEPTED_RUN, reason, evidence=paths)
     return kept, runs
 
 
@@ -93,9 +92,7 @@ def _refuse_damaged(kept: AcceptedRuns, *, after: str = "") -> None:
             "what this machine was accepted with cannot be read, because an earlier run is not as "
             f"it was written: {listed(found, _NAMED)}"
         )
-        raise Unanswerable(
-            invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(kept.path,), topic="earlier_run")
-        )
+        raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(kept.path,), topic="earlier_run")
 
 
 def _differs(case: Case, name: str, last: AcceptedRun) -> str:
@@ -112,7 +109,7 @@ def _finding(
 ) -> Finding:
     ratio, bounds = decision.estimate, decision.interval
     if ratio is None or bounds is None:
-        raise Unanswerable(inconclusive(Reason.TOO_FEW_SAMPLES, text, evidence=(kept.path,)))
+        raise inconclusive(Reason.TOO_FEW_SAMPLES, text, evidence=(kept.path,))
     limit = case.limit(ACCEPTED_LOSS)
     pooled = pooled_rate(case, names)
     value = derived(
@@ -129,7 +126,7 @@ def _finding(
         return shown_only(value, limit, text)
     # The bound decides, not the estimate: a loss that is not shown is none that is known.
     if not limit.holds(1.0 - bounds[1]):
-        return with_limit(failed(Reason.ABOVE_LIMIT, text), value, limit)
+        return failed(Reason.ABOVE_LIMIT, text, measurement=value, limit=limit)
     if not limit.holds(float(value.value)):
         return warned(text, measurement=value, topic="regression")
-    return with_limit(passed(text), value, limit)
+    return passed(text, measurement=value, limit=limit)

@@ -13,8 +13,8 @@ from phases.compare.rates import cell, last50_cells
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     ending,
+    failed,
     incomplete,
     inconclusive,
     invalid,
@@ -49,20 +49,13 @@ class Place:
     round: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArmFault:
-    """An arm that ended its launch (`launch`, its id), or that the trainer refused."""
+# An arm that ended its launch, or that the trainer refused, and how.
+ArmFault = tuple[str, Finding]
 
-    arm: str
-    code: Reason
-    reason: str
-    evidence: tuple[str, ...] = ()
-    launch: str = ""
 
-    @property
-    def topic(self) -> str:
-        """The playbook's entry, where another one than the row's own fits."""
-        return "memory" if self.code is Reason.OUT_OF_MEMORY else ""
+def blamed(arm: str, end: Finding) -> ArmFault:
+    """The arm with its end, which has a remedy of its own where memory ran out."""
+    return arm, replace(end, topic="memory" if end.code is Reason.OUT_OF_MEMORY else "")
 
 
 def launch_name(arm: str, number: int) -> str:
@@ -84,7 +77,7 @@ def places(case: Case, arms: Sequence[str]) -> Iterator[Place]:
 def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
     """Throughput of each arm in each complete round: columns arm, block, value.
 
-    Raises Unanswerable where a launch has no evidence or no round is complete.
+    Raises a finding where a launch has no evidence or no round is complete.
     """
     import pandas as pd
 
@@ -98,14 +91,14 @@ def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
             ]
             frame = pd.DataFrame(rows, columns=["arm", "block", "value"])
     except StatisticsError as error:
-        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, str(error))) from error
+        raise incomplete(Reason.TOO_FEW_SAMPLES, str(error)) from error
     missing = [arm for arm in arms if arm not in set(frame["arm"])]
     if missing:
         reason = f"no complete block of arm {', '.join(missing)}"
-        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, reason))
+        raise incomplete(Reason.TOO_FEW_SAMPLES, reason)
     whole, _ = complete_rounds(frame)
     if whole.empty:
-        raise Unanswerable(incomplete(Reason.TOO_FEW_SAMPLES, "no complete round of all arms"))
+        raise incomplete(Reason.TOO_FEW_SAMPLES, "no complete round of all arms")
     return whole
 
 
@@ -131,9 +124,7 @@ def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFaul
     turn = _turn(schedule, 0 if launch.training is None else len(launch.training.frame))
     if turn is None or turn not in optional_arms or turn == schedule.rounds[0][0]:
         return None
-    return ArmFault(
-        arm=turn, code=end.code, reason=end.reason, evidence=end.evidence, launch=end.follows
-    )
+    return blamed(turn, end)
 
 
 def refused(launch: LaunchEvidence, arms: Sequence[str]) -> ArmFault | None:
@@ -148,7 +139,7 @@ def refused(launch: LaunchEvidence, arms: Sequence[str]) -> ArmFault | None:
         return None
     error, arm, path = min(found, key=lambda item: (item[1] != found[0][1], ELSEWHERE in item[0]))
     code = Reason.OUT_OF_MEMORY if error.startswith(OUT_OF_MEMORY_PREFIX) else Reason.CRASH
-    return ArmFault(arm=arm, code=code, reason=f"arm {arm} failed: {error}", evidence=(path,))
+    return blamed(arm, failed(code, f"arm {arm} failed: {error}", evidence=(path,)))
 
 
 def _turn(schedule: ArmSchedule, rows: int) -> str | None:
@@ -170,10 +161,11 @@ def tolerant(rows: Sequence[Row], fault: Callable[[Case], ArmFault | None]) -> t
             found = fault(case)
             if found is None or all(one.result.ok for one in case.evidence.launches.values()):
                 return row.answer(case)
-            reason = f"the optional arm {found.arm} ended the launch ({found.reason})"
+            arm, end = found
+            reason = f"the optional arm {arm} ended the launch ({end.reason})"
             if row.what == "completed":
-                return warned(f"{reason}: that arm is dropped", evidence=found.evidence)
-            return skipped(found.code, reason, evidence=found.evidence, follows=found.launch)
+                return warned(f"{reason}: that arm is dropped", evidence=end.evidence)
+            return skipped(end.code, reason, evidence=end.evidence, follows=end.follows)
 
         return replace(row, answer=answer)
 
@@ -236,7 +228,7 @@ def reproduces_baseline(
     before = case.earlier("baseline")
     names = list(before.evidence.launches)
     unlike = differences(before.env(names[0]), case.env(launch), but=but)
-    paths = (before.launch(names[0]).env_path, case.launch(launch).env_path)
+    paths = (before.launch(names[0]).path("env"), case.launch(launch).path("env"))
     if unlike:
         reason = f"settings differ from the baseline's: {'; '.join(unlike)}"
         return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nsa.contract import Ceiling
-from phases.kit.case import Case, Finding, Unanswerable, failed, invalid, missing, passed
-from phases.kit.measure import decided, derived, with_limit
+from phases.kit.case import Case, Finding, failed, invalid, missing, passed
+from phases.kit.measure import decided, derived
 from phases.machine.ceilings import as_measurement, measured, other_devices, slowest
 from runbook.accounts.workload import Workload
 from runbook.config.limits import Limit
@@ -19,13 +19,13 @@ def without_overlap(case: Case, one: Measurement) -> Measurement:
 
     `one` is what a single device does with its share of the batch, tok/s: from it follows T. The
     link's time is that of an all-reduce of all gradients, at the bus bandwidth that preflight
-    measured, and of one small one for each bucket. Raises Unanswerable where a part is missing.
+    measured, and of one small one for each bucket. Raises a finding where a part is missing.
     """
     before, baseline = case.earlier("preflight"), case.earlier("baseline")
     first = next(iter(baseline.evidence.launches))
     env = baseline.env(first)
     if strange := other_devices(before, env):
-        raise Unanswerable(invalid(Reason.NOT_COMPARABLE, strange, measurement=one))
+        raise invalid(Reason.NOT_COMPARABLE, strange, measurement=one)
     reduce = slowest(before, Ceiling.ALL_REDUCE)
     small = max(measured(before, Ceiling.LATENCY), key=lambda found: found.seconds)
     size, buckets = _gradients(baseline, first)
@@ -51,7 +51,7 @@ def without_overlap(case: Case, one: Measurement) -> Measurement:
 def _tokens(baseline: Case, name: str) -> float:
     tokens = (baseline.env(name).get("effective") or {}).get("tokens_per_step") or 0
     if tokens < 1:
-        raise missing(f"{name}: env.json has no tokens_per_step", baseline.launch(name).env_path)
+        raise missing(f"{name}: env.json has no tokens_per_step", baseline.launch(name).path("env"))
     return float(tokens)
 
 
@@ -61,13 +61,13 @@ def _gradients(baseline: Case, name: str) -> tuple[float, int]:
     try:
         wire = Workload.of(env).wire
     except ValueError as error:
-        raise missing(f"{name}: {error}", launch.env_path) from error
+        raise missing(f"{name}: {error}", launch.path("env")) from error
     parameters = (env.get("effective") or {}).get("n_params") or 0
     told = launch.ranks[0].ddp_buckets if launch.ranks else ()
     sizes = (told[-1].get("sizes_mib") or ()) if told else ()
     if wire not in _WIDTH or parameters < 1 or not sizes:
         reason = f"{name} does not tell its parameters, their type on the wire and the buckets"
-        raise missing(reason, launch.env_path, *(rank.path for rank in launch.ranks[:1]))
+        raise missing(reason, launch.path("env"), *(rank.path for rank in launch.ranks[:1]))
     return float(parameters * _WIDTH[wire]), len(sizes)
 
 
@@ -96,8 +96,6 @@ def explained(
     most = value.interval[1] if value.interval else found
     if most < floor:
         reason = f"{text}: below even that, so the link does not explain it: a setting, or the host"
-        finding = failed(Reason.BELOW_LIMIT, reason, topic="overlap")
-    else:
-        reason = f"{text}: the link explains it, not a setting"
-        finding = invalid(Reason.WRONG_ENVIRONMENT, reason, topic="link")
-    return with_limit(finding, both, limit)
+        return failed(Reason.BELOW_LIMIT, reason, measurement=both, limit=limit, topic="overlap")
+    reason = f"{text}: the link explains it, not a setting"
+    return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=both, limit=limit, topic="link")

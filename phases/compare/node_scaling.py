@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from functools import partial
 
-from phases.compare.compared import efficiencies_compared, efficiency_row
-from phases.compare.curves import marks
+from phases.compare.pictures import Efficiency, efficiencies_compared, efficiency, marks
 from phases.compare.rates import cell, launch_rates, pooled_rate
-from phases.compare.subsets import ONE_RANK, case_of, numbers_of_nodes, of_nodes, unlike_baseline
-from phases.kit.case import Case, Finding, Unanswerable, gather, invalid, optional
+from phases.compare.subsets import (
+    ONE_RANK,
+    Side,
+    numbers_of_nodes,
+    of_nodes,
+    side_of,
+    unlike_baseline,
+    whole_side,
+)
+from phases.kit.case import Case, Finding, gather, invalid, optional
 from phases.kit.limits import SCALING
-from phases.kit.measure import decided, derived, shown_only, with_limit
-from phases.kit.rows import Row
+from phases.kit.measure import decided, shown_only
+from phases.kit.rows import Row, RowsOf
 from phases.machine.nodes import other_nodes
 from phases.training.training import require_sound
 from runbook.config.phase import PlanContext
 from runbook.records import Comparison, Measurement, Outcome, Reason, Table
-from runbook.stats.decision import Decision
 from runbook.stats.launches import launch_bounds, scaling_over
 from runbook.stats.plans import SCALING_PLAN
 
@@ -29,61 +34,37 @@ def node_scaling_rows(context: PlanContext) -> tuple[Row, ...]:
     """The row of a run on several nodes, where launches on fewer of them say anything new."""
     if not numbers_of_nodes(context):
         return ()
-    question = "Is scaling near-linear over 1, 2, 4, ... nodes, each with all of its ranks?"
-    return (Row(NODE_SCALING, question, _node_scaling, topic="node_scaling"),)
+    return (RowsOf("single_gpu").one(NODE_SCALING, _node_scaling),)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Side:
-    """The launches on so many nodes with so many ranks, and the case that they are read from."""
-
-    nodes: int
-    ranks: int
-    case: Case
-    names: Sequence[str]
-
-
-def _side(case: Case, nodes: int) -> _Side:
+def _side(case: Case, nodes: int) -> Side:
     """The launches on so many nodes; those on all of them are the baseline's."""
-    if nodes == case.context.nodes:
-        before = case.earlier("baseline")
-        names = list(before.evidence.launches)
-        return _Side(nodes=nodes, ranks=case.profile.ranks, case=before, names=names)
-    subset = of_nodes(case.context, nodes)
-    one, planned = case_of(case, subset)
-    return _Side(nodes=nodes, ranks=subset.ranks, case=one, names=planned)
-
-
-def _sides(case: Case) -> dict[int, _Side]:
-    """By number of nodes what was measured, the smallest number first."""
-    return {nodes: _side(case, nodes) for nodes in _numbers(case)}
+    whole = nodes == case.context.nodes
+    return whole_side(case) if whole else side_of(case, of_nodes(case.context, nodes))
 
 
 def _numbers(case: Case) -> tuple[int, ...]:
     return (*numbers_of_nodes(case.context), case.context.nodes)
 
 
-def _require_comparable(case: Case, sides: Mapping[int, _Side]) -> None:
-    """Raise Unanswerable where a launch ran on other nodes than planned, unsound, or unlike."""
+def _require_comparable(case: Case, sides: Mapping[int, Side]) -> None:
+    """Raise a finding where a launch ran on other nodes than planned, unsound, or unlike."""
     for side in sides.values():
         for name in side.names:
             launch = side.case.completed(name)
             if problems := other_nodes(launch, side.case.env(name)):
                 reason = f"{launch.launch.id}: {'; '.join(problems)}"
-                paths = (launch.env_path, launch.devices_before_path)
-                raise Unanswerable(
-                    invalid(Reason.MISMATCH, reason, evidence=paths, topic="plausible")
-                )
+                paths = (launch.path("env"), launch.path("devices_before"))
+                raise invalid(Reason.MISMATCH, reason, evidence=paths, topic="plausible")
         if side.nodes < case.context.nodes:
             require_sound(side.case, side.names)
             if unlike := unlike_baseline(case, side.names):
-                raise Unanswerable(unlike)
+                raise unlike
 
 
-def _efficiencies(case: Case) -> dict[int, tuple[Measurement, Decision]]:
+def _efficiencies(case: Case) -> dict[int, Efficiency]:
     """By number of nodes E against one whole node, and what it decides."""
-
-    sides = _sides(case)
+    sides = {nodes: _side(case, nodes) for nodes in _numbers(case)}
     _require_comparable(case, sides)
     rounds = min(len(side.names) for side in sides.values())
     rates = {n: launch_rates(side.case, side.names)[:rounds] for n, side in sides.items()}
@@ -91,59 +72,48 @@ def _efficiencies(case: Case) -> dict[int, tuple[Measurement, Decision]]:
     decisions = scaling_over(
         values.pop(1), values, limit=case.limit(SCALING).value, plan=SCALING_PLAN
     )
-    return {n: (_measurement(rates, n, one), one) for n, one in decisions.items()}
-
-
-def _measurement(
-    rates: Mapping[int, Sequence[Measurement]], nodes: int, decision: Decision
-) -> Measurement:
-    return derived(
-        rates[nodes][0],
-        name="node_scaling_efficiency",
-        value=float(decision.estimate or 0.0),
-        unit="",
-        n=decision.n,
-        interval=decision.interval,
-        note=f"of {nodes} nodes against one",
-        also=[*rates[nodes], *rates[1]],
-    )
+    name = "node_scaling_efficiency"
+    return {
+        n: efficiency(name, rates[1], rates[n], one, times=n, note=f"of {n} nodes against one")
+        for n, one in decisions.items()
+    }
 
 
 def _node_scaling(case: Case) -> Finding:
     """PASS if E of each number of nodes is; else it names the first that is not."""
     limit, found = case.limit(SCALING), _efficiencies(case)
-    told = ", ".join(f"{float(value.value):.3f} of {n} nodes" for n, (value, _) in found.items())
+    value_of = {n: float(one.measurement.value) for n, one in found.items()}
+    told = ", ".join(f"{value:.3f} of {n} nodes" for n, value in value_of.items())
     if not case.gates_throughput(limit):
-        short = [n for n, (value, _) in found.items() if not limit.holds(float(value.value))]
+        short = [n for n, value in value_of.items() if not limit.holds(value)]
         where = f"; first below {limit.value:g} at {short[0]} nodes" if short else ""
-        value, _ = found[(*short, case.context.nodes)[0]]
-        return shown_only(value, limit, f"E against one node: {told}{where}")
-    outcomes = {n: decision.outcome.as_check for n, (_, decision) in found.items()}
+        shown = found[(*short, case.context.nodes)[0]].measurement
+        return shown_only(shown, limit, f"E against one node: {told}{where}")
+    outcomes = {n: one.decision.outcome.as_check for n, one in found.items()}
     worst = min(found, key=lambda n: (outcomes[n].rank, n))
     if outcomes[worst] is Outcome.PASS:
-        worst = min(found, key=lambda n: float(found[n][0].value))
-    value, decision = found[worst]
+        worst = min(found, key=lambda n: value_of[n])
     said = {
         Outcome.FAIL: f"first below {limit.value:g} at {worst} nodes",
         Outcome.INCONCLUSIVE: f"undecided from {worst} nodes on",
         Outcome.INVALID: f"not possible at {worst} nodes",
         Outcome.PASS: f"lowest at {worst} nodes",
     }[outcomes[worst]]
-    reason = f"E against one node: {told}; {said}: {decision.reason}"
-    return replace(with_limit(decided(decision, value), value, limit), reason=reason)
+    reason = f"E against one node: {told}; {said}: {found[worst].decision.reason}"
+    return decided(found[worst].decision, found[worst].measurement, limit, reason=reason)
 
 
 def node_scaling_table(case: Case) -> Table | None:
     """Each number of nodes with its throughput, and what that is of one node's and one rank's."""
     if not numbers_of_nodes(case.context):
         return None
-    one, names = case_of(case, ONE_RANK)
-    single = optional(partial(pooled_rate, one, names))
+    one = side_of(case, ONE_RANK)
+    single = optional(partial(pooled_rate, one.case, one.names))
     found = optional(partial(_efficiencies, case)) or {}
     sides = gather(optional(partial(_side, case, nodes)) for nodes in _numbers(case))
     rows = [_row(side, found.get(side.nodes), single) for side in sides]
     if sides[0].ranks > 1:
-        rows.insert(0, _row(_Side(nodes=1, ranks=1, case=one, names=names), None, single))
+        rows.insert(0, _row(one, None, single))
     return Table(
         title="Throughput by number of nodes",
         columns=(
@@ -157,13 +127,13 @@ def node_scaling_table(case: Case) -> Table | None:
 
 
 def _row(
-    side: _Side, found: tuple[Measurement, Decision] | None, single: Measurement | None
+    side: Side, found: Efficiency | None, single: Measurement | None
 ) -> tuple[int | float | str | None, ...]:
     pooled = optional(partial(pooled_rate, side.case, side.names))
     each = None
     if pooled is not None and single is not None:
         each = round(float(pooled.value) / (side.ranks * float(single.value)), 3)
-    value = found[0] if found else None
+    value = found.measurement if found else None
     return (
         *(side.nodes, side.ranks, cell(pooled), optional(partial(_bounds, side))),
         round(float(value.value), 3) if value else None,
@@ -173,7 +143,7 @@ def _row(
     )
 
 
-def _bounds(side: _Side) -> str | None:
+def _bounds(side: Side) -> str | None:
 
     values = [float(rate.value) for rate in launch_rates(side.case, side.names)]
     if len(values) < 2:
@@ -186,16 +156,9 @@ def node_scaling_compared(case: Case, phase: str) -> Comparison | None:
     """E of each number of nodes, round by round, against the floor where it decides."""
     if not numbers_of_nodes(case.context):
         return None
-    limit, sides, found = case.limit(SCALING), _sides(case), _efficiencies(case)
+    limit = case.limit(SCALING)
     gated = case.gates_throughput(limit)
-    rates = {n: launch_rates(side.case, side.names) for n, side in sides.items()}
-    rounds = min(map(len, rates.values()))
-    rows = [
-        efficiency_row(
-            f"{n} nodes", rates[n][:rounds], rates[1][:rounds], value, ranks=n, decides=gated
-        )
-        for n, (value, _) in found.items()
-    ]
+    rows = [one.row(f"{n} nodes", decides=gated) for n, one in _efficiencies(case).items()]
     return efficiencies_compared(
         rows,
         check=f"{phase}.{NODE_SCALING}",

@@ -36,7 +36,6 @@ from phases.kit.measure import (
     last50,
     rank_value,
     shown_only,
-    with_limit,
 )
 from phases.machine.ceilings import other_devices, slowest
 from phases.training.own import own_rate
@@ -137,10 +136,10 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
     alone = f"; shown beside it, the last 50 steps of {names[0]}"
     beside = f"{alone}: {last}" if last else "; fewer than 50 measured steps in a launch"
     paths = tuple(rate.path for rate in rates)
-    finding = replace(decided(decision, shown, evidence=paths), reason=decision.reason + beside)
+    finding = decided(decision, shown, limit, reason=decision.reason + beside, evidence=paths)
     slow = f"Too slow: {float(shown.value):.4g} tok/s, at least {limit.value:g} tok/s is required."
     title = slow if finding.outcome is Outcome.FAIL else ""
-    return replace(with_limit(finding, shown, limit), title=title)
+    return replace(finding, title=title)
 
 
 def bounded_rate(case: Case, names: Sequence[str]) -> Measurement:
@@ -297,14 +296,8 @@ def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
     return Table(
         title=title,
         columns=(
-            "launch",
-            "last-50 mean",
-            "last-50 stdev",
-            "window",
-            "tokens / time",
-            "typical",
-            "time lost",
-            "source",
+            *("launch", "last-50 mean", "last-50 stdev", "window"),
+            *("tokens / time", "typical", "time lost", "source"),
         ),
         rows=tuple(_rate_cells(case, name) for name in names),
         note="tok/s of all ranks; tokens / time, after warm-up, decides; last-50 is shown (W3)",

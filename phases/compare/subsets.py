@@ -91,10 +91,27 @@ def subset_launches(subset: Subset, context: PlanContext, phase: str) -> list[La
     ]
 
 
-def case_of(case: Case, subset: Subset) -> tuple[Case, Sequence[str]]:
-    """The case in which a subset's batch is the whole one, and the names of its launches."""
-    planned = subset_launches(subset, case.context, case.phase)
-    return _case(case, subset.name), [launch.name for launch in planned]
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """Launches that are alike, by name, and the case that they are read from."""
+
+    case: Case
+    names: Sequence[str]
+    ranks: int
+    nodes: int = 1
+
+
+def side_of(case: Case, subset: Subset) -> Side:
+    """A subset's launches, in the case in which its batch is the whole one."""
+    names = [launch.name for launch in subset_launches(subset, case.context, case.phase)]
+    return Side(case=_case(case, subset.name), names=names, ranks=subset.ranks, nodes=subset.nodes)
+
+
+def whole_side(case: Case) -> Side:
+    """The launches of the baseline, on all ranks."""
+    before = case.earlier("baseline")
+    names = list(before.evidence.launches)
+    return Side(case=before, names=names, ranks=case.profile.ranks, nodes=case.context.nodes)
 
 
 @once
@@ -113,12 +130,12 @@ def unlike_baseline(
 ) -> Finding | None:
     """INVALID if the first of these launches differs from a launch of the baseline, but for `but`.
 
-    Raises Unanswerable where the baseline or an env.json is missing.
+    Raises a finding where the baseline or an env.json is missing.
     """
     before = case.earlier("baseline")
     for first in before.evidence.launches:
         unlike = differences(before.env(first), case.env(names[0]), but=but)
-        paths = (before.launch(first).env_path, case.launch(names[0]).env_path)
+        paths = (before.launch(first).path("env"), case.launch(names[0]).path("env"))
         if unlike:
             reason = f"baseline against {names[0]}: {'; '.join(unlike)}"
             return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)

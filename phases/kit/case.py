@@ -30,19 +30,19 @@ from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, Traini
 
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec
-    from runbook.config.profile import PhaseSettings, Profile
+    from runbook.config.profile import Profile
 
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+@dataclass(kw_only=True)
+class Finding(Exception):
     """Outcome, closed reason code and a sentence; with the number and the limit if there is one.
 
-    `topic` names the playbook entry that fixes it; the row's own topic is the default. `follows` as
-    in `Check`: a launch, another check, a phase, or what the machine does not have. So are `title`
-    and `clue`.
+    An answer returns it; a guard raises it where a row's question has none. `topic` names the
+    playbook entry that fixes it; the row's own topic is the default. `follows` as in `Check`: a
+    launch, another check, a phase, or what the machine does not have. So are `title` and `clue`.
     """
 
     outcome: Outcome
@@ -58,69 +58,56 @@ class Finding:
     title: str = ""
     clue: str = ""
 
-
-class Unanswerable(Exception):
-    """Raised by a guard where a row's question has no answer; it holds what to say instead."""
-
-    def __init__(self, finding: Finding) -> None:
-        super().__init__(finding.reason)
-        self.finding = finding
+    def __str__(self) -> str:
+        return self.reason
 
 
-def _finding(
+def finding(
     outcome: Outcome,
     code: Reason,
     reason: str,
     *,
     measurement: Measurement | None = None,
+    limit: Limit | None = None,
     evidence: Iterable[str] = (),
     topic: str = "",
     follows: str = "",
+    title: str = "",
+    clue: str = "",
 ) -> Finding:
-    paths = dict.fromkeys(path for path in evidence if path)
-    if measurement is not None:
-        paths.setdefault(measurement.path)
+    """A number that a `limit` was held against names all its files, any other one the first."""
+    files = measurement.sources if measurement else ()
+    paths = [*evidence, *(source.path for source in (files if limit else files[:1]))]
     return Finding(
         outcome=outcome,
         code=code,
-        reason=reason,
+        reason=f"WARNING: {reason}" if code is Reason.WARNING else reason,
         measurement=measurement,
-        evidence=tuple(paths),
+        comparator=limit.spec.comparator if limit else Comparator.NONE,
+        limit=limit.value if limit else None,
+        limit_source=limit.source if limit else "",
+        evidence=tuple(dict.fromkeys(filter(None, paths))),
         topic=topic,
         follows=follows,
-    )
-
-
-def warned(
-    reason: str,
-    *,
-    measurement: Measurement | None = None,
-    evidence: Iterable[str] = (),
-    topic: str = "",
-) -> Finding:
-    """Nothing is wrong enough to stop, but a person should read it."""
-    return _finding(
-        Outcome.PASS,
-        Reason.WARNING,
-        f"WARNING: {reason}",
-        measurement=measurement,
-        evidence=evidence,
-        topic=topic,
+        title=title,
+        clue=clue,
     )
 
 
 # The answer is yes.
-passed = partial(_finding, Outcome.PASS, Reason.OK)
+passed = partial(finding, Outcome.PASS, Reason.OK)
+# Nothing is wrong enough to stop, but a person should read it.
+warned = partial(finding, Outcome.PASS, Reason.WARNING)
 # A fault of the thing under test.
-failed = partial(_finding, Outcome.FAIL)
+failed = partial(finding, Outcome.FAIL)
 # Not comparable, not plausible, or the environment is wrong.
-invalid = partial(_finding, Outcome.INVALID)
+invalid = partial(finding, Outcome.INVALID)
 # No evidence: not run, or cut off.
-incomplete = partial(_finding, Outcome.INCOMPLETE)
+incomplete = partial(finding, Outcome.INCOMPLETE)
 # Measured, but not decidable at the declared error rate.
-inconclusive = partial(_finding, Outcome.INCONCLUSIVE)
+inconclusive = partial(finding, Outcome.INCONCLUSIVE)
 # The question does not arise here; the reason says why.
-skipped = partial(_finding, Outcome.SKIPPED)
+skipped = partial(finding, Outcome.SKIPPED)
 
 
 def listed(problems: Sequence[str], most: int = 20) -> str:
@@ -130,10 +117,9 @@ def listed(problems: Sequence[str], most: int = 20) -> str:
     return shown if more <= 0 else f"{shown}; and {more} more"
 
 
-def missing(reason: str, *paths: str, follows: str = "") -> Unanswerable:
+def missing(reason: str, *paths: str, follows: str = "") -> Finding:
     """To be raised where what a row is answered from is not there."""
-    found = incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths, follows=follows)
-    return Unanswerable(found)
+    return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths, follows=follows)
 
 
 # (outcome, code, topic) of a launch that did not finish. A fault of the trainer is FAIL; what we
@@ -169,7 +155,7 @@ _KINDS = {
 def ending(launch: LaunchEvidence) -> Finding:
     """What the end of a launch says: PASS if it finished; rows follow from any other end."""
     result = launch.result
-    paths = (*result.evidence, launch.console_path)
+    paths = (*result.evidence, launch.path("console"))
     name = launch.launch.name
     if result.ok:
         return passed(f"{name} finished in {result.duration_s:.0f} s", evidence=paths)
@@ -183,9 +169,8 @@ def ending(launch: LaunchEvidence) -> Finding:
         cause = f": {result.cause}" if result.cause else ""
         how = _SAID.get(result.status, result.status.value.replace("_", " "))
         reason = f"{name} {how}{culprit}{cause}"
-    follows = launch.launch.id
-    found = _finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows)
-    return replace(found, clue=_where_it_stopped(result))
+    clue, follows = _where_it_stopped(result), launch.launch.id
+    return finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows, clue=clue)
 
 
 def _where_it_stopped(result: LaunchResult) -> str:
@@ -230,7 +215,7 @@ def optional(read: Callable[[], T]) -> T | None:
     """What `read` returns, or None where there is no evidence for it."""
     try:
         return read()
-    except Unanswerable:
+    except Finding:
         return None
 
 
@@ -240,7 +225,7 @@ def gather(found: Iterable[T | None]) -> tuple[T, ...]:
 
 
 class Case:
-    """What a row is judged from. Every getter raises Unanswerable where there is nothing."""
+    """What a row is judged from. Every getter raises a finding where there is nothing."""
 
     def __init__(self, *, phase: str, evidence: PhaseEvidence, context: PlanContext) -> None:
         self.phase = phase
@@ -253,11 +238,6 @@ class Case:
     def profile(self) -> Profile:
         """The profile that the run is judged by."""
         return self.context.profile
-
-    @property
-    def settings(self) -> PhaseSettings:
-        """The profile's settings of this phase."""
-        return self.profile.phases[self.phase]
 
     def limit(self, spec: LimitSpec) -> Limit:
         """A limit with the profile's value, or with that of the toggle that owns it."""
@@ -283,9 +263,9 @@ class Case:
             cause = f": {found.result.cause}" if found and found.result.cause else ""
             reason = f"not run{cause}" if cause else f"{name} was not run"
             follows = found.launch.id if found else f"{self.phase}/{name}"
-            raise Unanswerable(incomplete(Reason.NOT_RUN, reason, topic="not_run", follows=follows))
+            raise incomplete(Reason.NOT_RUN, reason, topic="not_run", follows=follows)
         if found.result.could_not_start:
-            raise Unanswerable(ending(found))
+            raise ending(found)
         return found
 
     def _refused_before(self, found: LaunchEvidence | None) -> None:
@@ -293,7 +273,7 @@ class Case:
         for other in self.evidence.launches.values():
             why = other.result.cause
             if found and why and other.result.could_not_start and why in found.result.cause:
-                raise Unanswerable(ending(other))
+                raise ending(other)
 
     def fault_of(self, name: str) -> str:
         """The launch's id if it ended badly, so that what it left undone follows from that."""
@@ -306,9 +286,7 @@ class Case:
         end = ending(found)
         if end.outcome is not Outcome.PASS:
             reason = f"no evidence: {end.reason}"
-            raise Unanswerable(
-                replace(end, outcome=Outcome.INCOMPLETE, reason=reason, measurement=None)
-            )
+            raise replace(end, outcome=Outcome.INCOMPLETE, reason=reason, measurement=None)
         return found
 
     def log(self, name: str, *, whole: bool = True, sane: bool = True) -> TrainingLog:
@@ -323,16 +301,16 @@ class Case:
             own = found.launch.own
             where = "training.csv" if own is None else f"{own.log.path}: no line of it fits the map"
             reason = f"{name} wrote no step to {where}"
-            raise missing(reason, found.console_path, follows=self.fault_of(name))
+            raise missing(reason, found.path("console"), follows=self.fault_of(name))
         if log.damaged:
             reason = f"{log.path} is damaged: {'; '.join(log.problems) or 'rows do not parse'}"
-            raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,)))
+            raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,))
         if lacking := _lacking(log, found.launch):
             reason = f"{log.path}: the header lacks {', '.join(lacking)}"
-            raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,)))
+            raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,))
         broken = _impossible(log) if sane else ""
         if broken:
-            raise Unanswerable(invalid(Reason.NOT_PLAUSIBLE, broken, evidence=(log.path,)))
+            raise invalid(Reason.NOT_PLAUSIBLE, broken, evidence=(log.path,))
         return log
 
     def env(self, name: str) -> dict[str, Any]:
@@ -342,10 +320,10 @@ class Case:
             return dict(found.env)
         problems = [problem for problem in found.problems if "env.json" in problem]
         if problems:
-            broken = invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(found.env_path,))
-            raise Unanswerable(broken)
+            broken = invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(found.path("env"),))
+            raise broken
         reason = f"{name} wrote no env.json"
-        raise missing(reason, found.console_path, follows=self.fault_of(name))
+        raise missing(reason, found.path("console"), follows=self.fault_of(name))
 
     def fact(self, name: str) -> Fact:
         """A fact of the preflight, whatever its value."""
@@ -353,7 +331,7 @@ class Case:
         if found is None and not self.evidence.facts:
             reason = f"{name} is not known: no phase of this run collects facts of the machine"
             topic = "plan_collects_nothing" if self.profile.plan else ""
-            raise Unanswerable(incomplete(Reason.NOT_RUN, reason, topic=topic))
+            raise incomplete(Reason.NOT_RUN, reason, topic=topic)
         if found is None:
             raise missing(f"{name} was not collected on this machine")
         return found
@@ -381,7 +359,7 @@ class Case:
         found = self.evidence.earlier.get(phase)
         if found is None:
             reason = f"the {phase} phase was not run in this run"
-            raise Unanswerable(incomplete(Reason.NOT_RUN, reason, follows=phase))
+            raise incomplete(Reason.NOT_RUN, reason, follows=phase)
         if phase not in self._earlier:
             self._earlier[phase] = Case(phase=phase, evidence=found, context=self.context)
         return self._earlier[phase]

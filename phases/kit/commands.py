@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
+from typing import Any
 
 from runbook.config.phase import PlanContext
-from runbook.records import ArmSchedule, Launch, Stop
+from runbook.records import ArmSchedule, Launch
 from runbook.records.launch import DATASET_FLAG, torchrun
 from runbook.records.own_trainer import for_own
 from runbook.stats.plans import balanced_rounds
@@ -67,28 +69,27 @@ def trainer_launch(
     schedule: ArmSchedule | None = None,
     extra: Sequence[str] = (),
     dataset: str = "synthetic",
-    retry_steps: int | None = None,
-    optional: bool = False,
-    watched: bool = False,
-    resumes: str = "",
-    after: int = 0,
-    stop: Stop | None = None,
+    **more: Any,
 ) -> Launch:
     """One training run: `torchrun` on all ranks, or `python` in one process without DDP.
 
     `steps` and `env` are those of the profile's phase unless given; with `nodes` it has the ranks
-    of so many of the run's nodes only.
+    of so many of the run's nodes only. `more` are other fields of the launch.
     """
     profile, settings = context.profile, context.profile.phases[phase]
-    if profile.own_trainer:
-        return _own_launch(
-            context,
-            phase=phase,
-            name=name,
-            purpose=purpose,
-            steps=steps or scaled(settings.steps, context),
-            alone=not ddp,
-            variables=environment(context, phase, ddp=ddp) if env is None else dict(env),
+    variables = environment(context, phase, ddp=ddp) if env is None else dict(env)
+    # More steps get more time, fewer no less.
+    timeout_s = settings.timeout_s * max(1.0, context.steps_scale)
+    make = partial(_launch, phase, name, purpose=purpose, timeout_s=timeout_s)
+    if own := profile.own_trainer:
+        steps = steps or scaled(settings.steps, context)
+        return make(
+            kind="own",
+            argv=own.argv(ranks=profile.ranks, steps=steps, alone=not ddp),
+            env={**for_own(variables), **own.env},
+            nproc=profile.ranks if ddp else 1,
+            steps=steps,
+            own=own,
         )
     named = profile.config if ddp else profile.config_single
     config = named if "/" in named else f"configs/{named}"  # as it is typed
@@ -101,57 +102,22 @@ def trainer_launch(
         *(DATASET_FLAG, dataset, "--ddp", "1" if ddp else "0", "--steps", str(total)),
         *extra,
     )
-    return Launch(
-        name=name,
-        phase=phase,
+    return make(
         kind="trainer",
         argv=argv,
-        env=dict(environment(context, phase, ddp=ddp) if env is None else env),
-        run_dir=f"{phase}/{name}",
+        env=variables,
         nproc=profile.ranks // context.nodes * nodes if ddp else 1,
         nodes=nodes if ddp else 1,
         steps=total,
-        # More steps get more time, fewer no less.
-        timeout_s=settings.timeout_s * max(1.0, context.steps_scale),
         config=config,
         config_overrides={**settings.config_overrides, **context.config_overrides},
         schedule=schedule,
-        optional=optional,
-        purpose=purpose,
-        retry_steps=retry_steps,
-        watched=watched,
-        resumes=resumes,
-        after=after,
-        stop=stop,
+        **more,
     )
 
 
-def _own_launch(
-    context: PlanContext,
-    *,
-    phase: str,
-    name: str,
-    purpose: str,
-    steps: int,
-    alone: bool,
-    variables: dict[str, str],
-) -> Launch:
-    """One launch of the profile's own trainer, on all ranks or `alone` in one process."""
-    own = context.profile.own_trainer
-    assert own is not None  # noqa: S101 - by its caller
-    return Launch(
-        name=name,
-        phase=phase,
-        kind="own",
-        argv=own.argv(ranks=context.profile.ranks, steps=steps, alone=alone),
-        env={**for_own(variables), **own.env},
-        run_dir=f"{phase}/{name}",
-        nproc=1 if alone else context.profile.ranks,
-        steps=steps,
-        timeout_s=context.profile.phases[phase].timeout_s * max(1.0, context.steps_scale),
-        purpose=purpose,
-        own=own,
-    )
+def _launch(phase: str, name: str, **fields: Any) -> Launch:
+    return Launch(phase=phase, name=name, run_dir=f"{phase}/{name}", **fields)
 
 
 def launches_per_arm(context: PlanContext, phase: str) -> int:
@@ -237,9 +203,9 @@ def ceilings_launch(
     many = profile.ranks > 1
     nodes = len(on) or (context.nodes if many else 1)
     start = start_ranks(context, nodes=nodes) if many else ("python",)
-    return Launch(
-        name=name,
-        phase=phase,
+    return _launch(
+        phase,
+        name,
         kind="ceilings",
         argv=(*start, "-m", "nsa.ceilings", "--device", profile.hardware.device),
         env={
@@ -247,7 +213,6 @@ def ceilings_launch(
             for name, value in environment(context, phase, ddp=many).items()
             if name.startswith(("NCCL_", "CUDA_", "OMP_"))
         },
-        run_dir=f"{phase}/{name}",
         nproc=profile.ranks // context.nodes * nodes if many else profile.ranks,
         nodes=nodes,
         on=on,
@@ -276,13 +241,12 @@ def pytest_launch(
         if name.startswith("OMP_")
     }
     packages = tuple(f"nsa.tests.{module}" for module in modules)
-    return Launch(
-        name=name,
-        phase=phase,
+    return _launch(
+        phase,
+        name,
         kind="pytest",
         argv=("python", "-m", "pytest", "-q", "--pyargs", *packages, *chosen),
         env={**threads, **(env or {})},
-        run_dir=f"{phase}/{name}",
         nproc=1,
         steps=0,
         timeout_s=context.profile.phases[phase].timeout_s,

@@ -1,129 +1,60 @@
-"""Every limit of the shipped phases, declared once; profiles give the values.
+"""Every limit of the shipped phases, declared once in `limits.yaml`; profiles give the values.
 
-A new limit is one declaration here, its name in the `limits` of the phase that reads it, and one
-line in `configs/machines/gpu.yaml` or, from the data sheet, in `runbook.config.machines`.
+A new limit is one entry there, its name in the `limits` of the phase that reads it, and one line in
+`configs/machines/gpu.yaml` or, from the data sheet, in `runbook.config.machines`.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
-
-from nsa.settings import load_strict
+from phases.kit.tables import table
 from runbook.config.limits import IDLE_MFU, FixedRule, LimitSpec, LimitUse  # noqa: F401
 from runbook.config.profile import MOST_OF_PEAK  # noqa: F401 - fixed.yaml tells both
 from runbook.records import Comparator
 
 
-def _gate(
-    name: str,
-    comparator: str,
-    unit: str,
-    meaning: str,
-    use: LimitUse = LimitUse.GATE,
-    *,
-    toggle: str = "",
-) -> LimitSpec:
-    return LimitSpec(
-        name=name,
-        comparator=Comparator(comparator),
-        unit=unit,
-        meaning=meaning,
-        use=use,
-        toggle=toggle,
-    )
+def spec(name: str) -> LimitSpec:
+    """The limit of this name."""
+    said = dict(table("limits")[name])
+    compares, use = Comparator(said.pop("comparator")), LimitUse(said.pop("use", LimitUse.GATE))
+    return LimitSpec(name=name, comparator=compares, use=use, unit=said.pop("unit", ""), **said)
 
 
-THROUGHPUT = _gate("throughput", ">=", "tok/s", "floor of the production config, all ranks")
-THROUGHPUT_AIM_LOW = _gate(
-    "throughput_aim_low", ">=", "tok/s", "lower end of the band aimed at", LimitUse.AIM
-)
-THROUGHPUT_AIM_HIGH = _gate(
-    "throughput_aim_high", "<=", "tok/s", "upper end of the band aimed at", LimitUse.AIM
-)
-ACCEPTED_LOSS = _gate(
-    "accepted_loss", "<=", "", "loss of throughput against runs that were accepted before"
-)
-MFU_FLOOR = _gate("mfu_floor", ">=", "", "share of the devices' peak that the model's FLOPs use")
-MFU_OF_CEILING = _gate(
-    "mfu_of_ceiling", ">=", "", "share of the matrix product measured by preflight"
-)
-GPU_UTILISATION = _gate("gpu_utilisation", ">", "%", "of the least busy GPU")
-GPU_IMBALANCE = _gate(
-    "gpu_imbalance", "<=", "percentage points", "between the busiest and the least busy GPU"
-)
-MEMORY_HEADROOM = _gate("memory_headroom", ">", "%", "free on the fullest GPU at its fullest")
-SCALING = _gate(
-    "scaling", ">=", "", "E = T_N / (N x T_1) at the same batch per GPU, of GPUs and of whole nodes"
-)
-FUSED_MARGIN = _gate(
-    "fused_margin", "<=", "", "loss of speed that is not worth a switch", LimitUse.RULE
-)
-LOSS_PARITY = _gate("loss_parity", "<=", "nats", "between plain and fused AdamW", LimitUse.RULE)
-PYTHON_SHARE = _gate(
-    "python_share",
-    "<=",
-    "",
-    "share of a step that Python costs; on a GPU: that it waits for Python",
-)
-PYTHON_HOTSPOT = _gate("python_hotspot", "<=", "", "share of the costliest Python function")
-DRIFT = _gate("drift", "<=", "", "change of the step time from beginning to end")
-STALL_SHARE = _gate(
-    "stall_share", "<=", "", "share of the time in stalls: pauses whole, slow steps what they lose"
-)
-LEARNED_SHARE = _gate(
-    "learned_share", ">=", "", "of the way from ln(V) to the entropy rate of the long run's data"
-)
-# The watchdog halts where the mean over the layers is beyond them; the row asks it of every layer.
-GATE_ENTROPY_MIN = _gate(
-    "gate_entropy_min",
-    ">=",
-    "",
-    "entropy of the branch gates over ln 3, of every layer",
-    toggle="NSA_WATCH_GATE_ENTROPY_MIN",
-)
-GATE_MAX_SHARE = _gate(
-    "gate_max_share",
-    "<=",
-    "",
-    "largest share of one branch, of every layer",
-    toggle="NSA_WATCH_GATE_MAX_THRESHOLD",
-)
-GATE_COLLAPSE_READINGS = _gate(
-    "gate_collapse_readings",
-    "<",
-    "readings",
-    "bad readings in a row: a collapse",
-    LimitUse.RULE,
-    toggle="NSA_WATCH_GATE_COLLAPSE_N",
-)
-MEMORY = _gate("memory_gib", "<", "GiB", "peak of any rank, and projected to the last step")
-CHECKPOINT_SHARE = _gate(
-    "checkpoint_share", "<=", "", "share of the training time that writing checkpoints takes"
-)
-LOADER_FETCH = _gate("loader_fetch_s", "<=", "s", "the slowest batch of the loader's test")
-FLAKY_LAUNCHES = _gate(
-    "flaky_launches",
-    "<=",
-    "launches",
-    "of one phase that finished only at a second attempt",
-    LimitUse.RULE,
-)
-DISK_FREE = _gate("disk_free_gib", ">=", "GiB", "free where the artifacts go")
-DISK_WRITE = _gate("disk_write_mib_s", ">=", "MiB/s", "written and synced there")
-GPU_IDLE_MEMORY = _gate("gpu_idle_memory_mib", "<=", "MiB", "in use before the run")
-CEILING_MATMUL = _gate(
-    "ceiling_matmul_tflops", ">=", "TFLOP/s", "large matrix product on the slowest device"
-)
-CEILING_MEMORY = _gate(
-    "ceiling_memory_gb_s", ">=", "GB/s", "copy in the slowest device's memory, read + written"
-)
-CEILING_HOST = _gate(
-    "ceiling_host_gb_s", ">=", "GB/s", "copy from pinned host memory to the slowest device"
-)
-CEILING_ALL_REDUCE = _gate(
-    "ceiling_all_reduce_gb_s", ">=", "GB/s", "bus bandwidth of a large all-reduce, slowest rank"
-)
+def specs(*names: str) -> tuple[LimitSpec, ...]:
+    """These limits, in this order."""
+    return tuple(map(spec, names))
+
+
+THROUGHPUT = spec("throughput")
+THROUGHPUT_AIM_LOW = spec("throughput_aim_low")
+THROUGHPUT_AIM_HIGH = spec("throughput_aim_high")
+ACCEPTED_LOSS = spec("accepted_loss")
+MFU_FLOOR = spec("mfu_floor")
+MFU_OF_CEILING = spec("mfu_of_ceiling")
+GPU_UTILISATION = spec("gpu_utilisation")
+GPU_IMBALANCE = spec("gpu_imbalance")
+MEMORY_HEADROOM = spec("memory_headroom")
+SCALING = spec("scaling")
+FUSED_MARGIN = spec("fused_margin")
+LOSS_PARITY = spec("loss_parity")
+PYTHON_SHARE = spec("python_share")
+PYTHON_HOTSPOT = spec("python_hotspot")
+DRIFT = spec("drift")
+STALL_SHARE = spec("stall_share")
+LEARNED_SHARE = spec("learned_share")
+GATE_ENTROPY_MIN = spec("gate_entropy_min")
+GATE_MAX_SHARE = spec("gate_max_share")
+GATE_COLLAPSE_READINGS = spec("gate_collapse_readings")
+MEMORY = spec("memory_gib")
+CHECKPOINT_SHARE = spec("checkpoint_share")
+LOADER_FETCH = spec("loader_fetch_s")
+FLAKY_LAUNCHES = spec("flaky_launches")
+DISK_FREE = spec("disk_free_gib")
+DISK_WRITE = spec("disk_write_mib_s")
+GPU_IDLE_MEMORY = spec("gpu_idle_memory_mib")
+CEILING_MATMUL = spec("ceiling_matmul_tflops")
+CEILING_MEMORY = spec("ceiling_memory_gb_s")
+CEILING_HOST = spec("ceiling_host_gb_s")
+CEILING_ALL_REDUCE = spec("ceiling_all_reduce_gb_s")
 
 # -- the same on every machine: physics, and error rates fixed in the code -------------------------
 
@@ -184,19 +115,10 @@ CHECKPOINTS_KEPT = 10
 LONG_SEQUENCE = 1024
 
 
-@cache
-def _rules() -> dict[str, list[dict[str, str]]]:
-    text = (files("phases.kit") / "fixed.yaml").read_text(encoding="utf-8")
-    document, problems = load_strict(text)
-    assert not problems, problems  # noqa: S101 - the file is ours
-    found: dict[str, list[dict[str, str]]] = document
-    return found
-
-
 def fixed_rules(phase: str) -> tuple[FixedRule, ...]:
     """What `fixed.yaml` says of a phase, with the numbers from here."""
     numbers = {name: value for name, value in globals().items() if name.isupper()}
     return tuple(
         FixedRule(**{key: text.format(**numbers) for key, text in rule.items()})
-        for rule in _rules()[phase]
+        for rule in table("fixed")[phase]
     )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from phases.kit.case import Finding, Unanswerable, failed, inconclusive, invalid, passed, skipped
+from phases.kit.case import Finding, failed, finding, inconclusive, invalid, passed, skipped
 from runbook.records import Comparator, Measurement, Outcome, Reason, Window
-from runbook.records.evidence import RankLog, TrainingLog
+from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 from runbook.stats.decision import Decision
 from runbook.stats.throughput import StatisticsError, effective, last_window
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from runbook.config.limits import Limit
 
 
@@ -41,6 +43,19 @@ def in_file(
     )
 
 
+def file_value(
+    launch: LaunchEvidence, kind: str, name: str, value: float | str, unit: str = "", **more: Any
+) -> Measurement:
+    """A value from one of the files of a launch, such as its `gates`; `more` as in `in_file`."""
+    return in_file(*launch.files.get(kind, ("", "")), name, value, unit, **more)
+
+
+def steps_of(frame: pd.DataFrame) -> Window:
+    """From the first to the last step of a table."""
+    first, last = (int(frame["step"].iloc[at]) for at in (0, -1))
+    return Window(first_step=first, last_step=last)
+
+
 def log_value(
     log: TrainingLog,
     name: str,
@@ -52,9 +67,8 @@ def log_value(
     note: str = "",
 ) -> Measurement:
     """A value from the steps of a log; `rows` are first and last position, all by default."""
-    steps = log.frame["step"]
-    first, last = rows if rows else (0, len(steps) - 1)
-    window = Window(first_step=int(steps.iloc[first]), last_step=int(steps.iloc[last]))
+    first, last = rows if rows else (0, len(log.frame) - 1)
+    window = steps_of(log.frame.iloc[first : last + 1])
     count = n if n is not None else last - first + 1
     return in_file(log.path, log.sha256, name, value, unit, n=count, window=window, note=note)
 
@@ -95,8 +109,16 @@ def derived(
     )
 
 
-def estimated(base: Measurement, decision: Decision, *, name: str, unit: str) -> Measurement:
-    """A decision's estimate with its interval, from the file of `base`."""
+def estimated(
+    base: Measurement,
+    decision: Decision,
+    *,
+    name: str,
+    unit: str,
+    note: str = "",
+    also: Sequence[Measurement] = (),
+) -> Measurement:
+    """A decision's estimate with its interval, from the file of `base` and those of `also`."""
     return derived(
         base,
         name=name,
@@ -104,6 +126,8 @@ def estimated(base: Measurement, decision: Decision, *, name: str, unit: str) ->
         unit=unit,
         n=max(decision.n, 1),
         interval=decision.interval,
+        note=note,
+        also=also,
     )
 
 
@@ -113,7 +137,7 @@ def last50(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     try:
         return last_window(log, arm=arm)
     except StatisticsError as error:
-        raise Unanswerable(_too_short(log, error)) from error
+        raise _too_short(log, error) from error
 
 
 def effective_rate(log: TrainingLog, *, arm: str | None = None) -> Measurement:
@@ -122,10 +146,10 @@ def effective_rate(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     try:
         rate = effective(log, arm=arm)
     except StatisticsError as error:
-        raise Unanswerable(_too_short(log, error)) from error
+        raise _too_short(log, error) from error
     if not 0.0 < float(rate.value) < math.inf:
         reason = f"{log.path}: a throughput of {rate.value} tok/s is impossible"
-        raise Unanswerable(invalid(Reason.NOT_PLAUSIBLE, reason, evidence=(log.path,)))
+        raise invalid(Reason.NOT_PLAUSIBLE, reason, evidence=(log.path,))
     return rate
 
 
@@ -138,7 +162,7 @@ def against(
     limit: Limit,
     text: str,
     *,
-    beyond: Callable[[str], Finding] | None = None,
+    beyond: Callable[..., Finding] | None = None,
 ) -> Finding:
     """PASS if the measured number is within the limit, FAIL (or what `beyond` makes) if not.
 
@@ -148,14 +172,10 @@ def against(
     if not limit.gated:
         return shown_only(measurement, limit, text)
     if limit.holds(float(measurement.value)):
-        return with_limit(passed(text), measurement, limit)
+        return passed(text, measurement=measurement, limit=limit)
     below = limit.spec.comparator in (Comparator.AT_LEAST, Comparator.ABOVE)
     fault = Reason.BELOW_LIMIT if below else Reason.ABOVE_LIMIT
-    return with_limit(beyond(text) if beyond else failed(fault, text), measurement, limit)
-
-
-def _paths(measurement: Measurement) -> list[str]:
-    return [source.path for source in measurement.sources]
+    return (beyond or partial(failed, fault))(text, measurement=measurement, limit=limit)
 
 
 def shown_only(measurement: Measurement, limit: Limit, text: str) -> Finding:
@@ -164,34 +184,31 @@ def shown_only(measurement: Measurement, limit: Limit, text: str) -> Finding:
     return skipped(Reason.NOT_GATED, reason, measurement=measurement)
 
 
-def with_limit(finding: Finding, measurement: Measurement, limit: Limit) -> Finding:
-    """The finding with its number, and the limit with its source."""
-    return replace(
-        finding,
-        measurement=measurement,
-        comparator=limit.spec.comparator,
-        limit=limit.value,
-        limit_source=limit.source,
-        evidence=tuple(dict.fromkeys((*finding.evidence, *_paths(measurement)))),
-    )
+# Reasons of a decision's outcomes: WINNER, TIE, KEEP and DROP are answers, so PASS.
+_DECIDED = {
+    Outcome.PASS: Reason.OK,
+    Outcome.FAIL: Reason.BELOW_LIMIT,
+    Outcome.INVALID: Reason.NOT_PLAUSIBLE,
+    Outcome.INCONCLUSIVE: Reason.UNDECIDED,
+}
 
 
 def decided(
-    decision: Decision, measurement: Measurement, *, evidence: Iterable[str] = ()
+    decision: Decision,
+    measurement: Measurement,
+    limit: Limit | None = None,
+    *,
+    reason: str = "",
+    evidence: Iterable[str] = (),
 ) -> Finding:
-    """A decision as a finding: WINNER, TIE, KEEP and DROP are answers, so PASS."""
+    """A decision as a finding, in its own words unless `reason` has others."""
     outcome = decision.outcome.as_check
-    code = {
-        Outcome.PASS: Reason.OK,
-        Outcome.FAIL: Reason.BELOW_LIMIT,
-        Outcome.INVALID: Reason.NOT_PLAUSIBLE,
-        Outcome.INCONCLUSIVE: Reason.UNDECIDED,
-    }[outcome]
-    paths = tuple(dict.fromkeys((*evidence, *_paths(measurement))))
-    return Finding(
-        outcome=outcome,
-        code=code,
-        reason=decision.reason,
+    files = (*evidence, *(source.path for source in measurement.sources))
+    return finding(
+        outcome,
+        _DECIDED[outcome],
+        reason or decision.reason,
         measurement=measurement,
-        evidence=paths,
+        limit=limit,
+        evidence=files,
     )

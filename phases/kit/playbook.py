@@ -11,11 +11,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from nsa.settings import load_strict
 from phases.kit.situation import Situation
+from phases.kit.tables import table
 from runbook.records import Reason
 from runbook.records.outcome import STEP
 
@@ -92,9 +91,7 @@ class Playbook:
 @cache
 def playbook() -> Playbook:
     """The shipped playbook, read once."""
-    text = (files("phases.kit") / "playbook.yaml").read_text(encoding="utf-8")
-    document, problems = load_strict(text)
-    assert not problems, problems  # noqa: S101 - the file is ours
+    document = table("playbook")
     topics = {name: _remedy(told) for name, told in document["topics"].items()}
     reasons = {
         Reason(name): topics[told["topic"]] if isinstance(told, dict) else _remedy(told)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
-from phases.kit.case import Case, Finding, Unanswerable, ending, incomplete, invalid, skipped
-from phases.kit.playbook import Advice, first_of, remedy_for
+from phases.kit.case import Case, Finding, ending, incomplete, invalid, skipped
+from phases.kit.playbook import first_of, remedy_for
 from phases.kit.situation import Situation, situation_of
+from phases.kit.tables import table
 from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
 from runbook.records import Check, Comparator, Launch, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
-from runbook.records.own_trainer import OwnTrainer
 
 S = TypeVar("S")
 # What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
@@ -29,8 +29,8 @@ class Row:
     `what` ends the id of its check; `topic` is the playbook's entry that fixes it; `needs` names
     the phases without which running this row's phase again does not answer it. `rests_on` names a
     row of this phase without which this one has nothing to measure, `restates` one that judges the
-    same number: where that one is not PASS either, this one may only follow from it. `own` answers
-    it for a trainer of one's own: True if `answer` does, False if it needs the trainer's contract.
+    same number: where that one is not PASS either, this one may only follow from it. `own`: it has
+    an answer for a trainer of one's own, which writes nothing of our trainer's contract.
     """
 
     what: str
@@ -40,49 +40,31 @@ class Row:
     needs: tuple[str, ...] = ()
     rests_on: str = ""
     restates: str = ""
-    own: Callable[[Case], Finding] | bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True)
 class RowsOf:
-    """Makes the rows about these launches of a case."""
+    """Makes the rows of a section of `rows.yaml`, about these launches of a case."""
 
-    names: Callable[[Case], Sequence[str]]
+    section: str
+    names: Callable[[Case], Sequence[str]] = field(default=lambda _: ())
 
-    def each(
-        self,
-        what: str,
-        question: str,
-        answer: Callable[[Case, str], Finding],
-        topic: str = "",
-        *,
-        own: Callable[[Case, str], Finding] | bool = False,
-        restates: str = "",
-    ) -> Row:
-        """A row that asks every launch: the worst answer counts. `own` asks each launch too."""
-        theirs = own if isinstance(own, bool) else self._worst(own)
-        return Row(what, question, self._worst(answer), topic, restates=restates, own=theirs)
+    def one(self, what: str, answer: Callable[[Case], Finding], *, own: bool = False) -> Row:
+        """A row that is asked once."""
+        words = dict(table("rows")[self.section][what])
+        needs = tuple(words.pop("needs", ()))
+        return Row(what, answer=answer, own=own, needs=needs, **words)
+
+    def each(self, what: str, answer: Callable[[Case, str], Finding], *, own: bool = False) -> Row:
+        """A row that asks every launch: the worst answer counts."""
+        return self.one(what, lambda case: first_problem(answer, case, self.names(case)), own=own)
 
     def together(
-        self,
-        what: str,
-        question: str,
-        answer: Callable[[Case, Sequence[str]], Finding],
-        topic: str = "",
-        *,
-        own: bool = False,
-        needs: tuple[str, ...] = (),
-        restates: str = "",
+        self, what: str, answer: Callable[[Case, Sequence[str]], Finding], *, own: bool = False
     ) -> Row:
         """A row that all launches answer together."""
-
-        def from_all(case: Case) -> Finding:
-            return answer(case, self.names(case))
-
-        return Row(what, question, from_all, topic, needs=needs, restates=restates, own=own)
-
-    def _worst(self, answer: Callable[[Case, str], Finding]) -> Callable[[Case], Finding]:
-        return lambda case: first_problem(answer, case, self.names(case))
+        return self.one(what, lambda case: answer(case, self.names(case)), own=own)
 
 
 class RowPhase(Phase):
@@ -107,9 +89,9 @@ class RowPhase(Phase):
         return [launch.name for launch in self.plan(case.context)]
 
     @property
-    def launched(self) -> RowsOf:
-        """Rows about the planned launches."""
-        return RowsOf(self.names)
+    def row(self) -> RowsOf:
+        """Makes this phase's rows, about the planned launches."""
+        return RowsOf(self.name, self.names)
 
     def details(self, case: Case) -> Judgement:
         """Tables, measurements, series, choices and notes; the checks come from the rows."""
@@ -138,13 +120,14 @@ class RowPhase(Phase):
         checks = [self._check(row, self._traced(row, found), case) for row in rows]
         try:
             details = self.details(case)
-        except (Unanswerable, *_IMPOSSIBLE) as missing:
+        except (Finding, *_IMPOSSIBLE) as missing:
             details = Judgement(checks=(), notes=(f"no tables: {missing}",))
+        ends = {name: self._advised("", end, now, context) for name, end, now in _bad_ends(case)}
         return replace(
             details,
             checks=tuple(checks),
-            remedies=_remedies(case),
-            first_commands=self._first_commands(case),
+            remedies={name: remedy for name, (remedy, _) in ends.items()},
+            first_commands={name: typed for name, (_, typed) in ends.items() if typed},
         )
 
     def _rows_for(self, case: Case) -> Sequence[Row]:
@@ -170,56 +153,49 @@ class RowPhase(Phase):
         needs_advice = not fine or finding.code is Reason.WARNING
         launches = tuple(case.evidence.launches.values())
         now = situation_of(case.profile, launches, finding.evidence)
-        advice = remedy_for(row.topic, finding.code, now, own=finding.topic)
-        first = first_of(row.topic, finding.code, now, own=finding.topic)
-        phases = (*dict.fromkeys((*row.needs, *self.needs)), self.name)
+        remedy, typed = self._advised(row.topic, finding, now, context, row.needs)
         said = {name: value for name, value in vars(finding).items() if name != "topic"}
         return Check(
             id=check_id,
             phase=self.name,
             question=row.question,
-            remedy=advice if needs_advice else "",
-            rerun="" if fine else context.rerun(*phases),
-            first_command="" if fine else _first_command(first, now, context, phases),
+            remedy=remedy if needs_advice else "",
+            rerun="" if fine else context.rerun(*self._again(row.needs)),
+            first_command="" if fine else typed,
             required=check_id in context.profile.required,
             **said,
         )
 
-    def _first_commands(self, case: Case) -> dict[str, str]:
-        """What to type first about each launch that did not end well, where its remedy has that."""
-        phases = (*dict.fromkeys(self.needs), self.name)
-        found = {
-            name: _first_command(
-                first_of("", end.code, now, own=end.topic), now, case.context, phases
-            )
-            for name, end, now in _bad_ends(case)
-        }
-        return {name: line for name, line in found.items() if line}
+    def _again(self, needs: Sequence[str]) -> tuple[str, ...]:
+        """The phases that are run again to answer a row with these needs."""
+        return (*dict.fromkeys((*needs, *self.needs)), self.name)
 
-
-def _first_command(
-    first: Advice | None, now: Situation, context: PlanContext, phases: Sequence[str]
-) -> str:
-    if first is None:
-        return ""
-    adding = [now.filled(text) for text in first.settings]
-    return first.command or context.rerun(*phases, adding=adding)
+    def _advised(
+        self,
+        topic: str,
+        found: Finding,
+        now: Situation,
+        context: PlanContext,
+        needs: Sequence[str] = (),
+    ) -> tuple[str, str]:
+        """What to do about a finding, and what to type first where the remedy has that."""
+        remedy = remedy_for(topic, found.code, now, own=found.topic)
+        first = first_of(topic, found.code, now, own=found.topic)
+        if first is None:
+            return remedy, ""
+        adding = [now.filled(text) for text in first.settings]
+        return remedy, first.command or context.rerun(*self._again(needs), adding=adding)
 
 
 def answered(row: Row, case: Case) -> Finding:
     """The row's answer; what keeps it from having one is an answer too."""
     try:
-        return _answer(row, case)(case)
-    except Unanswerable as unanswerable:
-        return unanswerable.finding
+        ours = case.profile.own_trainer is None or row.own
+        return row.answer(case) if ours else needs_contract(case)
+    except Finding as nothing:
+        return nothing
     except _IMPOSSIBLE as error:
         return invalid(Reason.NOT_PLAUSIBLE, f"nothing can be computed from these numbers: {error}")
-
-
-def _answer(row: Row, case: Case) -> Callable[[Case], Finding]:
-    if case.profile.own_trainer is None or row.own is True:
-        return row.answer
-    return row.own or needs_contract
 
 
 def _leaves_nothing(base: Finding, finding: Finding) -> bool:
@@ -231,13 +207,6 @@ def _says_the_same(base: Finding, finding: Finding) -> bool:
     return finding.outcome not in _FINE and finding.code is base.code
 
 
-def _remedies(case: Case) -> dict[str, str]:
-    """What to do about each launch that did not end well."""
-    return {
-        name: remedy_for("", end.code, now, own=end.topic) for name, end, now in _bad_ends(case)
-    }
-
-
 def _bad_ends(case: Case) -> Iterator[tuple[str, Finding, Situation]]:
     for name, launch in case.evidence.launches.items():
         end = ending(launch)
@@ -245,18 +214,12 @@ def _bad_ends(case: Case) -> Iterator[tuple[str, Finding, Situation]]:
             yield name, end, situation_of(case.profile, [launch], ranks=launch.launch.nproc)
 
 
-def own_of(case: Case) -> OwnTrainer:
-    """The profile's own trainer; an invariant where only its answers are asked."""
-    own = case.profile.own_trainer
-    assert own is not None  # noqa: S101 - the rows ask only then
-    return own
-
-
 def needs_contract(case: Case) -> Finding:
-    """What a check says that such a trainer leaves nothing to be answered from."""
+    """What a check says that a trainer of one's own leaves nothing to be answered from."""
+    own = case.profile.own_trainer
     reason = (
-        f"{own_of(case).name} is a trainer of your own: this needs evidence that only a trainer "
-        "with the contract writes"
+        f"{own.name if own else 'this'} is a trainer of your own: this needs evidence that only a "
+        "trainer with the contract writes"
     )
     return skipped(Reason.NEEDS_CONTRACT, reason)
 
@@ -294,8 +257,8 @@ def first_problem(
 def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Finding:
     try:
         return answer(case, name)
-    except Unanswerable as unanswerable:
-        return unanswerable.finding
+    except Finding as nothing:
+        return nothing
 
 
 def _order(found: Finding) -> tuple[int, bool, float]:

@@ -6,14 +6,12 @@ A number below its floor is the card's, not a setting's, so it is INVALID and ne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from nsa.contract import CEILINGS_JSON, Ceiling
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     ending,
     invalid,
     missing,
@@ -28,8 +26,8 @@ from phases.kit.limits import (
     LEAST_COPY_MIB,
     LEAST_MATRIX,
 )
-from phases.kit.measure import against, in_file
-from phases.kit.rows import Row
+from phases.kit.measure import against, file_value
+from phases.kit.rows import Row, RowsOf
 from phases.machine.devices import require_gpu
 from runbook.config.limits import LimitSpec
 from runbook.folder.launch.ceilings import CeilingsError, Measured, read_measured
@@ -41,33 +39,26 @@ LAUNCH = "ceilings"
 
 def ceiling_rows() -> tuple[Row, ...]:
     """The rows of preflight."""
-    row = partial(Row, rests_on="cuda")
-    multiply = "Does every device multiply matrices as fast as its kind?"
-    copy = "Is every device's memory as fast as its kind?"
-    feed = "Do the devices get data from the host at the speed of their link?"
-    exchange = "Do the ranks exchange gradients at the speed of their link?"
+    row = RowsOf("preflight").one
     return (
-        row("matmul", multiply, _row(Ceiling.MATMUL, CEILING_MATMUL), "card"),
-        row("memory_copy", copy, _row(Ceiling.MEMORY_COPY, CEILING_MEMORY), "card"),
-        row("host_copy", feed, _row(Ceiling.HOST_COPY, CEILING_HOST, require_gpu), "link"),
-        row(
-            "all_reduce", exchange,
-            _row(Ceiling.ALL_REDUCE, CEILING_ALL_REDUCE, require_ranks), "link",
-        ),
-    )  # fmt: skip
+        row("matmul", _row(Ceiling.MATMUL, CEILING_MATMUL)),
+        row("memory_copy", _row(Ceiling.MEMORY_COPY, CEILING_MEMORY)),
+        row("host_copy", _row(Ceiling.HOST_COPY, CEILING_HOST, require_gpu)),
+        row("all_reduce", _row(Ceiling.ALL_REDUCE, CEILING_ALL_REDUCE, require_ranks)),
+    )
 
 
 def require_ranks(case: Case) -> None:
     """Raise that it is SKIPPED on a profile with one rank."""
     if case.profile.ranks < 2:
         reason = f"profile {case.profile.name} has one rank"
-        raise Unanswerable(skipped(Reason.NEEDS_GPUS, reason))
+        raise skipped(Reason.NEEDS_GPUS, reason)
 
 
 def measured(case: Case, what: Ceiling, name: str = LAUNCH) -> list[Measured]:
     """One ceiling of every rank, slowest first, of preflight's case.
 
-    Raises Unanswerable where the launch did not end well, or its document is missing, damaged, of
+    Raises a finding where the launch did not end well, or its document is missing, damaged, of
     other devices than the profile's, or tells what cannot be.
     """
     launch, document = _launch(case, name)
@@ -76,17 +67,15 @@ def measured(case: Case, what: Ceiling, name: str = LAUNCH) -> list[Measured]:
             document, what, nproc=launch.launch.nproc, token=launch.result.run_token
         )
     except CeilingsError as error:
-        raise Unanswerable(_damaged(launch, str(error))) from error
+        raise _damaged(launch, str(error)) from error
     if not found:
-        raise Unanswerable(_damaged(launch, f"{CEILINGS_JSON}: no rank measured {what}"))
+        raise _damaged(launch, f"{CEILINGS_JSON}: no rank measured {what}")
     wanted = case.profile.hardware.device
     for one in found:
         if one.device_type != wanted:
             reason = f"{one.where} was measured on {one.device_type}, the profile is for {wanted}"
-            raise Unanswerable(
-                invalid(
-                    Reason.WRONG_ENVIRONMENT, reason, evidence=(launch.ceilings_path,), topic="cuda"
-                )
+            raise invalid(
+                Reason.WRONG_ENVIRONMENT, reason, evidence=(launch.path("ceilings"),), topic="cuda"
             )
     return found
 
@@ -99,15 +88,8 @@ def slowest(case: Case, what: Ceiling) -> Measurement:
 def as_measurement(case: Case, what: Ceiling, one: Measured, name: str = LAUNCH) -> Measurement:
     """A number of one rank with its file."""
     launch, _ = _launch(case, name)
-    return in_file(
-        launch.ceilings_path,
-        launch.ceilings_sha256,
-        str(what),
-        one.rate,
-        one.unit,
-        n=one.repeats,
-        note=f"{one.where}, median; {one.how}",
-    )
+    note = f"{one.where}, median; {one.how}"
+    return file_value(launch, "ceilings", str(what), one.rate, one.unit, n=one.repeats, note=note)
 
 
 def uuids(found: Sequence[Measured]) -> set[str]:
@@ -120,12 +102,12 @@ def _launch(case: Case, name: str = LAUNCH) -> tuple[LaunchEvidence, Mapping[str
     launch = case.launch(name)
     end = ending(launch)
     if end.outcome is not Outcome.PASS:
-        raise Unanswerable(end)
+        raise end
     if launch.ceilings is None:
         problems = [text for text in launch.problems if CEILINGS_JSON in text]
         if problems:
-            raise Unanswerable(_damaged(launch, problems[0]))
-        raise missing(f"{name} wrote no {CEILINGS_JSON}", launch.console_path)
+            raise _damaged(launch, problems[0])
+        raise missing(f"{name} wrote no {CEILINGS_JSON}", launch.path("console"))
     return launch, launch.ceilings
 
 
@@ -133,7 +115,7 @@ def _damaged(launch: LaunchEvidence, reason: str) -> Finding:
     """INVALID; where a field was left out for its type, that is the cause."""
     odd = [text for text in launch.problems if CEILINGS_JSON in text]
     cause = f" ({'; '.join(odd)})" if odd and odd[0] != reason else ""
-    paths = (launch.ceilings_path,)
+    paths = (launch.path("ceilings"),)
     return invalid(Reason.DAMAGED_ARTIFACT, f"{reason}{cause}", evidence=paths)
 
 
@@ -199,8 +181,9 @@ def _unlike(case: Case, what: Ceiling, found: Sequence[Measured]) -> str:
     )
 
 
-def _bad_card(text: str) -> Finding:
-    return invalid(Reason.WRONG_ENVIRONMENT, f"{text}: the card or its link, not a setting")
+def _bad_card(text: str, **found: Any) -> Finding:
+    reason = f"{text}: the card or its link, not a setting"
+    return invalid(Reason.WRONG_ENVIRONMENT, reason, **found)
 
 
 def other_devices(case: Case, env: Mapping[str, Any]) -> str:

@@ -7,13 +7,11 @@ read is said, and never counts as healthy in silence.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     invalid,
     missing,
     once,
@@ -21,8 +19,8 @@ from phases.kit.case import (
     warned,
 )
 from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST
-from phases.kit.measure import in_file
-from phases.machine.device_samples import require_own_times, sampled
+from phases.kit.measure import file_value
+from phases.machine.device_samples import Notes, require_own_times, sampled
 from phases.machine.devices import require_gpu
 from runbook.folder.launch.kernel_lines import (
     XIDS,
@@ -58,15 +56,6 @@ _SHOWN = 3
 _Gpu = Mapping[str, Any]
 
 
-@dataclass
-class Notes:
-    """`faults` make the launch suspect, `warnings` are to be read, `seen` is fine."""
-
-    faults: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    seen: list[str] = field(default_factory=list)
-
-
 @once
 def device_changes(case: Case, name: str) -> Finding:
     """PASS where nothing changed; INVALID where a fault shows that the machine was not healthy."""
@@ -81,24 +70,15 @@ def device_changes(case: Case, name: str) -> Finding:
     _standing(gpus, case.profile.hardware.pcie_width, notes)
     compared = _compare(launch, gpus, before, after, notes)
     _read_kernel(kernel, gpus, notes)
-    faults, warnings, seen = sampled(launch, gpus)
-    notes.faults += faults
-    notes.warnings += warnings
-    notes.seen += seen
+    sampled(launch, gpus, notes)
     return _said(launch, compared, notes)
 
 
 def _said(launch: LaunchEvidence, compared: int, notes: Notes) -> Finding:
     name = launch.launch.name
-    paths = (launch.devices_before_path, launch.kernel_log_path, launch.gpu_samples_path)
-    value = in_file(
-        launch.devices_after_path,
-        launch.devices_after_sha256,
-        "device_faults",
-        float(len(notes.faults)),
-        "faults",
-        n=max(1, compared),
-    )
+    paths = (launch.path("devices_before"), launch.path("kernel_log"), launch.path("gpu_samples"))
+    faults, counted = float(len(notes.faults)), max(1, compared)
+    value = file_value(launch, "devices_after", "device_faults", faults, "faults", n=counted)
     if notes.faults:
         reason = f"{name}: {'; '.join([*notes.faults, *notes.warnings])}"
         return invalid(
@@ -112,9 +92,9 @@ def _said(launch: LaunchEvidence, compared: int, notes: Notes) -> Finding:
 
 def _document(launch: LaunchEvidence, key: str, file: str) -> Mapping[str, Any]:
     """A document of the launch, whole."""
-    path = getattr(launch, f"{key}_path")
+    path = launch.path(key)
     if problems := [problem for problem in launch.problems if file in problem]:
-        raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(path,)))
+        raise invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(path,))
     document: Mapping[str, Any] | None = getattr(launch, key)
     if document is None:
         name = launch.launch.name
@@ -122,14 +102,14 @@ def _document(launch: LaunchEvidence, key: str, file: str) -> Mapping[str, Any]:
     wanted = ("source", "problem", "lines" if key == "kernel_log" else "gpus")
     if absent := [part for part in wanted if document.get(part) is None]:
         reason = f"{path}: it lacks {', '.join(absent)}"
-        raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,)))
+        raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,))
     return document
 
 
 def _used(launch: LaunchEvidence, before: Mapping[str, Any]) -> list[_Gpu]:
     """The GPUs of the ranks, as the trainer tells; else all that the launch might have used.
 
-    Raises Unanswerable where GPUs answered, and those of the ranks are not all among them.
+    Raises a finding where GPUs answered, and those of the ranks are not all among them.
     """
     gpus: list[_Gpu] = list(before["gpus"])
     uuids = ((launch.env or {}).get("device") or {}).get("uuids") or ()
@@ -138,9 +118,9 @@ def _used(launch: LaunchEvidence, before: Mapping[str, Any]) -> list[_Gpu]:
     if not wanted or not before["source"]:
         return gpus
     if lacking := sorted(wanted - found.keys()):
-        path = launch.devices_before_path
+        path = launch.path("devices_before")
         reason = f"{path}: it does not tell of GPU {', '.join(lacking)}, which a rank used"
-        raise Unanswerable(invalid(Reason.MISMATCH, reason, evidence=(path, launch.env_path)))
+        raise invalid(Reason.MISMATCH, reason, evidence=(path, launch.path("env")))
     return [gpu for uuid, gpu in found.items() if uuid in wanted]
 
 

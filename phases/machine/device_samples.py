@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from phases.kit.case import Unanswerable, invalid, missing
+from phases.kit.case import invalid, missing
 from phases.kit.limits import (
     CLOCK_LEAST,
     OTHERS_SAMPLES,
@@ -32,33 +33,38 @@ _THROTTLES = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-Found = tuple[list[str], list[str], list[str]]
 
 
-def sampled(launch: LaunchEvidence, gpus: Sequence[Mapping[str, Any]]) -> Found:
-    """Faults, warnings and what is fine, of the samples that were taken during the steps."""
+@dataclass
+class Notes:
+    """`faults` make the launch suspect, `warnings` are to be read, `seen` is fine."""
+
+    faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+
+
+def sampled(launch: LaunchEvidence, gpus: Sequence[Mapping[str, Any]], notes: Notes) -> None:
+    """Note faults, warnings and what is fine, of the samples taken during the steps."""
     if all(rank.steps is None for rank in launch.ranks):
-        return [], [], ["it took no step in which the GPUs could be sampled"]
+        notes.seen.append("it took no step in which the GPUs could be sampled")
+        return
     frame = _in_steps(launch)
     if frame is None or frame.empty:
         if any(gpu.get("counters") for gpu in gpus):
-            return [], ["the GPUs were not sampled while the launch trained"], []
-        return [], [], []
-    faults: list[str] = []
-    warnings: list[str] = []
-    seen: list[str] = []
+            notes.warnings.append("the GPUs were not sampled while the launch trained")
+        return
     for gpu in gpus:
         one = _of(frame, gpu)
         where = f"GPU {gpu.get('index')}"
         if one.empty:
-            warnings.append(f"{where} was not sampled while the launch trained")
+            notes.warnings.append(f"{where} was not sampled while the launch trained")
         link = gpu.get("link") or {}
-        faults += [f"{where}: {text}" for text in _slow_link(one, link)]
+        notes.faults += [f"{where}: {text}" for text in _slow_link(one, link)]
         for text, fatal in (*_held_back(one), *_others(one), *_low_clock(one, gpu)):
-            (faults if fatal else warnings).append(f"{where}: {text}")
+            (notes.faults if fatal else notes.warnings).append(f"{where}: {text}")
     if "other_processes" not in frame or not bool(frame["other_processes"].notna().any()):
-        seen.append("whose processes compute was not told")
-    return faults, warnings, seen
+        notes.seen.append("whose processes compute was not told")
 
 
 def _in_steps(launch: LaunchEvidence) -> pd.DataFrame | None:
@@ -154,7 +160,7 @@ def require_own_times(
     after: Mapping[str, Any],
     kernel: Mapping[str, Any],
 ) -> None:
-    """Raise Unanswerable unless each document was written when the launch began, or ended.
+    """Raise a finding unless each document was written when the launch began, or ended.
 
     What was taken at another time says nothing of this launch, however healthy it looks.
     """
@@ -172,19 +178,19 @@ def require_own_times(
         path = f"{launch.launch.run_dir}/{file}"
         if told is None:
             reason = f"{path}: it does not tell {key}"
-            raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,)))
+            raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,))
         if not -TAKEN_EARLY_S <= told - expected <= TAKEN_LATE_S:
             reason = (
                 f"{path} is of another time: {key} {document[key]}, the launch {word} at "
                 f"{_text(expected)}"
             )
-            raise Unanswerable(invalid(Reason.MISMATCH, reason, evidence=(path,), topic="devices"))
+            raise invalid(Reason.MISMATCH, reason, evidence=(path,), topic="devices")
 
 
 def sampled_at(launch: LaunchEvidence, frame: pd.DataFrame) -> pd.Series[float] | None:
     """When each of these samples was taken, on the clock of rank 0's steps (s); NaN if unreadable.
 
-    None where the steps have no wall clock. Raises Unanswerable where the samples are of another
+    None where the steps have no wall clock. Raises a finding where the samples are of another
     time than the steps.
     """
     import pandas as pd
@@ -196,12 +202,12 @@ def sampled_at(launch: LaunchEvidence, frame: pd.DataFrame) -> pd.Series[float] 
     when = pd.to_datetime(frame["timestamp"], format="%Y/%m/%d %H:%M:%S.%f", errors="coerce")
     seconds = (when - pd.Timestamp(0)).dt.total_seconds()
     if seconds.max() < begin or seconds.min() > end:
-        path = launch.gpu_samples_path
+        path = launch.path("gpu_samples")
         reason = (
             f"{path} is of another time: its last sample is of {frame['timestamp'].max()}, "
             f"the last step ended at {_text(end)}"
         )
-        raise Unanswerable(invalid(Reason.MISMATCH, reason, evidence=(path,), topic="devices"))
+        raise invalid(Reason.MISMATCH, reason, evidence=(path,), topic="devices")
     return seconds
 
 

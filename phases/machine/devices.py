@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
-from phases.kit.case import Case, Finding, Unanswerable, invalid, passed, skipped, warned
+from phases.kit.case import Case, Finding, invalid, passed, skipped, warned
 from phases.kit.limits import GPU_IDLE_MEMORY, MEMORY_SHARE, POWER_LEAST
 from runbook.records import Measurement, Reason
 from runbook.records.measurement import MIB_PER_GIB
@@ -19,7 +18,7 @@ def require_gpu(case: Case, verb: str = "uses") -> None:
     """Raise that it is SKIPPED on a profile without GPUs."""
     if not case.profile.has_gpu:
         reason = f"profile {case.profile.name} {verb} no GPU"
-        raise Unanswerable(skipped(Reason.NEEDS_CUDA, reason))
+        raise skipped(Reason.NEEDS_CUDA, reason)
 
 
 def cuda(case: Case) -> Finding:
@@ -28,9 +27,13 @@ def cuda(case: Case) -> Finding:
     fact, value = case.known("torch.cuda_available")
     if fact.value is not True:
         why = _why_none(case)
-        title = f"No GPU that torch can use: profile {case.profile.name} trains on GPUs."
-        found = _wrong_hardware(f"torch sees no CUDA device: {why}", value)
-        return replace(found, title=title, clue=f"This profile trains on GPUs, and {why}.")
+        return invalid(
+            Reason.WRONG_ENVIRONMENT,
+            f"torch sees no CUDA device: {why}",
+            measurement=value,
+            title=f"No GPU that torch can use: profile {case.profile.name} trains on GPUs.",
+            clue=f"This profile trains on GPUs, and {why}.",
+        )
     _, count = case.known("torch.device_count")
     wanted, seen = case.profile.hardware.gpus, float(count.value)
     if seen < wanted:

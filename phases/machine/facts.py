@@ -5,7 +5,6 @@ from __future__ import annotations
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     incomplete,
     invalid,
     passed,
@@ -139,7 +138,7 @@ def needs(case: Case) -> Finding:
 def sequential_prefill(case: Case) -> Finding:
     """A warning where prefill goes token by token at S >= 1024, as the baseline is planned."""
     if "baseline" not in case.profile.phases:
-        raise Unanswerable(incomplete(Reason.NOT_RUN, "the profile plans no baseline"))
+        raise incomplete(Reason.NOT_RUN, "the profile plans no baseline")
     planned = environment(case.context, "baseline")
     batched = planned.get("NSA_PREFILL_BATCHED", "0") not in ("0", "false", "off", "no")
     override = case.context.config_overrides.get("train.seq_len")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, Finding, inconclusive, missing, skipped
 from phases.kit.limits import GPU_IMBALANCE, GPU_UTILISATION, MEMORY_HEADROOM
-from phases.kit.measure import against, derived, effective_rate, in_file
+from phases.kit.measure import against, derived, effective_rate, file_value
 from phases.machine.device_samples import FEWEST, sampled_at
 from phases.machine.devices import require_gpu
 from runbook.records import Measurement, Reason
@@ -64,11 +64,11 @@ def headroom(case: Case, name: str) -> Finding:
     total = frame["memory_total_mib"].to_numpy(dtype=float)
     known = used / total
     if not bool((known >= 0).any()):
-        raise missing(f"{name}: nvidia-smi tells no memory in use", launch.gpu_samples_path)
+        raise missing(f"{name}: nvidia-smi tells no memory in use", launch.path("gpu_samples"))
     known[~(known >= 0)] = -1.0
     fullest = int(known.argmax())
     free = 100.0 * (1.0 - used[fullest] / total[fullest])
-    value = _value(launch, frame, "memory_headroom", float(free), "%")
+    value = file_value(launch, "gpu_samples", "memory_headroom", float(free), "%", n=len(frame))
     text = f"{name}: {used[fullest]:.0f} of {total[fullest]:.0f} MiB at most, {free:.0f} % free"
     return against(value, case.limit(MEMORY_HEADROOM), text)
 
@@ -84,12 +84,14 @@ def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measureme
         gpus = gpus or {int(index) for index in frame["index"]}
         timed = frame[_in_timed_steps(case, name, launch, frame)]
         parts.append(timed)
-        sources.append(_value(launch, timed, "gpu_samples", float(len(timed)), "samples"))
+        count = len(timed)
+        kind = "gpu_samples"
+        sources.append(file_value(launch, kind, kind, float(count), "samples", n=count))
     every = pd.concat(parts)
-    count = partial(derived, sources[0], name="gpu_samples", unit="samples", also=sources)
+    counted = partial(derived, sources[0], name="gpu_samples", unit="samples", also=sources)
     counts = {int(str(i)): int(n) for i, n in every["index"].value_counts().items()}
     fewest = min(counts.get(gpu, 0) for gpu in gpus)
-    value = count(value=float(fewest), n=max(1, len(every)))
+    value = counted(value=float(fewest), n=max(1, len(every)))
     if fewest < FEWEST:
         text = f"{fewest} samples of a GPU in the timed steps: too few to tell how busy it was"
         return dict.fromkeys(sorted(gpus), math.nan), value, text
@@ -108,8 +110,8 @@ def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:
     if frame is None or frame.empty:
         raise missing(f"{name}: no samples of nvidia-smi were taken")
     if absent := [column for column in _COLUMNS if column not in frame]:
-        reason = f"{launch.gpu_samples_path}: the header lacks {', '.join(absent)}"
-        raise missing(reason, launch.gpu_samples_path)
+        reason = f"{launch.path('gpu_samples')}: the header lacks {', '.join(absent)}"
+        raise missing(reason, launch.path("gpu_samples"))
     wanted = launch.launch.nproc
     uuids = (case.env(name).get("device") or {}).get("uuids") or ()
     if uuids and "uuid" in frame:
@@ -118,7 +120,7 @@ def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:
     seen = frame["index"].nunique()
     if seen != wanted:
         reason = f"{name}: samples of {seen} GPU(s) for {wanted} ranks"
-        raise missing(reason, launch.gpu_samples_path)
+        raise missing(reason, launch.path("gpu_samples"))
     return launch, frame
 
 
@@ -140,12 +142,5 @@ def _in_timed_steps(
     latest = float(seconds[timed].max()) if timed.any() else first
     if last - latest > max(_SILENT_S, _SILENT_SHARE * (last - first)):
         reason = f"{name}: no samples in the last {last - latest:.1f} s of its timed steps"
-        raise missing(reason, launch.gpu_samples_path)
+        raise missing(reason, launch.path("gpu_samples"))
     return timed
-
-
-def _value(
-    launch: LaunchEvidence, frame: pd.DataFrame, name: str, value: float, unit: str
-) -> Measurement:
-    path, sha256 = launch.gpu_samples_path, launch.gpu_samples_sha256
-    return in_file(path, sha256, name, value, unit, n=len(frame))

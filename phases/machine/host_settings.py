@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from phases.kit.case import Case, Finding, missing, passed, skipped, warned
 from phases.kit.limits import BUSY_SHARE, OTHER_WORK_SHARE, SHM_LEAST_GIB
-from phases.kit.measure import in_file
+from phases.kit.measure import file_value
 from runbook.folder.launch.documents import load_of
 from runbook.records import Reason
 from runbook.records.evidence import Fact
@@ -33,41 +33,32 @@ def _below(limit: float) -> Callable[[Value], bool]:
     return lambda value: isinstance(value, int | float) and value < limit
 
 
-def _is_true(value: Value) -> bool:
-    return value is True
+def _is(bad: Value) -> Callable[[Value], bool]:
+    return lambda value: value == bad
 
 
-def _limited(value: Value) -> bool:
-    return value != "unlimited"
-
-
-def _slow(value: Value) -> bool:
-    return value != "performance"
-
-
-def _quota(value: Value) -> bool:
-    return value != "none"
-
-
-def _never(value: Value) -> bool:
-    return value == "never"
+def _not(good: Value) -> Callable[[Value], bool]:
+    return lambda value: value != good
 
 
 _SETTINGS = {
     "numa_balancing": _Setting(
-        "NUMA balancing moves pages", _is_true, "sysctl kernel.numa_balancing=0", gpu=True
+        "NUMA balancing moves pages", _is(True), "sysctl kernel.numa_balancing=0", gpu=True
     ),
     "iommu_translates": _Setting(
-        "the IOMMU translates transfers", _is_true, "boot with iommu=pt", gpu=True
+        "the IOMMU translates transfers", _is(True), "boot with iommu=pt", gpu=True
     ),
     "acs_redirects": _Setting(
         "PCIe ACS redirects transfers between GPUs",
-        _is_true,
+        _is(True),
         "switch ACS off in the firmware or with setpci",
         gpu=True,
     ),
     "memlock_mib": _Setting(
-        "locked memory is limited", _limited, "ulimit -l unlimited (container: --ulimit)", gpu=True
+        "locked memory is limited",
+        _not("unlimited"),
+        "ulimit -l unlimited (container: --ulimit)",
+        gpu=True,
     ),
     "shm_gib": _Setting(
         "shared memory (/dev/shm) is small",
@@ -80,7 +71,9 @@ _SETTINGS = {
         "remove what is left in it",
     ),
     "cpu_governor": _Setting(
-        "the CPU governor saves power", _slow, "cpupower frequency-set -g performance"
+        "the CPU governor saves power",
+        _not("performance"),
+        "cpupower frequency-set -g performance",
     ),
     "load_per_cpu": _Setting(
         "the machine is loaded (runnable per CPU)", _above(BUSY_SHARE), "end other work"
@@ -90,12 +83,14 @@ _SETTINGS = {
     ),
     "hugepages": _Setting(
         "transparent hugepages are off",
-        _never,
+        _is("never"),
         "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
     ),
     "swap_used_mib": _Setting("swap is in use", _above(64.0), "free memory, then swapoff -a"),
     "cpu_quota": _Setting(
-        "a quota stops the container's CPUs", _quota, "give it whole CPUs (--cpuset-cpus)"
+        "a quota stops the container's CPUs",
+        _not("none"),
+        "give it whole CPUs (--cpuset-cpus)",
     ),
 }
 
@@ -143,9 +138,7 @@ def other_work(case: Case, name: str) -> Finding:
         return skipped(Reason.NOTHING_COLLECTED, f"{name}: {why}")
     if not launch.result.ok:
         return skipped(Reason.NOTHING_COLLECTED, f"{name} did not finish")
-    value = in_file(
-        launch.load_path, launch.load_sha256, "other_work", round(load.taken, 4), "of the CPUs"
-    )
+    value = file_value(launch, "load", "other_work", round(load.taken, 4), "of the CPUs")
     if load.taken > OTHER_WORK_SHARE:
         reason = f"{name}: {load}; more than {OTHER_WORK_SHARE:.0%} skews what is timed here"
         return warned(reason, measurement=value)

@@ -7,7 +7,7 @@ from typing import Any
 
 from nsa.toggles import TOGGLES
 from phases.kit.case import Case, Finding, invalid, once, passed
-from phases.kit.measure import in_file
+from phases.kit.measure import file_value
 from phases.machine.nodes import other_nodes
 from phases.training.plausible import other_checkpoint
 from runbook.config.plan import stands_on_go
@@ -22,7 +22,7 @@ def as_planned(case: Case, name: str) -> Finding:
     """INVALID where checkpoint, config, toggles, data, model, nodes or software are others."""
     launch, env = case.launch(name), case.env(name)
     if other := other_checkpoint(launch, env):
-        paths = (launch.env_path,)
+        paths = (launch.path("env"),)
         return invalid(Reason.MISMATCH, f"{name}: {other}", evidence=paths, topic="resume")
     workload = _workload_problems(case, env)
     problems = [
@@ -36,12 +36,12 @@ def as_planned(case: Case, name: str) -> Finding:
         reason = f"{name}: {'; '.join(problems)}"
         topic = "workload" if problems == workload else ""
         topic = "two_folders" if other_folder(case, launch, env) else topic
-        return invalid(Reason.MISMATCH, reason, evidence=(launch.env_path,), topic=topic)
+        return invalid(Reason.MISMATCH, reason, evidence=(launch.path("env"),), topic=topic)
     work = case.profile.workload_of(case.phase)
     batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"
     reason = f"S={work.seq_len}, {batch}, {work.dtype}"
     digest = str(env.get("config_sha256"))
-    value = in_file(launch.env_path, launch.env_sha256, "config_sha256", digest)
+    value = file_value(launch, "env", "config_sha256", digest)
     return passed(reason, measurement=value)
 
 

@@ -10,7 +10,6 @@ from nsa.contract import ENV_JSON
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     failed,
     incomplete,
     inconclusive,
@@ -22,6 +21,7 @@ from phases.kit.case import (
     warned,
 )
 from phases.kit.measure import log_value, rank_value
+from phases.training.own import own_accounts
 from runbook.accounts.between_steps import beside_words
 from runbook.accounts.clocks import FEW_CLOCKED
 from runbook.accounts.first_weights import begins, groups_of
@@ -39,6 +39,8 @@ _TORCH_TYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 @once
 def balanced(case: Case, name: str) -> Finding:
     """PASS if time, tokens, data, memory, processes and the tables have a second source."""
+    if case.profile.own_trainer:
+        return own_accounts(case, name)
     log, launch, sources = case.log(name), _every_rank(case, name), _sources(case, name)
     off = unbalanced(sources, Row.ACCOUNTS)
     value = log_value(log, "tokens", float(log.frame["tokens"].sum()), "tokens")
@@ -49,7 +51,7 @@ def balanced(case: Case, name: str) -> Finding:
         reason = f"{name}: {listed(off.problems)}: {why}"
         return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=value, evidence=paths)
     if off:
-        found = _failed(off, name, (*paths, launch.env_path))
+        found = _failed(off, name, (*paths, launch.path("env")))
         if found.code is Reason.MISMATCH:
             # The files agree, and tell of another setting: they are right.
             return found
@@ -106,13 +108,11 @@ def as_written(case: Case, name: str) -> Finding:
 def _failed(off: Unbalanced, name: str, paths: Iterable[str]) -> Finding:
     """FAIL with everything that is off, for the reason of the account that it is about."""
     account = off.account
-    found = failed(
-        account.reason if account else off.found[0][0].reason,
-        f"{name}: {listed(off.problems)}",
-        evidence=paths,
-        topic=account.topic if account else "",
-    )
-    return replace(found, title=account.title.format(name=name) if account else "")
+    reason = f"{name}: {listed(off.problems)}"
+    if account is None:
+        return failed(off.found[0][0].reason, reason, evidence=paths)
+    title = account.title.format(name=name)
+    return failed(account.reason, reason, evidence=paths, topic=account.topic, title=title)
 
 
 def _begun(case: Case, name: str) -> str:
@@ -154,7 +154,7 @@ def _not_tested(case: Case, name: str) -> Finding | None:
     why = _untested(case, name) if case.profile.has_gpu else ""
     if not why:
         return None
-    paths = (case.launch(name).env_path,)
+    paths = (case.launch(name).path("env"),)
     reason = f"{name}: {why}"
     return incomplete(Reason.NOTHING_COLLECTED, reason, evidence=paths, topic="untested")
 
@@ -182,7 +182,7 @@ def _self_tested(case: Case, name: str) -> Finding | None:
     launch = case.launch(name)
     if odd := [text for text in launch.problems if f"{ENV_JSON}.attention" in text]:
         # What was left out may be the one that failed.
-        return invalid(Reason.DAMAGED_ARTIFACT, odd[0], evidence=(launch.env_path,))
+        return invalid(Reason.DAMAGED_ARTIFACT, odd[0], evidence=(launch.path("env"),))
     bad = {
         kind: found
         for kind, found in _self_test(case, name).items()
@@ -196,7 +196,7 @@ def _self_tested(case: Case, name: str) -> Finding | None:
         for kind, found in bad.items()
     )
     reason = f"{name}: the self-test rejected {told}; {ran or 'nothing else'} ran instead"
-    paths = (case.launch(name).env_path,)
+    paths = (case.launch(name).path("env"),)
     if all(found.get("refused") for found in bad.values()):
         return warned(reason, evidence=paths, topic="self_test")
     return failed(Reason.MISMATCH, reason, evidence=paths, topic="self_test")
@@ -218,9 +218,9 @@ def _sources(case: Case, name: str) -> Sources:
     try:
         work = Workload.of(env)
     except ValueError as error:
-        path = launch.env_path
+        path = launch.path("env")
         reason = f"{path} does not say what was trained: {error}"
-        raise Unanswerable(invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,))) from error
+        raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,)) from error
     return Sources(
         frame=launch.training.frame if launch.training else pd.DataFrame(),
         ranks=launch.ranks,

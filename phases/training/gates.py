@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from phases.kit.case import Case, Finding, failed, inconclusive, invalid, missing, passed
 from phases.kit.limits import GATE_COLLAPSE_READINGS, GATE_ENTROPY_MIN, GATE_MAX_SHARE
-from phases.kit.measure import in_file, with_limit
-from runbook.records import Measurement, Reason, Window
+from phases.kit.measure import file_value, steps_of
+from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ def gates(case: Case, name: str) -> Finding:
     if frame is None or frame.empty:
         raise missing("no gate health was recorded")
     if absent := [name for name in ("entropy", "max_gate") if name not in frame]:
-        reason = f"{launch.gates_path}: the header lacks {', '.join(absent)}"
-        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(launch.gates_path,))
+        reason = f"{launch.path('gates')}: the header lacks {', '.join(absent)}"
+        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(launch.path("gates"),))
     low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
     patience = case.limit(GATE_COLLAPSE_READINGS)
     asked = launch.launch.steps if launch.result.steps is None else launch.result.steps
     if gap := _unread(frame, launch.after, asked, patience.value):
-        return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.gates_path,))
+        return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.path("gates"),))
     if wrong := _other_selection(launch):
-        paths = (launch.gates_path, launch.env_path)
+        paths = (launch.path("gates"), launch.path("env"))
         return failed(Reason.MISMATCH, wrong, evidence=paths, topic="selection")
     entropy = frame["entropy"].to_numpy(dtype=float)
     largest = frame["max_gate"].to_numpy(dtype=float)
@@ -54,13 +54,13 @@ def gates(case: Case, name: str) -> Finding:
         not (low.holds(one) and high.holds(other))
         for one, other in zip(entropy.tolist(), largest.tolist(), strict=True)
     ]
-    value = in_file(
-        launch.gates_path,
-        launch.gates_sha256,
+    value = file_value(
+        launch,
+        "gates",
         "gate_entropy_min",
         float(entropy.min()),
         n=len(frame),
-        window=Window(first_step=int(frame["step"].iloc[0]), last_step=int(frame["step"].iloc[-1])),
+        window=steps_of(frame),
         note=f"largest gate share {largest.max():.3f}",
     )
     text = f"lowest entropy {entropy.min():.3f}, largest gate share {largest.max():.3f}"
@@ -69,11 +69,11 @@ def gates(case: Case, name: str) -> Finding:
     if not patience.holds(readings):
         step = int(frame["step"].iloc[start])
         reason = f"the gates collapse from step {step} ({readings} readings in a row): {text}"
-        return with_limit(failed(Reason.BELOW_LIMIT, reason), value, low)
+        return failed(Reason.BELOW_LIMIT, reason, measurement=value, limit=low)
     if any(bad):
         text += f"; {sum(bad)} bad reading(s), never {patience.value:g} in a row"
         return passed(text, measurement=value)
-    return with_limit(passed(f"{text}, allowed {high.value:g}"), value, low)
+    return passed(f"{text}, allowed {high.value:g}", measurement=value, limit=low)
 
 
 def selection(launch: LaunchEvidence) -> tuple[Measurement, ...]:
@@ -87,14 +87,9 @@ def selection(launch: LaunchEvidence) -> tuple[Measurement, ...]:
         # A damaged row may tell any step; that it does is the row's to say.
         readings = readings[readings["step"] > 0]
         if not readings.empty:
-            steps = Window(
-                first_step=int(readings["step"].iloc[0]), last_step=int(readings["step"].iloc[-1])
-            )
-            value = float(readings[column].mean())
-            file = (launch.gates_path, launch.gates_sha256)
-            found.append(
-                in_file(*file, column, value, unit, n=len(readings), window=steps, note=note)
-            )
+            value, read = float(readings[column].mean()), len(readings)
+            more = {"n": read, "window": steps_of(readings), "note": note}
+            found.append(file_value(launch, "gates", column, value, unit, **more))
     return tuple(found)
 
 

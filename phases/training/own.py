@@ -11,36 +11,28 @@ from typing import TYPE_CHECKING
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     failed,
     incomplete,
     inconclusive,
     invalid,
-    missing,
     once,
     passed,
     skipped,
 )
-from phases.kit.limits import MEMORY
 from phases.kit.measure import (
-    against,
     derived,
-    in_file,
+    file_value,
     log_value,
     rank_value,
 )
-from phases.kit.rows import needs_contract
-from phases.training.stability import projected_plateau, steadiness_of
+from phases.training.stability import processes_of
 from runbook.records import Measurement, Reason
-from runbook.records.evidence import LaunchEvidence, TrainingLog
-from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
+from runbook.records.evidence import TrainingLog
+from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE
-from runbook.stats.memory import FEWEST_ROWS
-from runbook.stats.throughput import warmup_cut
+from runbook.stats.throughput import step_times, warmup_cut
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
 
 # Fewer times at which the log grew do not tell how fast it went, nor whether the loss fell.
@@ -52,17 +44,12 @@ _ERRORS = 4.0
 def own_ranks(case: Case, name: str) -> Finding:
     """Was there a process of every rank, and did each come to the end where it tells?"""
     launch = case.completed(name)
-    seen = _processes(launch)
+    seen = processes_of(launch)
     wanted, last = launch.launch.nproc, launch.last_steps
     ranks = {int(rank) for rank in seen["rank"] if rank >= 0}
     ranks |= {rank for rank, step in last.items() if step is not None}
-    value = in_file(
-        launch.processes_path,
-        launch.processes_sha256,
-        "processes",
-        float(seen["pid"].nunique()),
-        "processes",
-    )
+    count = float(seen["pid"].nunique())
+    value = file_value(launch, "processes", "processes", count, "processes")
     if wanted > 1 and ranks != set(range(wanted)):
         told = ", ".join(map(str, sorted(ranks))) or "none"
         reason = (
@@ -78,7 +65,6 @@ def own_ranks(case: Case, name: str) -> Finding:
     return passed(f"{wanted} rank(s) seen{told}{alike}", measurement=value)
 
 
-@once
 def own_plausible(case: Case, name: str) -> Finding:
     """Can the log be that of this launch: its steps, its loss, its times?"""
     log, launch = case.log(name), case.launch(name)
@@ -97,17 +83,13 @@ def own_plausible(case: Case, name: str) -> Finding:
 
 def _step_problems(log: TrainingLog, planned: int) -> list[str]:
     steps = log.frame["step"]
-    last, usual = int(steps.iloc[-1]), max(1, own_cadence(log))
+    # Steps between two rows of the log, which several may have come at once.
+    last, usual = int(steps.iloc[-1]), max(1, int(log.frame["steps"].min()))
     if last > planned:
         return [f"its log goes to step {last}, {planned} were asked for: does it take {{steps}}?"]
     if last < planned - usual:
         return [f"its log ends at step {last} of {planned}"]
     return []
-
-
-def own_cadence(log: TrainingLog) -> int:
-    """Steps between two rows of the log, which several may have come at once."""
-    return int(log.frame["steps"].min())
 
 
 def _loss_problems(log: TrainingLog) -> list[str]:
@@ -122,19 +104,15 @@ def _loss_problems(log: TrainingLog) -> list[str]:
 def _timed(log: TrainingLog) -> tuple[int, pd.DataFrame]:
     """The rows after warm-up, and where they begin; raises where the log grew too seldom."""
 
-    cut = max(1, warmup_cut(_step_times(log)))
+    cut = max(1, warmup_cut(step_times(log)))
     rows = log.frame.iloc[cut:]
     if len(rows) < _FEWEST:
         reason = (
             f"{log.path} grew only {len(rows)} times after warm-up, and {_FEWEST} are needed to "
             "time it: more steps (--steps-scale), or a trainer that writes each row at once"
         )
-        raise Unanswerable(inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(log.path,)))
+        raise inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(log.path,))
     return cut, rows
-
-
-def _step_times(log: TrainingLog) -> npt.NDArray[np.float64]:
-    return (log.frame["dt_s"] / log.frame["steps"]).to_numpy(dtype=float)
 
 
 @once
@@ -156,7 +134,6 @@ def own_rate(case: Case, name: str) -> Measurement:
     )
 
 
-@once
 def own_accounts(case: Case, name: str) -> Finding:
     """Its own pace, where it tells one, against the times at which its log grew."""
     log = case.log(name)
@@ -192,45 +169,3 @@ def own_learns(case: Case, name: str) -> Finding:
     if fell < -_ERRORS * noise:
         return failed(Reason.NOT_LEARNING, f"it rose: {text}", measurement=value)
     return inconclusive(Reason.UNDECIDED, text, measurement=value)
-
-
-def own_steady(case: Case, name: str) -> Finding:
-    """As `stability.steadiness`, by the times at which the log grew."""
-    log = case.log(name)
-    return steadiness_of(case, log, _step_times(log))
-
-
-def own_memory_plateau(case: Case, name: str) -> Finding:
-    """Of the resident memory of all its processes together."""
-
-    launch = case.completed(name)
-    samples = _processes(launch)
-    sums = samples.groupby("mono").agg(step=("step", "max"), mib=("rss_mib", "sum"))
-    total = sums[sums["step"] > 0].groupby("step")["mib"].max()
-    if len(total) < FEWEST_ROWS:
-        reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
-        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.processes_path,))
-    ranks = launch.launch.nproc
-    return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
-
-
-def own_memory_limit(case: Case, name: str) -> Finding:
-    """The largest resident memory of one process, on a CPU; nobody tells what a GPU's holds."""
-    if case.profile.has_gpu:
-        return needs_contract(case)
-    launch = case.completed(name)
-    peak = float(_processes(launch)["rss_mib"].max())
-    text = f"the largest process had {peak:.0f} MiB"
-    return against(_memory(launch, peak / MIB_PER_GIB), case.limit(MEMORY), text)
-
-
-def _memory(launch: LaunchEvidence, gib: float) -> Measurement:
-    path, digest = launch.processes_path, launch.processes_sha256
-    count = 0 if launch.processes is None else len(launch.processes)
-    return in_file(path, digest, "peak_memory", gib, "GiB", n=count)
-
-
-def _processes(launch: LaunchEvidence) -> pd.DataFrame:
-    if launch.processes is None or not len(launch.processes):
-        raise missing(f"{launch.launch.name}: no process of it was seen", launch.processes_path)
-    return launch.processes

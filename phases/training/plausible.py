@@ -10,6 +10,7 @@ from nsa.toggles import TOGGLES
 from phases.kit.case import Case, Finding, invalid, once, passed
 from phases.kit.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
 from phases.kit.measure import log_value
+from phases.training.own import own_plausible
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
@@ -27,11 +28,13 @@ LOSS_WINDOW = 50
 @once
 def check_plausible(case: Case, name: str) -> Finding:
     """PASS if loss, tokens and times are possible, else INVALID with everything that is not."""
+    if case.profile.own_trainer:
+        return own_plausible(case, name)
     log, launch, env = case.log(name), case.launch(name), case.env(name)
     if other := other_checkpoint(launch, env):
         # Its steps are others than planned, and that says nothing about the model.
         reason = f"{name}: {other}"
-        paths = (log.path, launch.env_path)
+        paths = (log.path, launch.path("env"))
         return invalid(Reason.MISMATCH, reason, evidence=paths, topic="resume")
     effective = env.get("effective") or {}
     problems = [
@@ -41,7 +44,7 @@ def check_plausible(case: Case, name: str) -> Finding:
         *loss_problems(log, effective, fresh=not launch.after),
     ]
     value = log_value(log, "loss_first", float(log.frame["loss"].iloc[0]), "nats", rows=(0, 0))
-    paths = (log.path, launch.env_path)
+    paths = (log.path, launch.path("env"))
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
         return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, evidence=paths)
@@ -252,7 +255,7 @@ def differences(
 def alike(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> Finding:
     """PASS if all launches ran the same thing on the same machine, else INVALID with the keys."""
     found = {name: case.env(name) for name in names}
-    paths = [case.launch(name).env_path for name in names]
+    paths = [case.launch(name).path("env") for name in names]
     first = names[0]
     for name in names[1:]:
         unlike = differences(found[first], found[name], but=but)

@@ -14,7 +14,6 @@ from nsa.toggles import TOGGLES
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     ending,
     failed,
     incomplete,
@@ -102,13 +101,9 @@ def report_of(case: Case, launch: str) -> JUnitReport:
         return found.junit
     if found.junit is None and (by_itself or found.result.status is LaunchStatus.CRASHED):
         reason = f"{launch}: no readable JUnit file; {found.result.cause or 'no cause recorded'}"
-        raise missing(reason, found.console_path, follows=case.fault_of(launch))
-    raise Unanswerable(_without_evidence(ending(found)))
-
-
-def _without_evidence(end: Finding) -> Finding:
-    reason = f"no evidence: {end.reason}"
-    return replace(end, outcome=Outcome.INCOMPLETE, reason=reason)
+        raise missing(reason, found.path("console"), follows=case.fault_of(launch))
+    end = ending(found)
+    raise replace(end, outcome=Outcome.INCOMPLETE, reason=f"no evidence: {end.reason}")
 
 
 def broken_tests(tests: Iterable[JUnitCase]) -> list[JUnitCase]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, Finding, failed, invalid
-from phases.kit.measure import in_file
+from phases.kit.measure import file_value
 from runbook.folder.names import RESOURCES_CSV
-from runbook.records import Measurement, Reason
+from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     launch = case.launch(name)
     looks = _looks(launch)
     if damage := [text for text in launch.problems if f"/{RESOURCES_CSV}: " in text]:
-        return invalid(Reason.DAMAGED_ARTIFACT, damage[0], evidence=(launch.resources_path,))
+        return invalid(Reason.DAMAGED_ARTIFACT, damage[0], evidence=(launch.path("resources"),))
     if looks is None:
         return None
     steps_left = case.profile.workload.production_steps - float(looks["step"].max())
@@ -67,12 +67,13 @@ def resource_leak(case: Case, name: str) -> Finding | None:
         return None
     first = problems[0]
     reason = "; ".join(one.says for one in problems)
-    value = _measured(launch, first.what, first.more, len(looks))
+    what, unit = first.what, "MiB" if first.what.endswith("_mib") else first.what
+    value = file_value(launch, "resources", f"{what}_growth", first.more, unit, n=len(looks))
     # Memory that is not told may be a leak too; which of both lies is the first question.
     code, topic = (
         (Reason.UNBALANCED, "accounts") if first.what == "rss_mib" else (Reason.LEAK, "leak")
     )
-    return replace(failed(code, reason, measurement=value, topic=topic), title=first.title)
+    return failed(code, reason, measurement=value, topic=topic, title=first.title)
 
 
 def resource_words(case: Case, name: str) -> str:
@@ -192,9 +193,3 @@ def _once(held: npt.NDArray[np.float64]) -> float:
 
     second, largest = (float(more) for more in np.sort(np.diff(held))[-2:])
     return largest if largest > 0 and second <= largest / 2 else 0.0
-
-
-def _measured(launch: LaunchEvidence, what: str, grown: float, looks: int) -> Measurement:
-    path, digest = launch.resources_path, launch.resources_sha256
-    unit = "MiB" if what.endswith("_mib") else what
-    return in_file(path, digest, f"{what}_growth", grown, unit, n=looks)

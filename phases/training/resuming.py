@@ -6,13 +6,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
 
 from nsa.contract import checkpoint_step
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     ending,
     failed,
     incomplete,
@@ -26,7 +24,7 @@ from phases.kit.limits import CHECKPOINT_SHARE, CHECKPOINTS_KEPT, RESUMED_TOLERA
 from phases.kit.measure import against, derived, log_value, rank_value
 from phases.training.plausible import alike, other_checkpoint
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib
-from runbook.records import Measurement, Outcome, Reason
+from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.stats.throughput import step_times
 
@@ -86,7 +84,8 @@ def resumed(case: Case, first: str, others: Sequence[str]) -> Finding:
     largest = max((one.largest for one in apart), default=0.0)
     after = case.log(others[-1])
     base = log_value(after, "loss_last", float(after.frame["loss"].iloc[-1]), "nats")
-    value = _both(base, log_value(before, "loss", 0.0, "nats"), largest)
+    files = [base, log_value(before, "loss", 0.0, "nats")]
+    value = derived(base, name="resumed_loss", value=largest, unit="", also=files)
     told = _written(case.completed(first).ranks)
     if problems := [text for one in apart for text in one.problems]:
         return failed(Reason.MISMATCH, listed(problems), measurement=value, topic="resume")
@@ -108,13 +107,13 @@ class _Apart:
 
 
 def _apart(case: Case, first: str, second: str) -> _Apart:
-    """How `second` does the steps of `first`. Raises Unanswerable where it did others."""
+    """How `second` does the steps of `first`. Raises a finding where it did others."""
     before, after, launch = case.log(first), case.log(second), case.launch(second)
     if other := other_checkpoint(launch, case.env(second)) or _other_end(case, launch):
         return _Apart(steps=[launch.after], largest=0.0, problems=[f"{second}: {other}"], saves=0)
     unlike = alike(case, [first, second])
     if launch.launch.stop is not None and unlike.outcome is not Outcome.PASS:
-        raise Unanswerable(unlike)
+        raise unlike
     both = before.frame.merge(after.frame, on="step", suffixes=("", "_again"))
     begun, done = launch.after, after.frame["step"].tolist()
     last = launch.launch.steps if launch.launch.stop is None else begun + len(done)
@@ -122,7 +121,7 @@ def _apart(case: Case, first: str, second: str) -> _Apart:
     common = [step for step in wanted if step <= int(before.frame["step"].iloc[-1])]
     if done != wanted or both["step"].tolist() != common or not common:
         reason = f"{second} trained other steps than {begun + 1} to {last} of {first}"
-        raise Unanswerable(invalid(Reason.MISMATCH, reason, evidence=(before.path, after.path)))
+        raise invalid(Reason.MISMATCH, reason, evidence=(before.path, after.path))
     apart = (both["loss_again"] / both["loss"] - 1.0).abs()
     allowed = RESUMED_TOLERANCE if case.profile.has_gpu else 0.0
     at = f"{second} goes on from step {begun}, and"
@@ -243,10 +242,6 @@ def _not_at_once(launch: LaunchEvidence, *, lag: int) -> str:
     return ""
 
 
-def _both(base: Measurement, other: Measurement, largest: float) -> Measurement:
-    return derived(base, name="resumed_loss", value=largest, unit="", also=[base, other])
-
-
 def _written(ranks: Sequence[RankLog]) -> str:
     seconds = [_slowest(rank) for rank in ranks if rank.checkpoints]
     return f"; the checkpoint took {max(seconds):.2f} s to write" if seconds else ""
@@ -257,7 +252,7 @@ def _slowest(rank: RankLog) -> float:
 
 
 def _checkpoint_gib(case: Case, name: str) -> float:
-    count = _effective(case, name).get("n_params")
+    count = (case.env(name).get("effective") or {}).get("n_params")
     if not isinstance(count, int) or count < 1:
         raise missing(f"{name}: env.json does not say how many parameters it trains")
     return checkpoint_gib(count)
@@ -266,13 +261,9 @@ def _checkpoint_gib(case: Case, name: str) -> float:
 def _save_every(case: Case, name: str) -> int:
     """Steps between two checkpoints of production, as its config has them."""
     if case.profile.plan is None:
-        raise Unanswerable(incomplete(Reason.NOT_RUN, "no plan says how often one is written"))
+        raise incomplete(Reason.NOT_RUN, "no plan says how often one is written")
     for other in case.profile.plan.phases:
         settings = case.profile.phases[other]
         if settings.stage is not None and settings.stage.needs_go:
             return max(1, settings.steps // settings.stage.legs)
     return int(((case.env(name).get("config") or {}).get("train") or {}).get("save_every") or 0)
-
-
-def _effective(case: Case, name: str) -> dict[str, Any]:
-    return dict(case.env(name).get("effective") or {})

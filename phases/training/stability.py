@@ -13,16 +13,18 @@ from phases.kit.measure import (
     against,
     decided,
     estimated,
+    file_value,
     log_value,
     rank_value,
     shown_only,
-    with_limit,
 )
+from phases.kit.rows import needs_contract
 from phases.training.resources import resource_leak, resource_words
 from runbook.records import Measurement, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
+from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.measurement import MIB_PER_GIB
 from runbook.stats.decision import Decision
+from runbook.stats.memory import FEWEST_ROWS
 from runbook.stats.memory import memory_plateau as projected
 from runbook.stats.steady import steady
 from runbook.stats.throughput import step_times
@@ -30,8 +32,6 @@ from runbook.stats.throughput import step_times
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
 
     from runbook.config.limits import Limit
@@ -55,21 +55,15 @@ def no_halt(case: Case, name: str) -> Finding:
 
 
 def steadiness(case: Case, name: str) -> Finding:
-
+    """Does a step take as long at the end as at the beginning, without stalls?"""
     log = case.log(name)
-    return steadiness_of(case, log, step_times(log))
-
-
-def steadiness_of(case: Case, log: TrainingLog, seconds: npt.NDArray[np.float64]) -> Finding:
-    """Of a log whose steps took so many seconds each."""
-
     drift, stall = case.limit(DRIFT), case.limit(STALL_SHARE)
-    decision = steady(seconds, tolerance=drift.value, stall_limit=stall.value)
+    decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
     steps = log_value(log, "dt_s", 0.0, "s")
     value = estimated(steps, decision, name="step_time_change", unit="share")
     if not case.gates_throughput(drift, stall):
         return shown_only(value, drift, decision.reason)
-    return with_limit(decided(decision, value), value, drift)
+    return decided(decision, value, drift)
 
 
 def with_memory(case: Case, name: str) -> LaunchEvidence:
@@ -93,19 +87,21 @@ def memory_plateau(case: Case, name: str) -> Finding:
 
     Among those with the same outcome it is the one that may need most.
     """
+    if case.profile.own_trainer:
+        return _plateau_of_processes(case, name)
     ranks = with_memory(case, name).ranks
     every = {rank.rank: plateau_of(case, rank) for rank in ranks}
-    found = min(every.values(), key=lambda found: (found.outcome.rank, -_most_mib(found)))
+
+    def worst(found: Finding) -> tuple[int, float]:
+        """By the upper bound of the projection; nothing is known of a rank with too few rows."""
+        bounds = found.measurement.interval if found.measurement else None
+        return found.outcome.rank, -(bounds[1] if bounds else 0.0)
+
+    found = min(every.values(), key=worst)
     if found.outcome is Outcome.FAIL:
         return replace(found, clue=_what_grows(case, every))
     told = replace(found, reason=f"{found.reason}{resource_words(case, name)}")
     return resource_leak(case, name) or told
-
-
-def _most_mib(found: Finding) -> float:
-    """The upper bound of the projection; nothing is known of a rank with too few rows."""
-    bounds = found.measurement.interval if found.measurement else None
-    return bounds[1] if bounds else 0.0
 
 
 def _what_grows(case: Case, found: Mapping[int, Finding]) -> str:
@@ -158,6 +154,8 @@ def _growth(decision: Decision, who: str, limit: Limit | None) -> str:
 
 def memory_limit(case: Case, name: str) -> Finding:
     """On CUDA the most that the allocator ever held; on a CPU the resident memory."""
+    if case.profile.own_trainer:
+        return _limit_of_processes(case, name)
     launch = with_memory(case, name)
     peaks = {rank.rank: _peak_mib(case, rank) for rank in launch.ranks}
     rank = max(launch.ranks, key=lambda log: peaks[log.rank])
@@ -179,6 +177,41 @@ def _peak_mib(case: Case, rank: RankLog) -> float:
     return max(float(held), float(rows["mem_mib"].max()))
 
 
+def _plateau_of_processes(case: Case, name: str) -> Finding:
+    """Of the resident memory of all its processes together."""
+
+    launch = case.completed(name)
+    samples = processes_of(launch)
+    sums = samples.groupby("mono").agg(step=("step", "max"), mib=("rss_mib", "sum"))
+    total = sums[sums["step"] > 0].groupby("step")["mib"].max()
+    if len(total) < FEWEST_ROWS:
+        reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
+        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.path("processes"),))
+    ranks = launch.launch.nproc
+    return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
+
+
+def _limit_of_processes(case: Case, name: str) -> Finding:
+    """The largest resident memory of one process, on a CPU; nobody tells what a GPU's holds."""
+    if case.profile.has_gpu:
+        return needs_contract(case)
+    launch = case.completed(name)
+    peak = float(processes_of(launch)["rss_mib"].max())
+    text = f"the largest process had {peak:.0f} MiB"
+    return against(_memory(launch, peak / MIB_PER_GIB), case.limit(MEMORY), text)
+
+
+def _memory(launch: LaunchEvidence, gib: float) -> Measurement:
+    count = 0 if launch.processes is None else len(launch.processes)
+    return file_value(launch, "processes", "peak_memory", gib, "GiB", n=count)
+
+
+def processes_of(launch: LaunchEvidence) -> pd.DataFrame:
+    if launch.processes is None or not len(launch.processes):
+        raise missing(f"{launch.launch.name}: no process of it was seen", launch.path("processes"))
+    return launch.processes
+
+
 def heartbeats(case: Case, name: str) -> Finding:
     """PASS if every rank began and ended every step, and rank 0 told its progress.
 
@@ -187,7 +220,7 @@ def heartbeats(case: Case, name: str) -> Finding:
     """
     launch = case.completed(name)
     if not launch.ranks:
-        raise missing(f"{name}: no rank wrote a heartbeat", launch.console_path)
+        raise missing(f"{name}: no rank wrote a heartbeat", launch.path("console"))
     planned = launch.launch.steps - launch.after
     problems = []
     for rank in launch.ranks:

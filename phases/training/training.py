@@ -9,7 +9,6 @@ from dataclasses import replace
 from phases.kit.case import (
     Case,
     Finding,
-    Unanswerable,
     ending,
     failed,
     incomplete,
@@ -26,7 +25,7 @@ from phases.machine.device_changes import device_changes
 from phases.machine.host_settings import other_work
 from phases.training.as_planned import as_planned
 from phases.training.balance import as_written, balanced, learned_from
-from phases.training.own import own_accounts, own_plausible, own_ranks
+from phases.training.own import own_ranks
 from phases.training.plausible import alike, check_plausible, mfu_of
 from phases.training.proofs import effect_problem, toggles_in_force
 from runbook.config.limits import IDLE_MFU
@@ -36,32 +35,18 @@ from runbook.records.evidence import TrainingLog
 
 def training_rows(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
     """The rows `completed` to `other_work` of a phase with training launches."""
-    asked = RowsOf(names)
-    each = asked.each
-    alive = "Did every rank report every step, to the same parameters?"
-    planned = "Did the planned config, toggles, device and software really run?"
-    sources = "Do two sources tell the same time, tokens, data and loss?"
-    arrives = "Does every rank's gradient arrive, and every parameter move?"
-    equations = "Does the model compute what the equations say?"
-    healthy = "Did GPUs and links stay free of errors, and to this launch alone?"
-    quiet = "Did other work leave the CPUs to this launch?"
+    row = RowsOf("training", names)
     return (
-        asked.together("completed", "Did the launch finish?", _completed, "stall", own=True),
-        each("ranks_alive", alive, _ranks_alive, "stall", own=own_ranks),
-        each("as_planned", planned, as_planned, "plausible"),
-        each("loss_finite", "Is the loss finite in every step?", _loss_finite, "loss", own=True),
-        each(
-            "plausible",
-            "Are loss, tokens and times possible?",
-            _plausible,
-            "plausible",
-            own=own_plausible,
-        ),
-        each("accounts", sources, balanced, "accounts", own=own_accounts),
-        each("gradients", arrives, learned_from, "gradients"),
-        each("oracle", equations, as_written, "oracle"),
-        each("devices", healthy, device_changes, "devices", own=True),
-        each("other_work", quiet, other_work, "busy", own=True),
+        row.together("completed", _completed, own=True),
+        row.each("ranks_alive", _ranks_alive, own=True),
+        row.each("as_planned", as_planned),
+        row.each("loss_finite", _loss_finite, own=True),
+        row.each("plausible", _plausible, own=True),
+        row.each("accounts", balanced, own=True),
+        row.each("gradients", learned_from),
+        row.each("oracle", as_written),
+        row.each("devices", device_changes, own=True),
+        row.each("other_work", other_work, own=True),
     )
 
 
@@ -71,6 +56,8 @@ def _plausible(case: Case, name: str) -> Finding:
     The second is no reason for other rows not to count: a floor that is missed stays a FAIL.
     """
     found = check_plausible(case, name)
+    if case.profile.own_trainer:
+        return found
     log, env = case.log(name), case.env(name)
     share = mfu_of(case, env, float((log.frame["tokens"] / log.frame["dt_s"]).median()))
     if found.outcome is not Outcome.PASS or share is None or share >= IDLE_MFU:
@@ -99,37 +86,28 @@ def _completed(case: Case, names: Sequence[str]) -> Finding:
 
 
 def require_sound(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> None:
-    """Raise Unanswerable unless the launches ran as planned, plausibly, alike, on healthy devices.
+    """Raise a finding unless the launches ran as planned, plausibly, alike, on healthy devices.
 
     A number of unlike or impossible runs is INVALID in its own row too, so that no table shows it
     as a PASS. `but` as in `differences`.
     """
-    found = _sound_own(case, names) if case.profile.own_trainer else _sound(case, names, but)
+    found = {
+        "plausible": first_problem(check_plausible, case, names),
+        "accounts": first_problem(balanced, case, names),
+    }
+    if case.profile.own_trainer:
+        # What such a trainer cannot tell is no reason; the verdict says that it was not checked.
+        found = {row: one for row, one in found.items() if one.outcome is not Outcome.SKIPPED}
+    else:
+        before = {"as_planned": first_problem(as_planned, case, names)}
+        found = before | found | {"comparable": alike(case, names, but=but)}
     harmed = first_problem(device_changes, case, names)
     suspect = {"devices": harmed} if harmed.outcome is Outcome.INVALID else {}
     for row, finding in {**found, **suspect}.items():
         if finding.outcome is not Outcome.PASS:
             reason = f"these launches do not count: {finding.reason}"
             follows = finding.follows or f"{case.phase}.{row}"
-            raise Unanswerable(replace(finding, reason=reason, follows=follows))
-
-
-def _sound(case: Case, names: Sequence[str], but: Sequence[str]) -> dict[str, Finding]:
-    return {
-        "as_planned": first_problem(as_planned, case, names),
-        "plausible": first_problem(check_plausible, case, names),
-        "accounts": first_problem(balanced, case, names),
-        "comparable": alike(case, names, but=but),
-    }
-
-
-def _sound_own(case: Case, names: Sequence[str]) -> dict[str, Finding]:
-    """What it cannot tell is no reason; the verdict says that it was not checked."""
-    found = {
-        "plausible": first_problem(own_plausible, case, names),
-        "accounts": first_problem(own_accounts, case, names),
-    }
-    return {row: one for row, one in found.items() if one.outcome is not Outcome.SKIPPED}
+            raise replace(finding, reason=reason, follows=follows)
 
 
 def toggles_row(names: Callable[[Case], Sequence[str]], *, but: Sequence[str] = ()) -> Row:
@@ -149,10 +127,12 @@ def toggles_row(names: Callable[[Case], Sequence[str]], *, but: Sequence[str] = 
             f"took effect: {', '.join(sorted(toggles)) or 'none requested'}", evidence=paths
         )
 
-    return RowsOf(names).each("toggles_effective", "Did every toggle of the plan take effect?", one)
+    return RowsOf("training", names).each("toggles_effective", one)
 
 
 def _ranks_alive(case: Case, name: str) -> Finding:
+    if case.profile.own_trainer:
+        return own_ranks(case, name)
     launch = case.launch(name)
     wanted = launch.launch.nproc
     present = {rank.rank: rank for rank in launch.ranks}

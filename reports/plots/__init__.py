@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from reports.plots.forest import Forest, forest_of, forest_of_check
+from reports.plots.forest import Forest, forest_of_check
 from reports.plots.timeline import Timeline
 from reports.plots.traces import Traces
 from reports.view import one_line
@@ -49,7 +49,7 @@ def _course(record: RunRecord) -> Iterator[Figure]:
 
 def _of_phase(phase: PhaseRecord) -> Iterator[Figure]:
     drawn: list[tuple[str, Forest | Traces]] = [
-        ("comparison", forest_of(comparison)) for comparison in phase.comparisons
+        ("comparison", Forest(comparison)) for comparison in phase.comparisons
     ]
     compared = {comparison.check for comparison in phase.comparisons}
     for check in phase.checks:

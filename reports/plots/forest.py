@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -33,47 +32,41 @@ _FAR = 8.0
 _OFF = " (off this scale)"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Forest:
-    """A forest plot: one row for each estimate, all on one scale."""
+    """A forest plot of a comparison: one row for each estimate, all on one scale."""
 
-    title: str
-    each: str
-    unit: str
-    answer: str
-    rows: tuple[Compared, ...]
-    reference: Mark | None = None
-    margin: Span | None = None
-    limits: tuple[Mark, ...] = ()
+    def __init__(self, comparison: Comparison, title: str = "") -> None:
+        self.of = of = compared_in_gib(comparison)
+        self.title = title or f"{of.title}: {of.answer}".removesuffix(": ")
 
     @property
     def empty(self) -> bool:
         """True if no row has a number that can be drawn."""
-        return not any(_numbers(row) for row in self.rows)
+        return not any(_numbers(row) for row in self.of.rows)
 
     @property
     def caption(self) -> str:
         """What the dots are, from which files, and what a reader may take it for."""
         parts = []
-        if any(row.values for row in self.rows):
-            parts.append(f"Small dots: {self.each} each, the first on top.")
-        bars = any(row.measurement.interval for row in self.rows)
+        if any(row.values for row in self.of.rows):
+            parts.append(f"Small dots: {self.of.each} each, the first on top.")
+        bars = any(row.measurement.interval for row in self.of.rows)
         parts.append(
             f"Large dot{' and bar' if bars else ''}: estimate{' and interval' if bars else ''}."
         )
-        if self.answer.startswith(_TIE):
+        if self.of.answer.startswith(_TIE):
             parts.append("TIE: none is shown to be faster.")
-        if not any(row.decides for row in self.rows):
+        if not any(row.decides for row in self.of.rows):
             parts.append("Shown only: it does not decide here.")
-        return " ".join([*parts, f"From {self.rows[0].measurement.where}."])
+        return " ".join([*parts, f"From {self.of.rows[0].measurement.where}."])
 
     @property
     def says(self) -> str:
         """The picture in words."""
-        answer = [self.answer] if self.answer else []
-        rows = [f"{row.label}: {said(row, self.unit)}" for row in self.rows]
-        marks = [mark_text(mark, self.unit) for mark in self._marks()]
-        marks += [span_text(self.margin, self.unit)] if self.margin else []
+        answer = [self.of.answer] if self.of.answer else []
+        rows = [f"{row.label}: {said(row, self.of.unit)}" for row in self.of.rows]
+        marks = [mark_text(mark, self.of.unit) for mark in self._marks()]
+        marks += [span_text(self.of.margin, self.of.unit)] if self.of.margin else []
         return "; ".join([*rows, *answer, *marks])
 
     def svg(self) -> Markup:
@@ -82,58 +75,47 @@ class Forest:
         key = list(self._key(x))
         top = 8 + draw.LINE * len(key)
         parts = [part for number, entry in enumerate(key) for part in _entry(number, entry)]
-        for number, row in enumerate(self.rows):
+        for number, row in enumerate(self.of.rows):
             at = top + _ROW * number
             parts += self._ground(x, at + _FIRST - 4, at + _ROW - 3)
             parts += _row(row, x, at)
-        bottom = top + _ROW * len(self.rows)
-        parts += draw.axis_below(x, bottom, _AXES.get(self.unit, self.unit))
+        bottom = top + _ROW * len(self.of.rows)
+        parts += draw.axis_below(x, bottom, _AXES.get(self.of.unit, self.of.unit))
         return draw.picture(self.title, self.says, bottom + 34, parts)
 
     def _marks(self) -> list[Mark]:
-        return [*([self.reference] if self.reference else []), *self.limits]
+        return [*([self.of.reference] if self.of.reference else []), *self.of.limits]
 
     def _scale(self) -> draw.Scale:
-        held = [value for row in self.rows for value in _numbers(row)]
+        held = [value for row in self.of.rows for value in _numbers(row)]
         levels = [mark.value for mark in self._marks()]
-        ends = [self.margin.low, self.margin.high] if self.margin else []
+        ends = [self.of.margin.low, self.of.margin.high] if self.of.margin else []
         shown = [*draw.near(levels, held, _FAR), *draw.near(ends, held, 2 * _FAR)]
         return draw.fit([*held, *shown], _LEFT, _RIGHT)
 
     def _key(self, x: draw.Scale) -> Iterator[tuple[str, str]]:
         """Class and words of everything that the rows are held against."""
         for mark in self._marks():
-            kind = "axis" if mark is self.reference else "limit"
-            yield kind, mark_text(mark, self.unit) + ("" if x.holds(mark.value) else _OFF)
-        if self.margin:
-            inside = x.holds(self.margin.low) and x.holds(self.margin.high)
-            yield "band", span_text(self.margin, self.unit) + ("" if inside else _OFF)
+            kind = "axis" if mark is self.of.reference else "limit"
+            yield kind, mark_text(mark, self.of.unit) + ("" if x.holds(mark.value) else _OFF)
+        if self.of.margin:
+            inside = x.holds(self.of.margin.low) and x.holds(self.of.margin.high)
+            yield "band", span_text(self.of.margin, self.of.unit) + ("" if inside else _OFF)
 
     def _ground(self, x: draw.Scale, top: float, bottom: float) -> list[Markup]:
         parts = [draw.line(x(tick), top, x(tick), bottom, "grid") for tick in x.ticks]
-        if self.margin and draw.drawable(self.margin.low) and draw.drawable(self.margin.high):
-            low, high = x(self.margin.low), x(self.margin.high)
+        if (
+            self.of.margin
+            and draw.drawable(self.of.margin.low)
+            and draw.drawable(self.of.margin.high)
+        ):
+            low, high = x(self.of.margin.low), x(self.of.margin.high)
             parts.insert(0, draw.box(low, top, high - low, bottom - top, "band"))
         for mark in self._marks():
             if x.holds(mark.value):
-                kind = "axis" if mark is self.reference else "limit"
+                kind = "axis" if mark is self.of.reference else "limit"
                 parts.append(draw.line(x(mark.value), top, x(mark.value), bottom, kind))
         return parts
-
-
-def forest_of(comparison: Comparison) -> Forest:
-    """The picture of a comparison."""
-    comparison = compared_in_gib(comparison)
-    return Forest(
-        title=f"{comparison.title}: {comparison.answer}".removesuffix(": "),
-        each=comparison.each,
-        unit=comparison.unit,
-        answer=comparison.answer,
-        rows=comparison.rows,
-        reference=comparison.reference,
-        margin=comparison.margin,
-        limits=comparison.limits,
-    )
 
 
 def forest_of_check(check: Check) -> Forest | None:
@@ -143,14 +125,17 @@ def forest_of_check(check: Check) -> Forest | None:
         return None
     if isinstance(limit, bool) or not isinstance(limit, (int, float)):
         return None
-    return Forest(
-        title=f"{check.id} against its limit",
+    title = f"{check.id} against its limit"
+    against = Comparison(
+        check=check.id,
+        title=title,
         each="",
         unit=measured.unit,
         answer=check.outcome.value,
         rows=(Compared(label=measured.name, values=(), measurement=measured),),
         limits=(Mark(label=f"limit ({check.comparator.value})", value=float(limit)),),
     )
+    return Forest(against, title)
 
 
 def said(row: Compared, unit: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from markupsafe import Markup
@@ -171,14 +171,7 @@ def _without_pauses(bars: list[Bar]) -> tuple[tuple[Bar, ...], tuple[tuple[float
 
 def _moved(bar: Bar, by: float) -> Bar:
     launches = tuple(_moved(one, by) for one in bar.launches)
-    return Bar(
-        name=bar.name,
-        start=bar.start + by,
-        seconds=bar.seconds,
-        kind=bar.kind,
-        said=bar.said,
-        launches=launches,
-    )
+    return replace(bar, start=bar.start + by, launches=launches)
 
 
 def _time(text: str) -> float | None:

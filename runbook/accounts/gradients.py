@@ -8,11 +8,14 @@ from typing import Any
 
 from runbook.accounts.model import at_most, oracle_tolerance
 from runbook.accounts.workload import Workload
-from runbook.records.evidence import RankLog
+from runbook.folder.launch.shapes import is_count
+from runbook.records.evidence import Effect, RankLog
 
 # What a mean of known numbers may be off by after it traveled in a type.
 WIRE_TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2}
 _COMPRESSED = ("attention.k_cmp", "attention.v_cmp", "compress")
+# No type rounds a number by more; 8 bits keep 3 of its digits or 2.
+_COARSE = 0.25
 # A norm of millions of float32 numbers, against the same in float64.
 NORM_TOLERANCE = 1e-2
 
@@ -44,7 +47,9 @@ def _proof_problems(who: str, proof: Mapping[str, Any] | None, work: Workload) -
         problems.append(f"{who}: no gradient for {', '.join(map(str, proof['missing']))}")
     if not (_near(low, allowed) and _near(high, allowed)):
         problems.append(f"{who}: the mean of known gradients came out as {low} to {high} of itself")
-    if work.wire is not None and wire != work.wire:
+    # Of numbers that did not come out at their size nobody can tell how finely they were sent.
+    sized = _near(low, _COARSE) and _near(high, _COARSE)
+    if sized and work.wire is not None and wire != work.wire:
         problems.append(f"{who}: gradients travel as {wire}, not as {work.wire}")
     off, most = proof.get("logit_gradient"), oracle_tolerance(work)
     # fp16's scaler tries factors that are too large, and leaves such a step out.
@@ -76,6 +81,31 @@ def _may_idle(group: str, work: Workload) -> bool:
 
 def _near(value: object, allowed: float) -> bool:
     return isinstance(value, int | float) and abs(value - 1.0) <= allowed
+
+
+def exchange_account(ranks: Sequence[RankLog]) -> list[str]:
+    """Gradients are exchanged once a step, when the sum of all its micro-batches is there.
+
+    As the hook that compresses them counts their bytes; without one nobody does.
+    """
+    counts = {rank.rank: [_exchanges(effect) for effect in rank.effects] for rank in ranks}
+    return [
+        f"rank {rank} exchanges its gradients {odd[0]:g} times in a step, not once after its last "
+        "micro-batch"
+        for rank, told in counts.items()
+        if (odd := [one for one in told if one != 1])
+    ]
+
+
+def _exchanges(effect: Effect) -> float:
+    """How often in a step the hook was given all gradients; 1 where the effect is another's."""
+    told = effect.evidence if isinstance(effect.evidence, Mapping) else {}
+    found = (told.get(name) for name in ("bytes_before", "bytes_of_gradients", "steps"))
+    counts = [float(one) for one in found if isinstance(one, int) and is_count(one)]
+    if effect.toggle != "NSA_DDP_COMPRESS" or len(counts) < 3:
+        return 1.0
+    sent, once, steps = counts
+    return sent / (once * steps) if once * steps else 1.0
 
 
 def left_over_account(ranks: Sequence[RankLog]) -> list[str]:

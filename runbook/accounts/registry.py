@@ -149,6 +149,7 @@ ACCOUNTS = (
     ),
     Account(Row.GRADIENTS, gradients.left_over_account, topic="left_over", leads=True),
     Account(Row.GRADIENTS, gradients.gradient_account),
+    Account(Row.GRADIENTS, gradients.exchange_account, topic="exchange"),
     Account(Row.GRADIENTS, gradients.norm_account),
     Account(Row.GRADIENTS, gradients.clip_account),
     Account(Row.GRADIENTS, optimizer.update_account),

@@ -210,10 +210,10 @@ def whole_type(*, at_least: int) -> Callable[[str], int]:
     """An argparse type: a whole number within the bound."""
 
     def read(text: str) -> int:
-        right = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
-        if not right or int(text) < at_least:
+        most = f", of at most {_MOST_DIGITS} digits" if len(text) > _MOST_DIGITS else ""
+        if most or not (text.isascii() and text.isdecimal()) or int(text) < at_least:
             raise argparse.ArgumentTypeError(
-                f"must be a whole number, {at_least} or more, not {shown(text)}"
+                f"must be a whole number, {at_least} or more{most}, not {shown(text)}"
             )
         return int(text)
 

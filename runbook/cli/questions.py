@@ -234,13 +234,13 @@ def replay(args: argparse.Namespace, console: Console) -> int:
       runbook replay my_report.yaml --json
     exit codes: 0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE
     """
-    from runbook.tools.replay.judge import judge_replay
-    from runbook.tools.replay.models import load_replay
+    from runbook.tools.replay.judge import judge_report
+    from runbook.tools.replay.report import load_report
 
-    replay, path, sha256 = load_replay(args.file)
-    judgement = judge_replay(replay, path=str(path), sha256=sha256)
+    report, path, sha256 = load_report(args.file)
+    judgement = judge_report(report)
     if args.json:
-        head: dict[str, Any] = {"schema_version": 1, "file": str(path), "sha256": sha256}
+        head: dict[str, Any] = {"schema_version": 2, "file": str(path), "sha256": sha256}
         console.json_document(head | judgement.model_dump(mode="json"))
     else:
         _print_judgement(console, judgement, str(path))
@@ -248,17 +248,11 @@ def replay(args: argparse.Namespace, console: Console) -> int:
 
 
 def _print_judgement(console: Console, judgement: ReplayRecord, path: str) -> None:
-    verdict = judgement.verdict.value
     claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
-    console.answer(verdict, claim)
+    console.answer(judgement.verdict.value, claim)
     console.result(f"judged from {path}; {judgement.source}", "")
-    rows = [
-        (check.id, check.outcome.value, "" if check.required else "optional", check.reason)
-        for check in judgement.checks
-    ]
-    console.table(("CHECK", "OUTCOME", "", "REASON"), rows, styled=1)
     count = len(judgement.contradictions)
-    console.result("", f"{count or 'no'} contradiction{'' if count == 1 else 's'}")
+    console.result(f"{count or 'no'} contradiction{'' if count == 1 else 's'}")
     for number, item in enumerate(judgement.contradictions, start=1):
         console.result(
             f"{number:3}. {item.rule} [{item.phase}] {item.outcome.value}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, UnionType
@@ -30,8 +30,20 @@ def is_file(name_or_path: str) -> bool:
     return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
+def locate(what: str, name_or_path: str, folder: Path, made: Iterable[str] = ()) -> Path:
+    """The file of a document: a shipped one by name, or one's own by path.
+
+    Raises UsageError that lists the shipped names, with those that are `made`.
+    """
+    if is_file(name_or_path):
+        return Path(name_or_path)
+    names = shipped_names(folder)
+    if name_or_path not in names:
+        raise _unknown(what, name_or_path, [*names, *made])
+    return folder / f"{name_or_path}.yaml"
+
+
 def _unknown(what: str, name: str, names: Sequence[str]) -> UsageError:
-    """That no `profile`, `preset` or `plan` has this name."""
     shown = ", ".join(sorted(one for one in names if gpus_by_name(one) <= SHOWN_GPUS))
     many = any(gpus_by_name(one) > SHOWN_GPUS for one in names)
     more = f"; x{SHOWN_GPUS} stands for more GPUs too" if many else ""
@@ -72,15 +84,10 @@ def whole_document(
     """
     if name_or_path in seen:
         raise UsageError(f"{what}s extend each other in a circle: {' -> '.join(seen)}")
-    path = Path(name_or_path)
     if name_or_path in made:
-        data = made[name_or_path]()
+        path, data = Path(name_or_path), made[name_or_path]()
     else:
-        if not is_file(name_or_path):
-            names = shipped_names(folder)
-            path = folder / f"{name_or_path}.yaml"
-            if name_or_path not in names:
-                raise _unknown(what, name_or_path, [*names, *made])
+        path = locate(what, name_or_path, folder, made)
         data = read_mapping(what, path)
     data = prepare(data, path)
     base = data.pop("extends", None)

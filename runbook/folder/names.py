@@ -5,6 +5,7 @@ The trainer's own files are in `nsa.contract`.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 RECORD_FILE = "run.json"
@@ -44,8 +45,10 @@ ANOMALY_TYPE = ".anomaly_type"
 def run_folders(out: Path) -> list[Path]:
     """The folders of `out` that hold a run or what is left of one, oldest first.
 
-    By name, since an id begins with its UTC time; empty where there is no such folder.
+    By name, since an id begins with its UTC time; empty where there is no such folder. A run is its
+    owner's: those of other users, in a folder that they share, cannot be looked into.
     """
     left = (RECORD_FILE, EVENTS_FILE, MANIFEST_FILE)
     there = sorted(out.iterdir()) if out.is_dir() else []
-    return [folder for folder in there if any((folder / name).is_file() for name in left)]
+    ours = (folder for folder in there if os.access(folder, os.X_OK))
+    return [folder for folder in ours if any((folder / name).is_file() for name in left)]

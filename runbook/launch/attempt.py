@@ -36,7 +36,7 @@ from runbook.launch.incident.bundle import (
 from runbook.launch.inputs import build_environment
 from runbook.launch.kernel_cause import with_kernel_log, with_limits
 from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
-from runbook.launch.local import LocalLauncher
+from runbook.launch.local import Local
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.watch.live_status import LiveStatus
 from runbook.launch.watch.ranks import RankWatch
@@ -63,7 +63,7 @@ class AttemptOptions:
     stop: StopRequest
     enough: Callable[[Path], bool] | None = None
     watch: Thresholds | None = None
-    launcher: Launcher = field(default_factory=LocalLauncher)
+    launcher: Launcher = field(default_factory=Local)
     begun: Begun | None = None
 
 
@@ -244,9 +244,8 @@ class Attempt:
                 self.watchdog,
                 self.run_dir,
                 ranks,
+                self.place,
                 token=self.token,
-                send=self.place.send,
-                outside=self.place.read_outside,
             )
             if isinstance(self.watch, ForeignWatch):
                 hang = self.watch.hang(hang, ranks)
@@ -279,13 +278,7 @@ class Attempt:
     ) -> End:
         ranks = list(self.watch.ranks.values())
         if stacks is None:
-            stacks = collect_stacks(
-                self.run_dir,
-                ranks,
-                token=self.token,
-                send=self.place.send,
-                outside=self.place.read_outside,
-            )
+            stacks = collect_stacks(self.run_dir, ranks, self.place)
         self.options.observer.note(f"{self.launch.name}: {cause}")
         self.evidence += [*stacks, write_summary(self.run_dir, ranks, cause)]
         return End(status=status, cause=cause, culprit_rank=culprit, kind=kind)

@@ -34,7 +34,8 @@ _WATCHDOG = re.compile(
 )
 _OF_RANK = re.compile(r"\bRank (\d+)\]")
 _ERROR = re.compile(r"\b\w*(Error|Exception)\b.*:|\berror:")
-_NOT_ITS_OWN = re.compile(r"ChildFailedError|failed \(exitcode|torch\.distributed\.elastic")
+# A line of torchrun itself: of its log, or of a traceback through its files.
+_TORCHRUN = re.compile(r"torch[./]distributed[./]elastic|ChildFailedError|failed \(exitcode")
 _TAIL_LINES = 400
 _JUNIT_CODES = (0, 1, 5)
 
@@ -81,7 +82,8 @@ def rank_exits(
 
 
 def _steps_done(state: RankState) -> int:
-    return state.steps_done if state.steps_done is not None else state.step
+    said = state.exit.steps_done if state.exit else None
+    return state.step if said is None else said
 
 
 def classify_trainer(
@@ -293,7 +295,7 @@ def _without_culprit(
 def last_error(console: Sequence[str]) -> str:
     """The last line that reads like an error of the program itself, not of torchrun."""
     for line in reversed(console[-_TAIL_LINES:]):
-        if _ERROR.search(line) and not _NOT_ITS_OWN.search(line):
+        if _ERROR.search(line) and not _TORCHRUN.search(line):
             return line.strip()[:500]
     return ""
 
@@ -309,7 +311,6 @@ _MACHINE = re.compile(
     r"|invalid device ordinal|system not yet initialized"
     r"|error while loading shared libraries|No module named '?torch\b"
 )
-_TORCHRUN = re.compile(r"torch[./]distributed[./]elastic|ChildFailedError|failed \(exitcode")
 
 
 def one_line(text: str) -> str:

@@ -16,7 +16,7 @@ from runbook.launch.command import build_command
 from runbook.launch.end import End, is_communication_failure
 from runbook.launch.inputs import CheckoutError, check_out
 from runbook.launch.launcher_api import Launcher, RefusedError
-from runbook.launch.local import LocalLauncher, other_launchers
+from runbook.launch.local import Local, other_launchers
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.watch.watchdog import Budgets, Thresholds
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus
@@ -62,7 +62,7 @@ def run_launch(
         stop=stop or StopRequest(),
         enough=enough,
         watch=watch or _watched(launch),
-        launcher=launcher or LocalLauncher(),
+        launcher=launcher or Local(),
         begun=begun,
     )
     return _settled(launch, _attempt(launch, 1, options), options, retry=retry)

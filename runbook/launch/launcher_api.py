@@ -22,7 +22,8 @@ from runbook.folder.launch.documents import Load
 from runbook.folder.launch.kernel_lines import KernelLine
 from runbook.launch.command import Command
 from runbook.launch.end import End
-from runbook.launch.watch.ranks import RankState, RankWatch
+from runbook.launch.incident.bundle import Reach
+from runbook.launch.watch.ranks import RankWatch
 from runbook.records import Launch
 
 GROUP = "runbook.launchers"
@@ -66,8 +67,8 @@ class Aftermath:
     node: str = ""
 
 
-class Running(Protocol):
-    """A command that was started."""
+class Running(Reach, Protocol):
+    """A command that was started, and how its ranks are reached."""
 
     @property
     def watch(self) -> RankWatch:
@@ -88,12 +89,6 @@ class Running(Protocol):
 
     def console_bytes(self) -> int:
         """How much it has printed so far."""
-
-    def send(self, state: RankState, number: int) -> bool:
-        """Send a signal to a rank that is provably of this launch; False if it got none."""
-
-    def read_outside(self, state: RankState) -> Path | None:
-        """The stack of a rank that cannot answer, read from outside; None if it cannot be."""
 
     def where(self, rank: int) -> str:
         """The node that a rank runs on; empty where there is only this machine."""

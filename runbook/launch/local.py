@@ -79,8 +79,8 @@ class LocalRun:
         return self._host.aftermath(hurry=hurry)
 
 
-class LocalLauncher:
-    """Starts launches on this machine."""
+class Local:
+    """This machine, as `--launcher` names it, and as a run's launcher."""
 
     here = True
 
@@ -99,12 +99,6 @@ class LocalLauncher:
     def is_own_file(self, name: str) -> bool:  # noqa: ARG002 - there are no nodes
         """As in `Launcher`."""
         return False
-
-
-class Local:
-    """This machine, as `--launcher` names it."""
-
-    here = True
 
     def lacks(self) -> list[str]:
         """As in `LauncherKind`."""
@@ -129,7 +123,7 @@ class Local:
         note: Callable[[str], None],  # noqa: ARG002
     ) -> Launcher:
         """As in `LauncherKind`."""
-        return LocalLauncher()
+        return self
 
     def printed(self, launch: Launch, setup: Setup) -> str:  # noqa: ARG002 - a launch says all
         """As in `LauncherKind`."""

@@ -14,8 +14,8 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -258,12 +258,12 @@ try:
     if count:
         say(nccl=".".join(map(str, torch.cuda.nccl.version())))
 except Exception as error:
-    say(torch_error=f"{type(error).__name__}: {error}")
+    say(problem=f"{type(error).__name__}: {error}")
 try:
     importlib.import_module(TRAINER)
-    say(trainer=True)
+    say(trainer_imports=True)
 except Exception as error:
-    say(trainer=False, trainer_error=f"{type(error).__name__}: {error}")
+    say(trainer_imports=False, trainer_error=f"{type(error).__name__}: {error}")
 """
 
 
@@ -275,16 +275,16 @@ class TorchFacts:
     torch sees no GPU.
     """
 
-    version: str | None
-    cuda_available: bool | None
-    device_count: int | None
-    uuids: tuple[str, ...]
-    cuda: str | None
-    nccl: str | None
-    collect_env: str
-    trainer_imports: bool
-    trainer_error: str
-    problem: str
+    version: str | None = None
+    cuda_available: bool | None = None
+    device_count: int | None = None
+    uuids: Sequence[str] = ()
+    cuda: str | None = None
+    nccl: str | None = None
+    collect_env: str = ""
+    trainer_imports: bool = False
+    trainer_error: str = ""
+    problem: str = ""
 
 
 def ask_torch(
@@ -305,19 +305,9 @@ def ask_torch(
     for line in result.stdout.splitlines():
         if line.startswith(_MARK):
             answer.update(json.loads(line.removeprefix(_MARK)))
-    problem = str(answer.get("torch_error", ""))
-    if "version" not in answer and not problem:
+    facts = TorchFacts(**answer)
+    error = facts.trainer_error or ("" if facts.trainer_imports else result.problem or "no answer")
+    problem = facts.problem
+    if facts.version is None and not problem:
         problem = result.problem or "torch gave no answer"
-    return TorchFacts(
-        version=answer.get("version"),
-        cuda_available=answer.get("cuda_available"),
-        device_count=answer.get("device_count"),
-        uuids=tuple(answer.get("uuids", ())),
-        cuda=answer.get("cuda"),
-        nccl=answer.get("nccl"),
-        collect_env=str(answer.get("collect_env", "")),
-        trainer_imports=bool(answer.get("trainer", False)),
-        trainer_error=str(answer.get("trainer_error") or "")
-        or ("" if answer.get("trainer") else result.problem or "no answer"),
-        problem=problem,
-    )
+    return replace(facts, trainer_error=error, problem=problem)

@@ -9,7 +9,8 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,10 +41,9 @@ class Places:
     shm: Path = Path("/dev/shm")  # noqa: S108 - the mount itself is looked at, no file made
 
 
-@dataclass(frozen=True)
-class _Read:
-    value: str | float | bool | None
-    note: str = ""
+_Value = str | float | bool | None
+# A value and a note on it.
+_Found = tuple[_Value, str]
 
 
 def collect_host_settings(file: str, places: Places | None = None) -> list[Draft]:
@@ -51,151 +51,119 @@ def collect_host_settings(file: str, places: Places | None = None) -> list[Draft
     where = places or Places()
     drafts = []
     for name, (read, unit) in _SETTINGS.items():
-        found = read(where)
-        note = found.note or ("" if found.value is not None else "not told on this machine")
-        drafts.append(
-            Draft(name=f"host.{name}", value=found.value, file=file, unit=unit, note=note)
-        )
+        try:
+            value, note = read(where)
+        except OSError as error:
+            value, note = None, f"{error.filename}: {error.strerror or error}"
+        note = note or ("" if value is not None else "not told on this machine")
+        drafts.append(Draft(name=f"host.{name}", value=value, file=file, unit=unit, note=note))
     return drafts
 
 
-def _text(path: Path) -> str | OSError:
-    try:
-        return path.read_text("utf-8", "replace").strip()
-    except OSError as error:
-        return error
+def _text(path: Path) -> str:
+    return path.read_text("utf-8", "replace").strip()
 
 
-def _unreadable(path: Path, error: OSError) -> _Read:
-    return _Read(None, f"{path}: {error.strerror or error}")
+def _readable(paths: Iterable[Path]) -> list[str]:
+    """The texts of those that can be read."""
+    found = []
+    for path in paths:
+        with suppress(OSError):
+            found.append(_text(path))
+    return found
 
 
-def _numa_balancing(where: Places) -> _Read:
-    path = where.proc / "sys/kernel/numa_balancing"
-    text = _text(path)
-    if isinstance(text, OSError):
-        return _unreadable(path, text)
+def _numa_balancing(where: Places) -> _Found:
+    text = _text(where.proc / "sys/kernel/numa_balancing")
     nodes = len(list((where.sys / "devices/system/node").glob("node[0-9]*")))
     state = "on" if text not in ("", "0") else "off"
-    return _Read(state == "on" and nodes > 1, f"{state}, {nodes} NUMA node(s)")
+    return state == "on" and nodes > 1, f"{state}, {nodes} NUMA node(s)"
 
 
-def _iommu(where: Places) -> _Read:
+def _iommu(where: Places) -> _Found:
     """Is the IOMMU in the way of transfers? Passed through, it is not."""
     path = where.sys / "kernel/iommu_groups"
-    try:
-        groups = sum(1 for _ in path.iterdir())
-    except OSError as error:
-        return _unreadable(path, error)
-    line = _text(where.proc / "cmdline")
-    words = [] if isinstance(line, OSError) else [w for w in line.split() if _CMDLINE.match(w)]
-    kinds = set()
-    for group in path.glob("*/type"):
-        kind = _text(group)
-        if isinstance(kind, str):
-            kinds.add(kind)
-    through = kinds == {"identity"} or any(
-        word in ("iommu=pt", "iommu.passthrough=1") for word in words
-    )
-    said = f"{groups} group(s), {', '.join(sorted(kinds)) or 'types unknown'}"
-    return _Read(groups > 0 and not through, f"{said}; boot options: {' '.join(words) or 'none'}")
+    groups = sum(1 for _ in path.iterdir())
+    line = " ".join(_readable([where.proc / "cmdline"]))
+    words = [word for word in line.split() if _CMDLINE.match(word)]
+    kinds = sorted(set(_readable(path.glob("*/type"))))
+    through = kinds == ["identity"] or {"iommu=pt", "iommu.passthrough=1"} & set(words)
+    said = f"{groups} group(s), {', '.join(kinds) or 'types unknown'}"
+    note = f"{said}; boot options: {' '.join(words) or 'none'}"
+    return groups > 0 and not through, note
 
 
-def _acs(where: Places) -> _Read:
+def _acs(_: Places) -> _Found:
     """Access control services redirect transfers between GPUs over the root complex."""
-    del where
     tool = shutil.which("lspci")
     if tool is None:
-        return _Read(None, "lspci is not installed")
+        return None, "lspci is not installed"
     result = run_tool([tool, "-vvv"], timeout_s=_LSPCI_TIMEOUT_S)
     if not result.ok:
-        return _Read(None, result.problem)
+        return None, result.problem
     if "ACSCtl" not in result.stdout:
         denied = "access denied" in result.stdout
-        return _Read(None, "lspci may not read it: run as root") if denied else _Read(False)
+        return (None, "lspci may not read it: run as root") if denied else (False, "")
     active = len(_ACS.findall(result.stdout))
-    return _Read(active > 0, f"{active} port(s) redirect")
+    return active > 0, f"{active} port(s) redirect"
 
 
-def _memlock(where: Places) -> _Read:
-    del where
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft == resource.RLIM_INFINITY:
-        return _Read("unlimited")
-    return _Read(round(soft / _MIB, 3))
+def _memlock(_: Places) -> _Found:
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return "unlimited" if soft == resource.RLIM_INFINITY else round(soft / _MIB, 3), ""
 
 
-def _shm_size(where: Places) -> _Read:
-    try:
-        usage = shutil.disk_usage(where.shm)
-    except OSError as error:
-        return _unreadable(where.shm, error)
-    return _Read(round(usage.total / _GIB, 3), f"{usage.free / _GIB:.2f} GiB free")
+def _shm_size(where: Places) -> _Found:
+    usage = shutil.disk_usage(where.shm)
+    return round(usage.total / _GIB, 3), f"{usage.free / _GIB:.2f} GiB free"
 
 
-def _shm_free(where: Places) -> _Read:
-    try:
-        return _Read(round(shutil.disk_usage(where.shm).free / _GIB, 3))
-    except OSError as error:
-        return _unreadable(where.shm, error)
+def _shm_free(where: Places) -> _Found:
+    return round(shutil.disk_usage(where.shm).free / _GIB, 3), ""
 
 
-def _governor(where: Places) -> _Read:
-    found = set()
-    for path in (where.sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor"):
-        text = _text(path)
-        if isinstance(text, str):
-            found.add(text)
-    if not found:
-        return _Read(None, "no cpufreq: set by the host of a virtual machine, or by the firmware")
-    return _Read(", ".join(sorted(found)))
+def _governor(where: Places) -> _Found:
+    paths = (where.sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    found = ", ".join(sorted(set(_readable(paths))))
+    without = "no cpufreq: set by the host of a virtual machine, or by the firmware"
+    return (found, "") if found else (None, without)
 
 
-def _load(where: Places) -> _Read:
-    del where
-    return _Read(round(os.getloadavg()[0] / count_cpus(), 3), "mean of the last minute")
+def _load(_: Places) -> _Found:
+    return round(os.getloadavg()[0] / count_cpus(), 3), "mean of the last minute"
 
 
-def _others(where: Places) -> _Read:
+def _others(_: Places) -> _Found:
     """Processors that others keep busy now, while this program waits."""
-    del where
-    share = psutil.cpu_percent(interval=_OBSERVED_S) / 100
-    cores = psutil.cpu_count() or 1
-    return _Read(round(share * cores, 2), f"of {cores}, over {_OBSERVED_S:g} s")
+    share, cores = psutil.cpu_percent(interval=_OBSERVED_S) / 100, psutil.cpu_count() or 1
+    return round(share * cores, 2), f"of {cores}, over {_OBSERVED_S:g} s"
 
 
-def _hugepages(where: Places) -> _Read:
+def _hugepages(where: Places) -> _Found:
     path = where.sys / "kernel/mm/transparent_hugepage/enabled"
     text = _text(path)
-    if isinstance(text, OSError):
-        return _unreadable(path, text)
     chosen = re.search(r"\[(\w+)\]", text)
-    return _Read(chosen.group(1)) if chosen else _Read(None, f"{path}: {text[:40]!r}")
+    return (chosen.group(1), "") if chosen else (None, f"{path}: {text[:40]!r}")
 
 
-def _swap(where: Places) -> _Read:
-    del where
-    return _Read(round(psutil.swap_memory().used / _MIB, 1))
+def _swap(_: Places) -> _Found:
+    return round(psutil.swap_memory().used / _MIB, 1), ""
 
 
-def _quota(where: Places) -> _Read:
+def _quota(where: Places) -> _Found:
     """Processors that the container's quota allows: `cpu.max`, or the files of the older groups."""
     root = where.sys / "fs/cgroup"
     limit = cgroup_cpu_limit(root)
-    if limit is not None:
-        return _Read(limit, "cgroup cpu.max")
-    if (root / "cgroup.controllers").exists():
-        return _Read("none", "cgroup cpu.max")
-    quota = _text(root / "cpu/cpu.cfs_quota_us")
-    period = _text(root / "cpu/cpu.cfs_period_us")
-    if isinstance(quota, OSError) or isinstance(period, OSError):
-        return _Read(None, f"{root}: neither cpu.max nor cpu.cfs_quota_us can be read")
-    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
-        return _Read("none", "cgroup cpu.cfs_quota_us")
-    return _Read(int(quota) / int(period), "cgroup cpu.cfs_quota_us")
+    if limit is not None or (root / "cgroup.controllers").exists():
+        return "none" if limit is None else limit, "cgroup cpu.max"
+    told = _readable(root / f"cpu/cpu.cfs_{name}_us" for name in ("quota", "period"))
+    if len(told) < 2:
+        return None, f"{root}: neither cpu.max nor cpu.cfs_quota_us can be read"
+    quota, period = (int(text) if text.isdigit() else 0 for text in told)
+    return quota / period if quota and period else "none", "cgroup cpu.cfs_quota_us"
 
 
-_SETTINGS: dict[str, tuple[Callable[[Places], _Read], str]] = {
+_SETTINGS: dict[str, tuple[Callable[[Places], _Found], str]] = {
     "numa_balancing": (_numa_balancing, ""),
     "iommu_translates": (_iommu, ""),
     "acs_redirects": (_acs, ""),

@@ -213,29 +213,20 @@ def _full_disk(place: Path, free: int) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuTimes:
-    """Seconds since boot (`busy_s`, `steal_s`, `idle_s`, of all CPUs) and of this program's own."""
+def read_times() -> dict[str, float]:
+    """Seconds since boot of all CPUs, of this program, and of the wall clock, by name.
 
-    busy_s: float
-    steal_s: float
-    idle_s: float
-    own_s: float
-    wall_s: float
-
-
-def read_times() -> CpuTimes:
-    """The counters now. Of children only those that have ended and were waited for are ours."""
-    machine, own = psutil.cpu_times(), os.times()
-    busy_s = sum(getattr(machine, name, 0.0) for name in ("user", "nice", "system"))
-    busy_s += sum(getattr(machine, name, 0.0) for name in ("irq", "softirq"))
-    return CpuTimes(
-        busy_s=busy_s,
-        steal_s=getattr(machine, "steal", 0.0),
-        idle_s=machine.idle + getattr(machine, "iowait", 0.0),
-        own_s=own.user + own.system + own.children_user + own.children_system,
-        wall_s=time.monotonic(),
-    )
+    Of children only those that have ended and were waited for are ours.
+    """
+    machine, own = psutil.cpu_times()._asdict(), os.times()
+    kinds = {
+        "busy_s": ("user", "nice", "system", "irq", "softirq"),
+        "steal_s": ("steal",),
+        "idle_s": ("idle", "iowait"),
+    }
+    found = {name: sum(machine.get(one, 0.0) for one in kind) for name, kind in kinds.items()}
+    found["own_s"] = own.user + own.system + own.children_user + own.children_system
+    return {**found, "wall_s": time.monotonic()}
 
 
 class LoadMeter:
@@ -250,22 +241,21 @@ class LoadMeter:
 
         None where the kernel tells no times. Raises OSError.
         """
-        then, now = self._before, read_times()
-        total_s = sum(
-            getattr(now, name) - getattr(then, name) for name in ("busy_s", "steal_s", "idle_s")
-        )
-        busy_s, own_s = now.busy_s - then.busy_s, now.own_s - then.own_s
+        now = read_times()
+        took = {name: now[name] - then for name, then in self._before.items()}
+        busy_s, steal_s, own_s = took["busy_s"], took["steal_s"], took["own_s"]
+        total_s = busy_s + steal_s + took["idle_s"]
         document = {
             "schema_version": 1,
             "problem": "" if total_s > 0 else "the kernel tells no times of the CPUs here",
             "cpus": psutil.cpu_count() or 1,
-            "wall_s": round(now.wall_s - then.wall_s, 3),
+            "wall_s": round(took["wall_s"], 3),
             "total_s": round(total_s, 2),
             "busy_s": round(busy_s, 2),
             "own_s": round(own_s, 2),
             # Two clocks of the kernel that count differently: less than nothing is nothing.
             "others_s": round(max(0.0, busy_s - own_s), 2),
-            "steal_s": round(now.steal_s - then.steal_s, 2),
+            "steal_s": round(steal_s, 2),
             "load_before": list(self._load_before),
             "load_after": list(os.getloadavg()),
         }

@@ -117,63 +117,38 @@ class LaunchEvidence:
 
     Of a trainer of one's own, `training` is its log, `ranks` when that grew, `processes` its
     processes with their memory, and `last_steps` what ranks with heartbeats of their own told.
+    `files` has path and digest of each file that is there, by the name of its field, `console` and
+    `trace`.
     """
 
     launch: Launch
     result: LaunchResult
+    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     training: TrainingLog | None = None
     gates: pd.DataFrame | None = None
-    gates_path: str = ""
-    gates_sha256: str = ""
     val: pd.DataFrame | None = None
-    val_path: str = ""
-    val_sha256: str = ""
     ranks: tuple[RankLog, ...] = ()
     env: Mapping[str, Any] | None = None
-    env_path: str = ""
-    env_sha256: str = ""
     audit: Mapping[str, Any] | None = None
-    audit_path: str = ""
-    audit_sha256: str = ""
     profile: Mapping[str, Any] | None = None
-    profile_path: str = ""
-    profile_sha256: str = ""
     ceilings: Mapping[str, Any] | None = None
-    ceilings_path: str = ""
-    ceilings_sha256: str = ""
-    trace_path: str = ""
-    trace_sha256: str = ""
     junit: JUnitReport | None = None
-    console_path: str = ""
-    console_sha256: str = ""
     console_lines: tuple[str, ...] = ()
     gpu_samples: pd.DataFrame | None = None
-    gpu_samples_path: str = ""
-    gpu_samples_sha256: str = ""
     devices_before: Mapping[str, Any] | None = None
-    devices_before_path: str = ""
-    devices_before_sha256: str = ""
     devices_after: Mapping[str, Any] | None = None
-    devices_after_path: str = ""
-    devices_after_sha256: str = ""
     checkout: Mapping[str, Any] | None = None
-    checkout_path: str = ""
-    checkout_sha256: str = ""
     kernel_log: Mapping[str, Any] | None = None
-    kernel_log_path: str = ""
-    kernel_log_sha256: str = ""
     load: Mapping[str, Any] | None = None
-    load_path: str = ""
-    load_sha256: str = ""
     processes: pd.DataFrame | None = None
-    processes_path: str = ""
-    processes_sha256: str = ""
     resources: pd.DataFrame | None = None
-    resources_path: str = ""
-    resources_sha256: str = ""
     last_steps: Mapping[int, int | None] = field(default_factory=dict)
     halted: bool = False
     problems: tuple[str, ...] = ()
+
+    def path(self, kind: str) -> str:
+        """Where the file of this kind is; empty where it is not there."""
+        return self.files.get(kind, ("", ""))[0]
 
     @property
     def after(self) -> int:

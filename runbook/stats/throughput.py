@@ -217,9 +217,14 @@ def block_step_times(log: TrainingLog, rounds: pd.DataFrame) -> npt.NDArray[np.f
 
 
 def step_times(log: TrainingLog, *, arm: str | None = None) -> npt.NDArray[np.float64]:
-    """Seconds of every measured step, warm-up rows left out (marked ones only, no cut)."""
+    """Seconds of every measured step, warm-up rows left out (marked ones only, no cut).
+
+    Of a row that stands for several steps, their mean.
+    """
     need(log, "dt_s")
-    return measured_rows(log, arm=arm)["dt_s"].to_numpy(dtype=np.float64)
+    rows = measured_rows(log, arm=arm)
+    each = rows["dt_s"] / rows["steps"] if "steps" in rows else rows["dt_s"]
+    return each.to_numpy(dtype=np.float64)
 
 
 def _steady_rows(

@@ -77,9 +77,10 @@ def not_watched(place: Path) -> str:
 def launch_in(folder: Path, *, once: bool) -> Path:
     """The folder, or of a whole run its newest launch: by the link beside it if that leads there.
 
-    A folder that is not there yet, or still empty, is waited for; only --once cannot wait.
+    A folder that is not there yet, or still empty, is waited for; only --once cannot wait, and
+    what is a file becomes no folder.
     """
-    if once and not folder.is_dir():
+    if not folder.is_dir() and (once or folder.exists()):
         hint = "start the run first; it creates its own"
         raise UsageError(f"no such directory: {folder}", hint=hint)
     if is_run_directory(newest_in(folder)) or (folder / LATEST_LINK).is_symlink():

@@ -14,10 +14,10 @@ from runbook.files import read_bytes
 from runbook.folder.launch.heartbeats import heartbeat_files, heartbeats_in
 from runbook.folder.names import LAUNCH_JSON
 from runbook.launch.incident.bundle import (
-    Send,
     collect_flights,
     collect_stacks,
     name_culprit,
+    read_outside,
     write_summary,
 )
 from runbook.launch.incident.flight import read_flights
@@ -47,10 +47,15 @@ def follow(run_dir: Path) -> RankWatch:
     return RankWatch(run_dir, _token(run_dir), time.monotonic())
 
 
-def checked_sender(token: str) -> Send:
-    """Signals a rank if the process is provably it: it has the token or its heartbeat file open."""
+@dataclass(frozen=True, kw_only=True)
+class Bystander:
+    """Reaches a rank whose process is provably it: by the token, or its heartbeat file is open."""
 
-    def send(state: RankState, number: int) -> bool:
+    run_dir: Path
+    token: str
+
+    def send(self, state: RankState, number: int) -> bool:
+        """As in `Reach`."""
         if state.pid is None:
             return False
         try:
@@ -58,7 +63,8 @@ def checked_sender(token: str) -> Send:
         except OSError:
             return False
         try:
-            if not (environment_holds(state.pid, token) or holds_file(state.pid, str(state.path))):
+            pid, path = state.pid, str(state.path)
+            if not (environment_holds(pid, self.token) or holds_file(pid, path)):
                 return False
             signal.pidfd_send_signal(handle, number)
         except OSError:
@@ -67,7 +73,9 @@ def checked_sender(token: str) -> Send:
             os.close(handle)
         return True
 
-    return send
+    def read_outside(self, state: RankState) -> Path | None:
+        """As in `Reach`."""
+        return read_outside(self.run_dir, state)
 
 
 def live_stacks(run_dir: Path) -> list[RankStack]:
@@ -79,10 +87,11 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
     watch = follow(run_dir)
     watch.update()
     ranks = [s for s in watch.ranks.values() if s.handle is not None and s.exit_code is None]
-    token, send = watch.token, checked_sender(watch.token)
+    token = watch.token
+    reach = Bystander(run_dir=run_dir, token=token)
     before = {p: p.stat().st_size for p in run_dir.glob(STACKDUMPS.glob())}
-    collect_flights(run_dir, ranks, token=token, send=send)
-    files = collect_stacks(run_dir, ranks, token=token, send=send)
+    collect_flights(run_dir, ranks, reach)
+    files = collect_stacks(run_dir, ranks, reach)
     flights = read_flights(run_dir, token=token)
     found = []
     for state in ranks:
@@ -247,8 +256,8 @@ class Watcher:
             hang = watchdog.name_culprit(states, now=time.monotonic())
             return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
         token = self.ranks.token
-        send = checked_sender(token)
-        hang, _ = name_culprit(watchdog, self.run_dir, states, token=token, send=send)
+        reach = Bystander(run_dir=self.run_dir, token=token)
+        hang, _ = name_culprit(watchdog, self.run_dir, states, reach, token=token)
         write_summary(self.run_dir, states, hang.cause)
         return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
 

@@ -16,6 +16,7 @@ from runbook.accounts.registry import Row, Sources, unbalanced
 from runbook.accounts.workload import Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
+from tests.factory.told import PROOF, TEXT, recomputed, shadow, told_steps
 
 STEPS, RANKS, PER_RANK = 60, 2, 128
 DATA = GeneratedData(
@@ -41,8 +42,6 @@ WORK = Workload(
     grad_clip=1.0,
     steps=STEPS,
 )
-# What a rank tells of the text of its first documents.
-TEXT = {"documents": 2, "bytes": 129, "read": "5e", "decoded": "5e", "apart": None}
 Ranks = tuple[RankLog, ...]
 EXITS = (RankExit(rank=0, code=0, said_s=0.6, watched_s=0.9), RankExit(rank=1, code=0))
 
@@ -68,47 +67,19 @@ def rows() -> pd.DataFrame:
 def proof(number: int) -> dict[str, Any]:
     """What a rank proves, before its first step and after its last one."""
     return {
+        **PROOF,
         "loss": 5.6 + 0.01 * (number - 0.5),
         "loss_again": 5.6 + 0.01 * (number - 0.5),
         "positions": PER_RANK,
         "text": TEXT,
         "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
-        "mean_low": 0.998,
-        "mean_high": 1.0,
         "wire": "bf16",
-        "missing": [],
         "norm_told": 4.0,
         "norm_before": 4.0,
-        "norm_after": 1.0,
-        "logit_gradient": 1e-6,
         "oracle": dict.fromkeys(
             ("layer", "gates", "logits", "embedding", "blocks_illegal", "blocks_shortfall"), 0.0
         )
         | {"attention": 0.005, "layers": 12.0, "seams": 0.0},
-    }
-
-
-def shadow(steps: Sequence[int]) -> dict[str, Any]:
-    """What a rank tells about its optimizer in the watched steps."""
-    off = {"weight": 1.6, "first_moment": 2.8, "second_moment": 4.7, "norm": 4e-7, "rate": 0.0}
-    return {"steps": list(steps), **off, "jumps": 0, "left": 0}
-
-
-# Of a layer's gates: entropy, largest share, and the shares.
-GATES = (0.95, 0.4, 0.4, 0.35, 0.25)
-
-
-def recomputed(steps: Sequence[int], table: pd.DataFrame, *, layers: int = 12) -> dict[str, Any]:
-    """What a rank tells of the steps that it computes twice: the losses of the CSV."""
-    losses = dict(zip(table["step"], table["loss"], strict=True))
-    ended = [step for step in steps if step in losses]
-    return {
-        "steps": ended,
-        "losses": [losses[step] for step in ended],
-        "gradient": 1e-3,
-        "ranks": 0.0,
-        "bias": {"toward_zero": 1e-4, "down": -1e-4, "weight": 900.0},
-        "gates": [[list(GATES)] * layers for _ in ended],
     }
 
 
@@ -118,27 +89,18 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
     The loss is agreed by all ranks, but each times its own steps.
     """
     late = np.where(table["step"] % 7 == 0, 0.001, 0.0)
-    # A table of times alone tells of no waiting.
-    fetched = table["fetch_s"] if "fetch_s" in table else pd.Series(2.5e-4, index=table.index)
-    steps = pd.DataFrame(
-        {
-            "step": table["step"],
-            "mono": 500.0 + table["dt_s"].cumsum() + late,
-            "alone": True,
-            "embedded": PER_RANK,
-            "data": [DATA.of_step(number, step) for step in table["step"]],
-            "mem_mib": 300.0,
-            "reserved_mib": 340.0,
-            "rss_mib": 2000.0,
-            "cuda_mib": 290.0,
-            "loss": table["loss"],
-            "grad_norm": table["grad_norm"],
-            "fetch_s": fetched,
-            "fetch_clock_s": fetched + 3e-5,
-            "timed_from": 500.0 + table["dt_s"].cumsum() - table["dt_s"],
-            "toks_per_s": table["toks_per_s"] * (1 + 0.01 * number),
-        }
+    steps = told_steps(
+        table,
+        began=500.0,
+        data=[DATA.of_step(number, step) for step in table["step"]],
+        embedded=PER_RANK,
+        mem_mib=300.0,
+        reserved_mib=340.0,
+        rss_mib=2000.0,
+        cuda_mib=290.0,
+        toks_per_s=table["toks_per_s"] * (1 + 0.01 * number),
     )
+    steps["mono"] += late
     return RankLog(
         rank=number,
         path=f"heartbeat_rank{number}.jsonl",

@@ -14,7 +14,7 @@ from runbook.accounts import data, model, tables
 from runbook.accounts.generated import GeneratedData
 from runbook.accounts.gradients import gradient_account
 from runbook.accounts.workload import Workload
-from runbook.records.evidence import RankLog
+from runbook.records.evidence import Effect, RankLog
 from tests.accounts.launches import (
     PER_RANK,
     RANKS,
@@ -70,6 +70,15 @@ def test_a_csv_that_the_heartbeats_contradict(name: str) -> None:
     assert text in "; ".join(all_accounts(change(table), ranks))
 
 
+SIZE = 1_848_928
+
+
+def compressed(sent: int) -> Effect:
+    """What a rank tells of the bytes of its gradients in two steps."""
+    told = {"bytes_before": sent, "bytes_of_gradients": SIZE, "steps": 2}
+    return Effect(toggle="NSA_DDP_COMPRESS", value="bf16", took_effect=True, evidence=told)
+
+
 HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
     "one process writes for two": (lambda r: changed(r, 1, pids=(40,)), "ranks 0 and 1 are one"),
     "no steps": (lambda r: changed(r, 1, steps=None), "rank 1: no step_end"),
@@ -85,6 +94,14 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
     "no second loss": (lambda r: proof_of(r, 1, loss_again=None), "computed again None"),
     "nothing clipped": (lambda r: proof_of(r, 1, norm_after=4.0), "clips a norm of 4 to 4, not"),
     "8 bits on the wire": (lambda r: proof_of(r, 0, wire="8 bits or fewer"), "travel as 8 bits"),
+    "exchanged after each micro-batch": (
+        lambda r: changed(r, 1, effects=(compressed(sent=4 * SIZE),)),
+        "rank 1 exchanges its gradients 2 times in a step",
+    ),
+    "half is exchanged": (
+        lambda r: changed(r, 0, effects=(compressed(sent=SIZE),)),
+        "rank 0 exchanges its gradients 0.5 times in a step",
+    ),
     "no count of updates": (lambda r: ending_of(r, 1, updates=None), "how many updates"),
     "a tenth of the rate": (
         lambda r: ending_of(r, 0, first_update={"moved": 3e-5, "lr": 3e-4}),
@@ -117,6 +134,19 @@ def test_heartbeats_that_do_not_balance(name: str) -> None:
     change, text = HEARTBEATS[name]
     table, ranks = honest()
     assert text in "; ".join(all_accounts(table, change(ranks)))
+
+
+def test_gradients_that_are_exchanged_once_balance() -> None:
+    table, ranks = honest()
+    assert not all_accounts(table, changed(ranks, 1, effects=(compressed(sent=2 * SIZE),)))
+
+
+def test_of_a_mean_of_another_size_no_type_is_told() -> None:
+    """The details in which a type shows have another size, too."""
+    table, ranks = honest()
+    halved = proof_of(ranks, 0, mean_low=0.484, mean_high=0.5, wire="8 bits or fewer")
+    (found,) = all_accounts(table, halved)
+    assert "came out as 0.484 to 0.5" in found and "travel" not in found
 
 
 def test_a_loss_that_is_smoothed_in_both_files_is_seen() -> None:

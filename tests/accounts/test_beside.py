@@ -10,10 +10,9 @@ import pytest
 
 from nsa.contract.sampling import recomputed_steps
 from runbook.accounts.between_steps import beside_account, beside_words
-from runbook.folder.launch.heartbeats import fold_file
 from runbook.folder.launch.rank_log import RankHistory
 from tests.accounts.launches import RANKS, STEPS, Ranks, rank, rows
-from tests.folder.files import beat
+from tests.factory.files import beat
 
 NOTHING_ASKED: dict[str, Any] = {"config": {"train": {"eval_every": 0, "save_every": 0}}}
 
@@ -81,18 +80,14 @@ def test_the_share_of_the_time_that_went_beside_is_told() -> None:
     )
 
 
-@pytest.mark.parametrize("steps", [6, 400])
-def test_the_events_between_two_ends_are_kept_of_few_lines_and_of_many(
-    tmp_path: Path, steps: int
-) -> None:
-    """Many lines are read in columns, few one by one."""
+def test_the_events_between_two_ends_are_kept(tmp_path: Path) -> None:
+    steps = 6
     text = beat("boot")
     for step in range(1, steps + 1):
         others = "".join(beat(event, step=step) for event in ("effect", "memory_dump"))
         text += beat("step_start", step=step) + others * (step % 3 == 0 or step == 1)
         text += beat("step_end", step=step, mono=float(step))
     (tmp_path / "heartbeat_rank0.jsonl").write_text(text + beat("exit", code=0))
-    history = RankHistory(rank=0)
-    fold_file(tmp_path / "heartbeat_rank0.jsonl", history)
+    history = RankHistory.read(tmp_path / "heartbeat_rank0.jsonl", rank=0)
     expected = frozenset({"effect", "memory_dump"})
-    assert history.beside == dict.fromkeys(range(3, steps + 1, 3), expected)
+    assert history.beside() == dict.fromkeys(range(3, steps + 1, 3), expected)

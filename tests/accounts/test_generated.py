@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nsa.data.generated import GeneratedSource
+from nsa.settings import Share
 from nsa.witness.accounts import batch_digest
 from runbook.accounts.data import data_account
 from runbook.accounts.generated import GeneratedData
@@ -21,15 +22,10 @@ TWO = GeneratedData(
 
 
 def source(data: GeneratedData, rank: int) -> GeneratedSource:
-    return GeneratedSource(
-        data.kind,
-        vocab_size=data.vocab_size,
-        seq_len=data.seq_len,
-        batch_size=data.rows,
-        rank=rank,
-        world_size=data.nproc,
-        seed=data.seed,
+    share = Share(
+        seq_len=data.seq_len, batch_size=data.rows, rank=rank, world_size=data.nproc, seed=data.seed
     )
+    return GeneratedSource(data.kind, data.vocab_size, share)
 
 
 def digest(batches: Any) -> str:

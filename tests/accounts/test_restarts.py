@@ -13,7 +13,7 @@ import pytest
 from runbook.accounts.between_steps import restart_account
 from runbook.folder.launch.rank_log import read_heartbeats
 from tests.accounts.launches import Ranks, honest, steps_of
-from tests.folder.files import beat
+from tests.factory.files import beat
 
 EVALUATED = ("eval_start", "eval")
 SAVED = ("eval_start", "eval", "checkpoint_start", "checkpoint")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 from unittest import mock
 
 import numpy as np
@@ -21,11 +21,11 @@ from triton.runtime import interpreter
 from nsa.attention.api import attend
 from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
 from nsa.attention.tracing import count_ranges
+from nsa.attention.triton import operators
 from nsa.attention.triton.between import launch as between_launch
-from nsa.attention.triton.between import operators as between_operators
 from nsa.attention.triton.selected import launch as LAUNCH
-from nsa.attention.triton.selected import operators
-from nsa.config import RANGES, NSAConfig
+from nsa.config import NSAConfig, Ranges, Way
+from nsa.contract import SELECTION_RANGES
 from nsa.witness.equations import random_inputs
 from tests.attention.defects import defects
 from tests.attention.pooling import PROOFS as POOL_PROOFS
@@ -120,10 +120,10 @@ def mix_operator() -> list[str]:
     kept = [x.detach() for x in (grad, *leaves)]
     by_group = [x.detach().unflatten(2, (2, 3)).requires_grad_() for x in leaves[:3]]
     problems = checked(
-        between_operators.mix_by_triton, [*by_group, leaves[3]], grad,
-        (between_operators.mix, tuple(leaves)), (between_operators.mix_backward, tuple(kept)),
+        operators.mixed, [*by_group, leaves[3]], grad,
+        (operators.mix, tuple(leaves)), (operators.mix_backward, tuple(kept)),
     )  # fmt: skip
-    out = between_operators.mix_by_triton(*by_group, leaves[3])
+    out = operators.mixed(*by_group, leaves[3])
     grads = torch.autograd.grad(out, [*by_group, leaves[3]], grad)
     for got, right in zip((out, *grads), mixed_right(kept), strict=True):
         problems += compare("the operator", got.flatten(2, -2).double().view_as(right), right, 2e-3)
@@ -194,11 +194,11 @@ def ranges_operator() -> list[str]:
     problems += ["compiled"] * (not torch.equal(compiled(by_triton=True), build()))
     x, _ = random_inputs(cfg, 40, dtype=torch.float32, device=torch.device("cpu"))
     found = []
-    for version in RANGES:
+    for version in get_args(Ranges):
         with count_ranges() as counts:
-            run = partial(attend, x, cfg, path="batched", force_sdpa=True, selected="triton")
-            found.append(run(selection_ranges=version, window="triton")[0])
-        used = operators.RANGES_OPERATOR in counts.in_ranges
+            way = Way(selection_ranges=version, force_sdpa=True, selected="triton", window="triton")
+            found.append(attend(x, cfg, way)[0])
+        used = operators.RANGES_OPERATOR in counts.inside[SELECTION_RANGES[version]]
         problems += [f"{version} in one kernel: {used}"] * (used != (version == "v2"))
     return problems + ["v1 is another"] * (not torch.equal(*found))
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nsa.attention.compression import mean_pool
+from nsa.attention.triton import operators
 from nsa.attention.triton.between import launch as between_launch
-from nsa.attention.triton.between import operators as between_operators
 from nsa.config import NSAConfig
 from tests.attention.triton_kernels import (
     BOUND,
@@ -121,12 +121,12 @@ def pool_operator() -> list[str]:
     cfg = case.config()
 
     def call(*given: Tensor) -> Tensor:
-        return torch.cat(between_operators.pool_by_triton(*given, cfg), -1)
+        return torch.cat(operators.pooled(*given, cfg), -1)
 
     kept = [x.contiguous() for x in grads]
     problems: list[str] = checked(
-        call, leaves, torch.cat(grads, -1), (between_operators.pool, (*leaves, cfg.l, cfg.d)),
-        (between_operators.pool_backward, (*kept, 21, torch.float32, cfg.l, cfg.d)),
+        call, leaves, torch.cat(grads, -1), (operators.pool, (*leaves, cfg.l, cfg.d)),
+        (operators.pool_backward, (*kept, 21, torch.float32, cfg.l, cfg.d)),
     )  # fmt: skip
     for length in (21, 3):
         short = torch.cat((k, v), -1)[:, :length]

@@ -11,6 +11,7 @@ from torch import Tensor
 from nsa.attention import nsa_attention, select_blocks
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
+from nsa.config import Way
 from tests.attention import equations
 from tests.attention.space import Example, examples, rounded, tensors
 
@@ -38,9 +39,9 @@ def run(example: Example, x: dict[str, Tensor], path: str) -> Tensor:
     """Output of one path of the package."""
     cfg = example.config()
     if path == "sdpa":
-        return attend(Branches(**x), cfg, path="batched", force_sdpa=True)[0]
+        return attend(Branches(**x), cfg, Way(force_sdpa=True))[0]
     name, _, version = path.partition(" ")
-    return nsa_attention(**x, cfg=cfg, path=name, selection_ranges=version or "v2")
+    return nsa_attention(**x, cfg=cfg, way=Way(path=name, selection_ranges=version or "v2"))
 
 
 def check_output(example: Example, path: str, dtype: torch.dtype) -> None:

@@ -11,7 +11,7 @@ import torch
 import nsa
 from nsa.attention import choose_path, nsa_attention
 from nsa.attention.tracing import profile_range
-from nsa.config import ModelConfig, parameter_count
+from nsa.config import ModelConfig, Way, parameter_count
 from nsa.contract import NSAError
 from nsa.layer import BlockCompressor, GateStats
 from nsa.model import NSALanguageModel
@@ -70,7 +70,7 @@ def test_the_layer_is_its_parts() -> None:
         a, b = parts[name][..., 0::2], parts[name][..., 1::2]
         parts[name] = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
     parts["gates"] = torch.sigmoid(parts["gates"] + layer.gate_bias.view(4, 3))
-    out = nsa_attention(**parts, cfg=TINY, path="reference")
+    out = nsa_attention(**parts, cfg=TINY, way=Way(path="reference"))
     difference = layer(x) - layer.out_proj(out.flatten(2))
     assert float(difference.detach().abs().max()) <= 1e-12
 
@@ -105,8 +105,7 @@ def test_checkpointing_changes_no_gradient(by_sdpa: bool) -> None:
         made = model(
             gradient_checkpointing=on, attention=nsa.NSAConfig(**{**vars(TINY), "d_v": 6})
         ).double()
-        for layer in made.layers:
-            layer.attention.force_sdpa = by_sdpa
+        made.attend_by(Way(force_sdpa=by_sdpa))
         made(tokens).square().mean().backward()
         grads.append([p.grad for p in made.parameters()])
     assert all(float((a - b).abs().max()) <= 1e-15 for a, b in zip(*grads, strict=True))
@@ -200,9 +199,15 @@ def test_wrong_tensors_are_named_at_once() -> None:
     x |= {n: torch.zeros(1, 9, 2, 5) for n in ("v_cmp", "v_sel")}
     x |= {"q": torch.zeros(1, 9, 4, 6), "v_win": torch.zeros(1, 9, 2, 6).double()}
     with pytest.raises(ValueError) as caught:
-        nsa_attention(**x, gates=torch.zeros(1, 9, 4, 2), cfg=TINY, path="batch")
+        nsa_attention(**x, gates=torch.zeros(1, 9, 4, 2), cfg=TINY)
+    assert all(word in str(caught.value) for word in ("v_win", "gates", "float64"))
+
+
+def test_ways_that_do_not_exist_are_named_at_once() -> None:
+    with pytest.raises(ValueError) as caught:
+        Way(path="batch", window="mask")  # type: ignore[arg-type]
     text = str(caught.value)
-    assert all(w in text for w in ("v_win", "gates", "did you mean 'batched'", "float64")), text
+    assert "did you mean 'batched'" in text and "did you mean 'masked'" in text, text
 
 
 def test_the_choice_is_said_with_its_reason() -> None:
@@ -211,13 +216,12 @@ def test_the_choice_is_said_with_its_reason() -> None:
     assert choose_path(cfg, 1025).value == "cpu_block"
     on_cuda = choose_path(cfg, 4096, device="cuda")
     assert on_cuda.value == "sdpa" and "queries by chunks of 256 MiB" in on_cuda.reason
-    assert choose_path(cfg, 9, path="reference").value == "reference"
 
 
 def test_profiler_ranges_appear() -> None:
     layer, x = nsa.NSAAttention(TINY), torch.randn(1, 50, 16)
     for version in ("v1", "v2"):
-        layer.selection_ranges = version
+        layer.way = Way(selection_ranges=version)
         with torch_profiler("cpu") as seen, profile_range("outer"):
             layer(x)
         names = {event.key for event in seen.key_averages()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 import nsa
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
-from nsa.config import WINDOWS, Selected, Window
+from nsa.config import Selected, Way, Window
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
@@ -46,9 +46,9 @@ def compare(
     given = inputs(cfg, seq_len, batch=2, dtype=dtype)
     x = {name: value.detach().to(device).requires_grad_() for name, value in given.items()}
     wide = {name: value.detach().double().requires_grad_() for name, value in x.items()}
-    truth, theirs = attend(Branches(**wide), cfg, path="reference")
-    ways: dict[str, Any] = {"selected": selected, "window": window}
-    out, mine = attend(Branches(**x), cfg, path="batched", force_sdpa=True, **ways)
+    truth, theirs = attend(Branches(**wide), cfg, Way(path="reference"))
+    way = Way(force_sdpa=True, selected=selected, window=window)
+    out, mine = attend(Branches(**x), cfg, way)
     same = (theirs == mine).all(-1).all(-1)
     assert float(same.double().mean()) > 0.99
     # Gradients stay comparable only where every query that has one read the same blocks.
@@ -166,7 +166,7 @@ def test_the_mode_itself_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", get_args(Window))
 def test_a_real_step_never_waits(window: Window) -> None:
     """CUDA itself raises at every synchronization of the second step."""
     precision = torch.get_float32_matmul_precision()

@@ -18,6 +18,7 @@ from nsa.attention.compression import block_scores, overlap_weights
 from nsa.attention.cpu import blocks as cpu_blocks
 from nsa.attention.cpu import schedule as cpu_schedule
 from nsa.attention.cpu.function import batched_cpu
+from nsa.config import Way
 from nsa.projection import rotate_into, rotations
 
 PATHS = ("reference", "sequential", "batched", "sdpa")
@@ -51,10 +52,8 @@ def inputs(
 
 def run(x: dict[str, Tensor], cfg: nsa.NSAConfig, path: str, version: str = "v2") -> Tensor:
     if path == "sdpa":
-        return attend(
-            Branches(**x), cfg, path="batched", selection_ranges=version, force_sdpa=True
-        )[0]
-    return nsa_attention(**x, cfg=cfg, path=path, selection_ranges=version)
+        return attend(Branches(**x), cfg, Way(selection_ranges=version, force_sdpa=True))[0]
+    return nsa_attention(**x, cfg=cfg, way=Way(path=path, selection_ranges=version))
 
 
 def only(x: dict[str, Tensor], branch: int) -> dict[str, Tensor]:
@@ -97,9 +96,8 @@ def layer(phi: str, path: str) -> nsa.NSAAttention:
     cfg = nsa.NSAConfig(
         dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=4, l=6, d=3, l_sel=6, n_sel=3, w=7, phi=phi
     )
-    made = nsa.NSAAttention(cfg, path="batched" if path == "sdpa" else path).double()
-    made.force_sdpa = path == "sdpa"
-    return made
+    way = Way(force_sdpa=True) if path == "sdpa" else Way(path=path)
+    return nsa.NSAAttention(cfg, way).double()
 
 
 # (a)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from nsa.attention import select_blocks
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.compression import block_scores
-from nsa.config import Selected, Window
+from nsa.config import Selected, Way, Window
 from nsa.projection import Columns, rotations, split_together
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound, measure
@@ -70,12 +69,12 @@ class Where:
 
     def attend(self, x: Branches, cfg: nsa.NSAConfig) -> tuple[Tensor, Tensor]:
         """The same for tensors that belong together."""
-        return attend(x, cfg, path="batched", force_sdpa=True, **self.ways)
+        return attend(x, cfg, self.way)
 
     @property
-    def ways(self) -> dict[str, Any]:
-        """How the branches run, as `attend` and the layer call it."""
-        return {"window": self.window, "selected": self.selected}
+    def way(self) -> Way:
+        """How attention runs."""
+        return Way(force_sdpa=True, window=self.window, selected=self.selected)
 
 
 def _everywhere() -> Iterator[object]:
@@ -132,8 +131,7 @@ def close(where: Where, got: Tensor, right: Tensor) -> bool:
 
 def test_a_every_parameter_gets_a_gradient(where: Where) -> None:
     torch.manual_seed(0)
-    layer = nsa.NSAAttention(where.cfg).to(where.device, where.dtype)
-    layer.force_sdpa, layer.window, layer.selected = True, where.window, where.selected
+    layer = nsa.NSAAttention(where.cfg, where.way).to(where.device, where.dtype)
     x = torch.randn(1, where.lengths[-1], where.cfg.dim).to(where.device, where.dtype)
     layer(x).float().square().sum().backward()
     for name, parameter in layer.named_parameters():

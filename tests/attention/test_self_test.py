@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import nsa
 from nsa.attention import compression, sdpa
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
+from nsa.config import Way
 from nsa.witness.equations import Agreement, measure, random_inputs
 from tests.attention.flash_on_cpu import flash_on_cpu
 
@@ -30,10 +32,10 @@ def held(
     dtype: torch.dtype = torch.bfloat16,
     given: nsa.NSAConfig | None = None,
     run: Callable[..., tuple[Tensor, Tensor]] = attend,
-    **more: str,
+    **more: Any,
 ) -> Agreement:
     """A path measured; `given`: the path runs another config than the equations."""
-    call = partial(run, cfg=given or cfg, path="batched", force_sdpa=True, **more)
+    call = partial(run, cfg=given or cfg, way=Way(force_sdpa=True, **more))
     return measure(call, cfg, seq_len, dtype=dtype, device=CPU)
 
 
@@ -55,7 +57,7 @@ def random_inputs_names() -> set[str]:
 def test_every_path_agrees_and_so_do_these_equations(path: str, phi: str) -> None:
     """In float64 nothing but the order of sums differs: the equations are right themselves."""
     cfg = nsa.NSAConfig(**{**vars(SMALL), "phi": phi, "d_v": 12})
-    run = partial(attend, cfg=cfg, path=path)
+    run = partial(attend, cfg=cfg, way=Way(path=path))
     found = measure(run, cfg, 77, dtype=torch.float64, device=CPU)
     assert found.problems == []
     # Inputs are made in float32, so that they are equal in every type.

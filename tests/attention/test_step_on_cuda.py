@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from typing import get_args
 from unittest.mock import MagicMock, patch
 
 import pytest
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import nsa
 from benchmarks.step_calls import Cost, build, measure
 from nsa.attention import sdpa
-from nsa.config import WINDOWS, ModelConfig, Window
+from nsa.config import ModelConfig, Way, Window
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
@@ -35,10 +36,26 @@ TINY = nsa.NSAConfig(
 )
 
 
+def few_layers(n_layers: int) -> ModelConfig:
+    return ModelConfig(vocab_size=256, n_layers=n_layers)
+
+
 @cache
 def cost(*, dense: bool = False, window: Window = "masked") -> Cost:
-    """One micro-batch of one rank of the production run."""
-    return measure(MODEL, 2048, dense=dense, window=window)
+    """One micro-batch of one rank of the production run, from two layers and one more of them."""
+    two, three = (measure(few_layers(n), 2048, dense=dense, window=window) for n in (2, 3))
+    rest = MODEL.n_layers - 2
+    calls = {name: count + rest * (three.calls[name] - count) for name, count in two.calls.items()}
+    peak = two.peak_bytes + rest * (three.peak_bytes - two.peak_bytes)
+    return Cost(calls=calls, peak_bytes=peak, host_s=0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", ["masked", "varlen"])
+def test_layers_cost_alike(window: Window) -> None:
+    whole = measure(MODEL, 2048, window=window)
+    found = cost(window=window)
+    assert (found.calls, found.peak_bytes) == (whole.calls, whole.peak_bytes)
 
 
 @pytest.fixture
@@ -53,8 +70,7 @@ def test_walking_back_is_what_the_engine_does() -> None:
     """The same operators, as often, and the same gradients, bit by bit."""
     torch.manual_seed(0)
     model = NSALanguageModel(ModelConfig(vocab_size=11, n_layers=2, attention=TINY))
-    for layer in model.layers:
-        layer.attention.force_sdpa = True
+    model.attend_by(Way(force_sdpa=True))
     tokens, found = torch.randint(11, (2, 40)), []
     model(tokens)  # makes the rotations, which are kept
     for backward in (Tensor.backward, walk_back):
@@ -83,7 +99,7 @@ def test_a_micro_batch_is_few_operator_calls(window: Window, most: int) -> None:
 def test_small_chunks_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made to fail on purpose: a budget of bytes that makes chunks of 256 queries again."""
     monkeypatch.setattr("nsa.attention.chunks.CHUNK_BYTES", 2 << 20)
-    assert measure(MODEL, 2048).total > 4000
+    assert measure(few_layers(3), 2048).total > 3 * 4000 / MODEL.n_layers
 
 
 @pytest.mark.parametrize(("window", "most"), [("masked", 1.3), ("varlen", 1.2)])
@@ -94,8 +110,7 @@ def test_memory_is_near_that_of_dense_attention(window: Window, most: float) -> 
 def kept(seq_len: int, window: Window = "masked") -> int:
     """Bytes that one layer holds for its backward pass."""
     with fake_cuda(), Watched() as watched:
-        one = ModelConfig(vocab_size=256, n_layers=1)
-        model = build(one, dense=False, device="cuda", window=window)
+        model = build(few_layers(1), dense=False, device="cuda", window=window)
         x = torch.zeros(1, seq_len, 768, device="cuda", requires_grad=True)
         before = watched.live
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -117,9 +132,7 @@ def test_nothing_quadratic_is_kept(window: Window, gib: int) -> None:
         for s in (16_384, 32_768)
     )
     assert long <= 2.001 * short
-    one, two = (
-        measure(ModelConfig(vocab_size=256, n_layers=n), 32_768, window=window) for n in (1, 2)
-    )
+    one, two = (measure(few_layers(n), 32_768, window=window) for n in (1, 2))
     assert one.peak_bytes + 11 * (two.peak_bytes - one.peak_bytes) < gib << 30
 
 
@@ -150,7 +163,7 @@ def production(window: Window, n_layers: int) -> Engine:
         if window == "varlen":
             engine.dispatch.barred.clear()
         engine.configure(plan.toggles)
-    assert {layer.attention.window for layer in engine.model.layers} == {window}
+    assert {layer.attention.way.window for layer in engine.model.layers} == {window}
     return engine
 
 
@@ -179,8 +192,7 @@ def step(engine: Engine, number: int) -> None:
     engine.model.gate_numbers()
 
 
-@pytest.mark.parametrize(("window", "n_layers"), [("masked", 12), ("varlen", 2)])
-def test_the_whole_step_never_waits(window: Window, n_layers: int, precision: None) -> None:
+def calls_without_a_wait(window: Window, n_layers: int) -> int:
     """A fake tensor raises where a number is read; copies that wait are counted."""
     with fake_cuda(), Watched() as watched:
         engine = production(window, n_layers)
@@ -190,7 +202,13 @@ def test_the_whole_step_never_waits(window: Window, n_layers: int, precision: No
             step(engine, number)
             assert watched.waits == []
         assert watched.calls["_fused_adamw_"] == 2
-        assert watched.total <= (2 * 2400 + 700) * n_layers / 12
+        return watched.total
+
+
+@pytest.mark.parametrize("window", ["masked", "varlen"])
+def test_the_whole_step_never_waits(window: Window, precision: None) -> None:
+    two, three = (calls_without_a_wait(window, n) for n in (2, 3))
+    assert two + (MODEL.n_layers - 2) * (three - two) <= 2 * 2400 + 700
 
 
 def test_a_wait_would_be_seen(precision: None) -> None:
@@ -220,12 +238,11 @@ class _Precision(TorchDispatchMode):
 
 
 # Triton's kernels are no products of torch; their own proofs hold their precision.
-@pytest.mark.parametrize("window", [window for window in WINDOWS if window != "triton"])
+@pytest.mark.parametrize("window", [window for window in get_args(Window) if window != "triton"])
 def test_scores_have_all_of_float32(window: Window, precision: None) -> None:
     """Whatever the process allows: forward, backward, and `select_blocks`."""
     torch.set_float32_matmul_precision("high")
-    layer = nsa.NSAAttention(TINY)
-    layer.force_sdpa, layer.window = True, window
+    layer = nsa.NSAAttention(TINY, Way(force_sdpa=True, window=window))
     with flash_on_cpu(), _Precision() as policy:
         layer(torch.randn(1, 40, 16)).sum().backward()
         q, k = torch.randn(1, 40, 4, 6), torch.randn(1, 40, 2, 6)

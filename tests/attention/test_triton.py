@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import nsa
-from nsa.attention import choose_selected, nsa_attention
+from nsa.attention import choose_selected
 from nsa.attention.triton.selected import tiles
 from nsa.attention.triton.tiles import shape_problem
 from nsa.contract import NSAError
@@ -27,8 +27,8 @@ CFG = nsa.NSAConfig()
 @pytest.mark.usefixtures("compiler")
 def test_what_the_assembler_makes_of_them(capability: int) -> None:
     """Every kernel of the production shape: tensor cores, no spill, no atomic, room on a device."""
-    from benchmarks.triton_aot import compile_all
-    from benchmarks.triton_kernels import PARTS
+    from benchmarks.triton_aot.compiled import compile_all
+    from benchmarks.triton_aot.kernels import PARTS
 
     made = list(compile_all([capability], [64], ["bf16"], list(PARTS)))
     assert len(made) >= 16
@@ -42,8 +42,8 @@ def test_what_the_assembler_makes_of_them(capability: int) -> None:
 @pytest.mark.usefixtures("compiler")
 def test_the_assembler_is_believed(tmp_path: Path) -> None:
     """Made to fail on purpose: a tile too large for its registers, an atomic store."""
-    from benchmarks.triton_aot import compile_kernel
-    from benchmarks.triton_kernels import selected
+    from benchmarks.triton_aot.compiled import compile_kernel
+    from benchmarks.triton_aot.kernels import selected
 
     forward = next(one for one in selected(CFG, 2048, 4) if one.name.startswith("forward"))
     greedy = compile_kernel(replace(forward, warps=2), 80, "bf16")
@@ -131,15 +131,6 @@ def test_the_choice_says_why() -> None:
     assert (off.value, off.reason) == ("sdpa", "Triton kernels are switched off")
     with pytest.raises(NSAError, match="NSA_USE_TRITON_SEL=1: Triton needs a CUDA device"):
         choose_selected(CFG, "1", dtype=kind, device=cpu)
-
-
-def test_a_public_call_refuses_what_cannot_run() -> None:
-    from nsa.witness.equations import random_inputs
-
-    small = nsa.NSAConfig(dim=8, n_heads=1, n_kv_groups=1, d_k=4, d_v=4, l=4, d=4, l_sel=4)
-    x, _ = random_inputs(small, 9, dtype=torch.float32, device=torch.device("cpu"))
-    with pytest.raises(NSAError, match="selected='triton': Triton needs a CUDA device"):
-        nsa_attention(**x.named(), cfg=small, selected="triton")
 
 
 def test_nothing_imports_triton_before_it_is_needed() -> None:

@@ -26,8 +26,8 @@ def test_a_spill_of_the_choice_is_seen() -> None:
     """Made to fail on purpose: too few warps for what is kept sorted."""
     from dataclasses import replace
 
-    from benchmarks.triton_aot import compile_kernel
-    from benchmarks.triton_kernels import compressed
+    from benchmarks.triton_aot.compiled import compile_kernel
+    from benchmarks.triton_aot.kernels import compressed
 
     top = next(one for one in compressed(CFG, 2048, 4) if one.name.startswith("top blocks"))
     greedy = compile_kernel(replace(top, warps=2), 80, "bf16")

@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from nsa.attention.triton import tuned
-from nsa.attention.triton.compressed import operators as compressed_operators
 from nsa.attention.triton.compressed.tiles import choose_compressed_cut
-from nsa.attention.triton.registered import config_of
-from nsa.attention.triton.selected import operators
+from nsa.attention.triton.operators import config_of
 from nsa.attention.triton.selected.tiles import choose_cut
 from nsa.attention.triton.tiles import Tile
 from nsa.attention.triton.window.tiles import choose_window_cut
@@ -134,10 +132,10 @@ def test_an_operator_knows_enough_of_the_config() -> None:
     q = torch.empty(1, 8, CFG.n_kv_groups, CFG.heads_per_group, CFG.d_k)
     v = torch.empty(1, 8, CFG.n_kv_groups, CFG.d_v)
     made = {
-        "selected": operators._config(q, v, CFG.l_sel, CFG.n_sel),
-        "compressed": compressed_operators._config(q, v, CFG.l, CFG.d),
-        "top": config_of(q, CFG.d_k, l=CFG.l, d=CFG.d, l_sel=CFG.l_sel, n_sel=CFG.n_sel),
-        "window": config_of(q, CFG.d_v, w=CFG.w),
+        "selected": config_of(q, v, l_sel=CFG.l_sel, n_sel=CFG.n_sel),
+        "compressed": config_of(q, v, l=CFG.l, d=CFG.d),
+        "top": config_of(q, q, l=CFG.l, d=CFG.d, l_sel=CFG.l_sel, n_sel=CFG.n_sel),
+        "window": config_of(q, v, w=CFG.w),
     }
     assert {name: tuned.shape_of(name, cfg, 2) for name, cfg in made.items()} == tuned.shapes_of(
         CFG, 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from nsa.attention import choose_window, nsa_attention
 from nsa.attention import window as window_module
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
+from nsa.config import Way
 from nsa.contract import NSAError
 from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.attention.test_proofs import NAMES, gap, inputs
@@ -30,7 +30,6 @@ LENGTHS = (1, 7, 10, 11, 33, 77)
 def shares_heads() -> bool:
     """Does this torch's varlen_attn let query heads share a key? 2.11's does not."""
     plain = window_module._varlen()
-    assert plain is not None
     return "enable_gqa" in inspect.signature(plain).parameters
 
 
@@ -41,7 +40,7 @@ def both(
     found = []
     for path, window in (("reference", "masked"), ("batched", "varlen")):
         x = inputs(cfg, seq_len, batch=2, seed=seq_len, dtype=dtype)
-        out, _ = attend(Branches(**x), cfg, path=path, force_sdpa=True, window=window)
+        out, _ = attend(Branches(**x), cfg, Way(path=path, force_sdpa=True, window=window))
         weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
         found.append([out, *torch.autograd.grad((out * weight).sum(), list(x.values()))])
     return found
@@ -108,7 +107,7 @@ def test_another_width_of_the_window_is_seen(w: int) -> None:
     x = inputs(SMALL, 33)
     with flash_on_cpu():
         right, wrong = (
-            attend(Branches(**x), cfg, path="batched", force_sdpa=True, window="varlen")[0]
+            attend(Branches(**x), cfg, Way(force_sdpa=True, window="varlen"))[0]
             for cfg in (SMALL, other)
         )
     assert gap(right, wrong) > 1e-3
@@ -119,12 +118,12 @@ def test_a_layer_runs_it_without_a_copy() -> None:
 
     Where heads cannot share a key, keys are copied, and only they.
     """
-    layer = nsa.NSAAttention(nsa.NSAConfig(**{**vars(SMALL), "dim": 48}))
-    layer.force_sdpa, layer.window = True, "varlen"
+    layer = nsa.NSAAttention(
+        nsa.NSAConfig(**{**vars(SMALL), "dim": 48}), Way(force_sdpa=True, window="varlen")
+    )
     x = torch.randn(2, 33, 48)
     kept: list[int] = []
     plain = window_module._varlen()
-    assert plain is not None
 
     @functools.wraps(plain)
     def seen(q: Tensor, k: Tensor, v: Tensor, *args: Any, **given: Any) -> Tensor:
@@ -134,18 +133,12 @@ def test_a_layer_runs_it_without_a_copy() -> None:
     with flash_on_cpu(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(window_module, "_varlen", lambda: seen)
         varlen = layer(x)
-    layer.window = "masked"
+    layer.way = Way(force_sdpa=True)
     assert gap(varlen, layer(x)) <= 1e-5
     assert (kept[0] == kept[1]) is shares_heads(), "one product turned both"
 
 
 # -- which way, and why ----------------------------------------------------------------------------
-
-
-def _torch_2_10(
-    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None
-):
-    raise AssertionError("must not run")
 
 
 def chosen(**changes: Any) -> nsa.attention.PathChoice:
@@ -185,24 +178,14 @@ def test_what_flash_attention_cannot_is_said(changes: dict[str, Any], why: str) 
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("way", "why"),
     [
-        (None, "has no varlen_attn"),
-        (_torch_2_10, "has no scale, window_size"),
+        (Way(window="varlen"), "window='varlen': this torch has no flash attention"),
+        (Way(window="triton"), "window='triton': Triton needs a CUDA device"),
+        (Way(selected="triton"), "selected='triton': Triton needs a CUDA device"),
     ],
 )
-def test_an_older_torch_gets_masks(
-    function: Callable[..., Any] | None, why: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(window_module, "_varlen", lambda: function)
-    with flash_on_cpu():
-        assert chosen().value == "masked"
-        assert why in chosen().reason
-
-
-def test_the_public_function_refuses_what_cannot_run() -> None:
+def test_the_public_function_refuses_what_cannot_run(way: Way, why: str) -> None:
     x = inputs(SMALL, 12, dtype=torch.bfloat16)
-    with pytest.raises(NSAError, match="window='varlen': this torch has no flash attention"):
-        nsa_attention(**x, cfg=SMALL, window="varlen")
-    with pytest.raises(NSAError, match="did you mean 'masked'"):
-        nsa_attention(**x, cfg=SMALL, window="mask")
+    with pytest.raises(NSAError, match=why):
+        nsa_attention(**x, cfg=SMALL, way=way)

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nsa.attention.api import attend
-from nsa.attention.triton.compressed import launch, operators
+from nsa.attention.triton import operators
+from nsa.attention.triton.compressed import launch
+from nsa.config import Way
 from nsa.witness.equations import measure
 from tests.attention.defects import defects
 from tests.attention.triton_compressed import (
@@ -137,8 +139,8 @@ def compressed_operator() -> list[str]:
     numbers = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
 
     def call(*given_: Tensor) -> tuple[Tensor, Tensor]:
-        out, sums = operators.attend_compressed_by_triton(*given_, cfg)
-        return out, operators.blocks_by_triton(given_[0], given_[1], sums, cfg)
+        out, sums = operators.attend_compressed(*given_, cfg)
+        return out, operators.blocks_of(given_[0], given_[1], sums, cfg)
 
     top = (q.detach(), k.detach(), exact_lse.detach(), *numbers)
     # Only the first one has a gradient to trace.
@@ -162,7 +164,7 @@ def compressed_far(module: ModuleType = launch) -> list[str]:
 def self_tested() -> list[str]:
     """The trainer's self-test takes whole attention with these kernels, and none that is wrong."""
     cfg = Compressed(seq_len=24, heads=2).config()
-    run = partial(attend, cfg=cfg, path="batched", force_sdpa=True, selected="triton")
+    run = partial(attend, cfg=cfg, way=Way(force_sdpa=True, selected="triton"))
 
     def problems() -> list[str]:
         return measure(run, cfg, 24, dtype=torch.float32, device=torch.device("cpu")).problems

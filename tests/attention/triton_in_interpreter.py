@@ -18,8 +18,11 @@ from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import count_ranges
-from nsa.attention.triton.selected import launch, operators
+from nsa.attention.triton import operators
+from nsa.attention.triton.selected import launch
 from nsa.attention.triton.window import launch as window_launch
+from nsa.config import Way
+from nsa.contract import ATTEND_RANGE, WIN_RANGE
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.train.engine import Engine
@@ -48,7 +51,7 @@ CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
     dim=48, n_heads=12, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=20
 )
-by_kernels = partial(attend, path="batched", force_sdpa=True, selected="triton")
+by_kernels = partial(attend, way=Way(force_sdpa=True, selected="triton"))
 
 
 def values() -> list[str]:
@@ -184,9 +187,9 @@ def trainer() -> list[str]:
         with count_ranges() as counts:
             losses.append(engine.loss(tokens, wrapped=False))
         losses[-1].backward()
-        for ran in (counts.in_selected["selected"], counts.in_window["window"]):
+        for ran in (counts.inside[ATTEND_RANGE]["selected"], counts.inside[WIN_RANGE]["window"]):
             if (ran > 0) != wanted:
-                problems.append(f"{asked}: {counts.in_selected}, {counts.in_window}")
+                problems.append(f"{asked}: {counts.inside}")
     if abs(float((losses[0] - losses[1]).detach())) > 1e-5:
         problems.append(f"the losses differ: {losses}")
     for module in (launch, window_launch):

@@ -156,7 +156,7 @@ def found_by(launch: ModuleType, case: Case, tensors: list[Tensor], blocks: Tens
     cfg = case.config()
     q, k, v, grad = tensors
     with mock.patch.object(launch, "choose_cut", lambda *_: case.cut()):
-        bits = launch.bits_of(ranges_v1(blocks, cfg), cfg)
+        bits = launch.bits_of(ranges_v1(blocks, cfg), cfg.l_sel)
         out, lse = launch.forward(q, k, v, bits, cfg)
         dq, dk, dv = launch.backward(grad, q, k, v, bits, out, lse, cfg)
     by_pair = lse.view(case.batch, case.groups, case.seq_len, case.heads)

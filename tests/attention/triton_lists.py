@@ -35,7 +35,7 @@ def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CASES) 
             places = max(2, cut.by_block.places)
             cut = replace(cut, by_block=replace(cut.by_block, piece=_PIECES[1], places=places))
         with written_once(problems), poisoned():
-            made = launch.lists_of(launch.bits_of(_ranges(case, blocks), cfg), cfg, cut)
+            made = launch.lists_of(launch.bits_of(_ranges(case, blocks), cfg.l_sel), cfg, cut)
         found = {name: getattr(made, name) for name in ("readers", "counts", "offsets", "ends")}
         arrays = {name: x.numpy() for name, x in found.items()}
         for pair, chosen in enumerate(blocks):

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nsa
+from nsa.attention.triton import operators
 from nsa.attention.triton.tiles import Tile
 from nsa.attention.triton.window import launch as window_launch
-from nsa.attention.triton.window import operators as window_operators
 from nsa.attention.triton.window.tiles import WindowCut
 from tests.attention.defects import defects
 from tests.attention.equations import attention, softmax
@@ -207,12 +207,12 @@ def window_operator() -> list[str]:
     case = Case(seq_len=24, w=10, heads=6, groups=2)
     q, k, v, grad = (x.contiguous() for x in inputs(case))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    out, lse = window_operators.window(*leaves, case.w)
+    out, lse = operators.window(*leaves, case.w)
     kept = [x.detach() for x in (grad, *leaves, out, lse)]
     return checked(
-        lambda *tensors: window_operators.attend_window(*tensors, case.config()), leaves, grad,
-        (window_operators.window, (*leaves, case.w)),
-        (window_operators.window_backward, (*kept, case.w)),
+        lambda *tensors: operators.attend_window(*tensors, case.config()), leaves, grad,
+        (operators.window, (*leaves, case.w)),
+        (operators.window_backward, (*kept, case.w)),
     )  # fmt: skip
 
 

@@ -63,7 +63,9 @@ def test_the_rows_of_preflight_show_it(pair: LaunchEvidence) -> None:
     for what in ("matmul", "memory_copy", "all_reduce"):
         check = builder.row("preflight", what, found, CPU)
         assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NOT_GATED)
-        assert check.measurement is not None and check.measurement.sha256 == pair.ceilings_sha256
+        assert (
+            check.measurement is not None and check.measurement.sha256 == pair.files["ceilings"][1]
+        )
 
 
 def test_one_process_has_no_link_to_measure(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,33 @@ def test_a_folder_or_its_record_anywhere(runs: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "nowhere"
     assert find_run(str(runs / OLD), elsewhere) == runs / OLD
     assert find_run(str(runs / OLD / "run.json"), elsewhere) == runs / OLD
+
+
+_NEWEST = """
+import sys
+from pathlib import Path
+from runbook.cli._runs import find_run
+print(find_run(None, Path(sys.argv[1])).name)
+"""
+
+
+def test_a_run_that_only_another_user_may_look_into_hides_no_other(runs: Path) -> None:
+    (runs / NEW).chmod(0)
+    asked = [sys.executable, "-c", _NEWEST, str(runs)]
+    if os.access(runs / NEW, os.X_OK):
+        # Root may look everywhere, but not from a namespace that does not know the owner.
+        asked = ["unshare", "-U", *asked]
+        if subprocess.run([*asked[:2], "true"], check=False).returncode:
+            pytest.skip("this machine does not permit a namespace of users (unshare -U)")
+    told = subprocess.run(
+        asked,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (runs / NEW).chmod(0o700)
+    assert told.stdout == f"{OLD}\n", told.stderr
 
 
 def test_a_start_that_fits_two_names_both(runs: Path) -> None:

@@ -56,6 +56,8 @@ decide scaling x.csv --devices 0 -> --devices: must be a whole number, 1 or more
 init --trainer t --tokens-per-rank 0 -> --tokens-per-rank: must be a whole number, 1 or more, not
 watch nosuch -> no run 'nosuch'
 watch artifacts/nowhere --once -> no such directory
+watch artifacts/RUN/run.json -> no such directory
+run --seed 1000000000000000 -> must be a whole number, 0 or more, of at most 15 digits
 watch other --once -> nothing to read:
 inspect nosuch -> no run 'nosuch'
 inspect pipe.yaml -> save it as a file

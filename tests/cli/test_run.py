@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.config import registry
 from runbook.folder.names import run_folders
 from runbook.machine.host import find_trainers
 from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict
@@ -21,10 +22,11 @@ from tests.cli.shell import ESCAPE, Ended, runbook
 from tests.shared import crowded
 
 pytestmark = pytest.mark.e2e
+NINE = [name for name, phase in registry.phases().items() if not phase.optional]
 
 
-def test_one_phase_alone_can_never_be_a_go(alone: tuple[Path, Ended]) -> None:
-    folder, ended = alone
+def test_one_phase_alone_can_never_be_a_go(one_phase: tuple[str, Path, Ended]) -> None:
+    phase, folder, ended = one_phase
     (root,) = run_folders(folder / "artifacts")
     record = RunRecord.model_validate_json((root / "run.json").read_bytes())
     assert record.verdict is Verdict.PARTIAL
@@ -35,13 +37,16 @@ def test_one_phase_alone_can_never_be_a_go(alone: tuple[Path, Ended]) -> None:
         f"PARTIAL PASS {asked} of {asked}, {len(record.left_out())} more were not asked for "
         "(no training ran; function only, throughput not gated)"
     )
-    assert f"runbook run --resume {root.name} --phase preflight,baseline," in ended.out
+    others = [one for one in NINE if one != phase]
+    assert f"runbook run --resume {root.name} --phase {','.join(others)}" in ended.out
     assert len(lines) < 10 and "export " not in ended.out and "GO" not in lines[0]
     assert root.stat().st_mode & 0o077 == 0, "for its owner only"
 
 
-def test_the_result_on_stdout_and_the_progress_on_stderr(alone: tuple[Path, Ended]) -> None:
-    folder, ended = alone
+def test_the_result_on_stdout_and_the_progress_on_stderr(
+    one_phase: tuple[str, Path, Ended],
+) -> None:
+    phase, folder, ended = one_phase
     out, err = ended.out, ended.err
     (root,) = run_folders(folder / "artifacts")
     where = f"artifacts/{root.name}"
@@ -57,13 +62,12 @@ def test_the_result_on_stdout_and_the_progress_on_stderr(alone: tuple[Path, Ende
     lines = err.splitlines()
     assert lines[1].strip().startswith("not passed on: HF_TOKEN: no launch gets them")
     assert lines[2] == f"runbook 0.1.0  run {root.name}  1 phase  -> {where}"
-    assert re.fullmatch(r" 1/1 v2_parity  [A-Z]+ +\d+ of \d+ checks +\d.*s", lines[-1])
+    assert re.fullmatch(rf" 1/1 {phase}  [A-Z]+ +\d+ of \d+ checks +\d.*s", lines[-1])
     assert ESCAPE not in out + err
 
 
-@pytest.mark.parametrize("made", ["alone", pytest.param("preflight", marks=pytest.mark.slow)])
-def test_no_secret_is_in_any_byte_of_the_run(request: pytest.FixtureRequest, made: str) -> None:
-    folder, ended = request.getfixturevalue(made)
+def test_no_secret_is_in_any_byte_of_the_run(one_phase: tuple[str, Path, Ended]) -> None:
+    _, folder, ended = one_phase
     assert "canary-5566" not in ended.out + ended.err
     for path in folder.rglob("*"):
         assert not path.is_file() or b"canary-5566" not in path.read_bytes(), path
@@ -108,12 +112,6 @@ def test_without_a_gpu_a_launch_that_is_started_all_the_same_is_no_fault_of_the_
     assert re.match(cause, found[0].reason)
 
 
-WORDS = (
-    *("run", "--phase", "single_gpu", "--profile", "cpu", "--steps-scale", "0.05"),
-    *("--protocol", "single", "--set", "train.log_every=1"),
-)
-
-
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
@@ -121,7 +119,7 @@ WORDS = (
 def test_a_signal_leaves_a_report_and_no_process(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    words = ("run", "--phase", "baseline", "--profile", "cpu", "--json")
+    words = ("run", "--phase", "single_gpu", "--profile", "cpu", "--json")
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "runbook", *words],
         cwd=tmp_path,

@@ -47,9 +47,9 @@ print(json.dumps({"shares": told, "resumed": resumed, "where": corpus.describe(w
 """
 STALL = """
 from nsa.data.open import open_source
-from nsa.settings import DataSection
-source = open_source(DataSection(tokenizer="byte", loader_timeout_s=1.0), dataset="fineweb_edu",
-                     seq_len=64, batch_size=1, rank=0, world_size=1, seed=0)
+from nsa.settings import DataSection, Share
+source = open_source(DataSection(tokenizer="byte", loader_timeout_s=1.0, dataset="fineweb_edu"),
+                     Share(seq_len=64, batch_size=1))
 print("open", flush=True)
 input()
 try:

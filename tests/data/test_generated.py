@@ -11,11 +11,12 @@ import torch
 
 from nsa.data.generated import CHAIN_CHANCES, GeneratedSource, chain_entropy_nats
 from nsa.data.source import DataError
+from nsa.settings import Share
 
 
-def source(kind: str = "synthetic", **change: int) -> GeneratedSource:
-    how = {"vocab_size": 256, "seq_len": 64, "batch_size": 2, "rank": 0, "world_size": 1, "seed": 3}
-    return GeneratedSource(kind, **{**how, **change})
+def source(kind: str = "synthetic", vocab_size: int = 256, **change: int) -> GeneratedSource:
+    how = {"seq_len": 64, "batch_size": 2, "seed": 3}
+    return GeneratedSource(kind, vocab_size, Share(**{**how, **change}))
 
 
 @pytest.mark.parametrize("kind", ["synthetic", "markov"])

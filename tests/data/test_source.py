@@ -11,22 +11,21 @@ import torch
 
 from nsa.data.generated import GeneratedSource
 from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource
+from nsa.settings import Share
 from tests.shared import crowded
+
+GIVEN: Any = ("synthetic", 256, Share(seq_len=8, batch_size=2, seed=1))
 
 
 def inner() -> GeneratedSource:
-    return GeneratedSource(
-        "synthetic", vocab_size=256, seq_len=8, batch_size=2, rank=0, world_size=1, seed=1
-    )
+    return GeneratedSource(*GIVEN)
 
 
 class Stalling(GeneratedSource):
     """Gives `good` batches, then none until released."""
 
     def __init__(self, good: int) -> None:
-        super().__init__(
-            "synthetic", vocab_size=256, seq_len=8, batch_size=1, rank=0, world_size=1, seed=1
-        )
+        super().__init__(*GIVEN)
         self.good, self.release = good, threading.Event()
 
     def fetch(self) -> Batch:
@@ -35,8 +34,8 @@ class Stalling(GeneratedSource):
         return super().fetch()
 
 
-def wrap(source: Any, *, first_s: float = 5, steady_s: float = 5) -> PrefetchSource:
-    return PrefetchSource(source, first_timeout_s=first_s, steady_timeout_s=steady_s)
+def wrap(source: Any, *, timeout_s: float = 5) -> PrefetchSource:
+    return PrefetchSource(source, timeout_s=timeout_s)
 
 
 def test_batches_and_positions_come_through_unchanged() -> None:
@@ -52,7 +51,7 @@ def test_batches_and_positions_come_through_unchanged() -> None:
 @pytest.mark.parametrize(("good", "words"), [(0, "the first batch"), (2, "batch 3")])
 def test_stalls_are_named_with_their_budget(good: int, words: str) -> None:
     source = Stalling(good)
-    ahead = wrap(source, first_s=0.2, steady_s=0.2)
+    ahead = wrap(source, timeout_s=0.2)
     for _ in range(good):
         ahead.fetch()
     begin = time.monotonic()
@@ -64,24 +63,13 @@ def test_stalls_are_named_with_their_budget(good: int, words: str) -> None:
     ahead.close()
 
 
-def test_the_first_batch_has_its_own_budget() -> None:
-    source = Stalling(0)
-    ahead = wrap(source, first_s=5, steady_s=0.05)
-    threading.Timer(0.3, source.release.set).start()
-    ahead.fetch()
-    ahead.close()
-
-
 def test_errors_of_the_reader_are_raised_by_fetch() -> None:
     class Broken(GeneratedSource):
         def fetch(self) -> Batch:
             raise DataError("planted")
 
-    broken = Broken(
-        "synthetic", vocab_size=256, seq_len=8, batch_size=1, rank=0, world_size=1, seed=1
-    )
     with pytest.raises(DataError, match="planted"):
-        wrap(broken).fetch()
+        wrap(Broken(*GIVEN)).fetch()
 
 
 def test_a_closed_source_leaves_no_thread_behind() -> None:

@@ -14,14 +14,18 @@ from runbook.folder.names import run_folders
 from runbook.records import Outcome, RunRecord, Verdict
 from tests.cli.shell import Ended, inside
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.parametrize("one_phase", ["preflight"], indirect=True),
+]
 
 
 @pytest.mark.executes("runbook judge")
 def test_a_real_run_is_verified_judged_again_and_edited(
-    preflight: tuple[Path, Ended], tmp_path: Path
+    one_phase: tuple[str, Path, Ended], tmp_path: Path
 ) -> None:
-    (made,) = run_folders(preflight[0] / "artifacts")
+    (made,) = run_folders(one_phase[1] / "artifacts")
     folder = Path(shutil.copytree(made, tmp_path / made.name))
     record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
     assert record.verdict is Verdict.PARTIAL  # eight phases were not asked for
@@ -40,10 +44,10 @@ def test_a_real_run_is_verified_judged_again_and_edited(
 
 
 def test_a_gpu_profile_that_requires_one_check_does_not_make_a_cpu_run_a_gpu_one(
-    preflight: tuple[Path, Ended], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    one_phase: tuple[str, Path, Ended], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Under the shipped profile's own name and title, which nobody measured here."""
-    (folder,) = run_folders(preflight[0] / "artifacts")
+    (folder,) = run_folders(one_phase[1] / "artifacts")
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: a100x2_pcie4\nrequired: [preflight.torch]\n", encoding="utf-8")
     checks = len(load_profile("a100x2_pcie4").required)

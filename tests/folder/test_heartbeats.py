@@ -15,7 +15,7 @@ from runbook.launch.watch.ranks import RankWatch
 from runbook.records.evidence import RankLog
 from runbook.tools.inspect.folder import inspect_heartbeats
 from runbook.tools.inspect.types import RemarkCode
-from tests.folder.files import beat, heartbeats
+from tests.factory.files import beat, heartbeats
 from tests.tiers import examples, few
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from runbook.folder.launch.evidence import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from tests.folder.files import heartbeats, training
+from tests.factory.files import heartbeats, training
 from tests.tiers import few
 
 RESULT = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token="ab12")
@@ -51,7 +51,7 @@ def test_everything_is_found(tmp_path: Path, folder: Path) -> None:
     assert evidence.training.path == "baseline/base/training.csv"
     assert [rank.rank for rank in evidence.ranks] == [0, 1]
     assert evidence.env == {"world_size": 2}
-    assert evidence.env_path == "baseline/base/env.json"
+    assert evidence.path("env") == "baseline/base/env.json"
     assert evidence.gates is not None and evidence.gates["entropy"].tolist() == [0.9]
     assert evidence.console_lines[1].endswith("bf16")
     assert evidence.junit is not None

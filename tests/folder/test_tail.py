@@ -7,16 +7,11 @@ from pathlib import Path
 
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.lines import LineTail, TableTail
-
-HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
-
-
-def row(step: int) -> str:
-    return f"{step},5.5,0.1,{1000 + 7.3 * step:.3f},64,0.1,1.0,300.0,,0,0,0.0,0.0\n"
+from tests.factory.files import HEADER, row, training
 
 
 def test_every_split_of_a_file_gives_the_same_rows(tmp_path: Path) -> None:
-    data = (HEADER + "".join(row(step) for step in range(1, 6))).encode()
+    data = training(5).encode()
     for cut in range(len(data) + 1):
         path = tmp_path / f"{cut}.csv"
         path.write_bytes(data[:cut])
@@ -41,9 +36,9 @@ def test_a_file_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
 
 def test_nul_tails_and_foreign_lines_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "training.csv"
-    path.write_bytes(HEADER.encode() + row(1).encode() + b"\0" * 40 + b"\n" + b"a,b\n")
+    path.write_bytes(f"{HEADER}\n{row(1)}\n".encode() + b"\0" * 40 + b"\n" + b"a,b\n")
     with path.open("ab") as stream:
-        stream.write(row(2).encode())
+        stream.write(f"{row(2)}\n".encode())
     assert [r["step"] for r in TableTail(path).rows()] == ["1", "2"]
 
 

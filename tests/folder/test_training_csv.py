@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.records.evidence import TrainingLog
-from tests.folder.files import HEADER, legacy, row, training
+from tests.factory.files import HEADER, legacy, row, training
 from tests.tiers import examples, few
 
 

@@ -11,7 +11,7 @@ from runbook.folder.launch.evidence import read_launch
 from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.launch import StopRequest, adopt_launch
 from runbook.launch.launcher_api import Running, Start
-from runbook.launch.local import LocalLauncher, LocalRun
+from runbook.launch.local import Local, LocalRun
 from runbook.launch.observer import Observer
 from runbook.records import Begun, LaunchResult, LaunchStatus, Stop
 from tests.launch.helpers import fake_launch, run, trainer
@@ -46,7 +46,7 @@ def test_pytest_is_completed_if_its_report_can_say_how(
         assert statuses == {0: ["passed"], 1: ["failed"], 5: []}[code]
 
 
-class Outlived(LocalLauncher):
+class Outlived(Local):
     """A place where commands outlive their harness: one is there for whoever asks."""
 
     def adopt(self, start: Start) -> Running | None:

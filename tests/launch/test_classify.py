@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.folder.launch.heartbeats import Exit
 from runbook.launch.end import End, classify_trainer, is_communication_failure, rank_exits
 from runbook.launch.watch.ranks import RankState
 from runbook.records import LaunchStatus
@@ -46,7 +47,9 @@ def test_a_peer_that_lost_its_connection_is_not_to_blame() -> None:
 
 def test_a_rank_that_is_killed_after_its_good_exit_is_named() -> None:
     ranks = [
-        RankState(rank=rank, path=Path("x"), exit_code=0, steps_done=15, died_at=1.0)
+        RankState(
+            rank=rank, path=Path("x"), exit=Exit(code=0, reason="", steps_done=15), died_at=1.0
+        )
         for rank in (0, 1)
     ]
     ranks[1].parent_saw = -9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import subprocess
@@ -18,6 +17,7 @@ from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.launch.watch.ranks import RankWatch
 from runbook.process.ended import exit_code_of, has_ended_under, oom_kills
 from runbook.process.reaper import environment_holds
+from tests.factory.files import record, write_beats
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,7 @@ def test_a_process_that_ended_is_known_by_its_parent_until_that_has_waited(
 def test_a_rank_that_ended_before_anybody_looked_has_ended(tmp_path: Path) -> None:
     """It was taken for a process of somebody else, and so for one that hangs."""
     with neglected("ab12") as (_, pid):
-        record = {"event": "step_start", "rank": 0, "token": "ab12", "step": 3, "phase": "step"}
-        (tmp_path / "heartbeat_rank0.jsonl").write_text(json.dumps({**record, "pid": pid}) + "\n")
+        write_beats(tmp_path, 0, [record("step_start", step=3, pid=pid)])
         watch = RankWatch(tmp_path, "ab12", time.monotonic())
         watch.update()
         watch.wait(1.0)

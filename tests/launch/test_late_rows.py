@@ -13,7 +13,7 @@ from runbook.launch.end import rank_exits
 from runbook.launch.observer import Observer
 from runbook.launch.watch.live_status import LiveStatus
 from runbook.launch.watch.ranks import RankWatch
-from tests.folder.files import HEADER, beat, row
+from tests.factory.files import HEADER, beat, row
 from tests.launch.helpers import trainer
 
 TOKEN = "ab12"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from runbook.launch.slurm.ranks import OwnRanks
 from runbook.launch.watch.ranks import LOOKS_PER_S, RankWatch
 from runbook.launch.watch.watchdog import Budgets, Watchdog
+from tests.factory import files
 from tests.launch.helpers import rank
 
 TOKEN = "ab12"
@@ -40,10 +40,7 @@ def opened() -> Any:
 def say(folder: Path, ranks: int, step: int, *, pid: int | None = None) -> None:
     """A step of each rank."""
     for number in range(ranks):
-        record = {"event": "step_end", "rank": number, "token": TOKEN, "step": step}
-        record |= {"phase": "step"} | ({} if pid is None else {"pid": pid})
-        with (folder / f"heartbeat_rank{number}.jsonl").open("a") as stream:
-            stream.write(json.dumps(record) + "\n")
+        files.say(folder, number, files.record("step_end", rank=number, step=step, pid=pid))
 
 
 @pytest.mark.parametrize("ranks", [RANKS, 4 * RANKS])

@@ -10,13 +10,14 @@ import pytest
 
 from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
 from runbook.launch.watch.watchdog import Thresholds
+from tests.factory import files
 
-HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
+HEADER = files.HEADER + "\n"
 
 
 def row(step: int, loss: object = 5.5, rate: float | None = None) -> str:
     shown = 1000 + 7.3 * (step % 11) if rate is None else rate
-    return f"{step},{loss},0.1,{shown:.3f},64,0.1,1.0,300.0,,0,0,0.0,0.0\n"
+    return files.row(step, loss=loss, toks_per_s=f"{shown:.3f}") + "\n"
 
 
 def test_monitor_halts_with_the_first_reason(tmp_path: Path) -> None:

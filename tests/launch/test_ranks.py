@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 from runbook.launch.watch.ranks import RankWatch
+from tests.factory import files
 
 TOKEN = "ab12"
 
 
 def beat(event: str, step: int, **more: object) -> str:
-    record = {"event": event, "rank": 0, "token": TOKEN, "step": step, "phase": "step"} | more
-    return json.dumps(record) + "\n"
+    return files.beat(event, step=step, **{"pid": None, **more})
 
 
 def test_a_line_counts_once_it_is_complete(tmp_path: Path) -> None:

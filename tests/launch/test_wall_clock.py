@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from runbook.launch.slurm.files import RankOnNode
 from runbook.launch.slurm.ranks import RanksOnNodes
 from runbook.launch.watch.ranks import RankWatch, WallGap
+from tests.factory.files import record, say
 
 TOKEN = "ab12"
 
@@ -47,11 +47,9 @@ def test_the_nearest_of_some_arrivals_counts(gaps: list[float], wanted: float | 
 
 def watched(watch: RankWatch, folder: Path, gap_s: float) -> dict[str, float]:
     """What is known of a rank whose times of day are so many seconds behind."""
-    with (folder / "heartbeat_rank0.jsonl").open("a", buffering=1) as beats:
-        for step in range(1, 11):
-            record = {"event": "step_end", "rank": 0, "token": TOKEN, "step": step, "pid": 1}
-            beats.write(json.dumps(record | {"ts": time.time() - gap_s, "mono": step / 10}) + "\n")
-            watch.update()
+    for step in range(1, 11):
+        say(folder, 0, record("step_end", mono=step / 10, step=step, pid=1, ts=time.time() - gap_s))
+        watch.update()
     return watch.ranks[0].clocks()
 
 

@@ -26,6 +26,16 @@ NOT_FINITE = (Outcome.FAIL, Reason.NON_FINITE)
 WRONG = (Outcome.FAIL, Reason.MISMATCH)
 CRASHED = (Outcome.FAIL, Reason.CRASH)
 TOO_LITTLE = (Outcome.FAIL, Reason.BELOW_LIMIT)
+UNBALANCED = (Outcome.FAIL, Reason.UNBALANCED)
+NOT_LEARNING = (Outcome.FAIL, Reason.NOT_LEARNING)
+MACHINE = (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+NOT_RUN = (Outcome.INCOMPLETE, Reason.NOT_RUN)
+UNCOLLECTED = (Outcome.INCOMPLETE, Reason.NOTHING_COLLECTED)
+TOO_FEW = (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
+UNDECIDED = (Outcome.INCONCLUSIVE, Reason.UNDECIDED)
+NOT_GATED = (Outcome.SKIPPED, Reason.NOT_GATED)
+NEEDS_CUDA = (Outcome.SKIPPED, Reason.NEEDS_CUDA)
+NOT_ASKED_FOR = (Outcome.SKIPPED, Reason.NOT_ASKED_FOR)
 FEW = examples(25)
 
 
@@ -62,3 +72,12 @@ def judged(
     change = noisy if jitter else None
     found = builder.evidence(phase, where, rates=rates, change=change)
     return builder.judge(phase, found, where)
+
+
+def says(check: Check, wanted: tuple[Outcome, Reason], *words: str, remedy: str = "") -> Check:
+    """Assert outcome and reason of a row, and what its sentence and its remedy say."""
+    assert said(check) == wanted, check.reason
+    for one in words:
+        assert one in check.reason, check.reason
+    assert remedy in check.remedy, check.remedy
+    return check

@@ -47,6 +47,14 @@ def with_profile(base: PlanContext, **changes: Any) -> PlanContext:
     return replace(base, profile=Profile.model_validate(document))
 
 
+# Every phase that trains unless it is left out.
+TRAINING = tuple(
+    name
+    for name, phase in PHASES.items()
+    if not phase.optional and f"{name}.ranks_alive" in phase.check_ids(context())
+)
+
+
 _FACTS: dict[str, tuple[Any, str]] = {
     "git.branch": ("main", "host.json"),
     "git.behind": (0.0, "host.json"),

@@ -18,7 +18,8 @@ from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog
 from runbook.records.launch import option
 from tests.accounts.first_weights import first_weights
-from tests.accounts.launches import TEXT, recomputed, shadow
+from tests.factory.told import PROOF as TRAVELLED
+from tests.factory.told import TEXT, in_force, recomputed, shadow, told_steps
 
 SHA = "5" * 64
 TOKEN = "ab" * 16
@@ -72,13 +73,7 @@ def cut_by(cap_mib: float, of_mib: float) -> dict[str, Any]:
 
 GROUPS = ("embedding", "attention.q", "attention.gates", "mlp.down")
 PROOF: Mapping[str, Any] = {
-    "mean_low": 0.998,
-    "mean_high": 1.0,
-    "missing": [],
-    "norm_told": 3.0,
-    "norm_before": 3.0,
-    "norm_after": 1.0,
-    "logit_gradient": 1e-6,
+    **TRAVELLED,
     "own_gradient": dict.fromkeys(GROUPS, 1e-3),
 }
 # The production model.
@@ -140,26 +135,17 @@ def beats(
     table: pd.DataFrame, rank: int, nproc: int, data: GeneratedData | None = None
 ) -> pd.DataFrame:
     """What a rank's heartbeats tell of the steps that are in the CSV."""
-    return pd.DataFrame(
-        {
-            "step": table["step"],
-            "mono": 1000.0 + table["dt_s"].cumsum(),
-            "ts": BEGAN_AT + table["dt_s"].cumsum(),
-            "alone": True,
-            "embedded": table["tokens"] / nproc,
-            "data": digests(data, rank, nproc, table["step"].tolist()),
-            "mem_mib": table["mem_mib"],
-            "reserved_mib": table["mem_mib"] * 1.1,
-            "rss_mib": table["mem_mib"],
-            "cuda_mib": table["mem_mib"],
-            "cpu_s": 5.0 + 0.9 * table["dt_s"].cumsum(),
-            "loss": table["loss"],
-            "toks_per_s": table["toks_per_s"],
-            "grad_norm": table["grad_norm"],
-            "fetch_s": table["fetch_s"],
-            "fetch_clock_s": table["fetch_s"] + 3e-5,
-            "timed_from": 1000.0 + table["dt_s"].cumsum() - table["dt_s"],
-        }
+    passed = table["dt_s"].cumsum()
+    memory = dict.fromkeys(("mem_mib", "rss_mib", "cuda_mib"), table["mem_mib"])
+    return told_steps(
+        table,
+        began=1000.0,
+        data=digests(data, rank, nproc, table["step"].tolist()),
+        ts=BEGAN_AT + passed,
+        embedded=table["tokens"] / nproc,
+        **memory,
+        reserved_mib=table["mem_mib"] * 1.1,
+        cpu_s=5.0 + 0.9 * passed,
     )
 
 
@@ -239,19 +225,6 @@ def _read_back(launch: Launch, accumulation: int) -> Mapping[str, Any] | None:
     }
 
 
-def _in_force(launch: Launch) -> Mapping[str, Any]:
-    """The timeout and the threads that the launch asks for; torchrun asks for one thread."""
-    variables = {"OMP_NUM_THREADS": "1", **launch.env} if launch.nproc > 1 else launch.env
-    threads = variables.get("OMP_NUM_THREADS")
-    minutes = float(launch.env.get("NSA_PG_TIMEOUT_MIN", "15"))
-    return {
-        "timeout_s": 60 * minutes if launch.nproc > 1 else None,
-        "threads": int(threads or 8),
-        "cpus": 16,
-        "variables": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": None},
-    }
-
-
 def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:
     """Heartbeats of all ranks, to the last step, with equal parameters."""
     accumulation = profile.workload_of(launch.phase).accumulation
@@ -285,7 +258,7 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
                 "shadow": shadow(watched_steps(TOKEN, launch.after + 1, launch.steps)),
                 "recomputed": again(launch, table),
                 "saved": _read_back(launch, accumulation) if rank == 0 else None,
-                "in_force": _in_force(launch),
+                "in_force": in_force(launch.nproc, launch.env),
             },
             steps=beats(table, rank, launch.nproc, data_of(launch, profile)),
         )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from nsa import contract
 from nsa.contract import Event
 from runbook.records.evidence import LaunchEvidence, RankLog
+from tests.factory.files import write_beats
 from tests.phases import heartbeats
 
 Record = dict[str, Any]
@@ -44,14 +44,9 @@ def write_launch(root: Path, made: LaunchEvidence) -> Path:
             (folder / name).write_text(json.dumps(document))
     for rank in made.ranks:
         lines = [{**line, "ts": float(line["ts"]) + own} for line in records(rank)]
-        write_beats(folder / contract.HEARTBEATS.name(rank.rank), lines)
+        write_beats(folder, rank.rank, lines)
     (folder / "console.log").write_text("".join(f"{line}\n" for line in made.console_lines))
     return folder
-
-
-def write_beats(path: Path, lines: Iterable[Record]) -> None:
-    """A heartbeat file of these records."""
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def records(log: RankLog) -> list[Record]:

@@ -26,18 +26,11 @@ def ended(status: LaunchStatus, *, rows: int | None = None, cause: str = "made u
     """The launch ended badly, after `rows` rows."""
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        result = made.result.model_copy(
-            update={
-                "status": status,
-                "cause": cause,
-                "culprit_rank": 1,
-                "evidence": ("stacks.txt",),
-            }
-        )
         log = made.training
         if rows is not None and log is not None:
             log = replace(log, frame=log.frame.iloc[:rows])
-        return replace(made, result=result, training=log)
+        said = {"status": status, "cause": cause, "culprit_rank": 1, "evidence": ("stacks.txt",)}
+        return replace(result(**said)(made), training=log)
 
     return change
 
@@ -54,13 +47,36 @@ def columns(**values: Any) -> Change:
     return change
 
 
-def effective(**values: Any) -> Change:
-    """Entries of env.json's effective block replaced."""
+def env(**values: Any) -> Change:
+    """Entries of env.json replaced; of a block only those that are given."""
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
         found = dict(made.env or {})
-        found["effective"] = {**found["effective"], **values}
+        for name, value in values.items():
+            block = isinstance(value, dict) and isinstance(found.get(name), dict)
+            found[name] = {**found[name], **value} if block else value
         return replace(made, env=found)
+
+    return change
+
+
+def effective(**values: Any) -> Change:
+    """Entries of env.json's effective block replaced."""
+    return env(effective=values)
+
+
+def result(**values: Any) -> Change:
+    """Fields of the launch's result replaced."""
+    return lambda made: replace(made, result=made.result.model_copy(update=values))
+
+
+def both(*changes: Change) -> Change:
+    """One change after the other."""
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        for one in changes:
+            made = one(made)
+        return made
 
     return change
 
@@ -107,5 +123,4 @@ def parts(**values: Any) -> Change:
 def without_rank_1(made: LaunchEvidence) -> LaunchEvidence:
     """Both ranks ended with exit code 0, and the heartbeat file of rank 1 is no more there."""
     exits = tuple(RankExit(rank=rank, code=0) for rank in range(made.launch.nproc))
-    result = made.result.model_copy(update={"ranks": exits})
-    return replace(made, result=result, ranks=made.ranks[:1])
+    return replace(result(ranks=exits)(made), ranks=made.ranks[:1])

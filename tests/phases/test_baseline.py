@@ -8,13 +8,25 @@ from itertools import cycle
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runbook.records import Check, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import answers, builder, heartbeats, spoil, traces
-from tests.phases.answers import FEW, WHERE
+from tests.phases.answers import (
+    FINE,
+    IMPOSSIBLE,
+    NO_EFFECT,
+    NOT_ASKED_FOR,
+    NOT_GATED,
+    NOTHING,
+    TOO_FEW,
+    TOO_LITTLE,
+    UNDECIDED,
+    UNLIKE,
+    WARNED,
+    WHERE,
+    says,
+)
 
 
 def run(what: str, *rates: float, where: Any = WHERE) -> Check:
@@ -41,9 +53,43 @@ def test_throughput_clearly_above_the_floor_passes_with_its_receipt() -> None:
 
 
 def test_throughput_clearly_below_the_floor_fails_with_the_playbooks_advice() -> None:
-    check = run("throughput", 23.0, 23.2, 22.8)
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.BELOW_LIMIT)
-    assert "NSA_DDP_BUCKET_MB=50" in check.remedy
+    says(run("throughput", 23.0, 23.2, 22.8), TOO_LITTLE, remedy="NSA_DDP_BUCKET_MB=50")
+
+
+# Row, what the launches reach in turn (tok/s), the profile, and what the row says.
+RATES: list[tuple[str, tuple[float, ...], str, tuple[Outcome, Reason], str]] = [
+    ("throughput", (50.0, 50.5, 49.5), "a100x2_pcie4", FINE, "last 50 steps"),
+    ("throughput", (38.0, 40.0, 39.4), "a100x2_pcie4", UNDECIDED, ""),
+    ("throughput", (37.0, 37.1, 36.9), "a100x2_pcie4", TOO_LITTLE, ""),
+    ("throughput", (37.0, 37.1, 36.9), "a100x2_pcie3", FINE, ""),
+    ("throughput_aim", (42.0,), "a100x2_pcie4", NOT_GATED, "is below the aim of 45-55"),
+    ("throughput_aim", (50.0,), "a100x2_pcie4", NOT_GATED, "is inside the aim of 45-55"),
+    ("throughput_aim", (847.0,), "a100x2_pcie4", NOT_GATED, "is above the aim of 45-55"),
+    ("target_fresh", (847.0,), "a100x2_pcie4", WARNED, "STALE TARGET"),
+    ("target_fresh", (60.0,), "a100x2_pcie4", FINE, ""),
+    # 5e8 FLOPs per token on two cards of 312 TFLOP/s: 1.248e6 tok/s are the whole peak.
+    ("mfu", (5e5,), "a100x2_pcie4", FINE, ""),
+    # 4.8 %: 1,500 times the floor of B3, and still no healthy pair of A100.
+    ("mfu", (6e4,), "a100x2_pcie4", TOO_LITTLE, ""),
+    ("throughput", (6e4,), "a100x2_pcie4", FINE, ""),
+    ("mfu", (1.2e4,), "a100x2_pcie4", IMPOSSIBLE, "under 1%"),
+    ("mfu", (39.0,), "a100x2_pcie4", IMPOSSIBLE, "under 1%"),
+    ("mfu", (2e6,), "a100x2_pcie4", IMPOSSIBLE, "is not in (0, 1]"),
+    ("mfu", (5.0,), "cpu", NOT_GATED, ""),
+]
+
+
+@pytest.mark.parametrize(("what", "rates", "profile", "wanted", "text"), RATES)
+def test_what_a_rate_makes_of_a_row(
+    what: str, rates: tuple[float, ...], profile: str, wanted: tuple[Outcome, Reason], text: str
+) -> None:
+    says(run(what, *rates, where=builder.context(profile)), wanted, text)
+
+
+def test_one_long_launch_cannot_decide_near_the_floor() -> None:
+    where = builder.context(protocol="single")
+    for rate, outcome in ((40.0, Outcome.INCONCLUSIVE), (80.0, Outcome.PASS), (20.0, Outcome.FAIL)):
+        assert run("throughput", rate, where=where).outcome is outcome
 
 
 def test_throughput_of_a_friendlier_or_impossible_run_does_not_count() -> None:
@@ -54,67 +100,6 @@ def test_throughput_of_a_friendlier_or_impossible_run_does_not_count() -> None:
         check = answers.row("baseline", "throughput", change, only=["run2"], rate=847.0)
         assert (check.outcome, check.code) == (Outcome.INVALID, code)
         assert check.reason.startswith("these launches do not count: run2: ")
-
-
-def test_throughput_too_near_to_the_floor_is_undecided() -> None:
-    check = run("throughput", 38.0, 40.0, 39.4)
-    assert (check.outcome, check.code) == (Outcome.INCONCLUSIVE, Reason.UNDECIDED)
-
-
-def test_one_long_launch_cannot_decide_near_the_floor() -> None:
-    where = builder.context(protocol="single")
-    for rate, outcome in ((40.0, Outcome.INCONCLUSIVE), (80.0, Outcome.PASS), (20.0, Outcome.FAIL)):
-        assert run("throughput", rate, where=where).outcome is outcome
-
-
-@FEW
-@given(st.floats(1.0, 500.0))
-def test_equal_launches_pass_exactly_from_the_floor_on(rate: float) -> None:
-    expected = Outcome.PASS if rate >= 39.0 else Outcome.FAIL
-    if abs(rate - 39.0) > 1e-6:
-        assert run("throughput", rate, rate, rate).outcome is expected
-
-
-@FEW
-@given(st.floats(30.0, 38.9), st.floats(0.0, 0.05))
-def test_no_spread_makes_a_mean_below_the_floor_pass(mean: float, spread: float) -> None:
-    rates = (mean * (1 - spread), mean, mean * (1 + spread))
-    assert run("throughput", *rates).outcome is not Outcome.PASS
-
-
-def test_generation_3_has_its_own_floor() -> None:
-    where = builder.context("a100x2_pcie3")
-    assert run("throughput", 37.0, 37.1, 36.9, where=where).outcome is Outcome.PASS
-    assert run("throughput", 37.0, 37.1, 36.9).outcome is Outcome.FAIL
-
-
-@pytest.mark.parametrize(("rate", "place"), [(42.0, "below"), (50.0, "inside"), (847.0, "above")])
-def test_the_aim_is_told_and_never_decides(rate: float, place: str) -> None:
-    check = run("throughput_aim", rate, rate, rate)
-    assert check.outcome is Outcome.SKIPPED and f"is {place} the aim of 45-55" in check.reason
-
-
-def test_a_floor_under_half_of_the_measured_is_stale() -> None:
-    check = run("target_fresh", 847.0, 847.0, 847.0)
-    assert (check.outcome, check.code) == (Outcome.PASS, Reason.WARNING)
-    assert "STALE TARGET" in check.reason and check.remedy
-    assert run("target_fresh", 60.0, 60.0, 60.0).code is Reason.OK
-
-
-def test_mfu_is_held_against_what_is_physical() -> None:
-    # 5e8 FLOPs per token on two cards of 312 TFLOP/s: 1.248e6 tok/s are the whole peak.
-    assert run("mfu", 5e5, 5e5, 5e5).code is Reason.OK
-    # 4.8 %: 1,500 times the floor of B3, and still no healthy pair of A100.
-    low = run("mfu", 6e4, 6e4, 6e4)
-    assert (low.outcome, low.code, low.limit) == (Outcome.FAIL, Reason.BELOW_LIMIT, 0.05)
-    assert run("throughput", 6e4, 6e4, 6e4).outcome is Outcome.PASS
-    for rate in (23.0, 39.0, 847.0, 1.2e4):
-        idle = run("mfu", rate, rate, rate)
-        assert (idle.outcome, idle.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-        assert "under 1%" in idle.reason
-    above = run("mfu", 2e6, 2e6, 2e6)
-    assert (above.outcome, above.code) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-    assert run("mfu", 5.0, 5.0, 5.0, where=builder.context("cpu")).outcome is Outcome.SKIPPED
 
 
 def test_a_slow_gpu_and_an_impossible_number_have_different_remedies() -> None:
@@ -132,8 +117,7 @@ def test_one_gpu_that_idles_is_told_about_its_host_and_not_about_links(what: str
     profile = alone.profile.model_copy(update={"limits": {**alone.profile.limits, limit: high}})
     where = replace(alone, profile=profile)
     check = answers.row("baseline", what, where=where)
-    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.BELOW_LIMIT)
-    assert "waits for the host" in check.remedy
+    says(check, TOO_LITTLE, remedy="waits for the host")
     assert "NSA_DDP" not in check.remedy and "PCIe" not in check.remedy
 
 
@@ -153,34 +137,12 @@ def test_compression_needs_the_proof_and_the_line() -> None:
         spoil.parts(console_lines=("[ddp] gradient compression enabled: fp16",)),
     ):
         check = answers.row("baseline", "compression", change)
-        assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NO_EFFECT)
-        assert "NSA_DDP_COMPRESS=bf16" in check.remedy
+        says(check, NO_EFFECT, remedy="NSA_DDP_COMPRESS=bf16")
 
 
 def test_compression_that_was_switched_off_is_skipped() -> None:
     where = builder.context(toggles={"NSA_DDP_COMPRESS": "off"})
-    check = answers.row("baseline", "compression", where=where)
-    assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NOT_ASKED_FOR)
-
-
-def gpus(what: str, **samples: float) -> Check:
-    change = spoil.parts(gpu_samples=traces.gpu_samples(2, **samples))
-    return answers.row("baseline", what, change, WHERE)
-
-
-@FEW
-@given(st.floats(0.0, 100.0))
-def test_utilisation_has_to_be_above_80_percent(busy: float) -> None:
-    expected = Outcome.PASS if busy > 80.0 else Outcome.FAIL
-    assert gpus("gpu_utilisation", busy=busy).outcome is expected
-
-
-@FEW
-@given(st.integers(1, 81_920))
-def test_headroom_has_to_be_above_20_percent(used: int) -> None:
-    free = 100.0 * (1 - used / 81_920)
-    expected = Outcome.PASS if free > 20.0 else Outcome.FAIL
-    assert gpus("memory_headroom", used_mib=float(used)).outcome is expected
+    says(answers.row("baseline", "compression", where=where), NOT_ASKED_FOR)
 
 
 def test_of_several_launches_the_number_nearest_to_its_limit_is_shown_with_the_limit() -> None:
@@ -233,8 +195,7 @@ def test_samples_that_end_before_the_timed_steps_are_missing() -> None:
         spoil.parts(gpu_samples=samples.head(len(samples) * 6 // 10)),
         only=["run3"],
     )
-    assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
-    assert "run3: no samples in the last " in check.reason
+    says(check, NOTHING, "run3: no samples in the last ")
 
 
 def test_too_few_samples_neither_pass_nor_fail() -> None:
@@ -242,8 +203,7 @@ def test_too_few_samples_neither_pass_nor_fail() -> None:
     found = builder.evidence("baseline", WHERE, rate=4e6)
     for what in ("gpu_utilisation", "gpu_balance"):
         check = builder.row("baseline", what, found, WHERE)
-        assert (check.outcome, check.code) == (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
-        assert "too few to tell" in check.reason and "--steps-scale" in check.remedy
+        says(check, TOO_FEW, "too few to tell", remedy="--steps-scale")
     check = builder.row("baseline", "gpu_utilisation", found, WHERE)
     assert judge_run([check], [check.id]) is Verdict.INCOMPLETE
 
@@ -256,8 +216,7 @@ def test_what_nvidia_smi_does_not_tell_is_missing_and_no_fault() -> None:
         samples = traces.gpu_samples(2).assign(**{column: math.nan})
         found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
         for what in whats:
-            check = builder.row("baseline", what, found, WHERE)
-            assert (check.outcome, check.code) == (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+            says(builder.row("baseline", what, found, WHERE), NOTHING)
 
 
 def test_without_uuids_only_samples_of_as_many_gpus_count() -> None:
@@ -277,21 +236,14 @@ def test_samples_of_one_gpu_say_nothing_about_two() -> None:
 
 
 def test_launches_of_different_commits_are_not_comparable() -> None:
-    def newer(made: LaunchEvidence) -> LaunchEvidence:
-        found = dict(made.env or {})
-        return replace(made, env={**found, "git": {**found["git"], "sha": "2" * 40}})
-
+    newer = spoil.env(git={"sha": "2" * 40})
     found = builder.evidence("baseline", WHERE, change=newer, only=["run3"])
-    check = builder.row("baseline", "comparable", found, WHERE)
-    assert (check.outcome, check.code) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
-    assert "git.sha" in check.reason and "run3" in check.reason
+    says(builder.row("baseline", "comparable", found, WHERE), UNLIKE, "git.sha", "run3")
 
 
 def test_without_config_digests_nothing_is_comparable() -> None:
-    def nameless(made: LaunchEvidence) -> LaunchEvidence:
-        return replace(made, env={**(made.env or {}), "config_sha256": None})
-
-    assert answers.row("baseline", "comparable", nameless).outcome is Outcome.INVALID
+    check = answers.row("baseline", "comparable", spoil.env(config_sha256=None))
+    assert check.outcome is Outcome.INVALID
 
 
 def test_the_table_shows_the_documented_statistic_beside_ours() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from runbook.config import registry
-from runbook.records import Outcome, Reason
+from runbook.records import Outcome
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import answers, builder, heartbeats, spoil, traces
-from tests.phases.answers import WHERE, get, judged, said
+from tests.phases.answers import CRASHED, NO_EFFECT, WHERE, WRONG, get, judged, says
 
 PHASES = registry.phases()
 
@@ -71,8 +71,7 @@ def test_buckets_that_did_not_differ_decide_nothing(change: spoil.Change, text: 
     found = builder.evidence("bucket_sweep", WHERE, change=change, rates={"25": 2e5})
     judgement = builder.judge("bucket_sweep", found, WHERE)
     for what in ("buckets_differ", "best"):
-        check = get(judgement, f"bucket_sweep.{what}")
-        assert said(check) == (Outcome.INVALID, Reason.NO_EFFECT) and text in check.reason
+        says(get(judgement, f"bucket_sweep.{what}"), NO_EFFECT, text)
     assert judgement.choices == {}
 
 
@@ -88,8 +87,7 @@ def _twice(made: LaunchEvidence) -> LaunchEvidence:
 
 def test_buckets_of_twice_the_cap_fail_and_the_trainer_is_to_blame() -> None:
     check = answers.row("bucket_sweep", "accounts", _twice)
-    assert said(check) == (Outcome.FAIL, Reason.MISMATCH)
-    assert "rank 0 in arm 25: DDP's buckets (50/50/50 MiB) are those of a cap" in check.reason
+    says(check, WRONG, "rank 0 in arm 25: DDP's buckets (50/50/50 MiB) are those of a cap")
     assert "a setting that it was given" in check.remedy
     silent = spoil.without_effect("NSA_DDP_BUCKET_MB")
     differ = answers.row("bucket_sweep", "buckets_differ", lambda made: silent(_twice(made)))
@@ -101,7 +99,7 @@ def test_buckets_of_twice_the_cap_fail_and_the_trainer_is_to_blame() -> None:
 def test_an_arm_that_failed_fails_the_sweep() -> None:
     failure = ({"arm": "100", "error": "out of buffers"},)
     check = answers.row("bucket_sweep", "arms_complete", spoil.rank(0, arm_failures=failure))
-    assert said(check) == (Outcome.FAIL, Reason.CRASH) and "out of buffers" in check.reason
+    says(check, CRASHED, "out of buffers")
 
 
 def test_one_launch_per_arm_and_round_is_judged_alike() -> None:

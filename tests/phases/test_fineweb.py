@@ -6,7 +6,7 @@ import pytest
 
 from runbook.records import LaunchStatus, Outcome, Reason
 from tests.phases import builder, spoil
-from tests.phases.answers import TOO_MUCH, WHERE, row, said
+from tests.phases.answers import TOO_MUCH, WHERE, row, says
 from tests.phases.test_stage import instead
 
 NO_PACKAGE = spoil.ended(
@@ -41,5 +41,4 @@ def test_without_the_package_fineweb_is_skipped_with_its_name() -> None:
 def test_fineweb_rows(
     what: str, change: spoil.Change | None, expected: tuple[Outcome, Reason]
 ) -> None:
-    check = row("fineweb", what, change)
-    assert said(check) == expected, check.reason
+    says(row("fineweb", what, change), expected)

@@ -14,7 +14,16 @@ from runbook.records import Begun, Check, LaunchStatus, Outcome, RankExit, Reaso
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.launch import option
 from tests.phases import answers, builder, spoil, traces
-from tests.phases.answers import NOTHING, TOO_LITTLE, TOO_MUCH, WHERE, row, said
+from tests.phases.answers import (
+    NOTHING,
+    TOO_FEW,
+    TOO_LITTLE,
+    TOO_MUCH,
+    WHERE,
+    WRONG,
+    row,
+    says,
+)
 from tests.phases.heartbeats import SHA
 
 
@@ -85,8 +94,7 @@ def gates(**health: float) -> spoil.Change:
 )
 def test_long_run_rows(what: str, change: spoil.Change, expected: tuple[Outcome, Reason]) -> None:
     assert row("long_run", what).outcome is Outcome.PASS
-    check = row("long_run", what, change)
-    assert said(check) == expected, check.reason
+    says(row("long_run", what, change), expected)
 
 
 def test_the_memory_told_is_that_of_the_rank_that_may_need_most() -> None:
@@ -133,15 +141,10 @@ def test_statistics_of_the_selection_are_told_and_its_size_is_that_of_the_config
     check = row("long_run", "gates", selecting(3.25))
     assert "a query attends to 3.25 blocks, 81% of them forced" in check.reason
     fewer = row("long_run", "gates", selecting(2.0))
-    assert said(fewer) == (Outcome.FAIL, Reason.MISMATCH)
-    assert (
-        "a query attends to 2 blocks, where n_sel=4, l_sel=16 and S=128 mean 3.25" in fewer.reason
-    )
+    says(fewer, WRONG, "a query attends to 2 blocks, where n_sel=4, l_sel=16 and S=128 mean 3.25")
     freer = row("long_run", "gates", selecting(3.25, 0.7))
-    assert said(freer) == (Outcome.FAIL, Reason.MISMATCH)
-    assert "leave the learning rate alone" in freer.remedy
-    assert "padding is no block" in freer.remedy
-    assert "0.7 of its blocks are forced, where n_sel=4" in freer.reason
+    says(freer, WRONG, "0.7 of its blocks are forced, where n_sel=4")
+    assert "leave the learning rate alone" in freer.remedy and "padding is no block" in freer.remedy
     assert "no statistics of the selection" in row("long_run", "gates").reason
     seen = builder.judge(
         "long_run", builder.evidence("long_run", WHERE, change=selecting(3.25)), WHERE
@@ -167,10 +170,6 @@ def spoiled(what: str, change: spoil.Change, name: str, where: PlanContext = CPU
     return builder.row("long_run", what, replace(found, launches=launches), where)
 
 
-def result(**values: Any) -> spoil.Change:
-    return lambda made: replace(made, result=made.result.model_copy(update=values))
-
-
 def of_step(row: int, rank: int, **values: Any) -> spoil.Change:
     """What a rank tells of one of its steps, changed."""
 
@@ -190,12 +189,12 @@ def later(column: str) -> spoil.Change:
     return spoil.columns(**{column: lambda t: t[column].where(t.index < 1, t[column] * 1.01)})
 
 
-IGNORED = result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=0)))
-ONE_WENT_ON = result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=13)))
-SLOW_TO_SEE = result(stopped=Stopped(step=246, mono=1000.0))
+IGNORED = spoil.result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=0)))
+ONE_WENT_ON = spoil.result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=13)))
+SLOW_TO_SEE = spoil.result(stopped=Stopped(step=246, mono=1000.0))
 UNSAVED = spoil.every_rank(checkpoints=({"path": "checkpoints/step_240"},))
 OTHER_BYTES = spoil.every_rank(checkpoints=({"path": "checkpoints/step_320", "sha256": "b"},))
-FROM_240 = result(begun=Begun(path="long_run/run/checkpoints/step_240", step=240, sha256=SHA))
+FROM_240 = spoil.result(begun=Begun(path="long_run/run/checkpoints/step_240", step=240, sha256=SHA))
 CRASHED = spoil.ended(LaunchStatus.CRASHED)
 
 
@@ -235,13 +234,11 @@ def test_checkpoints_of_one_step_hold_one_content() -> None:
     assert "2 checkpoint(s) of one content, bit for bit" in same.reason
     launches["resumed"] = OTHER_BYTES(launches["resumed"])
     other = builder.row("long_run", "resumed", replace(found, launches=launches), CPU)
-    assert said(other) == (Outcome.FAIL, Reason.MISMATCH)
-    assert "its checkpoints of steps 320 hold something else than those of run" in other.reason
+    says(other, WRONG, "its checkpoints of steps 320 hold something else than those of run")
 
 
 def test_a_launch_that_ended_before_it_was_told_to_decides_nothing() -> None:
-    check = spoiled("stopped", result(stopped=None), "resumed")
-    assert said(check) == (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
+    says(spoiled("stopped", spoil.result(stopped=None), "resumed"), TOO_FEW)
 
 
 def test_two_more_launches_go_on_from_a_save_whose_number_has_a_digit_less() -> None:

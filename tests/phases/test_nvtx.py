@@ -50,7 +50,7 @@ ONE_LOOP = profiled(top_python=[{"name": "loop", "share": 0.5}])
         ("range_present", profiled(ranges={}), NO_EFFECT),
         ("range_present", spoil.without_effect("NSA_NVTX"), NO_EFFECT),
         ("range_present", spoil.parts(profile=None), NOTHING),
-        ("trace_kept", spoil.parts(trace_path=""), NOTHING),
+        ("trace_kept", spoil.parts(files={}), NOTHING),
         ("python_share", WAITING, TOO_MUCH),
         ("python_share", on_gpu(python_wait_us=4e5), IMPOSSIBLE),
         ("python_share", on_gpu(busy_us=2e6), IMPOSSIBLE),

@@ -10,7 +10,7 @@ from runbook.config.phase import Judgement
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import answers, builder, spoil, traces
-from tests.phases.answers import WARNED, WHERE, get, said
+from tests.phases.answers import CRASHED, NO_EFFECT, UNLIKE, WARNED, WHERE, WRONG, get, said, says
 
 
 def audited(change: spoil.Change | None = None) -> Judgement:
@@ -25,23 +25,21 @@ def kernels(**found: str) -> spoil.Change:
 
 def test_an_unexpected_fallback_fails() -> None:
     check = get(audited(kernels(sel="math")), "sdpa_audit.kernels")
-    assert said(check) == (Outcome.FAIL, Reason.MISMATCH)
-    assert "sel: math, expected only triton or flash" in check.reason and check.remedy
+    says(check, WRONG, "sel: math, expected only triton or flash")
+    assert check.remedy
 
 
 @pytest.mark.parametrize("given", ["NSA_SDPA_NO_FLASH", "NSA_DDP_SAFE_MODE"])
 def test_a_fallback_of_flash_that_a_person_forbade_is_no_fault_and_no_go(given: str) -> None:
     where = replace(WHERE, toggles={given: "1"})
     check = answers.row("sdpa_audit", "kernels", kernels(sel="math"), where)
-    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
-    assert f"{given}=1 forbids flash, which the profile expects: sel: math" in check.reason
+    says(check, UNLIKE, f"{given}=1 forbids flash, which the profile expects: sel: math")
 
 
 def test_under_the_safe_mode_flash_only_is_not_tried_and_the_other_setting_is_enough() -> None:
     where = replace(WHERE, toggles={"NSA_DDP_SAFE_MODE": "1"})
     judgement = builder.judge("sdpa_audit", builder.evidence("sdpa_audit", where), where)
-    flash = get(judgement, "sdpa_audit.flash_only")
-    assert said(flash) == (Outcome.SKIPPED, Reason.NOT_COMPARABLE)
+    flash = says(get(judgement, "sdpa_audit.flash_only"), (Outcome.SKIPPED, Reason.NOT_COMPARABLE))
     assert flash.reason == "NSA_DDP_SAFE_MODE=1 forbids NSA_SDPA_FLASH_ONLY=1"
     assert get(judgement, "sdpa_audit.stable").outcome is Outcome.PASS
 
@@ -68,8 +66,7 @@ def test_the_kernel_table_names_every_branch_of_every_arm() -> None:
 @pytest.mark.parametrize("what", ["audited", "kernels"])
 def test_an_audit_that_saw_nothing_is_invalid(what: str) -> None:
     for change in (spoil.parts(audit=None), spoil.parts(audit=traces.audit({"cmp": "x"}))):
-        check = get(audited(change), f"sdpa_audit.{what}")
-        assert said(check) == (Outcome.INVALID, Reason.NO_EFFECT)
+        check = says(get(audited(change), f"sdpa_audit.{what}"), NO_EFFECT)
         assert "NSA_SDPA_AUDIT=1" in check.remedy or "profile" in check.remedy
 
 
@@ -85,8 +82,7 @@ def refused(*arms: str) -> spoil.Change:
 
 def test_one_unusable_setting_is_an_answer() -> None:
     judgement = audited(refused("flash_only"))
-    flash = get(judgement, "sdpa_audit.flash_only")
-    assert said(flash) == WARNED and "no kernel for this mask" in flash.reason
+    says(get(judgement, "sdpa_audit.flash_only"), WARNED, "no kernel for this mask")
     assert get(judgement, "sdpa_audit.stable").outcome is Outcome.PASS
 
 
@@ -99,14 +95,12 @@ def test_an_arm_that_ran_out_of_memory_says_so() -> None:
         return made
 
     check = get(audited(change), "sdpa_audit.no_flash")
-    assert said(check) == WARNED and "out of memory: CUDA" in check.reason
-    assert "train.seq_len" in check.remedy
+    says(check, WARNED, "out of memory: CUDA", remedy="train.seq_len")
     assert "heartbeat_rank1" in check.evidence[0]
 
 
 def test_two_unusable_settings_are_a_no_go() -> None:
-    stable = get(audited(refused("flash_only", "no_flash")), "sdpa_audit.stable")
-    assert said(stable) == (Outcome.FAIL, Reason.CRASH)
+    says(get(audited(refused("flash_only", "no_flash")), "sdpa_audit.stable"), CRASHED)
 
 
 def test_a_setting_that_did_nothing_is_invalid() -> None:

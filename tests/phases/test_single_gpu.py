@@ -10,7 +10,7 @@ from runbook.config import registry
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
 from tests.phases import builder, spoil, traces
-from tests.phases.answers import WHERE, said
+from tests.phases.answers import NOT_GATED, UNLIKE, WHERE, said, says
 
 PHASES = registry.phases()
 
@@ -63,15 +63,13 @@ def scaled(
     ],
 )
 def test_scaling(one: float, many: float, expected: tuple[Outcome, Reason]) -> None:
-    check = scaled(one, many)
-    assert said(check) == expected, check.reason
+    check = says(scaled(one, many), expected)
     assert check.measurement.value == pytest.approx(many / one / 2, rel=1e-3)
 
 
 def test_scaling_of_unlike_runs_is_not_comparable() -> None:
     check = scaled(1e5, 1.96e5, change=spoil.effective(gradient_checkpointing=True))
-    assert said(check) == (Outcome.INVALID, Reason.NOT_COMPARABLE)
-    assert "gradient_checkpointing" in check.reason
+    says(check, UNLIKE, "gradient_checkpointing")
 
 
 def test_each_gpu_has_the_same_batch_on_both_sides() -> None:
@@ -93,8 +91,8 @@ def test_each_gpu_has_the_same_batch_on_both_sides() -> None:
 def test_a_host_that_limits_a_small_batch_is_no_bad_scaling() -> None:
     """Two GPUs do twice the work of one, and no more than one with all of the batch."""
     assert scaled(1e5, 1.96e5).outcome is Outcome.PASS
-    shown = scaled(1e5, 1.96e5, what="scaling_global_batch")
-    assert said(shown) == (Outcome.SKIPPED, Reason.NOT_GATED) and shown.measurement is not None
+    shown = says(scaled(1e5, 1.96e5, what="scaling_global_batch"), NOT_GATED)
+    assert shown.measurement is not None
     assert shown.measurement.value == pytest.approx(0.49, rel=1e-3)
 
 
@@ -131,5 +129,5 @@ def test_one_rank_scales_to_nothing_and_cpu_is_not_gated() -> None:
         Outcome.SKIPPED,
         Reason.NEEDS_GPUS,
     )
-    cpu = scaled(1e5, 0.8e5, where=builder.context("cpu"))
-    assert said(cpu) == (Outcome.SKIPPED, Reason.NOT_GATED) and cpu.measurement is not None
+    cpu = says(scaled(1e5, 0.8e5, where=builder.context("cpu")), NOT_GATED)
+    assert cpu.measurement is not None

@@ -17,7 +17,16 @@ from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.records.launch import option
 from runbook.records.outcome import Verdict
 from tests.phases import builder, spoil
-from tests.phases.answers import NOT_FINITE, NOTHING, TOO_MUCH, WRONG
+from tests.phases.answers import (
+    MACHINE,
+    NOT_FINITE,
+    NOT_RUN,
+    NOTHING,
+    OTHERWISE,
+    TOO_MUCH,
+    WRONG,
+    says,
+)
 from tests.phases.heartbeats import told
 from tests.phases.test_long_run import second_rank
 from tests.phases.traces import healthy
@@ -100,8 +109,7 @@ def test_a_launch_behind_a_go_trains_the_model_of_that_run(phase: str, apart: in
     if not apart:
         assert found.outcome is Outcome.PASS, found.reason
         return
-    assert (found.outcome, found.code) == (Outcome.INVALID, Reason.MISMATCH)
-    assert f"parameters: {count + apart} in RUN, which was GO, got {count}" in found.reason
+    says(found, OTHERWISE, f"parameters: {count + apart} in RUN, which was GO, got {count}")
 
 
 def instead(made: LaunchEvidence) -> LaunchEvidence:
@@ -115,8 +123,7 @@ def instead(made: LaunchEvidence) -> LaunchEvidence:
 @pytest.mark.parametrize("phase", ["smoke", "extended", "production"])
 def test_a_phase_that_trained_on_other_data_than_planned_is_no_gate(phase: str) -> None:
     found = checks(phase, instead)["as_planned"]
-    assert (found.outcome, found.code) == (Outcome.INVALID, Reason.MISMATCH)
-    assert "dataset: wanted fineweb_edu, got synthetic (SYNTHETIC DATA instead" in found.reason
+    says(found, OTHERWISE, "dataset: wanted fineweb_edu, got synthetic (SYNTHETIC DATA instead")
 
 
 def test_every_phase_of_a_plan_asks_whether_it_ran_as_planned() -> None:
@@ -134,8 +141,7 @@ def test_code_that_was_changed_while_the_run_went_on_is_invalid() -> None:
     same = checks("smoke", where=replace(WHERE, package=package))["as_planned"]
     assert same.outcome is Outcome.PASS, same.reason
     other = checks("smoke", where=replace(WHERE, package="0" * 12))["as_planned"]
-    assert (other.outcome, other.code) == (Outcome.INVALID, Reason.MISMATCH)
-    assert f"run: package.sha256: {'0' * 12} as the run began, it ran {package}" in other.reason
+    says(other, OTHERWISE, f"run: package.sha256: {'0' * 12} as the run began, it ran {package}")
 
 
 LATE_NAN = spoil.columns(loss=lambda table: table["loss"].where(table["step"] != 7, math.nan))
@@ -201,8 +207,7 @@ def test_what_no_phase_collected_has_a_remedy_that_can_be_followed() -> None:
     phase = registry.phases_of(WHERE.profile.phases)["extended"]
     judged = phase.judge(PhaseEvidence(launches=launches), WHERE)
     (row,) = (check for check in judged.checks if check.id == "extended.storage")
-    assert (row.outcome, row.code) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
-    assert "no phase of this run collects" in row.reason
+    says(row, NOT_RUN, "no phase of this run collects")
     assert "add the phase preflight to the plan" in row.remedy
     other = {name: one for name, one in builder.facts().items() if name != "disk.free_gib"}
     judged = phase.judge(PhaseEvidence(launches=launches, facts=other), WHERE)
@@ -212,8 +217,7 @@ def test_what_no_phase_collected_has_a_remedy_that_can_be_followed() -> None:
 
 def test_the_extended_smoke_wants_room_and_time_for_the_checkpoints() -> None:
     full = checks("extended", free_gib=5.0)["storage"]
-    assert (full.outcome, full.code) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
-    assert "10 checkpoints of 0.88 GiB" in full.reason
+    says(full, MACHINE, "10 checkpoints of 0.88 GiB")
     late = spoil.rank(0, checkpoints=({"path": "checkpoints/step_950", "seconds": 1e4},))
     assert checks("extended", late, only="run")["checkpoint_time"].code is Reason.ABOVE_LIMIT
     none = spoil.every_rank(checkpoints=())
@@ -228,8 +232,7 @@ def test_a_resumed_launch_is_exact_on_a_cpu_and_within_rounding_on_a_gpu() -> No
     rounded = checks("extended", off_by(1.0001), only="resumed")["resumed"]
     assert rounded.outcome is Outcome.PASS
     other = checks("extended", off_by(1.01), only="resumed")["resumed"]
-    assert (other.outcome, other.code) == (Outcome.FAIL, Reason.MISMATCH)
-    assert "from step 1000" in other.reason
+    says(other, WRONG, "from step 1000")
 
 
 def test_the_extended_smoke_resumes_its_own_last_checkpoint() -> None:
@@ -281,6 +284,5 @@ def test_a_leg_that_went_on_from_another_checkpoint_than_its_own(sha256: str) ->
         assert {row.outcome for row in rows} == {Outcome.PASS}, [row.reason for row in rows]
         return
     for row in rows:
-        assert (row.outcome, row.code) == (Outcome.INVALID, Reason.MISMATCH)
-        assert "from step 25 (leg1/checkpoints/step_25), and not from" in row.reason
+        says(row, OTHERWISE, "from step 25 (leg1/checkpoints/step_25), and not from")
         assert "causal" not in row.remedy

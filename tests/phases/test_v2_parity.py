@@ -9,7 +9,7 @@ import pytest
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence
 from tests.phases import builder, heartbeats, spoil
-from tests.phases.answers import NOTHING, row, said
+from tests.phases.answers import IMPOSSIBLE, MACHINE, NOT_GATED, NOTHING, row, said, says
 
 
 def with_status(status: str, message: str = "", *, only: str = "") -> spoil.Change:
@@ -54,8 +54,8 @@ def test_only_tests_that_ran_and_passed_pass(
 
 def test_the_row_says_how_many_tests_passed() -> None:
     gaps = [f"test_equivalence_various_patterns[gaps-{n}]" for n in (1, 2)]
-    for names, says in ((gaps[:1], "1 test of"), (gaps, "2 tests of")):
-        assert row("v2_parity", "gaps", collected(*names)).reason.startswith(says)
+    for names, told in ((gaps[:1], "1 test of"), (gaps, "2 tests of")):
+        assert row("v2_parity", "gaps", collected(*names)).reason.startswith(told)
 
 
 def test_the_pattern_gaps_has_its_own_row() -> None:
@@ -70,8 +70,7 @@ def test_the_pattern_gaps_has_its_own_row() -> None:
 
 def test_a_slow_v2_on_a_shared_cpu_is_shown_and_not_gated() -> None:
     slower = with_status("failed", "ratio 0.9")
-    check = row("v2_parity", "faster", slower, builder.context("cpu"))
-    assert said(check) == (Outcome.SKIPPED, Reason.NOT_GATED)
+    says(row("v2_parity", "faster", slower, builder.context("cpu")), NOT_GATED)
 
 
 @pytest.mark.parametrize("status", [LaunchStatus.TIMED_OUT, LaunchStatus.CRASHED])
@@ -107,8 +106,7 @@ def test_the_slowest_shape_is_the_number_that_speed_is_judged_by() -> None:
 
 def test_times_of_the_cpu_say_nothing_about_a_gpu() -> None:
     for bounds in ((5.0, 9.0), (5.0, 0.9)):
-        check = row("v2_parity", "faster", raced("cpu", *bounds))
-        assert said(check) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
+        says(row("v2_parity", "faster", raced("cpu", *bounds)), MACHINE)
 
 
 def on_device(device: str) -> spoil.Change:
@@ -135,9 +133,7 @@ TESTED = [
 
 @pytest.mark.parametrize(("phase", "what"), TESTED)
 def test_tests_that_fell_back_to_the_cpu_say_nothing_about_a_gpu(phase: str, what: str) -> None:
-    check = row(phase, what, on_device("cpu"))
-    assert said(check) == (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
-    assert "not on the GPU" in check.reason and "preflight.cuda" in check.remedy
+    says(row(phase, what, on_device("cpu")), MACHINE, "not on the GPU", remedy="preflight.cuda")
     assert row(phase, what, on_device("cpu"), builder.context("cpu")).outcome is Outcome.PASS
 
 
@@ -147,8 +143,8 @@ def test_a_test_that_names_no_device_proves_nothing_on_any_machine(
     phase: str, what: str, profile: str
 ) -> None:
     check = row(phase, what, on_device(""), builder.context(profile))
-    assert said(check) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-    assert "told_device" in check.remedy and check.follows == ""
+    says(check, IMPOSSIBLE, remedy="told_device")
+    assert check.follows == ""
 
 
 def test_a_test_that_could_not_begin_failed_wherever_it_was() -> None:

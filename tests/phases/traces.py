@@ -369,6 +369,23 @@ def checkout(launch: Launch) -> dict[str, Any]:
     return {"schema_version": 1, **there, **package(launch)}
 
 
+# What a launch leaves beside its log, heartbeats and results of tests, by the name of its field.
+_FILES = {
+    "console": "console.log",
+    "gates": "gates.csv",
+    "checkout": "checkout.json",
+    "env": "env.json",
+    "audit": "sdpa_audit.json",
+    "profile": "profile_rank0.json",
+    "trace": "trace_rank0.json.gz",
+    "gpu_samples": "gpu_samples.csv",
+    "devices_before": "devices_before.json",
+    "devices_after": "devices_after.json",
+    "kernel_log": "kernel_log.json",
+    "load": "load.json",
+}
+
+
 def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     """A launch that ran well; `rate` and `rates` as in `frame`."""
     where = launch.run_dir
@@ -378,20 +395,15 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     base = LaunchEvidence(
         launch=launch,
         result=done,
-        console_path=f"{where}/console.log",
-        console_sha256=SHA,
+        files={kind: (f"{where}/{name}", SHA) for kind, name in _FILES.items()},
         console_lines=("[ddp] gradient compression enabled: bf16",),
     )
     if launch.kind == "pytest":
         device = "cuda" if profile.has_gpu else "cpu"
         return replace(base, junit=junit(launch.name, where, device))
     if launch.kind == "ceilings":
-        return replace(
-            base,
-            ceilings=ceiling_files.document(launch, profile),
-            ceilings_path=f"{where}/ceilings.json",
-            ceilings_sha256=digest_of(where),
-        )
+        files = {**base.files, "ceilings": (f"{where}/ceilings.json", digest_of(where))}
+        return replace(base, files=files, ceilings=ceiling_files.document(launch, profile))
     if launch.stop is not None:
         return _stopped(launch, profile, **speed)
     table = frame(launch, profile, **speed)
@@ -408,38 +420,16 @@ def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         result=done,
         training=TrainingLog(frame=table, path=f"{where}/training.csv", sha256=digest_of(where)),
         gates=gates(launch.steps, after=launch.after),
-        gates_path=f"{where}/gates.csv",
-        gates_sha256=SHA,
         ranks=ranks(launch, profile, table),
         env=env(launch, profile),
         checkout=checkout(launch) if launch.commit else None,
-        checkout_path=f"{where}/checkout.json" if launch.commit else "",
-        checkout_sha256=SHA if launch.commit else "",
-        env_path=f"{where}/env.json",
-        env_sha256=SHA,
         audit=audit() if launch.phase == "sdpa_audit" else None,
-        audit_path=f"{where}/sdpa_audit.json",
-        audit_sha256=SHA,
         profile={**PROFILE, **gpu} if launch.phase == "nvtx" else None,
-        profile_path=f"{where}/profile_rank0.json",
-        profile_sha256=SHA,
-        trace_path=f"{where}/trace_rank0.json.gz",
-        trace_sha256=SHA,
         gpu_samples=samples,
-        gpu_samples_path=f"{where}/gpu_samples.csv",
-        gpu_samples_sha256=SHA,
         devices_before=counted,
-        devices_before_path=f"{where}/devices_before.json",
-        devices_before_sha256=SHA,
         devices_after={**counted, "taken_at": over},
-        devices_after_path=f"{where}/devices_after.json",
-        devices_after_sha256=SHA,
         kernel_log=kernel_log(ended_at=over),
-        kernel_log_path=f"{where}/kernel_log.json",
-        kernel_log_sha256=SHA,
         load=load(),
-        load_path=f"{where}/load.json",
-        load_sha256=SHA,
     )
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import planted
-from benchmarks.planted import EIGHT, HEALTHY, Bench, healthy, judge
-from benchmarks.planted_copy import (
+from benchmarks.planted import __main__ as planted
+from benchmarks.planted.__main__ import EIGHT, HEALTHY, Bench, healthy, judge
+from benchmarks.planted.copy import (
     ROOT,
     AnchorError,
     Copy,
@@ -25,7 +25,6 @@ from benchmarks.planted_copy import (
 )
 from runbook.config.load import load_profile
 from runbook.config.registry import known_checks
-from tests.tiers import by_tier
 
 DEFECTS = load_all()
 BY_NAME = {defect.name: defect for defect in DEFECTS}
@@ -188,7 +187,7 @@ def test_a_copy_that_is_not_what_runs_is_an_error(
         (made.root / name).mkdir()
         (made.root / name / "__init__.py").touch()
     elsewhere = {"PYTHONPATH": str(tmp_path / "copy")}
-    monkeypatch.setattr("benchmarks.planted_copy.of_copy", lambda _root: elsewhere)
+    monkeypatch.setattr("benchmarks.planted.copy.of_copy", lambda _root: elsewhere)
     with pytest.raises(AnchorError, match="is not of the copy"):
         made.check([])
 
@@ -233,7 +232,8 @@ def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", by_tier(QUICK, fast=QUICK[:1].__contains__))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
 def test_a_defect_is_noticed_for_real(name: str, copy: Copy, tmp_path: Path) -> None:
     result = Bench(copy, tmp_path / "kept", tmp_path).result(BY_NAME[name])
     assert result.good, result

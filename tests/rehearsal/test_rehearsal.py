@@ -123,7 +123,7 @@ READS = ("phases", "reports", *(f"runbook.{name}" for name in READERS))
 
 
 def test_what_makes_evidence_does_not_ask_what_reads_or_judges_it() -> None:
-    for path in sorted(Path(package.__file__).parent.glob("*.py")):
+    for path in sorted(Path(package.__file__).parent.rglob("*.py")):
         if path.name == "judged.py":
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from runbook.config import registry
 from runbook.config.load import load_profile, profile_names
 from runbook.engine.outputs import render
 from runbook.records import RunRecord, Verdict
-from tests.phases.test_node_scaling import where
+from tests.phases.compare.test_node_scaling import where
 from tests.reports.records import NAMES, record_called
 from tests.reports.samples import go, measured, no_go
 

@@ -6,12 +6,12 @@ import pytest
 
 from runbook.config import registry
 from runbook.engine import outputs
-from tests.reports.regold import GOLDEN, formats_of
+from tests.reports.regold import GOLDEN
 from tests.reports.samples import SAMPLES, go
 
 
 @pytest.mark.parametrize(
-    ("name", "fmt"), [(name, fmt) for name in SAMPLES for fmt in formats_of(name)]
+    ("name", "fmt"), [(name, fmt) for name in SAMPLES for fmt in registry.report_names()]
 )
 def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
     expected = (GOLDEN / name / outputs.report_files()[fmt]).read_text(encoding="utf-8")

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from reports.pages import html_told
-from reports.templating import markdown_told
+from reports.templating import html_told, markdown_told
 from runbook.config import registry
 from runbook.engine import outputs
 from runbook.records import RunRecord

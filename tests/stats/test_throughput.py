@@ -31,7 +31,7 @@ from runbook.stats.throughput import (
     warmup_cut,
 )
 from runbook.tools.inspect.folder import inspect_path
-from tests.folder.files import HEADER, legacy, row
+from tests.factory.files import HEADER, legacy, row
 
 
 def log_of(folder: Path, *lines: str) -> TrainingLog:

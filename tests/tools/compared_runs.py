@@ -16,8 +16,9 @@ from runbook.records import (
     RunRecord,
     Verdict,
 )
+from tests.factory.files import HEADER, write_beats, write_rows
 from tests.reports.samples import run, throughput
-from tests.tools.inspect.folders import HEADER, beats, row, write_beats, write_rows
+from tests.tools.inspect.folders import beats, row
 
 ENV = {
     "run_token": "a1b2",

@@ -109,7 +109,7 @@ def _arms(folder: Path) -> Launch:
         ("triton", 5, {"NSA_USE_TRITON_SEL": "1"}),
         ("flash", 5, {"NSA_SDPA_FLASH_ONLY": "1", "NSA_SDPA_AUDIT": "1"}),
         ("noflash", 5, {"NSA_SDPA_NO_FLASH": "1", "NSA_WINDOW": "masked"}),
-        ("bf16", 60, {"NSA_DDP_COMPRESS": "bf16", "NSA_DDP_FIND_UNUSED": "1"}),
+        ("bf16", 20, {"NSA_DDP_COMPRESS": "bf16", "NSA_DDP_FIND_UNUSED": "1"}),
         ("never", 5000, {}),
     ]
     schedule = {

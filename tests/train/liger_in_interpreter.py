@@ -51,7 +51,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "gaps": [[gap.what, gap.error, gap.ours, gap.too_wide] for gap in gaps],
+                "gaps": [[gap.what, gap.error, gap.allowed, gap.too_wide] for gap in gaps],
                 "gradients": worst,
                 "nodes": [nodes[liger.NORM_NODE], nodes[liger.MLP_NODE]],
                 "names": names == list(model.state_dict()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import errno
 import os
 import pickle
@@ -10,7 +9,6 @@ import pickletools
 import resource
 import shutil
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -72,33 +70,6 @@ def test_another_process_would_go_on_with_the_same_numbers(
     assert train(other, range(4, 7)) == losses
     for one, two in zip(straight.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(one, two)
-
-
-def test_training_goes_on_meanwhile_and_changes_nothing_of_the_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The writing is held back until training has moved every tensor."""
-    held, real = threading.Event(), checkpoint._Writer.write_data
-
-    def late(self: Any, *args: Any) -> Any:
-        assert held.wait(30)
-        return real(self, *args)
-
-    monkeypatch.setattr(checkpoint._Writer, "write_data", late)
-    trainer = engine()
-    train(trainer, range(1, 3))
-    before = {n: t.clone() for n, t in checkpoint.shared_state(trainer).items()}
-    store = Checkpoints(tmp_path, trainer, Retention())
-    store.begin(step=2, position=POSITION, val_loss=1.5)
-    train(trainer, range(3, 5))
-    assert store.under_way and not store.done and not store.has(2)
-    held.set()
-    path = store.finish().path
-    assert store.has(2) and not store.under_way
-    written = restore.read(path)
-    assert all(torch.equal(written[name], tensor) for name, tensor in before.items())
-    after = checkpoint.shared_state(trainer)
-    assert not any(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
 def test_torchs_own_tool_reads_it(tmp_path: Path) -> None:
@@ -254,26 +225,6 @@ def test_the_list_of_tensors_is_of_known_classes_on_any_python(
     assert "torch.distributed.checkpoint.metadata" in modules <= {*restore._HARMLESS, "torch"}
     assert "getattr" not in texts
     assert restore.read(path).keys() == own_share(trainer, POSITION).keys()
-
-
-def test_a_list_of_tensors_by_getattr_is_still_read_and_takes_no_other_attribute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = engine()
-    train(trainer, range(1, 2))
-    path = saved(tmp_path, trainer, 1)
-    listed = restore._Reader(path).read_metadata()
-    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", _as_in_python_3_11_2)
-    monkeypatch.delitem(copyreg.dispatch_table, _MEM_FORMAT_ENCODING)
-    pickled = pickle.dumps(listed)
-    assert b"getattr" in pickled
-    (path / METADATA_FILE).write_bytes(pickled)
-    assert restore.read(path).keys() == own_share(trainer, POSITION).keys()
-    (path / METADATA_FILE).write_bytes(
-        pickled.replace(b"TORCH_CONTIGUOUS_FORMAT", b"__class__" + b"_" * 14)
-    )
-    with pytest.raises(restore.CheckpointError, match="takes an attribute of <enum"):
-        restore.read(path)
 
 
 def test_why_a_checkpoint_cannot_be_read_back_is_told(tmp_path: Path) -> None:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from nsa import dense
-from nsa.config import ModelConfig, NSAConfig
+from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import Event
 from nsa.kernels import compiled
 from nsa.kernels.compiled import Compiled, Compiling, backward_nodes, compile_dense, count_compiled
-from nsa.kernels.kernel_check import KernelGap, compare
+from nsa.kernels.kernel_check import compare
 from nsa.launch import kernels
 from nsa.launch.kernels import why_not
 from nsa.model import NSALanguageModel
-from nsa.rounding import FLOAT32_SUMS
+from nsa.rounding import FLOAT32_SUMS, Gap
 from nsa.toggles import parse_toggles
 
 SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)
@@ -47,8 +47,7 @@ def gradients(model: NSALanguageModel, tokens: Tensor) -> dict[str, Tensor]:
 def test_the_functions_are_what_the_modules_do(by_sdpa: bool) -> None:
     """In float64, so that another order of operations is nothing beside another formula."""
     model, tokens = model_of().double(), torch.randint(11, (2, 40))
-    for layer in model.layers:
-        layer.attention.force_sdpa = by_sdpa
+    model.attend_by(Way(force_sdpa=by_sdpa))
     before = gradients(model, tokens)
     model.use(EAGER)
     after = gradients(model, tokens)
@@ -59,7 +58,7 @@ def test_the_functions_are_what_the_modules_do(by_sdpa: bool) -> None:
 
 @pytest.mark.parametrize("path", ["sequential", "reference"])
 def test_every_path_can_be_entered(path: str) -> None:
-    model, tokens = model_of(path=path).double(), torch.randint(11, (1, 20))
+    model, tokens = model_of(way=Way(path=path)).double(), torch.randint(11, (1, 20))
     before = model(tokens)
     model.use(EAGER)
     assert torch.allclose(model(tokens), before, rtol=1e-10, atol=1e-13)
@@ -108,13 +107,13 @@ def test_other_numbers_are_noticed_before_a_step(defect: str | None) -> None:
 
 
 def test_the_bound_is_twice_our_own_error() -> None:
-    assert not KernelGap.of(what="", error=2e-3, ours=1e-3).too_wide
-    assert KernelGap.of(what="", error=2.1e-3, ours=1e-3).too_wide
-    assert not KernelGap.of(what="", error=FLOAT32_SUMS, ours=0.0).too_wide
-    assert KernelGap.of(what="", error=float("nan"), ours=1.0).too_wide
+    assert not Gap.twice(what="", error=2e-3, ours=1e-3).too_wide
+    assert Gap.twice(what="", error=2.1e-3, ours=1e-3).too_wide
+    assert not Gap.twice(what="", error=FLOAT32_SUMS, ours=0.0).too_wide
+    assert Gap.twice(what="", error=float("nan"), ours=1.0).too_wide
     # Wherever it stands among others: no comparison with it is true.
-    lost = KernelGap.of(what="lost", error=float("nan"), ours=1.0)
-    found = KernelGap.of(what="found", error=3e-3, ours=1e-3)
+    lost = Gap.twice(what="lost", error=float("nan"), ours=1.0)
+    found = Gap.twice(what="found", error=3e-3, ours=1e-3)
     assert max((found, lost), key=lambda gap: gap.beyond) is lost
     assert max((lost, found), key=lambda gap: gap.beyond) is lost
 

@@ -15,7 +15,7 @@ import torch
 from nsa.attention import selection
 from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
 from nsa.config import NSAConfig
-from nsa.contract import SELECTION_RANGES
+from nsa.contract import ATTEND_RANGE, SELECTION_RANGES
 from nsa.toggles import SAFE_MODE, TOGGLES, parse_toggles, with_safe_mode
 from nsa.train.ddp import Bucket
 from nsa.witness import effects
@@ -34,7 +34,7 @@ RUNNING = {
 
 def seen(variables: dict[str, str], running: dict[str, Any] | None = None) -> Seen:
     return Seen(
-        engine=cast("Any", SimpleNamespace(wrapped=None)),
+        engine=cast("Any", SimpleNamespace(wrapped=None, uses_ddp=False)),
         toggles=with_safe_mode(parse_toggles(variables)),
         ranges=RangeCounts(),
         update={},
@@ -96,7 +96,8 @@ def test_the_cap_is_the_one_that_ddp_goes_by(goes_by: float, took: bool) -> None
         cap_bytes=lambda: int(goes_by * 2**20),
     )
     shown = replace(
-        seen({"NSA_DDP_BUCKET_MB": "0.5"}), engine=cast("Any", SimpleNamespace(wrapped=wrapped))
+        seen({"NSA_DDP_BUCKET_MB": "0.5"}),
+        engine=cast("Any", SimpleNamespace(wrapped=wrapped, uses_ddp=True)),
     )
     found, evidence = effects._judge("NSA_DDP_BUCKET_MB", shown)
     assert found is took
@@ -158,9 +159,9 @@ def test_one_kernel_builds_v2(version: str) -> None:
         selection.build_ranges(blocks, SHAPE, "v2", by_triton=True)
     # As if the code called itself by the other name.
     asked = SELECTION_RANGES[cast("Any", version)]
-    counts = replace(counts, **{
-        name: Counter({asked: getattr(counts, name).total()}) for name in ("entered", "operators")
-    })  # fmt: skip
+    ((name, inside),) = counts.inside.items()
+    counts = RangeCounts(entered=Counter({asked: counts.entered[name]}))
+    counts.inside[asked] = inside
     looked = seen({"NSA_SEL_RANGES_V2": "1" if version == "v2" else "0"})
     looked = replace(looked, engine=cast("Any", SimpleNamespace(model=model)), ranges=counts)
     took, evidence = effects._ranges(looked)
@@ -188,27 +189,30 @@ def test_the_triton_kernels_are_known_by_their_operator(value: str, ran: str, to
     dispatch = SimpleNamespace(selected=lambda _: "triton (chosen)")
     engine = cast("Any", SimpleNamespace(dispatch=dispatch))
     asked = replace(seen({"NSA_USE_TRITON_SEL": value}), engine=engine)
-    found = effects._triton(replace(asked, ranges=RangeCounts(in_selected=Counter({ran: 1}))))
+    counts = RangeCounts()
+    counts.inside[ATTEND_RANGE][ran] = 1
+    found = effects._triton(replace(asked, ranges=counts))
     way = "triton" if ran == "selected" else "sdpa"
     assert found == (took, {"ran": way, "chosen": "triton (chosen)"})
 
 
 @pytest.mark.parametrize(
-    ("sent", "steps", "took"),
+    ("sent", "narrow", "took"),
     [
-        (40, 1, True),
-        (80, 2, True),
-        (80, 1, False),  # every micro-batch of a step is sent
-        (20, 1, False),  # half of the gradients is not
+        (80, 40, True),
+        (80, 80, False),  # nothing is narrower
+        (0, 0, False),  # nothing is sent
     ],
 )
-def test_gradients_are_sent_once_a_step(sent: int, steps: int, took: bool) -> None:
+def test_compression_sends_fewer_bytes(sent: int, narrow: int, took: bool) -> None:
     wrapped = SimpleNamespace(
         ddp=object(), wire=object(), module=torch.nn.Linear(10, 1, bias=False)
     )
-    wire = {"bytes_before": sent, "bytes_after": sent // 2, "steps": steps}
+    wire = {"bytes_before": sent, "bytes_after": narrow, "steps": 2}
     asked = seen({"NSA_DDP_COMPRESS": "bf16"})
-    asked = replace(asked, engine=cast("Any", SimpleNamespace(wrapped=wrapped)), wire=wire)
+    asked = replace(
+        asked, engine=cast("Any", SimpleNamespace(wrapped=wrapped, uses_ddp=True)), wire=wire
+    )
     found, evidence = effects._judge("NSA_DDP_COMPRESS", asked)
     assert found is took and evidence["bytes_of_gradients"] == 40
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from nsa.config import Way
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.train.engine import Engine
@@ -30,8 +31,7 @@ def production(layers: int, seq_len: int) -> Engine:
     words = [word for key, value in changed.items() for word in ("--set", f"{key}={value}")]
     plan = plan_launch(["--config", _CONFIG, "--ddp", "0", *words], {"NSA_PREFILL_BATCHED": "1"})
     engine = Engine(plan, start_ranks(plan, choose_device(plan)))
-    for layer in engine.model.attentions():
-        layer.force_sdpa = True
+    engine.model.attend_by(Way(force_sdpa=True))
     return engine
 
 

@@ -44,7 +44,7 @@ def engine_of(
 
 def windows(engine: Engine) -> set[str]:
     engine.configure(engine.plan.toggles)
-    return {layer.attention.window for layer in engine.model.layers}
+    return {layer.attention.way.window for layer in engine.model.layers}
 
 
 def test_what_agrees_is_used(capfd: pytest.CaptureFixture[str]) -> None:

@@ -118,19 +118,18 @@ def test_everything_wrong_is_in_one_message(tmp_path: Path) -> None:
     assert "5 problem(s)" in text
 
 
-def test_wrong_key_is_refused_with_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train.seqlen: no such key; did you mean seq_len\?"):
-        load_config(_with(tmp_path, "seq_len: 128", "seq_len: 128\n  seqlen: 2048"))
-
-
-def test_off_is_not_a_boolean(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="use_flash"):
-        load_config(_with(tmp_path, "use_flash: true", "use_flash: off"))
-
-
-def test_numbers_in_quotes_are_not_numbers(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="seq_len"):
-        load_config(_with(tmp_path, "seq_len: 128", 'seq_len: "128"'))
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("seq_len: 128", "seq_len: 128\n  seqlen: 2048",
+         r"train.seqlen: no such key; did you mean seq_len\?"),
+        ("use_flash: true", "use_flash: off", "use_flash"),
+        ("seq_len: 128", 'seq_len: "128"', "seq_len"),
+    ],
+)  # fmt: skip
+def test_a_wrong_key_or_value_is_named(tmp_path: Path, old: str, new: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load_config(_with(tmp_path, old, new))
 
 
 def test_overrides_name_their_flag() -> None:

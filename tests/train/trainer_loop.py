@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 from nsa.data.open import open_source
@@ -18,16 +19,9 @@ from nsa.train.record import Tables
 
 def made_source(plan: LaunchPlan, ranks: Ranks, dataset: str) -> Source:
     """The data set of this rank, as the plan's config says it."""
-    train = plan.config.train
-    return open_source(
-        plan.config.data,
-        dataset=dataset,
-        seq_len=train.seq_len,
-        batch_size=plan.per_rank_batch,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        seed=train.seed,
-    )
+    data = plan.config.data.model_copy(update={"dataset": dataset})
+    share = replace(plan.share, rank=ranks.rank, world_size=ranks.world_size)
+    return open_source(data, share)
 
 
 def made_loop(

@@ -12,15 +12,13 @@ NOTHING = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def load_block(
-    base, stride, block, seq_len, L_SEL: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr,
+def load_keys(
+    base, stride, first, end, KEYS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """The keys or values [BLOCK, WIDTH] of a block; zeros beyond it, the sequence and D."""
-    inner = tl.arange(0, BLOCK)
+    """Keys or values [KEYS, WIDTH] from number `first` on; zeros from `end` on and beyond D."""
+    token = first + tl.arange(0, KEYS)
     dim = tl.arange(0, WIDTH)
-    token = block * L_SEL + inner
-    inside = ((inner < L_SEL) & (token < seq_len))[:, None] & (dim < D)[None, :]
+    inside = (token < end)[:, None] & (dim < D)[None, :]
     return tl.load(base + token.to(tl.int64)[:, None] * stride + dim[None, :], inside, 0.0)
 
 
@@ -90,3 +88,26 @@ def absorb(best, total, acc, scores, values):
     acc = acc * keep[:, None]
     acc = tl.dot(p.to(values.dtype), values, acc, input_precision="ieee")
     return higher, total * keep + tl.sum(p, 1), acc
+
+
+@triton.jit
+def give_queries(acc, p, grads, keys, values, delta):
+    """What keys add to the gradient acc [ROWS, WIDTH] of the queries, before its scale.
+
+    p: probabilities [ROWS, KEYS]. delta: each row's <grad, out>.
+    """
+    dp = tl.dot(grads, tl.trans(values), input_precision="ieee")
+    ds = p * (dp - delta[:, None])
+    return tl.dot(ds.to(keys.dtype), keys, acc, input_precision="ieee")
+
+
+@triton.jit
+def give_keys(dk, dv, p, queries, grads, values, delta):
+    """The gradients of keys [KEYS, WIDTH], before their scale, and values with what rows add.
+
+    p: probabilities [KEYS, ROWS].
+    """
+    dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee")
+    dp = tl.dot(values, tl.trans(grads), input_precision="ieee")
+    ds = p * (dp - delta[None, :])
+    return tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee"), dv

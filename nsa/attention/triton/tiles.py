@@ -31,7 +31,7 @@ def register_limit(major: int) -> int | None:
     """What the assembler is told to give a thread on a compute capability; None: as it likes.
 
     For Blackwell it squeezes some kernels into 128 registers and spills a few bytes (seen with
-    benchmarks/triton_aot.py); told that it may take all, it spills nothing.
+    benchmarks/triton_aot); told that it may take all, it spills nothing.
     """
     return 255 if major >= 10 else None
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from nsa.contract import (
@@ -159,19 +159,10 @@ class _Reader(FileSystemReader):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):
-            return _member
         known = name in _HARMLESS.get(module, ())
         if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{METADATA_FILE} names {module}.{name}")
-
-
-def _member(of: object, name: str) -> _MEM_FORMAT_ENCODING:
-    """All that a checkpoint written by an earlier version under Python 3.11.2 asks of `getattr`."""
-    if of is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
-        raise pickle.UnpicklingError(f"{METADATA_FILE} takes an attribute of {of!r:.60}")
-    return _MEM_FORMAT_ENCODING[name]
 
 
 def _put_back(engine: Engine, saved: dict[str, Tensor], folder: Path) -> None:

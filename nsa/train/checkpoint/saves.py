@@ -21,7 +21,7 @@ from nsa.launch.heartbeat import Heartbeat
 from nsa.launch.output import say
 from nsa.train.checkpoint.restore import CheckpointError, read, read_position
 from nsa.train.checkpoint.retention import Retention, numbered
-from nsa.train.checkpoint.write import Checkpoints, position_name, shared_state
+from nsa.train.checkpoint.write import Checkpoints, Saved, position_name, shared_state
 from nsa.train.engine import Engine
 
 # Of the model and of the optimizer each; no larger than is read in a moment.
@@ -31,30 +31,16 @@ _ELEMENTS = 64
 _MOST_WRONG = 8
 
 
-class Saves:
+class Saves(Checkpoints):
     """Checkpoints with what the heartbeats say of them.
 
-    Every method but `read_back` is for all ranks together.
+    Every method but `done` and `read_back` is for all ranks together.
     """
 
     def __init__(self, run_dir: Path, engine: Engine, heartbeat: Heartbeat) -> None:
-        self._run_dir, self._heartbeat, self._rank = run_dir, heartbeat, engine.ranks.rank
-        self._checkpoints = Checkpoints(run_dir, engine, Retention.of(engine.plan.config.train))
+        super().__init__(run_dir, engine, Retention.of(engine.plan.config.train))
+        self._run_dir, self._heartbeat = run_dir, heartbeat
         self._noted = ReadBack(engine, token=heartbeat.token)
-
-    @property
-    def done(self) -> bool:
-        """Has a save ended, well or not, whose `finish` is still to come? This rank's own view."""
-        return self._checkpoints.done
-
-    @property
-    def under_way(self) -> bool:
-        """Is there a save whose `finish` is still to come?"""
-        return self._checkpoints.under_way
-
-    def has(self, step: int) -> bool:
-        """Does this rank see a checkpoint of this step?"""
-        return self._checkpoints.has(step)
 
     def begin(self, *, step: int, position: dict[str, Any], val_loss: float | None) -> None:
         """Start to write this step; the save before it is waited for.
@@ -67,16 +53,16 @@ class Saves:
         if self.under_way:
             self.finish()
         # Beside the steps, and before the new save may put the one before it away.
-        self._noted.check(self._checkpoints.folder)
+        self._noted.check(self.folder)
         self._noted.note(step)
-        self._checkpoints.begin(step=step, position=position, val_loss=val_loss)
+        super().begin(step=step, position=position, val_loss=val_loss)
 
-    def finish(self) -> None:
+    def finish(self) -> Saved:
         """The save that is under way, waited for where it has not ended.
 
         Raises RecordWriteError on a rank that could not write, RuntimeError on the others.
         """
-        done = self._checkpoints.finish()
+        done = super().finish()
         self._heartbeat.write(
             Event.CHECKPOINT,
             path=str(done.path.relative_to(self._run_dir)),
@@ -87,12 +73,13 @@ class Saves:
         say(
             f"[checkpoint] {done.path} in {done.seconds:.2f} s, training held up for "
             f"{done.held_up_s:.2f} s",
-            rank=self._rank,
+            rank=self._engine.ranks.rank,
         )
+        return done
 
     def read_back(self) -> dict[str, Any] | None:
         """What the newest save holds against what the run held, as `ReadBack.report` says it."""
-        return self._noted.report(self._checkpoints.folder)
+        return self._noted.report(self.folder)
 
 
 class ReadBack:

@@ -99,8 +99,10 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
     problems: list[str] = []
     fields: dict[str, Any] = {}
 
+    files: dict[str, tuple[str, str]] = {}
+
     def keep(key: str, name: str, sha256: str) -> None:
-        fields[f"{key}_path"], fields[f"{key}_sha256"] = f"{launch.run_dir}/{name}", sha256
+        files[key] = f"{launch.run_dir}/{name}", sha256
 
     log, clock = _read_log(folder, run_root, launch)
     if log is not None:
@@ -134,6 +136,7 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
     return LaunchEvidence(
         launch=launch,
         result=result,
+        files=files,
         ranks=ranks,
         junit=read_junit(folder / JUNIT_XML, name=junit, problems=problems),
         halted=(folder / contract.HALT_FILE).exists() or result.status is LaunchStatus.HALTED,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runbook.files import LARGEST_LOG_BYTES
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 20
 # What a rank says at its end is the longest of all lines, and takes some hundred kilobytes.
 LONGEST_LINE = 16 << 20
 # What a parser needs for a block and gives back. The C library returns freed memory to the system,

@@ -1,274 +1,249 @@
-"""One rank's heartbeats as evidence: how it ended, what it proved, and its account of each step."""
+"""One rank's heartbeats as evidence: how it ended, what it proved, and its account of each step.
+
+Everything is computed once, from the columns of a whole file.
+"""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsa.contract import Event
 from runbook.errors import first_of
 from runbook.folder.launch.documents import name_below
-from runbook.folder.launch.heartbeats import STEPPING, RankFold, fold_file, whole_number
-from runbook.folder.launch.rows import Table
-from runbook.folder.launch.shapes import EVENTS, is_any_number, is_digest, shaped
-from runbook.records.evidence import Effect, RankLog
+from runbook.folder.launch.heartbeats import MOST_STEPS, Exit, is_of_training
+from runbook.folder.launch.rank_lines import MARKS, RankLines
+from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
-    from runbook.folder.launch.columns import Columns, Floats, Forms, Ints
+    Floats = npt.NDArray[np.float64]
+    Ints = npt.NDArray[np.int64]
 
-_KEPT_PER_KIND = 4096
 # What a step is made of: any other event between two steps' ends is time of its own.
-_IN_A_STEP = frozenset({*STEPPING, Event.FETCHED})
-# Numbers of a step's end, kept as they are.
-_KEPT = ("mem_mib", "reserved_mib", "rss_mib", "cuda_mib", "cpu_s")
-_SAID = ("loss", "toks_per_s", "grad_norm", "fetch_s")
-_ENDED: Mapping[str, type] = {
-    "step": int, "mono": float, "ts": float, "alone": bool, "embedded": float, "data": str,
-    **dict.fromkeys(_KEPT, float),
-}  # fmt: skip
-_PROGRESS: Mapping[str, type] = {"step": int, **dict.fromkeys(_SAID, float)}
-# When a step begins to fetch, has its data, and was computed once more.
-_MARKS: Mapping[str, type] = {"step": int, "mono": float}
-_OWN: Mapping[str, tuple[str, ...]] = {Event.STEP_END: ("embedded", *_KEPT), Event.PROGRESS: _SAID}
+_IN_A_STEP = (Event.STEP_START, Event.FETCHED, Event.PROGRESS, Event.STEP_END)
 
 
 @dataclass(kw_only=True)
-class RankHistory(RankFold):
-    """A fold that keeps the evidence as well: effects, steps, and the records of rare events."""
+class RankHistory(RankLines):
+    """Who wrote the heartbeats of a file, how far they go, and how they end."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    effects: list[Effect] = field(default_factory=list)
-    kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
-    ended: Table = field(default_factory=lambda: Table(_ENDED))
-    progress: Table = field(default_factory=lambda: Table(_PROGRESS))
-    started: Table = field(default_factory=lambda: Table(_MARKS))
-    fetched: Table = field(default_factory=lambda: Table(_MARKS))
-    again: Table = field(default_factory=lambda: Table(_MARKS))
-    misshapen: list[str] = field(default_factory=list)
-    beside: dict[int, frozenset[str]] = field(default_factory=dict)
-    _alone: bool = False
-    _others: set[str] = field(default_factory=set)
-    _forms: Forms | None = None
+    @property
+    def lines(self) -> int:
+        """How many records there are."""
+        return len(self._event.array)
 
-    def take_lines(self, block: bytes) -> None:
-        """Fold whole lines in: those of one form together, in columns, the others one by one."""
-        from runbook.folder.launch.columns import Forms
+    @property
+    def unnamed(self) -> int:
+        """How many of them name no event."""
+        return int((self._event.array < 0).sum())
 
-        self._forms = self._forms or Forms(_for_columns)
-        columns = self._forms.columns(block)
-        if columns is None:
-            super().take_lines(block)
-            return
-        for piece in columns.pieces():
-            if isinstance(piece, slice):
-                self._take_columns(columns, piece)
-            else:
-                super().take_lines(columns.line(piece))
+    @property
+    def last_event(self) -> str:
+        """The event of the last record; empty if it names none."""
+        number = int(self._event.array[-1]) if self.lines else -1
+        return list(self._number_of)[number] if number >= 0 else ""
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Fold one record in, and keep it if it is a rare one."""
-        super().take(record)
-        if not self.event:
-            return
-        self.counts[self.event] += 1
-        self._take_account(record)
-        if self.event == Event.EFFECT:
-            self._keep_effect(record)
-        elif self.event in EVENTS:
-            self._keep(self._in_shape(record))
-
-    def _take_columns(self, columns: Columns, lines: slice) -> None:
-        """What `take` does with the record of each of these lines."""
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many records there are of each event."""
         import numpy as np
 
-        self.take_many(columns, lines)
-        for form, count in columns.forms_in(lines):
-            self.counts[form.record["event"]] += count
-        ends = columns.each(lines, _tells(Event.STEP_END))
-        broken = columns.each(lines, lambda record: record["event"] not in _IN_A_STEP)
-        marks = np.flatnonzero(ends | broken)
-        self._take_others(columns, lines, np.flatnonzero(broken), np.flatnonzero(ends))
-        alone = np.concatenate([[self._alone], ends[marks]])
-        self._alone = bool(alone[-1])
-        if ends.any():
-            own: dict[str, Any] = {
-                name: columns.number(name)[lines][ends]
-                for name, kind in _ENDED.items()
-                if kind in (int, float)
-            }
-            own["alone"], own["data"] = alone[:-1][ends[marks]], columns.texts(lines, ends)
-            self.ended.extend(own)
-        said = columns.each(lines, _tells(Event.PROGRESS))
-        if said.any():
-            self.progress.extend({name: columns.number(name)[lines][said] for name in _PROGRESS})
-        for event, table in self._marks().items():
-            told = columns.each(lines, _tells(event))
-            if told.any():
-                table.extend({name: columns.number(name)[lines][told] for name in _MARKS})
+        numbers = self._event.array
+        found = np.bincount(numbers[numbers >= 0], minlength=len(self._number_of)).tolist()
+        named = zip(self._number_of, found, strict=True)
+        return {event: count for event, count in named if event and count}
 
-    def _take_others(self, columns: Columns, lines: slice, broken: Ints, ends: Ints) -> None:
-        """Which events, at the places `broken`, came before which end of a step."""
+    @property
+    def exit(self) -> Exit | None:
+        """How the rank said that it ended."""
+        return Exit.told_by(self.last(Event.EXIT)) if self.kept.get(Event.EXIT) else None
+
+    @cached_property
+    def _steps(self) -> Floats:
+        """The steps that lines tell; NaN where a line tells none."""
         import numpy as np
 
-        if not self._others and not len(broken):
-            return
-        events = columns.each(lines, lambda record: record["event"])
-        before: dict[int, set[str]] = {0: self._others}
-        following = np.searchsorted(ends, broken).tolist()
-        for place, end in zip(broken.tolist(), following, strict=True):
-            before.setdefault(end, set()).add(str(events[place]))
-        self._others = before.pop(len(ends), set())
-        steps = columns.number("step")[lines][ends]
-        for end, kinds in before.items():
-            if kinds and (end or self.ended):
-                self.beside[int(steps[end])] = frozenset(kinds)
+        told = self._line["step"].array
+        return np.where((told >= 0) & (told < MOST_STEPS), told, np.nan)
 
-    def _take_account(self, record: Mapping[str, Any]) -> None:
-        """What this step says, to be held against the CSV's row of it."""
-        if self.event == Event.STEP_END:
-            embedded, *kept = (self._number(record, name) for name in ("embedded", *_KEPT))
-            when = self._number(record, "mono")
-            if when is not None and not math.isfinite(when):
-                when = None  # no clock reads that
-            digest = self._digest(record)
-            wall = self._number(record, "ts")
-            if self._others and self.ended:
-                self.beside[self.step] = frozenset(self._others)
-            self._others = set()
-            self.ended.add((self.step, when, wall, self._alone, embedded, digest, *kept))
-            self._alone = True
-            return
-        if (mark := self._marks().get(self.event)) is not None:
-            mark.add((self.step, self._number(record, "mono")))
-        if self.event == Event.PROGRESS:
-            said = (self._number(record, name) for name in _SAID)
-            self.progress.add((self.step, *said))
-        if self.event not in _IN_A_STEP:
-            self._alone = False
-            self._others.add(self.event)
+    @cached_property
+    def _so_far(self) -> Ints:
+        """Of each line the last step that was told up to there, 0 before the first."""
+        import numpy as np
 
-    def _marks(self) -> dict[str, Table]:
-        return {
-            Event.STEP_START: self.started,
-            Event.FETCHED: self.fetched,
-            Event.RECOMPUTED: self.again,
-        }
+        known = ~np.isnan(self._steps)
+        last = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
+        return np.where(last < 0, 0, np.nan_to_num(self._steps)[last]).astype(np.int64)
 
-    def _number(self, record: Mapping[str, Any], name: str) -> float | None:
-        """A field as a number, NaN included; a null is nothing, anything else is remembered."""
-        value = record.get(name)
-        if value is None:
-            return None
-        if is_any_number(value):
-            return float(value)
-        self._misshapen(f"{self.event}.{name} has an unexpected value: {str(value)[:40]!r}")
-        return None
+    @property
+    def steps_back(self) -> int:
+        """At how many places a step is below the one before."""
+        import numpy as np
 
-    def _digest(self, record: Mapping[str, Any]) -> str | None:
-        value = record.get("data")
-        if value is None:
-            return None
-        if is_digest(value):
-            return str(value)
-        self._misshapen(f"{self.event}.data is no digest: {str(value)[:40]!r}")
-        return None
+        return int(np.count_nonzero(np.diff(self._so_far, prepend=0) < 0))
 
-    def _in_shape(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        if (shape := EVENTS.get(self.event)) is None:
-            return record
-        fitted, problems = shaped(record, shape, self.event)
-        for problem in problems:
-            self._misshapen(problem)
-        return fitted
+    @cached_property
+    def _of_training(self) -> Floats:
+        """The steps of the training itself, as they were told."""
+        import numpy as np
 
-    def _misshapen(self, what: str) -> None:
-        if len(self.misshapen) < _KEPT_PER_KIND:
-            self.misshapen.append(f"step {self.step}: {what}")
+        ours = [is_of_training(event) for event in self._number_of]
+        # The last one is for lines without an event, whose number is -1.
+        own = np.array([*ours, True])[self._event.array] & ~np.isnan(self._steps)
+        steps: Floats = self._steps[own]
+        return steps
+
+    @property
+    def first_step(self) -> int | None:
+        """The lowest step of the training."""
+        return int(self._of_training.min()) if len(self._of_training) else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the training that was told last."""
+        return int(self._of_training[-1]) if len(self._of_training) else None
+
+    def _clock(self, name: str) -> tuple[Floats, Ints]:
+        """The readings of a clock, and the numbers of their lines."""
+        import numpy as np
+
+        told = self._line[name].array
+        lines = np.flatnonzero(np.isfinite(told))
+        return told[lines], lines
+
+    @property
+    def clock_back(self) -> int:
+        """At how many places the monotonic clock goes back.
+
+        Each process counts from a beginning of its own, at least after a reboot.
+        """
+        import numpy as np
+
+        mono, lines = self._clock("mono")
+        pids = np.nan_to_num(self._line["pid"].array, nan=-1.0)
+        same = pids[lines[1:]] == pids[lines[1:] - 1]
+        return int(np.count_nonzero(same & (np.diff(mono) < 0)))
+
+    @property
+    def clock_s(self) -> float | None:
+        """Seconds from the first record to the last, on the rank's monotonic clock."""
+        mono, _ = self._clock("mono")
+        return float(mono[-1] - mono[0]) if len(mono) else None
+
+    @property
+    def wall_clock_back(self) -> int:
+        """At how many places the wall clock goes back."""
+        import numpy as np
+
+        return int(np.count_nonzero(np.diff(self._clock("ts")[0]) < 0))
+
+    @property
+    def silence_s(self) -> float | None:
+        """The longest time between two records by the wall clock; None of fewer."""
+        import numpy as np
+
+        pauses = np.diff(self._clock("ts")[0])
+        return max(0.0, float(pauses.max())) if len(pauses) else None
+
+    @property
+    def last_ts(self) -> float | None:
+        """The wall clock of the last record that tells it."""
+        ts, _ = self._clock("ts")
+        return float(ts[-1]) if len(ts) else None
+
+    @property
+    def misshapen(self) -> list[str]:
+        """Values of another shape than their readers expect, in the order of the lines."""
+        return [f"step {self._so_far[line]}: {what}" for line, what in sorted(self._odd)]
+
+    def strangers(self) -> list[str]:
+        """What in the file is not the word of one process of this rank in one launch."""
+        found = []
+        if len(self.tokens) > 1:
+            found.append(f"heartbeats of {len(self.tokens)} launches in one file")
+        elif len(self.pids) > 1:
+            pids = ", ".join(map(str, self.pids))
+            found.append(f"heartbeats of {len(self.pids)} processes in one file: {pids}")
+        if self.other_ranks:
+            found.append(f"heartbeats of other ranks in the file: {sorted(self.other_ranks)}")
+        return found
+
+    def _lines_of(self, *events: str) -> Ints:
+        import numpy as np
+
+        return np.flatnonzero(np.isin(self._event.array, [self._number_of[e] for e in events]))
+
+    def beside(self) -> dict[int, frozenset[str]]:
+        """Of each step, the first apart, the events before its end that are no part of a step."""
+        import numpy as np
+
+        ends = self._lines_of(Event.STEP_END)
+        events, found = list(self._number_of), dict[int, set[str]]()
+        others = self._others()
+        following = np.searchsorted(ends, others)
+        for line, end in zip(others.tolist(), following.tolist(), strict=True):
+            if 0 < end < len(ends):
+                found.setdefault(end, set()).add(events[self._event.array[line]])
+        return {int(self._so_far[ends[end]]): frozenset(said) for end, said in found.items()}
+
+    def _others(self) -> Ints:
+        """The lines of events that are no part of a step."""
+        import numpy as np
+
+        own = {self._number_of[event] for event in _IN_A_STEP} | {self._number_of.get("", -1), -1}
+        return np.flatnonzero(~np.isin(self._event.array, list(own)))
 
     def steps_frame(self) -> pd.DataFrame | None:
         """The columns of `RankLog.steps`, or None where no step ended."""
-        if not self.ended:
-            return None
         import numpy as np
+        import pandas as pd
 
-        frame = self.ended.frame()
-        ended = frame["step"].to_numpy()
-        said = _of_steps(self.progress.frame(), ended)
-        begun, over, again = (
-            _of_steps(table.frame(), ended)["mono"] for table in self._marks().values()
+        ends, mono = self._lines_of(Event.STEP_END), self._line["mono"].array
+        if not len(ends):
+            return None
+        mono = np.where(np.isfinite(mono), mono, np.nan)  # no clock reads anything else
+        before = np.searchsorted(self._others(), ends)
+        ended = self._so_far[ends]
+        begun, over, again, _ = (
+            _of_steps(self._so_far[lines], mono[lines], ended)
+            for lines in map(self._lines_of, MARKS)
         )
+        told = self._so_far[self._lines_of(Event.PROGRESS)]
         with np.errstate(over="ignore", invalid="ignore"):  # a file may say anything
-            timed = {"fetch_clock_s": over - begun, "timed_from": np.fmax(begun, again)}
-        return frame.assign(**said, **timed)
-
-    def _keep_effect(self, record: Mapping[str, Any]) -> None:
-        if len(self.effects) >= _KEPT_PER_KIND:
-            return
-        took = record.get("took_effect")
-        self.effects.append(
-            Effect(
-                toggle=str(record.get("toggle", "")),
-                value=str(record.get("value", "")),
-                took_effect=took if isinstance(took, bool) else None,
-                evidence=record.get("evidence"),
-                arm=str(record.get("arm") or ""),
-                block=whole_number(record.get("block")) or 0,
-                rank=self.rank,
-            )
+            fetch_clock_s = over - begun
+        return pd.DataFrame(
+            {
+                "step": ended,
+                "mono": mono[ends],
+                "ts": self._line["ts"].array[ends],
+                "alone": np.concatenate([[False], before[1:] == before[:-1]]),
+                "data": self._data,
+                **{name: column.array for name, column in self._ended.items()},
+                **{n: _of_steps(told, column.array, ended) for n, column in self._said.items()},
+                "fetch_clock_s": fetch_clock_s,
+                "timed_from": np.fmax(begun, again),
+            },
+            copy=False,
         )
 
-    def _keep(self, record: Mapping[str, Any]) -> None:
-        kept = self.kept.setdefault(self.event, [])
-        if len(kept) < _KEPT_PER_KIND:
-            kept.append(record)
-        else:
-            kept[-1] = record  # the last one is the one that says how it ended
 
-    def last(self, event: str) -> Mapping[str, Any]:
-        """The last record of an event, or an empty one."""
-        return self.kept.get(event, [{}])[-1]
-
-
-def _tells(event: str) -> Callable[[Mapping[str, Any]], bool]:
-    """Is a record of this event?"""
-    return lambda record: bool(record["event"] == event)
-
-
-def _of_steps(said: pd.DataFrame, ended: Ints) -> dict[str, Floats]:
-    """What was said of each of these steps, by name; of a step that was said twice, the first."""
+def _of_steps(steps: Ints, said: Floats, ended: Ints) -> Floats:
+    """What was said of each of the steps that ended; of one that was said twice, the first."""
     import numpy as np
 
-    steps, first = np.unique(said["step"].to_numpy(), return_index=True)
+    steps, first = np.unique(steps, return_index=True)
     place = np.searchsorted(steps, ended)
     known = place < len(steps)
     known[known] = steps[place[known]] == ended[known]
-    found = {name: np.full(len(ended), np.nan) for name in said.columns.drop("step")}
-    for name, column in found.items():
-        column[known] = said[name].to_numpy()[first[place[known]]]
+    found = np.full(len(ended), np.nan)
+    found[known] = said[first[place[known]]]
     return found
-
-
-def _for_columns(record: Mapping[str, Any]) -> bool:
-    """Whether lines like this one say nothing that has to be kept whole or complained about."""
-    event, pid, phase = (record.get(name) for name in ("event", "pid", "phase"))
-    if not isinstance(event, str) or not event or event == Event.EFFECT or event in EVENTS:
-        return False
-    if not isinstance(phase, str) or not phase:
-        return False
-    number = whole_number(pid)
-    if number is None or abs(number) >= 1 << 63:
-        return False
-    own = (record.get(name) for name in _OWN.get(event, ()))
-    digest = record.get("data")
-    return all(value is None or is_any_number(value) for value in own) and (
-        digest is None or is_digest(digest)
-    )
 
 
 def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
@@ -278,37 +253,36 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
     another launch's token, another process or rank, or a clock that goes back is.
     Raises `OSError` if the file cannot be read at all.
     """
-    history = RankHistory(rank=rank)
-    sha256, torn = fold_file(path, history)
-    return rank_log(history, sha256=sha256, torn=torn, path=name_below(path, relative_to))
+    return rank_log(RankHistory.read(path, rank=rank), path=name_below(path, relative_to))
 
 
-def rank_log(history: RankHistory, *, sha256: str, torn: int, path: str) -> RankLog:
-    """What a folded heartbeat file is evidence of; `torn` bytes of it are half a line."""
+def rank_log(history: RankHistory, *, path: str) -> RankLog:
+    """What a heartbeat file is evidence of."""
     problems = [*history.damage, *history.strangers()]
     if dropped := history.dropped + history.unnamed:
         problems.append(f"{dropped} unreadable lines were dropped")
-    if history.clock_back:
-        problems.append(f"the monotonic clock goes back at {history.clock_back} places")
-    if history.misshapen:
-        problems.append(first_of(history.misshapen))
+    if back := history.clock_back:
+        problems.append(f"the monotonic clock goes back at {back} places")
+    if misshapen := history.misshapen:
+        problems.append(first_of(misshapen))
     damaged = bool(problems)
-    if torn:
-        problems.append(f"a torn last line was dropped ({torn} bytes)")
+    if history.torn_bytes:
+        problems.append(f"a torn last line was dropped ({history.torn_bytes} bytes)")
+    counts, end = history.counts, history.exit
     param_hash = history.last(Event.EXIT).get("param_hash")
-    halted = history.counts[Event.HALT]
+    halted = counts.get(Event.HALT)
     return RankLog(
         rank=history.rank,
         path=path,
-        sha256=sha256,
-        events=history.events,
+        sha256=history.sha256,
+        events=history.lines - history.unnamed,
         tokens=frozenset(history.tokens),
         first_step=history.first_step,
         last_step=history.last_step,
-        exit_code=history.exit_code,
-        exit_reason=history.exit_reason,
+        exit_code=end.code if end else None,
+        exit_reason=end.reason if end else "",
         param_hash=str(param_hash) if param_hash else None,
-        counts=dict(history.counts),
+        counts=counts,
         effects=tuple(history.effects),
         ddp_buckets=tuple(history.kept.get(Event.DDP_BUCKETS, ())),
         arm_failures=tuple(history.kept.get(Event.ARM_FAILED, ())),
@@ -321,8 +295,8 @@ def rank_log(history: RankHistory, *, sha256: str, torn: int, path: str) -> Rank
         proof=history.last(Event.PROOF) or None,
         ending=history.last(Event.EXIT),
         steps=history.steps_frame(),
-        beside=history.beside,
-        dropped_lines=dropped + bool(torn),
+        beside=history.beside(),
+        dropped_lines=dropped + bool(history.torn_bytes),
         problems=tuple(problems),
         damaged=damaged,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -316,50 +316,3 @@ class Numbers:
             self._values = grown
         self._values[self._count : end] = values
         self._count = end
-
-
-class Table:
-    """Columns by name, each of one type: int, bool and float, whose None is NaN, or text."""
-
-    def __init__(self, types: Mapping[str, type]) -> None:
-        self._types = dict(types)
-        self._columns: dict[str, Numbers | list[Any]] = {}
-        self._rows: list[tuple[Any, ...]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._rows or self._columns)
-
-    def add(self, row: tuple[Any, ...]) -> None:
-        """One row, in the order of the names."""
-        self._rows.append(row)
-
-    def extend(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Many rows at once."""
-        self._close()
-        self._append(columns)
-
-    def frame(self) -> pd.DataFrame:
-        """All rows; the table is empty afterwards."""
-        import pandas as pd
-
-        self._close()
-        columns, self._columns = self._columns, {}
-        found = {
-            name: column.array if isinstance(column, Numbers) else column
-            for name, kind in self._types.items()
-            for column in [columns.get(name, _column(kind))]
-        }
-        return pd.DataFrame(found, copy=False)
-
-    def _close(self) -> None:
-        if self._rows:
-            rows, self._rows = self._rows, []
-            self._append(dict(zip(self._types, zip(*rows, strict=True), strict=True)))
-
-    def _append(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        for name, kind in self._types.items():
-            self._columns.setdefault(name, _column(kind)).extend(columns[name])
-
-
-def _column(kind: type) -> Numbers | list[Any]:
-    return [] if kind is str else Numbers(kind)

@@ -14,7 +14,7 @@ from typing import Any
 
 from nsa.contract import THREAD_VARIABLES, Ceiling, Event
 
-DIGEST_TEXT = re.compile(r"[0-9a-fA-F]{1,16}")
+_DIGEST = re.compile(r"[0-9a-fA-F]{1,16}")
 # Of a GPU in devices_before.json and devices_after.json.
 DEVICE_COUNTERS = (
     "ecc_corrected_volatile",
@@ -36,12 +36,12 @@ LINK_FIELDS = ("gen", "gen_max", "width", "width_max")
 # The power limit in force and the one that the card is sold with.
 POWER_FIELDS = ("limit_w", "default_w")
 # Above this a whole number is no count of anything; 2^64 - 1 is the largest sum that is kept.
-_LARGEST = 2**64
+LARGEST_COUNT = 2**64
 
 
 def is_count(value: object) -> bool:
     """A whole number that fits into 64 bits; JSON's true and false are none."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST_COUNT
 
 
 def is_any_number(value: object) -> bool:
@@ -66,7 +66,7 @@ def is_text(value: object) -> bool:
 
 def is_digest(value: object) -> bool:
     """A 64-bit number in hexadecimal."""
-    return isinstance(value, str) and DIGEST_TEXT.fullmatch(value) is not None
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def anything(value: object) -> bool:
@@ -97,6 +97,39 @@ class Items:
 
 
 Shape = Callable[[object], bool] | Fields | Each | Items
+_KINDS: Mapping[str, Shape] = {
+    "text": is_text,
+    "flag": is_flag,
+    "count": is_count,
+    "number": is_any_number,
+    "finite": is_number,
+    "digest": is_digest,
+    "anything": anything,
+    "mapping": Fields({}),
+}
+
+
+def fields(words: str = "", **nested: Shape) -> Fields:
+    """The shape of a mapping: `kind: names`, with semicolons between, and what is nested in it.
+
+    A kind is one of `_KINDS`, `[kind]` for a list of them, or `{kind}` for names with one each.
+
+    >>> sorted(fields("count: size ranks; [finite]: seconds").shapes)
+    ['ranks', 'seconds', 'size']
+    """
+    found: dict[str, Shape] = {}
+    for part in filter(str.strip, words.split(";")):
+        kind, names = part.split(":")
+        found |= dict.fromkeys(names.split(), _shape_of(kind.strip()))
+    return Fields({**found, **nested})
+
+
+def _shape_of(kind: str) -> Shape:
+    if kind[0] == "[":
+        return Items(_shape_of(kind[1:-1]))
+    return Each(_shape_of(kind[1:-1])) if kind[0] == "{" else _KINDS[kind]
+
+
 _NOTHING = object()
 
 
@@ -146,292 +179,124 @@ def _spoiled(items: Collection[Any], where: str, problems: list[str]) -> bool:
     return any(one is _NOTHING or one is None for one in items)
 
 
-ENV = Fields(
-    {
-        "run_token": is_text,
-        **dict.fromkeys(("world_size", "nodes"), is_count),
-        "config_sha256": is_text,
-        "git": Fields({}),
-        "package": Fields({"path": is_text, "sha256": is_text}),
-        "versions": Fields({}),
-        "device": Fields(
-            {"type": is_text, "name": is_text, "count": is_count, "uuids": Items(is_text)}
+_WHY = fields("text: value reason")
+ENV = fields(
+    "text: run_token config_sha256; count: world_size nodes; mapping: git versions policies;"
+    "[anything]: notes",
+    package=fields("text: path sha256"),
+    device=fields("text: type name; count: count; [text]: uuids"),
+    config=fields(
+        train=fields(
+            "finite: lr grad_clip; flag: keep_best; text: lr_schedule;"
+            "count: warmup_steps seed eval_every eval_batches keep_last keep_every"
         ),
-        "config": Fields(
-            {
-                "train": Fields(
-                    {
-                        **dict.fromkeys(("lr", "grad_clip"), is_number),
-                        **dict.fromkeys(
-                            ("warmup_steps", "seed", "eval_every", "eval_batches"), is_count
-                        ),
-                        **dict.fromkeys(("keep_last", "keep_every"), is_count),
-                        "keep_best": is_flag,
-                        "lr_schedule": is_text,
-                    }
-                ),
-                "model": Fields(
-                    {
-                        **dict.fromkeys(
-                            ("dim", "n_layers", "n_heads", "n_kv_groups", "d_k", "d_v"), is_count
-                        ),
-                        "mlp_ratio": is_number,
-                        "tie_embeddings": is_flag,
-                    }
-                ),
-                "nsa": Fields({**dict.fromkeys(("l", "l_sel", "n_sel"), is_count), "phi": is_text}),
-            }
+        model=fields(
+            "count: dim n_layers n_heads n_kv_groups d_k d_v; finite: mlp_ratio;"
+            "flag: tie_embeddings"
         ),
-        "effective": Fields(
-            {
-                **dict.fromkeys(
-                    ("seq_len", "global_batch", "per_rank_batch", "accumulation", "steps"),
-                    is_count,
-                ),
-                "schedule_steps": is_count,
-                **dict.fromkeys(("tokens_per_step", "n_params", "vocab_size"), is_count),
-                **dict.fromkeys(("model_flops_per_token", "loss_floor"), is_number),
-                **dict.fromkeys(("dtype", "device", "dataset", "loss_floor_source"), is_text),
-            }
+        nsa=fields("count: l l_sel n_sel; text: phi"),
+    ),
+    effective=fields(
+        "count: seq_len global_batch per_rank_batch accumulation steps schedule_steps"
+        " tokens_per_step n_params vocab_size;"
+        "finite: model_flops_per_token loss_floor; text: dtype device dataset loss_floor_source"
+    ),
+    attention=fields(
+        window=_WHY,
+        selected=_WHY,
+        self_test=fields(
+            "flag: ran; text: reason dtype; count: seq_len",
+            paths=Each(fields("flag: agrees; text: refused; [text]: problems; mapping: whole")),
         ),
-        "attention": Fields(
-            {
-                "window": Fields({"value": is_text, "reason": is_text}),
-                "selected": Fields({"value": is_text, "reason": is_text}),
-                "self_test": Fields(
-                    {
-                        "ran": is_flag,
-                        "reason": is_text,
-                        "seq_len": is_count,
-                        "dtype": is_text,
-                        "paths": Each(
-                            Fields(
-                                {
-                                    "agrees": is_flag,
-                                    "refused": is_text,
-                                    "problems": Items(is_text),
-                                    "whole": Fields({}),
-                                }
-                            )
-                        ),
-                    }
-                ),
-            }
-        ),
-        "policies": Fields({}),
-        "toggles": Items(Fields({"name": is_text})),
-        "notes": Items(anything),
-        "resumed": Fields(
-            {"path": is_text, "step": is_count, "sha256": is_text, "refused": Items(is_text)}
-        ),
-        "arms": Fields(
-            {
-                "warmup_steps": is_count,
-                "blocks": Items(Fields({"block": is_count, "arm": is_text, "set": Each(is_text)})),
-            }
-        ),
-    }
+    ),
+    toggles=Items(fields("text: name")),
+    resumed=fields("text: path sha256; count: step; [text]: refused"),
+    arms=fields(
+        "count: warmup_steps", blocks=Items(fields("count: block; text: arm; {text}: set"))
+    ),
 )
-AUDIT = Fields({"arms": Each(Fields({"branches": Each(Fields({"kernel": is_text}))}))})
-PROFILE = Fields(
-    {
-        "ranges": Each(Fields({"count": is_count, "cpu_us": is_number, "cuda_us": is_number})),
-        "python_share": is_number,
-        "top_python": Items(Fields({"name": is_text, "share": is_number})),
-        "steps": is_count,
-        "wall_us": is_number,
-        "gpu": Fields(
-            {
-                "window_us": is_number,
-                "busy_us": is_number,
-                "idle_us": is_number,
-                "python_wait_us": is_number,
-            }
-        ),
-    }
+AUDIT = fields(arms=Each(fields(branches=Each(fields("text: kernel")))))
+PROFILE = fields(
+    "finite: python_share wall_us; count: steps",
+    ranges=Each(fields("count: count; finite: cpu_us cuda_us")),
+    top_python=Items(fields("text: name; finite: share")),
+    gpu=fields("finite: window_us busy_us idle_us python_wait_us"),
 )
-_MEASURED = Fields(
-    {
-        **dict.fromkeys(("size", "bytes", "ranks", "inner"), is_count),
-        **dict.fromkeys(("host_s", "rate"), is_number),
-        **dict.fromkeys(("dtype", "unit"), is_text),
-        "seconds": Items(is_number),
-    }
+_MEASURED = fields(
+    "count: size bytes ranks inner; finite: host_s rate; text: dtype unit; [finite]: seconds"
 )
-CEILINGS = Fields(
-    {
-        "run_token": is_text,
-        "world_size": is_count,
-        "ranks": Items(
-            Fields(
-                {
-                    "rank": is_count,
-                    "device": Fields(dict.fromkeys(("type", "name", "uuid"), is_text)),
-                    **dict.fromkeys(Ceiling, _MEASURED),
-                }
-            )
-        ),
-    }
+CEILINGS = fields(
+    "text: run_token; count: world_size",
+    ranks=Items(
+        fields(
+            "count: rank",
+            device=fields("text: type name uuid"),
+            **{str(one): _MEASURED for one in Ceiling},
+        )
+    ),
 )
-_DEVICE = Fields(
-    {
-        **dict.fromkeys(("index", "clock_events", "sm_max_mhz"), is_count),
-        **dict.fromkeys(("uuid", "name", "pci", "problem"), is_text),
-        "pci_path": Items(is_text),
-        "counters": Fields(dict.fromkeys(DEVICE_COUNTERS, is_number)),
-        "link": Fields(dict.fromkeys(LINK_FIELDS, is_count)),
-        "power": Fields(dict.fromkeys(POWER_FIELDS, is_number)),
-    }
+DEVICES = fields(
+    "text: source problem taken_at driver; [text]: nodes",
+    gpus=Items(
+        fields(
+            "count: index clock_events sm_max_mhz; text: uuid name pci problem; [text]: pci_path",
+            counters=Fields(dict.fromkeys(DEVICE_COUNTERS, is_number)),
+            link=Fields(dict.fromkeys(LINK_FIELDS, is_count)),
+            power=Fields(dict.fromkeys(POWER_FIELDS, is_number)),
+        )
+    ),
 )
-DEVICES = Fields(
-    {
-        **dict.fromkeys(("source", "problem", "taken_at", "driver"), is_text),
-        "gpus": Items(_DEVICE),
-        "nodes": Items(is_text),
-    }
+KERNEL_LOG = fields("text: source problem; count: others left_out; flag: lost; [text]: lines")
+CHECKOUT = fields("text: commit sha path sha256; [text]: changed")
+LOAD = fields(
+    "text: problem; count: cpus; finite: wall_s total_s busy_s own_s others_s steal_s;"
+    "[finite]: load_before load_after"
 )
-KERNEL_LOG = Fields(
-    {
-        **dict.fromkeys(("source", "problem"), is_text),
-        **dict.fromkeys(("others", "left_out"), is_count),
-        "lost": is_flag,
-        "lines": Items(is_text),
-    }
+_PROOF = fields(
+    "number: loss loss_again mean_low mean_high norm_told norm_before norm_after logit_gradient;"
+    "count: positions; {number}: own_gradient; text: wire; [text]: missing",
+    oracle=fields(
+        "[count]: positions; {anything}: shape;"
+        "number: embedding attention gates layer logits layers seams blocks_illegal"
+        " blocks_shortfall"
+    ),
+    text=fields("count: documents bytes apart; text: read decoded"),
+    weights=Each(
+        fields("[count]: n; [finite]: mean rms least most; [[count]]: below; [text]: signs")
+    ),
 )
-CHECKOUT = Fields(
-    {
-        **dict.fromkeys(("commit", "sha", "path", "sha256"), is_text),
-        "changed": Items(is_text),
-    }
-)
-LOAD = Fields(
-    {
-        "problem": is_text,
-        "cpus": is_count,
-        **dict.fromkeys(("wall_s", "total_s", "busy_s", "own_s", "others_s", "steal_s"), is_number),
-        **dict.fromkeys(("load_before", "load_after"), Items(is_number)),
-    }
-)
-_SPOTS = (
-    "embedding",
-    "attention",
-    "gates",
-    "layer",
-    "logits",
-    "layers",
-    "seams",
-    "blocks_illegal",
-    "blocks_shortfall",
-)
-_PROOF_NUMBERS = (
-    "loss",
-    "loss_again",
-    "mean_low",
-    "mean_high",
-    "norm_told",
-    "norm_before",
-    "norm_after",
-    "logit_gradient",
-)
-_PROOF = Fields(
-    {
-        **dict.fromkeys(_PROOF_NUMBERS, is_any_number),
-        "positions": is_count,
-        "own_gradient": Each(is_any_number),
-        "wire": is_text,
-        "missing": Items(is_text),
-        "oracle": Fields(
-            {
-                "positions": Items(is_count),
-                "shape": Each(anything),
-                **dict.fromkeys(_SPOTS, is_any_number),
-            }
-        ),
-        "text": Fields(
-            {
-                **dict.fromkeys(("documents", "bytes", "apart"), is_count),
-                **dict.fromkeys(("read", "decoded"), is_text),
-            }
-        ),
-        "weights": Each(
-            Fields(
-                {
-                    "n": Items(is_count),
-                    **dict.fromkeys(("mean", "rms", "least", "most"), Items(is_number)),
-                    "below": Items(Items(is_count)),
-                    "signs": Items(is_text),
-                }
-            )
-        ),
-    }
-)
-_SHADOW = ("weight", "first_moment", "second_moment", "norm", "rate", "jumps", "left")
 # Of the heartbeats that are kept whole; those of every step are read field by field.
 EVENTS: Mapping[str, Fields] = {
     Event.PROOF: _PROOF,
-    Event.DDP_BUCKETS: Fields(
-        {
-            "arm": is_text,
-            "block": is_count,
-            "sizes_mib": Items(is_number),
-            **dict.fromkeys(("bytes", "last_bytes"), Items(is_count)),
-        }
+    Event.DDP_BUCKETS: fields(
+        "text: arm; count: block; [finite]: sizes_mib; [count]: bytes last_bytes"
     ),
-    Event.ARM_FAILED: Fields({"arm": is_text, "block": is_count, "error": is_text}),
-    Event.CHECKPOINT: Fields({"path": is_text, "seconds": is_any_number, "sha256": is_text}),
-    Event.EVAL: Fields(
-        {
-            "step": is_count,
-            "loss": is_any_number,
-            "losses": Items(is_any_number),
-            "again": Fields({"batch": is_count, "loss": is_any_number}),
-            "embedded": is_count,
-            "data": is_digest,
-        }
+    Event.ARM_FAILED: fields("text: arm error; count: block"),
+    Event.CHECKPOINT: fields("text: path sha256; number: seconds"),
+    Event.EVAL: fields(
+        "count: step embedded; number: loss; [number]: losses; digest: data",
+        again=fields("count: batch; number: loss"),
     ),
-    Event.NONFINITE: Fields({"step": is_count}),
-    Event.HALT: Fields({"reason": is_text}),
-    Event.EXIT: Fields(
-        {
-            "param_hash": is_text,
-            "fetched_sum": is_count,
-            "embedded_sum": is_count,
-            "moved": Each(is_any_number),
-            "largest_lr": is_any_number,
-            "updates": Items(is_count),
-            "first_update": Each(is_any_number),
-            "shadow": Fields({"steps": Items(is_count), **dict.fromkeys(_SHADOW, is_any_number)}),
-            "recomputed": Fields(
-                {
-                    "steps": Items(is_count),
-                    "losses": Items(is_any_number),
-                    "gradient": is_any_number,
-                    "ranks": is_any_number,
-                    "bias": Each(is_any_number),
-                    "gates": Items(Items(Items(is_any_number))),
-                }
-            ),
-            "proof": _PROOF,
-            "in_force": Fields(
-                {
-                    "timeout_s": is_number,
-                    **dict.fromkeys(("threads", "cpus"), is_count),
-                    "variables": Fields(dict.fromkeys(THREAD_VARIABLES, is_text)),
-                }
-            ),
-            "saved": Fields(
-                {
-                    "step": is_count,
-                    "tensors": Items(is_text),
-                    "elements": is_count,
-                    "other": is_count,
-                    "read": is_count,
-                    "wrong": Items(is_count),
-                    "unreadable": is_text,
-                    "kept": Items(is_count),
-                    "positions": Items(anything),
-                }
-            ),
-        }
+    Event.NONFINITE: fields("count: step"),
+    Event.HALT: fields("text: reason"),
+    Event.EXIT: fields(
+        "text: param_hash; count: fetched_sum embedded_sum; {number}: moved first_update;"
+        "number: largest_lr; [count]: updates",
+        shadow=fields(
+            "[count]: steps; number: weight first_moment second_moment norm rate jumps left"
+        ),
+        recomputed=fields(
+            "[count]: steps; [number]: losses; number: gradient ranks; {number}: bias;"
+            "[[[number]]]: gates"
+        ),
+        proof=_PROOF,
+        in_force=fields(
+            "finite: timeout_s; count: threads cpus",
+            variables=Fields(dict.fromkeys(THREAD_VARIABLES, is_text)),
+        ),
+        saved=fields(
+            "count: step elements other read; [text]: tensors; [count]: wrong kept;"
+            "text: unreadable; [anything]: positions"
+        ),
     ),
 }

@@ -7,12 +7,12 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from nsa.contract import STACKDUMPS
 from runbook.files import write_atomic
@@ -31,7 +31,7 @@ from runbook.launch.incident.flight import (
 from runbook.launch.incident.straggler import find_straggler, one_machine
 from runbook.launch.watch.ranks import RankState
 from runbook.launch.watch.watchdog import STOPPED, Hang, Watchdog
-from runbook.process.reaper import signal_owned
+from runbook.process.start import run_tool
 from runbook.records import Kind, LaunchStatus
 
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)
@@ -53,18 +53,18 @@ _MAY_BE_DESYNC = (LaunchStatus.CRASHED, LaunchStatus.HUNG, LaunchStatus.TIMED_OU
 # gloo ends the process, from a thread of its own, when what comes is larger than what it waits for.
 _TOO_LARGE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
-Send = Callable[[RankState, int], bool]
-Outside = Callable[[RankState], Path | None]
+
+class Reach(Protocol):
+    """How the ranks of a launch are reached, as far as they are provably of it."""
+
+    def send(self, state: RankState, number: int) -> bool:
+        """Send a signal to a rank; False if it got none."""
+
+    def read_outside(self, state: RankState) -> Path | None:
+        """The stack of a rank that cannot answer, read from outside; None if it cannot be."""
 
 
-def collect_stacks(
-    run_dir: Path,
-    ranks: Sequence[RankState],
-    *,
-    token: str,
-    send: Send | None = None,
-    outside: Outside | None = None,
-) -> list[Path]:
+def collect_stacks(run_dir: Path, ranks: Sequence[RankState], reach: Reach) -> list[Path]:
     """Have the Python stacks of all ranks written into `run_dir` and return the files.
 
     They come from the trainer itself (SIGUSR1, handled in C, so that a rank that is stuck in
@@ -75,18 +75,14 @@ def collect_stacks(
     able = _able(alive)
     before = {state.rank: _stack_files(run_dir, state.rank) for state in able}
     for state in able:
-        (send or _to_owned(token))(state, signal.SIGUSR1)
+        reach.send(state, signal.SIGUSR1)
     files = _wait_for_stacks(run_dir, before)
     told = {STACKDUMPS.rank_of(path.name) for path in files}
     silent = [state for state in alive if state.rank not in told]
-    read = outside or (lambda state: read_outside(run_dir, state))
-    files += [path for state in silent if (path := read(state))]
-    return files
+    return files + [path for state in silent if (path := reach.read_outside(state))]
 
 
-def collect_flights(
-    run_dir: Path, ranks: Sequence[RankState], *, token: str, send: Send | None = None
-) -> list[Path]:
+def collect_flights(run_dir: Path, ranks: Sequence[RankState], reach: Reach) -> list[Path]:
     """Have every rank that can answer write its flight record (SIGUSR2); return the fresh ones.
 
     A thread of the rank answers, so one that is stuck in a collective or sleeps answers too; one
@@ -94,8 +90,7 @@ def collect_flights(
     """
     able = _able([state for state in ranks if state.died_at is None])
     before = {rank: path.stat().st_mtime_ns for rank, path in flight_files(run_dir).items()}
-    signal_to = send or _to_owned(token)
-    asked = {state.rank for state in able if signal_to(state, signal.SIGUSR2)}
+    asked = {state.rank for state in able if reach.send(state, signal.SIGUSR2)}
     deadline = time.monotonic() + _FLIGHTS_WITHIN_S
     while True:
         now = flight_files(run_dir)
@@ -111,28 +106,17 @@ def _able(ranks: Sequence[RankState]) -> list[RankState]:
 
 
 def name_culprit(
-    watchdog: Watchdog,
-    run_dir: Path,
-    ranks: Sequence[RankState],
-    *,
-    token: str,
-    send: Send | None = None,
-    outside: Outside | None = None,
+    watchdog: Watchdog, run_dir: Path, ranks: Sequence[RankState], reach: Reach, *, token: str
 ) -> tuple[Hang, list[Path]]:
     """Who is to blame for a hang that was found, and the stacks of all ranks.
 
     The evidence comes first: where all ranks are equally far, only it tells who is waited for.
     """
-    flights = collect_flights(run_dir, ranks, token=token, send=send)
-    stacks = collect_stacks(run_dir, ranks, token=token, send=send, outside=outside)
+    flights = collect_flights(run_dir, ranks, reach)
+    stacks = collect_stacks(run_dir, ranks, reach)
     entered = last_numbers(read_flights(run_dir, token=token)) if flights else None
     busy = busy_ranks(stacks)
     return watchdog.name_culprit(ranks, now=time.monotonic(), busy=busy, entered=entered), stacks
-
-
-def _to_owned(token: str) -> Send:
-    """Only a process that carries the token gets a signal."""
-    return lambda state, number: state.pid is not None and signal_owned(state.pid, token, number)
 
 
 def busy_ranks(files: Sequence[Path]) -> frozenset[int]:
@@ -223,12 +207,7 @@ def read_outside(run_dir: Path, state: RankState) -> Path | None:
     if tool is None or state.pid is None:
         return None
     command = [tool, "dump", "--nonblocking", "--pid", str(state.pid)]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=_TOOL_WITHIN_S, check=False, text=True
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    done = run_tool(command, timeout_s=_TOOL_WITHIN_S)
     if not done.stdout.strip():
         return None
     path = run_dir / STACKDUMPS.name(state.rank, "outside")

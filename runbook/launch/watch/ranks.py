@@ -13,8 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import Event, Phase
-from runbook.folder.launch.heartbeats import RankFold, heartbeat_files, parse_heartbeat
+from runbook.folder.launch.heartbeats import (
+    Exit,
+    event_of,
+    heartbeat_files,
+    is_of_training,
+    parse_heartbeat,
+    step_of,
+)
 from runbook.folder.launch.lines import LineTail
+from runbook.folder.launch.shapes import is_number
 from runbook.process.ended import exit_code_of, has_ended_under, process_state
 from runbook.process.reaper import environment_holds, holds_file
 
@@ -65,10 +73,22 @@ class WallGap:
 
 
 @dataclass(kw_only=True)
-class RankState(RankFold):
-    """What one rank said last, and its process. Times are on the harness's monotonic clock."""
+class RankState:
+    """What one rank said last, and its process. Times are on the harness's monotonic clock.
 
+    `step` is the last one said, `last_step` the last one of the training itself; `mono` and `ts`
+    are the rank's own clocks.
+    """
+
+    rank: int
     path: Path
+    event: str = ""
+    phase: str = Phase.INIT
+    step: int = 0
+    last_step: int | None = None
+    mono: float | None = None
+    ts: float | None = None
+    exit: Exit | None = None
     pid: int | None = None
     foreign_pid: int | None = None
     handle: int | None = None
@@ -101,7 +121,16 @@ class RankState(RankFold):
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Fold one record of this launch in."""
-        super().take(record)
+        event = event_of(record)
+        self.event = event or ""
+        self.phase = str(record.get("phase") or self.phase)
+        self.mono = _finite(record.get("mono"), self.mono)
+        self.ts = _finite(record.get("ts"), self.ts)
+        if (step := step_of(record)) is not None:
+            self.step = step
+            self.last_step = step if is_of_training(event) else self.last_step
+        if event == Event.EXIT:
+            self.exit = Exit.told_by(record)
         self._spoke = True
         self.recent.append(record)
         self.latest[self.event] = record
@@ -157,9 +186,24 @@ class RankState(RankFold):
         return process_state(self.pid) if self.told_state is None else self.told_state
 
     @property
+    def exit_code(self) -> int | None:
+        """The code that it said as its last word."""
+        return self.exit.code if self.exit else None
+
+    @property
+    def exit_reason(self) -> str:
+        """Why, as it said; empty if it said nothing."""
+        return self.exit.reason if self.exit else ""
+
+    @property
     def ended(self) -> bool:
         """The rank has said its exit, or its process is gone."""
-        return self.exit_code is not None or self.died_at is not None
+        return self.exit is not None or self.died_at is not None
+
+
+def _finite(value: Any, before: float | None) -> float | None:
+    """A reading of a clock; the one before where it is none."""
+    return float(value) if is_number(value) else before
 
 
 class RankWatch:

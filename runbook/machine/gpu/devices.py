@@ -34,7 +34,7 @@ from runbook.folder.names import (
 from runbook.folder.redact import redact_text
 from runbook.machine.gpu import find_nvidia_smi
 from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, parse_nvidia_smi
-from runbook.machine.gpu.visible import visible_gpus
+from runbook.machine.gpu.visible import Gpu, visible_gpus
 from runbook.process.start import run_tool, spawn
 
 # Not isolated: pynvml may be a wheel carried on PYTHONPATH. The script's own folder stays off it.
@@ -137,17 +137,8 @@ def _from_smi(xml: str, smi_problem: str, problem: str) -> tuple[str, dict[str, 
         return "", {}, f"{problem}; {error}"
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What decides whether a launch may use a GPU."""
-
-    index: int
-    uuid: str
-    mig: bool | None
-
-
 def _visible(gpus: list[dict[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
-    seen = [_Seen(g["index"], str(g.get("uuid") or ""), g.get("mig")) for g in gpus]
+    seen = [Gpu(index=g["index"], uuid=str(g.get("uuid") or ""), mig=g.get("mig")) for g in gpus]
     chosen = {gpu.index for gpu in visible_gpus(seen, environment=environment)}
     return [gpu for gpu in gpus if gpu["index"] in chosen]
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import POWER_FIELDS
+from runbook.machine.gpu.visible import Gpu
 from runbook.process.start import ToolResult, run_tool
 
 _TIMEOUT_S, _SHORT_S = 60.0, 20.0
@@ -43,6 +44,8 @@ _CAPS = {
     "sw_power_cap": "power cap",
     "applications_clocks_setting": "applications clocks set",
 }
+# Told of a machine, and not before and after each launch.
+_NOT_COUNTED = ("memory_total_mib", "memory_used_mib", "performance_state", "processes")
 _IDLE_STATES = frozenset({"P8", "P9", "P10", "P11", "P12", "P15"})
 
 
@@ -57,18 +60,15 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuState:
+class GpuState(Gpu):
     """One GPU as nvidia-smi describes it; None where it says nothing.
 
     `link` has the PCIe generation and width, now and the most that GPU and slot can do together;
     `counters`, `power` and `clock_events` are those of `devices_before.json`.
     """
 
-    index: int
-    uuid: str
     name: str
     pci: str | None
-    mig: bool | None
     link: Mapping[str, int | None]
     power: Mapping[str, float | None]
     counters: Mapping[str, int | None]
@@ -214,19 +214,9 @@ def _counters(node: ET.Element) -> dict[str, int | None]:
 
 
 def _document(gpu: GpuState) -> dict[str, Any]:
-    return {
-        "index": gpu.index,
-        "uuid": gpu.uuid,
-        "name": gpu.name or None,
-        "pci": gpu.pci,
-        "mig": gpu.mig,
-        "counters": dict(gpu.counters),
-        "link": dict(gpu.link),
-        "power": dict(gpu.power),
-        "sm_max_mhz": gpu.sm_max_mhz,
-        "clock_events": gpu.clock_events,
-        "missing": {name: _NOT_IN_XML for name, value in gpu.counters.items() if value is None},
-    }
+    missing = {name: _NOT_IN_XML for name, value in gpu.counters.items() if value is None}
+    told = {name: value for name, value in asdict(gpu).items() if name not in _NOT_COUNTED}
+    return {**told, "name": gpu.name or None, "missing": missing}
 
 
 def _process(node: ET.Element) -> GpuProcess:

@@ -79,24 +79,26 @@ def _gpu(nvml: Any, index: int) -> dict[str, Any]:
             missing[name] = str(error)
             return None
 
-    counters = {name: ask(name, question) for name, question in _counters(nvml, device).items()}
-    link = {name: ask(name, question) for name, question in _link(nvml, device).items()}
-    power = {name: ask(name, question) for name, question in _power(nvml, device).items()}
-    mode = ask("mig", lambda: nvml.nvmlDeviceGetMigMode(device)[0])
+    def answers(questions: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+        return {name: ask(name, question) for name, question in questions.items()}
+
+    uuid = _text(nvml.nvmlDeviceGetUUID(device))
+    told = {
+        "counters": answers(_counters(nvml, device)),
+        "link": answers(_link(nvml, device)),
+        "power": answers(_power(nvml, device)),
+        **answers(_itself(nvml, device)),
+    }
+    return {"index": index, "uuid": uuid, **told, "missing": missing}
+
+
+def _itself(nvml: Any, device: Any) -> dict[str, Callable[[], Any]]:
     return {
-        "index": index,
-        "uuid": _text(nvml.nvmlDeviceGetUUID(device)),
-        "name": ask("name", lambda: _text(nvml.nvmlDeviceGetName(device))),
-        "pci": ask("pci", lambda: _text(nvml.nvmlDeviceGetPciInfo(device).busId)),
-        "mig": None if mode is None else bool(mode),
-        "counters": counters,
-        "link": link,
-        "power": power,
-        "sm_max_mhz": ask(
-            "sm_max_mhz", lambda: int(nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM))
-        ),
-        "clock_events": ask("clock_events", lambda: clock_events(nvml, device)),
-        "missing": missing,
+        "name": lambda: _text(nvml.nvmlDeviceGetName(device)),
+        "pci": lambda: _text(nvml.nvmlDeviceGetPciInfo(device).busId),
+        "mig": lambda: bool(nvml.nvmlDeviceGetMigMode(device)[0]),
+        "sm_max_mhz": lambda: int(nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM)),
+        "clock_events": lambda: clock_events(nvml, device),
     }
 
 

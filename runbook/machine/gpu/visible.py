@@ -7,27 +7,23 @@ it (CUDA C++ Programming Guide, "CUDA Environment Variables").
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from nsa.torch_env import VISIBLE_DEVICES
 
 _MIG = "MIG-"
 
 
-class Gpu(Protocol):
-    """What has to be known of a GPU to tell whether a launch sees it."""
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What decides whether a launch sees a GPU: its place in nvidia-smi's order, its UUID (empty
+    if unknown), and whether it is cut into instances.
+    """
 
-    @property
-    def index(self) -> int:
-        """Its place in nvidia-smi's order."""
-
-    @property
-    def uuid(self) -> str:
-        """Its UUID, empty if unknown."""
-
-    @property
-    def mig(self) -> bool | None:
-        """Is it cut into instances?"""
+    index: int
+    uuid: str
+    mig: bool | None
 
 
 _Gpu = TypeVar("_Gpu", bound=Gpu)

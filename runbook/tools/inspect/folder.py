@@ -13,7 +13,7 @@ from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CS
 from runbook.errors import UsageError
 from runbook.folder.launch.documents import name_below, read_json_object
 from runbook.folder.launch.evidence import GATES, VAL
-from runbook.folder.launch.heartbeats import fold_file, heartbeat_files, whole_number
+from runbook.folder.launch.heartbeats import heartbeat_files, whole_number
 from runbook.folder.launch.rank_log import RankHistory, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import ENV, is_number, shaped
@@ -203,36 +203,35 @@ def inspect_heartbeats(
 
     Raises OSError if the file cannot be read.
     """
-    fold = RankHistory(rank=rank)
-    sha256, torn_bytes = fold_file(path, fold)
-    torn = fold.dropped + bool(torn_bytes)
+    said = RankHistory.read(path, rank=rank)
+    torn = said.dropped + bool(said.torn_bytes)
     name = name_below(path, relative_to)
-    log = rank_log(fold, sha256=sha256, torn=torn_bytes, path=name)
+    log = rank_log(said, path=name)
     facts = RankFacts(
         rank=rank,
         path=name,
-        lines=fold.events + fold.unnamed,
+        lines=said.lines,
         torn_lines=torn,
-        tokens=tuple(fold.tokens),
-        pids=tuple(fold.pids),
-        first_step=fold.first_step,
-        last_step=fold.last_step,
-        last_event=fold.event,
-        exit_code=fold.exit_code,
-        longest_silence_s=fold.silence_s,
-        last_ts=fold.ts,
+        tokens=tuple(said.tokens),
+        pids=tuple(said.pids),
+        first_step=said.first_step,
+        last_step=said.last_step,
+        last_event=said.last_event,
+        exit_code=log.exit_code,
+        longest_silence_s=said.silence_s,
+        last_ts=said.last_ts,
     )
-    faults = [(RemarkCode.OTHER_RUN, text) for text in fold.strangers()]
+    faults = [(RemarkCode.OTHER_RUN, text) for text in said.strangers()]
     if torn:
         faults.append((RemarkCode.TORN_ROWS, f"{torn} torn or unreadable heartbeat lines"))
-    if fold.steps_back:
-        text = f"the step goes back at {fold.steps_back} places"
+    if said.steps_back:
+        text = f"the step goes back at {said.steps_back} places"
         faults.append((RemarkCode.STEPS_NOT_INCREASING, text))
-    if back := fold.clock_back + fold.wall_clock_back:
+    if back := said.clock_back + said.wall_clock_back:
         faults.append((RemarkCode.CLOCK_BACK, f"the clock goes back at {back} places"))
-    if fold.exit_code and not (stop and fold.exit_code == stop.code):
-        faults.append((RemarkCode.FAILED_EXIT, f"the rank ended with exit code {fold.exit_code}"))
-    faults += [(RemarkCode.UNREADABLE, text) for text in (*fold.damage, *fold.misshapen[:1])]
+    if log.exit_code and not (stop and log.exit_code == stop.code):
+        faults.append((RemarkCode.FAILED_EXIT, f"the rank ended with exit code {log.exit_code}"))
+    faults += [(RemarkCode.UNREADABLE, text) for text in (*said.damage, *said.misshapen[:1])]
     return facts, log, remarks_on(name, faults)
 
 

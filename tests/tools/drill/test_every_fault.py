@@ -14,21 +14,11 @@ from runbook.tools.drill.faults import FAULTS
 from runbook.tools.drill.runner import run_drill
 from tests.tiers import by_tier
 
-# One of each way of going wrong; the other faults are their variants.
+# One of each way to be noticed; how each of the others ends is told from the small fake trainer in
+# tests/launch/test_faults.py, and by the trainer alone in tests/train.
 ARCHETYPES = (
-    "exit",
-    "sigkill",
-    "exception",
-    "sleep_backward",
-    "frozen",
-    "data_stall",
-    "desync_op",
-    "straggler_100ms",
-    "nan",
-    "memory_growth",
-    "device_oom",
-    "checkpoint_disk_full",
-)
+    "exit", "sleep_backward", "frozen", "desync_op", "straggler_100ms", "nan", "memory_growth",
+)  # fmt: skip
 
 _CROWDED_S = 12.0
 # 20 ms may drown in what the other tests do to one launch, not in what they do to each of three.
@@ -58,4 +48,4 @@ def test_is_noticed(tmp_path: Path, name: str) -> None:
 def test_there_are_at_least_24_kinds() -> None:
     assert len(FAULTS) >= 24
     assert len({fault.title for fault in FAULTS.values()}) == len(FAULTS)
-    assert len(FAULTS.keys() & set(ARCHETYPES)) == 12
+    assert set(ARCHETYPES) <= FAULTS.keys()

@@ -19,9 +19,9 @@ from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.faults import FAULTS, Fault, select
 from runbook.tools.drill.runner import DrillReport, judge_scene
 from runbook.tools.drill.scene import Scene, drill_launch
+from tests.factory.files import HEADER, record, training, write_beats
 
 HANG = FAULTS["sleep"]
-HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
 
 
 def scene(root: Path, **changes: object) -> Scene:
@@ -29,10 +29,8 @@ def scene(root: Path, **changes: object) -> Scene:
     launch = drill_launch(HANG, name="run")
     folder = root / "run"
     folder.mkdir(parents=True)
-    beats = [{"event": "progress", "step": step} for step in (1, 2, 3)]
-    (folder / "heartbeat_rank0.jsonl").write_text("".join(json.dumps(b) + "\n" for b in beats))
-    rows = "".join(f"{step},5.5,0.1,100.0,64,0.1,1.0,9.0,,0,0,0.0,0.0\n" for step in (1, 2, 3))
-    (folder / "training.csv").write_text(HEADER + rows)
+    write_beats(folder, 0, [record("progress", step=step) for step in (1, 2, 3)])
+    (folder / "training.csv").write_text(training(3))
     files = ("run/stackdump_rank0_1.txt", "run/flight_rank0.json", "run/incident.json")
     result = LaunchResult(
         status=LaunchStatus.HUNG,
@@ -85,7 +83,7 @@ def test_a_lost_row_and_damage_are_named(tmp_path: Path) -> None:
     assert "1 rows are lost" in problems(HANG, seen)
     damaged = scene(tmp_path / "b")
     with (damaged.run_dir / "training.csv").open("a") as stream:
-        stream.write(HEADER)
+        stream.write(HEADER + "\n")
     assert "damaged" in problems(HANG, damaged)
 
 

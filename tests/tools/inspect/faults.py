@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.tools.inspect.folders import HEADER, beats, row, write_beats, write_rows
+from tests.factory.files import HEADER, write_beats, write_rows
+from tests.tools.inspect.folders import beats, row
 
 # What rows without heartbeats, or with those of another trainer, always get.
 ALONE = {"no_second_source"}

@@ -9,9 +9,9 @@ from pathlib import Path
 from nsa.contract.sampling import recomputed_steps, watched_steps
 from runbook.accounts.generated import GeneratedData
 from tests.accounts.first_weights import first_weights
-from tests.accounts.launches import shadow
+from tests.factory import files
+from tests.factory.told import PROOF, in_force, shadow
 
-HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"
 TOKEN, SEED = "a1b2", 1
 # The model of configs/cpu_smoke.yaml.
 SHAPE = {
@@ -41,16 +41,16 @@ def row(
     """A row of a healthy run; `beats` tells the same of it."""
     dt_s = dt_of(step) if dt_s is None else dt_s
     loss = loss_of(step) if loss is None else loss
-    rate = tokens / dt_s
-    return f"{step},{loss},0.001,{rate:.6f},{tokens},{dt_s},1.0,300,{arm},{block},0,0.001,0.001"
+    rest = {"tokens": tokens, "grad_norm": 1.0, "mem_mib": 300, "fetch_s": 0.001, "host_s": 0.001}
+    return files.row(step, loss=loss, dt_s=dt_s, arm=arm, block=block, **rest)
 
 
 def healthy(folder: Path, *, steps: int = 120, ranks: int = 2) -> Path:
     """A directory as the trainer leaves it after a good run."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_rows(folder, [HEADER, *(row(step) for step in range(1, steps + 1))])
+    files.write_rows(folder, [files.HEADER, *map(row, range(1, steps + 1))])
     for rank in range(ranks):
-        write_beats(folder, rank, beats(rank, steps, ranks=ranks))
+        files.write_beats(folder, rank, beats(rank, steps, ranks=ranks))
     write_env(folder, world_size=ranks, steps=steps)
     return folder
 
@@ -79,10 +79,6 @@ def write_env(
     (folder / "env.json").write_text(json.dumps(document))
 
 
-def write_rows(folder: Path, lines: list[str]) -> None:
-    (folder / "training.csv").write_text("".join(f"{line}\n" for line in lines))
-
-
 def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[dict[str, object]]:
     """What a rank says during a good run, two lines for each step."""
     base = {"rank": rank, "pid": 100 + rank, "token": token}
@@ -91,16 +87,13 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     proof = {
         "loss": loss_of(1),
         "loss_again": loss_of(1),
+        **PROOF,
         "norm_told": 1.0,
         "norm_before": 1.0,
-        "norm_after": 1.0,
         "positions": 512 // ranks,
         "own_gradient": {"embedding": 0.1},
-        "missing": [],
         "wire": "fp32",
         "mean_low": 1.0,
-        "mean_high": 1.0,
-        "logit_gradient": 1e-6,
         "oracle": {
             **dict.fromkeys(spots, 0.0),
             "shape": {**SHAPE["model"], **SHAPE["nsa"]},
@@ -140,20 +133,13 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     moved = {"moved": {"embedding": 0.001}, "largest_lr": 0.001, "updates": [steps, steps]}
     moved |= {"first_update": {"moved": 0.001, "lr": 0.001}, "proof": proof}
     moved |= {"shadow": shadow(watched_steps(token, 1, steps))}
-    variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": None}
-    own = {"timeout_s": 900.0 if ranks > 1 else None, "threads": 1, "variables": variables}
-    moved |= {"in_force": own}
+    moved |= {"in_force": in_force(ranks, {"OMP_NUM_THREADS": "1"})}
     twice = recomputed_steps(token, 1, steps)
     losses = [loss_of(step) for step in twice]
     moved |= {
         "recomputed": {"steps": list(twice), "losses": losses, "gradient": 1e-6, "ranks": 0.0}
     }
     return [{**base, **line} for line in (*lines, {**end, **sums, **moved})]
-
-
-def write_beats(folder: Path, rank: int, lines: list[dict[str, object]]) -> None:
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / f"heartbeat_rank{rank}.jsonl").write_text(text)
 
 
 def legacy_run(*, last: int = 200, every: int = 20, first_rate: float = 620.0) -> list[str]:

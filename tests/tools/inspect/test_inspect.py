@@ -16,19 +16,10 @@ from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.tools.inspect.folder import inspect_path
 from runbook.tools.inspect.types import Inspection, inspection_text
+from tests.factory.files import HEADER, write_beats, write_rows
 from tests.tiers import examples
 from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run
-from tests.tools.inspect.folders import (
-    HEADER,
-    TOKEN,
-    beats,
-    healthy,
-    legacy_run,
-    row,
-    write_beats,
-    write_env,
-    write_rows,
-)
+from tests.tools.inspect.folders import TOKEN, beats, healthy, legacy_run, row, write_env
 
 
 def codes(inspection: Inspection) -> set[str]:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from nsa.attention.triton.compressed.rows import seen_keys
-from nsa.attention.triton.rows import load_block, load_rows
+from nsa.attention.triton.rows import give_keys, load_keys, load_rows
 
 
 @triton.jit
@@ -34,10 +34,7 @@ def _add(
     p = tl.exp2(scores * scale - sums[None, :])
     if MASKED:
         p = tl.where(tl.trans(seen_keys(token, key, L, STRIDE)), p, 0.0)
-    dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee")
-    dp = tl.dot(values, tl.trans(grads), input_precision="ieee")
-    ds = p * (dp - mine[None, :])
-    return tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee"), dv
+    return give_keys(dk, dv, p, queries, grads, values, mine)
 
 
 @triton.jit
@@ -65,8 +62,8 @@ def compressed_piece_kernel(
         v += batch * v_b + group * v_g
         lse += pair * seq_len * HEADS
         delta += pair * seq_len * HEADS
-        keys = load_block(k, k_t, tile, n_keys, KEYS, KEYS, D_K, WIDTH_K)
-        values = load_block(v, v_t, tile, n_keys, KEYS, KEYS, D_V, WIDTH_V)
+        keys = load_keys(k, k_t, tile * KEYS, n_keys, KEYS, D_K, WIDTH_K)
+        values = load_keys(v, v_t, tile * KEYS, n_keys, KEYS, D_V, WIDTH_V)
         inner, dim_k, dim_v = tl.arange(0, KEYS), tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
         dk = tl.zeros((KEYS, WIDTH_K), tl.float32)
         dv = tl.zeros((KEYS, WIDTH_V), tl.float32)

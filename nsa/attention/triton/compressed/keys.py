@@ -10,7 +10,7 @@ once for a call, and in the same launch values are rounded where the call reads 
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import load_block
+from nsa.attention.triton.rows import load_keys
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def terms_kernel(
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
     kind = terms.dtype.element_ty
-    rest = load_block(k + batch * k_b + group * k_g, k_t, tile, n_keys, KEYS, KEYS, D_K, WIDTH_K)
+    rest = load_keys(k + batch * k_b + group * k_g, k_t, tile * KEYS, n_keys, KEYS, D_K, WIDTH_K)
     for term in tl.static_range(TERMS):
         part = rest.to(kind)
         _store(
@@ -47,8 +47,8 @@ def terms_kernel(
         )  # fmt: skip
         rest -= part.to(tl.float32)
     if VALUES:
-        whole = load_block(
-            v + batch * v_b + group * v_g, v_t, tile, n_keys, KEYS, KEYS, D_V, WIDTH_V
+        whole = load_keys(
+            v + batch * v_b + group * v_g, v_t, tile * KEYS, n_keys, KEYS, D_V, WIDTH_V
         )  # fmt: skip
         _store(
             values, whole.to(kind), batch, group, tile * KEYS, n_keys, groups, D_V, D_V, KEYS,

@@ -16,7 +16,8 @@ import triton.language as tl
 
 from nsa.attention.triton.rows import (
     NOTHING,
-    load_block,
+    give_queries,
+    load_keys,
     load_rows,
     query_side,
     store_rows,
@@ -102,7 +103,7 @@ def _absorb(
     keep = tl.exp2(best - shift)
     # One shift for both: rounding moves no score by more than its 2^-8.
     exact_total = exact_total * keep + tl.sum(tl.exp2(exact * scale - shift[:, None]), 1)
-    values = load_block(v, v_t, first // KEYS, n_keys, KEYS, KEYS, D_V, WIDTH_V)
+    values = load_keys(v, v_t, first, n_keys, KEYS, D_V, WIDTH_V)
     acc = acc * keep[:, None]
     acc = tl.dot(p.to(values.dtype), values, acc, input_precision="ieee")
     return higher, total * keep + tl.sum(p, 1), exact_total, acc
@@ -161,15 +162,13 @@ def _gradient(
     L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """What KEYS keys more add to the gradient of the queries, before its scale."""
-    keys = load_block(k, k_t, first // KEYS, n_keys, KEYS, KEYS, D_K, WIDTH_K)
-    values = load_block(v, v_t, first // KEYS, n_keys, KEYS, KEYS, D_V, WIDTH_V)
+    keys = load_keys(k, k_t, first, n_keys, KEYS, D_K, WIDTH_K)
+    values = load_keys(v, v_t, first, n_keys, KEYS, D_V, WIDTH_V)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     p = tl.exp2(scores * scale - sums[:, None])
     if MASKED:
         p = tl.where(seen_keys(token, first + tl.arange(0, KEYS), L, STRIDE), p, 0.0)
-    dp = tl.dot(grads, tl.trans(values), input_precision="ieee")
-    ds = p * (dp - delta[:, None])
-    return tl.dot(ds.to(keys.dtype), keys, acc, input_precision="ieee")
+    return give_queries(acc, p, grads, keys, values, delta)
 
 
 @triton.jit

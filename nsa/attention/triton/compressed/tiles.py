@@ -66,7 +66,7 @@ def reach_of(cfg: NSAConfig) -> int:
 def choose_compressed_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> CompressedCut:
     """How a call of `pairs` = batch x kv groups is cut."""
     wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
-    # Found with the assembler (benchmarks/triton_aot.py): spills nothing on any capability.
+    # Found with the assembler (benchmarks/triton_aot): spills nothing on any capability.
     keys = 32
     # Each tile of keys reads all rows that see them: long sequences have enough tiles of many keys.
     owned = 128 if not wide and cfg.n_compressed(seq_len) >= _LONG else 64

@@ -13,7 +13,14 @@ parts [B*G, tokens, PLACES, HEADS, D]; sums float32 [B*G, tokens, PLACES, HEADS]
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import NOTHING, load_rows, query_side, store_rows, this_tile
+from nsa.attention.triton.rows import (
+    NOTHING,
+    give_queries,
+    load_rows,
+    query_side,
+    store_rows,
+    this_tile,
+)
 from nsa.attention.triton.selected.columns import this_piece
 from nsa.attention.triton.selected.index import list_of_run
 from nsa.attention.triton.selected.rows import block_side
@@ -180,10 +187,8 @@ def gradient_part_kernel(
             scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
             seen = key[None, :] <= token[:, None]
             p = tl.exp2(tl.where(seen, scores - mine[:, None], NOTHING))
-            dp = tl.dot(grads, tl.trans(values), input_precision="ieee")
-            ds = p * (dp - theirs[:, None])
-            part = tl.dot(ds.to(keys.dtype), keys, input_precision="ieee") * dq_scale
-            _store_parts(parts, part, to, inside, D_K, WIDTH_K)
+            part = give_queries(None, p, grads, keys, values, theirs)
+            _store_parts(parts, part * dq_scale, to, inside, D_K, WIDTH_K)
 
 
 @triton.jit

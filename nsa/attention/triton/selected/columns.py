@@ -8,7 +8,7 @@ number has one program that writes it, so that equal inputs give equal bits.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import NOTHING
+from nsa.attention.triton.rows import NOTHING, give_keys
 from nsa.attention.triton.selected.rows import block_side
 
 
@@ -78,10 +78,7 @@ def piece_kernel(
             scores = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
             seen = key[:, None] <= token[None, :]
             p = tl.exp2(tl.where(seen, scores - sums[None, :], NOTHING))
-            dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee")
-            dp = tl.dot(values, tl.trans(grads), input_precision="ieee")
-            ds = p * (dp - theirs[None, :])
-            dk = tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee")
+            dk, dv = give_keys(dk, dv, p, queries, grads, values, theirs)
         to = parts + (pair * n_pieces + piece) * BLOCK * (WIDTH_K + WIDTH_V)
         to += inner[:, None] * (WIDTH_K + WIDTH_V)
         tl.store(to + dim_k[None, :], dk)

@@ -48,15 +48,15 @@ def ranges_of(blocks: Tensor, l_sel: int) -> Tensor:
     return ranges
 
 
-def bits_of(ranges: Tensor, cfg: NSAConfig) -> Tensor:
+def bits_of(ranges: Tensor, l_sel: int) -> Tensor:
     """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
     batch, seq_len, groups, n = ranges.shape[:4]
     ranges = ranges.contiguous()
-    words = -(-cfg.n_blocks(seq_len) // 32)
+    words = triton.cdiv(triton.cdiv(seq_len, l_sel), 32)
     bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
     with device_of(ranges):
         pack_kernel[triton.cdiv(seq_len, TOKENS), batch * groups, words](
-            ranges, bits, seq_len, groups, words, L_SEL=cfg.l_sel, N_SEL=n,
+            ranges, bits, seq_len, groups, words, L_SEL=l_sel, N_SEL=n,
             PLACES=triton.next_power_of_2(n), TOKENS=TOKENS,
         )  # fmt: skip
     return bits

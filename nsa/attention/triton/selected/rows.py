@@ -14,7 +14,8 @@ import triton.language as tl
 from nsa.attention.triton.rows import (
     NOTHING,
     absorb,
-    load_block,
+    give_queries,
+    load_keys,
     load_rows,
     query_side,
     store_rows,
@@ -38,6 +39,16 @@ def lowest(rest):
     """Index of the lowest bit that is set in a word other than 0: its float's exponent."""
     bit = rest & -rest
     return ((bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
+
+
+@triton.jit
+def load_block(
+    base, stride, block, seq_len, L_SEL: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The keys or values [BLOCK, WIDTH] of a block; zeros beyond it, the sequence and D."""
+    end = tl.minimum(block * L_SEL + L_SEL, seq_len)
+    return load_keys(base, stride, block * L_SEL, end, BLOCK, D, WIDTH)
 
 
 @triton.jit
@@ -143,9 +154,7 @@ def _gradient(
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
     seen = visible(words, token, block, L_SEL, BLOCK)
     p = tl.exp2(tl.where(seen, scores - sums[:, None], NOTHING))
-    dp = tl.dot(grads, tl.trans(values), input_precision="ieee")
-    ds = p * (dp - delta[:, None])
-    return tl.dot(ds.to(keys.dtype), keys, acc, input_precision="ieee")
+    return give_queries(acc, p, grads, keys, values, delta)
 
 
 @triton.jit

@@ -175,7 +175,7 @@ def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
     rows, every = choose_rows(cfg, seq_len)
     wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
     narrower = min(rows, 64)
-    # Found with the assembler (benchmarks/triton_aot.py): with more rows, registers spill.
+    # Found with the assembler (benchmarks/triton_aot): with more rows, registers spill.
     rows = narrower if wide else rows
     walks = cost_of_walk(cfg, seq_len, rows) <= cost_by_block(cfg, seq_len)
     return Cut(

@@ -10,8 +10,8 @@ of the grid) takes one piece of the walk, and another kernel adds up what they w
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import load_rows
-from nsa.attention.triton.window.rows import load_keys, near
+from nsa.attention.triton.rows import give_keys, load_keys, load_rows
+from nsa.attention.triton.window.rows import near
 
 
 @triton.jit
@@ -32,10 +32,7 @@ def _gradients(
     p = tl.exp2(scores * scale - sums[None, :])
     if MASKED:
         p = tl.where(near(token[None, :], key[:, None], w) & inside[None, :], p, 0.0)
-    dv = tl.dot(p.to(grads.dtype), grads, dv, input_precision="ieee")
-    dp = tl.dot(values, tl.trans(grads), input_precision="ieee")
-    ds = p * (dp - theirs[None, :])
-    return tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee"), dv
+    return give_keys(dk, dv, p, queries, grads, values, theirs)
 
 
 @triton.jit

@@ -12,18 +12,15 @@ log-sum-exp is kept to the base 2. A row always sees its own token.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import NOTHING, load_rows, query_side, store_rows, this_tile
-
-
-@triton.jit
-def load_keys(
-    base, stride, first, seq_len, KEYS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
-    """Keys or values [KEYS, WIDTH] of the tokens from `first`; zeros beyond the sequence and D."""
-    token = first + tl.arange(0, KEYS)
-    dim = tl.arange(0, WIDTH)
-    inside = (token < seq_len)[:, None] & (dim < D)[None, :]
-    return tl.load(base + token.to(tl.int64)[:, None] * stride + dim[None, :], inside, 0.0)
+from nsa.attention.triton.rows import (
+    NOTHING,
+    give_queries,
+    load_keys,
+    load_rows,
+    query_side,
+    store_rows,
+    this_tile,
+)
 
 
 @triton.jit
@@ -121,9 +118,7 @@ def _gradient(
     if MASKED:
         key = first + tl.arange(0, KEYS)
         p = tl.where(near(token[:, None], key[None, :], w), p, 0.0)
-    dp = tl.dot(grads, tl.trans(values), input_precision="ieee")
-    ds = p * (dp - delta[:, None])
-    return tl.dot(ds.to(keys.dtype), keys, acc, input_precision="ieee")
+    return give_queries(acc, p, grads, keys, values, delta)
 
 
 @triton.jit

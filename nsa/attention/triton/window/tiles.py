@@ -35,7 +35,7 @@ class WindowCut:
 def choose_window_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> WindowCut:
     """How a call of `pairs` = batch x kv groups is cut.
 
-    Tiles were found with the assembler (benchmarks/triton_aot.py): nothing spills on any
+    Tiles were found with the assembler (benchmarks/triton_aot): nothing spills on any
     capability. Pieces take part of what would be the time of one walk where programs are few, and
     fetch nothing twice, as tiles of fewer keys would.
     """

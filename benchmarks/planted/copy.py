@@ -1,0 +1,153 @@
+"""What is injected, and the copy of the repository that it is injected into.
+
+A defect is text that occurs exactly once in a file, and what replaces it. They are kept as data in
+`defects/`; a text that has moved is an error, never a defect that is silently not there.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.program import of_copy, write_anew
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFECTS_FOLDER = Path(__file__).parent / "defects"
+# What a run needs. Data first, then the packages.
+COPIED = ("pyproject.toml", "templates", "configs", "nsa", "runbook", "phases", "reports")
+ALL_AT_ONCE = "eight"
+
+
+class AnchorError(ValueError):
+    """A defect no longer fits the source: its text does not occur exactly once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """One replacement. path: below the repository; old: occurs there exactly once."""
+
+    path: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defect:
+    """What is injected, the phases to run, the rows that must not pass, patterns of their reasons.
+
+    remedy: pattern of the remedy that one of these rows has to give; none where it is empty. A
+    defect of several edits in one file has them applied in order.
+    """
+
+    name: str
+    area: str
+    what: str
+    edits: tuple[Edit, ...]
+    phases: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+    says: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+def load(name: str) -> tuple[Defect, ...]:
+    """The defects of one file. Raises TypeError or KeyError where it has other keys."""
+    text = (DEFECTS_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    return tuple(_defect(item) for item in yaml.safe_load(text))
+
+
+def load_all() -> tuple[Defect, ...]:
+    """All defects that are injected one at a time, those that once gave GO first.
+
+    Raises ValueError where two have one name.
+    """
+    names = sorted(path.stem for path in DEFECTS_FOLDER.glob("*.yaml"))
+    names.sort(key=lambda name: name != "known")
+    found = [defect for name in names if name != ALL_AT_ONCE for defect in load(name)]
+    if len({defect.name for defect in found}) < len(found):
+        raise ValueError(f"two defects have one name in {DEFECTS_FOLDER}")
+    return tuple(found)
+
+
+def _defect(item: dict[str, Any]) -> Defect:
+    item["edits"] = tuple(Edit(**one) for one in item["edits"])
+    item["says"] = tuple(item["says"])
+    for name in ("phases", "rows"):
+        item[name] = tuple(item[name].split())
+    return Defect(**item)
+
+
+def broken_anchors(root: Path, defects: Sequence[Defect]) -> list[str]:
+    """Every defect that does not fit the source in `root`, or does not leave it valid Python."""
+    problems = []
+    for defect in defects:
+        texts: dict[str, str] = {}
+        for edit in defect.edits:
+            text = texts.setdefault(edit.path, (root / edit.path).read_text(encoding="utf-8"))
+            if text.count(edit.old) != 1 or edit.old == edit.new:
+                count = text.count(edit.old)
+                problems.append(f"{defect.name}: {edit.path} holds its text {count} times")
+            texts[edit.path] = text.replace(edit.old, edit.new)
+        for path, text in texts.items():
+            try:
+                ast.parse(text)
+            except SyntaxError as error:
+                problems.append(f"{defect.name}: {path} would not be Python: {error}")
+    return problems
+
+
+class Copy:
+    """A copy of the packages, in which one defect at a time is in force."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(
+                    source, root / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache")
+                )
+            else:
+                root.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, root / name)
+
+    def check(self, defects: Sequence[Defect]) -> None:
+        """Raise AnchorError that lists all defects that do not fit; and that the copy does not run.
+
+        What runs is the copy only if Python imports the packages from it.
+        """
+        problems = broken_anchors(self.root, defects)
+        packages = [name for name in COPIED if (self.root / name / "__init__.py").exists()]
+        code = "".join(f"import {name}; print({name}.__file__); " for name in packages)
+        words = [sys.executable, "-P", "-c", code]
+        done = subprocess.run(
+            words, cwd=self.root, env=of_copy(self.root), capture_output=True, text=True, check=True
+        )
+        found = done.stdout.splitlines()
+        problems += [f"{path} is not of the copy" for path in found if str(self.root) not in path]
+        if problems:
+            raise AnchorError("\n".join(problems))
+
+    @contextmanager
+    def injected(self, edits: Sequence[Edit]) -> Iterator[None]:
+        """The edits are in the copy within. Raises AnchorError where one does not fit."""
+        kept = {edit.path: (self.root / edit.path).read_text("utf-8") for edit in edits}
+        try:
+            for edit in edits:
+                path = self.root / edit.path
+                text = path.read_text(encoding="utf-8")
+                if text.count(edit.old) != 1:
+                    raise AnchorError(f"{edit.path} holds the text {text.count(edit.old)} times")
+                write_anew(path, text.replace(edit.old, edit.new))
+            yield
+        finally:
+            for name, text in kept.items():
+                write_anew(self.root / name, text)

@@ -1,0 +1,1 @@
+"""What the trainer and the tests would leave of a launch on a rehearsed machine."""

@@ -1,0 +1,276 @@
+"""heartbeat_rank*.jsonl of a rehearsed launch, after docs/trainer-contract.md."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.rehearsal.machine import Machine
+from benchmarks.rehearsal.trainer.effects import ALWAYS, MIB, effect, told_buckets
+from benchmarks.rehearsal.trainer.proof import GROUPS, proof
+from benchmarks.rehearsal.trainer.steps import (
+    EVAL_S,
+    PROFILE_FROM,
+    Block,
+    Job,
+    Steps,
+    data_of,
+    gate_health,
+    seed_of,
+)
+from nsa.contract import Event, Phase
+from nsa.contract.sampling import drawn_batch, recomputed_steps, watched_steps
+from nsa.toggles import TOGGLES
+from tests.factory.told import in_force, shadow
+
+Record = dict[str, Any]
+# From the start of the process to its first word, to the process group, to the first pass.
+BOOT_S, GROUP_S, PROOF_S = 4.2, 9.1, 10.6
+STARTED_S = 12.4
+# NSA_PG_TIMEOUT_MIN is 15; the host has so many cores, each of two CPUs.
+GROUP_TIMEOUT_S, CORES = 900.0, 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One rank of a launch and its memory: what its records have in common.
+
+    began_s: when its first step begins, on the machine's clock; wall_s: what to add for the wall.
+    """
+
+    machine: Machine
+    job: Job
+    steps: Steps
+    rank: int
+    token: str
+    began_s: float
+    wall_s: float
+
+    @property
+    def pid(self) -> int:
+        """A number above Linux's largest process id: no process of this machine is meant."""
+        return 4_200_000 + seed_of(self.job.where, self.token) % 90_000 + self.rank
+
+    def record(self, event: Event, at_s: float, *, step: int, phase: Phase, **more: Any) -> Record:
+        """A heartbeat at a time, in s from the beginning of the first step."""
+        mono = self.began_s + at_s
+        return {
+            "event": event,
+            "ts": round(mono + self.wall_s, 6),
+            "mono": round(mono, 6),
+            "rank": self.rank,
+            "pid": self.pid,
+            "token": self.token,
+            "step": step,
+            "phase": phase,
+            "rss_mib": 2900.0 + self.rank,
+            "cuda_mib": None if step == 0 and event == Event.BOOT else self.memory(step)[0],
+            **more,
+        }
+
+    def memory(self, step: int) -> tuple[float, float, float]:
+        """MiB after a step: tensors, the most that tensors took, the most that was reserved.
+
+        Weights, both moments and DDP's buckets are float32. results/step_calls.md counts 1,913 MiB
+        for one sequence with weights and gradients.
+        """
+        weights = self.job.shape.parameters * 4 / MIB
+        kept = weights * (4 if self.job.ddp else 3)
+        activations = (1913 - 2 * weights) * self.job.per_rank
+        leak = self.machine.leak_mib_per_step.get(self.rank, 0.0) * step
+        settling = 40.0 * min(1.0, step / 4)
+        peak = kept + weights + activations + settling + leak
+        return round(kept + leak, 1), round(peak, 1), round(peak * 1.08 + 180, 1)
+
+    def lines(self, stop: int, failed: int | None = None) -> Iterator[Record]:
+        """Everything up to the end of step `stop`; `failed` is a step that is begun, no more."""
+        yield self.record(Event.BOOT, BOOT_S - STARTED_S, step=0, phase=Phase.INIT)
+        yield self.record(Event.DATA_START, GROUP_S - STARTED_S, step=0, phase=Phase.DATA)
+        yield self.record(Event.INIT_DONE, GROUP_S + 0.1 - STARTED_S, step=0, phase=Phase.INIT)
+        yield self.record(
+            Event.PROOF, PROOF_S - STARTED_S, step=0, phase=Phase.FIRST_STEP, **self._proof(0)
+        )
+        data = data_of(self.job)
+        last = 0.0
+        for at in range(stop):
+            for record in self._one_step(at, data.of_step(self.rank, at + 1), last, stop):
+                yield record
+                last = max(last, record["mono"] - self.began_s)
+        if failed is not None:
+            phase = Phase.STEP if failed > 1 else Phase.FIRST_STEP
+            yield self.record(Event.STEP_START, last + 1e-4, step=failed, phase=phase)
+            yield self.record(Event.FETCHED, last + 6e-4, step=failed, phase=phase)
+
+    def _one_step(self, at: int, digest: str, last: float, stop: int) -> Iterator[Record]:
+        job, steps, number = self.job, self.steps, at + 1
+        block, first_of_block = self._block(at)
+        if first_of_block and at > 0:
+            yield from self._refusals(at, last)
+        ended = float(steps.host_end_s[self.rank, at])
+        phase = Phase.FIRST_STEP if number == 1 else Phase.STEP
+        yield self.record(Event.STEP_START, last + 5e-5, step=number, phase=Phase.DATA)
+        fetched = min(last + 1e-4 + float(steps.fetch_s[at]), ended - 2e-4)
+        if job.profiled and self.rank == 0 and number == PROFILE_FROM:
+            yield self.record(
+                Event.PROFILER, last + 6e-5, step=number, phase=Phase.DATA, active=True
+            )
+        yield self.record(Event.FETCHED, fetched, step=number, phase=phase)
+        if number in self._twice():
+            yield self.record(Event.RECOMPUTED, fetched + 1e-5, step=number, phase=phase)
+        lagging = at > 0 and not first_of_block and not job.evaluates(at)
+        if lagging:
+            yield self._progress(at - 1, ended - 1e-4, number, phase)
+        if job.profiled and self.rank == 0 and number == PROFILE_FROM + job.profiled - 1:
+            yield self.record(Event.PROFILE_SAVE, ended - 8e-5, step=number, phase=Phase.PROFILE)
+            yield self.record(
+                Event.PROFILER, ended - 5e-5, step=number, phase=Phase.STEP, active=False
+            )
+        _, peak, reserved = self.memory(number)
+        yield self.record(
+            Event.STEP_END,
+            ended,
+            step=number,
+            phase=phase,
+            embedded=job.per_rank * job.accumulation * job.shape.seq_len,
+            data=digest,
+            mem_mib=peak,
+            reserved_mib=reserved,
+        )
+        over = max(ended, float(steps.device_end_s[at]))
+        if number == stop or self._block(at + 1)[1] or job.evaluates(number):
+            yield self._progress(at, over + 3e-4, number, phase)
+        if job.evaluates(number):
+            yield from self._evaluation(at, over)
+        if self._settled(at):
+            yield from self._effects(block, number, ended + 3.5e-4)
+        if job.profiled and number == PROFILE_FROM + job.profiled:
+            yield from self._proven_nvtx(block, number, ended + 2e-4)
+
+    def _evaluation(self, at: int, over: float) -> Iterator[Record]:
+        loss, batches = float(self.steps.loss[at]) + 0.01, self.job.eval_batches
+        drawn = drawn_batch(self.token, self.rank, at + 1, batches)
+        told = {
+            "loss": loss,
+            "losses": [loss] * batches,
+            "again": {"batch": drawn, "loss": loss},
+            "embedded": batches * self.job.per_rank * self.job.shape.seq_len,
+            "seconds": EVAL_S - 0.02,
+            "data": data_of(self.job).held_out(self.rank, batches),
+        }
+        begun = self.record(Event.EVAL_START, over + 1e-3, step=at + 1, phase=Phase.EVAL)
+        yield begun
+        yield self.record(Event.EVAL, over + EVAL_S - 0.01, step=at + 1, phase=Phase.EVAL, **told)
+
+    def _refusals(self, at: int, last: float) -> Iterator[Record]:
+        """Arms that a rank could not run come before the next one that it can."""
+        first = self.job.blocks[0]
+        for block in self.job.refused if at == first.warmup + first.steps else ():
+            yield self.record(
+                Event.ARM_FAILED, last + 2e-5, step=at, phase=Phase.STEP, arm=block.arm,
+                block=block.index, error="No available kernel. Aborting execution.",
+            )  # fmt: skip
+
+    def _block(self, at: int) -> tuple[Block, bool]:
+        """The block of a step, and whether the step is its first."""
+        place = self.steps.block[at]
+        return self.job.blocks[place], at == 0 or self.steps.block[at - 1] != place
+
+    def _settled(self, at: int) -> bool:
+        """DDP has built its buckets anew after the second step of a block."""
+        return at > 0 and self._block(at - 1)[1] and not self._block(at)[1]
+
+    def _progress(self, at: int, when_s: float, step: int, phase: Phase) -> Record:
+        steps, job = self.steps, self.job
+        told = {"loss": float(steps.loss[at]), "fetch_s": float(steps.fetch_s[at])}
+        rate = round(job.tokens / float(steps.dt_s[at]), 3)
+        record = self.record(Event.PROGRESS, when_s, step=step, phase=phase)
+        return {**record, "step": at + 1, **told, "toks_per_s": rate,
+                "grad_norm": float(steps.norm[at])}  # fmt: skip
+
+    # -- what the toggles did ----------------------------------------------------------------------
+
+    def _effects(self, block: Block, step: int, at_s: float) -> Iterator[Record]:
+        own = {"arm": block.arm, "block": block.index}
+        if self.job.ddp:
+            yield self.record(
+                Event.DDP_BUCKETS, at_s, step=step, phase=Phase.STEP, **own,
+                **told_buckets(self.job, block),
+            )  # fmt: skip
+        settings = {k: v for k, v in block.settings.items() if k.startswith("NSA_")}
+        for number, (name, text) in enumerate({**ALWAYS, **settings}.items()):
+            if name == "NSA_NVTX" and self.job.profiled:
+                continue
+            took, evidence = effect(name, text, self.job)
+            told = {"toggle": name, "value": TOGGLES[name].parse(text), "took_effect": took}
+            yield self.record(
+                Event.EFFECT, at_s + 5e-5 * (number + 1), step=step, phase=Phase.STEP,
+                evidence=evidence, **told, **own,
+            )  # fmt: skip
+
+    def _proven_nvtx(self, block: Block, step: int, at_s: float) -> Iterator[Record]:
+        if self.rank == 0 and block.settings.get("NSA_NVTX") == "1":
+            yield self.record(
+                Event.EFFECT, at_s, step=step, phase=Phase.STEP, toggle="NSA_NVTX", value=True,
+                took_effect=True, evidence={"range": "nsa.sel.ranges_v2", "in_trace": True},
+                arm=block.arm, block=block.index,
+            )  # fmt: skip
+
+    # -- proofs and the end ------------------------------------------------------------------------
+
+    def _proof(self, step: int) -> Mapping[str, Any]:
+        mean_loss = float(self.steps.loss[max(0, step - 1)])
+        return proof(self.machine, self.job, self.rank, mean_loss)
+
+    def end(self, at_s: float, code: int, reason: str, done: int) -> Record:
+        """The exit event, with what happened to tokens and parameters."""
+        tokens = self.job.per_rank * self.job.accumulation * self.job.shape.seq_len
+        told: Mapping[str, Any] = {}
+        if code == 0:
+            told = self._accounts(tokens * done * 127 + self.rank, done)
+        return self.record(
+            Event.EXIT, at_s, step=done, phase=Phase.EXIT, code=code, reason=reason,
+            steps_done=done, **told,
+        )  # fmt: skip
+
+    def _accounts(self, tokens_sum: int, done: int) -> Mapping[str, Any]:
+        rates = self.steps.rate[:done]
+        largest = float(rates.max())
+        # Adam's steps partly cancel: the way is longer than the distance.
+        moved = {g: float(rates.sum()) * (0.22 + 0.001 * (seed_of(g) % 50)) for g in GROUPS}
+        moved = {g: max(size, 0.4 * largest) for g, size in moved.items()}
+        parted = self.machine.diverges or self.machine.gradient == "own"
+        own = self.rank if parted and self.job.ranks > 1 else 0
+        digest = hashlib.sha256(f"{self.job.where} {self.token} {own}".encode()).hexdigest()
+        return {
+            "param_hash": digest,
+            "fetched_sum": tokens_sum,
+            "embedded_sum": tokens_sum,
+            "moved": {g: size * (1 + 1e-3 * own) for g, size in moved.items()},
+            "largest_lr": largest,
+            "updates": [done, done],
+            "first_update": {"moved": float(rates[0]) * 0.99993, "lr": float(rates[0])},
+            "shadow": self._shadow(done),
+            "recomputed": self._recomputed(done),
+            "proof": self._proof(done),
+            "in_force": in_force(self.job.ranks, {}, cpus=2 * CORES)
+            | {"timeout_s": GROUP_TIMEOUT_S if self.job.ddp else None},
+        }
+
+    def _shadow(self, done: int) -> Mapping[str, Any]:
+        steps = [s for s in watched_steps(self.token, 1, self.job.last_step) if s <= done]
+        return shadow(steps)
+
+    def _recomputed(self, done: int) -> Mapping[str, Any]:
+        steps = [step for step in self._twice() if step <= done]
+        losses = [float(self.steps.loss[step - 1]) for step in steps]
+        layers = self.job.shape.layers
+        gates = [[gate_health(self.job, self.token, step)] * layers for step in steps]
+        bias = {"toward_zero": 2e-5, "down": -3e-5, "weight": 2100.0}
+        told = {"gradient": 4e-3, "ranks": 0.0, "bias": bias, "gates": None if self.rank else gates}
+        return {"steps": steps, "losses": losses, **told}
+
+    def _twice(self) -> tuple[int, ...]:
+        profiled = self.job.profiled > 0
+        return recomputed_steps(self.token, 1, self.job.last_step, profiled=profiled)

@@ -1,0 +1,56 @@
+"""The Triton kernels, compiled for GPUs that are not here.
+
+    python -m benchmarks.triton_aot [--capability 80 90 100] [--width 64 128] [--type bf16 fp16]
+        [--part selected ...]
+
+Compiles every kernel of `kernels` as it is cut for the production shape (12 query heads, 2
+groups; S = 2,048 and 131,072), and reads what the assembler made of it: registers, spills, shared
+memory, programs that fit a multiprocessor, instructions of the tensor cores. It exits with 1 where
+a kernel spills, does not fit, has no such instruction or an atomic one. Needs the package triton,
+and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+from benchmarks.triton_aot.compiled import LIMITS, Compiled, compile_all
+from benchmarks.triton_aot.kernels import PARTS
+
+
+def compiled_rows(found: Sequence[tuple[int, Compiled]]) -> Iterator[str]:
+    """The table of what was compiled; each with the head's width."""
+    yield "| kernel | width | capability | warps | registers | spilled | shared | occupancy | " \
+        "tensor cores |"  # fmt: skip
+    yield "|---" * 9 + "|"
+    for width, one in found:
+        cores = ", ".join(f"{n} {op}" for op, n in one.tensor_core.items() if n) or "-"
+        yield (
+            f"| {one.kernel.name} | {width} | {one.capability / 10:g} | {one.kernel.warps} | "
+            f"{one.registers} | {one.spilled} | {one.shared:,} | {one.occupancy:.0%} | {cores} |"
+        )
+
+
+def main(words: Sequence[str]) -> int:
+    """Print a table; 1 where something must not be."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--capability", type=int, nargs="+", default=[80, 90], choices=LIMITS)
+    parser.add_argument("--width", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--type", nargs="+", default=["bf16"], choices=("bf16", "fp16", "fp32"))
+    parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
+    args = parser.parse_args(words)
+    found = list(compile_all(args.capability, args.width, args.type, args.part))
+    print(*compiled_rows(found), sep="\n")
+    wrong = [
+        f"{one.kernel.name}, width {width}, {one.capability}: {text}"
+        for width, one in found
+        for text in one.problems
+    ]
+    print(*wrong, sep="\n", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,142 @@
+"""The Triton kernels, compiled for a GPU that is not here, and what the assembler made of them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.triton_aot.kernels import PARTS, Kernel
+from nsa.attention.triton.tiles import register_limit
+from nsa.config import NSAConfig
+
+SHORT, LONG = 2048, 131_072
+# Batch of 2 x 2 kv groups.
+PAIRS = 4
+# By compute capability: bytes of shared memory that a program may take and that a multiprocessor
+# has, programs and warps on a multiprocessor. CUDA C++ Programming Guide, technical specifications.
+LIMITS = {
+    80: (166_912, 167_936, 32, 64),
+    90: (232_448, 233_472, 32, 64),
+    100: (232_448, 233_472, 32, 64),
+}
+_REGISTERS = 65_536
+# What one program takes of shared memory besides its own.
+_RESERVED = 1024
+TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA")
+# Loads and stores of a thread's own memory; a stack that nothing touches is the assembler's habit.
+_SPILLS = re.compile(r"\b(LDL|STL)\b")
+# Strides.
+_ALIGNED = re.compile(r"\w+_[btghn]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What the assembler made of it. spilled: bytes of a thread's own memory."""
+
+    kernel: Kernel
+    capability: int
+    registers: int
+    spilled: int
+    shared: int
+    tensor_core: dict[str, int]
+    atomics: int
+
+    @property
+    def programs(self) -> int:
+        """Programs that a multiprocessor holds at once."""
+        most, memory, programs, warps = LIMITS[self.capability]
+        if self.shared > most:
+            return 0
+        # Registers are given to a warp in units of 256.
+        of_warp = -(-self.registers * 32 // 256) * 256
+        by_registers = _REGISTERS // (of_warp * self.kernel.warps)
+        by_memory = memory // (self.shared + _RESERVED)
+        return min(programs, warps // self.kernel.warps, by_registers, by_memory)
+
+    @property
+    def occupancy(self) -> float:
+        """Share of a multiprocessor's warps."""
+        return self.programs * self.kernel.warps / LIMITS[self.capability][3]
+
+    @property
+    def problems(self) -> list[str]:
+        """What must not be."""
+        found = []
+        if self.spilled:
+            found.append(f"{self.spilled} bytes of each thread are spilled")
+        if not self.programs:
+            found.append(f"{self.shared} bytes of shared memory fit no multiprocessor")
+        if self.kernel.dots and not any(self.tensor_core.values()):
+            found.append("no instruction of the tensor cores")
+        if self.atomics:
+            found.append(f"{self.atomics} atomic operations")
+        return found
+
+
+def compile_kernel(kernel: Kernel, capability: int, dtype: str) -> Compiled:
+    """Compile one kernel, and read the assembler's result."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.function.arg_names
+    signature = {name: kernel.type_of(name, dtype) for name in names}
+    aligned = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if signature[name].startswith("*") or _ALIGNED.fullmatch(name)
+    }
+    source = ASTSource(fn=kernel.function, signature=signature, constexprs=kernel.constants,
+                       attrs=aligned)  # fmt: skip
+    options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
+    limit = register_limit(capability // 10)
+    options |= {} if limit is None else {"maxnreg": limit}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    usage, assembly = _inspect(made.asm["cubin"])
+    return Compiled(
+        kernel=kernel,
+        capability=capability,
+        registers=int(usage["REG"]),
+        spilled=int(usage["STACK"]) + int(usage["LOCAL"]) if _SPILLS.search(assembly) else 0,
+        shared=int(made.metadata.shared) + int(usage["SHARED"]),
+        tensor_core={op: len(re.findall(rf"\b{op}\b", assembly)) for op in TENSOR_CORES},
+        # In Triton's own language: the hardware's barriers are atomic operations too.
+        atomics=len(re.findall(r"\btt\.atomic", made.asm["ttir"])),
+    )
+
+
+def _inspect(cubin: bytes) -> tuple[dict[str, str], str]:
+    """Resources by name, and the assembly, by the tools that come with triton."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = [
+            subprocess.run([tools / tool, option, file.name], capture_output=True, check=True)
+            for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
+        ]
+    usage, assembly = (one.stdout.decode() for one in said)
+    return dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", usage)), assembly
+
+
+def compile_all(
+    capabilities: Sequence[int], widths: Sequence[int], types: Sequence[str], names: Sequence[str]
+) -> Iterator[tuple[int, Compiled]]:
+    """Every kernel of the parts `names` that differs, once for each type."""
+    for width, part in itertools.product(widths, names):
+        cfg = NSAConfig(d_k=width, d_v=width)
+        known: list[Kernel] = []
+        for seq_len in (SHORT, LONG):
+            for kernel in PARTS[part](cfg, seq_len, PAIRS):
+                if kernel in known:
+                    continue
+                known.append(kernel)
+                for capability, dtype in itertools.product(capabilities, types):
+                    yield width, compile_kernel(kernel, capability, dtype)

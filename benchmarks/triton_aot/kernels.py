@@ -1,0 +1,213 @@
+"""Every Triton kernel as a call of a given shape launches it: function, constants, options.
+
+Each part of attention is a function of the config, the length and the pairs = batch x kv groups;
+`compiled` compiles what it gives. None is called before triton is known to be installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from nsa.attention.triton.compressed.tiles import FEW, choose_compressed_cut
+from nsa.attention.triton.selected.tiles import ByBlock, choose_cut
+from nsa.attention.triton.tiles import LEAST, Tile
+from nsa.attention.triton.window.tiles import choose_window_cut
+from nsa.config import NSAConfig
+
+# Arguments that point to numbers of the call's own type.
+_TENSORS = ("q", "k", "v", "out", "grad", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A kernel as it is compiled: its function, its constants, its options.
+
+    pointers: Triton's type of each argument that points to something else than the call's type.
+    own: further arguments that point to numbers of the call's type.
+    dots: it multiplies on tensor cores.
+    """
+
+    name: str
+    function: Any
+    constants: dict[str, Any]
+    warps: int = 4
+    stages: int = 3
+    dots: bool = False
+    pointers: Mapping[str, str] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
+
+    def type_of(self, argument: str, dtype: str) -> str:
+        """Triton's word for the type of an argument, in a call of type `dtype`."""
+        if argument in self.constants:
+            return "constexpr"
+        if argument in self.pointers:
+            return f"*{self.pointers[argument]}"
+        if argument in (*_TENSORS, *self.own):
+            return f"*{dtype}"
+        return "fp32" if argument.endswith("scale") else "i32"
+
+
+def _tiled(name: str, function: Any, tile: Tile, constants: dict[str, Any], **more: Any) -> Kernel:
+    """A kernel whose programs take tiles of rows; it multiplies, unless told otherwise."""
+    options = {"warps": tile.warps, "stages": tile.stages, "dots": True, **more}
+    constants = {**constants, "ROWS": tile.rows}
+    return Kernel(
+        name=f"{name}, {tile.rows} rows", function=function, constants=constants, **options
+    )
+
+
+_LISTS = {
+    "blocks": "i64", "ranges": "i64", "bits": "i32", "lse": "fp32", "delta": "fp32",
+    "parts": "fp32", "counts": "i32", "offsets": "i32", "readers": "i32", "piece_ends": "i32",
+    "before": "i8", "read": "i32", "sums": "fp32",
+}  # fmt: skip
+
+
+def selected(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
+    """The selected branch: lists of blocks, forward, gradients of queries and of keys."""
+    from nsa.attention.triton.selected import columns, index, launch, lists, ranges, rows
+
+    cut, shape = choose_cut(cfg, seq_len, pairs), launch.shape_constants(cfg)
+    l_sel, by_block, of = {"L_SEL": cfg.l_sel}, cut.by_block, {"pointers": _LISTS}
+    chosen = {**l_sel, "N_SEL": cfg.n_sel, "PLACES": 1 << (cfg.n_sel - 1).bit_length()}
+    listed = {**l_sel, "TOKENS": lists.TOKENS_OF_A_LIST}
+    listed |= {"PLACES": by_block.places if by_block else 1}
+    offsets = {"PIECE": cut.piece, "PIECE_OF_RUN": by_block.piece if by_block else cut.piece}
+    offsets |= {"BLOCKS": lists.BLOCKS_AT_ONCE}
+    total = {name: value for name, value in shape.items() if name != "HEADS"} | {"FEW": LEAST}
+    for name, function, constants, stages in (
+        ("ranges", ranges.ranges_kernel, {**chosen, "ROWS": launch.TOKENS}, 1),
+        ("pack", index.pack_kernel, {**chosen, "TOKENS": launch.TOKENS}, 1),
+        ("list", index.list_kernel, {**listed, "FILL": False}, 3),
+        ("list (fill)", index.list_kernel, {**listed, "FILL": True}, 3),
+        ("offsets", index.offset_kernel, offsets, 3),
+        ("sum", columns.sum_kernel, total, 3),
+    ):
+        yield Kernel(name=name, function=function, constants=constants, stages=stages, **of)
+    # Other shapes walk where this one does not.
+    walk, every = {**shape, "EVERY": cut.every}, " of every block" * cut.every
+    pieces = {**shape, **launch.piece_constants(cfg, seq_len, cut)}
+    yield _tiled(f"forward{every}", rows.forward_kernel, cut.forward, walk, **of)
+    yield _tiled(f"dq{every}", rows.query_gradient_kernel, cut.query_gradient, walk, **of)
+    yield _tiled("dk, dv", columns.piece_kernel, cut.key_gradient, pieces, **of)
+    if by_block:
+        yield from _by_block(cfg, seq_len, by_block)
+
+
+def _by_block(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
+    """Instead of the two that walk: blocks own the work, and parts are of the call's type."""
+    from nsa.attention.triton.selected import blocks, index, launch, lists
+
+    pointers = {name: kind for name, kind in _LISTS.items() if name != "parts"}
+    shape, places = launch.shape_constants(cfg), {"PLACES": cut.places}
+    piece = {**shape, **launch.by_block_constants(cfg, seq_len, cut)}
+    output = {name: shape[name] for name in ("HEADS", "D_V", "WIDTH_V")}
+    gradient = {name: shape[name] for name in ("HEADS", "D_K", "WIDTH_K")}
+    yield Kernel(
+        name="places", function=index.place_kernel, pointers=pointers,
+        constants={"TOKENS": lists.TOKENS_OF_PLACES},
+    )  # fmt: skip
+    for name, function, tile, constants in (
+        ("forward by block", blocks.part_kernel, cut.forward, piece),
+        ("merge", blocks.merge_kernel, cut.merge, output | places),
+        ("delta", blocks.delta_kernel, cut.merge, output | gradient),
+        ("dq by block", blocks.gradient_part_kernel, cut.query_gradient, piece),
+        ("dq merge", blocks.gradient_merge_kernel, cut.merge, gradient | places),
+    ):
+        dots = "by block" in name
+        yield _tiled(name, function, tile, constants, dots=dots, pointers=pointers, own=("parts",))
+
+
+def compressed(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
+    """The compressed branch: forward, gradients of queries and of keys, the choice of blocks.
+
+    What it gives and its gradients are float32 in every call, and its keys where they choose.
+    """
+    from nsa.attention.triton.compressed import columns, keys, launch, rows, top
+
+    floats = ("out", "grad", "dk", "dv", "lse", "exact_lse", "delta", "parts")
+    own = ("terms", "rounded_grad")
+    of: dict[str, Any] = {"pointers": {**dict.fromkeys(floats, "fp32"), "blocks": "i64"}}
+    of["own"] = own
+    cut = choose_compressed_cut(cfg, seq_len, pairs)
+    shape, terms = (
+        launch.compressed_constants(cfg),
+        launch.n_terms(torch.bfloat16),
+    )
+    owned = {"KEYS": cut.owned, "PIECE": cut.piece}
+    exact, rounded = {"KEYS": cut.keys, "TERMS": terms}, {"KEYS": cut.rounded_keys}
+    for name, function, tile, more in (
+        ("forward", rows.compressed_kernel, cut.forward, exact),
+        ("dq", rows.compressed_query_gradient_kernel, cut.query_gradient, rounded),
+        ("dk, dv", columns.compressed_piece_kernel, cut.key_gradient, owned),
+    ):
+        yield _tiled(f"compressed {name}", function, tile, {**shape, **more}, **of)
+    rest = {name: value for name, value in shape.items() if name != "HEADS"}
+    yield Kernel(
+        name="compressed sum", function=columns.compressed_sum_kernel,
+        constants={**rest, **owned, "FEW": FEW}, **of,
+    )  # fmt: skip
+    widths = {name: shape[name] for name in ("D_K", "D_V", "WIDTH_K", "WIDTH_V")}
+    yield Kernel(
+        name="terms of keys", function=keys.terms_kernel,
+        pointers={"k": "fp32", "v": "fp32"}, own=(*own, "values"),
+        constants={**widths, "TERMS": terms, "KEYS": FEW, "VALUES": True},
+    )  # fmt: skip
+    chosen = launch.top_constants(cfg, torch.bfloat16)
+    yield Kernel(
+        name=f"top blocks, {cut.top.rows} tokens", function=top.top_kernel, warps=cut.top.warps,
+        stages=cut.top.stages, dots=True,
+        constants={**chosen, "TOKENS": cut.top.rows, "BLOCKS": cut.blocks}, **of,
+    )  # fmt: skip
+
+
+def window(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
+    """The sliding window: forward, gradients; of keys by whether walks are in pieces."""
+    from nsa.attention.triton.window import keys, launch, rows
+
+    cut = choose_window_cut(cfg, seq_len, pairs)
+    shape, in_pieces = launch.constants(cfg, cut), cut.pieces > 1
+    parts = dict.fromkeys(("dk", "dv") if in_pieces else (), "fp32")
+    of_keys = f"window dk, dv{', in pieces' * in_pieces}"
+    for name, function, tile, more in (
+        ("window forward", rows.window_kernel, cut.forward, {}),
+        ("window dq", rows.window_query_kernel, cut.query_gradient, {}),
+        (of_keys, keys.window_keys_kernel, cut.key_gradient, parts),
+    ):
+        pointers = {"lse": "fp32", "delta": "fp32", **more}
+        yield _tiled(name, function, tile, shape, pointers=pointers)
+    if in_pieces:
+        yield Kernel(
+            name="window sum", function=keys.window_sum_kernel,
+            pointers={"parts_k": "fp32", "parts_v": "fp32"},
+            constants={"PIECES": cut.pieces, "NUMBERS": launch.NUMBERS},
+        )  # fmt: skip
+
+
+def between(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:  # noqa: ARG001
+    """Pooled keys and values, the gated sum, and the gradients of both; of no length."""
+    from nsa.attention.triton.between import launch, mix, pool
+
+    # The compressed branch, its keys and its values are float32 in every call.
+    floats = ("cmp", "d_cmp", "pooled_k", "pooled_v", "grad_k", "grad_v")
+    mixed, pooled = launch.mix_constants(cfg.n_heads, cfg.d_v), launch.pool_constants(cfg)
+    for name, function, constants in (
+        ("pool", pool.pool_kernel, pooled),
+        ("mix", mix.mix_kernel, mixed),
+        ("mix backward", mix.mix_backward_kernel, mixed),
+        ("pool backward", pool.pool_backward_kernel, pooled),
+    ):
+        yield Kernel(
+            name=name, function=function, constants=constants,
+            pointers=dict.fromkeys(floats, "fp32"),
+            own=("sel", "win", "gates", "d_sel", "d_win", "d_gates"),
+        )  # fmt: skip
+
+
+PARTS: dict[str, Callable[[NSAConfig, int, int], Iterator[Kernel]]] = {
+    "between": between, "compressed": compressed, "selected": selected, "window": window,
+}  # fmt: skip

@@ -1,0 +1,311 @@
+"""The kernels as operators of torch: known to autograd, to torch.compile and to profilers.
+
+Of each branch `nsa::NAME` and `nsa::NAME_backward`, and what is between them. Operators take
+numbers instead of a config, because an operator's arguments are tensors and numbers. triton is
+imported when one of them runs, and not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa.config import MIN_N_SEL, NSAConfig
+
+# What they are to profilers and dispatch modes.
+RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR = "merged_ranges", "selected", "window"
+
+Three = tuple[Tensor, Tensor, Tensor]
+Gradients = Callable[..., tuple[Tensor, ...]]
+
+
+def _operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function under its name. fake: its results for tensors that hold no numbers."""
+
+    def register(function: Callable[..., Any]) -> Any:
+        made = torch.library.custom_op(f"nsa::{function.__name__}", function, mutates_args=())
+        made.register_fake(fake)
+        return made
+
+    return register
+
+
+def config_of(q: Tensor, v: Tensor, **numbers: int) -> NSAConfig:
+    """What the kernels read of a config: the shapes of q [B,S,G,h,Dk] and v [..,Dv], and numbers.
+
+    The other numbers are any that fit these.
+    """
+    groups, heads, d_k = q.shape[2:]
+    d = numbers.get("d", numbers.get("l_sel", 1))
+    rest: dict[str, Any] = {"l": d, "d": d, "l_sel": d, "n_sel": MIN_N_SEL, **numbers}
+    return NSAConfig(
+        dim=1, n_heads=groups * heads, n_kv_groups=groups, d_k=d_k, d_v=v.shape[-1], **rest
+    )  # fmt: skip
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """An output like the values', and a log-sum-exp."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    out = v.new_empty(batch, seq_len, groups, heads, v.shape[-1])
+    return out, k.new_empty(batch * groups, seq_len * heads, dtype=torch.float32)
+
+
+def _attended_twice(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Three:
+    out, lse = _attended(q, k, v)
+    return out, lse, torch.empty_like(lse)
+
+
+def _like_inputs(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *__: Any) -> Three:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def differentiate(operator: Any, gradients: Gradients, *, results: int = 2) -> None:
+    """Tell autograd how an operator (tensors, numbers) -> (output, lse, ...) derives.
+
+    `gradients` of (gradient of the output, the operator's tensors, so many of its first results,
+    its numbers) are those of its first tensors; nothing else has one.
+    """
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        made = output if isinstance(output, tuple) else (output,)
+        ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *made[:results])
+        ctx.numbers = tuple(x for x in inputs if not isinstance(x, Tensor))
+        ctx.n_inputs = len(inputs)
+        ctx.mark_non_differentiable(*made[1:])
+        ctx.set_materialize_grads(False)
+
+    def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+        found: tuple[Tensor | None, ...] = ()
+        if grad is not None:
+            found = gradients(grad, *ctx.saved_tensors, *ctx.numbers)
+        return (*found, *(None,) * (ctx.n_inputs - len(found)))
+
+    operator.register_autograd(backward, setup_context=keep)
+
+
+# -- the compressed branch and the choice of blocks ------------------------------------------------
+
+
+@_operator(_attended_twice)
+def compressed(q: Tensor, k: Tensor, v: Tensor, l: int, d: int) -> Three:  # noqa: E741
+    """Output float32 [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk].
+
+    The first log-sum-exp is for the gradients, the second, exact one for `top_blocks`.
+    """
+    from nsa.attention.triton.compressed import launch
+
+    return launch.forward(q, k, v, config_of(q, v, l=l, d=d))
+
+
+@_operator(_like_inputs)
+def compressed_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, l: int, d: int  # noqa: E741
+) -> Three:  # fmt: skip
+    """Gradients of q, k and v from that of the output."""
+    from nsa.attention.triton.compressed import launch
+
+    return launch.backward(grad, q, k, v, out, lse, config_of(q, v, l=l, d=d))
+
+
+@_operator(lambda q, *given: q.new_empty(*q.shape[:3], given[-1], dtype=torch.int64))
+def top_blocks(
+    q: Tensor, k: Tensor, lse: Tensor, l: int, d: int, l_sel: int, n_sel: int  # noqa: E741
+) -> Tensor:  # fmt: skip
+    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys k [B,N,G,Dk]."""
+    from nsa.attention.triton.compressed import launch
+
+    return launch.top_blocks(q, k, lse, config_of(q, k, l=l, d=d, l_sel=l_sel, n_sel=n_sel))
+
+
+differentiate(compressed, compressed_backward)
+
+
+def attend_compressed(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+    """Output float32 [B,S,G,h,Dv] of q [B,S,G,h,Dk] on float32 k, v [B,N,G,D]; exact lse."""
+    out, _, exact_lse = compressed(q, k, v, cfg.l, cfg.d)
+    return out, exact_lse
+
+
+def blocks_of(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
+    """Blocks int64 [B,S,G,n_sel], ascending, -1 at the end; no gradient flows through a choice."""
+    blocks: Tensor = top_blocks(
+        q.detach(), k.detach(), lse.detach(), cfg.l, cfg.d, cfg.l_sel, cfg.n_sel
+    )
+    return blocks
+
+
+# -- the selected branch ---------------------------------------------------------------------------
+
+
+@_operator(lambda blocks, _: blocks.new_empty(*blocks.shape, 2))
+def merged_ranges(blocks: Tensor, l_sel: int) -> Tensor:
+    """Merged token ranges [B,S,G,n,2] of blocks [B,S,G,n] that ascend, -1 at the end for none."""
+    from nsa.attention.triton.selected import launch
+
+    return launch.ranges_of(blocks, l_sel)
+
+
+def _bits(ranges: Tensor, l_sel: int) -> Tensor:
+    batch, seq_len, groups = ranges.shape[:3]
+    words = ((seq_len + l_sel - 1) // l_sel + 31) // 32
+    return ranges.new_empty(batch * groups, words, seq_len, dtype=torch.int32)
+
+
+@_operator(_bits)
+def selected_bits(ranges: Tensor, l_sel: int) -> Tensor:
+    """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
+    from nsa.attention.triton.selected import launch
+
+    return launch.bits_of(ranges, l_sel)
+
+
+@_operator(_attended)
+def selected(
+    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, l_sel: int, n_sel: int
+) -> tuple[Tensor, Tensor]:
+    """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
+    from nsa.attention.triton.selected import launch
+
+    return launch.forward(q, k, v, bits, config_of(q, v, l_sel=l_sel, n_sel=n_sel))
+
+
+@_operator(_like_inputs)
+def selected_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor,
+    l_sel: int, n_sel: int,
+) -> Three:  # fmt: skip
+    """Gradients of q, k and v from that of the output."""
+    from nsa.attention.triton.selected import launch
+
+    cfg = config_of(q, v, l_sel=l_sel, n_sel=n_sel)
+    return launch.backward(grad, q, k, v, bits, out, lse, cfg)
+
+
+differentiate(selected, selected_backward)
+
+
+def ranges_of(blocks: Tensor, cfg: NSAConfig) -> Tensor:
+    """`selection.ranges_v2` of what `blocks_of` chose, at positions 0..S-1."""
+    ranges: Tensor = merged_ranges(blocks, cfg.l_sel)
+    return ranges
+
+
+def attend_selected(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, cfg: NSAConfig) -> Tensor:
+    """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,S,G,D], by token ranges."""
+    out: Tensor = selected(q, k, v, selected_bits(ranges, cfg.l_sel), cfg.l_sel, cfg.n_sel)[0]
+    return out
+
+
+# -- the window ------------------------------------------------------------------------------------
+
+
+@_operator(_attended)
+def window(q: Tensor, k: Tensor, v: Tensor, w: int) -> tuple[Tensor, Tensor]:
+    """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
+    from nsa.attention.triton.window import launch
+
+    return launch.forward(q, k, v, config_of(q, v, w=w))
+
+
+@_operator(_like_inputs)
+def window_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, w: int
+) -> Three:
+    """Gradients of q, k and v from that of the output."""
+    from nsa.attention.triton.window import launch
+
+    return launch.backward(grad, q, k, v, out, lse, config_of(q, v, w=w))
+
+
+differentiate(window, window_backward)
+
+
+def attend_window(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> Tensor:
+    """Window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,S,G,D]."""
+    out: Tensor = window(q, k, v, cfg.w)[0]
+    return out
+
+
+# -- pooling and the gated sum ---------------------------------------------------------------------
+
+
+def _pooled(k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, ...]:  # noqa: E741
+    batch, seq_len, groups, _ = k.shape
+    shape = batch, max(0, (seq_len - l) // d + 1), groups
+    return tuple(x.new_empty(*shape, x.shape[-1], dtype=torch.float32) for x in (k, v))
+
+
+@_operator(_pooled)
+def pool(k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, Tensor]:  # noqa: E741
+    """Compressed keys and values float32 [B,N,G,D]: means of k and v [B,S,G,D]."""
+    from nsa.attention.triton.between import launch
+
+    return launch.pool_forward(k, v, config_of(k[:, :, :, None], v, l=l, d=d))
+
+
+def _unpooled(
+    grad_k: Tensor, grad_v: Tensor, seq_len: int, dtype: torch.dtype, *_: int
+) -> tuple[Tensor, ...]:
+    batch, groups = grad_k.shape[0], grad_k.shape[2]
+    return tuple(
+        x.new_empty(batch, seq_len, groups, x.shape[-1], dtype=dtype) for x in (grad_k, grad_v)
+    )
+
+
+@_operator(_unpooled)
+def pool_backward(
+    grad_k: Tensor, grad_v: Tensor, seq_len: int, dtype: torch.dtype, l: int, d: int  # noqa: E741
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of k and v [B,seq_len,G,D] from those of their means."""
+    from nsa.attention.triton.between import launch
+
+    cfg = config_of(grad_k[:, :, :, None], grad_v, l=l, d=d)
+    return launch.pool_backward(grad_k, grad_v, seq_len, dtype, cfg)
+
+
+def _keep_pool(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ARG001
+    k, _, *numbers = inputs
+    ctx.numbers = k.shape[1], k.dtype, *numbers
+
+
+def _pool_gradients(ctx: Any, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor | None, ...]:
+    return (*pool_backward(grad_k, grad_v, *ctx.numbers), None, None)
+
+
+pool.register_autograd(_pool_gradients, setup_context=_keep_pool)
+
+
+def pooled(k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+    """`compression.mean_pool` of keys and of values [B,S,G,D], together."""
+    found: tuple[Tensor, Tensor] = pool(k, v, cfg.l, cfg.d)
+    return found
+
+
+@_operator(lambda cmp, _sel, _win, gates: gates.new_empty(cmp.shape))
+def mix(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
+    """Sum of the branches [B,S,H,Dv], each times its gate [B,S,H,3], in the type of the gates."""
+    from nsa.attention.triton.between import launch
+
+    return launch.mix_forward(cmp, sel, win, gates)
+
+
+@_operator(lambda _grad, *inputs: tuple(x.new_empty(x.shape) for x in inputs))
+def mix_backward(
+    grad: Tensor, cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the three branches and of the gates from that of the output."""
+    from nsa.attention.triton.between import launch
+
+    return launch.mix_backward(grad, cmp, sel, win, gates)
+
+
+differentiate(mix, mix_backward, results=0)
+
+
+def mixed(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
+    """Gated sum [B,S,H,Dv] of branches [B,S,G,h,Dv], by gates [B,S,H,3]."""
+    out: Tensor = mix(*(x.flatten(2, 3) for x in (cmp, sel, win)), gates)
+    return out

@@ -1,0 +1,222 @@
+"""Files whose fields have any type and any value lose no row, and are never the program's fault."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from runbook.config.phase import PlanContext
+from runbook.folder.launch.evidence import read_launch
+from runbook.records import Outcome
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from runbook.tools.inspect.folder import inspect_path
+from tests.factory.files import write_beats
+from tests.phases import builder, on_disk
+from tests.phases.answers import says
+from tests.tiers import few
+
+WHERE: PlanContext = builder.context("cpu", steps_scale=0.2)
+FILES = (
+    "env.json",
+    "heartbeat_rank0.jsonl",
+    "heartbeat_rank1.jsonl",
+    "sdpa_audit.json",
+    "profile_rank0.json",
+)
+# What may stand where a number, a text, a list or a mapping is expected.
+ODD: tuple[Any, ...] = (
+    None, "", "x", "5", 5, 0, -1, 10**40, 1e308, 0.5, float("nan"), float("inf"), True, [], ["x"],
+    [None], [[1]], {}, {"a": "b"}, {"a": {"b": [1]}},
+)  # fmt: skip
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every value inside a document, as the keys that lead to it."""
+    found = [path] if path else []
+    inner = document.items() if isinstance(document, dict) else ()
+    inner = enumerate(document) if isinstance(document, list) else inner
+    for key, value in inner:
+        found += places(value, (*path, key))
+    return found
+
+
+def put(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy of the document with another value at one place."""
+    changed = copy.deepcopy(document)
+    inside = changed
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    return changed
+
+
+def spoiled(text: str, name: str, random: Random) -> str:
+    """The file with one to three values changed; a heartbeat file line by line."""
+    lines = [json.loads(line) for line in ([text] if name.endswith(".json") else text.splitlines())]
+    for _ in range(random.randint(1, 3)):
+        kind = random.choice(sorted({str(line.get("event")) for line in lines}))
+        at = random.choice([i for i, one in enumerate(lines) if str(one.get("event")) == kind])
+        if where := places(lines[at]):
+            lines[at] = put(lines[at], random.choice(where), random.choice(ODD))
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def from_disk(root: Path, found: PhaseEvidence) -> PhaseEvidence:
+    launches = {
+        name: _read(root, made) if made.launch.kind == "trainer" else made
+        for name, made in found.launches.items()
+    }
+    return replace(found, launches=launches)
+
+
+def _read(root: Path, made: LaunchEvidence) -> LaunchEvidence:
+    found = read_launch(root, made.launch, made.result)
+    return replace(found, files={**found.files, "trace": made.files["trace"]})
+
+
+def written(root: Path, phase: str) -> PhaseEvidence:
+    earlier = {
+        name: builder.evidence(name, WHERE)
+        for name in builder.PHASES[phase].reads + (("baseline",) if phase == "single_gpu" else ())
+    }
+    found = builder.evidence(phase, WHERE, earlier=earlier)
+    for made in found.launches.values():
+        if made.launch.kind == "trainer":
+            on_disk.write_launch(root, made)
+    return found
+
+
+@pytest.mark.parametrize("phase", builder.TRAINING)
+def test_what_is_written_is_judged_as_what_was_made(tmp_path: Path, phase: str) -> None:
+    found = written(tmp_path, phase)
+    made = builder.judge(phase, found, WHERE).checks
+    read = builder.judge(phase, from_disk(tmp_path, found), WHERE).checks
+    assert [(one.id, one.outcome) for one in read] == [(one.id, one.outcome) for one in made]
+
+
+@pytest.mark.parametrize("phase", builder.TRAINING)
+def test_no_type_of_a_field_loses_a_row(tmp_path: Path, phase: str) -> None:
+    found = written(tmp_path, phase)
+    first = next(one.launch for one in found.launches.values() if one.launch.kind == "trainer")
+    files = [path for name in FILES if (path := tmp_path / first.run_dir / name).exists()]
+    random = Random(phase)
+    for number in range(len(few(range(20)))):
+        file = files[number % len(files)]
+        text = file.read_text()
+        changed = spoiled(text, file.name, random)
+        file.write_text(changed)
+        builder.judge(phase, from_disk(tmp_path, found), WHERE)
+        inspect_path(file.parent)
+        file.write_text(text)
+
+
+FIELDS: list[tuple[str, str, Any, str]] = [
+    ("step_end", "embedded", "x", "accounts"),
+    ("step_end", "data", 5, "accounts"),
+    ("step_end", "mono", None, "accounts"),
+    ("proof", "own_gradient", [], "gradients"),
+    ("proof", "missing", 5, "gradients"),
+    ("proof", "oracle", [1], "oracle"),
+    ("exit", "moved", "far", "gradients"),
+    ("exit", "moved", {"a": "far"}, "gradients"),
+    ("exit", "fetched_sum", [], "accounts"),
+    ("exit", "param_hash", {}, "accounts"),
+    ("progress", "loss", [5.6], "accounts"),
+    ("ddp_buckets", "sizes_mib", "many", "ranks_alive"),
+    ("ddp_buckets", "bytes", "many", "accounts"),
+    ("ddp_buckets", "last_bytes", [], "accounts"),
+    ("exit", "in_force", 5, "accounts"),
+    ("exit", "in_force", {"threads": "one", "timeout_s": 900.0}, "accounts"),
+]
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "value", "row"), FIELDS, ids=[f"{e}.{n}" for e, n, _, _ in FIELDS]
+)
+def test_a_field_of_another_type_is_never_a_pass(
+    tmp_path: Path, event: str, name: str, value: Any, row: str
+) -> None:
+    found = written(tmp_path, "baseline")
+    file = tmp_path / "baseline/run1/heartbeat_rank0.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    changed = [one | {name: value} if one["event"] == event else one for one in lines]
+    assert changed != lines
+    write_beats(file.parent, 0, changed)
+    check = builder.row("baseline", row, from_disk(tmp_path, found), WHERE)
+    assert check.outcome in (Outcome.FAIL, Outcome.INVALID, Outcome.INCOMPLETE)
+
+
+ENVIRONMENTS: list[Any] = [
+    [], "x", 5, {}, {"effective": "x"}, {"effective": [], "config": 5, "toggles": 3, "device": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("env", ENVIRONMENTS, ids=[str(env)[:20] for env in ENVIRONMENTS])
+@pytest.mark.parametrize("phase", builder.TRAINING)
+def test_an_env_json_of_another_shape_is_never_a_pass(tmp_path: Path, phase: str, env: Any) -> None:
+    found = written(tmp_path, phase)
+    for made in found.launches.values():
+        if made.launch.kind == "trainer":
+            (tmp_path / made.launch.run_dir / "env.json").write_text(json.dumps(env))
+    judgement = builder.judge(phase, from_disk(tmp_path, found), WHERE)
+    rows = {check.id: check for check in judgement.checks}
+    for what in ("as_planned", "plausible", "accounts", "oracle"):
+        assert rows[f"{phase}.{what}"].outcome is not Outcome.PASS
+
+
+def test_numbers_as_text_are_no_numbers(tmp_path: Path) -> None:
+    found = written(tmp_path, "baseline")
+    file = tmp_path / "baseline/run1/env.json"
+    env = json.loads(file.read_text())
+    env["effective"] = {name: str(value) for name, value in env["effective"].items()}
+    file.write_text(json.dumps(env))
+    rows = builder.judge("baseline", from_disk(tmp_path, found), WHERE).checks
+    by_name = {check.id: check.outcome for check in rows}
+    assert by_name["baseline.as_planned"] is Outcome.INVALID
+    assert by_name["baseline.accounts"] is Outcome.INVALID
+
+
+@pytest.mark.parametrize("column", ["loss", "toks_per_s", "tokens", "dt_s", "arm", "warmup"])
+@pytest.mark.parametrize("phase", builder.TRAINING)
+def test_a_header_without_a_column_loses_no_row(tmp_path: Path, phase: str, column: str) -> None:
+    found = written(tmp_path, phase)
+    for made in found.launches.values():
+        if made.launch.kind != "trainer" or made.training is None:
+            continue
+        table = made.training.frame.drop(columns=column)
+        if "warmup" in table:
+            table = table.assign(warmup=table["warmup"].astype(int))
+        table.to_csv(tmp_path / made.launch.run_dir / "training.csv", index=False)
+    rows = {
+        check.id: check for check in builder.judge(phase, from_disk(tmp_path, found), WHERE).checks
+    }
+    if column not in ("arm", "warmup"):
+        accounts = rows[f"{phase}.accounts"]
+        assert accounts.outcome is Outcome.INVALID
+        assert f"the header lacks {column}" in accounts.reason
+
+
+def test_gpu_samples_without_a_column_lose_no_row() -> None:
+    where = builder.context("a100x2_pcie4")
+
+    def without(made: LaunchEvidence) -> LaunchEvidence:
+        return replace(made, gpu_samples=made.gpu_samples.drop(columns="utilization_percent"))
+
+    found = builder.evidence("baseline", where, change=without)
+    check = builder.row("baseline", "gpu_utilisation", found, where)
+    assert check.outcome is Outcome.INCOMPLETE
+    assert "the header lacks utilization_percent" in check.reason
+
+
+def test_gates_without_their_entropy_are_damaged(tmp_path: Path) -> None:
+    found = written(tmp_path, "long_run")
+    gates = tmp_path / "long_run/run/gates.csv"
+    gates.write_text(gates.read_text().replace("entropy", "entropie"))
+    check = builder.row("long_run", "gates", from_disk(tmp_path, found), WHERE)
+    says(check, (Outcome.INVALID, "damaged_artifact"), "the header lacks entropy")

@@ -1,0 +1,182 @@
+"""Whatever is missing, every row is there, none passes for want of evidence, and none is mute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runbook.config import registry
+from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason, Verdict, judge_run
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from tests.phases import answers, builder, spoil
+from tests.phases.answers import says
+from tests.tiers import examples
+
+PHASES = registry.phases()
+
+PROFILES = ("a100x2_pcie4", "h200x1", "cpu")
+BAD = [status for status in LaunchStatus if status is not LaunchStatus.COMPLETED]
+# What a launch may fail to leave behind.
+PARTS = {
+    "training": None,
+    "gates": None,
+    "ranks": (),
+    "env": None,
+    "audit": None,
+    "profile": None,
+    "ceilings": None,
+    "files": {},
+    "junit": None,
+    "console_lines": (),
+    "gpu_samples": None,
+    "devices_before": None,
+    "devices_after": None,
+    "kernel_log": None,
+    "load": None,
+    "checkout": None,
+}
+# Decided by the plan alone, without any evidence.
+PLANNED = {"preflight.prefill"}
+
+
+def _needed(check: Check) -> tuple[str, ...]:
+    """The phases that have to run again before this one, for this row."""
+    phase: Any = PHASES[check.phase]
+    (row,) = (
+        row for row in phase.asked(builder.context("cpu")) if row.what == check.id.partition(".")[2]
+    )
+    return (*row.needs, *phase.needs)
+
+
+def assert_whole(checks: tuple[Check, ...]) -> None:
+    for check in checks:
+        assert check.question and check.reason, check.id
+        if check.outcome not in (Outcome.PASS, Outcome.SKIPPED):
+            assert check.remedy, check.id
+            phases = ",".join((*_needed(check), check.phase))
+            assert check.rerun.startswith(f"runbook run --phase {phases} --profile "), check.id
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("phase", PHASES)
+def test_with_no_evidence_at_all(phase: str, profile: str) -> None:
+    where = builder.context(profile)
+    checks = tuple(builder.judge(phase, PhaseEvidence(), where).checks)
+    assert_whole(checks)
+    passed = {check.id for check in checks if check.outcome is Outcome.PASS}
+    assert passed <= PLANNED
+    required = [check.id for check in checks if check.required] or [checks[0].id]
+    assert judge_run(checks, required) is not Verdict.GO
+
+
+@pytest.mark.parametrize("status", BAD)
+@pytest.mark.parametrize("phase", PHASES)
+def test_with_launches_that_left_nothing(phase: str, status: LaunchStatus) -> None:
+    where = builder.context()
+    launches = {
+        launch.name: LaunchEvidence(launch=launch, result=LaunchResult(status=status, cause="x"))
+        for launch in PHASES[phase].plan(where)
+    }
+    checks = tuple(builder.judge(phase, PhaseEvidence(launches=launches), where).checks)
+    assert_whole(checks)
+    assert {check.id for check in checks if check.outcome is Outcome.PASS} <= PLANNED
+
+
+EXPECTED_ENDINGS = {
+    LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
+    LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.ENVIRONMENT_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.HARDWARE_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),
+    LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE),
+    LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY),
+    LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED),
+    LaunchStatus.PREEMPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED),
+    LaunchStatus.HUNG: (Outcome.FAIL, Reason.HANG),
+    LaunchStatus.TIMED_OUT: (Outcome.INCOMPLETE, Reason.TIMEOUT),
+    LaunchStatus.SILENT: (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT),
+    LaunchStatus.INTERRUPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED),
+    LaunchStatus.NOT_RUN: (Outcome.INCOMPLETE, Reason.NOT_RUN),
+}
+
+
+@pytest.mark.parametrize("status", BAD)
+@pytest.mark.parametrize("phase", ["baseline", "nvtx", "single_gpu", "long_run"])
+def test_how_a_launch_ended_is_what_completed_says(phase: str, status: LaunchStatus) -> None:
+    check = says(answers.row(phase, "completed", spoil.ended(status)), EXPECTED_ENDINGS[status])
+    if status in REFUSED:
+        assert check.reason == 'the trainer cannot run here: "made up"'
+    elif status is not LaunchStatus.NOT_RUN:
+        assert "rank 1" in check.reason and "stacks.txt" in check.evidence
+
+
+REFUSED = (LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR)
+
+
+@pytest.mark.parametrize("status", REFUSED)
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("protocol", ["blocks", "launches"])
+def test_a_wrong_machine_or_config_is_one_cause_in_every_row(
+    profile: str, status: LaunchStatus, protocol: str
+) -> None:
+    """Nothing is FAIL or INCOMPLETE beside it, in no phase: the trainer was never tested."""
+    where = builder.context(profile, protocol=protocol)
+    change = spoil.ended(status, rows=0, cause="no CUDA device 0")
+
+    first: dict[str, str] = {}
+
+    def nothing_left(made: LaunchEvidence) -> LaunchEvidence:
+        """Refused; the others of its phase were then not started."""
+        left = replace(change(made), ranks=(), env=None, training=None, junit=None, ceilings=None)
+        name = first.setdefault(made.launch.phase, made.launch.name)
+        if name == made.launch.name:
+            return left
+        cause = f"{name} was refused: {left.result.cause}"
+        return replace(left, result=LaunchResult(status=LaunchStatus.NOT_RUN, cause=cause))
+
+    earlier = {"baseline": builder.evidence("baseline", where, change=nothing_left)}
+    asked = [phase for phase in PHASES if phase != "preflight"]
+    for phase in asked:
+        found = builder.evidence(phase, where, change=nothing_left, earlier=earlier)
+        checks = [c for c in builder.judge(phase, found, where).checks if c.id not in PLANNED]
+        told = {check.id: check for check in checks if check.outcome is not Outcome.SKIPPED}
+        wrong = {(check.outcome, check.code, check.reason) for check in told.values()}
+        assert told and wrong == {
+            (
+                Outcome.INVALID,
+                Reason.WRONG_ENVIRONMENT,
+                'the trainer cannot run here: "no CUDA device 0"',
+            )
+        }, phase
+        assert len({check.remedy for check in told.values()}) == 1
+
+
+@examples(60)
+@given(
+    phase=st.sampled_from(list(PHASES)),
+    profile=st.sampled_from(["a100x2_pcie4", "cpu"]),
+    gone=st.sets(st.sampled_from(list(PARTS))),
+    status=st.sampled_from([LaunchStatus.COMPLETED, LaunchStatus.HUNG, LaunchStatus.TIMED_OUT]),
+)
+def test_taking_evidence_away_never_makes_a_row_pass(
+    phase: str, profile: str, gone: set[str], status: LaunchStatus
+) -> None:
+    where = builder.context(profile)
+    whole = builder.evidence(phase, where)
+    before = builder.healthy_checks(phase, profile)
+    left = {
+        name: replace(
+            made,
+            result=made.result.model_copy(update={"status": status}),
+            **{part: PARTS[part] for part in gone},
+        )
+        for name, made in whole.launches.items()
+    }
+    checks = tuple(builder.judge(phase, replace(whole, launches=left), where).checks)
+    assert_whole(checks)
+    for check in checks:
+        if check.outcome is Outcome.PASS and check.code is not Reason.WARNING:
+            assert before[check.id].outcome is Outcome.PASS, check.reason
