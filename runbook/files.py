@@ -166,6 +166,11 @@ def utc_text_ms() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def utc_stamp() -> str:
+    """Now as the names of folders have it: `20260131T120000Z`."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+
+
 DATA_FOLDERS = ("templates", "configs")
 
 

@@ -307,8 +307,12 @@ def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None
     return None
 
 
-def not_in_a_run(flag: str, path: Path) -> list[str]:
-    """One sentence where a file would be written among those of a run, whose records are kept."""
+def file_problems(flag: str, path: Path) -> list[str]:
+    """Why no file is written there, also among those of a run, whose records are kept."""
+    if path.is_dir():
+        return [f"{flag} {path}: is a folder; name a file in it"]
+    if not path.parent.is_dir():
+        return [f"{flag} {path}: no folder {path.parent}/"]
     for folder in path.absolute().parents:
         if (folder / RECORD_FILE).is_file():
             return [f"{flag} {path}: lies in the folder of the run {folder.name}; name another"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import RunbookError, UsageError, did_you_mean, first_of
-from runbook.folder.names import RECORD_FILE
+from runbook.errors import UsageError, did_you_mean, first_of
+from runbook.folder.names import RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 def find_run(text: str | None, out_dir: Path) -> Path:
     """The run that `text` names; without it the newest one of `out_dir`. Raises UsageError."""
-    from runbook.folder.names import run_folders
-
     folders = [one for one in run_folders(out_dir) if (one / RECORD_FILE).is_file()]
     if text is None:
         if not folders:
@@ -56,36 +54,16 @@ def folder_of(named: Path) -> Path:
     return named if there else find_run(str(named), Path(DEFAULT_OUT))
 
 
-def load_run(folder: Path) -> RunRecord:
-    """Read run.json. Raises RunbookError if it is damaged or of another version."""
-    from pydantic import ValidationError
-
-    from runbook.folder.manifest import load_record
-
-    path = folder / RECORD_FILE
-    try:
-        return load_record(folder)
-    except OSError as error:
-        raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise RunbookError(
-            f"{path} is not a run record of this version: {place}: {first['msg']}"
-            f" ({error.error_count()} problems in total)"
-        ) from error
-
-
 def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> RunRecord:
-    """As `load_run`; a warning where run.json, or one of its artifacts, changed since the run.
+    """The record; a warning where run.json, or one of its artifacts, changed since the run.
 
     A link in the run's folder, through which files of another place would be read, is a change.
     """
     from nsa.contract import CHECKPOINTS_DIR
     from runbook.folder.integrity import changed_artifacts
-    from runbook.folder.manifest import links_in, record_is_changed
+    from runbook.folder.manifest import links_in, load_record, record_is_changed
 
-    record = load_run(folder)
+    record = load_record(folder)
     changed = [RECORD_FILE] if record_is_changed(folder) else []
     if artifacts:
         # Checkpoints, of which no report tells, are large; `verify` reads them too.

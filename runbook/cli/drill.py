@@ -61,8 +61,7 @@ def drill(args: argparse.Namespace, console: Console) -> int:
       runbook drill --repeat 5 --json > drill.json
     exit codes: 0 every row passed, 1 a row failed, 2 usage, 3 interrupted
     """
-    import time
-
+    from runbook.files import utc_stamp
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.tools.drill.faults import select
     from runbook.tools.drill.runner import run_drill
@@ -71,8 +70,7 @@ def drill(args: argparse.Namespace, console: Console) -> int:
     if args.list:
         _list(console, faults, as_json=args.json)
         return 0
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    out = args.out or Path(DEFAULT_OUT) / f"drill-{stamp}"
+    out = args.out or Path(DEFAULT_OUT) / f"drill-{utc_stamp()}"
     total, done = len(faults) * args.repeat, 0
 
     def told(row: DrillRow) -> None:

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import CommandParser, add_run, command, not_in_a_run
-from runbook.cli._runs import find_run, load_run, load_told, refuse_changed
+from runbook.cli._parser import CommandParser, add_run, command, file_problems
+from runbook.cli._runs import find_run, load_told, refuse_changed
 from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
 
@@ -63,11 +63,7 @@ def _problem(name: str, target: str) -> str:
         return "--to bundle -: name a file" if name == _BUNDLE else ""
     if name == "prometheus" and path.suffix != _COLLECTED:
         return f"--to prometheus {target}: the collector reads only files that end in {_COLLECTED}"
-    if path.is_dir():
-        return f"--to {name} {target}: is a folder; name a file in it"
-    if not path.parent.is_dir():
-        return f"--to {name} {target}: no folder {path.parent}/"
-    return next(iter(not_in_a_run(f"--to {name}", path)), "")
+    return next(iter(file_problems(f"--to {name}", path)), "")
 
 
 @command(
@@ -96,6 +92,7 @@ def export(args: argparse.Namespace, console: Console) -> int:
     nothing is written
     """
     from runbook.files import write_atomic, written_to
+    from runbook.folder.manifest import load_record
     from runbook.tools.bundle import write_bundle
     from runbook.tools.export import csv_text, prometheus_text
 
@@ -104,7 +101,7 @@ def export(args: argparse.Namespace, console: Console) -> int:
         refuse_changed(folder, "nothing is exported of it")
         record = load_told(folder, console)
     else:
-        record = load_run(folder)
+        record = load_record(folder)
     makers = dict(zip(TEXTS, (csv_text, prometheus_text), strict=True))
     texts = [(name, target, makers[name](record)) for name, target in args.to if name in TEXTS]
     bundles = [

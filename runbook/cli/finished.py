@@ -7,7 +7,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import add_out, add_run, command, not_in_a_run, path_type
+from runbook.cli._parser import add_out, add_run, command, file_problems, path_type
 from runbook.cli._runs import (
     find_run,
     load_told,
@@ -17,7 +17,7 @@ from runbook.cli._runs import (
 )
 from runbook.console import Console
 from runbook.errors import ProgramExit
-from runbook.folder.names import RECORD_FILE
+from runbook.folder.names import RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -241,17 +241,10 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare_problems(args: argparse.Namespace) -> list[str]:
-    from runbook.folder.names import run_folders
-
     if args.b is None:
         names = ", ".join(folder.name for folder in run_folders(args.out)[-5:]) or "none"
         return [f"name the two runs to compare; in {args.out}/ there are: {names}"]
-    page = args.html
-    if page is None:
-        return []
-    if page.is_dir() or not page.parent.is_dir():
-        return [f"--html {page}: name a file in a folder that is there"]
-    return not_in_a_run("--html", page)
+    return file_problems("--html", args.html) if args.html is not None else []
 
 
 @command(

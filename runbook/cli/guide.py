@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from runbook.cli._parser import Command
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import ProgramExit, UsageError, did_you_mean
-from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE
+from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
+from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -111,8 +111,6 @@ def _machine() -> str:
 
 def look(out: Path) -> Found:
     """The newest run below `out`. Raises nothing for what lies in its folder."""
-    from runbook.folder.names import run_folders
-
     folders = run_folders(out)
     if not folders:
         return Found(
@@ -156,7 +154,7 @@ def _record(folder: Path) -> RunRecord | None:
 
     try:
         return load_record(folder)
-    except (OSError, ValueError, RecursionError):
+    except RunbookError:
         return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import CommandParser, add_out, command, not_in_a_run, path_type
+from runbook.cli._parser import CommandParser, add_out, command, file_problems, path_type
 from runbook.console import Console
 from runbook.errors import UsageError, did_you_mean
 
@@ -47,7 +47,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
         problems.append("--csv needs a METRIC, for example: baseline.throughput")
     if args.html is not None and (args.metric or args.csv or args.json):
         problems.append("--html shows everything: it goes with no METRIC, --csv or --json")
-    return problems + (not_in_a_run("--html", args.html) if args.html not in (None, Path()) else [])
+    named = args.html not in (None, Path())
+    return problems + (file_problems("--html", args.html) if named else [])
 
 
 @command(
@@ -188,9 +189,6 @@ def _write_page(console: Console, args: argparse.Namespace, history: History) ->
     from runbook.tools.history.trends import RunsPage, trends
 
     path = args.out / _PAGE if args.html == Path() else args.html
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else f"cannot be written: no folder {path.parent}/"
-        raise UsageError(f"--html {path}: {what}", hint="name a file in a folder that is there")
     shown = tuple(one for one in trends(history.metrics) if len(one.numbers) > 1)
     links = _links(args.out, history.runs, path.parent)
     page = RunsPage(runs=history.runs, trends=shown, links=links)

@@ -93,10 +93,8 @@ def init(args: argparse.Namespace, console: Console) -> int:
       runbook init --tokens-per-step 512 --ranks 2 --trainer 'python t.py --gpus 2 --iters {steps}'
     exit codes: 0 written, 2 wrong usage, or a trainer that does not run or writes nothing
     """
-    import time
-
     from runbook.config.load import load_profile
-    from runbook.files import make_new_dir
+    from runbook.files import make_new_dir, utc_stamp
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.launch.observer import Observer
     from runbook.machine.detect import detect_profile
@@ -113,7 +111,7 @@ def init(args: argparse.Namespace, console: Console) -> int:
     profile = load_profile(base)
     ranks = (args.ranks or profile.ranks) if RANKS in command else 1
     trainer = _trainer(args, command, name)
-    folder = args.out / f"init-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    folder = args.out / f"init-{utc_stamp()}"
     make_new_dir("--out", folder)
     console.progress(f"probe: {args.steps} steps on {ranks} rank(s), in {folder}")
     with stop_on_signals(StopRequest()) as stop:

@@ -83,8 +83,7 @@ def triage(args: argparse.Namespace, console: Console) -> int:
       runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1
     exit codes: 0 a step helped, 1 none did, 2 usage, 3 it did not fail again, or comes and goes
     """
-    import time
-
+    from runbook.files import utc_stamp
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.tools.triage import run_steps
 
@@ -92,8 +91,7 @@ def triage(args: argparse.Namespace, console: Console) -> int:
     if args.dry_run:
         _show_steps(console, target, as_json=args.json)
         return 0
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    out = (args.out / f"triage-{stamp}").resolve()
+    out = (args.out / f"triage-{utc_stamp()}").resolve()
     console.progress(f"triage of {target.why}; evidence in {out}")
 
     def tell(result: StepResult) -> None:

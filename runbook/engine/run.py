@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 
 from runbook import __version__
@@ -27,8 +26,8 @@ from runbook.engine.plan.forecast import Earlier
 from runbook.engine.plan.planned import config_before
 from runbook.engine.plan.progress import Forecaster
 from runbook.engine.starting import Part, held_back
-from runbook.errors import UsageError
-from runbook.files import is_text, make_private_dir, no_folder, utc_text
+from runbook.errors import RunbookError, UsageError
+from runbook.files import is_text, make_private_dir, no_folder, utc_stamp, utc_text
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record
 from runbook.folder.names import EVENTS_FILE, RECORD_FILE
@@ -53,7 +52,7 @@ def create_run_folder(out: Path) -> Path:
     """
     checkout = git.find_checkout()
     sha = git.head_sha(checkout) if checkout else None
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{(sha or 'nogit')[:_SHORT_SHA]}"
+    name = f"{utc_stamp()}-{(sha or 'nogit')[:_SHORT_SHA]}"
     out = out.resolve()
     if not is_text(str(out)):
         raise UsageError(
@@ -221,7 +220,7 @@ def _as_kept(record: RunRecord, run_root: Path) -> RunRecord:
     """NO-GO only if the run.json that lies there says it too; else what is told had no record."""
     try:
         kept = load_record(run_root).verdict
-    except (OSError, ValueError):
+    except RunbookError:
         kept = Verdict.INCOMPLETE
     agree = kept is record.verdict
     return record if agree else record.model_copy(update={"verdict": Verdict.INCOMPLETE})

@@ -28,12 +28,17 @@ from runbook.engine.intact import (
 )
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.engine.outputs import render
-from runbook.errors import RunbookError
 from runbook.files import read_bytes
 from runbook.folder.facts import read_facts
 from runbook.folder.integrity import folder_problems
 from runbook.folder.launch.documents import file_sha256
-from runbook.folder.manifest import record_bytes, record_text, run_files, shown_fingerprint
+from runbook.folder.manifest import (
+    load_record,
+    record_bytes,
+    record_text,
+    run_files,
+    shown_fingerprint,
+)
 from runbook.folder.names import RECORD_FILE
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import Outcome, PhaseRecord, RunRecord
@@ -172,16 +177,9 @@ def verify_run(
 
 
 def _load(run_root: Path) -> tuple[RunRecord, list[str]]:
-    path = run_root / RECORD_FILE
-    try:
-        text = record_bytes(run_root).decode("utf-8")
-        record = RunRecord.model_validate_json(text)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RunbookError(f"{path} cannot be read: {reason}") from error
-    if record_text(record) != text:
-        return record, [f"{RECORD_FILE}: not as the runbook wrote it"]
-    return record, []
+    record = load_record(run_root)
+    as_written = record_text(record).encode() == record_bytes(run_root)
+    return record, [] if as_written else [f"{RECORD_FILE}: not as the runbook wrote it"]
 
 
 def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str], list[str]]:

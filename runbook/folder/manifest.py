@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_DOCUMENT_BYTES, read_bytes, write_atomic
 from runbook.folder.launch.documents import file_sha256
@@ -189,8 +191,19 @@ def record_bytes(folder: Path) -> bytes:
 
 
 def load_record(folder: Path) -> RunRecord:
-    """The record in run.json. Raises `OSError`, or `ValueError` if this version has none such."""
-    return RunRecord.model_validate_json(record_bytes(folder))
+    """The record in run.json. Raises `RunbookError` if it is damaged or of another version."""
+    path = folder / RECORD_FILE
+    try:
+        return RunRecord.model_validate_json(record_bytes(folder))
+    except OSError as error:
+        raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise RunbookError(
+            f"{path} is not a run record of this version: {place}: {first['msg']}"
+            f" ({error.error_count()} problems in total)"
+        ) from error
 
 
 def write_record(folder: Path, record: RunRecord) -> None:

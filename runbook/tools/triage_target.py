@@ -6,8 +6,6 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from nsa.contract import NSAError
 from nsa.settings import load_config
 from runbook.config.profile import Profile
@@ -93,10 +91,7 @@ def with_choices(target: Target, settings: Settings, *, steps: int | None = None
 
 
 def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
-    try:
-        record = load_record(folder)
-    except ValidationError as error:
-        raise UsageError(f"{folder}/{RECORD_FILE} cannot be read: {error}") from error
+    record = load_record(folder)
     bad = failed_launches(record)
     if bad and symptom in ("auto", "failure"):
         launch, result = bad[0].launch, bad[0].result

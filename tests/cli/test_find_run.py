@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli._runs import find_run, load_run
+from runbook.cli._runs import find_run
 from runbook.errors import RunbookError, UsageError
+from runbook.folder.manifest import load_record
 from tests.reports import samples
 
 OLD, NEW = "20261120T000000Z-aaaaaaa", "20261121T010203Z-840303b"
@@ -81,7 +82,7 @@ def test_an_unknown_one_names_the_nearest_and_the_last(runs: Path) -> None:
 def test_a_damaged_record_is_an_error_in_words(runs: Path, damage: str) -> None:
     (runs / NEW / "run.json").write_text(damage)
     with pytest.raises(RunbookError, match=r"run\.json is not a run record of this version"):
-        load_run(runs / NEW)
+        load_record(runs / NEW)
 
 
 def test_an_unknown_field_is_not_skipped(runs: Path) -> None:
@@ -89,4 +90,4 @@ def test_an_unknown_field_is_not_skipped(runs: Path) -> None:
     document["verdct"] = "GO"
     (runs / NEW / "run.json").write_text(json.dumps(document))
     with pytest.raises(RunbookError, match="verdct"):
-        load_run(runs / NEW)
+        load_record(runs / NEW)

@@ -116,7 +116,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.executes(
     "runbook launch --until", "runbook launch --resume", "runbook launch --resume --until"
 )
-def test_a_launch_that_was_cut_off_twice_goes_on_from_the_checkpoint_before_it(run: Path) -> None:
+def test_a_launch_that_was_cut_off_twice_goes_on(run: Path) -> None:
     record = load_record(run)
     assert record.verdict is Verdict.GO, record.reasons
     names = [phase.name for phase in record.phases]

@@ -19,7 +19,7 @@ from runbook import __version__
 from runbook.cli import COMMANDS, GROUPS, main
 from runbook.cli._parser import SHORT_FORMS
 from runbook.console import Console
-from tests.cli.shell import inside, runbook
+from tests.cli.shell import inside
 
 HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich", "jinja2", "yaml")
 
@@ -94,11 +94,6 @@ def test_the_short_forms_are_the_same_on_every_command() -> None:
                 assert short == ([SHORT_FORMS[long]] if long in SHORT_FORMS else []), command.name
                 seen.add(long)
     assert set(SHORT_FORMS) < seen
-
-
-def test_version(tmp_path: Path) -> None:
-    ended = runbook("--version", cwd=tmp_path)
-    assert (ended.code, ended.out, ended.err) == (0, f"runbook {__version__}\n", "")
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ export --to csv good.csv --to csv artifacts/RUN/run.json -> lies in the folder o
 history --csv -> --csv needs a METRIC, for example: baseline.throughput
 history --csv --otu x -> unknown option --otu (did you mean '--out'?)
 history baseline.throughput --html x.html -> --html shows everything: it goes with no METRIC
-history --html none/x.html -> --html none/x.html: cannot be written: no folder none/
+history --html none/x.html -> --html none/x.html: no folder none/
 history --html artifacts/RUN/run.json -> lies in the folder of the run RUN; name another
 history --out absent -> no folder absent/
 decide target x.csv --target fast -> --target: must be a number, not 'fast'

@@ -39,8 +39,7 @@ ELSEWHERE = {
     "make gpu": "tests/test_gpu_session.py::test_every_stage_for_real_on_a_cpu",
     "bash scripts/run_2xa100_production.sh": TYPED,
     "runbook report": "tests/cli/test_finished.py::test_the_newest_run_on_the_terminal",
-    "runbook launch": "tests/cli/test_launch.py::"
-    "test_a_launch_that_was_cut_off_twice_goes_on_from_the_checkpoint_before_it",
+    "runbook launch": "tests/cli/test_launch.py::test_a_launch_that_was_cut_off_twice_goes_on",
     "runbook run --resume RUN": "tests/engine/test_interrupt_and_resume.py::"
     "test_an_interrupted_run_is_continued",
     "runbook run --failed": "tests/engine/test_extend.py::"

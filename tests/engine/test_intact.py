@@ -10,10 +10,7 @@ from typing import Any
 import pytest
 
 from runbook.engine.derive import derive_record
-from runbook.engine.intact import (
-    differing_fields,
-    unjudged_problems,
-)
+from runbook.engine.intact import differing_fields, unjudged_problems
 from runbook.engine.verify import compare_phases
 from runbook.errors import RunbookError
 from runbook.records import Compared, Mark, PhaseRecord, Reason, RunRecord

@@ -195,15 +195,13 @@ class Earlier:
 
 
 def _newest_first(profile: str, out_dir: Path, without: str) -> Iterator[RunRecord]:
-    from pydantic import ValidationError
-
     found = 0
     for folder in reversed(run_folders(out_dir)):
         if folder.name == without or found == _MOST_RUNS:
             continue
         try:
             record = load_record(folder)
-        except (OSError, ValidationError):
+        except RunbookError:
             continue
         if record.profile == profile and _made_here(record):
             found += 1
