@@ -6,6 +6,8 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from nsa.contract import NSAError
 from nsa.settings import load_config
 from runbook.config.profile import Profile
