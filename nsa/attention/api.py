@@ -15,7 +15,7 @@ from nsa.attention.reference import reference
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import group_queries, selected_blocks
 from nsa.attention.token import sequential
-from nsa.attention.triton.availability import triton_problem
+from nsa.attention.triton.tiles import triton_problem
 from nsa.attention.window import varlen_problem
 from nsa.config import BATCHED, NSAConfig, Way
 from nsa.contract import NSAError, raise_problems
