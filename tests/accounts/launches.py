@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nsa.contract.sampling import recomputed_steps, watched_steps
+from nsa.contract.digests import recomputed_steps, watched_steps
 from runbook.accounts import model, tables
 from runbook.accounts.generated import GeneratedData
 from runbook.accounts.registry import Row, Sources, unbalanced

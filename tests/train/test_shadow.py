@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nsa.attention.tracing import count_ranges, is_counting
 from nsa.data.source import Batch
-from nsa.projection import _Split
+from nsa.dense import _Split
 from nsa.train.clock import StepClock
 from nsa.train.engine import Engine
 from nsa.train.optimizer import is_fused, switched

@@ -6,7 +6,7 @@ import json
 import math
 from pathlib import Path
 
-from nsa.contract.sampling import recomputed_steps, watched_steps
+from nsa.contract.digests import recomputed_steps, watched_steps
 from runbook.accounts.generated import GeneratedData
 from tests.accounts.first_weights import first_weights
 from tests.factory import files
