@@ -5,9 +5,9 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 from reports.view import CheckRow, PhaseView, ReportView, build_view
+from runbook.errors import printable
 from runbook.records import Reason, RunRecord, Verdict
 from runbook.records.run import Report, Screen
-from runbook.text import printable
 
 _TAGS = {"PASS": "", "SKIPPED": "skipped", "FAIL": "failure"}
 

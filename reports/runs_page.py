@@ -9,7 +9,7 @@ from markupsafe import Markup, escape
 from reports.templating import template_environment
 from reports.view import one_line
 from runbook.records.measurement import plain_number
-from runbook.tools.history.trends import RunsPage, Trend
+from runbook.tools.history import RunsPage, Trend
 
 _WIDTH, _HEIGHT, _EDGE = 240.0, 44.0, 4.0
 _MOST_POINTS = 60

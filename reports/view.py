@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from reports.advice import without
 from reports.causes import Cause, causes_of
+from runbook.errors import printable
 from runbook.records import (
     Check,
     Comparator,
@@ -24,7 +25,6 @@ from runbook.records import (
 )
 from runbook.records.measurement import plain_number
 from runbook.records.outcome import WORST_FIRST
-from runbook.text import printable
 
 # As a reader needs them who sees them for the first time.
 _MEANINGS = {
