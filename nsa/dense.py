@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 
 from nsa.attention.branches import Branches, Grouped, split_dim
-from nsa.attention.compression import accumulate_dtype
+from nsa.attention.selection import accumulate_dtype
 from nsa.config import NSAConfig
 
 # Column order of the product.

@@ -67,7 +67,7 @@ _LISTS = {
 
 def selected(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """The selected branch: lists of blocks, forward, gradients of queries and of keys."""
-    from nsa.attention.triton.selected import columns, index, launch, rows
+    from nsa.attention.triton.selected import launch, readers, rows
 
     cut, shape = choose_cut(cfg, seq_len, pairs), launch.shape_constants(cfg)
     l_sel, by_block, of = {"L_SEL": cfg.l_sel}, cut.by_block, {"pointers": _LISTS}
@@ -78,12 +78,12 @@ def selected(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     offsets |= {"BLOCKS": launch.BLOCKS_AT_ONCE}
     total = {name: value for name, value in shape.items() if name != "HEADS"} | {"FEW": LEAST}
     for name, function, constants, stages in (
-        ("ranges", index.ranges_kernel, {**chosen, "ROWS": launch.TOKENS}, 1),
-        ("pack", index.pack_kernel, {**chosen, "TOKENS": launch.TOKENS}, 1),
-        ("list", index.list_kernel, {**listed, "FILL": False}, 3),
-        ("list (fill)", index.list_kernel, {**listed, "FILL": True}, 3),
-        ("offsets", index.offset_kernel, offsets, 3),
-        ("sum", columns.sum_kernel, total, 3),
+        ("ranges", readers.ranges_kernel, {**chosen, "ROWS": launch.TOKENS}, 1),
+        ("pack", readers.pack_kernel, {**chosen, "TOKENS": launch.TOKENS}, 1),
+        ("list", readers.list_kernel, {**listed, "FILL": False}, 3),
+        ("list (fill)", readers.list_kernel, {**listed, "FILL": True}, 3),
+        ("offsets", readers.offset_kernel, offsets, 3),
+        ("sum", readers.sum_kernel, total, 3),
     ):
         yield Kernel(name=name, function=function, constants=constants, stages=stages, **of)
     # Other shapes walk where this one does not.
@@ -91,14 +91,14 @@ def selected(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     pieces = {**shape, **launch.piece_constants(cfg, seq_len, cut)}
     yield _tiled(f"forward{every}", rows.forward_kernel, cut.forward, walk, **of)
     yield _tiled(f"dq{every}", rows.query_gradient_kernel, cut.query_gradient, walk, **of)
-    yield _tiled("dk, dv", columns.piece_kernel, cut.key_gradient, pieces, **of)
+    yield _tiled("dk, dv", readers.piece_kernel, cut.key_gradient, pieces, **of)
     if by_block:
         yield from _by_block(cfg, seq_len, by_block)
 
 
 def _by_block(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
     """Instead of the two that walk: blocks own the work, and parts are of the call's type."""
-    from nsa.attention.triton.selected import blocks, index, launch
+    from nsa.attention.triton.selected import blocks, launch, readers
 
     pointers = {name: kind for name, kind in _LISTS.items() if name != "parts"}
     shape, places = launch.shape_constants(cfg), {"PLACES": cut.places}
@@ -106,7 +106,7 @@ def _by_block(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
     output = {name: shape[name] for name in ("HEADS", "D_V", "WIDTH_V")}
     gradient = {name: shape[name] for name in ("HEADS", "D_K", "WIDTH_K")}
     yield Kernel(
-        name="places", function=index.place_kernel, pointers=pointers,
+        name="places", function=readers.place_kernel, pointers=pointers,
         constants={"TOKENS": launch.TOKENS_OF_PLACES},
     )  # fmt: skip
     for name, function, tile, constants in (

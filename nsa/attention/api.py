@@ -14,11 +14,16 @@ from nsa.attention.branches import (
     check_attention_inputs,
     check_selection_inputs,
 )
-from nsa.attention.compression import accumulate_dtype, compress, full_float32
 from nsa.attention.cpu import batched_cpu
 from nsa.attention.reference import reference, sequential
 from nsa.attention.sdpa import batched_sdpa
-from nsa.attention.selection import group_queries, selected_blocks
+from nsa.attention.selection import (
+    accumulate_dtype,
+    compress,
+    full_float32,
+    group_queries,
+    selected_blocks,
+)
 from nsa.attention.triton.tiles import triton_problem
 from nsa.attention.window import varlen_problem
 from nsa.config import BATCHED, NSAConfig, Way

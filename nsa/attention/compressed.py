@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nsa.attention.branches import chunks, split_dim
-from nsa.attention.compression import block_scores, full_float32
-from nsa.attention.selection import everything_visible, top_blocks
+from nsa.attention.selection import block_scores, everything_visible, full_float32, top_blocks
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig
 from nsa.contract import CMP_RANGE, SCORES_RANGE

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from nsa.attention.branches import Branches
-from nsa.attention.compression import accumulate_dtype, compress, compressed_probabilities
-from nsa.attention.compression import n_visible as count_visible
 from nsa.attention.selection import (
+    accumulate_dtype,
     block_map,
     build_ranges,
+    compress,
+    compressed_probabilities,
     group_queries,
     pick_blocks,
     range_tokens,
 )
+from nsa.attention.selection import n_visible as count_visible
 from nsa.config import NSAConfig, Ranges
 
 

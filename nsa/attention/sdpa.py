@@ -23,8 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsa.attention.branches import Branches, chunks, split_dim
 from nsa.attention.compressed import attend_compressed
-from nsa.attention.compression import compress
-from nsa.attention.selection import block_map, build_ranges
+from nsa.attention.selection import block_map, build_ranges, compress
 from nsa.attention.tracing import profile_range
 from nsa.attention.triton import operators as by_triton
 from nsa.attention.window import Attend, masked_window, varlen_window

@@ -14,9 +14,8 @@ from nsa.contract import CEILINGS_JSON, Ceiling, Event, ExitCode, Phase
 from nsa.launch.envfile import device_facts
 from nsa.launch.output import MIB, Heartbeat, say, write_json
 from nsa.launch.plan import Place
-from nsa.launch.process import Termination
+from nsa.launch.process import Termination, by_hand, link_latest, new_token, open_run_dir
 from nsa.launch.ranks import Ranks, device_of, join_ranks
-from nsa.launch.rundir import by_hand, link_latest, new_token, open_run_dir
 from nsa.train.session import Ending, run_rank
 from nsa.train.settle import End
 

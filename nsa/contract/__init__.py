@@ -8,6 +8,5 @@ from __future__ import annotations
 
 # Whatever these define is the contract, under one name.
 from nsa.contract.digests import *  # noqa: F403
-from nsa.contract.files import *  # noqa: F403
 from nsa.contract.tables import *  # noqa: F403
 from nsa.contract.words import *  # noqa: F403

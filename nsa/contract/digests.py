@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-from nsa.contract.files import CHECKSUMS_JSON, METADATA_FILE, shard_file
+from nsa.contract.words import CHECKSUMS_JSON, METADATA_FILE, shard_file
 
 # With everything that they require, these are what training computes with.
 _COMPUTING = ("torch", "numpy", "scipy", "pandas", "liger-kernel")

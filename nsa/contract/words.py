@@ -1,13 +1,136 @@
-"""Errors, what the log says, names of ranges, and what is a secret: words that both sides know."""
+"""Words that both sides know: variables, files of a launch, errors, names in the log, secrets."""
 
 from __future__ import annotations
 
 import difflib
+import errno
+import functools
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
-from nsa.contract.files import RUN_TOKEN_VARIABLE
+# The token is random; every process and every record of a launch carries it.
+RUN_TOKEN_VARIABLE = "RUNBOOK_RUN_TOKEN"  # noqa: S105 - the name of a variable
+# The run directory to write into; it must hold no earlier run.
+RUN_DIR_VARIABLE = "RUNBOOK_RUN_DIR"
+# Backends keep the timeout of a process group in whole milliseconds.
+TIMEOUT_TOLERANCE_S = 2e-3
+# With how many threads a process computes on the CPU; the second counts for MKL where both are set.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+# The config file, where no --config is given.
+CONFIG_VARIABLE = "CONFIG"
+
+
+# -- files in a launch's run directory -------------------------------------------------------------
+
+TRAINING_CSV = "training.csv"
+VAL_CSV = "val.csv"
+GATES_CSV = "gates.csv"
+ENV_JSON = "env.json"
+SDPA_AUDIT_JSON = "sdpa_audit.json"
+PROFILE_JSON = "profile_rank0.json"
+TRACE_FILE = "trace_rank0.json.gz"
+# What `nsa.ceilings` measured on all ranks.
+CEILINGS_JSON = "ceilings.json"
+TENSORBOARD_DIR = "tb"
+CHECKPOINTS_DIR = "checkpoints"
+# Written by others to ask for an end: after this step, or after this block of a schedule.
+HALT_FILE = ".HALT"
+ENOUGH_FILE = ".ENOUGH"
+# The schedule that the harness gives to --arms.
+ARMS_JSON = "arms.json"
+# When `nsa.inject` caused its fault.
+INJECTED_JSON = "injected.json"
+# A link to the newest run directory: beside those of launches by hand, and in the folder of all.
+LATEST_LINK = "latest"
+# In a checkpoint's folder.
+CHECKSUMS_JSON = "checksums.json"
+METADATA_FILE = ".metadata"
+
+
+def link_latest(folder: Path, run_dir: Path) -> None:
+    """Point `latest` in a folder at a run directory below it, replacing the link in one step.
+
+    Raises OSError where that cannot be, and where somebody's file has that name.
+    """
+    link, temporary = folder / LATEST_LINK, folder / f".{LATEST_LINK}-{os.getpid()}"
+    if link.exists() and not link.is_symlink():
+        raise FileExistsError(errno.EEXIST, "it is there and no link", str(link))
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(run_dir.relative_to(folder))
+    temporary.replace(link)
+
+
+_CHECKPOINT = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFiles:
+    """Files of which each rank has its own. `tagged`: a word after the rank tells several apart."""
+
+    stem: str
+    suffix: str
+    tagged: bool = False
+
+    def name(self, rank: int, tag: object = "") -> str:
+        """The file of a rank."""
+        return f"{self.stem}{rank}{f'_{tag}' if self.tagged else ''}{self.suffix}"
+
+    def glob(self, rank: int | None = None) -> str:
+        """A pattern for the files of one rank, or of all."""
+        return f"{self.stem}*{self.suffix}" if rank is None else self.name(rank, "*")
+
+    def rank_of(self, name: str) -> int | None:
+        """The rank whose file this is; None for any other file."""
+        match = self._pattern.fullmatch(name)
+        return int(match.group(1)) if match else None
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        tag = "_.*" if self.tagged else ""
+        return re.compile(f"{self.stem}(\\d+){tag}{re.escape(self.suffix)}")
+
+    def found_in(self, folder: Path) -> dict[int, Path]:
+        """The files of a run directory by rank, for files of which a rank has one."""
+        with os.scandir(folder) as entries:
+            found = {
+                rank: folder / entry.name
+                for entry in entries
+                if (rank := self.rank_of(entry.name)) is not None and entry.is_file()
+            }
+        return dict(sorted(found.items()))
+
+
+HEARTBEATS = RankFiles(stem="heartbeat_rank", suffix=".jsonl")
+FLIGHTS = RankFiles(stem="flight_rank", suffix=".json")
+# Written by NCCL's watchdog before it aborts a process: torch appends the rank to the stem.
+NCCL_FLIGHTS = RankFiles(stem="nccl_flight_rank", suffix="")
+# The tag is the process id, or a word for stacks that were taken from outside.
+STACKDUMPS = RankFiles(stem="stackdump_rank", suffix=".txt", tagged=True)
+
+
+def memory_file(*, when: str, step: int, rank: int) -> str:
+    """The memory snapshot of a rank before ("pre") or after ("post") a step."""
+    return f"mem_{when}_step{step}_rank{rank}.json"
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder of a step's checkpoint."""
+    return f"step_{step}"
+
+
+def shard_file(rank: int) -> str:
+    """The file of a checkpoint that holds a rank's share."""
+    return f"__{rank}_0.distcp"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step whose checkpoint this folder is; None for any other."""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match.group(1)) if match else None
 
 
 class NSAError(ValueError):

@@ -280,7 +280,7 @@ def policies() -> dict[str, Any]:
     """The switches in force now, for env.json.
 
     Products of float32 that choose blocks run at "highest" whatever `float32_matmul_precision`
-    says (`nsa.attention.compression.full_float32`).
+    says (`nsa.attention.selection.full_float32`).
     """
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return {

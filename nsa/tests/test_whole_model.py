@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from nsa.attention.compression import full_float32
+from nsa.attention.selection import full_float32
 from nsa.data.source import Batch
 from nsa.dense import Columns
 from nsa.launch.plan import plan_launch

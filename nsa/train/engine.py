@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from nsa.attention.compression import full_float32
+from nsa.attention.selection import full_float32
 from nsa.contract import ELSEWHERE
 from nsa.data.source import Batch
 from nsa.dense import Dense, mean_loss

@@ -19,9 +19,8 @@ from nsa.kernels.dispatch import is_out_of_memory
 from nsa.launch.envfile import announce, effective, write_env
 from nsa.launch.output import MIB, Heartbeat, say, shout
 from nsa.launch.plan import LaunchPlan
-from nsa.launch.process import Termination
+from nsa.launch.process import Termination, by_hand, link_latest, new_token, open_run_dir
 from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, write_flight
-from nsa.launch.rundir import by_hand, link_latest, new_token, open_run_dir
 from nsa.settings import ConfigError
 from nsa.train.checkpoint import restore
 from nsa.train.engine import Engine

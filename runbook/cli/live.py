@@ -99,7 +99,7 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     """
     from nsa.contract import LATEST_LINK
     from runbook.launch.watch.watchdog import Budgets, Thresholds
-    from runbook.tools.follow import begun_in, launch_in, newest_in
+    from runbook.tools.screen import begun_in, launch_in, newest_in
 
     named = args.directory or Path(DEFAULT_OUT) / LATEST_LINK
     if args.stacks:
@@ -121,7 +121,7 @@ def watch(args: argparse.Namespace, console: Console) -> int:
 
 def _look_on(folder: Path, view: _View, interval_s: float) -> int:
     """Look on at a launch; behind the link `latest` at those that come after it in its run, too."""
-    from runbook.tools.follow import following, launch_name, not_watched
+    from runbook.tools.screen import following, launch_name, not_watched
 
     say = view.console.progress
     effect = "the run is stopped at an anomaly"
@@ -225,7 +225,7 @@ def _counted(count: int, one: str, more: str = "") -> str:
 
 
 def _stacks(args: argparse.Namespace, console: Console, named: Path) -> int:
-    from runbook.tools.follow import folders_of_ranks
+    from runbook.tools.screen import folders_of_ranks
     from runbook.tools.watch import live_stacks
 
     folders = folders_of_ranks(folder_of(named))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsa.attention.compression import mean_pool
+from nsa.attention.selection import mean_pool
 from nsa.attention.triton import between as between_launch
 from nsa.attention.triton import operators
 from nsa.config import NSAConfig

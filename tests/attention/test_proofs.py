@@ -14,10 +14,10 @@ import nsa
 from nsa.attention import branches, nsa_attention, select_blocks
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
-from nsa.attention.compression import block_scores, overlap_weights
 from nsa.attention.cpu import blocks as cpu_blocks
 from nsa.attention.cpu import dense as cpu_pieces
 from nsa.attention.cpu.function import batched_cpu
+from nsa.attention.selection import block_scores, overlap_weights
 from nsa.config import Way
 from nsa.dense import rotate_into, rotations
 

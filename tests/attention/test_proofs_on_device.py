@@ -19,7 +19,7 @@ import nsa
 from nsa.attention import select_blocks
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
-from nsa.attention.compression import block_scores
+from nsa.attention.selection import block_scores
 from nsa.config import Selected, Way, Window
 from nsa.dense import Columns, rotations, split_together
 from nsa.rounding import error_of

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention import compression, sdpa
+from nsa.attention import sdpa, selection
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.config import Way
@@ -161,7 +161,7 @@ def test_scores_without_all_of_float32_are_rejected(monkeypatch: pytest.MonkeyPa
     """Compressed keys rounded to the 10 bits of TF32 choose a block that scores less."""
 
     def rounded(x: Tensor, cfg: nsa.NSAConfig) -> Tensor:
-        exact = compression.compress(x, cfg)
+        exact = selection.compress(x, cfg)
         bits = exact.detach().contiguous().view(torch.int32)
         return exact + (((bits + 0x1000) & ~0x1FFF).view(torch.float32) - exact.detach())
 

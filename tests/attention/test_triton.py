@@ -51,7 +51,7 @@ def test_the_assembler_is_believed(tmp_path: Path) -> None:
     huge = replace(greedy, spilled=0, shared=200_000)
     assert huge.problems == ["200000 bytes of shared memory fit no multiprocessor"]
     assert "no instruction of the tensor cores" in replace(greedy, tensor_core={}).problems
-    source = Path(sys.modules["nsa.attention.triton.selected.columns"].__file__ or "").read_text()
+    source = Path(sys.modules["nsa.attention.triton.selected.readers"].__file__ or "").read_text()
     path = tmp_path / "with_atomics.py"
     path.write_text(source.replace("tl.store(to_v,", "tl.atomic_add(to_v,"))
     spec = importlib.util.spec_from_file_location("with_atomics", path)

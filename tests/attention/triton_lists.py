@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.triton.selected import launch as LAUNCH
-from nsa.attention.triton.selected.index import offset_kernel
+from nsa.attention.triton.selected.readers import offset_kernel
 from tests.attention.triton_kernels import Case, poisoned, written_once
 
 # Between them: one token, S odd and cut anywhere by blocks and runs, both forms, several pairs,

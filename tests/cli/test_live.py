@@ -13,8 +13,8 @@ import pytest
 from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.launch.watch.ranks import RankWatch
-from runbook.tools import follow
-from runbook.tools.follow import begun_in
+from runbook.tools import screen
+from runbook.tools.screen import begun_in
 from tests.cli.shell import inside
 from tests.factory import files
 
@@ -50,7 +50,7 @@ def test_a_watchdog_that_is_started_before_the_trainer_waits_for_it(
     folder = tmp_path / "artifacts/m7c_125m_2xa100_prod"
     if before:
         launched(folder, "20260101T000000Z-abc")
-    monkeypatch.setattr(follow, "sleep", lambda _: launched(folder, "20260102T000000Z-def"))
+    monkeypatch.setattr(screen, "sleep", lambda _: launched(folder, "20260102T000000Z-def"))
     assert main(["watch", str(folder), "--halt", "1", "--interval", "30"]) == 0
     said = capsys.readouterr().err
     why = f"{folder}/latest is over" if before else "it is not there yet"
@@ -134,7 +134,7 @@ def test_the_launches_of_a_run_are_watched_one_after_the_other(
         else:
             journal.close()
 
-    monkeypatch.setattr(follow, "sleep", go_on)
+    monkeypatch.setattr(screen, "sleep", go_on)
     assert main(["watch", str(tmp_path / "latest"), "--interval", "0.1"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
     effect = "anomalies are only reported; --halt stops the run at one"
@@ -173,7 +173,7 @@ def test_what_is_waited_for_is_said_before_the_first_pause(
     def stop(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(follow, "sleep", stop)
+    monkeypatch.setattr(screen, "sleep", stop)
     assert main(["watch", str(tmp_path)]) == 130
     assert f"waiting for a run to begin in {tmp_path}, 300 s at most" in capsys.readouterr().err
 
@@ -191,7 +191,7 @@ def test_a_link_that_comes_later_is_followed(
         files.write_beats(run, 0, [files.record("exit", step=1, code=0, pid=None)])
         (tmp_path / "latest").symlink_to(run.name)
 
-    monkeypatch.setattr(follow, "sleep", begin)
+    monkeypatch.setattr(screen, "sleep", begin)
     assert main(["watch", str(tmp_path), "--interval", "0.1"]) == 1
     shown = capsys.readouterr()
     assert shown.out.startswith("nonfinite_loss")

@@ -10,7 +10,7 @@ import pytest
 
 from nsa.launch.envfile import redact
 from nsa.launch.output import LineFile, RecordWriteError, plain, write_json
-from nsa.launch.rundir import claim, leftovers, link_latest
+from nsa.launch.process import claim, leftovers, link_latest
 from nsa.settings import ConfigError
 
 

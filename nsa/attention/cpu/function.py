@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nsa.attention.branches import Grouped
-from nsa.attention.compression import accumulate_dtype, compress
 from nsa.attention.cpu.blocks import Pairs
 from nsa.attention.cpu.dense import Schedule, schedule, workspace
 from nsa.attention.cpu.passes import (
@@ -20,7 +19,7 @@ from nsa.attention.cpu.passes import (
     attend_compressed,
     attend_pieces,
 )
-from nsa.attention.selection import block_map, build_ranges
+from nsa.attention.selection import accumulate_dtype, block_map, build_ranges, compress
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, GATE_RANGE, WIN_RANGE

@@ -1,6 +1,6 @@
 """Kernels that own blocks and give to queries: the selected branch's second form, for long S.
 
-A program takes one block and a piece of the list of its readers (`index`), so that every row of a
+A program takes one block and a piece of the list of its readers (`readers`), so that every row of a
 tile reads the block: nothing is multiplied in vain, whatever its neighbors read. What a block gives
 a row, an output with its log-sum-exp or a share of the row's gradient, is stored in a place of that
 row alone, and a second kernel puts a row's places together in their order, which is the blocks':
@@ -21,8 +21,7 @@ from nsa.attention.triton.rows import (
     store_rows,
     this_tile,
 )
-from nsa.attention.triton.selected.columns import this_piece
-from nsa.attention.triton.selected.index import list_of_run
+from nsa.attention.triton.selected.readers import list_of_run, this_piece
 from nsa.attention.triton.selected.rows import block_side
 
 

@@ -29,13 +29,14 @@ from nsa.attention.triton.selected.blocks import (
     merge_kernel,
     part_kernel,
 )
-from nsa.attention.triton.selected.columns import piece_kernel, sum_kernel
-from nsa.attention.triton.selected.index import (
+from nsa.attention.triton.selected.readers import (
     list_kernel,
     offset_kernel,
     pack_kernel,
+    piece_kernel,
     place_kernel,
     ranges_kernel,
+    sum_kernel,
 )
 from nsa.attention.triton.selected.rows import forward_kernel, query_gradient_kernel
 from nsa.attention.triton.selected.tiles import ByBlock, Cut, choose_cut
@@ -206,7 +207,7 @@ TOKENS_OF_PLACES, TOKENS_OF_A_LIST, BLOCKS_AT_ONCE = 256, 1024, 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Lists:
-    """Queries that read each block: readers [B*G, S*n], and how they are cut (`index`).
+    """Queries that read each block: readers [B*G, S*n], and how they are cut (`readers`).
 
     Of list 0, the whole sequence, and of 1 + r, run r of `tokens` positions, [1 + runs, B*G, NB]:
     counts, offsets, and of pieces the ends. read [B*G, S]: blocks of each query, where it has
