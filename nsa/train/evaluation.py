@@ -14,7 +14,7 @@ from nsa.contract.sampling import drawn_batch
 from nsa.data.source import Source
 from nsa.launch.heartbeat import Heartbeat
 from nsa.launch.output import say
-from nsa.train.engine import Engine
+from nsa.step.engine import Engine
 from nsa.train.record import Tables
 from nsa.witness.recompute import loss_again
 from nsa.witness.witness import Witness

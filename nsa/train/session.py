@@ -24,8 +24,8 @@ from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, write_flight
 from nsa.launch.rundir import by_hand, link_latest, new_token, open_run_dir
 from nsa.settings import ConfigError
+from nsa.step.engine import Engine
 from nsa.train.checkpoint import restore
-from nsa.train.engine import Engine
 from nsa.train.loop import Loop
 from nsa.train.record import Tables
 from nsa.train.settle import End
