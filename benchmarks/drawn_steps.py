@@ -5,7 +5,7 @@
 The launches are those of `runbook run` on a profile, at their longest; `--legs N` adds the legs of
 a production run of 50,000 steps. The defect is in the last step but two of every period, in all
 launches: short ones never come there, and the last two steps are always watched. For each token the
-steps are drawn by `nsa.contract.sampling`, as in any run. Printed are the chances that such a step
+steps are drawn by `nsa.contract.digests`, as in any run. Printed are the chances that such a step
 is computed a second time (a wrong gradient is met) and that it is watched (a wrong update is met),
 and what share of the steps is computed twice.
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from nsa.contract.sampling import recomputed_steps, watched_steps
+from nsa.contract.digests import recomputed_steps, watched_steps
 from runbook.records.launch import PROFILE_FLAG
 
 _PRODUCTION = 50_000

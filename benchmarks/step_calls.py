@@ -32,9 +32,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsa import dense as dense_parts
 from nsa.config import ModelConfig, NSAConfig, Way, Window
+from nsa.dense import rotations
 from nsa.kernels.compiled import compile_dense
 from nsa.model import NSALanguageModel
-from nsa.projection import rotations
 from tests.attention import fake_cuda as fake_cuda_module
 from tests.attention.fake_cuda import Watched, fake_cuda
 

@@ -11,7 +11,7 @@ Compiling takes longer than measuring, and goes before it, side by side in as ma
 
 Every value is a line in rows.jsonl as soon as it is known; a line that is there is not repeated.
 --save writes those that are faster than what was there by more than noise into the package, by the
-device's name (`nsa.attention.triton.tuned`).
+device's name (`nsa.attention.triton.launch`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from benchmarks.program import (
     markdown_table,
     read_lines,
 )
+from nsa.attention.triton.launch import file_of, get, put, shapes_of
 from nsa.attention.triton.tiles import Tile
-from nsa.attention.triton.tuned import file_of, get, put, shapes_of
 from runbook.files import write_atomic
 
 # What a different order of sums may change, as a share of the largest number: bfloat16's rounding.

@@ -1,21 +1,219 @@
-"""The dense parts of the model, as functions that a compiler can take over whole.
+"""The dense parts of the model: what lies before the attention core, after it, and the loss.
 
-What lies before the attention core (norm, projection, rotary positions, gates), what lies after it
-(residual, norm, MLP), and the loss. The core, the modules that others watch through hooks
+Before it are norm, projection, rotary positions and gates. One matrix product makes everything; its
+result is cut apart, and queries and keys are turned by their positions: neighboring components of a
+vector turn together as one complex number. `split_projection` lays all of it out group by group,
+which is how attention on a CPU reads it, and its backward pass writes each gradient straight into
+its columns of one matrix. `split_together` gives the same in few and large operators, for a device
+that waits for its host.
+
+A compiler can take `Dense` over whole. The core, the modules that others watch through hooks
 (embedding, layers, attention, last norm, head) and the names of the parameters are not touched. The
 functions know their layer by its modules only, so that one compiled graph serves all layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 
+from nsa.attention.branches import Branches, Grouped, split_dim
+from nsa.attention.compression import accumulate_dtype
 from nsa.config import NSAConfig
-from nsa.projection import in_parts, side_by_side
+
+# Column order of the product.
+PARTS = ("q", "k_cmp", "k_sel", "k_win", "v_cmp", "v_sel", "v_win", "gates")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Where each part lies among the columns of the product, heads side by side."""
+
+    cfg: NSAConfig
+
+    def shape(self, part: str) -> tuple[int, int]:
+        """(heads, width of a head) of a part."""
+        cfg = self.cfg
+        if part == "q":
+            return cfg.n_heads, cfg.d_k
+        if part == "gates":
+            return cfg.n_heads, 3
+        return cfg.n_kv_groups, cfg.d_k if part[0] == "k" else cfg.d_v
+
+    @property
+    def slices(self) -> dict[str, slice]:
+        """Column slice of each part."""
+        widths = [heads * width for heads, width in map(self.shape, PARTS)]
+        ends = accumulate(widths)
+        return {p: slice(e - w, e) for p, e, w in zip(PARTS, ends, widths, strict=True)}
+
+    @property
+    def total(self) -> int:
+        """Columns in all."""
+        return sum(heads * width for heads, width in map(self.shape, PARTS))
+
+    def cut(self, y: Tensor) -> dict[str, Tensor]:
+        """Views of y [B,S,total] by part: q, gates [B,G,S,h,width], the others [B,G,S,width]."""
+        views, groups = {}, self.cfg.n_kv_groups
+        for part, columns in self.slices.items():
+            heads, width = self.shape(part)
+            share = (heads // groups,) if part in ("q", "gates") else ()
+            view = y[..., columns].view(*y.shape[:2], groups, *share, width)
+            views[part] = view.transpose(1, 2)
+        return views
+
+
+def rotations(positions: Tensor, d: int, base: float, dtype: torch.dtype) -> Tensor:
+    """Unit complex numbers [S, d/2] that turn a vector of even width d at each position.
+
+    `dtype` is the real type of the vectors (half types use complex64). Angles are computed in
+    float64, so that far positions stay exact.
+    """
+    frequency = base ** (-torch.arange(0, d, 2, dtype=torch.float64, device=positions.device) / d)
+    angle = positions.to(torch.float64)[:, None] * frequency
+    kind = torch.complex128 if dtype == torch.float64 else torch.complex64
+    return torch.polar(torch.ones_like(angle), angle).to(kind)
+
+
+def rotate_into(source: Tensor, turns: Tensor, target: Tensor) -> None:
+    """Write source [B,G,S,(h,)d], each position turned by turns [S, d/2], to target.
+
+    The product q.k of two vectors turned like this depends on their positions only through the
+    difference. Differentiates nothing; the gradient is the turn back.
+    """
+    if source.dim() == 5:
+        turns = turns[:, None]
+    if source.dtype.itemsize < 4:
+        target.copy_(torch.view_as_real(_pairs(source.float().contiguous()) * turns).flatten(-2))
+    elif _pairable(source) and _pairable(target):
+        torch.mul(_pairs(source), turns, out=_pairs(target))
+    else:
+        target.copy_(torch.view_as_real(_pairs(source.contiguous()) * turns).flatten(-2))
+
+
+def _pairable(x: Tensor) -> bool:
+    """Whether neighboring components can be viewed as complex numbers where they lie."""
+    *outer, inner = x.stride()
+    return inner == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in outer)
+
+
+def _pairs(x: Tensor) -> Tensor:
+    return torch.view_as_complex(split_dim(x, x.dim() - 1, 2))
+
+
+class _Split(torch.autograd.Function):
+    """y [B,S,total], gate bias [H*3] and turns [S, d_k/2] to the parts, contiguous."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig
+    ) -> tuple[Tensor, ...]:
+        """Queries and keys turned, values copied, gates through the sigmoid."""
+        parts: list[Tensor] = []
+        for name, source in Columns(cfg=cfg).cut(y).items():
+            target = y.new_empty(source.shape)
+            if name == "gates":
+                bias = gate_bias.to(y.dtype).view(cfg.n_kv_groups, 1, -1, 3)
+                torch.add(source, bias, out=target).sigmoid_()
+            elif name[0] == "v":
+                target.copy_(source)
+            else:
+                rotate_into(source, turns, target)
+            parts.append(target)
+        ctx.cfg, ctx.bias_dtype = cfg, gate_bias.dtype
+        ctx.save_for_backward(turns, parts[-1])
+        return tuple(parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradient of y, each part written into its columns, and of the gate bias."""
+        turns, gates = ctx.saved_tensors
+        cfg: NSAConfig = ctx.cfg
+        columns = Columns(cfg=cfg)
+        batch, seq_len = gates.shape[0], gates.shape[2]
+        dy = gates.new_empty(batch, seq_len, columns.total)
+        back, views = turns.conj().resolve_conj(), columns.cut(dy)
+        for name, grad in zip(PARTS, grads, strict=True):
+            if name == "gates":
+                views[name].copy_(grad * gates * (1 - gates))
+            elif name[0] == "v":
+                views[name].copy_(grad)
+            else:
+                rotate_into(grad, back, views[name])
+        d_bias = views["gates"].sum((0, 2), dtype=ctx.bias_dtype).flatten()
+        return dy, d_bias, None, None
+
+
+def split_projection(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig) -> Grouped:
+    """Cut y [B,S,Columns.total] apart: keys and queries turned by turns [S, d_k/2], gates done."""
+    parts = cast(
+        "tuple[Tensor, ...]",
+        _Split.apply(y, gate_bias, turns, cfg),  # type: ignore[no-untyped-call]
+    )
+    return Grouped(**dict(zip(PARTS, parts, strict=True)))
+
+
+def split_together(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig) -> Grouped:
+    """The same as `split_projection`, token before group in memory, by a third of the operators.
+
+    Queries and the keys of all branches lie side by side, so that one product turns them all.
+    """
+    return in_parts(side_by_side(y, gate_bias, turns, cfg), cfg)
+
+
+def side_by_side(
+    y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Turned queries and keys [B,S,heads,d_k], values [B,S,3G,d_v] and gates [B,S,3H] of y.
+
+    turns [S, d_k/2] complex, or [S, d_k/2, 2] as real numbers, for a compiler that knows no others.
+    """
+    wide = accumulate_dtype(y.dtype)
+    widths = [sum(_heads(cfg)) * cfg.d_k, 3 * cfg.n_kv_groups * cfg.d_v, 3 * cfg.n_heads]
+    turned, values, gates = y.split_with_sizes(widths, -1)
+    source = split_dim(turned.to(wide).contiguous(), 2, cfg.d_k)
+    if turns.is_complex():
+        turned = torch.view_as_real(_pairs(source) * turns[:, None]).flatten(-2).to(y.dtype)
+    else:
+        turned = _turn_real(source, turns).to(y.dtype)
+    opened = (gates.to(wide) + gate_bias.to(wide)).sigmoid().to(y.dtype)
+    # Their columns are not aligned for the kernels that load 16 bytes at a time.
+    values = split_dim(values.contiguous(), 2, cfg.d_v)
+    return turned, values, opened
+
+
+def in_parts(laid: Sequence[Tensor], cfg: NSAConfig) -> Grouped:
+    """Views of what `side_by_side` gives, by part."""
+    turned, values, opened = laid
+    parts = (
+        *turned.split_with_sizes(_heads(cfg), 2),
+        *values.split_with_sizes([cfg.n_kv_groups] * 3, 2),
+        split_dim(opened, 2, 3),
+    )
+    return Branches(**dict(zip(PARTS, parts, strict=True))).grouped(cfg)
+
+
+def _heads(cfg: NSAConfig) -> list[int]:
+    """Heads of the queries and of the three branches' keys."""
+    return [cfg.n_heads, *[cfg.n_kv_groups] * 3]
+
+
+def _turn_real(source: Tensor, turns: Tensor) -> Tensor:
+    even, odd = split_dim(source, 3, 2).unbind(-1)
+    cos, sin = turns[:, None].unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+# -- the dense parts as functions that a compiler takes over ---------------------------------------
+
 
 Enter = Callable[
     [Tensor, nn.Module | None, nn.Module, Tensor, Tensor, NSAConfig], tuple[Tensor, ...]

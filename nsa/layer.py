@@ -19,8 +19,7 @@ from nsa.config import (
     Way,
 )
 from nsa.contract import NSAError
-from nsa.dense import Dense
-from nsa.projection import PARTS, Columns, in_parts, rotations, split_projection, split_together
+from nsa.dense import PARTS, Columns, Dense, in_parts, rotations, split_projection, split_together
 
 
 @dataclass(frozen=True, kw_only=True)

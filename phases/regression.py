@@ -30,11 +30,10 @@ from phases.training.training import require_sound, training_rows
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import PhaseEvidence
-from runbook.stats.cpu_time import per_cpu_second
 from runbook.stats.decision import Decision
 from runbook.stats.pairs import regression
 from runbook.stats.plans import REGRESSION_PLAN, balanced_rounds
-from runbook.stats.throughput import StatisticsError, typical
+from runbook.stats.throughput import StatisticsError, per_cpu_second, typical
 
 _REFERENCE, _HEAD = "reference", "head"
 # What the two sides may differ in: they are different commits.

@@ -13,7 +13,7 @@ from reports.row import one_line
 from reports.templating import template_environment
 from runbook.records.measurement import plain_number
 from runbook.tools.compare import Comparison, metric_text
-from runbook.tools.history.trends import RunsPage, Trend
+from runbook.tools.history import RunsPage, Trend
 
 _WIDTH, _HEIGHT, _EDGE = 240.0, 44.0, 4.0
 _MOST_POINTS = 60

@@ -1,6 +1,11 @@
-"""What a run does where nobody says otherwise. Imports nothing: the command line reads it first."""
+"""What a run does where nobody says otherwise, and the packages that it does without until then.
+
+Imports nothing of ours: the command line reads it first.
+"""
 
 from __future__ import annotations
+
+import importlib.util
 
 DEFAULT_OUT = "artifacts"
 DEFAULT_PLAN = "production"
@@ -11,3 +16,21 @@ DEFAULT_PROTOCOL = PROTOCOLS[0]
 DEFAULT_LAUNCHER = "local"
 # How long a job may wait for its nodes.
 DEFAULT_QUEUE_S = 3600.0
+
+
+BOARD = "tensorboard"
+BOARD_TOGGLE = "NSA_TB_DISABLE"
+# The extra of this package that brings a module.
+EXTRAS = {"datasets": "fineweb", "tiktoken": "gpt2", BOARD: "tensorboard"}
+
+
+def is_installed(module: str) -> bool:
+    """Can it be imported here?"""
+    return importlib.util.find_spec(module) is not None
+
+
+def absent(module: str) -> str:
+    """That it is not installed, and the command that brings it."""
+    return (
+        f"the package {module} is not installed here; pip install 'nsa-runbook[{EXTRAS[module]}]'"
+    )

@@ -12,10 +12,8 @@ from typing import Any
 
 import torch
 
-from nsa.attention.triton.compressed.tiles import FEW, choose_compressed_cut
 from nsa.attention.triton.selected.tiles import ByBlock, choose_cut
-from nsa.attention.triton.tiles import LEAST, Tile
-from nsa.attention.triton.window.tiles import choose_window_cut
+from nsa.attention.triton.tiles import LEAST, Tile, choose_compressed_cut, choose_window_cut
 from nsa.config import NSAConfig
 
 # Arguments that point to numbers of the call's own type.
@@ -69,18 +67,18 @@ _LISTS = {
 
 def selected(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """The selected branch: lists of blocks, forward, gradients of queries and of keys."""
-    from nsa.attention.triton.selected import columns, index, launch, lists, ranges, rows
+    from nsa.attention.triton.selected import columns, index, launch, rows
 
     cut, shape = choose_cut(cfg, seq_len, pairs), launch.shape_constants(cfg)
     l_sel, by_block, of = {"L_SEL": cfg.l_sel}, cut.by_block, {"pointers": _LISTS}
     chosen = {**l_sel, "N_SEL": cfg.n_sel, "PLACES": 1 << (cfg.n_sel - 1).bit_length()}
-    listed = {**l_sel, "TOKENS": lists.TOKENS_OF_A_LIST}
+    listed = {**l_sel, "TOKENS": launch.TOKENS_OF_A_LIST}
     listed |= {"PLACES": by_block.places if by_block else 1}
     offsets = {"PIECE": cut.piece, "PIECE_OF_RUN": by_block.piece if by_block else cut.piece}
-    offsets |= {"BLOCKS": lists.BLOCKS_AT_ONCE}
+    offsets |= {"BLOCKS": launch.BLOCKS_AT_ONCE}
     total = {name: value for name, value in shape.items() if name != "HEADS"} | {"FEW": LEAST}
     for name, function, constants, stages in (
-        ("ranges", ranges.ranges_kernel, {**chosen, "ROWS": launch.TOKENS}, 1),
+        ("ranges", index.ranges_kernel, {**chosen, "ROWS": launch.TOKENS}, 1),
         ("pack", index.pack_kernel, {**chosen, "TOKENS": launch.TOKENS}, 1),
         ("list", index.list_kernel, {**listed, "FILL": False}, 3),
         ("list (fill)", index.list_kernel, {**listed, "FILL": True}, 3),
@@ -100,7 +98,7 @@ def selected(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
 
 def _by_block(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
     """Instead of the two that walk: blocks own the work, and parts are of the call's type."""
-    from nsa.attention.triton.selected import blocks, index, launch, lists
+    from nsa.attention.triton.selected import blocks, index, launch
 
     pointers = {name: kind for name, kind in _LISTS.items() if name != "parts"}
     shape, places = launch.shape_constants(cfg), {"PLACES": cut.places}
@@ -109,7 +107,7 @@ def _by_block(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
     gradient = {name: shape[name] for name in ("HEADS", "D_K", "WIDTH_K")}
     yield Kernel(
         name="places", function=index.place_kernel, pointers=pointers,
-        constants={"TOKENS": lists.TOKENS_OF_PLACES},
+        constants={"TOKENS": launch.TOKENS_OF_PLACES},
     )  # fmt: skip
     for name, function, tile, constants in (
         ("forward by block", blocks.part_kernel, cut.forward, piece),
@@ -127,7 +125,7 @@ def compressed(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
 
     What it gives and its gradients are float32 in every call, and its keys where they choose.
     """
-    from nsa.attention.triton.compressed import columns, keys, launch, rows, top
+    from nsa.attention.triton.compressed import columns, launch, rows, top
 
     floats = ("out", "grad", "dk", "dv", "lse", "exact_lse", "delta", "parts")
     own = ("terms", "rounded_grad")
@@ -149,13 +147,13 @@ def compressed(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     rest = {name: value for name, value in shape.items() if name != "HEADS"}
     yield Kernel(
         name="compressed sum", function=columns.compressed_sum_kernel,
-        constants={**rest, **owned, "FEW": FEW}, **of,
+        constants={**rest, **owned, "FEW": LEAST}, **of,
     )  # fmt: skip
     widths = {name: shape[name] for name in ("D_K", "D_V", "WIDTH_K", "WIDTH_V")}
     yield Kernel(
-        name="terms of keys", function=keys.terms_kernel,
+        name="terms of keys", function=rows.terms_kernel,
         pointers={"k": "fp32", "v": "fp32"}, own=(*own, "values"),
-        constants={**widths, "TERMS": terms, "KEYS": FEW, "VALUES": True},
+        constants={**widths, "TERMS": terms, "KEYS": LEAST, "VALUES": True},
     )  # fmt: skip
     chosen = launch.top_constants(cfg, torch.bfloat16)
     yield Kernel(
@@ -167,39 +165,39 @@ def compressed(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
 
 def window(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     """The sliding window: forward, gradients; of keys by whether walks are in pieces."""
-    from nsa.attention.triton.window import keys, launch, rows
+    from nsa.attention.triton import window
 
     cut = choose_window_cut(cfg, seq_len, pairs)
-    shape, in_pieces = launch.constants(cfg, cut), cut.pieces > 1
+    shape, in_pieces = window.constants(cfg, cut), cut.pieces > 1
     parts = dict.fromkeys(("dk", "dv") if in_pieces else (), "fp32")
     of_keys = f"window dk, dv{', in pieces' * in_pieces}"
     for name, function, tile, more in (
-        ("window forward", rows.window_kernel, cut.forward, {}),
-        ("window dq", rows.window_query_kernel, cut.query_gradient, {}),
-        (of_keys, keys.window_keys_kernel, cut.key_gradient, parts),
+        ("window forward", window.window_kernel, cut.forward, {}),
+        ("window dq", window.window_query_kernel, cut.query_gradient, {}),
+        (of_keys, window.window_keys_kernel, cut.key_gradient, parts),
     ):
         pointers = {"lse": "fp32", "delta": "fp32", **more}
         yield _tiled(name, function, tile, shape, pointers=pointers)
     if in_pieces:
         yield Kernel(
-            name="window sum", function=keys.window_sum_kernel,
+            name="window sum", function=window.window_sum_kernel,
             pointers={"parts_k": "fp32", "parts_v": "fp32"},
-            constants={"PIECES": cut.pieces, "NUMBERS": launch.NUMBERS},
+            constants={"PIECES": cut.pieces, "NUMBERS": window.NUMBERS},
         )  # fmt: skip
 
 
 def between(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:  # noqa: ARG001
     """Pooled keys and values, the gated sum, and the gradients of both; of no length."""
-    from nsa.attention.triton.between import launch, mix, pool
+    from nsa.attention.triton import between
 
     # The compressed branch, its keys and its values are float32 in every call.
     floats = ("cmp", "d_cmp", "pooled_k", "pooled_v", "grad_k", "grad_v")
-    mixed, pooled = launch.mix_constants(cfg.n_heads, cfg.d_v), launch.pool_constants(cfg)
+    mixed, pooled = between.mix_constants(cfg.n_heads, cfg.d_v), between.pool_constants(cfg)
     for name, function, constants in (
-        ("pool", pool.pool_kernel, pooled),
-        ("mix", mix.mix_kernel, mixed),
-        ("mix backward", mix.mix_backward_kernel, mixed),
-        ("pool backward", pool.pool_backward_kernel, pooled),
+        ("pool", between.pool_kernel, pooled),
+        ("mix", between.mix_kernel, mixed),
+        ("mix backward", between.mix_backward_kernel, mixed),
+        ("pool backward", between.pool_backward_kernel, pooled),
     ):
         yield Kernel(
             name=name, function=function, constants=constants,

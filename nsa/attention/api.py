@@ -7,15 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsa.attention.branches import Branches, Grouped, check_attention_inputs, check_selection_inputs
-from nsa.attention.chunks import CHUNK_BYTES
+from nsa.attention.branches import (
+    CHUNK_BYTES,
+    Branches,
+    Grouped,
+    check_attention_inputs,
+    check_selection_inputs,
+)
 from nsa.attention.compression import accumulate_dtype, compress, full_float32
 from nsa.attention.cpu import batched_cpu
-from nsa.attention.reference import reference
+from nsa.attention.reference import reference, sequential
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import group_queries, selected_blocks
-from nsa.attention.token import sequential
-from nsa.attention.triton.availability import triton_problem
+from nsa.attention.triton.tiles import triton_problem
 from nsa.attention.window import varlen_problem
 from nsa.config import BATCHED, NSAConfig, Way
 from nsa.contract import NSAError, raise_problems

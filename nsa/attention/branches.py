@@ -1,4 +1,4 @@
-"""The tensors of one attention call: the two layouts that are used, and what callers may hand in.
+"""The tensors of one attention call: two layouts, what callers may hand in, how queries are cut.
 
 A wrong call is refused with everything wrong in one message.
 """
@@ -143,3 +143,15 @@ def _compressed_length(cfg: NSAConfig, seq_len: int) -> tuple[int, str]:
     if cfg.phi == "avg":
         return seq_len, "S"
     return cfg.n_compressed(seq_len), "N"
+
+
+# What the scores, or the mask, of one chunk of queries may take. At S = 2,048 of the production
+# shape all queries of 16 sequences are one chunk: more chunks are more launches and nothing else.
+CHUNK_BYTES = 256 << 20
+
+
+def chunks(start: int, stop: int, row_bytes: int) -> list[tuple[int, int]]:
+    """Cut queries [start, stop) evenly, so that the rows of each chunk fit `CHUNK_BYTES`."""
+    total = stop - start
+    size = max(1, -(-total // max(1, -(-total * row_bytes // CHUNK_BYTES))))
+    return [(at, min(at + size, stop)) for at in range(start, stop, size)]

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nsa.attention.branches import split_dim
-from nsa.attention.chunks import chunks
+from nsa.attention.branches import chunks, split_dim
 from nsa.attention.compression import block_scores, full_float32
 from nsa.attention.selection import everything_visible, top_blocks
 from nsa.attention.tracing import profile_range

@@ -21,8 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention
 
-from nsa.attention.branches import Branches, split_dim
-from nsa.attention.chunks import chunks
+from nsa.attention.branches import Branches, chunks, split_dim
 from nsa.attention.compressed import attend_compressed
 from nsa.attention.compression import compress
 from nsa.attention.selection import block_map, build_ranges

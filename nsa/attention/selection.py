@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nsa.attention.branches import split_dim
-from nsa.attention.chunks import chunks
+from nsa.attention.branches import chunks, split_dim
 from nsa.attention.compression import block_scores, compressed_probabilities
 from nsa.attention.tracing import profile_range
 from nsa.attention.triton.operators import ranges_of

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from nsa.ceilings.measure import Bench
 from nsa.contract import CEILINGS_JSON, Ceiling, Event, ExitCode, Phase
 from nsa.launch.envfile import device_facts
-from nsa.launch.heartbeat import MIB, Heartbeat
-from nsa.launch.output import say, write_json
+from nsa.launch.output import MIB, Heartbeat, say, write_json
 from nsa.launch.plan import Place
 from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks, device_of, join_ranks

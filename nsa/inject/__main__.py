@@ -10,12 +10,9 @@ from collections.abc import Sequence
 
 from nsa.contract import did_you_mean
 from nsa.inject.hooks import EVERY_RANK, Injector
-from nsa.inject.processes import PROCESS_KINDS
-from nsa.inject.values import VALUE_KINDS
+from nsa.inject.kinds import KINDS
 from nsa.launch.process import leave
 from nsa.torch_env import for_good
-
-KINDS = {**PROCESS_KINDS, **VALUE_KINDS}
 
 
 def main(argv: Sequence[str]) -> int:

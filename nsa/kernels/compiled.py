@@ -1,6 +1,10 @@
-"""torch.compile of the dense parts, and what torch's compiler itself counts, and when.
+"""Other kernels for the dense parts: torch.compile with what it counts, and liger-kernel's.
 
 The only module that knows names inside torch's compiler. They are those of torch 2.13.
+
+Of liger-kernel (the extra `liger`) it is RMSNorm and SwiGLU. Its fused linear cross-entropy is not
+used: it never makes the logits, and the logits are what the proofs of a launch are taken from
+(positions, the loss by its definition, the oracle).
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +22,8 @@ from torch.utils.hooks import RemovableHandle
 
 from nsa.contract import Event
 from nsa.dense import Dense, enter_apart, enter_together, leave, mean_loss
-from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import Heartbeat
+from nsa.model import NSALanguageModel, SwiGLU
 from nsa.settings import ConfigError
 
 
@@ -180,3 +186,39 @@ class Compiling:
             recorded=now.recorded,
             breaks=now.breaks,
         )
+
+
+# What autograd calls them: the norms (two in each layer and the last one), the MLP of each layer.
+LIGER_NORM_NODE = "LigerRMSNormFunctionBackward"
+LIGER_MLP_NODE = "LigerFusedGateUpSiLUMulFunctionBackward"
+
+
+def use_liger(model: NSALanguageModel, on: bool) -> None:
+    """Let every norm and MLP of the model run liger's kernels, or torch's again.
+
+    Parameters, their names and hooks stay; only what the modules do inside changes.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm | SwiGLU):
+            vars(module).pop("forward", None)
+        if on and isinstance(module, nn.RMSNorm):
+            vars(module)["forward"] = partial(_liger_norm, module)
+        if on and isinstance(module, SwiGLU):
+            vars(module)["forward"] = partial(_liger_mlp, module)
+
+
+def _liger_norm(module: nn.RMSNorm, x: Tensor) -> Tensor:
+    from liger_kernel.ops import LigerRMSNormFunction
+
+    # All in float32, and no gradient overwritten: the residual stream still needs it.
+    out: Tensor = LigerRMSNormFunction.apply(x, module.weight, module.eps, 0.0, "gemma", False)
+    return out
+
+
+def _liger_mlp(module: SwiGLU, x: Tensor) -> Tensor:
+    from liger_kernel.ops import LigerFusedGateUpSiLUMulFunction
+
+    # Rows only: of version 0.8.5 the backward pass forgets any other shape.
+    gated = LigerFusedGateUpSiLUMulFunction.apply(module.gate_up(x).flatten(0, -2))
+    out: Tensor = module.down(gated.unflatten(0, x.shape[:-1]))
+    return out

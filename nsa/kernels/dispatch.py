@@ -12,7 +12,7 @@ from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.config import ModelConfig, Way, Window
 from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
 from nsa.kernels.compiled import Refused
-from nsa.launch.kernels import other_kernels, triton_asked
+from nsa.launch.arms import other_kernels, triton_asked
 from nsa.launch.plan import AUDITED, LaunchPlan
 from nsa.toggles import ToggleSet
 

@@ -12,9 +12,8 @@ from nsa import torch_env
 from nsa.config import ModelConfig, Way
 from nsa.config import Path as AttentionPath
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
-from nsa.launch.arms import ArmFile, Block, load_blocks
+from nsa.launch.arms import ArmFile, Block, load_blocks, triton_asked, why_no_triton, why_not
 from nsa.launch.cli import Flags, parse_flags, toggle_overrides
-from nsa.launch.kernels import triton_asked, why_no_triton, why_not
 from nsa.settings import (
     VOCAB_SIZES,
     Loaded,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from nsa import contract, torch_env
-from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import Heartbeat
 from nsa.launch.plan import Place
 from nsa.launch.process import open_stackdump
 from nsa.settings import ConfigError

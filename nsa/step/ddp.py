@@ -15,7 +15,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from nsa.launch.heartbeat import MIB
+from nsa.launch.output import MIB
 from nsa.launch.ranks import Ranks
 from nsa.toggles import ToggleSet
 

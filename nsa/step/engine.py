@@ -15,11 +15,11 @@ from nsa.attention.compression import full_float32
 from nsa.contract import ELSEWHERE
 from nsa.data.source import Batch
 from nsa.dense import Dense, mean_loss
-from nsa.kernels import compiled, liger
+from nsa.kernels import compiled
 from nsa.kernels import cuda_graphs as replay
 from nsa.kernels.dispatch import Dispatch, allow_kernels
 from nsa.kernels.kernel_check import compare
-from nsa.launch.kernels import other_kernels, why_not
+from nsa.launch.arms import other_kernels, why_not
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
@@ -153,7 +153,7 @@ class Engine:
             self._made[mode] = compiled.compile_dense(mode)
         self.dense = self._made.get(mode)
         self.model.use(self.dense)
-        liger.use(self.model, with_liger)
+        compiled.use_liger(self.model, with_liger)
         self.compiled_graphs = mode == "graphs"
 
     def _record(self, toggles: ToggleSet) -> None:

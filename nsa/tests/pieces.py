@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from nsa.attention import chunks
-from nsa.attention.cpu import blocks, dense, schedule
+from nsa.attention import branches
+from nsa.attention.cpu import blocks, dense
 
 # Queries of a block; bytes of partial results, of scores, and of a chunk's rows.
 _SIZES = {
     (blocks, "SPLIT"): 3,
-    (schedule, "PARTIAL_BYTES"): 1 << 10,
+    (dense, "PARTIAL_BYTES"): 1 << 10,
     (dense, "PIECE_BYTES"): 1 << 10,
-    (chunks, "CHUNK_BYTES"): 1 << 11,
+    (branches, "CHUNK_BYTES"): 1 << 11,
 }
 
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from nsa.contract import CHECKSUMS_JSON, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, shard_file
 from nsa.contract.digests import sha256_of
 from nsa.data.open import open_source
-from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import Heartbeat
 from nsa.launch.plan import Place, plan_launch
 from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks, choose_device, start_ranks

@@ -11,8 +11,8 @@ from torch import Tensor
 
 import nsa
 from nsa.attention import nsa_attention, ranges_v1, ranges_v2, select_blocks
+from nsa.attention.reference import attend_selected
 from nsa.attention.selection import group_queries
-from nsa.attention.token import attend_selected
 from nsa.config import Way
 from nsa.tests import maths
 from nsa.toggles import parse_toggles

@@ -20,9 +20,9 @@ from torch.nn.functional import cross_entropy
 
 from nsa.attention.compression import full_float32
 from nsa.data.source import Batch
+from nsa.dense import Columns
 from nsa.launch.plan import plan_launch
 from nsa.model import NSALanguageModel
-from nsa.projection import Columns
 from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.tests import built, pieces

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from nsa.contract import Event, Phase
-from nsa.contract.sampling import drawn_batch
+from nsa.contract.digests import drawn_batch
 from nsa.data.source import Source
-from nsa.launch.heartbeat import Heartbeat
-from nsa.launch.output import say
+from nsa.launch.output import Heartbeat, say
 from nsa.step.engine import Engine
 from nsa.train.record import Tables
 from nsa.witness.recompute import loss_again

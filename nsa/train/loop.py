@@ -21,8 +21,7 @@ from nsa.data.source import Batch, Source
 from nsa.kernels.compiled import Refused
 from nsa.kernels.dispatch import needs_trial, trial_step
 from nsa.launch.arms import Block
-from nsa.launch.heartbeat import Heartbeat
-from nsa.launch.output import say
+from nsa.launch.output import Heartbeat, say
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import Termination
 from nsa.launch.ranks import in_force

@@ -17,8 +17,7 @@ from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.kernels.dispatch import is_out_of_memory
 from nsa.launch.envfile import announce, effective, write_env
-from nsa.launch.heartbeat import MIB, Heartbeat
-from nsa.launch.output import say, shout
+from nsa.launch.output import MIB, Heartbeat, say, shout
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, write_flight

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from nsa.contract import HALT_FILE, Event, ExitCode
 from nsa.launch.arms import Block
-from nsa.launch.heartbeat import Heartbeat
-from nsa.launch.output import say
+from nsa.launch.output import Heartbeat, say
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import GRACE_S, Termination
 from nsa.layer import GateStats

@@ -23,10 +23,8 @@ from nsa.contract import (
     proof_text,
 )
 from nsa.kernels.compiled import backward_nodes
-from nsa.launch.arms import Block
-from nsa.launch.heartbeat import Heartbeat
-from nsa.launch.kernels import other_kernels
-from nsa.launch.output import say, write_json
+from nsa.launch.arms import Block, other_kernels
+from nsa.launch.output import Heartbeat, say, write_json
 from nsa.launch.plan import AUDITED
 from nsa.step.ddp import Bucket
 from nsa.step.engine import Engine

@@ -19,10 +19,16 @@ from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR, W
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, SELECTION_RANGES, TIMEOUT_TOLERANCE_S, WIN_RANGE
-from nsa.kernels import liger
-from nsa.kernels.compiled import CALLS_BESIDE, CALLS_PER_LAYER, COMPILED_NODE, count_compiled
+from nsa.kernels.compiled import (
+    CALLS_BESIDE,
+    CALLS_PER_LAYER,
+    COMPILED_NODE,
+    LIGER_MLP_NODE,
+    LIGER_NORM_NODE,
+    count_compiled,
+)
 from nsa.kernels.cuda_graphs import REPLAYED_NODE
-from nsa.launch.heartbeat import MIB
+from nsa.launch.output import MIB
 from nsa.settings import CONFIG_TOGGLES
 from nsa.step.ddp import Wrapped
 from nsa.step.engine import Engine
@@ -366,8 +372,8 @@ def _cuda_graphs(seen: Seen) -> Evidence:
 def _liger(seen: Seen) -> Evidence:
     layers, nodes = seen.engine.plan.config.model.n_layers, seen.nodes or {}
     on = seen.toggles.flag("NSA_LIGER")
-    found = {name: nodes.get(name, 0) for name in (liger.NORM_NODE, liger.MLP_NODE)}
-    wanted = {liger.NORM_NODE: (2 * layers + 1) * on, liger.MLP_NODE: layers * on}
+    found = {name: nodes.get(name, 0) for name in (LIGER_NORM_NODE, LIGER_MLP_NODE)}
+    wanted = {LIGER_NORM_NODE: (2 * layers + 1) * on, LIGER_MLP_NODE: layers * on}
     gaps = [str(gap) for gap in seen.engine.gaps]
     return found == wanted, {"calls": found, "wanted": wanted, "furthest_off": gaps}
 

@@ -17,7 +17,7 @@ import torch
 from nsa.attention.api import attend, choose_path
 from nsa.contract import ELSEWHERE, NSAError
 from nsa.kernels.dispatch import allow_kernels, forces_sdpa
-from nsa.launch.kernels import triton_asked
+from nsa.launch.arms import triton_asked
 from nsa.launch.output import say
 from nsa.settings import refusal
 from nsa.step.engine import Engine

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa.contract.sampling import recomputed_steps, watched_steps
+from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data.source import Batch
 from nsa.step.engine import Engine
 from nsa.witness.accounts import pieces, plain_floats

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract import Event
-from nsa.contract.sampling import recomputed_steps
+from nsa.contract.digests import recomputed_steps
 from runbook.accounts.clocks import (
     PAUSE_S,
     PLACE_S,

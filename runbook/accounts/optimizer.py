@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsa.contract.sampling import recomputed_steps, watched_steps
+from nsa.contract.digests import recomputed_steps, watched_steps
 from runbook.accounts.gradients import NORM_TOLERANCE
 from runbook.accounts.model import ROUNDOFF, oracle_tolerance
 from runbook.accounts.workload import COPY_TOLERANCE, Workload

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsa.contract.sampling import drawn_batch
+from nsa.contract.digests import drawn_batch
 from runbook.accounts.clocks import joined
 from runbook.accounts.model import LOSS_TOLERANCE
 from runbook.accounts.workload import COPY_TOLERANCE, Workload

@@ -42,7 +42,7 @@ def _formats(args: argparse.Namespace) -> list[str]:
 
 
 def _unknown_formats(args: argparse.Namespace) -> list[str]:
-    from runbook.engine.outputs import format_problems
+    from runbook.engine.derive import format_problems
 
     if args.json and args.format:
         return ["--json and --format: choose one"]
@@ -59,7 +59,7 @@ def _one_known_format(args: argparse.Namespace) -> list[str]:
 
 
 def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
-    from runbook.engine.outputs import render
+    from runbook.engine.derive import render
     from runbook.files import typed_here
     from runbook.folder.manifest import record_text
     from runbook.records.run import Screen
@@ -84,7 +84,7 @@ def report(args: argparse.Namespace, console: Console) -> int:
       runbook report 20261121T010203Z-840303b --format md,html,junit
     exit codes: 0 whatever the verdict, 2 usage, 3 the run still goes on, or run.json changed since
     """
-    from runbook.engine.outputs import write_reports
+    from runbook.engine.derive import write_reports
     from runbook.folder.integrity import untrusted
     from runbook.folder.manifest import record_is_changed
 

@@ -13,8 +13,7 @@ from runbook.console import Console
 from runbook.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from runbook.tools.history.runs import History, MetricRow, RunRow
-    from runbook.tools.history.trends import Trend
+    from runbook.tools.history import History, MetricRow, RunRow, Trend
 
 _COLUMNS = (
     "started_at", "run_id", "profile", "line", "outcome", "value", "stdev", "n", "unit", "path",
@@ -67,7 +66,7 @@ def history(args: argparse.Namespace, console: Console) -> int:
       runbook history baseline.throughput
       runbook history baseline.throughput --csv > throughput.csv
     """
-    from runbook.tools.history.runs import read_history
+    from runbook.tools.history import read_history
 
     if not args.out.is_dir():
         raise UsageError(
@@ -108,7 +107,7 @@ def _show_runs(console: Console, rows: Sequence[RunRow], *, as_json: bool) -> No
 
 def _show_metric(console: Console, args: argparse.Namespace, history: History) -> None:
     from runbook.records.measurement import json_ready
-    from runbook.tools.history.trends import trends
+    from runbook.tools.history import trends
 
     rows = history.metric(args.metric)
     if not rows:
@@ -143,7 +142,7 @@ def _json_rows(trend: Trend) -> list[dict[str, object]]:
 
 
 def _print_trend(console: Console, trend: Trend) -> None:
-    from runbook.tools.history.trends import sparkline
+    from runbook.tools.history import sparkline
 
     line = sparkline(trend.numbers, plain=not console.unicode_out)
     console.result(trend.title)
@@ -186,7 +185,7 @@ def _csv(rows: list[MetricRow]) -> str:
 def _write_page(console: Console, args: argparse.Namespace, history: History) -> None:
     from runbook.config import registry
     from runbook.files import write_atomic, written_to
-    from runbook.tools.history.trends import RunsPage, trends
+    from runbook.tools.history import RunsPage, trends
 
     path = args.out / _PAGE if args.html == Path() else args.html
     shown = tuple(one for one in trends(history.metrics) if len(one.numbers) > 1)

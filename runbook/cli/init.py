@@ -99,8 +99,7 @@ def init(args: argparse.Namespace, console: Console) -> int:
     from runbook.launch.observer import Observer
     from runbook.machine.detect import detect_profile
     from runbook.records.own_trainer import RANKS
-    from runbook.tools.guess import templated
-    from runbook.tools.own_profile import document_of, run_probe
+    from runbook.tools.own_profile import document_of, run_probe, templated
 
     command = templated(args.trainer)
     name = args.name or _name_of(command)

@@ -22,8 +22,8 @@ from runbook.config.load import load_profile_document
 from runbook.config.phase import Made
 from runbook.config.profile import PhaseSettings, PlanNote, Profile, Sourced, Stage
 from runbook.config.settings import Scalar
+from runbook.defaults import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.errors import UsageError, did_you_mean
-from runbook.extras import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.files import data_path, shipped_names
 from runbook.records.measurement import Record
 

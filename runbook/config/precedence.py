@@ -22,8 +22,8 @@ from runbook.config.settings import (
     unknown_note,
     variable_problems,
 )
+from runbook.defaults import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.errors import UsageError, not_one_line
-from runbook.extras import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.files import data_path
 
 if TYPE_CHECKING:

@@ -1,18 +1,26 @@
-"""run.json from the journal: a pure function of the events, however many there are so far."""
+"""run.json from the journal, and what follows from it: its reports, and what a full disk refused.
+
+The record is a pure function of the events, however many there are so far.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from runbook.config import registry
+from runbook.config.registry import report_files
 from runbook.engine.judge import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
-from runbook.errors import RunbookError
+from runbook.errors import RunbookError, UsageError, did_you_mean
+from runbook.files import write_atomic
 from runbook.folder.journal import Event, as_it_writes
 from runbook.folder.names import ENDS
-from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, judge_run
-from runbook.records.run import Invocation, Repeated
+from runbook.records import THE_RUN, ArtifactRecord, PhaseRecord, RunRecord, Verdict, judge_run
+from runbook.records.run import Invocation, Repeated, Screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,3 +174,72 @@ def _environment(skeleton: RunRecord, events: Sequence[Event]) -> Mapping[str, s
     loads = [event["environment"] for event in events if event["event"] == "load"]
     known = {**skeleton.environment, **(facts[-1] if facts else {})}
     return {**known, **{name: text for load in loads for name, text in load.items()}}
+
+
+def format_problems(names: Iterable[str]) -> list[str]:
+    """One sentence for each name that is no report format."""
+    known = registry.report_names()
+    return [
+        f"{name!r}: no such format{did_you_mean(name, known)}; there are: {', '.join(known)}"
+        for name in names
+        if name not in known
+    ]
+
+
+def render(record: RunRecord, name: str, screen: Screen | None = None) -> str:
+    """The record in one format, a function of the record alone. Raises UsageError."""
+    if problems := format_problems([name]):
+        raise UsageError(problems)
+    return registry.reports()[name].text(record, screen)
+
+
+def write_reports(record: RunRecord, run_root: Path, names: Iterable[str]) -> list[Path]:
+    """Write the reports into the run's folder, each replaced at once, and return their paths.
+
+    Everything is rendered before the first file changes. Raises UsageError for unknown formats.
+    """
+    wanted = list(dict.fromkeys(names))
+    if problems := format_problems(wanted):
+        raise UsageError(problems)
+    files = report_files()
+    texts = {run_root / files[name]: render(record, name) for name in wanted}
+    for path, text in texts.items():
+        write_atomic(path, text)
+    return list(texts)
+
+
+_THEN = "then continue the run with --resume, or start it anew with another --out"
+_FULL = f"free space on the disk of --out first (`df -h` shows it; a quota: `quota`), {_THEN}"
+# By errno.
+REMEDIES = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: f"raise the limit of a file's size first (`ulimit -f unlimited`), {_THEN}",
+}
+_NOT_WRITABLE = f"make the folder of the run writable again first, {_THEN}"
+
+
+# How the reason begins, by which a screen knows it.
+NOT_WRITTEN = "the run's files cannot be written"
+
+
+def refused(record: RunRecord, error: OSError, what: str) -> RunRecord:
+    """The record as far as it came, never GO; what it has not come to says what to do first.
+
+    `what`: file and error, in words.
+    """
+    remedy = REMEDIES.get(error.errno or 0, _NOT_WRITABLE)
+    fields = {
+        "phases": tuple(_remedied(phase, remedy) for phase in record.phases),
+        "verdict": Verdict.NO_GO if record.verdict is Verdict.NO_GO else Verdict.INCOMPLETE,
+        "reasons": (f"{NOT_WRITTEN} ({what})", *record.reasons[:1]),
+    }
+    return record.model_copy(update=fields)
+
+
+def _remedied(phase: PhaseRecord, remedy: str) -> PhaseRecord:
+    checks = tuple(
+        check.model_copy(update={"remedy": remedy}) if check.follows == THE_RUN else check
+        for check in phase.checks
+    )
+    return phase.model_copy(update={"checks": checks})

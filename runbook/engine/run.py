@@ -16,11 +16,10 @@ from runbook.config import registry
 from runbook.config.phase import Phase
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup
-from runbook.engine.derive import derive_record, so_far
+from runbook.engine.derive import NOT_WRITTEN, derive_record, refused, so_far, write_reports
 from runbook.engine.extend import keep_aside, repeat
 from runbook.engine.intact import was_judged
 from runbook.engine.judge import is_as_planned, judged_anew, read_phase, what_it_reads
-from runbook.engine.outputs import NOT_WRITTEN, refused, write_reports
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.plan.forecast import Earlier
 from runbook.engine.plan.planned import config_before

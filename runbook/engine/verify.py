@@ -16,7 +16,7 @@ from runbook.config import registry
 from runbook.config.phase import Phase
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_of_record
-from runbook.engine.derive import assemble
+from runbook.engine.derive import assemble, render
 from runbook.engine.intact import (
     differing_fields,
     fact_problems,
@@ -27,7 +27,6 @@ from runbook.engine.intact import (
     was_judged,
 )
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
-from runbook.engine.outputs import render
 from runbook.files import read_bytes
 from runbook.folder.facts import read_facts
 from runbook.folder.integrity import folder_problems

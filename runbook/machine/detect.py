@@ -31,8 +31,8 @@ def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
             raise _refused([*signs, "nvidia-smi is not installed"])
         return "cpu", "nvidia-smi is not installed and no NVIDIA device is seen: no GPU to use"
     # Parsing XML and starting processes: `runbook` alone has no use for it where there is no GPU.
+    from runbook.machine.gpu import visible_gpus
     from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
-    from runbook.machine.gpu.visible import visible_gpus
 
     smi, problem = read_nvidia_smi(program)
     if smi is None:

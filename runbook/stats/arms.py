@@ -14,8 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, too_few
-from runbook.stats.pace import unless_disturbed
+from runbook.stats.decision import (
+    Decided,
+    Decision,
+    Detail,
+    FloatArray,
+    between,
+    too_few,
+    unless_disturbed,
+)
 from runbook.stats.pairs import t_quantile
 from runbook.stats.plans import BUCKET_PLAN, InterimPlan, first_settled
 

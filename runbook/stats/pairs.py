@@ -10,8 +10,15 @@ from functools import lru_cache
 import numpy as np
 
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.decision import Decided, Decision, FloatArray, between, paired, too_few
-from runbook.stats.pace import unless_disturbed
+from runbook.stats.decision import (
+    Decided,
+    Decision,
+    FloatArray,
+    between,
+    paired,
+    too_few,
+    unless_disturbed,
+)
 from runbook.stats.plans import (
     FASTER_PLAN,
     REGRESSION_PLAN,

@@ -11,7 +11,7 @@ from typing import Any
 
 from nsa.contract import ENV_JSON, Event, ExitCode
 from runbook.folder.launch.documents import json_object
-from runbook.folder.launch.heartbeats import heartbeats_in
+from runbook.folder.launch.lines import heartbeats_in
 from runbook.folder.launch.shapes import is_any_number
 from runbook.folder.names import ANOMALIES_JSONL
 from runbook.launch.watch.detectors import Anomaly

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nsa.contract.sampling import recomputed_steps, watched_steps
+from nsa.contract.digests import recomputed_steps, watched_steps
 from runbook.accounts import model, tables
-from runbook.accounts.generated import GeneratedData
 from runbook.accounts.registry import Row, Sources, unbalanced
-from runbook.accounts.workload import Workload
+from runbook.accounts.workload import GeneratedData, Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 from tests.factory.told import PROOF, TEXT, recomputed, shadow, told_steps

@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 
 from runbook.accounts import data, model, tables
-from runbook.accounts.generated import GeneratedData
 from runbook.accounts.gradients import gradient_account
-from runbook.accounts.workload import Workload
+from runbook.accounts.workload import GeneratedData, Workload
 from runbook.records.evidence import Effect, RankLog
 from tests.accounts.launches import (
     PER_RANK,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsa.contract.sampling import recomputed_steps
+from nsa.contract.digests import recomputed_steps
 from runbook.accounts.between_steps import beside_account, beside_words
 from runbook.folder.launch.rank_log import RankHistory
 from tests.accounts.launches import RANKS, STEPS, Ranks, rank, rows

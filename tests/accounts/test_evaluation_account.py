@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nsa.contract.sampling import drawn_batch
+from nsa.contract.digests import drawn_batch
 from runbook.accounts.tables import evaluation_account, evaluations_left_out
 from tests.accounts.launches import PER_RANK, WORK, Ranks, changed, honest
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from nsa.contract.sampling import recomputed_steps
+from nsa.contract.digests import recomputed_steps
 from runbook.accounts.model import gates_account
 from tests.accounts.launches import STEPS, WORK, Ranks, ending_of, honest
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from nsa.data.generated import GeneratedSource
+from nsa.data.open import GeneratedSource
 from nsa.settings import Share
 from nsa.witness.accounts import batch_digest
 from runbook.accounts.data import data_account
-from runbook.accounts.generated import GeneratedData
-from runbook.accounts.workload import Workload
+from runbook.accounts.workload import GeneratedData, Workload
 from runbook.records.evidence import RankLog
 from tests.accounts.launches import DATA, WORK, Ranks, changed, honest, steps_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nsa.contract.sampling import recomputed_steps, watched_steps
+from nsa.contract.digests import recomputed_steps, watched_steps
 from runbook.accounts.gradients import left_over_account
 from runbook.accounts.optimizer import gradient_tolerance, shadow_account
 from tests.accounts.launches import (

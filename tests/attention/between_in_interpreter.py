@@ -21,8 +21,8 @@ from triton.runtime import interpreter
 from nsa.attention.api import attend
 from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
 from nsa.attention.tracing import count_ranges
+from nsa.attention.triton import between as between_launch
 from nsa.attention.triton import operators
-from nsa.attention.triton.between import launch as between_launch
 from nsa.attention.triton.selected import launch as LAUNCH
 from nsa.config import NSAConfig, Ranges, Way
 from nsa.contract import SELECTION_RANGES
@@ -204,11 +204,11 @@ def ranges_operator() -> list[str]:
 
 
 _JUDGES: dict[str, tuple[Callable[..., list[str]], str]] = {
-    "mix": (mix_values, "between.launch"),
-    "mix_in_32_bits": (mix_far, "between.launch"),
+    "mix": (mix_values, "between"),
+    "mix_in_32_bits": (mix_far, "between"),
     "ranges": (ranges_values, "selected.launch"),
-    "pool": (pool_values, "between.launch"),
-    "pool_in_32_bits": (pool_far, "between.launch"),
+    "pool": (pool_values, "between"),
+    "pool_in_32_bits": (pool_far, "between"),
 }
 PROOFS: dict[str, Callable[[], list[str]]] = {
     **POOL_PROOFS,

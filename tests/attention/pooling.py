@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nsa.attention.compression import mean_pool
+from nsa.attention.triton import between as between_launch
 from nsa.attention.triton import operators
-from nsa.attention.triton.between import launch as between_launch
 from nsa.config import NSAConfig
 from tests.attention.triton_kernels import (
     BOUND,

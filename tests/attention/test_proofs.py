@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nsa
-from nsa.attention import chunks, nsa_attention, select_blocks
+from nsa.attention import branches, nsa_attention, select_blocks
 from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.compression import block_scores, overlap_weights
 from nsa.attention.cpu import blocks as cpu_blocks
-from nsa.attention.cpu import schedule as cpu_schedule
+from nsa.attention.cpu import dense as cpu_pieces
 from nsa.attention.cpu.function import batched_cpu
 from nsa.config import Way
-from nsa.projection import rotate_into, rotations
+from nsa.dense import rotate_into, rotations
 
 PATHS = ("reference", "sequential", "batched", "sdpa")
 SMALL = nsa.NSAConfig(
@@ -304,15 +304,15 @@ def test_k_the_cpu_path_is_the_same_however_it_is_cut(monkeypatch: pytest.Monkey
     x = inputs(SMALL, 301, batch=2)
     whole = run(x, SMALL, "reference")
     truth = torch.autograd.grad(whole.square().sum(), list(x.values()))
-    monkeypatch.setattr(cpu_schedule, "PARTIAL_BYTES", 1)
+    monkeypatch.setattr(cpu_pieces, "PARTIAL_BYTES", 1)
     monkeypatch.setattr(cpu_blocks, "SPLIT", 3)
-    monkeypatch.setattr(cpu_schedule, "piece_tokens", lambda *_: 5)
-    cpu_schedule.schedule.cache_clear()
+    monkeypatch.setattr(cpu_pieces, "piece_tokens", lambda *_: 5)
+    cpu_pieces.schedule.cache_clear()
     try:
         out, _ = batched_cpu(Branches(**x).grouped(SMALL), SMALL, "v2")
         grads = torch.autograd.grad(out.square().sum(), list(x.values()))
     finally:
-        cpu_schedule.schedule.cache_clear()
+        cpu_pieces.schedule.cache_clear()
     assert gap(out, whole) <= 1e-12
     assert all(
         gap(a, b) <= 1e-12 * max(1.0, float(b.abs().max()))
@@ -320,7 +320,7 @@ def test_k_the_cpu_path_is_the_same_however_it_is_cut(monkeypatch: pytest.Monkey
     )
 
 
-@pytest.mark.parametrize("chunk_bytes", [1 << 11, chunks.CHUNK_BYTES])
+@pytest.mark.parametrize("chunk_bytes", [1 << 11, branches.CHUNK_BYTES])
 @pytest.mark.parametrize("d_v", [6, 8])
 def test_k_the_sdpa_path_is_the_same_however_it_is_cut(
     d_v: int, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -330,7 +330,7 @@ def test_k_the_sdpa_path_is_the_same_however_it_is_cut(
     x = inputs(cfg, 131, batch=2)
     whole = run(x, cfg, "reference")
     truth = torch.autograd.grad(whole.square().sum(), list(x.values()))
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(branches, "CHUNK_BYTES", chunk_bytes)
     out = run(x, cfg, "sdpa")
     grads = torch.autograd.grad(out.square().sum(), list(x.values()))
     assert gap(out, whole) <= 1e-12

@@ -98,7 +98,7 @@ def test_a_micro_batch_is_few_operator_calls(window: Window, most: int) -> None:
 
 def test_small_chunks_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Made to fail on purpose: a budget of bytes that makes chunks of 256 queries again."""
-    monkeypatch.setattr("nsa.attention.chunks.CHUNK_BYTES", 2 << 20)
+    monkeypatch.setattr("nsa.attention.branches.CHUNK_BYTES", 2 << 20)
     assert measure(few_layers(3), 2048).total > 3 * 4000 / MODEL.n_layers
 
 

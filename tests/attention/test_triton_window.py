@@ -9,8 +9,8 @@ import torch
 
 import nsa
 from nsa.attention import api, choose_window
+from nsa.attention.triton import tiles
 from nsa.attention.triton.tiles import register_limit
-from nsa.attention.triton.window import tiles as window_tiles
 from tests.attention.triton_process import needs_triton
 
 CFG = nsa.NSAConfig()
@@ -42,7 +42,7 @@ def test_what_the_assembler_makes_of_them() -> None:
 )  # fmt: skip
 def test_pieces_of_walks_by_hand(seq_len: int, pairs: int, pieces: int) -> None:
     """As many as give a device 256 programs, of four tiles each at least; S cuts walks short."""
-    assert window_tiles.choose_window_cut(CFG, seq_len, pairs).pieces == pieces
+    assert tiles.choose_window_cut(CFG, seq_len, pairs).pieces == pieces
 
 
 def test_numbers_of_32_bits_hold_every_row() -> None:

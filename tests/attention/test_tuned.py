@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.attention.triton import tuned
-from nsa.attention.triton.compressed.tiles import choose_compressed_cut
+from nsa.attention.triton import launch
 from nsa.attention.triton.operators import config_of
 from nsa.attention.triton.selected.tiles import choose_cut
-from nsa.attention.triton.tiles import Tile
-from nsa.attention.triton.window.tiles import choose_window_cut
+from nsa.attention.triton.tiles import Tile, choose_compressed_cut, choose_window_cut
 from nsa.config import NSAConfig
 
 CFG = NSAConfig()
@@ -41,8 +39,8 @@ CHOICES = [
 
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tuned, "FOLDER", tmp_path)
-    shapes = tuned.shapes_of(CFG, 2)
+    monkeypatch.setattr(launch, "FOLDER", tmp_path)
+    shapes = launch.shapes_of(CFG, 2)
     lengths = {branch: [2048, 32768] for branch in shapes}
     document = {
         "device": DEVICE,
@@ -51,14 +49,14 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "lengths": lengths,
         "choices": CHOICES,
     }
-    tuned.file_of(DEVICE).write_text(json.dumps(document))
-    tuned._with_choices.cache_clear()
+    launch.file_of(DEVICE).write_text(json.dumps(document))
+    launch._with_choices.cache_clear()
     return tmp_path
 
 
 def applied(branch: str, cut: Any, seq_len: int, cfg: NSAConfig = CFG, **other: Any) -> Any:
     told: dict[str, Any] = {"itemsize": 2, "device": DEVICE, "capability": "9.0"} | other
-    return tuned._with_choices(branch, cut, cfg, seq_len, **told)
+    return launch._with_choices(branch, cut, cfg, seq_len, **told)
 
 
 def test_a_file_is_named_by_its_device(measured: Path) -> None:
@@ -105,21 +103,21 @@ def test_other_shapes_types_and_devices_keep_what_is_assumed(measured: Path) -> 
     assert applied("window", cut, 2048, dataclasses.replace(CFG, w=256)) == cut
     assert applied("window", cut, 2048, itemsize=4) == cut
     assert applied("window", cut, 2048, device="another", capability="8.0") == cut
-    assert tuned.tuned("window", cut, CFG, torch.zeros(1, 2048, 2, 6, 64)) == cut
+    assert launch.tuned("window", cut, CFG, torch.zeros(1, 2048, 2, 6, 64)) == cut
 
 
 def test_a_device_without_a_file_takes_one_of_its_capability(measured: Path) -> None:
     cut = choose_window_cut(CFG, 2048, 2)
     assert applied("window", cut, 2048, device="another") == applied("window", cut, 2048) != cut
     own = {"device": "another", "capability": "9.0", "shapes": {}, "choices": []}
-    assert tuned.measured("another", "9.0") != own
-    tuned.file_of("another").write_text(json.dumps(own))
-    assert tuned.measured("another", "9.0") == own
-    assert tuned.measured(DEVICE, "9.0") != own
+    assert launch.measured("another", "9.0") != own
+    launch.file_of("another").write_text(json.dumps(own))
+    assert launch.measured("another", "9.0") == own
+    assert launch.measured(DEVICE, "9.0") != own
 
 
 def test_a_branch_that_was_not_measured_keeps_what_is_assumed(measured: Path) -> None:
-    path = tuned.file_of(DEVICE)
+    path = launch.file_of(DEVICE)
     document = json.loads(path.read_text())
     del document["lengths"]["window"]
     path.write_text(json.dumps(document))
@@ -137,7 +135,7 @@ def test_an_operator_knows_enough_of_the_config() -> None:
         "top": config_of(q, q, l=CFG.l, d=CFG.d, l_sel=CFG.l_sel, n_sel=CFG.n_sel),
         "window": config_of(q, v, w=CFG.w),
     }
-    assert {name: tuned.shape_of(name, cfg, 2) for name, cfg in made.items()} == tuned.shapes_of(
+    assert {name: launch.shape_of(name, cfg, 2) for name, cfg in made.items()} == launch.shapes_of(
         CFG, 2
     )
 
@@ -150,10 +148,10 @@ def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
         "top": lambda n: choose_compressed_cut(CFG, n, 2),
         "window": lambda n: choose_window_cut(CFG, n, 2),
     }
-    for path in (Path(tuned.__file__).parent / "tuned").glob("*.json"):
+    for path in (Path(launch.__file__).parent / "tuned").glob("*.json"):
         document = json.loads(path.read_text())
-        assert path == tuned.file_of(document["device"])
-        assert document["shapes"] == tuned.shapes_of(CFG, 2)
+        assert path == launch.file_of(document["device"])
+        assert document["shapes"] == launch.shapes_of(CFG, 2)
         assert document["choices"]
         assert document["lengths"].keys() == document["shapes"].keys()
         assert all(
@@ -162,5 +160,5 @@ def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
         for one in document["choices"]:
             value = Tile(**one["value"]) if isinstance(one["value"], dict) else one["value"]
             cut = cuts[one["branch"]](one["seq_len"])
-            assert type(tuned.get(cut, one["field"])) is type(value)
-            assert tuned.get(tuned.put(cut, one["field"], value), one["field"]) == value
+            assert type(launch.get(cut, one["field"])) is type(value)
+            assert launch.get(launch.put(cut, one["field"], value), one["field"]) == value

@@ -17,8 +17,7 @@ from torch import Tensor
 
 import nsa
 from nsa.attention.triton.compressed import launch as LAUNCH
-from nsa.attention.triton.compressed.tiles import CompressedCut
-from nsa.attention.triton.tiles import Tile
+from nsa.attention.triton.tiles import CompressedCut, Tile
 from tests.attention.equations import Shape, select
 from tests.attention.triton_kernels import BOUND, compare, poisoned, written_once
 

@@ -19,8 +19,8 @@ from nsa.attention.branches import Branches
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import operators
+from nsa.attention.triton import window as window_launch
 from nsa.attention.triton.selected import launch
-from nsa.attention.triton.window import launch as window_launch
 from nsa.config import Way
 from nsa.contract import ATTEND_RANGE, WIN_RANGE
 from nsa.launch.plan import plan_launch

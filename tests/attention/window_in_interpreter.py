@@ -21,9 +21,8 @@ from torch import Tensor
 
 import nsa
 from nsa.attention.triton import operators
-from nsa.attention.triton.tiles import Tile
-from nsa.attention.triton.window import launch as window_launch
-from nsa.attention.triton.window.tiles import WindowCut
+from nsa.attention.triton import window as window_launch
+from nsa.attention.triton.tiles import Tile, WindowCut
 from tests.attention.defects import defects
 from tests.attention.equations import attention, softmax
 from tests.attention.triton_kernels import (
@@ -231,7 +230,7 @@ _ALL: tuple[Callable[..., list[str]], ...] = (
     window_far,
 )  # fmt: skip
 PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL} | {
-    name: partial(judged, judge, "window.launch", kind, name)
+    name: partial(judged, judge, "window", kind, name)
     for kind, judge in (("window", core), ("window_in_32_bits", window_far))
     for name in defects(kind)
 }

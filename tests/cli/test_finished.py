@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from runbook.folder.manifest import record_text, write_manifest
 from tests.cli.shell import ESCAPE, inside, runbook
 from tests.reports import samples

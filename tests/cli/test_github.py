@@ -15,7 +15,7 @@ from runbook.cli.run.observers import (
     tell_github,
 )
 from runbook.console import Console
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from runbook.folder.manifest import fingerprint_of
 from tests.cli.test_observers import play
 from tests.reports import samples

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nsa.data.generated import CHAIN_CHANCES, GeneratedSource, chain_entropy_nats
+from nsa.data.open import CHAIN_CHANCES, GeneratedSource, chain_entropy_nats
 from nsa.data.source import DataError
 from nsa.settings import Share
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.data import smoke, tokenizers
+from nsa.data import packing, smoke
 
 WORDS = ["--seq-len", "64", "--batch", "1", "--timeout", "60"]
 
@@ -33,7 +33,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "r50k_base.tiktoken"
     path.write_bytes(b"".join(lines))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setattr(tokenizers, "GPT2_TABLE_SHA256", digest)
+    monkeypatch.setattr(packing, "GPT2_TABLE_SHA256", digest)
     return path
 
 
@@ -49,7 +49,7 @@ def test_the_documented_line_reads_local_documents_with_gpt2(
 
 
 def test_gpt2_from_a_file_merges_and_separates(table: Path) -> None:
-    tokenizer = tokenizers.open_tokenizer("gpt2", str(table))
+    tokenizer = packing.open_tokenizer("gpt2", str(table))
     # The pattern cuts before " b"; each piece is one pair in this table.
     assert tokenizer.encode("aa b") == [256 + 97 * 256 + 97, 256 + 32 * 256 + 98]
     assert tokenizer.separator == 50_256
@@ -58,10 +58,10 @@ def test_gpt2_from_a_file_merges_and_separates(table: Path) -> None:
 
 def test_another_table_is_refused(table: Path, documents: Path) -> None:
     table.write_bytes(table.read_bytes()[:-40])
-    with pytest.raises(tokenizers.DataError, match="not GPT-2's table"):
-        tokenizers.open_tokenizer("gpt2", str(table))
-    with pytest.raises(tokenizers.DataError, match="No such file"):
-        tokenizers.open_tokenizer("gpt2", str(table.parent / "nowhere"))
+    with pytest.raises(packing.DataError, match="not GPT-2's table"):
+        packing.open_tokenizer("gpt2", str(table))
+    with pytest.raises(packing.DataError, match="No such file"):
+        packing.open_tokenizer("gpt2", str(table.parent / "nowhere"))
 
 
 @pytest.mark.parametrize(

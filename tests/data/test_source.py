@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.data.generated import GeneratedSource
+from nsa.data.open import GeneratedSource
 from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource
 from nsa.settings import Share
 from tests.shared import crowded

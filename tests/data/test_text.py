@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nsa.data.packing import PackedSource, is_validation
+from nsa.data.packing import ByteTokenizer, PackedSource, is_validation, open_tokenizer
 from nsa.data.source import DataError
 from nsa.data.text import Corpus, Document, FinewebCorpus, LocalCorpus, Place, changes, digests
-from nsa.data.tokenizers import ByteTokenizer, open_tokenizer
 
 # Letters of which a document of five is kept for validation, and the others.
 HELD = [c for c in string.ascii_letters if is_validation(c * 5)]

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nsa.data.packing import PackedSource
+from nsa.data.packing import ByteTokenizer, Gpt2Tokenizer, PackedSource, Tokenizer, open_tokenizer
 from nsa.data.text import LocalCorpus
-from nsa.data.tokenizers import ByteTokenizer, Gpt2Tokenizer, Tokenizer, open_tokenizer
 from nsa.settings import DataSection
 from nsa.witness.gradient_probe import text_again
 from tests.data.test_smoke import table  # noqa: F401 - a fixture

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from runbook.engine.starting import known_end
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RankExit, Verdict
 from tests.engine.toys import Toy, run

@@ -13,7 +13,7 @@ import pytest
 
 from runbook.cli.run.observers import print_summary
 from runbook.console import Console
-from runbook.engine.outputs import REMEDIES
+from runbook.engine.derive import REMEDIES
 from runbook.folder.journal import Journal, read_events
 from runbook.launch.observer import Observer
 from runbook.records import PhaseRecord, RunRecord, Verdict

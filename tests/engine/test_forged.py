@@ -13,8 +13,8 @@ import pytest
 
 from runbook.config.load import load_profile
 from runbook.config.registry import report_files, report_names
+from runbook.engine.derive import write_reports
 from runbook.engine.intact import profile_problems
-from runbook.engine.outputs import write_reports
 from runbook.folder.manifest import record_text, run_files, write_manifest
 from runbook.records import RunRecord
 from tests.engine.toys import PHASES, run, verify

@@ -12,7 +12,7 @@ import pytest
 from runbook.cli import main
 from runbook.folder.manifest import write_manifest
 from runbook.records import RunRecord
-from runbook.tools.history.runs import read_history
+from runbook.tools.history import read_history
 from tests.reports.samples import go, incomplete, no_go
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from runbook.config.presets import load_preset
 from runbook.config.setup import RunOptions, Setup
+from runbook.defaults import EXTRAS, absent
 from runbook.engine.plan.needs import needs_of
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
-from runbook.extras import EXTRAS, absent
 from tests.cli.shell import inside
 from tests.data.hub import serve, write_shards
 

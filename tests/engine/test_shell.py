@@ -10,7 +10,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.config.setup import RunOptions, Setup, setup_of_record
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.errors import UsageError

@@ -12,8 +12,7 @@ import pytest
 from runbook.cli import main
 from runbook.records import RunRecord
 from runbook.records.run import Ran
-from runbook.tools.history.runs import read_history
-from runbook.tools.history.trends import sparkline, trends
+from runbook.tools.history import read_history, sparkline, trends
 from tests.engine.test_history import store
 from tests.reports.samples import go
 

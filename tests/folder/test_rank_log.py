@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.folder.launch.heartbeats import heartbeats_in, whole_number
+from runbook.folder.launch.lines import heartbeats_in, whole_number
 from runbook.folder.launch.rank_log import RankHistory, read_heartbeats
 from runbook.records.evidence import RankLog
 from tests.factory.files import beat, heartbeats

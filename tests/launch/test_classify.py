@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.launch.heartbeats import Exit
+from runbook.folder.launch.lines import Exit
 from runbook.launch.end import End, classify_trainer, is_communication_failure, rank_exits
 from runbook.launch.watch.ranks import RankState
 from runbook.records import LaunchStatus

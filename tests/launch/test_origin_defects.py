@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import Heartbeat
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.launch.heartbeats import Exit
+from runbook.folder.launch.lines import Exit
 from runbook.launch.observer import Observer, Pulse
 from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.ranks import RankState

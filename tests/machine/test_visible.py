@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from runbook.machine.gpu import visible_gpus
 from runbook.machine.gpu.facts import collect_gpus, gpu_drafts
 from runbook.machine.gpu.nvidia_smi import GpuState, parse_nvidia_smi, parse_topology
-from runbook.machine.gpu.visible import visible_gpus
 from tests.machine.test_nvidia import FIXTURES, stand_in_nvidia_smi
 
 SMI = parse_nvidia_smi((FIXTURES / "a100x2_pcie4.xml").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.inputs import build_environment
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import LogMap, OwnTrainer
-from runbook.tools.guess import guess, templated
+from runbook.tools.own_profile import guess, templated
 
 DICTS = LogMap(columns={"loss": "loss", "lr": "learning_rate"}, every=10)
 TABLE = LogMap(path="{out}/m.csv", columns={"step": "step", "loss": "train/loss"})

@@ -10,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from nsa.contract.sampling import recomputed_steps, watched_steps
+from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
-from runbook.accounts.generated import KINDS, GeneratedData
+from runbook.accounts.workload import KINDS, GeneratedData
 from runbook.config.profile import Profile
 from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog

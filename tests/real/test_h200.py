@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsa.attention.triton.tuned import file_of
+from nsa.attention.triton.launch import file_of
 from runbook.config.load import load_profile
 from runbook.machine.detect import profile_for
 from runbook.machine.gpu.facts import gpu_drafts

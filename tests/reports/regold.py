@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runbook.config import registry
-from runbook.engine.outputs import write_reports
+from runbook.engine.derive import write_reports
 from tests.reports.samples import SAMPLES
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -17,7 +17,7 @@ from reports.permits import permit_of
 from reports.view import build_view
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from runbook.records import Kind, LaunchEntry, Outcome, Reason, RunRecord, Verdict
 from runbook.records.run import Invocation, Screen
 from tests.phases import builder, spoil

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from tests.engine.test_history import store
 from tests.engine.test_trends import at
 from tests.reports.browser import MISSING, Browser, chromium, running

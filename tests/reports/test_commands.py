@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 from nsa.launch.cli import parse_flags
 from runbook.cli import COMMANDS, SHORT_FORMS
 from runbook.cli._parser import parse_all
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from tests.executed import kind_of, note
 from tests.reports.printed import commands_of, told_by_remedies
 from tests.reports.records import NAMES, record_called

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from tests.reports.samples import go
 
 HEAVY = ("torch", "pandas", "numpy", "scipy", "matplotlib")

@@ -11,7 +11,7 @@ from reports.summary import TABLE_PHASES, summarize
 from reports.view import build_view
 from runbook.config import registry
 from runbook.config.load import load_profile, profile_names
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from runbook.records import RunRecord, Verdict
 from tests.phases.compare.test_node_scaling import where
 from tests.reports.records import NAMES, record_called

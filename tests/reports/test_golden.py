@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runbook.config import registry
-from runbook.engine import outputs
+from runbook.engine import derive
 from tests.reports.regold import GOLDEN
 from tests.reports.samples import SAMPLES, go
 
@@ -14,8 +14,8 @@ from tests.reports.samples import SAMPLES, go
     ("name", "fmt"), [(name, fmt) for name in SAMPLES for fmt in registry.report_names()]
 )
 def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
-    expected = (GOLDEN / name / outputs.report_files()[fmt]).read_text(encoding="utf-8")
-    assert outputs.render(SAMPLES[name](), fmt) == expected
+    expected = (GOLDEN / name / derive.report_files()[fmt]).read_text(encoding="utf-8")
+    assert derive.render(SAMPLES[name](), fmt) == expected
 
 
 # Annotations tell problems, and no number that is well.
@@ -25,4 +25,4 @@ def test_one_changed_value_changes_every_report(fmt: str) -> None:
     dump = record.model_dump(mode="json")
     dump["phases"][1]["checks"][0]["measurement"]["value"] = 47.35
     changed = type(record).model_validate(dump)
-    assert outputs.render(changed, fmt) != outputs.render(record, fmt)
+    assert derive.render(changed, fmt) != derive.render(record, fmt)

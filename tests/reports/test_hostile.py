@@ -14,7 +14,7 @@ from markdown_it.token import Token
 
 from reports.templating import html_told, markdown_told
 from runbook.config import registry
-from runbook.engine import outputs
+from runbook.engine import derive
 from runbook.records import RunRecord
 from tests.reports.samples import no_go
 from tests.tiers import examples
@@ -88,16 +88,16 @@ def html_shape(text: str) -> list[tuple[str, tuple[str, ...]]]:
 
 BENIGN = spoiled("word")
 SHAPES = {
-    "md": markdown_shape(outputs.render(BENIGN, "md")),
-    "details": markdown_shape(outputs.render(BENIGN, "details")),
-    "html": html_shape(outputs.render(BENIGN, "html")),
-    "lines": len(outputs.render(BENIGN, "terminal").splitlines()),
-    "junit": [node.tag for node in ET.fromstring(outputs.render(BENIGN, "junit")).iter()],
+    "md": markdown_shape(derive.render(BENIGN, "md")),
+    "details": markdown_shape(derive.render(BENIGN, "details")),
+    "html": html_shape(derive.render(BENIGN, "html")),
+    "lines": len(derive.render(BENIGN, "terminal").splitlines()),
+    "junit": [node.tag for node in ET.fromstring(derive.render(BENIGN, "junit")).iter()],
 }
 
 
 def assert_neutral(record: RunRecord) -> None:
-    texts = {fmt: outputs.render(record, fmt) for fmt in registry.report_names()}
+    texts = {fmt: derive.render(record, fmt) for fmt in registry.report_names()}
     for fmt, text in texts.items():
         bad = [c for c in text if (c < " " and c not in "\n\t") or c in "\x7f\x9b\u202e\u200b"]
         assert not bad, (fmt, bad)
@@ -126,7 +126,7 @@ def test_any_text_changes_no_structure(text: str) -> None:
 def test_any_markup_changes_no_structure(text: str) -> None:
     record = spoiled(text)
     for name in ("md", "details"):
-        assert markdown_shape(outputs.render(record, name)) == SHAPES[name]
+        assert markdown_shape(derive.render(record, name)) == SHAPES[name]
 
 
 @pytest.mark.parametrize("text", [*NASTY, "# a", "a `b", "`a` b `c"])
@@ -139,7 +139,7 @@ def test_a_step_is_one_paragraph_whatever_stands_between_its_backticks(text: str
 
 def test_the_checker_sees_an_unescaped_pipe_and_tag() -> None:
     """The shape test itself must be able to fail."""
-    text = outputs.render(BENIGN, "details")
+    text = derive.render(BENIGN, "details")
     assert markdown_shape(text.replace("| word |", "| wo|rd |\n\n# x\n", 1)) != SHAPES["details"]
-    page = outputs.render(BENIGN, "html")
+    page = derive.render(BENIGN, "html")
     assert html_shape(page.replace("word", "<b>word</b>", 1)) != SHAPES["html"]

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from runbook.records import RunRecord
 from tests.reports.samples import SAMPLES, no_go
 

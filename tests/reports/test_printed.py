@@ -26,7 +26,7 @@ import pytest
 from benchmarks.examples.catalog import EXAMPLES
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
 from runbook.records import Outcome, RunRecord, Verdict
 from tests import executed
 from tests.cli.shell import Ended

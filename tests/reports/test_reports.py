@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from reports.view import build_view
 from runbook.config import registry
 from runbook.console import Console
-from runbook.engine import outputs
+from runbook.engine import derive
 from runbook.errors import UsageError
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict, judge_run
 from runbook.records.run import Screen
@@ -63,14 +63,14 @@ def test_every_required_id_is_in_every_format_and_only_passes_pass(
     """
     record = record_of(outcomes, lost)
     for fmt in registry.report_names():
-        text = outputs.render(record, fmt)
+        text = derive.render(record, fmt)
         for name in record.required if fmt not in ("md", "github") else ():
             assert name in text, (fmt, name)
     view = build_view(record)
-    page = outputs.render(record, "md")
+    page = derive.render(record, "md")
     assert view.tally in page
     assert all(cause.lead.id in page for cause in view.causes)
-    cases = ET.fromstring(outputs.render(record, "junit")).findall(".//testcase")
+    cases = ET.fromstring(derive.render(record, "junit")).findall(".//testcase")
     no_fault = {"properties", "system-out"}
     green = [case.get("name") for case in cases if not {t.tag for t in case} - no_fault]
     passed = [name for name, outcome in outcomes.items() if outcome is Outcome.PASS]
@@ -90,7 +90,7 @@ def test_every_required_id_is_in_every_format_and_only_passes_pass(
     ],
 )
 def test_junit_tag_of_each_outcome(outcome: Outcome, tag: str | None) -> None:
-    root = ET.fromstring(outputs.render(record_of({"a.b": outcome}, set()), "junit"))
+    root = ET.fromstring(derive.render(record_of({"a.b": outcome}, set()), "junit"))
     case = root.find(".//testcase[@name='a.b']")
     assert case is not None
     assert [child.tag for child in case if child.tag != "properties"] == ([tag] if tag else [])
@@ -98,9 +98,9 @@ def test_junit_tag_of_each_outcome(outcome: Outcome, tag: str | None) -> None:
 
 def test_a_run_that_requires_nothing_says_so() -> None:
     record = run(Verdict.INCOMPLETE, (), required=(), reasons=())
-    assert "requires nothing" in outputs.render(record, "details")
-    assert "requires nothing" in outputs.render(record, "html")
-    assert "Of 0 required checks none passed. 0 checks in all." in outputs.render(record, "md")
+    assert "requires nothing" in derive.render(record, "details")
+    assert "requires nothing" in derive.render(record, "html")
+    assert "Of 0 required checks none passed. 0 checks in all." in derive.render(record, "md")
 
 
 def test_the_tally_is_a_sentence_that_every_page_shares() -> None:
@@ -110,13 +110,13 @@ def test_the_tally_is_a_sentence_that_every_page_shares() -> None:
     required = "of 8 required checks 3 passed, 2 failed, 1 was invalid and 2 left no evidence"
     assert view.tally == f"{len(view.causes)} causes; {required}. 7 checks in all."
     for fmt in ("md", "details", "html", "terminal"):
-        assert view.tally in outputs.render(record, fmt), fmt
+        assert view.tally in derive.render(record, fmt), fmt
 
 
 @pytest.mark.parametrize("fmt", ["md", "details", "html", "junit", "terminal"])
 def test_a_run_that_never_ended_is_called_unfinished(fmt: str) -> None:
     dead = go().model_copy(update={"finished_at": None, "verdict": Verdict.INCOMPLETE})
-    assert "Unfinished" in outputs.render(dead, fmt)
+    assert "Unfinished" in derive.render(dead, fmt)
 
 
 @pytest.mark.parametrize("make", SAMPLES.values(), ids=list(SAMPLES))
@@ -128,14 +128,14 @@ def test_digests_stay_in_the_manifest(make: Callable[[], RunRecord], fmt: str) -
     dump = record.model_dump(mode="json")
     dump["phases"][0]["checks"][0]["measurement"]["value"] = digest
     dump["environment"]["git.diff_sha256"] = digest
-    page = outputs.render(type(record).model_validate(dump), fmt)
+    page = derive.render(type(record).model_validate(dump), fmt)
     assert "digest in run.json" in page if fmt != "md" else True
     assert not re.search(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])", page)
 
 
 def test_terminal_has_colour_only_on_request() -> None:
-    plain = outputs.render(no_go(), "terminal")
-    coloured = outputs.render(no_go(), "terminal", Screen(color=True))
+    plain = derive.render(no_go(), "terminal")
+    coloured = derive.render(no_go(), "terminal", Screen(color=True))
     assert "\x1b" not in plain
     Console(stdout=(shown := io.StringIO())).page(coloured)
     assert "\x1b[31mFAIL\x1b[0m" in shown.getvalue()
@@ -143,7 +143,7 @@ def test_terminal_has_colour_only_on_request() -> None:
 
 def test_unknown_formats_are_refused_together() -> None:
     with pytest.raises(UsageError) as caught:
-        outputs.write_reports(go(), Path("nowhere"), ["md", "htm", "pdf"])
+        derive.write_reports(go(), Path("nowhere"), ["md", "htm", "pdf"])
     text = str(caught.value)
     assert "'htm': no such format (did you mean 'html'?)" in text
     assert "'pdf'" in text
@@ -153,5 +153,5 @@ def test_unknown_formats_are_refused_together() -> None:
 def test_write_renders_all_before_it_touches_any_file(tmp_path: Path) -> None:
     (tmp_path / "report.md").write_text("old")
     with pytest.raises(UsageError):
-        outputs.write_reports(go(), tmp_path, ["md", "nothing"])
+        derive.write_reports(go(), tmp_path, ["md", "nothing"])
     assert (tmp_path / "report.md").read_text() == "old"

@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.decisions.noise import NEIGHBORS, block_times, rates
 from runbook.stats.arms import best_arm_sequential
-from runbook.stats.decision import Decided, FloatArray
-from runbook.stats.pace import pace_of
+from runbook.stats.decision import Decided, FloatArray, pace_of
 from runbook.stats.pairs import non_inferiority
 from runbook.stats.plans import FUSED_PLAN
 from tests.stats.tables import table_of

@@ -10,9 +10,8 @@ import pytest
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Decided, Decision, FloatArray
+from runbook.stats.decision import Decided, Decision, FloatArray, Pace, pace_of, unless_disturbed
 from runbook.stats.memory import memory_plateau
-from runbook.stats.pace import Pace, pace_of, unless_disturbed
 from runbook.stats.steady import stall_period, stall_share, steady
 
 

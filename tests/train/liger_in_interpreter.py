@@ -16,8 +16,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from nsa.config import ModelConfig, NSAConfig
-from nsa.kernels import liger
-from nsa.kernels.compiled import backward_nodes
+from nsa.kernels.compiled import LIGER_MLP_NODE, LIGER_NORM_NODE, backward_nodes, use_liger
 from nsa.kernels.kernel_check import compare
 from nsa.model import NSALanguageModel
 
@@ -41,21 +40,21 @@ def main() -> None:
     model = NSALanguageModel(ModelConfig(vocab_size=11, n_layers=2, attention=SHAPE))
     tokens = torch.randint(11, (2, 12))
     mine = _gradients(model, tokens)
-    liger.use(model, True)
+    use_liger(model, True)
     gaps = compare(model, tokens=(2, 12), autocast=torch.enable_grad)
     theirs = _gradients(model, tokens)
     nodes = backward_nodes(model(tokens).square().mean())
     worst = max(float((a - b).norm() / b.norm()) for a, b in zip(theirs, mine, strict=True))
     names = list(model.state_dict())
-    liger.use(model, False)
+    use_liger(model, False)
     print(
         json.dumps(
             {
                 "gaps": [[gap.what, gap.error, gap.allowed, gap.too_wide] for gap in gaps],
                 "gradients": worst,
-                "nodes": [nodes[liger.NORM_NODE], nodes[liger.MLP_NODE]],
+                "nodes": [nodes[LIGER_NORM_NODE], nodes[LIGER_MLP_NODE]],
                 "names": names == list(model.state_dict()),
-                "off": backward_nodes(model(tokens).mean())[liger.NORM_NODE],
+                "off": backward_nodes(model(tokens).mean())[LIGER_NORM_NODE],
             }
         )
     )

@@ -17,8 +17,8 @@ from nsa.contract import Event
 from nsa.kernels import compiled
 from nsa.kernels.compiled import Compiled, Compiling, backward_nodes, compile_dense, count_compiled
 from nsa.kernels.kernel_check import compare
-from nsa.launch import kernels
-from nsa.launch.kernels import why_not
+from nsa.launch import arms
+from nsa.launch.arms import why_not
 from nsa.model import NSALanguageModel
 from nsa.rounding import FLOAT32_SUMS, Gap
 from nsa.toggles import parse_toggles
@@ -133,8 +133,8 @@ def test_the_bound_is_twice_our_own_error() -> None:
 def test_what_is_missing_is_said_before_it_is_needed(
     asked: dict[str, str], device: str, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(kernels.shutil, "which", lambda _: None)
+    monkeypatch.setattr(arms.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(arms.shutil, "which", lambda _: None)
     found = why_not(parse_toggles(asked), device)
     assert (found is None) == (words is None)
     assert words is None or (found is not None and words in found)

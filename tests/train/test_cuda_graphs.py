@@ -16,7 +16,7 @@ from nsa.data.source import Batch
 from nsa.dense import mean_loss
 from nsa.kernels.compiled import backward_nodes
 from nsa.kernels.cuda_graphs import REPLAYED_NODE, Recording, replay_gap, roundings
-from nsa.launch.kernels import why_not
+from nsa.launch.arms import why_not
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel

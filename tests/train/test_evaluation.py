@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.contract.sampling import drawn_batch
+from nsa.contract.digests import drawn_batch
 from nsa.step.engine import Engine
 from nsa.train.evaluation import evaluate
 from nsa.witness.accounts import TokenMeter, batch_digest

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nsa.attention.tracing import count_ranges, is_counting
 from nsa.data.source import Batch
-from nsa.projection import _Split
+from nsa.dense import _Split
 from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nsa.data.open import open_source
 from nsa.data.source import Source
-from nsa.launch.heartbeat import Heartbeat
+from nsa.launch.output import Heartbeat
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks

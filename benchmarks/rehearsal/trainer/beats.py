@@ -21,7 +21,7 @@ from benchmarks.rehearsal.trainer.steps import (
     seed_of,
 )
 from nsa.contract import Event, Phase
-from nsa.contract.sampling import drawn_batch, recomputed_steps, watched_steps
+from nsa.contract.digests import drawn_batch, recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
 from tests.factory.files import Record, record
 from tests.factory.told import in_force, shadow

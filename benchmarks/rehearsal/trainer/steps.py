@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.roofline import HOST_S, Shape, StepTime, Work, step_time
-from runbook.accounts.generated import GeneratedData
+from runbook.accounts.workload import GeneratedData
 
 # Standard deviations, as shares: of one launch's pace, and of one step's time.
 LAUNCH_NOISE, STEP_NOISE = 0.01, 0.006

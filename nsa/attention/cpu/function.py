@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from nsa.attention.branches import Grouped
 from nsa.attention.compression import accumulate_dtype, compress
 from nsa.attention.cpu.blocks import Pairs
-from nsa.attention.cpu.dense import workspace
+from nsa.attention.cpu.dense import Schedule, schedule, workspace
 from nsa.attention.cpu.passes import (
     BranchGrads,
     Rows,
@@ -20,7 +20,6 @@ from nsa.attention.cpu.passes import (
     attend_compressed,
     attend_pieces,
 )
-from nsa.attention.cpu.schedule import Schedule, schedule
 from nsa.attention.selection import block_map, build_ranges
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig, Ranges

@@ -10,8 +10,7 @@ from torch import Tensor
 from nsa.attention.branches import split_dim
 from nsa.attention.compression import block_scores
 from nsa.attention.cpu.blocks import Pairs, backward_blocks, forward_blocks, pair_up
-from nsa.attention.cpu.dense import Piece, Workspace, backward_piece, forward_piece
-from nsa.attention.cpu.schedule import Schedule
+from nsa.attention.cpu.dense import Piece, Schedule, Workspace, backward_piece, forward_piece
 from nsa.attention.selection import everything_visible, top_blocks
 from nsa.attention.tracing import profile_range
 from nsa.contract import CMP_RANGE, SCORES_RANGE

@@ -1,8 +1,7 @@
 """Attention by Triton kernels; nothing here is imported before somebody asks for them.
 
-A folder for each branch and for what is between them: there `tiles` says how the work is cut,
-`launch` starts the kernels, and the others are kernels. What torch sees is in `operators`. Beside
-the folders, `availability` says whether the kernels can run, `tiles` which shapes they take,
-`tuned` how they are cut on a measured device; `rows` has the parts of kernels, `launch` those of a
-launch.
+What torch sees is in `operators`. `tiles` says which shapes and devices the kernels take and how
+their work is cut, `launch` what every launch of them needs, `rows` what every kernel does. Kernels
+with what launches them: the window, what is `between` the branches, and a folder for the compressed
+and the selected branch.
 """

@@ -205,7 +205,7 @@ def attend_selected(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, cfg: NSACon
 @_operator(_attended)
 def window(q: Tensor, k: Tensor, v: Tensor, w: int) -> tuple[Tensor, Tensor]:
     """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
-    from nsa.attention.triton.window import launch
+    from nsa.attention.triton import window as launch
 
     return launch.forward(q, k, v, config_of(q, v, w=w))
 
@@ -215,7 +215,7 @@ def window_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, w: int
 ) -> Three:
     """Gradients of q, k and v from that of the output."""
-    from nsa.attention.triton.window import launch
+    from nsa.attention.triton import window as launch
 
     return launch.backward(grad, q, k, v, out, lse, config_of(q, v, w=w))
 
@@ -241,7 +241,7 @@ def _pooled(k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, ...]:  # noqa
 @_operator(_pooled)
 def pool(k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, Tensor]:  # noqa: E741
     """Compressed keys and values float32 [B,N,G,D]: means of k and v [B,S,G,D]."""
-    from nsa.attention.triton.between import launch
+    from nsa.attention.triton import between as launch
 
     return launch.pool_forward(k, v, config_of(k[:, :, :, None], v, l=l, d=d))
 
@@ -260,7 +260,7 @@ def pool_backward(
     grad_k: Tensor, grad_v: Tensor, seq_len: int, dtype: torch.dtype, l: int, d: int  # noqa: E741
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of k and v [B,seq_len,G,D] from those of their means."""
-    from nsa.attention.triton.between import launch
+    from nsa.attention.triton import between as launch
 
     cfg = config_of(grad_k[:, :, :, None], grad_v, l=l, d=d)
     return launch.pool_backward(grad_k, grad_v, seq_len, dtype, cfg)
@@ -287,7 +287,7 @@ def pooled(k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
 @_operator(lambda cmp, _sel, _win, gates: gates.new_empty(cmp.shape))
 def mix(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
     """Sum of the branches [B,S,H,Dv], each times its gate [B,S,H,3], in the type of the gates."""
-    from nsa.attention.triton.between import launch
+    from nsa.attention.triton import between as launch
 
     return launch.mix_forward(cmp, sel, win, gates)
 
@@ -297,7 +297,7 @@ def mix_backward(
     grad: Tensor, cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of the three branches and of the gates from that of the output."""
-    from nsa.attention.triton.between import launch
+    from nsa.attention.triton import between as launch
 
     return launch.mix_backward(grad, cmp, sel, win, gates)
 

@@ -1,8 +1,18 @@
-"""Which shapes the Triton kernels take, and what a tile of them is. No torch, no triton."""
+"""Which shapes and devices the Triton kernels take, and how their work is cut. Imports no triton.
+
+Tiles of queries hold rows as in `rows`. Those of the window walk over the keys from the first that
+their first token sees to their last token, tiles of keys over the rows of the tokens that see them.
+Both begin exactly there, not at a multiple of the tile, and only the tiles at both ends of a walk
+have to look which key a row sees. The selected branch has a file for its own cuts.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from dataclasses import dataclass
+
+import torch
 
 from nsa.config import NSAConfig
 
@@ -50,3 +60,144 @@ def shape_problem(cfg: NSAConfig, seq_len: int | None = None) -> str | None:
     if seq_len is not None and cfg.n_blocks(seq_len) > MOST_BLOCKS:
         return f"S={seq_len} is {cfg.n_blocks(seq_len)} blocks: the kernels take {MOST_BLOCKS}"
     return None
+
+
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
+_CAPABILITY = (8, 0)
+# Triton's own: its kernels then run in Python, on any device, for tests.
+_INTERPRETED = "TRITON_INTERPRET"
+
+
+def triton_problem(
+    cfg: NSAConfig, dtype: torch.dtype, device: torch.device, seq_len: int | None = None
+) -> str | None:
+    """Why the kernels cannot run for this shape, type and device; None where they can."""
+    if device.type == "cuda":
+        found = torch.cuda.get_device_capability(device) if torch.cuda.is_available() else (0, 0)
+        if found < _CAPABILITY:
+            return f"Triton needs compute capability 8.0, this is {found[0]}.{found[1]}"
+    elif os.environ.get(_INTERPRETED) != "1":
+        return f"Triton needs a CUDA device, this is {device.type}"
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if dtype not in _TYPES:
+        return f"the Triton kernels have no {str(dtype).removeprefix('torch.')}"
+    return shape_problem(cfg, seq_len)
+
+
+# Programs of keys that a GPU should find, two for each multiprocessor of the largest, and tiles
+# that each of them walks over at least: what it writes is read again.
+_WINDOW_PROGRAMS, _LEAST_TILES = 256, 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowCut:
+    """How one call is cut. keys: what a tile of queries, or a program of keys, takes at once.
+
+    pieces: programs that share the walk of a tile of keys.
+    """
+
+    forward: Tile
+    query_gradient: Tile
+    key_gradient: Tile
+    keys: int
+    pieces: int
+
+
+def choose_window_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> WindowCut:
+    """How a call of `pairs` = batch x kv groups is cut.
+
+    Tiles were found with the assembler (benchmarks/triton_aot): nothing spills on any
+    capability. Pieces take part of what would be the time of one walk where programs are few, and
+    fetch nothing twice, as tiles of fewer keys would.
+    """
+    wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
+    rows, keys = 64, 64
+    programs = -(-seq_len // keys) * pairs
+    tiles = min(keys + cfg.w - 1, seq_len) * cfg.heads_per_group // rows
+    pieces = min(-(-_WINDOW_PROGRAMS // programs), tiles // _LEAST_TILES)
+    return WindowCut(
+        forward=Tile(rows=64 if wide else 128, warps=4 if wide else 8, stages=2),
+        query_gradient=Tile(rows=64, warps=8 if wide else 4, stages=2),
+        key_gradient=Tile(rows=rows, warps=8 if wide else 4, stages=2),
+        keys=keys,
+        pieces=max(1, pieces),
+    )
+
+
+# Programs that a GPU should find in the gradients of keys, and the fewest tokens of a piece.
+_COMPRESSED_PROGRAMS, _FEWEST_TOKENS = 1024, 64
+# From so many compressed keys on, a program adds up the gradients of twice as many.
+_LONG = 1024
+# Numbers of a type that add up to one of float32, whose 24 bits it holds by 8, 11 or all. Two of
+# float16 are off by 2^-25 at most where the number is below 1.
+TERMS = {"bfloat16": 3, "float16": 2, "float32": 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedCut:
+    """How one call is cut. top: its rows are tokens.
+
+    keys, rounded_keys: of a step of the forward pass, which reads all terms of them, and of the
+    gradient of queries, which reads them rounded. owned: keys of a program that adds up their
+    gradients, over `piece` tokens. blocks: selection blocks that are scored at once, a power of
+    two: with `steps` keys each, 16 keys or more.
+    """
+
+    forward: Tile
+    query_gradient: Tile
+    key_gradient: Tile
+    top: Tile
+    keys: int
+    rounded_keys: int
+    owned: int
+    piece: int
+    blocks: int
+
+    def n_tiles(self, n_keys: int) -> int:
+        """Tiles of compressed keys whose gradients are added up."""
+        return -(-n_keys // self.owned)
+
+    def n_pieces(self, seq_len: int) -> int:
+        """Pieces of tokens."""
+        return -(-seq_len // self.piece)
+
+
+def top_places(cfg: NSAConfig) -> int:
+    """Blocks that are kept sorted: a power of two that holds n_sel."""
+    return padded(cfg.n_sel)
+
+
+def top_steps(cfg: NSAConfig) -> int:
+    """Room for the compressed keys that begin in a selection block: a power of two."""
+    return 1 << (cfg.l_sel // cfg.d - 1).bit_length()
+
+
+def reach_of(cfg: NSAConfig) -> int:
+    """Later selection blocks that a compressed key reaches into, at most."""
+    step = cfg.l_sel // cfg.d
+    return (step - 1 + cfg.l // cfg.d - 1) // step
+
+
+def choose_compressed_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> CompressedCut:
+    """How a call of `pairs` = batch x kv groups is cut."""
+    wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
+    # Found with the assembler (benchmarks/triton_aot): spills nothing on any capability.
+    keys = 32
+    # Each tile of keys reads all rows that see them: long sequences have enough tiles of many keys.
+    owned = 128 if not wide and cfg.n_compressed(seq_len) >= _LONG else 64
+    tiles = max(1, -(-cfg.n_compressed(seq_len) // owned)) * pairs
+    piece = _FEWEST_TOKENS
+    while tiles * -(-seq_len // piece) > _COMPRESSED_PROGRAMS and piece < seq_len:
+        piece *= 2
+    return CompressedCut(
+        forward=Tile(rows=32, warps=4, stages=2) if wide else Tile(rows=128, warps=8, stages=2),
+        query_gradient=Tile(rows=64 if wide else 128, warps=8, stages=2),
+        key_gradient=Tile(rows=64, warps=8 if wide or owned > 64 else 4, stages=2),
+        top=Tile(rows=64, warps=4, stages=2),
+        keys=keys,
+        rounded_keys=64,
+        owned=owned,
+        piece=piece,
+        blocks=max(1, (32 if wide else 64) // top_steps(cfg)),
+    )

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from nsa.contract import Event, Phase, checkpoint_name
-from nsa.launch.heartbeat import Heartbeat
-from nsa.launch.output import say
+from nsa.launch.output import Heartbeat, say
 from nsa.step.engine import Engine
 from nsa.train.checkpoint.restore import CheckpointError, read, read_position
 from nsa.train.checkpoint.retention import Retention, numbered

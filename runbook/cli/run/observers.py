@@ -18,13 +18,13 @@ from runbook.cli._runs import print_reports
 from runbook.cli.run.text import RunView, TextObserver
 from runbook.config.registry import report_files
 from runbook.console import Console, OutputFormat, Painted
-from runbook.engine.outputs import render
+from runbook.engine.derive import render
+from runbook.errors import printable
 from runbook.files import near, typed_here, utc_text_ms
 from runbook.folder.manifest import fingerprint_of, shown_fingerprint
 from runbook.launch.observer import Forecast, Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
 from runbook.records.run import Screen
-from runbook.text import printable
 
 _SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
 # GitHub takes a step's summary up to one MiB, and nothing of a larger one.
@@ -248,7 +248,7 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     After an interruption every row that has no evidence would say so; the way to go on is what
     counts then.
     """
-    from runbook.engine.outputs import NOT_WRITTEN
+    from runbook.engine.derive import NOT_WRITTEN
 
     short = console.quiet or record.interrupted
     width = None if short else console.width_out

@@ -138,7 +138,7 @@ class Progress:
         """For a terminal: the run, how far it is, and what runs now."""
         from rich.progress_bar import ProgressBar
 
-        from runbook.tools.history.trends import sparkline
+        from runbook.tools.history import sparkline
 
         share = self.forecast.share if self.forecast else 0.0
         so_far = f"{duration_text(round(now - self.began))} so far"

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from nsa.settings import VOCAB_SIZES, TrainerConfig
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, parameters
 from runbook.config.plan import phases_without_board
+from runbook.defaults import BOARD_TOGGLE, absent, is_installed
 from runbook.engine.plan.planned import config_of
-from runbook.extras import BOARD_TOGGLE, absent, is_installed
 from runbook.process.start import run_tool
 from runbook.records import Launch
 from runbook.records.launch import DATASET_FLAG, option

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from nsa.contract import Event
-from runbook.folder.launch.heartbeats import event_of, parse_heartbeats, whole_number
-from runbook.folder.launch.lines import WholeLines
+from runbook.folder.launch.lines import WholeLines, event_of, parse_heartbeats, whole_number
 from runbook.folder.launch.rows import Numbers
 from runbook.folder.launch.shapes import EVENTS, LARGEST_COUNT, is_any_number, is_digest, shaped
 from runbook.records.evidence import Effect

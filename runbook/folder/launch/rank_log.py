@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nsa.contract import Event
 from runbook.errors import first_of
 from runbook.folder.launch.documents import name_below
-from runbook.folder.launch.heartbeats import MOST_STEPS, Exit, is_of_training
+from runbook.folder.launch.lines import MOST_STEPS, Exit, is_of_training
 from runbook.folder.launch.rank_lines import MARKS, RankLines
 from runbook.records.evidence import RankLog
 

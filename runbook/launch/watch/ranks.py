@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import Event, Phase
-from runbook.folder.launch.heartbeats import (
+from runbook.folder.launch.lines import (
     Exit,
+    LineTail,
     event_of,
     heartbeat_files,
     is_of_training,
     parse_heartbeat,
     step_of,
 )
-from runbook.folder.launch.lines import LineTail
 from runbook.folder.launch.shapes import is_number
 from runbook.process.ended import exit_code_of, has_ended_under, process_state
 from runbook.process.reaper import environment_holds, holds_file

@@ -32,9 +32,8 @@ from runbook.folder.names import (
     NVIDIA_SMI_BEFORE_XML,
 )
 from runbook.folder.redact import redact_text
-from runbook.machine.gpu import find_nvidia_smi
+from runbook.machine.gpu import Gpu, find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import ask_nvidia_smi, parse_nvidia_smi
-from runbook.machine.gpu.visible import Gpu, visible_gpus
 from runbook.process.start import run_tool, spawn
 
 # Not isolated: pynvml may be a wheel carried on PYTHONPATH. The script's own folder stays off it.

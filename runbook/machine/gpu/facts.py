@@ -10,7 +10,7 @@ from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import RunbookError
 from runbook.folder.facts import Draft
 from runbook.folder.redact import redact_text
-from runbook.machine.gpu import find_nvidia_smi
+from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import (
     GpuState,
     NvidiaSmi,
@@ -19,7 +19,6 @@ from runbook.machine.gpu.nvidia_smi import (
     parse_nvidia_smi,
     parse_topology,
 )
-from runbook.machine.gpu.visible import visible_gpus
 
 _XML = "nvidia_smi.xml"
 _TOPOLOGY = "nvidia_topo.txt"

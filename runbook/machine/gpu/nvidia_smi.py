@@ -14,7 +14,7 @@ from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import POWER_FIELDS
-from runbook.machine.gpu.visible import Gpu
+from runbook.machine.gpu import Gpu
 from runbook.process.start import ToolResult, run_tool
 
 _TIMEOUT_S, _SHORT_S = 60.0, 20.0

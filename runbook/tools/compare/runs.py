@@ -6,19 +6,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from runbook.errors import in_one_line
 from runbook.folder.comparability import Difference
 from runbook.folder.launch.documents import load_of
 from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready, plain_number
 from runbook.stats.decision import Decided
-from runbook.text import in_one_line
-from runbook.tools.compare.numbers import MetricChange, SpeedChange, metric_change, speed_changes
 from runbook.tools.compare.sides import (
+    MetricChange,
     Side,
+    SpeedChange,
     differences,
+    metric_change,
     obstacles,
     phases_run,
     read_side,
+    speed_changes,
 )
 
 # What preflight recorded of other work on the machine.

@@ -16,7 +16,7 @@ from typing import Any
 from nsa.contract import TRAINING_CSV, Event
 from runbook.files import make_new_dir, make_private_dir
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.folder.launch.heartbeats import heartbeat_files, heartbeats_in
+from runbook.folder.launch.lines import heartbeat_files, heartbeats_in
 from runbook.launch import StopRequest
 from runbook.launch.incident.straggler import SHORT_OF_CPUS
 from runbook.process.reaper import carriers

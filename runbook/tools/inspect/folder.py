@@ -13,15 +13,14 @@ from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CS
 from runbook.errors import UsageError
 from runbook.folder.launch.documents import name_below, read_json_object
 from runbook.folder.launch.evidence import GATES, VAL
-from runbook.folder.launch.heartbeats import heartbeat_files, whole_number
+from runbook.folder.launch.lines import heartbeat_files, whole_number
 from runbook.folder.launch.rank_log import RankHistory, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import ENV, is_number, shaped
 from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.records import RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
-from runbook.tools.inspect.second_source import account_remarks, as_planned, completed
-from runbook.tools.inspect.training import inspect_training
+from runbook.tools.inspect.training import account_remarks, as_planned, completed, inspect_training
 from runbook.tools.inspect.types import (
     Inspection,
     RankFacts,

@@ -1,15 +1,260 @@
-"""From a report to every contradiction in it, and the verdict that these leave."""
+"""What the numbers of a report can bear, its contradictions, and the verdict that these leave.
+
+Windows, means, winners, controls and the machine: these rules join those of `rules` in RULES.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
+import numpy as np
 from pydantic import Field
 
+from runbook.config.limits import IDLE_MFU
 from runbook.records.measurement import Record
 from runbook.records.outcome import Outcome, Verdict
-from runbook.tools.replay.numbers import OPTIONAL_PHASES, RULES
-from runbook.tools.replay.report import Report
+from runbook.stats.arms import MIN_ROUNDS, judge_rounds
+from runbook.stats.decision import Decided, Decision
+from runbook.stats.launches import MOST_SCALING, STALE_BELOW, scaling
+from runbook.tools.replay.report import Report, Result, Span, Status
+from runbook.tools.replay.rules import OPTIONAL_PHASES, RULES, Breach, rates, rule
+
+__all__ = ["OPTIONAL_PHASES", "RULES"]
+
+# A healthy trainer is at this share of the peak or above; below IDLE_MFU the machine idles.
+HEALTHY_MFU = 0.20
+# Equal, and apart, as rates of one machine are.
+SAME, APART = 0.03, 0.10
+
+
+@rule(
+    "window.too_few_rows",
+    Outcome.INCONCLUSIVE,
+    "a mean is taken over the last 50 steps, and the first row holds initialization; too few rows"
+    " are INCONCLUSIVE, never silently fewer (W3)",
+)
+def _few_rows(report: Report) -> Iterator[Breach]:
+    for name, table in report.phases.items():
+        if short := [line for line in table.results if 0 < len(line.rows) < report.window_rows]:
+            counts = sorted({len(line.after_first) for line in short})
+            arms = ", ".join(line.arm or line.config for line in short)
+            shown = " or ".join(map(str, counts))
+            found = f"{arms}: {shown} log rows after the first, not {report.window_rows} steps"
+            yield Breach(name, table.claim, found)
+
+
+@rule(
+    "mean.of_rates",
+    Outcome.INVALID,
+    "throughput is tokens / time; never average rates",
+)
+def _means_of_rates(report: Report) -> Iterator[Breach]:
+    for name, table in report.phases.items():
+        for line in table.results:
+            values = line.after_first
+            if line.stated_mean is None or len(values) < 2:
+                continue
+            plain, honest = sum(values) / len(values), tokens_over_time(values)
+            if abs(line.stated_mean / plain - 1) < 0.002 and plain / honest - 1 > SAME:
+                found = f"{line.arm}: mean of the rates {values[0]:g} to {values[-1]:g};"
+                found += f" tokens / time gives {honest:.0f}"
+                yield Breach(name, f"mean {line.stated_mean:g}", found)
+
+
+@rule(
+    "choice.not_shown",
+    Outcome.INCONCLUSIVE,
+    "a WINNER beats every other arm at the family error of 1 % over randomized blocks; else TIE"
+    " and the configured value stays",
+)
+def _choice_not_shown(report: Report) -> Iterator[Breach]:
+    for name in ("bucket_sweep", "fused_adamw"):
+        table = report.table(name)
+        asked = table.chosen or name not in OPTIONAL_PHASES
+        if table.status is not Status.COMPLETED or not asked:
+            continue
+        decision, wins = _choice_of(table.results)
+        settled = decision.winner is not None or decision.outcome is Decided.TIE
+        if not (settled and wins == table.chosen):
+            ranked = sorted(report.measured(name), key=_pace, reverse=True)
+            spans = "; ".join(f"{line.arm}: {rates(span)}" for line, span in ranked)
+            found = f"inside the noise ({spans} tok/s after step 1): {decision.reason}"
+            yield Breach(name, f"{table.chosen or 'nothing'} is best", found)
+
+
+def _pace(measured: tuple[Result, Span]) -> float:
+    line, span = measured
+    return tokens_over_time(line.after_first or span)
+
+
+def _choice_of(results: Sequence[Result]) -> tuple[Decision, str]:
+    """`judge_rounds` on the launches, or on all rows that the arms have in common as rounds.
+
+    Rows are no blocks in random order, so that is generous: what is no winner here is none. The
+    arm that may be chosen comes with it: after a TIE the configured one, empty if undecided.
+    """
+    launches = [line.launches for line in results]
+    if len(results) > 1 and min(map(len, launches)) == max(map(len, launches)) > 0:
+        values = np.array(launches, dtype=np.float64).T
+    else:
+        steps = sorted(set.intersection(*(set(line.rows) for line in results)) if results else ())
+        rounds = [[line.rows[step] for line in results] for step in steps]
+        values = np.array(rounds, dtype=np.float64)
+        if len(results) < 2 or len(steps) < MIN_ROUNDS:
+            values = np.ones((len(steps), max(len(results), 2)))
+    decision = judge_rounds([line.arm for line in results], values, error=0.01)
+    kept = next((line.arm for line in results if line.control), "")
+    return decision, decision.winner or (kept if decision.outcome is Decided.TIE else "")
+
+
+@rule(
+    "choice.against_rule",
+    Outcome.INCONCLUSIVE,
+    "keep the variant if its mean is not below the baseline's (F2)",
+)
+def _against_own_rule(report: Report) -> Iterator[Breach]:
+    table = report.table("fused_adamw")
+    base = next((line for line in table.results if line.control), None)
+    variant = next((line for line in table.results if not line.control), None)
+    if not table.chosen or base is None or variant is None or not (base.rows and variant.rows):
+        return
+    before, after = (sum(line.rows.values()) / len(line.rows) for line in (base, variant))
+    by_rule, sign = (variant.arm, ">=") if after >= before else (base.arm, "<")
+    if by_rule != table.chosen:
+        found = f"by the stated rule {by_rule} wins on the rows shown: mean {after:.1f} of"
+        found += f" {variant.arm} {sign} {before:.1f} of {base.arm} ({len(base.rows)} rows each:"
+        yield Breach("fused_adamw", table.claim, f"{found} no rule can decide on them)")
+
+
+@rule(
+    "control.not_reproduced",
+    Outcome.INVALID,
+    "a control arm that does not reproduce the baseline phase makes the comparison INVALID",
+)
+def _controls(report: Report) -> Iterator[Breach]:
+    spans = [span for _, span in report.measured("baseline")]
+    for name, table in report.phases.items() if spans else ():
+        for line in table.results:
+            if not line.control or not line.after_first:
+                continue
+            pace = tokens_over_time(line.after_first)
+            if all(pace < low * (1 - APART) or pace > high * (1 + APART) for low, high in spans):
+                found = f"arm {line.arm} has the baseline's settings and ran at {pace:.0f} tok/s"
+                found += " (tokens / time after step 1); baseline phase: "
+                yield Breach(name, table.claim, found + ", ".join(map(rates, spans)))
+
+
+@rule(
+    "scaling.not_shown",
+    Outcome.INVALID,
+    "scaling is shown by pairs of launches of one config; above 1.05 it is not possible: something"
+    " was not compared like for like, which supports no claim",
+)
+def _scaling(report: Report) -> Iterator[Breach]:
+    claim = report.table("single_gpu").claim
+    claimed = ", ".join(text for text in (claim, report.claims("scaling")) if text)
+    pairs = [
+        (one, many, *_efficiency(many, slow, fast))
+        for one, slow in report.measured("single_gpu")
+        for many, fast in report.measured("baseline")
+        if many.config == one.config and many.devices > 1
+    ]
+    if not pairs:
+        found = "no config was measured on one and on all devices"
+        yield Breach("single_gpu", claimed, found, Outcome.INCOMPLETE)
+    for one, many, least, found in pairs:
+        if least > MOST_SCALING:
+            yield Breach("single_gpu", claimed, found)
+        elif not one.launches or len(one.launches) != len(many.launches):
+            yield Breach("single_gpu", claimed, found, Outcome.INCONCLUSIVE)
+        else:
+            decision = scaling(one.launches, many.launches, many.devices)
+            if decision.outcome is not Decided.PASS:
+                outcome = decision.outcome.as_check
+                yield Breach("single_gpu", claimed, decision.reason, outcome)
+
+
+def _efficiency(many: Result, slow: Span, fast: Span) -> tuple[float, str]:
+    """The lowest E = T_N / (N T_1), and the lowest and highest as text."""
+    times = [fast[0] / slow[1], fast[1] / slow[0]]
+    least, most = (value / many.devices for value in times)
+    text = f"{many.config}: {rates(fast)} on {many.devices} devices against {rates(slow)} on one:"
+    text += f" {times[0]:.1f} to {times[1]:.1f} times one device, E = {least:.2f} to {most:.2f}"
+    return least, text
+
+
+@rule(
+    "target.too_low",
+    Outcome.INVALID,
+    "a target must be able to catch a fault: a healthy trainer uses 20 to 40 % of the machine's"
+    " peak, and a target under half of what is measured is stale",
+)
+def _target(report: Report) -> Iterator[Breach]:
+    target = report.acceptance.min_toks_per_s
+    share = mfu(report, target)
+    if share < IDLE_MFU:
+        healthy = HEALTHY_MFU / mfu(report, 1.0) / report.machine.devices
+        found = f"{share:.3%} of the machine's peak (MFU); a healthy trainer"
+        found += f" reaches about {healthy:,.0f} tok/s per device"
+        yield Breach("baseline", f"target {target:g} tok/s", found)
+    best = max((high for _, (_, high) in report.measured("baseline")), default=0.0)
+    if target < STALE_BELOW * best:
+        found = f"{best:g} tok/s is {best / target:.0f} times the target"
+        yield Breach("baseline", f"target {target:g} tok/s exceeded", found)
+
+
+@rule(
+    "plausible.mfu",
+    Outcome.INVALID,
+    "throughput must be plausible for the machine: below 1 % of its peak something is broken,"
+    " whatever the target says, and no machine does more than its peak",
+)
+def _use(report: Report) -> Iterator[Breach]:
+    for name, table in report.phases.items():
+        rates_of = [
+            (mfu(report, high, one.devices), high) for one, (_, high) in report.measured(name)
+        ]
+        share, rate = max(rates_of, default=(IDLE_MFU, 0.0))
+        if not IDLE_MFU <= share <= 1.0:
+            found = (
+                f"the best rate, {rate:g} tok/s, is {share:.1%} of the peak of its devices (MFU)"
+            )
+            yield Breach(name, table.claim, found)
+
+
+@rule(
+    "plausible.sequence_length",
+    Outcome.INVALID,
+    "equal tok/s at two sequence lengths, far below the machine's peak, is implausible: overhead"
+    " per step would give the longer one more",
+)
+def _same_at_both_lengths(report: Report) -> Iterator[Breach]:
+    lines = [(line, span) for line, span in report.measured("baseline") if line.config]
+    for (one, (low, high)), (other, (low2, high2)) in combinations(lines, 2):
+        a, b = report.configs[one.config], report.configs[other.config]
+        alike = (a.batch, a.accumulation, one.devices) == (b.batch, b.accumulation, other.devices)
+        near = low2 <= high * (1 + SAME) and low <= high2 * (1 + SAME)
+        if a.seq_len != b.seq_len and alike and near and mfu(report, max(high, high2)) < IDLE_MFU:
+            claimed = f"S={a.seq_len} and S={b.seq_len} both {report.table('baseline').claim}"
+            found = f"{rates((low, high))} tok/s at S={a.seq_len} and {rates((low2, high2))} at"
+            found += f" S={b.seq_len}, same batch: was the sequence length in force?"
+            yield Breach("baseline", claimed, found)
+
+
+def tokens_over_time(values: Sequence[float]) -> float:
+    """Throughput of rows with equal tokens: their harmonic mean."""
+    return len(values) / math.fsum(1 / value for value in values)
+
+
+def mfu(report: Report, toks_per_s: float, devices: int = 0) -> float:
+    """Share of the peak of so many devices (0: all), at 6 FLOPs per parameter and token.
+
+    Attention is left out.
+    """
+    peak = (devices or report.machine.devices) * report.machine.peak_tflops * 1e12
+    return toks_per_s * 6 * report.model.parameters / peak
 
 
 class Contradiction(Record):

@@ -6,8 +6,8 @@ import json
 import math
 from pathlib import Path
 
-from nsa.contract.sampling import recomputed_steps, watched_steps
-from runbook.accounts.generated import GeneratedData
+from nsa.contract.digests import recomputed_steps, watched_steps
+from runbook.accounts.workload import GeneratedData
 from tests.accounts.first_weights import first_weights
 from tests.factory import files
 from tests.factory.told import PROOF, in_force, shadow

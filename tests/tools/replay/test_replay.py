@@ -13,8 +13,7 @@ from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.records.outcome import Outcome, Verdict
 from runbook.tools.replay import rules
-from runbook.tools.replay.judge import ReplayRecord, judge_report
-from runbook.tools.replay.numbers import RULES
+from runbook.tools.replay.judge import RULES, ReplayRecord, judge_report
 from runbook.tools.replay.report import Report, load_report
 
 

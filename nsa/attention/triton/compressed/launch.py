@@ -7,15 +7,10 @@ import triton
 from torch import Tensor
 
 from nsa.attention.triton.compressed.columns import compressed_piece_kernel, compressed_sum_kernel
-from nsa.attention.triton.compressed.keys import terms_kernel
-from nsa.attention.triton.compressed.rows import compressed_kernel, compressed_query_gradient_kernel
-from nsa.attention.triton.compressed.tiles import (
-    FEW,
-    TERMS,
-    choose_compressed_cut,
-    places,
-    reach_of,
-    steps,
+from nsa.attention.triton.compressed.rows import (
+    compressed_kernel,
+    compressed_query_gradient_kernel,
+    terms_kernel,
 )
 from nsa.attention.triton.compressed.top import top_kernel
 from nsa.attention.triton.launch import (
@@ -26,9 +21,17 @@ from nsa.attention.triton.launch import (
     results_of,
     scale_of,
     strides_of,
+    tuned,
 )
-from nsa.attention.triton.tiles import padded
-from nsa.attention.triton.tuned import tuned
+from nsa.attention.triton.tiles import (
+    LEAST,
+    TERMS,
+    choose_compressed_cut,
+    padded,
+    reach_of,
+    top_places,
+    top_steps,
+)
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
 
 
@@ -83,9 +86,9 @@ def backward(
                 **how(cut.key_gradient),
             )  # fmt: skip
             sums = {name: shape[name] for name in shape if name != "HEADS"}
-            compressed_sum_kernel[triton.cdiv(n_keys, FEW), pairs](
+            compressed_sum_kernel[triton.cdiv(n_keys, LEAST), pairs](
                 parts, dk, dv, groups, n_keys, n_pieces, n_tiles, cfg.d_k**-0.5,
-                **sums, KEYS=cut.owned, PIECE=cut.piece, FEW=FEW,
+                **sums, KEYS=cut.owned, PIECE=cut.piece, FEW=LEAST,
             )  # fmt: skip
     return dq, dk, dv
 
@@ -124,10 +127,10 @@ def terms_of(
     values = terms if v is None else torch.empty(whole.shape, dtype=dtype, device=k.device)
     if n_keys:
         with device_of(k):
-            terms_kernel[triton.cdiv(n_keys, FEW), batch * groups](
+            terms_kernel[triton.cdiv(n_keys, LEAST), batch * groups](
                 k, whole, terms, values, groups, n_keys, *k.stride()[:3], *whole.stride()[:3],
                 D_K=d_k, D_V=d_v, WIDTH_K=padded(d_k), WIDTH_V=padded(d_v), TERMS=n_terms,
-                KEYS=FEW, VALUES=v is not None,
+                KEYS=LEAST, VALUES=v is not None,
             )  # fmt: skip
     return terms, values
 
@@ -150,12 +153,12 @@ def top_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
     return {name: shape[name] for name in names} | {
         "TERMS": n_terms(dtype),
         "STEP": cfg.l_sel // cfg.d,
-        "STEPS": steps(cfg),
+        "STEPS": top_steps(cfg),
         "REACH": reach,
         "REACHES": triton.next_power_of_2(max(1, reach)),
         "L_SEL": cfg.l_sel,
         "N_SEL": cfg.n_sel,
-        "PLACES": places(cfg),
+        "PLACES": top_places(cfg),
         "INITIAL": FORCED_INITIAL_BLOCKS,
         "LOCAL": FORCED_LOCAL_BLOCKS,
     }

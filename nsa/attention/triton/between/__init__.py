@@ -1,1 +1,0 @@
-"""Between the branches: pooled keys and values before them, the gated sum after them."""

@@ -1,0 +1,334 @@
+"""Kernels of the sliding window, and their launches, which never ask the device for a number.
+
+Rows and tiles are those of `rows`. A tile of queries walks over the keys from the first that its
+first token sees to its last token, KEYS at a time. A program that owns KEYS neighboring keys of one
+kv group needs no list of who sees them: it walks over the rows of the tokens from the first key to
+w - 1 after the last. In between every row sees every key: only the tiles at the two ends of a walk
+are masked, and they come last. Short sequences have fewer keys than a device wants programs: there
+each of several programs (axis 2 of the grid) takes one piece of a walk over rows, and another
+kernel adds up what they wrote. Every number has one program that writes it, and no order depends on
+chance: equal inputs give equal bits.
+
+log-sum-exp is kept to the base 2. A row always sees its own token.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nsa.attention.triton.launch import (
+    device_of,
+    head_constants,
+    how,
+    inner,
+    results_of,
+    scale_of,
+    strides_of,
+    tuned,
+)
+from nsa.attention.triton.rows import (
+    NOTHING,
+    give_keys,
+    give_queries,
+    load_keys,
+    load_rows,
+    query_side,
+    store_rows,
+    this_tile,
+)
+from nsa.attention.triton.tiles import WindowCut, choose_window_cut
+from nsa.config import NSAConfig
+
+
+@triton.jit
+def near(token, key, w):
+    """Does a token see a key?"""
+    return (key <= token) & (key > token - w)
+
+
+@triton.jit
+def span(first, last, w, KEYS: tl.constexpr):
+    """Walk of a tile of tokens: its first key; tiles that are masked, until which whole, in all."""
+    start = tl.maximum(first - w + 1, 0)
+    masked = tl.cdiv(tl.maximum(last - w + 1 - start, 0), KEYS)
+    whole = tl.maximum((first + 1 - start) // KEYS, masked)
+    return start, masked, whole, tl.cdiv(last + 1 - start, KEYS)
+
+
+@triton.jit
+def _absorb(
+    best, total, acc, queries, token, first, k, k_t, v, v_t, seq_len, w, scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """KEYS keys more in the running softmax: largest score, sum and output of each row."""
+    keys = load_keys(k, k_t, first, seq_len, KEYS, D_K, WIDTH_K)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    if MASKED:
+        key = first + tl.arange(0, KEYS)
+        scores = tl.where(near(token[:, None], key[None, :], w), scores, NOTHING)
+    # Scaled with the subtraction, in one instruction.
+    higher = tl.maximum(best, tl.max(scores, 1) * scale)
+    shift = higher
+    if MASKED:
+        # Rows that have seen nothing yet: minus infinity less itself is no number.
+        shift = tl.where(higher == NOTHING, 0.0, higher)
+    p = tl.exp2(scores * scale - shift[:, None])
+    keep = tl.exp2(best - shift)
+    values = load_keys(v, v_t, first, seq_len, KEYS, D_V, WIDTH_V)
+    acc = acc * keep[:, None]
+    acc = tl.dot(p.to(values.dtype), values, acc, input_precision="ieee")
+    return higher, total * keep + tl.sum(p, 1), acc
+
+
+@triton.jit
+def window_kernel(
+    q, k, v, out, lse, seq_len, groups, w, scale,
+    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
+    tile, pair, row, token, head = this_tile(HEADS, ROWS)
+    batch, group = pair // groups, pair % groups
+    inside = token < seq_len
+    queries = load_rows(
+        q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
+    )  # fmt: skip
+    k += batch * k_b + group * k_g
+    v += batch * v_b + group * v_g
+    best = tl.full((ROWS,), NOTHING, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
+    last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1)
+    start, masked, whole, end = span(tile * ROWS // HEADS, last, w, KEYS)
+    for number in range(masked, whole):
+        best, total, acc = _absorb(
+            best, total, acc, queries, token, start + number * KEYS, k, k_t, v, v_t, seq_len, w,
+            scale, D_K, D_V, WIDTH_K, WIDTH_V, KEYS, False,
+        )  # fmt: skip
+    for number in range(masked + end - whole):
+        at = tl.where(number < masked, number, number - masked + whole)
+        best, total, acc = _absorb(
+            best, total, acc, queries, token, start + at * KEYS, k, k_t, v, v_t, seq_len, w,
+            scale, D_K, D_V, WIDTH_K, WIDTH_V, KEYS, True,
+        )  # fmt: skip
+    # Rows beyond the sequence may have seen nothing, and are not stored.
+    acc = acc / total[:, None]
+    store_rows(
+        out, acc, batch, group, token, head, inside, seq_len, groups, HEADS, D_V, WIDTH_V
+    )  # fmt: skip
+    tl.store(lse + pair * seq_len * HEADS + row, best + tl.log2(total), inside)
+
+
+@triton.jit
+def _gradient(
+    acc, queries, grads, sums, delta, token, first, k, k_t, v, v_t, seq_len, w, scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """What KEYS keys more add to the gradient of the queries, before its scale."""
+    keys = load_keys(k, k_t, first, seq_len, KEYS, D_K, WIDTH_K)
+    values = load_keys(v, v_t, first, seq_len, KEYS, D_V, WIDTH_V)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    p = tl.exp2(scores * scale - sums[:, None])
+    if MASKED:
+        key = first + tl.arange(0, KEYS)
+        p = tl.where(near(token[:, None], key[None, :], w), p, 0.0)
+    return give_queries(acc, p, grads, keys, values, delta)
+
+
+@triton.jit
+def window_query_kernel(
+    q, k, v, out, lse, grad, dq, delta, seq_len, groups, w, scale, dq_scale,
+    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS]."""
+    tile, pair, row, token, head = this_tile(HEADS, ROWS)
+    batch, group = pair // groups, pair % groups
+    inside = token < seq_len
+    queries, grads, mine, sums = query_side(
+        q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
+        q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
+    )  # fmt: skip
+    k += batch * k_b + group * k_g
+    v += batch * v_b + group * v_g
+    acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
+    last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1)
+    start, masked, whole, end = span(tile * ROWS // HEADS, last, w, KEYS)
+    for number in range(masked, whole):
+        acc = _gradient(
+            acc, queries, grads, sums, mine, token, start + number * KEYS, k, k_t, v, v_t, seq_len,
+            w, scale, D_K, D_V, WIDTH_K, WIDTH_V, KEYS, False,
+        )  # fmt: skip
+    for number in range(masked + end - whole):
+        at = tl.where(number < masked, number, number - masked + whole)
+        acc = _gradient(
+            acc, queries, grads, sums, mine, token, start + at * KEYS, k, k_t, v, v_t, seq_len,
+            w, scale, D_K, D_V, WIDTH_K, WIDTH_V, KEYS, True,
+        )  # fmt: skip
+    store_rows(
+        dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K, WIDTH_K
+    )  # fmt: skip
+
+
+@triton.jit
+def _gradients(
+    dk, dv, keys, values, key, first, rows_end, q, q_t, q_h, grad, grad_t, lse, delta, w, scale,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """What ROWS rows more add to the gradients of the keys, before its scale, and values."""
+    row = first + tl.arange(0, ROWS)
+    token, head = row // HEADS, row % HEADS
+    inside = row < rows_end
+    queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
+    grads = load_rows(grad, grad_t, D_V, token, head, inside, D_V, WIDTH_V)
+    sums = tl.load(lse + row, inside, 0.0)
+    theirs = tl.load(delta + row, inside, 0.0)
+    scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
+    p = tl.exp2(scores * scale - sums[None, :])
+    if MASKED:
+        p = tl.where(near(token[None, :], key[:, None], w) & inside[None, :], p, 0.0)
+    return give_keys(dk, dv, p, queries, grads, values, theirs)
+
+
+@triton.jit
+def window_keys_kernel(
+    q, k, v, grad, lse, delta, dk, dv, seq_len, groups, w, scale, dk_scale,
+    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
+    WIDTH_V: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """dk [B,S,G,D_K] and dv [B,S,G,D_V] of KEYS keys; of several pieces: [pieces,B,S,G,D]."""
+    first = tl.program_id(0) * KEYS
+    pair = tl.program_id(1).to(tl.int64)
+    batch, group = pair // groups, pair % groups
+    keys = load_keys(k + batch * k_b + group * k_g, k_t, first, seq_len, KEYS, D_K, WIDTH_K)
+    values = load_keys(v + batch * v_b + group * v_g, v_t, first, seq_len, KEYS, D_V, WIDTH_V)
+    key = first + tl.arange(0, KEYS)
+    q += batch * q_b + group * q_g
+    grad += (batch * seq_len * groups + group) * HEADS * D_V
+    lse += pair * seq_len * HEADS
+    delta += pair * seq_len * HEADS
+    sum_k = tl.zeros((KEYS, WIDTH_K), tl.float32)
+    sum_v = tl.zeros((KEYS, WIDTH_V), tl.float32)
+    last = tl.minimum(first + KEYS, seq_len) - 1
+    begin, rows_end = first * HEADS, tl.minimum(last + w, seq_len) * HEADS
+    # Tokens from the last key on, until the first key is too far behind, see them all.
+    masked = tl.cdiv((last - first) * HEADS, ROWS)
+    whole = (tl.minimum(first + w, seq_len) * HEADS - begin) // ROWS
+    whole = tl.maximum(whole, masked)
+    end = tl.cdiv(rows_end - begin, ROWS)
+    masked, whole = tl.minimum(masked, end), tl.minimum(whole, end)
+    piece, n_pieces = tl.program_id(2), tl.num_programs(2)
+    low, high = end * piece // n_pieces, end * (piece + 1) // n_pieces
+    for number in range(tl.maximum(masked, low), tl.minimum(whole, high)):
+        sum_k, sum_v = _gradients(
+            sum_k, sum_v, keys, values, key, begin + number * ROWS, rows_end, q, q_t, q_h, grad,
+            groups * HEADS * D_V, lse, delta, w, scale, HEADS, D_K, D_V, WIDTH_K, WIDTH_V, ROWS,
+            False,
+        )  # fmt: skip
+    # The masked ones of this piece at the beginning of the walk, and from where they go on.
+    few, again = tl.maximum(tl.minimum(masked, high) - low, 0), tl.maximum(whole, low)
+    for number in range(few + tl.maximum(high - again, 0)):
+        at = tl.where(number < few, low + number, again + number - few)
+        sum_k, sum_v = _gradients(
+            sum_k, sum_v, keys, values, key, begin + at * ROWS, rows_end, q, q_t, q_h, grad,
+            groups * HEADS * D_V, lse, delta, w, scale, HEADS, D_K, D_V, WIDTH_K, WIDTH_V, ROWS,
+            True,
+        )  # fmt: skip
+    dim_k, dim_v = tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
+    inside = (key < seq_len)[:, None]
+    of_piece = piece * (tl.num_programs(1) // groups)
+    flat = ((of_piece + batch) * seq_len + key.to(tl.int64)) * groups + group
+    to_k = dk + (flat * D_K)[:, None] + dim_k[None, :]
+    to_v = dv + (flat * D_V)[:, None] + dim_v[None, :]
+    tl.store(to_k, (sum_k * dk_scale).to(dk.dtype.element_ty), inside & (dim_k < D_K)[None, :])
+    tl.store(to_v, sum_v.to(dv.dtype.element_ty), inside & (dim_v < D_V)[None, :])
+
+
+@triton.jit
+def window_sum_kernel(
+    parts_k, parts_v, dk, dv, n_k, n_v, PIECES: tl.constexpr, NUMBERS: tl.constexpr
+):  # fmt: skip
+    """dk, n_k numbers, and dv, n_v numbers, of float32 parts [PIECES, ...], added up in order."""
+    if tl.program_id(1) == 0:
+        _sum(parts_k, dk, n_k, PIECES, NUMBERS)
+    else:
+        _sum(parts_v, dv, n_v, PIECES, NUMBERS)
+
+
+@triton.jit
+def _sum(parts, to, n, PIECES: tl.constexpr, NUMBERS: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    total = tl.zeros((NUMBERS,), tl.float32)
+    for piece in range(PIECES):
+        total += tl.load(parts + piece * n + at, at < n, 0.0)
+    tl.store(to + at, total.to(to.dtype.element_ty), at < n)
+
+
+# That a program adds up: eight for each thread.
+NUMBERS = 1024
+
+
+def constants(cfg: NSAConfig, cut: WindowCut) -> dict[str, int]:
+    """What the window's kernels are compiled for."""
+    return head_constants(cfg) | {"KEYS": cut.keys}
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+    """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    q, k, v = (inner(x) for x in (q, k, v))
+    out, lse = results_of(q, cfg, q.dtype)
+    cut = tuned("window", choose_window_cut(cfg, seq_len, batch * groups), cfg, q)
+    with device_of(q):
+        window_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
+            q, k, v, out, lse, seq_len, groups, min(cfg.w, seq_len), scale_of(cfg),
+            *strides_of(q, k, v), **constants(cfg, cut), **how(cut.forward),
+        )  # fmt: skip
+    return out, lse
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cfg: NSAConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q [B,S,G,h,Dk], k [B,S,G,Dk] and v [B,S,G,Dv]; equal bits for equal inputs."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    pairs, w = batch * groups, min(cfg.w, seq_len)
+    q, k, v = (inner(x) for x in (q, k, v))
+    grad, out = grad.contiguous(), out.contiguous()
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    delta = torch.empty_like(lse)
+    cut = tuned("window", choose_window_cut(cfg, seq_len, pairs), cfg, q)
+    shape, scale, strides = constants(cfg, cut), scale_of(cfg), strides_of(q, k, v)
+    with device_of(q):
+        window_query_kernel[triton.cdiv(seq_len * heads, cut.query_gradient.rows), pairs](
+            q, k, v, out, lse, grad, dq, delta, seq_len, groups, w, scale, cfg.d_k**-0.5,
+            *strides, **shape, **how(cut.query_gradient),
+        )  # fmt: skip
+        into = (dk, dv) if cut.pieces == 1 else _parts(dk, dv, cut.pieces)
+        window_keys_kernel[triton.cdiv(seq_len, cut.keys), pairs, cut.pieces](
+            q, k, v, grad, lse, delta, *into, seq_len, groups, w, scale, cfg.d_k**-0.5,
+            *strides, **shape, **how(cut.key_gradient),
+        )  # fmt: skip
+        if cut.pieces > 1:
+            most = max(dk.numel(), dv.numel())
+            window_sum_kernel[triton.cdiv(most, NUMBERS), 2](
+                *into, dk, dv, dk.numel(), dv.numel(), PIECES=cut.pieces, NUMBERS=NUMBERS
+            )
+    return dq, dk, dv
+
+
+def _parts(dk: Tensor, dv: Tensor, pieces: int) -> tuple[Tensor, Tensor]:
+    """Room for what each piece of a walk adds to the gradients of keys and values."""
+    parts_k, parts_v = (
+        torch.empty(pieces, *x.shape, dtype=torch.float32, device=x.device) for x in (dk, dv)
+    )
+    return parts_k, parts_v

@@ -1,1 +1,0 @@
-"""The runs of a folder as rows, and one number through them."""
