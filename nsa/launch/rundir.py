@@ -7,7 +7,6 @@ import secrets
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 from nsa import contract, torch_env
 from nsa.launch.output import Heartbeat
@@ -67,8 +66,8 @@ def claim(run_dir: Path, world_size: int) -> None:
         )
 
 
-def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool) -> IO[str]:
-    """Claim the directory and start this rank's own files in it; returns the stack dump's.
+def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool) -> None:
+    """Claim the directory and start this rank's own files in it.
 
     Raises ConfigError where the directory belongs to an earlier launch.
     """
@@ -87,7 +86,7 @@ def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool)
         # torch looks when it makes the process group, or when it dumps.
         prefix = str(run_dir / contract.NCCL_FLIGHTS.stem)
         os.environ.update(torch_env.flight_dumps(prefix))
-    return open_stackdump(run_dir, place.rank)
+    open_stackdump(run_dir, place.rank)
 
 
 def link_latest(run_dir: Path, out_dir: str) -> None:

@@ -193,7 +193,7 @@ class _Session:
         ranks.end()
 
     def _open(self, run_dir: Path) -> None:
-        self._stackdump = open_run_dir(run_dir, self.plan.place, self.beat, grouped=self.plan.ddp)
+        open_run_dir(run_dir, self.plan.place, self.beat, grouped=self.plan.ddp)
 
     def _run_dir(self, ranks: Ranks) -> Path:
         plan = self.plan
