@@ -24,9 +24,9 @@ import torch
 
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
+from nsa.step.engine import Engine
 from nsa.train.checkpoint.retention import Retention
 from nsa.train.checkpoint.write import Checkpoints
-from nsa.train.engine import Engine
 
 CONFIG = "configs/m7c_125m_2xa100_production.yaml"
 

@@ -1,5 +1,5 @@
-"""The shipped reports, one file for each format: a run record in, text out.
+"""The shipped reports: a run record in, text out.
 
-Each module gives a `Report`, found through the entry points `runbook.reports`; what measures or
-judges does not belong here.
+`view` works out what `formats` show, each a `Report` that is found through the entry points
+`runbook.reports`; `runs_pages` is about several runs. What measures or judges does not belong here.
 """

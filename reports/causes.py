@@ -13,10 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from reports.advice import Advice, Adviser
 from reports.endings import headline_of, how_it_ended, seen_non_finite, telling
+from reports.row import CheckRow
 from runbook.records import (
     THE_RUN,
     Kind,
@@ -28,9 +28,6 @@ from runbook.records import (
 )
 from runbook.records.launch import RESUME_FLAG
 from runbook.records.outcome import STEP
-
-if TYPE_CHECKING:
-    from reports.view import CheckRow
 
 _SHOWN_PATHS = 3
 _NAMED = 3

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from reports.row import CheckRow
 from runbook.records import Kind, LaunchEntry, LaunchStatus
-
-if TYPE_CHECKING:
-    from reports.view import CheckRow
 
 # What was not finite, as the trainer ends: `loss nan on rank 1, gradient norm inf`.
 _NUMBER = re.compile(r"(loss|gradient norm) (\S+?)(?: on ([^,]+(?:, \d+)*))?(?=,|$)")

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 
 from reports.advice import values_before
 from reports.key_numbers import KeyNumber, key_numbers
-from reports.view import ReportView, one_line, shown_value
+from reports.row import one_line, shown_value
+from reports.view import ReportView
 from runbook.config.precedence import told
 from runbook.errors import counted
 from runbook.records import Outcome, PhaseRecord, RunRecord, Table, Verdict

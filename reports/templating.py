@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from reports.view import one_line, shown_value, value_text
+from reports.row import one_line, shown_value, value_text
 from runbook.errors import printable, short_caveat
 from runbook.records.measurement import duration_text
 

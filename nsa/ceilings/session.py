@@ -49,14 +49,14 @@ def _measure_all(
 ) -> None:
     beat.write(Event.BOOT)
     if run_dir is not None:
-        stackdump = open_run_dir(run_dir, place, beat, grouped=grouped)
+        open_run_dir(run_dir, place, beat, grouped=grouped)
     device = device_of(place, asked, asked_by="--device")
     if device.type == "cuda":
         beat.cuda_mib = lambda: round(torch.cuda.memory_allocated() / MIB, 1)
     ranks = join_ranks(place, device, grouped=grouped, timeout=_STUCK)
     if run_dir is None:
         run_dir = _own_dir(ranks, beat)
-        stackdump = open_run_dir(run_dir, place, beat, grouped=grouped)
+        open_run_dir(run_dir, place, beat, grouped=grouped)
         if ranks.rank == 0:
             link_latest(run_dir, _OUT_DIR)
     beat.write(Event.INIT_DONE)
@@ -71,7 +71,6 @@ def _measure_all(
         _write(run_dir, everything, token=beat.token)
     bench.wait_for_all()
     ranks.end()
-    stackdump.flush()
 
 
 def _own_dir(ranks: Ranks, beat: Heartbeat) -> Path:

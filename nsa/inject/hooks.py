@@ -51,7 +51,7 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
 
 def count_steps(injector: Injector, before: Callable[[Any], None] | None = None) -> None:
     """Count the steps, and call `before(engine)` at the start of the due ones' computing."""
-    from nsa.train.engine import Engine
+    from nsa.step.engine import Engine
 
     def make(compute: Callable[..., Any]) -> Callable[..., Any]:
         def counted(engine: Any, *args: Any, **options: Any) -> Any:
@@ -126,7 +126,7 @@ def in_backward(loss: Any, act: Callable[[Any], Any]) -> Any:
 
 def change_loss(injector: Injector, change: Callable[[Any], Any]) -> None:
     """Give `change(loss)` to the backward pass, once."""
-    from nsa.train.engine import Engine
+    from nsa.step.engine import Engine
 
     count_steps(injector)
 

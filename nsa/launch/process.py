@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from nsa import contract, torch_env
 from nsa.contract import RUN_TOKEN_VARIABLE, STACKDUMPS, ExitCode
@@ -46,21 +46,24 @@ def arm_death_signal(environ: Mapping[str, str]) -> bool:
     return True
 
 
-def dump_stacks_on_usr1(file: IO[str] | None = None) -> None:
-    """Write the Python stacks of all threads on SIGUSR1.
+def dump_stacks_on_usr1(file: int | None = None) -> None:
+    """Write the Python stacks of all threads on SIGUSR1, to a file's descriptor or to stderr.
 
     faulthandler's handler runs in C, so it works while the interpreter waits in a collective.
     """
-    faulthandler.register(signal.SIGUSR1, file=file or sys.stderr, all_threads=True, chain=False)
+    where = sys.stderr if file is None else file
+    faulthandler.register(signal.SIGUSR1, file=where, all_threads=True, chain=False)
 
 
-def open_stackdump(run_dir: Path, rank: int) -> IO[str]:
-    """The file that SIGUSR1 and fatal signals (SIGSEGV, SIGABRT) write to; empty until then."""
+def open_stackdump(run_dir: Path, rank: int) -> None:
+    """The file that SIGUSR1 and fatal signals (SIGSEGV, SIGABRT) write to; empty until then.
+
+    It stays open as long as the process lives, so nobody holds it.
+    """
     path = run_dir / STACKDUMPS.name(rank, os.getpid())
-    file = path.open("w", encoding="utf-8")
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     dump_stacks_on_usr1(file)
     faulthandler.enable(file=file, all_threads=True)
-    return file
 
 
 class Termination:

@@ -17,7 +17,7 @@ from nsa.config import ModelConfig, NSAConfig
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.layer import NSAAttention
-from nsa.train.engine import Engine
+from nsa.step.engine import Engine
 from nsa.witness import oracle
 
 # More blocks than n_sel from S = 33 (65) on; l/d = 2 and l_sel/d = 4, as in production, in one.

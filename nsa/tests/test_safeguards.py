@@ -29,16 +29,16 @@ from nsa.launch.output import Heartbeat
 from nsa.launch.plan import Place, plan_launch
 from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks, choose_device, start_ranks
+from nsa.step.engine import Engine
+from nsa.step.sync import Posted, post
 from nsa.tests.built import BATCHED, write_config
 from nsa.tests.maths import device
 from nsa.train.checkpoint import restore
 from nsa.train.checkpoint import write as checkpoint
 from nsa.train.checkpoint.retention import Retention
-from nsa.train.engine import Engine
 from nsa.train.loop import Loop
 from nsa.train.record import Tables
 from nsa.train.session import train
-from nsa.train.step_sync import Posted, post
 
 STEPS, SPOILED, MIDDLE = 6, 3, "step_3"
 # Attention is proven elsewhere: two selection blocks are enough to train on.

@@ -23,9 +23,9 @@ from nsa.data.source import Batch
 from nsa.dense import Columns
 from nsa.launch.plan import plan_launch
 from nsa.model import NSALanguageModel
+from nsa.step.clock import StepClock
+from nsa.step.engine import Engine
 from nsa.tests import built, pieces
-from nsa.train.clock import StepClock
-from nsa.train.engine import Engine
 from nsa.witness import oracle
 
 # Float64 rounds logits of size 10 at 2e-15, and they come out of sums of tens of terms, each of

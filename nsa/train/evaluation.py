@@ -13,7 +13,7 @@ from nsa.contract import Event, Phase
 from nsa.contract.digests import drawn_batch
 from nsa.data.source import Source
 from nsa.launch.output import Heartbeat, say
-from nsa.train.engine import Engine
+from nsa.step.engine import Engine
 from nsa.train.record import Tables
 from nsa.witness.recompute import loss_again
 from nsa.witness.witness import Witness

@@ -25,14 +25,14 @@ from nsa.launch.output import Heartbeat, say
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import Termination
 from nsa.launch.ranks import in_force
+from nsa.step.clock import StepClock
+from nsa.step.ddp import peak_cuda_mib, peak_reserved_mib
+from nsa.step.engine import Engine, StepOutcome
+from nsa.step.sync import Posted, post
 from nsa.train.checkpoint.saves import Saves
-from nsa.train.clock import StepClock
-from nsa.train.ddp import peak_cuda_mib, peak_reserved_mib
-from nsa.train.engine import Engine, StepOutcome
 from nsa.train.evaluation import Evaluations
 from nsa.train.record import Tables
 from nsa.train.settle import End, Pending, Settler
-from nsa.train.step_sync import Posted, post
 from nsa.witness.witness import Witness
 
 

@@ -22,8 +22,8 @@ from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import Termination, by_hand, link_latest, new_token, open_run_dir
 from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, write_flight
 from nsa.settings import ConfigError
+from nsa.step.engine import Engine
 from nsa.train.checkpoint import restore
-from nsa.train.engine import Engine
 from nsa.train.loop import Loop
 from nsa.train.record import Tables
 from nsa.train.settle import End
@@ -192,7 +192,7 @@ class _Session:
         ranks.end()
 
     def _open(self, run_dir: Path) -> None:
-        self._stackdump = open_run_dir(run_dir, self.plan.place, self.beat, grouped=self.plan.ddp)
+        open_run_dir(run_dir, self.plan.place, self.beat, grouped=self.plan.ddp)
 
     def _run_dir(self, ranks: Ranks) -> Path:
         plan = self.plan

@@ -15,10 +15,10 @@ from nsa.launch.output import Heartbeat, say
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import GRACE_S, Termination
 from nsa.layer import GateStats
-from nsa.train.clock import Mark
-from nsa.train.engine import Engine
+from nsa.step.clock import Mark
+from nsa.step.engine import Engine
+from nsa.step.sync import Agreed, Posted
 from nsa.train.record import Tables
-from nsa.train.step_sync import Agreed, Posted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What watches a launch: it is handed the trainer's objects, and imports nothing of the trainer.
+"""What watches a launch: it is handed the step's objects, and knows nothing of `nsa.train`.
 
 `witness` is the one interface. Behind it: the proof of the first and of the last batch
 (`gradient_probe`, `oracle_check` with `oracle`), drawn steps a second time (`shadow`, `recompute`),

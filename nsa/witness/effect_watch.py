@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,12 +26,10 @@ from nsa.kernels.compiled import backward_nodes
 from nsa.launch.arms import Block, other_kernels
 from nsa.launch.output import Heartbeat, say, write_json
 from nsa.launch.plan import AUDITED
+from nsa.step.ddp import Bucket
+from nsa.step.engine import Engine
 from nsa.witness.effects import ABOUT_NODES, Seen, judge_all
 from nsa.witness.profiling import StepProfiler, torch_profiler
-
-if TYPE_CHECKING:
-    from nsa.train.ddp import Bucket
-    from nsa.train.engine import Engine
 
 _BRANCH_RANGES = {"cmp": CMP_RANGE, "sel": ATTEND_RANGE, "win": WIN_RANGE}
 # Part of an operator's name, and the kernel that it stands for.

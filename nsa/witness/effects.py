@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,11 +30,9 @@ from nsa.kernels.compiled import (
 from nsa.kernels.cuda_graphs import REPLAYED_NODE
 from nsa.launch.output import MIB
 from nsa.settings import CONFIG_TOGGLES
+from nsa.step.ddp import Wrapped
+from nsa.step.engine import Engine
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
-
-if TYPE_CHECKING:
-    from nsa.train.ddp import Wrapped
-    from nsa.train.engine import Engine
 
 Evidence = tuple[bool | None, Any]
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,9 @@ from torch import Tensor, nn
 from nsa.data.packing import Gpt2Tokenizer
 from nsa.data.source import Batch
 from nsa.settings import DataSection
+from nsa.step.engine import Engine
 from nsa.witness.accounts import Piece, least_by_group, pieces, plain_floats
 from nsa.witness.oracle_check import OracleCheck
-
-if TYPE_CHECKING:
-    from nsa.train.engine import Engine
 
 # Each rank r sends (r + 1) times 1 plus these: bf16, whose steps are 2^-7 at 1, keeps the second,
 # but no type of 8 bits does; fp16 keeps the third as well, and fp32 all.

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +23,7 @@ from torch.nn.functional import cross_entropy
 from nsa.data.source import Batch
 from nsa.kernels import compiled
 from nsa.rounding import rms
-
-if TYPE_CHECKING:
-    from nsa.train.engine import Engine
+from nsa.step.engine import Engine
 
 # Gradients of so many elements, 64 MiB in float32, are made at once: the largest parameters of a
 # large model take turns from step to step.

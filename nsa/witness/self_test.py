@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,11 +20,9 @@ from nsa.kernels.dispatch import allow_kernels, forces_sdpa
 from nsa.launch.arms import triton_asked
 from nsa.launch.output import say
 from nsa.settings import refusal
+from nsa.step.engine import Engine
 from nsa.toggles import ToggleSet
 from nsa.witness.equations import Agreement, Bound, measure
-
-if TYPE_CHECKING:
-    from nsa.train.engine import Engine
 
 _TRITON = "triton"
 

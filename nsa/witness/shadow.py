@@ -13,18 +13,16 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data.source import Batch
+from nsa.step.engine import Engine
 from nsa.witness.accounts import pieces, plain_floats
 from nsa.witness.recompute import Bias, Recomputed, gap, recompute
-
-if TYPE_CHECKING:
-    from nsa.train.engine import Engine
 
 # What the optimizer has to be, beside what the config says: written down again, not read from it.
 _BETAS, _EPS = (0.9, 0.95), 1e-8

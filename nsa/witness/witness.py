@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +20,12 @@ from nsa.data.source import Batch
 from nsa.kernels.compiled import Compiling
 from nsa.launch.arms import Block
 from nsa.launch.output import Heartbeat
+from nsa.step.engine import Engine
 from nsa.witness.accounts import Movement, TokenMeter, first_weights, plain_floats, updates
 from nsa.witness.effect_watch import BlockEvidence, EffectLog
 from nsa.witness.gradient_probe import probe_gradients, text_again
 from nsa.witness.profiling import StepProfiler
 from nsa.witness.shadow import Shadow
-
-if TYPE_CHECKING:
-    from nsa.train.engine import Engine
 
 
 class Witness:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 from reports.plots.forest import Forest, forest_of_check
 from reports.plots.timeline import Timeline
 from reports.plots.traces import Traces
-from reports.view import one_line
+from reports.row import one_line
 from runbook.records import PhaseRecord, RunRecord, Series
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from reports.view import one_line
+from reports.row import one_line
 
 WIDTH = 360.0
 # Words higher than this would stand in the key.

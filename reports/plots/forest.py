@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from reports.plots import draw
 from reports.plots.units import compared_in_gib
-from reports.view import one_line
+from reports.row import one_line
 from runbook.records import Check, Compared, Comparison, Mark, Span
 from runbook.records.measurement import TOKENS_PER_SECOND, plain_number
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from pydantic import ValidationError
-
+from runbook.errors import RunbookError
 from runbook.folder.journal import RUNNING, running_text
 from runbook.folder.manifest import load_record, record_is_changed
 from runbook.folder.names import RECORD_FILE, run_folders
@@ -108,8 +107,8 @@ def read_history(out_dir: Path) -> History:
 def _read(folder: Path) -> tuple[RunRow, list[MetricRow]]:
     try:
         record = load_record(folder)
-    except ValidationError as error:
-        problem = f"{RECORD_FILE} is no record of this version ({error.error_count()} problems)"
+    except RunbookError as error:
+        problem = str(error).removeprefix(f"{folder}/")
         return RunRow(folder=folder.name, run_id=folder.name, problem=problem), []
     # Numbers of a record that was changed are nobody's: no trend is drawn of them.
     changed = record_is_changed(folder)

@@ -18,8 +18,8 @@ from nsa.config import Selected, Way, Window
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
-from nsa.train.clock import StepClock
-from nsa.train.engine import Engine
+from nsa.step.clock import StepClock
+from nsa.step.engine import Engine
 from nsa.witness.self_test import self_test
 from tests.attention.test_proofs import NAMES, SMALL, inputs
 from tests.attention.test_step_on_cuda import PRODUCTION

@@ -23,9 +23,9 @@ from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
-from nsa.train.clock import StepClock
-from nsa.train.engine import Engine
-from nsa.train.step_sync import post
+from nsa.step.clock import StepClock
+from nsa.step.engine import Engine
+from nsa.step.sync import post
 from tests.attention.fake_cuda import Watched, fake_cuda, walk_back
 from tests.attention.flash_on_cpu import flash_on_cpu
 

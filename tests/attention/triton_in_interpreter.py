@@ -25,7 +25,7 @@ from nsa.config import Way
 from nsa.contract import ATTEND_RANGE, WIN_RANGE
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
-from nsa.train.engine import Engine
+from nsa.step.engine import Engine
 from nsa.witness.equations import measure
 from nsa.witness.self_test import self_test
 from tests.attention.defects import defects

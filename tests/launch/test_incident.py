@@ -15,7 +15,7 @@ from tests.launch.helpers import rank
 def test_among_equals_the_one_in_its_own_code_is_to_blame(tmp_path: Path) -> None:
     """All ranks are in backward; one sleeps in a layer, the others wait for its gradients."""
     frames = {
-        0: ["/x/torch/autograd/graph.py", "/x/nsa/train/engine.py", "<frozen runpy>"],
+        0: ["/x/torch/autograd/graph.py", "/x/nsa/step/engine.py", "<frozen runpy>"],
         1: ["/x/nsa/attention/selected.py", "/x/torch/autograd/graph.py", "<frozen runpy>"],
     }
     files = []

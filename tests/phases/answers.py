@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from phases.kit.case import Finding
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, spoil
 from tests.tiers import examples
 
+Answer = TypeVar("Answer", Check, Finding)
 WHERE = builder.context()
 NOTHING = (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
 TOO_MUCH = (Outcome.FAIL, Reason.ABOVE_LIMIT)
@@ -39,7 +41,7 @@ NOT_ASKED_FOR = (Outcome.SKIPPED, Reason.NOT_ASKED_FOR)
 FEW = examples(25)
 
 
-def said(check: Check) -> tuple[Outcome, Reason]:
+def said(check: Check | Finding) -> tuple[Outcome, Reason]:
     """What a row answered, and by which reason."""
     return check.outcome, check.code
 
@@ -74,10 +76,11 @@ def judged(
     return builder.judge(phase, found, where)
 
 
-def says(check: Check, wanted: tuple[Outcome, Reason], *words: str, remedy: str = "") -> Check:
+def says(check: Answer, wanted: tuple[Outcome, Reason], *words: str, remedy: str = "") -> Answer:
     """Assert outcome and reason of a row, and what its sentence and its remedy say."""
     assert said(check) == wanted, check.reason
     for one in words:
         assert one in check.reason, check.reason
-    assert remedy in check.remedy, check.remedy
+    if remedy:
+        assert remedy in check.remedy, check.remedy
     return check

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from reports.causes import Cause
+from reports.formats.terminal import render_terminal
 from reports.permits import permit_of
-from reports.terminal import render_terminal
 from reports.view import build_view
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from reports.github import render_github
+from reports.formats.github import render_github
 from runbook.records import Check, Outcome, Reason, RunRecord
 from runbook.records.run import Screen
 from tests.reports import samples

@@ -7,7 +7,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from reports.runs_page import render_runs, spark
+from reports.runs_pages import render_runs, spark
 from runbook.cli import main
 from runbook.tools.history import MetricRow, RunRow, RunsPage, Trend
 from tests.engine.test_history import store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.terminal import render_terminal
+from reports.formats.terminal import render_terminal
 from runbook.records import (
     Check,
     LaunchStatus,

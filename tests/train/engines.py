@@ -7,7 +7,7 @@ import torch
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
-from nsa.train.engine import Engine
+from nsa.step.engine import Engine
 from tests.train.launching import SMOKE
 
 S = 128

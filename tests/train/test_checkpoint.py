@@ -19,13 +19,13 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from nsa.contract import METADATA_FILE, Event
 from nsa.data.source import Batch
 from nsa.launch.output import RecordWriteError
+from nsa.step.clock import StepClock
+from nsa.step.engine import Engine
 from nsa.train.checkpoint import restore
 from nsa.train.checkpoint import write as checkpoint
 from nsa.train.checkpoint.retention import Retention
 from nsa.train.checkpoint.saves import ReadBack
 from nsa.train.checkpoint.write import Checkpoints, own_share, shared_state
-from nsa.train.clock import StepClock
-from nsa.train.engine import Engine
 from runbook.folder.launch.shapes import EVENTS, shaped
 from tests.train import engines
 

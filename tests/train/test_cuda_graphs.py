@@ -21,9 +21,9 @@ from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
 from nsa.rounding import Gap
+from nsa.step.clock import StepClock
+from nsa.step.engine import Engine
 from nsa.toggles import parse_toggles
-from nsa.train.clock import StepClock
-from nsa.train.engine import Engine
 from nsa.witness.effects import Seen, _cuda_graphs
 from tests.attention.test_step_on_cuda import PRODUCTION
 

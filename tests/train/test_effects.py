@@ -16,8 +16,8 @@ from nsa.attention import selection
 from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
 from nsa.config import NSAConfig
 from nsa.contract import ATTEND_RANGE, SELECTION_RANGES
+from nsa.step.ddp import Bucket
 from nsa.toggles import SAFE_MODE, TOGGLES, parse_toggles, with_safe_mode
-from nsa.train.ddp import Bucket
 from nsa.witness import effects
 from nsa.witness.effects import Seen
 from tests.real import H100

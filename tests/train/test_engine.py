@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from nsa.kernels.dispatch import is_out_of_memory
-from nsa.train.clock import StepClock
-from nsa.train.optimizer import learning_rate
+from nsa.step.clock import StepClock
+from nsa.step.optimizer import learning_rate
 from tests.train.launching import environment
 
 

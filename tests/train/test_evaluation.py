@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nsa.contract.digests import drawn_batch
-from nsa.train.engine import Engine
+from nsa.step.engine import Engine
 from nsa.train.evaluation import evaluate
 from nsa.witness.accounts import TokenMeter, batch_digest
 from tests.train.engines import S, batch, engine

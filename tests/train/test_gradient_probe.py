@@ -13,8 +13,8 @@ from torch import Tensor
 
 from nsa import layer as layers
 from nsa.model import Layer, NSALanguageModel, SwiGLU
-from nsa.train.clock import StepClock
-from nsa.train.engine import Engine
+from nsa.step.clock import StepClock
+from nsa.step.engine import Engine
 from nsa.witness.accounts import Movement, TokenMeter, batch_digest, pieces, updates
 from nsa.witness.gradient_probe import _row, probe_gradients
 from nsa.witness.oracle_check import OracleCheck

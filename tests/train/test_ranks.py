@@ -11,8 +11,8 @@ import torch._C._distributed_c10d as c10d
 
 from nsa.contract import FLIGHTS, NCCL_FLIGHTS
 from nsa.launch.ranks import SAVING_GROUP, parameter_hash, write_flight
+from nsa.step.ddp import WireStats
 from nsa.torch_env import flight_dumps
-from nsa.train.ddp import WireStats
 
 
 def test_parameter_hash_sees_one_bit() -> None:

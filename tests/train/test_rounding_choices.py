@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from nsa.config import Way
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
-from nsa.train.engine import Engine
+from nsa.step.engine import Engine
 
 _CONFIG = "configs/m7c_125m_1gpu.yaml"
 _ULP = 2.0**-8

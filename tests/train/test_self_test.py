@@ -15,8 +15,8 @@ from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.settings import ConfigError
-from nsa.train.clock import StepClock
-from nsa.train.engine import Engine
+from nsa.step.clock import StepClock
+from nsa.step.engine import Engine
 from nsa.witness.self_test import SelfTest, SelfTestError, self_test
 from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.train.launching import SMOKE, run
@@ -230,7 +230,7 @@ def test_policies_follow_the_process() -> None:
 def test_tf32_is_allowed_in_products_and_in_cudnn() -> None:
     """Requirement E17; the H100 that was measured said the same of both."""
     from nsa.launch.envfile import policies
-    from nsa.train.engine import allow_tf32
+    from nsa.step.engine import allow_tf32
 
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:

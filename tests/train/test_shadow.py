@@ -15,9 +15,9 @@ from torch import Tensor
 from nsa.attention.tracing import count_ranges, is_counting
 from nsa.data.source import Batch
 from nsa.dense import _Split
-from nsa.train.clock import StepClock
-from nsa.train.engine import Engine
-from nsa.train.optimizer import is_fused, switched
+from nsa.step.clock import StepClock
+from nsa.step.engine import Engine
+from nsa.step.optimizer import is_fused, switched
 from nsa.witness.accounts import updates
 from nsa.witness.recompute import Bias, Recomputed, branch_use
 from nsa.witness.shadow import Shadow

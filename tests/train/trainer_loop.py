@@ -12,7 +12,7 @@ from nsa.launch.output import Heartbeat
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks
-from nsa.train.engine import Engine
+from nsa.step.engine import Engine
 from nsa.train.loop import Loop
 from nsa.train.record import Tables
 

@@ -25,9 +25,9 @@ from nsa.contract import (
     checkpoint_step,
 )
 from nsa.contract.digests import damage, identity_of
+from nsa.step.engine import Engine
 from nsa.train.checkpoint.retention import numbered
 from nsa.train.checkpoint.write import position_name, shared_state
-from nsa.train.engine import Engine
 
 # All that the list of tensors of a checkpoint may name; torch itself would run whatever it names.
 _HARMLESS = {

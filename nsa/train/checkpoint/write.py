@@ -34,8 +34,8 @@ from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, checkpoint_name
 from nsa.contract.digests import identity_of, sha256_of
 from nsa.launch.output import RecordWriteError, sync_folder, write_json
 from nsa.launch.ranks import SAVING_GROUP
+from nsa.step.engine import Engine
 from nsa.train.checkpoint.retention import Retention, prune
-from nsa.train.engine import Engine
 
 # Python 3.11.2 (Debian 12) keeps a member of an enumeration as a call of `getattr`, which a reader
 # that runs nothing refuses. By its value is how later ones keep it.

@@ -141,7 +141,7 @@ def python_place(path: Path) -> str:
 def stopped_at(run_dir: Path, end: End) -> tuple[str, ...]:
     """Where the culprit of a hang was: the innermost functions of code of its own, innermost first.
 
-    `nsa/train/engine.py:310 in gradients()`, without what packages and Python itself called.
+    `nsa/step/engine.py:310 in gradients()`, without what packages and Python itself called.
     """
     if end.status is not LaunchStatus.HUNG or end.culprit_rank is None:
         return ()

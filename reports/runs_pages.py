@@ -1,4 +1,7 @@
-"""The page about all runs: a table, and each number's trend as a small drawing. No script."""
+"""The pages about several runs: all with each number's trend as a small drawing, or two compared.
+
+Both are offline and without script.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
+from reports.row import one_line
 from reports.templating import template_environment
-from reports.view import one_line
 from runbook.records.measurement import plain_number
+from runbook.tools.compare import Comparison, metric_text
 from runbook.tools.history import RunsPage, Trend
 
 _WIDTH, _HEIGHT, _EDGE = 240.0, 44.0, 4.0
@@ -16,7 +20,7 @@ _MOST_POINTS = 60
 
 
 def render_runs(page: RunsPage) -> str:
-    """Return the page as HTML: offline, escaped, filtered by profile with style rules alone."""
+    """Return the page of all runs as HTML: escaped, filtered by profile with style rules alone."""
     profiles = tuple(dict.fromkeys(run.profile or "-" for run in reversed(page.runs)))
     return (
         template_environment(html=True)
@@ -30,6 +34,13 @@ def render_runs(page: RunsPage) -> str:
             change=newest_change,
         )
     )
+
+
+def render_comparison(found: Comparison) -> str:
+    """Return two runs side by side as HTML, escaped."""
+    template = template_environment(html=True).get_template("compare.html.j2")
+    changed = [check for check in found.checks if check.changed]
+    return template.render(found=found, changed=changed, metric_text=metric_text)
 
 
 def newest_change(trend: Trend) -> str:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from reports.causes import Cause
 from reports.permits import permit_of
-from reports.view import CheckRow, PhaseView, ReportView, build_view, one_line
+from reports.row import CheckRow, one_line
+from reports.view import PhaseView, ReportView, build_view
 from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import RunRecord, Verdict
 from runbook.records.measurement import duration_text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.causes import Cause
-from reports.view import CheckRow, ReportView, build_view, one_line
+from reports.row import CheckRow, one_line
+from reports.view import ReportView, build_view
 from runbook.records import Reason, RunRecord
 from runbook.records.run import Report, Screen
 

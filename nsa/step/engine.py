@@ -24,10 +24,10 @@ from nsa.launch.plan import LaunchPlan
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
 from nsa.rounding import Gap
+from nsa.step.clock import StepClock
+from nsa.step.ddp import Wrapped
+from nsa.step.optimizer import is_fused, learning_rate, new_optimizer, switched
 from nsa.toggles import ToggleSet
-from nsa.train.clock import StepClock
-from nsa.train.ddp import Wrapped
-from nsa.train.optimizer import is_fused, learning_rate, new_optimizer, switched
 
 # Toggles that a recording of the layers depends on, beside the way of attention.
 _IN_A_RECORDING = (

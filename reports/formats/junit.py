@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from reports.view import CheckRow, PhaseView, ReportView, build_view
+from reports.row import CheckRow
+from reports.view import PhaseView, ReportView, build_view
 from runbook.errors import printable
 from runbook.records import Reason, RunRecord, Verdict
 from runbook.records.run import Report, Screen
