@@ -209,8 +209,8 @@ def claim(run_dir: Path, world_size: int) -> None:
         )
 
 
-def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool) -> IO[str]:
-    """Claim the directory and start this rank's own files in it; returns the stack dump's.
+def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool) -> None:
+    """Claim the directory and start this rank's own files in it.
 
     Raises ConfigError where the directory belongs to an earlier launch.
     """
@@ -229,7 +229,7 @@ def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool)
         # torch looks when it makes the process group, or when it dumps.
         prefix = str(run_dir / contract.NCCL_FLIGHTS.stem)
         os.environ.update(torch_env.flight_dumps(prefix))
-    return open_stackdump(run_dir, place.rank)
+    open_stackdump(run_dir, place.rank)
 
 
 def link_latest(run_dir: Path, out_dir: str) -> None:
