@@ -37,8 +37,8 @@ from nsa.train.checkpoint import restore
 from nsa.train.checkpoint import write as checkpoint
 from nsa.train.checkpoint.retention import Retention
 from nsa.train.loop import Loop
-from nsa.train.record import Tables
 from nsa.train.session import train
+from nsa.train.settle import Tables
 
 STEPS, SPOILED, MIDDLE = 6, 3, "step_3"
 # Attention is proven elsewhere: two selection blocks are enough to train on.

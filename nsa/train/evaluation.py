@@ -14,7 +14,7 @@ from nsa.contract.digests import drawn_batch
 from nsa.data.source import Source
 from nsa.launch.output import Heartbeat, say
 from nsa.step.engine import Engine
-from nsa.train.record import Tables
+from nsa.train.settle import Tables
 from nsa.witness.recompute import loss_again
 from nsa.witness.witness import Witness
 

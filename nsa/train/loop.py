@@ -31,8 +31,7 @@ from nsa.step.engine import Engine, StepOutcome
 from nsa.step.sync import Posted, post
 from nsa.train.checkpoint.saves import Saves
 from nsa.train.evaluation import Evaluations
-from nsa.train.record import Tables
-from nsa.train.settle import End, Pending, Settler
+from nsa.train.settle import End, Pending, Settler, Tables
 from nsa.witness.witness import Witness
 
 

@@ -25,8 +25,7 @@ from nsa.settings import ConfigError
 from nsa.step.engine import Engine
 from nsa.train.checkpoint import restore
 from nsa.train.loop import Loop
-from nsa.train.record import Tables
-from nsa.train.settle import End
+from nsa.train.settle import End, Tables
 from nsa.witness.self_test import SelfTest, self_test
 
 

@@ -14,7 +14,7 @@ from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks
 from nsa.step.engine import Engine
 from nsa.train.loop import Loop
-from nsa.train.record import Tables
+from nsa.train.settle import Tables
 
 
 def made_source(plan: LaunchPlan, ranks: Ranks, dataset: str) -> Source:
