@@ -5,8 +5,6 @@ Imports nothing of ours: the command line reads it first.
 
 from __future__ import annotations
 
-import importlib.util
-
 DEFAULT_OUT = "artifacts"
 DEFAULT_PLAN = "production"
 # How arms are compared; the first is the default.
@@ -17,7 +15,6 @@ DEFAULT_LAUNCHER = "local"
 # How long a job may wait for its nodes.
 DEFAULT_QUEUE_S = 3600.0
 
-
 BOARD = "tensorboard"
 BOARD_TOGGLE = "NSA_TB_DISABLE"
 # The extra of this package that brings a module.
@@ -26,6 +23,8 @@ EXTRAS = {"datasets": "fineweb", "tiktoken": "gpt2", BOARD: "tensorboard"}
 
 def is_installed(module: str) -> bool:
     """Can it be imported here?"""
+    import importlib.util
+
     return importlib.util.find_spec(module) is not None
 
 
