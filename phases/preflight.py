@@ -193,18 +193,14 @@ def _infiniband(case: Case) -> Finding:
 def _disk_free(case: Case) -> Finding:
     _, value = case.known("disk.free_gib")
     text = f"{float(value.value):.0f} GiB free"
-    return against(
-        value, case.limit(DISK_FREE), text, beyond=partial(invalid, Reason.WRONG_ENVIRONMENT)
-    )
+    return against(value, case.limit(DISK_FREE), text, beyond=_ENVIRONMENT)
 
 
 def _disk_speed(case: Case) -> Finding:
     """Slow disks are the environment's fault, and only where checkpoints are written."""
     _, value = case.known("disk.write_mib_s")
     text = f"{float(value.value):.0f} MiB/s written and synced"
-    return against(
-        value, case.limit(DISK_WRITE), text, beyond=partial(invalid, Reason.WRONG_ENVIRONMENT)
-    )
+    return against(value, case.limit(DISK_WRITE), text, beyond=_ENVIRONMENT)
 
 
 def _port(case: Case) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from nsa.contract import sha256_of
 from runbook.errors import RunbookError
 from runbook.files import read_bytes, write_atomic
 from runbook.records.evidence import Fact
@@ -42,8 +42,7 @@ def finish(drafts: Iterable[Draft], run_root: Path) -> dict[str, Fact]:
         if draft.value is None and not draft.note:
             raise RuntimeError(f"fact {draft.name} has no value and no note that says why")
         if draft.file not in digests:
-            content = (run_root / draft.file).read_bytes()
-            digests[draft.file] = hashlib.sha256(content).hexdigest()
+            digests[draft.file] = sha256_of(run_root / draft.file)
         facts[draft.name] = Fact(
             name=draft.name,
             value=draft.value,
