@@ -396,6 +396,7 @@ class Attempt:
             end,
             exits,
             child_code=child_code,
+            console=lines,
             duration_s=duration_s,
             folder=self.run_dir,
             least_free=self._least_free,
