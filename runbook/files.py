@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import select
 import shlex
 import shutil
@@ -138,6 +139,34 @@ def written_to(flag: str, path: Path) -> Iterator[None]:
     except OSError as error:
         text = f"{flag} {path}: cannot be written: {error.strerror or error}"
         raise UsageError(text, hint="name a place that can be written") from error
+
+
+def not_read(error: OSError) -> str:
+    """Why a file or folder could not be read: where this user may not, by whom and what to do."""
+    path = None if error.filename is None else Path(os.fsdecode(error.filename)).absolute()
+    if path is None or not isinstance(error, PermissionError):
+        return str(error.strerror or error)
+    for place in (*reversed(path.parents), path):
+        folder = place.is_dir()
+        needed = (os.R_OK if place == path else 0) | (os.X_OK if folder else 0)
+        if not os.access(place, os.F_OK) or os.access(place, needed):
+            continue  # what is in the way is another one, or this was no reading
+        found = place.stat()
+        who, owner = _user(os.geteuid()), _user(found.st_uid)
+        whom = "u" if who == owner else "a"
+        way = shlex.join(["chmod", *(("-R",) if folder else ()), f"{whom}+rX", str(place)])
+        way = f"`{way}`" if who == owner else f"ask {owner} for `{way}`, or do this as {owner}"
+        mode = stat.S_IMODE(found.st_mode)
+        return f"may not be read by {who}: {place} belongs to {owner}, mode {mode:04o}: {way}"
+    return str(error.strerror or error)
+
+
+def _user(number: int) -> str:
+    """The name of a user; its number where the system knows no name."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
 
 
 def make_new_dir(flag: str, path: Path) -> None:

@@ -89,8 +89,8 @@ def _refuse_damaged(kept: AcceptedRuns, *, after: str = "") -> None:
     found = [f"{name}: {why}" for name, why in kept.damaged.items() if name > after]
     if found:
         reason = (
-            "what this machine was accepted with cannot be read, because an earlier run is not as "
-            f"it was written: {listed(found, _NAMED)}"
+            "what this machine was accepted with is not known, because an earlier run cannot be "
+            f"read, or not as it was written: {listed(found, _NAMED)}"
         )
         raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(kept.path,), topic="earlier_run")
 

@@ -82,7 +82,9 @@ def time_account(
     """Column dt_s, the ranks' monotonic clocks and the launcher's clock tell the same time.
 
     lag: so many steps a device may be behind the host that notes their ends (CUDA: 1).
+    What a rank leaves out of the launch's time is held less the time that is nobody's (`away_s`).
     """
+    away_s = {end.rank: end.away_s for end in exits}
     problems = day_account(exits)
     for end in exits:
         if end.said_s is None or end.watched_s is None:
@@ -101,7 +103,7 @@ def time_account(
         problems += wall_clock(rank)
         span = rank.clock_s
         if duration_s and span is not None:
-            outside = duration_s - span
+            outside = duration_s - away_s.get(rank.rank, 0.0) - span
             if span > duration_s * (1 + CLOCK_TOLERANCE) + PAUSE_S:
                 problems.append(
                     f"rank {rank.rank} counts {span:.1f} s in a launch of {duration_s:.1f} s"

@@ -25,6 +25,7 @@ from runbook.cli.guide import named, overview, print_next
 from runbook.cli.run import launch
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, option_meant
+from runbook.files import not_read
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
@@ -98,7 +99,7 @@ def _refused(error: OSError) -> str:
     if error.errno == errno.ENOENT and error.filename is None:
         return "the current folder was removed; change to one that is there (cd)"
     known = error.errno in _REFUSALS
-    return f"{error.filename or 'the system'}: {error.strerror}" if known else ""
+    return f"{error.filename or 'the system'}: {not_read(error)}" if known else ""
 
 
 def _tell(console: Console, *lines: str) -> None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from nsa.contract import sha256_of
 from runbook.errors import RunbookError
-from runbook.files import LARGEST_DOCUMENT_BYTES, read_bytes, write_atomic
+from runbook.files import LARGEST_DOCUMENT_BYTES, not_read, read_bytes, write_atomic
 from runbook.folder.names import MANIFEST_FILE, OWN_FOLDER, RECORD_FILE
 from runbook.records import ArtifactRecord, RunRecord
 
@@ -111,9 +111,14 @@ def _name_of_line(shown: str) -> str:
 
 
 def read_manifest(path: Path) -> dict[str, str]:
-    """The digest of each file by its name. Raises `RunbookError` if it cannot be read."""
+    """The digest of each file by its name.
+
+    Raises `RunbookError` if it is damaged or gone, `PermissionError` if this user may not read it.
+    """
     try:
         text = read_bytes(path).decode("utf-8")
+    except PermissionError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunbookError(f"{path} cannot be read: {reason}") from error
@@ -196,7 +201,7 @@ def load_record(folder: Path) -> RunRecord:
     try:
         return RunRecord.model_validate_json(record_bytes(folder))
     except OSError as error:
-        raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise RunbookError(f"{path} cannot be read: {not_read(error)}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"

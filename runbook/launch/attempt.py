@@ -38,6 +38,7 @@ from runbook.launch.kernel_cause import with_kernel_log, with_limits
 from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
 from runbook.launch.local import Local
 from runbook.launch.observer import Observer, StopRequest
+from runbook.launch.watch.clocks import stood_still
 from runbook.launch.watch.live_status import LiveStatus
 from runbook.launch.watch.ranks import RankWatch
 from runbook.launch.watch.watchdog import Budgets, Thresholds, Watchdog
@@ -91,6 +92,7 @@ class Attempt:
             enough=options.enough,
         )
         self.evidence: list[Path] = []
+        self._notes: list[str] = []
         self._console_size, self._console_grew_at = 0, self.began
         self._least_free = free_bytes(options.run_root)
         self._failed_at: float | None = None
@@ -179,7 +181,9 @@ class Attempt:
     def _watch_until_end(self) -> End | None:
         """Returns None if the command ended by itself, else why it is being ended."""
         while True:
+            before_s = self.watch.presence.away_s
             self.place.wait(_POLL_S)
+            self._back_after(self.watch.presence.away_s - before_s)
             self.live_status.tell_step(self.watch.ranks)
             self._least_free = min(self._least_free, free_bytes(self.run_dir))
             self._ended_with = self.place.poll()
@@ -194,6 +198,16 @@ class Attempt:
                 return self.place.trouble(suspected=True) or self._stuck_at_exit()
             self._stop_as_planned()
             self.live_status.look(self.watch.ranks, now=time.monotonic())
+
+    def _back_after(self, away_s: float) -> None:
+        """Give a launch the time again in which this process did not run."""
+        if not away_s:
+            return
+        self._console_grew_at += away_s
+        self._failed_at = None if self._failed_at is None else self._failed_at + away_s
+        said = stood_still(away_s)
+        self._notes.append(said)
+        self.options.observer.note(f"{self.launch.name}: {said}")
 
     def _stop_as_planned(self) -> None:
         """Tell it to end, once, when every rank has done the steps after which the plan does."""
@@ -232,7 +246,7 @@ class Attempt:
         if self.place.began is None:
             self._console_grew_at = now
             return None
-        if now - self.place.began > self.launch.timeout_s:
+        if now - self.place.began > self.launch.timeout_s + self.watch.presence.away_s:
             cause = f"timed out after {self.launch.timeout_s:g} s"
             return self._incident(LaunchStatus.TIMED_OUT, cause, None)
         if not self.launch.voices or any(s.ended and s.exit_code != 0 for s in ranks):
@@ -324,11 +338,19 @@ class Attempt:
             return end
         return replace(end, cause=f"{end.cause}; rank {end.culprit_rank} ran on node {node}")
 
+    @property
+    def _queued_s(self) -> float:
+        """How long it waited to begin, or to be found again, where that is not done at once."""
+        began = None if self.options.launcher.here else self.place.began
+        return 0.0 if began is None else max(0.0, began - self.began)
+
     def _result(self, end: End | None, after: Aftermath) -> LaunchResult:
         self.live_status.watch_numbers()
         lines, _ = read_console(self.console)
         child_code = after.exit_code
         states = [state for _, state in sorted(self.watch.ranks.items())]
+        for state in states:
+            state.away_s += self._queued_s
         exits: tuple[RankExit, ...] = ()
         notes: tuple[str, ...] = ()
         if self.launch.has_ranks:
@@ -374,6 +396,7 @@ class Attempt:
             end,
             exits,
             child_code=child_code,
+            console=lines,
             duration_s=duration_s,
             folder=self.run_dir,
             least_free=self._least_free,
@@ -393,7 +416,7 @@ class Attempt:
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
             run_token=self.token,
             steps=self.command.steps,
-            notes=(*self.live_status.notes, *notes),
+            notes=(*self._notes, *self.live_status.notes, *notes),
             stopped_at=stopped_at(self.run_dir, end),
             stopped=self._stopped,
         )

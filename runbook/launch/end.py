@@ -36,7 +36,7 @@ _OF_RANK = re.compile(r"\bRank (\d+)\]")
 _ERROR = re.compile(r"\b\w*(Error|Exception)\b.*:|\berror:")
 # A line of torchrun itself: of its log, or of a traceback through its files.
 _TORCHRUN = re.compile(r"torch[./]distributed[./]elastic|ChildFailedError|failed \(exitcode")
-_TAIL_LINES = 400
+TAIL_LINES = 400
 _JUNIT_CODES = (0, 1, 5)
 
 
@@ -173,7 +173,7 @@ def is_communication_failure(end: End, console: Sequence[str]) -> bool:
         return False
     if end.culprit_rank is not None:
         return _COMMUNICATION.search(end.cause) is not None
-    return any(_COMMUNICATION.search(line) for line in console[-_TAIL_LINES:])
+    return any(_COMMUNICATION.search(line) for line in console[-TAIL_LINES:])
 
 
 def told_by_parent(console: Sequence[str], ranks: Sequence[RankState] = ()) -> dict[int, int]:
@@ -184,7 +184,7 @@ def told_by_parent(console: Sequence[str], ranks: Sequence[RankState] = ()) -> d
     """
     known = {state.pid or state.foreign_pid: state.rank for state in ranks}
     told: dict[int, int] = {}
-    for line in console[-_TAIL_LINES:]:
+    for line in console[-TAIL_LINES:]:
         match = _TORCHRUN_SAYS.search(line)
         if match:
             code, place, pid = (int(text) for text in match.groups())
@@ -294,7 +294,7 @@ def _without_culprit(
 
 def last_error(console: Sequence[str]) -> str:
     """The last line that reads like an error of the program itself, not of torchrun."""
-    for line in reversed(console[-_TAIL_LINES:]):
+    for line in reversed(console[-TAIL_LINES:]):
         if _ERROR.search(line) and not _TORCHRUN.search(line):
             return line.strip()[:500]
     return ""

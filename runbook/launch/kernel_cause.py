@@ -13,7 +13,7 @@ from runbook.folder.launch.kernel_lines import (
     describe,
     is_hardware_fault,
 )
-from runbook.launch.end import End, signal_name
+from runbook.launch.end import TAIL_LINES, End, signal_name
 from runbook.machine.surroundings import limit_met
 from runbook.records import Kind, LaunchStatus, RankExit
 
@@ -60,6 +60,7 @@ def with_limits(
     exits: Sequence[RankExit],
     *,
     child_code: int | None,
+    console: Sequence[str],
     duration_s: float,
     folder: Path,
     least_free: int,
@@ -75,6 +76,7 @@ def with_limits(
     met = limit_met(
         end.cause,
         signals=signals | {signal_name(child_code)},
+        console=console[-TAIL_LINES:],
         duration_s=duration_s,
         folder=folder,
         least_free=least_free,

@@ -18,11 +18,18 @@ from runbook.folder.names import CONSOLE_LOG
 from runbook.launch.command import pasteable
 from runbook.launch.end import End
 from runbook.launch.incident.bundle import read_outside
-from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start, launcher_names
+from runbook.launch.launcher_api import (
+    Aftermath,
+    Launcher,
+    RefusedError,
+    Running,
+    Start,
+    launcher_names,
+)
 from runbook.launch.watch.ranks import RankState
 from runbook.machine.gpu.devices import GpuSampler, When, write_devices
 from runbook.machine.kernel_log import KernelLog
-from runbook.machine.surroundings import LoadMeter
+from runbook.machine.surroundings import LoadMeter, nothing_starts
 from runbook.process.ended import oom_kills
 from runbook.process.reaper import TOKEN_VARIABLE, kill_all, signal_owned
 from runbook.process.start import Reaper, end_kept, spawn_kept
@@ -85,8 +92,13 @@ class Local:
     here = True
 
     def start(self, start: Start) -> Running:
-        """As in `Launcher`."""
-        return LocalRun(start)
+        """As in `Launcher`. Raises RefusedError where no process or thread may be started."""
+        try:
+            return LocalRun(start)
+        except (BlockingIOError, RuntimeError) as error:
+            if why := nothing_starts(error):
+                raise RefusedError(why) from error
+            raise
 
     def adopt(self, start: Start) -> Running | None:  # noqa: ARG002 - nothing is ever left
         """None: nothing of this machine outlives its harness."""

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from runbook.files import write_atomic
 from runbook.folder.launch.documents import Load, load_of
 from runbook.folder.names import LOAD_JSON
 from runbook.machine.host import count_cpus
+from runbook.process.ended import group_tasks
 from runbook.process.start import run_tool
 
 _GIB, _MIB = 1024**3, 1024**2
@@ -104,7 +105,10 @@ _NO_MEMORY = re.compile(
     r"[Cc](?:annot|an't|ould not) allocate memory|MemoryError|std::bad_alloc|failed to map segment"
 )
 _TOO_LARGE = re.compile(r"File too large")
-_NO_TASK = re.compile(r"Resource temporarily unavailable|can't start new thread")
+_NO_TASK = re.compile(
+    r"Resource temporarily unavailable|can't start new thread|[Cc]annot fork|pthread_create failed"
+)
+_GROUP_REMEDY = "raise the limit of the container (--pids-limit) or of the job (TasksMax)"
 _TOO_MANY_FILES = re.compile(r"Too many open files")
 DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 # So little room, seen ten times a second, is what a write that just failed leaves.
@@ -158,7 +162,7 @@ def _task_problems() -> list[str]:
     except RuntimeError:
         return [
             f"only {len(threads)} more processes and threads can be started here, and a run needs "
-            f"{_LEAST_TASKS}: {TASKS.remedy}; in a container its limit (--pids-limit)"
+            f"{_LEAST_TASKS}: {TASKS.remedy}; or {_GROUP_REMEDY}"
         ]
     finally:
         end.set()
@@ -236,6 +240,7 @@ def limit_met(
     cause: str,
     *,
     signals: Container[str | None] = (),
+    console: Sequence[str] = (),
     duration_s: float,
     folder: Path,
     least_free: int,
@@ -243,16 +248,20 @@ def limit_met(
     """Which limit of the machine made a launch end so, and what to do; empty if none did.
 
     What the launch said (`cause`, `signals`) counts only where this process, which is no trainer's,
-    sees the limit too. `least_free`: the least room seen on the disk of its folder, bytes.
+    sees the limit too. `console`: its last lines; who may start no thread has no other word.
+    `least_free`: the least room seen on the disk of its folder, bytes.
     """
     for one in MEMORY:
         if one.limit is not None and _NO_MEMORY.search(cause):
             return f"{one}: {one.remedy}"
     if FILE.limit is not None and ("SIGXFSZ" in signals or _TOO_LARGE.search(cause)):
         return f"{FILE}: {FILE.remedy}"
-    for one, said in ((TASKS, _NO_TASK), (FILES, _TOO_MANY_FILES)):
-        if one.limit is not None and one.limit < _GRANTED and said.search(cause):
+    refused = any(_NO_TASK.search(line) for line in (cause, *console))
+    for one, said in ((TASKS, refused), (FILES, _TOO_MANY_FILES.search(cause))):
+        if one.limit is not None and one.limit < _GRANTED and said:
             return f"{one}: {one.remedy}"
+    if refused and (met := _group_met()):
+        return met
     # No process can compute for longer than all processors together.
     spent = CPU.limit is not None and duration_s * count_cpus() >= CPU.limit
     if spent and ("SIGKILL" in signals or "SIGXCPU" in signals):
@@ -265,6 +274,25 @@ def limit_met(
         if (free := free_bytes(place)) < _OTHER_FULL:
             return _full_disk(place, free)
     return ""
+
+
+def nothing_starts(error: OSError | RuntimeError) -> str:
+    """The limit that let no process or thread start here; empty if the error is another one."""
+    if not _NO_TASK.search(str(error)):
+        return ""
+    met = _group_met() or f"nothing more can be started: {TASKS.remedy}; or {_GROUP_REMEDY}"
+    return f"{met} ({error})"
+
+
+def _group_met() -> str:
+    """The limit of this process's groups, or of all that others left it now, where it is small."""
+    limit = group_tasks()
+    if limit is not None and limit < _GRANTED:
+        return (
+            f"this container or control group may have no more than {limit} processes and threads "
+            f"(pids.max): {_GROUP_REMEDY}"
+        )
+    return "; ".join(_task_problems())
 
 
 def _full_disk(place: Path, free: int) -> str:

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process: its state, how it ended, and whether for lack of memory."""
+"""What the kernel tells of a process: its state, how it ended, what its groups lack or may have."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import select
 import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from runbook.process.reaper import TOKEN_VARIABLE, environment_holds
@@ -18,6 +19,7 @@ _PIDFD_INFO_EXIT = 1 << 3
 _PARENT_FIELD, _MEMORY_FIELD, _EXIT_FIELD = 4, 23, 52
 _ASK_FOR_S = 0.2
 _CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def _stat(pid: int) -> list[str]:
@@ -93,30 +95,46 @@ def _of_handle(handle: int) -> int | None:
     return status if mask & _PIDFD_INFO_EXIT else None
 
 
-def oom_kills(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> int | None:
+def oom_kills(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
     """The `oom_kill` counter of the group that this process is in; None if it cannot be read."""
+    files = _group_files("memory", "memory.events", "memory.oom_control", root, membership)
+    return next((count for file in files if (count := _counter(file)) is not None), None)
+
+
+def group_tasks(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
+    """How many processes and threads the groups of this process may have; None for any number."""
+    files = _group_files("pids", "pids.max", "pids.max", root, membership)
+    return min((limit for file in files if (limit := _whole(file)) is not None), default=None)
+
+
+def _group_files(
+    controller: str, unified: str, own: str, root: Path, membership: Path
+) -> Iterator[Path]:
+    """A controller's file in the group of this process and in those above it, the nearest first.
+
+    It is called `unified` in version 2 of control groups and `own` in version 1.
+    """
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:
-        return None
+        return
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
-        if controllers == "":
-            candidates = [root / group.lstrip("/") / "memory.events", root / "memory.events"]
-        elif "memory" in controllers.split(","):
-            folder = root / "memory"
-            candidates = [
-                folder / group.lstrip("/") / "memory.oom_control",
-                folder / "memory.oom_control",
-            ]
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
-        for path in candidates:
-            count = _counter(path)
-            if count is not None:
-                return count
-    return None
+        top = root / controller if controllers else root
+        folder = top / group.lstrip("/")
+        for place in (folder, *folder.parents):
+            if place.is_relative_to(top):
+                yield place / (own if controllers else unified)
+
+
+def _whole(path: Path) -> int | None:
+    try:
+        return int(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def _counter(path: Path) -> int | None:

@@ -231,14 +231,17 @@ class Kind(StrEnum):
     AT_EXIT = "at_exit"
 
 
-class RankExit(Record):
+class RankExit(Sparse):
     """One rank's end, from its last heartbeat and from its parent's wait.
 
     said_s: time between two of its steps by the rank's own clock. watched_s: time between their
     arrivals at the launcher, by the launcher's clock. wall_gap_s: how far the times of day that it
     writes are behind those at which its machine reads them. late_rows: by file, how many steps it
-    was behind the rank's heartbeats.
+    was behind the rank's heartbeats. away_s: of the launch's time before its first word and after
+    its last, what is nobody's: the harness itself was stopped, or the launch waited in a queue.
     """
+
+    unsaid: ClassVar[tuple[str, ...]] = ("away_s",)
 
     rank: int = Field(ge=0)
     code: int | None
@@ -249,6 +252,7 @@ class RankExit(Record):
     watched_s: float | None = None
     wall_gap_s: float | None = None
     late_rows: dict[str, int] = Field(default_factory=dict)
+    away_s: float = Field(default=0.0, ge=0)
 
 
 class Begun(Record):

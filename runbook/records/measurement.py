@@ -12,10 +12,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 # The one spelling of throughput in everything that is shown; the CSV column is `toks_per_s`.
 TOKENS_PER_SECOND = "tok/s"
@@ -85,6 +88,13 @@ class Sparse(Record):
             if getattr(self, name) == known[name].default:
                 document.pop(name, None)
         return document
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema of the fields: that of the serializer would be any object."""
+        return handler({k: v for k, v in core_schema.items() if k != "serialization"})
 
 
 def duration_text(seconds: float) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -232,3 +235,23 @@ def test_a_page_and_a_new_folder_where_none_can_be(here: Path) -> None:
         assert ended.code == 2 and f"--html {place}: cannot be written: " in ended.err
     drill = refused(here, "drill", "--faults", "exit", "--out", "artifacts")
     assert f"--out {here / 'artifacts'}: is there already; name a new folder" in drill.err
+
+
+def test_a_run_that_may_not_be_read_is_no_run_that_was_changed(here: Path) -> None:
+    """Root may read everything, unless that is taken from it."""
+    bound = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    if os.geteuid() == 0 and shutil.which(bound[0]) is None:
+        pytest.skip("no `setpriv` here to take from root that it reads everything")
+    listed = here / "artifacts" / RUN / "MANIFEST.sha256"
+    listed.chmod(0)
+    for words in (["verify"], ["judge"], ["report"], ["compare", RUN]):
+        done = subprocess.run(
+            [*bound[: 2 * (os.geteuid() == 0)], sys.executable, "-P", "-m", "runbook", *words, RUN],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert f"{listed.name}: may not be read by " in done.stderr
+        assert "mode 0000: `chmod u+rX " in done.stderr

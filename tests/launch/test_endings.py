@@ -15,7 +15,7 @@ import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.launch.watch.ranks import RankWatch
-from runbook.process.ended import exit_code_of, has_ended_under, oom_kills
+from runbook.process.ended import exit_code_of, group_tasks, has_ended_under, oom_kills
 from runbook.process.reaper import environment_holds
 from tests.factory.files import record, write_beats
 
@@ -39,6 +39,27 @@ def test_the_kernels_count_of_memory_kills(
         (tmp_path / name).write_text(text)
     (tmp_path / "self").write_text(membership)
     assert oom_kills(tmp_path, tmp_path / "self") == count
+
+
+@pytest.mark.parametrize(
+    ("files", "membership", "count"),
+    [
+        ({"pids.max": "300\n"}, "0::/\n", 300),
+        ({"a/b/pids.max": "max\n", "a/pids.max": "90\n", "pids.max": "500\n"}, "0::/a/b\n", 90),
+        ({"pids/j/pids.max": "64\n", "pids.max": "9\n"}, "8:pids:/j\n1:cpu:/\n", 64),
+        ({"pids/pids.max": "33\n"}, "8:pids:/elsewhere\n", 33),
+        ({"pids.max": "max\n"}, "0::/\n", None),
+        ({}, "0::/\n", None),
+    ],
+)
+def test_how_many_processes_a_group_may_have(
+    tmp_path: Path, files: dict[str, str], membership: str, count: int | None
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "self").write_text(membership)
+    assert group_tasks(tmp_path, tmp_path / "self") == count
 
 
 @pytest.mark.parametrize(("act", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9)])

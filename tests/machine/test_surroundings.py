@@ -230,6 +230,67 @@ def test_a_launch_that_meets_the_limit_of_the_machine_is_no_fault_of_its_trainer
     assert "MemoryError" in result.cause
 
 
+_IN_A_GROUP = """
+import os, shutil, sys
+from pathlib import Path
+from tests.launch.helpers import fake_launch, run
+group, limit = Path(sys.argv[1]), sys.argv[2]
+(group / "cgroup.procs").write_text(str(os.getpid()))
+(group / "pids.max").write_text(limit)
+try:
+    result = run(fake_launch(), Path.cwd())
+finally:
+    (group / "pids.max").write_text("max")
+print(result.status, result.cause)
+"""
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group of processes in which nothing is yet."""
+    tops = [Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")]
+    top = next((one for one in tops if (one / "cgroup.procs").exists()), tops[0])
+    path = top / f"runbook-test-{os.getpid()}"
+    try:
+        path.mkdir()
+    except OSError as error:
+        pytest.skip(f"this machine does not permit a control group ({error.strerror})")
+    try:
+        if not (path / "pids.max").exists():
+            pytest.skip("control groups here do not count processes")
+        yield path
+    finally:
+        path.rmdir()
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_launch_in_a_group_of_too_few_processes_is_no_fault_of_its_trainer(
+    tmp_path: Path, group: Path, limit: int
+) -> None:
+    """The harness itself cannot start the launch, or the launch its ranks."""
+    line = shlex.join([sys.executable, "-c", _IN_A_GROUP, str(group), str(limit)])
+    told = shell(line, tmp_path)
+    begins = f"environment_error this container or control group may have no more than {limit} "
+    assert told.stdout.startswith(begins), told.stderr + told.stdout
+    assert "--pids-limit" in told.stdout and "Resource temporarily unavailable" in told.stdout
+
+
+def test_who_leaks_threads_where_there_is_room_for_them_is_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "terminate called after throwing: what():  Resource temporarily unavailable"
+    for limit, blamed in ((None, False), (1024, False), (1023, True)):
+        monkeypatch.setattr("runbook.machine.surroundings.group_tasks", lambda found=limit: found)
+        told = limit_met(
+            "rank 0 was ended by SIGABRT",
+            console=[said],
+            duration_s=1.0,
+            folder=tmp_path,
+            least_free=1 << 50,
+        )
+        assert ("(pids.max)" in told) is blamed
+
+
 _FILLS = """
 from pathlib import Path
 from tests.launch.helpers import fake_launch, run

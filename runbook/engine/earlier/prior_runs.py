@@ -16,7 +16,7 @@ from nsa import contract
 from nsa.contract import sha256_of
 from runbook.engine.intact import journal_problems
 from runbook.errors import RunbookError
-from runbook.files import write_atomic
+from runbook.files import not_read, write_atomic
 from runbook.folder.comparability import (
     Facts,
     accepted_document,
@@ -66,8 +66,10 @@ def keep_accepted(
             record = go_record(folder)
             if record is not None:
                 runs.append(_accepted(folder, record, phase, mine, profile))
-        except (DamagedRunError, OSError) as error:
+        except DamagedRunError as error:
             damaged[folder.name] = str(error)
+        except OSError as error:
+            damaged[folder.name] = f"{error.filename}: {not_read(error)}"
         except (RunbookError, StatisticsError) as error:
             left_out[folder.name] = str(error)
     runs.reverse()

@@ -70,8 +70,9 @@ class RanksOnNodes(RankWatch):
         """As in `RankWatch`; nothing here can be waited for, so it sleeps."""
         del child
         time.sleep(within_s)
-        if self._is_due():
-            self.update()
+        away_s = self.presence.look()
+        if away_s or self._is_due():
+            self.look(away_s)
 
     def update(self) -> None:
         """Read what ranks and agents have written since the last call."""

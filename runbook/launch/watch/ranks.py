@@ -23,6 +23,7 @@ from runbook.folder.launch.lines import (
     step_of,
 )
 from runbook.folder.launch.shapes import is_number
+from runbook.launch.watch.clocks import Presence, WallGap
 from runbook.process.ended import exit_code_of, has_ended_under, process_state
 from runbook.process.reaper import environment_holds, holds_file
 
@@ -34,42 +35,6 @@ _RATES, _RECORDS = 50, 10
 # Heartbeat files that are looked at in a second, at most: ranks that are more than few are each
 # looked at less often, few whenever somebody asks.
 LOOKS_PER_S, FEW = 1000, 10
-# A clock that is set, and a machine that pauses, make one arrival late or early, and not so many
-# that follow each other.
-_IN_A_ROW = 8
-# Fewer arrivals than these show nothing.
-_LEAST = 3
-
-
-@dataclass(kw_only=True)
-class WallGap:
-    """Of the arrivals of a rank's lines: this machine's wall clock less the time that they bear.
-
-    A line arrives right after it was written, or late; so of some arrivals in a row the nearest
-    counts, and of all such rows the farthest. Memory does not grow with the arrivals.
-    """
-
-    _farthest: float | None = None
-    _nearest: float = 0.0
-    _count: int = 0
-
-    def arrived(self, said: float, now: float) -> None:
-        """A line that bears the time `said` arrives at `now`, both in s since 1970."""
-        gap = now - said
-        if not self._count or abs(gap) < abs(self._nearest):
-            self._nearest = gap
-        self._count += 1
-        if self._count == _IN_A_ROW:
-            if self._farthest is None or abs(self._nearest) > abs(self._farthest):
-                self._farthest = self._nearest
-            self._count = 0
-
-    @property
-    def seconds(self) -> float | None:
-        """s; positive where the rank's clock is behind. None where too few lines arrived."""
-        if self._farthest is not None:
-            return self._farthest
-        return self._nearest if self._count >= _LEAST else None
 
 
 @dataclass(kw_only=True)
@@ -77,7 +42,8 @@ class RankState:
     """What one rank said last, and its process. Times are on the harness's monotonic clock.
 
     `step` is the last one said, `last_step` the last one of the training itself; `mono` and `ts`
-    are the rank's own clocks.
+    are the rank's own clocks. `away_s`: so long was the harness away before the rank's first word
+    or after its last.
     """
 
     rank: int
@@ -115,6 +81,7 @@ class RankState:
     # By the name of a file: how many steps it was behind its rank's word.
     late_rows: dict[str, int] = field(default_factory=dict)
     steps_ended: int = 0
+    away_s: float = 0.0
     _step_ended: bool = False
     _spoke: bool = False
     _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=_PAUSES))
@@ -149,11 +116,14 @@ class RankState:
             self.longest_step_s = max(self.longest_step_s, self.mono - self.step_started_mono)
             self.step_started_mono = None
 
-    def arrived(self, now: float) -> None:
-        """What was read since the last call has arrived by `now`, s on this process's clock."""
+    def arrived(self, now: float, *, punctual: bool = True) -> None:
+        """What was read since the last call has arrived by `now`, s on this process's clock.
+
+        If that is not `punctual`, nobody knows when it came.
+        """
         self._pauses.append(now - self.changed_at)
         self.changed_at = now
-        if self._step_ended and self.mono is not None:
+        if punctual and self._step_ended and self.mono is not None:
             self.last_arrival = (now, self.mono)
             self.first_arrival = self.first_arrival or self.last_arrival
         if self._spoke and self.ts is not None:
@@ -167,7 +137,7 @@ class RankState:
 
     def clocks(self) -> dict[str, float]:
         """Seconds of its steps by both clocks and how far its wall clock is off, for `RankExit`."""
-        found = {}
+        found = {"away_s": round(self.away_s, 3)} if self.away_s else {}
         if (gap := self.gap_s) is not None:
             found["wall_gap_s"] = round(gap, 3)
         if self.first_arrival is None or self.last_arrival is None:
@@ -216,6 +186,8 @@ class RankWatch:
         self.ranks: dict[int, RankState] = {}
         self._tails: dict[int, LineTail] = {}
         self._look_at = 0.0
+        self.presence = Presence()
+        self._punctual = True
 
     def close(self) -> None:
         """Let go of the processes' handles."""
@@ -238,13 +210,32 @@ class RankWatch:
         finally:
             if own is not None:
                 os.close(own)
-        if ready or self._is_due():
+        away_s = self.presence.look()
+        if ready or away_s or self._is_due():
             # Heartbeats first: a rank that said its exit and then ended has not died.
-            self.update()
+            self.look(away_s)
             self._note_deaths(ready)
 
     def _is_due(self) -> bool:
         return time.monotonic() >= self._look_at
+
+    def look(self, away_s: float) -> None:
+        """Read what has been written, `away_s` after somebody was there to read it.
+
+        How a rank fared meanwhile nobody saw, so its silence counts from now on. Where it had
+        spoken before and goes on afterwards, that time is within its own.
+        """
+        known = list(self.ranks.values())
+        within = {state.rank for state in known if state.mono is not None and not state.ended}
+        for state in known:
+            state.changed_at += away_s
+            state.phase_since += away_s
+        self._punctual = not away_s
+        self.update()
+        self._punctual = True
+        for state in known:
+            if state.rank not in within or state.ended:
+                state.away_s += away_s
 
     def update(self) -> None:
         """Read what has been written since the last call."""
@@ -257,6 +248,7 @@ class RankWatch:
                     path=path,
                     changed_at=self.started_at,
                     phase_since=self.started_at,
+                    away_s=self.presence.away_s,
                 )
                 self._tails[rank] = LineTail(path)
         for rank, state in self.ranks.items():
@@ -275,7 +267,7 @@ class RankWatch:
         if tail.blocks_read > blocks:
             # The age of a heartbeat is measured from when its file grew, not from what it says: a
             # clock that jumps can then neither hide a stall nor make one up.
-            state.arrived(time.monotonic())
+            state.arrived(time.monotonic(), punctual=self._punctual)
             if state.phase != phase:
                 state.phase_since = state.changed_at
 
