@@ -63,12 +63,6 @@ def _add_arguments(parser: CommandParser) -> None:
     add_dry_run(group)
     add_place(parser.add_argument_group("where it runs"))
     group.add_argument(
-        "--measure",
-        action="store_true",
-        help="with --dry-run: really run a few steps of the baseline in a temporary folder, and "
-        "estimate with them",
-    )
-    group.add_argument(
         "--keep-going",
         action="store_true",
         help="start every launch, even where a required preflight row is FAIL or INVALID, or an "
@@ -94,12 +88,6 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append(f"--out {args.out}: is a file, not a folder")
     if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
         found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
-    if args.measure and not args.dry_run:
-        found.append("--measure is for --dry-run: a run measures its first steps by itself")
-    if args.measure and args.launcher != DEFAULT_LAUNCHER:
-        found.append(
-            f"--measure starts the trainer on this machine: not with --launcher {args.launcher}"
-        )
     found.extend(_output_problems(args))
     found.extend(_launcher_lacks(args))
     found.extend(_continued(args))

@@ -21,7 +21,7 @@ from runbook.errors import UsageError
 
 
 def _add_launch(parser: CommandParser) -> None:
-    parser.set_defaults(phase=None, failed=None, measure=False)  # what `runbook run` has besides
+    parser.set_defaults(phase=None, failed=None)  # what `runbook run` has besides
     group = parser.add_argument_group("what runs")
     group.add_argument(
         "--plan",
