@@ -22,7 +22,7 @@ help juge -> unknown command 'juge' (did you mean 'judge'?)
 bundle -> unknown command 'bundle' (it is `runbook export --to bundle`)
 --versoin -> --versoin (did you mean '--version'?); options of a command come after its name; see
 phases --jsn -> unknown option --jsn (did you mean '--json'?); see runbook phases --help
-schema rum -> document: invalid choice: 'rum' (choose from 'run', 'events', 'profile')
+schema rum -> run|events|profile: invalid choice: 'rum' (choose from 'run', 'events', 'profile')
 toggles NSA_DDP_BUKET_MB -> no such toggle (did you mean 'NSA_DDP_BUCKET_MB'?)
 NSA_DDP_BUKET_MB=5 toggles -> NSA_DDP_BUKET_MB: no such toggle; did you mean NSA_DDP_BUCKET_MB?
 NSA_DDP_COMPRESS=zip toggles -> NSA_DDP_COMPRESS='zip': allowed is off, bf16, fp16
