@@ -1,4 +1,4 @@
-"""What the GPUs are and count: by NVML, and by the XML of `nvidia-smi -q -x`."""
+"""What the GPUs are and count, by the XML of `nvidia-smi -q -x`; what they do, by NVML."""
 
 from __future__ import annotations
 
