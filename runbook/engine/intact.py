@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nsa.contract.digests import sha256_of
 from runbook.config.extends import is_file
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.phase import Phase
@@ -21,7 +22,7 @@ from runbook.errors import RunbookError
 from runbook.folder.comparability import differences
 from runbook.folder.facts import read_facts, shown_fact
 from runbook.folder.journal import read_events
-from runbook.folder.launch.documents import file_sha256, read_json_object
+from runbook.folder.launch.documents import read_json_object
 from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON, RECORD_FILE, RESULT_JSON
 from runbook.folder.redact import redact_variables
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
@@ -147,7 +148,7 @@ def fact_problems(record: RunRecord, run_root: Path) -> Iterator[str]:
     """Facts that the record shows otherwise than facts.json, or whose file is another one."""
     for name, fact in read_facts(run_root).items():
         path = run_root / fact.path
-        if fact.sha256 and (not path.is_file() or file_sha256(path) != fact.sha256):
+        if fact.sha256 and (not path.is_file() or sha256_of(path) != fact.sha256):
             yield f"fact {name}: {fact.path} is not the file that it was read from"
         shown, found = record.environment.get(name, ""), shown_fact(fact)
         if shown != found:

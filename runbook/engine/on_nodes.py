@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsa.contract.digests import sha256_of
 from runbook.errors import RunbookError
 from runbook.folder.facts import FACTS_FILE, Draft, finish, read_facts, write_facts
-from runbook.folder.launch.documents import file_sha256
 from runbook.folder.names import LAUNCH_JSON
 from runbook.launch import StopRequest, run_launch, set_aside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE, Launcher
@@ -107,7 +107,7 @@ def _unknown(run_root: Path, run_dir: Path, ended: LaunchResult) -> dict[str, Fa
 def _names(run_root: Path, run_dir: Path, value: str | None, *, note: str = "") -> Fact:
     path = run_dir / LAUNCH_JSON
     where = path.relative_to(run_root).as_posix()
-    return Fact(name=NODE_NAMES, value=value, path=where, sha256=file_sha256(path), note=note)
+    return Fact(name=NODE_NAMES, value=value, path=where, sha256=sha256_of(path), note=note)
 
 
 def _of_node(run_root: Path, folder: Path) -> dict[str, Fact]:

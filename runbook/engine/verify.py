@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsa.contract.digests import sha256_of
 from runbook.config import registry
 from runbook.config.phase import Phase
 from runbook.config.registry import report_files
@@ -31,7 +32,6 @@ from runbook.engine.outputs import render
 from runbook.files import read_bytes
 from runbook.folder.facts import read_facts
 from runbook.folder.integrity import folder_problems
-from runbook.folder.launch.documents import file_sha256
 from runbook.folder.manifest import (
     load_record,
     record_bytes,
@@ -138,7 +138,7 @@ def verify_run(
     Raises `RunbookError` if there is no readable run.json.
     """
     record, differences = _load(run_root)
-    digest = file_sha256(run_root / RECORD_FILE)
+    digest = sha256_of(run_root / RECORD_FILE)
     if not digest.startswith(fingerprint.lower()):
         is_one, asked = map(shown_fingerprint, (digest, fingerprint))
         text = f"fingerprint {is_one}, asked for {asked}: not the record that the run ended with"

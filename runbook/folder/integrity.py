@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from nsa.contract.digests import sha256_of
 from runbook.config.registry import report_files
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_LOG_BYTES
 from runbook.folder.journal import is_going_on
-from runbook.folder.launch.documents import file_sha256
 from runbook.folder.manifest import (
     RUN_ID,
     changed_files,
@@ -84,7 +84,7 @@ def evidence_problems(run_root: Path, record: RunRecord) -> list[str]:
         for name, sha256 in known.items()
         if sha256
         and (path := run_root / name).is_file()
-        and (path.stat().st_size > LARGEST_LOG_BYTES or file_sha256(path) != sha256)
+        and (path.stat().st_size > LARGEST_LOG_BYTES or sha256_of(path) != sha256)
     ]
 
 
@@ -163,7 +163,7 @@ def run_document(folder: Path) -> object:
     document = _json(record_bytes(folder))
     was_go = is_go(document)
     if finished:
-        if file_sha256(path) != _listed(folder).get(RECORD_FILE):
+        if sha256_of(path) != _listed(folder).get(RECORD_FILE):
             raise DamagedRunError(f"{RECORD_FILE} is not the file of its {MANIFEST_FILE}")
     elif (was_go or document is None) and is_going_on(folder):
         raise RunbookError("still going on")
@@ -197,7 +197,7 @@ def check_digests(folder: Path, record: RunRecord, names: Iterable[str]) -> None
             raise DamagedRunError(f"{name} is a link")
         if name not in listed and name not in recorded and not path.exists():
             continue
-        sha256 = file_sha256(path) if path.is_file() else ""
+        sha256 = sha256_of(path) if path.is_file() else ""
         if sha256 != listed.get(name):
             raise DamagedRunError(f"{name} is not the file of its {MANIFEST_FILE}")
         if name not in (RECORD_FILE, EVENTS_FILE) and sha256 != recorded.get(name):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from nsa.contract.digests import sha256_of
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_DOCUMENT_BYTES, read_bytes, write_atomic
-from runbook.folder.launch.documents import file_sha256
 from runbook.folder.names import MANIFEST_FILE, OWN_FOLDER, RECORD_FILE
 from runbook.records import ArtifactRecord, RunRecord
 
@@ -47,7 +47,7 @@ def artifact_records(run_root: Path, *, without: Iterable[str] = ()) -> tuple[Ar
     """Path, digest and size of every file, but those named in `without`."""
     left_out = {MANIFEST_FILE, *without}
     return tuple(
-        ArtifactRecord(path=name, sha256=file_sha256(path), size_bytes=path.stat().st_size)
+        ArtifactRecord(path=name, sha256=sha256_of(path), size_bytes=path.stat().st_size)
         for name, path in files_by_name(run_root).items()
         if name not in left_out
     )
@@ -150,7 +150,7 @@ def record_is_changed(run_root: Path) -> bool:
     if not path.is_file():
         return False
     try:
-        return read_manifest(path).get(RECORD_FILE) != file_sha256(run_root / RECORD_FILE)
+        return read_manifest(path).get(RECORD_FILE) != sha256_of(run_root / RECORD_FILE)
     except RunbookError:
         return True
 
@@ -169,7 +169,7 @@ def changed_files(
             found[name] = "missing" if inside else outside
         elif sizes and has_grown(path, sizes.get(name, 0)):
             found[name] = f"changed (it has {path.stat().st_size} bytes)"
-        elif (digest := file_sha256(path)) != sha256:
+        elif (digest := sha256_of(path)) != sha256:
             found[name] = f"changed (sha256 {digest[:12]}..., was {sha256[:12]}...)"
     return found
 

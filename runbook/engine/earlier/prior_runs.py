@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa import contract
+from nsa.contract.digests import sha256_of
 from runbook.engine.intact import journal_problems
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
@@ -25,7 +26,7 @@ from runbook.folder.comparability import (
     variable_facts,
 )
 from runbook.folder.integrity import DamagedRunError, check_digests, earlier_runs, go_record
-from runbook.folder.launch.documents import file_sha256, read_json_object
+from runbook.folder.launch.documents import read_json_object
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.shapes import DEVICES, ENV, Fields, shaped
 from runbook.folder.manifest import record_bytes, record_text
@@ -103,7 +104,7 @@ def _accepted(
         rates.append(float(effective(log).value))
     return AcceptedRun(
         run_id=record.run_id,
-        run_sha256=file_sha256(folder / RECORD_FILE),
+        run_sha256=sha256_of(folder / RECORD_FILE),
         rates=tuple(rates),
         facts=theirs,
     )

@@ -72,12 +72,6 @@ def name_below(path: Path, root: Path) -> str:
     return (path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
-def file_sha256(path: Path) -> str:
-    """The digest of a file, read in pieces."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _document(path: Path, problems: list[str]) -> bytes | None:
     """Its bytes, or None and a problem where there are more than any document has."""
     try:

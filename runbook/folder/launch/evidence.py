@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsa import contract
+from nsa.contract.digests import sha256_of
 from runbook.folder.launch.documents import (
     GPU_SAMPLES,
     RESOURCES,
-    file_sha256,
     name_below,
     read_console,
     read_json_object,
@@ -121,7 +121,7 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
             fields[key] = document
             keep(key, name, sha256)
     if (folder / contract.TRACE_FILE).is_file():
-        keep("trace", contract.TRACE_FILE, file_sha256(folder / contract.TRACE_FILE))
+        keep("trace", contract.TRACE_FILE, sha256_of(folder / contract.TRACE_FILE))
     if (folder / CONSOLE_LOG).is_file():
         fields["console_lines"], sha256 = read_console(folder / CONSOLE_LOG)
         keep("console", CONSOLE_LOG, sha256)
