@@ -177,7 +177,7 @@ class _Stage:
         # The kernel's own device is this machine's; without it the tool is asked.
         log = hosts.KernelLog
         replaced: dict[str, Any] = {
-            "spawn_kept": self._spawn, "Reaper": _Nothing, "GpuSampler": _Nothing,
+            "spawn_kept": self._spawn, "Reaper": _Nothing, "gpu_samples": _Nothing,
             "kill_all": lambda *_: None, "end_kept": lambda *_: None,
             "KernelLog": lambda: log(kmsg=self.bench.state / "no-kmsg"),
         }  # fmt: skip

@@ -30,28 +30,11 @@ from runbook.folder.launch.kernel_lines import (
     parse_lines,
     slot_of,
 )
+from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.folder.names import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
 from runbook.records import LaunchStatus, Reason
 from runbook.records.evidence import LaunchEvidence
 
-# One more of these, and memory, driver or card failed while numbers were taken.
-_FAULTS = (
-    "ecc_uncorrected_volatile",
-    "ecc_uncorrected_aggregate",
-    "remapped_correctable",
-    "remapped_uncorrectable",
-    "remap_pending",
-    "remap_failure",
-    "retired_single_bit",
-    "retired_double_bit",
-    "retired_pending",
-)
-# Preflight found none of these. One that stands before a launch came since, perhaps while a launch
-# on fewer GPUs left this one out: no launch saw it change, and none after it is sound.
-_STANDING = ("ecc_uncorrected_volatile", "remap_pending", "remap_failure", "retired_pending")
-# The values stay right; the driver's own alarm for too many is Xid 92.
-_TOLD = ("ecc_corrected_volatile", "ecc_corrected_aggregate", "thermal_violation_s")
-_REPLAYS = "pcie_replays"
 _SHOWN = 3
 _Gpu = Mapping[str, Any]
 
@@ -133,8 +116,8 @@ def _standing(gpus: Sequence[_Gpu], wanted_width: int | None, notes: Notes) -> N
         where, counters = f"GPU {gpu.get('index')}", gpu.get("counters") or {}
         notes.faults += [
             f"{where}: {name} is {counters[name]:g} before the launch"
-            for name in _STANDING
-            if (counters.get(name) or 0) > 0
+            for name, means in DEVICE_COUNTERS.items()
+            if means.startswith("standing") and (counters.get(name) or 0) > 0
         ]
         if gpu.get("mig"):
             notes.faults.append(f"{where}: MIG is on")
@@ -205,14 +188,14 @@ def _compare_one(launch: LaunchEvidence, gpu: _Gpu, later: Mapping[str, _Gpu], n
         compared += 1
         if last == first:
             continue
-        change = f"{where}: {name} {first:g} -> {last:g}"
+        change, means = f"{where}: {name} {first:g} -> {last:g}", DEVICE_COUNTERS.get(name, "")
         if last < first:
             notes.faults.append(f"{change}: reset, or the driver was loaded anew")
-        elif name in _FAULTS:
+        elif means.endswith("fault"):
             notes.faults.append(change)
-        elif name in _TOLD:
+        elif means == "told":
             notes.warnings.append(change)
-        elif name == _REPLAYS:
+        elif means == "rate":
             _replayed(launch, last - first, change, notes)
     width, later_width = _link(gpu, "width"), _link(now, "width")
     if width and later_width and later_width < width:

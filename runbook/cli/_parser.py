@@ -89,6 +89,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 Handler = Callable[[argparse.Namespace, Console], int]
+Arguments = Callable[[Any], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class Command:
     description: str
     epilog: str
     json_help: str
-    arguments: Callable[[CommandParser], None]
+    arguments: Arguments
     problems: Callable[[argparse.Namespace], Sequence[str]]
     instead: Mapping[str, str]
     run: Handler
@@ -130,7 +131,7 @@ class Command:
 def command(
     help: str,
     *,
-    arguments: Callable[[CommandParser], None] = lambda _: None,
+    arguments: Arguments = lambda _: None,
     problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: (),
     json_help: str = "one JSON document on stdout",
     instead: Mapping[str, str] = MappingProxyType({}),
@@ -155,31 +156,6 @@ def command(
         )
 
     return made
-
-
-def add_run(parser: argparse.ArgumentParser) -> None:
-    """RUN, a finished run, and the folder in which its id is looked up."""
-    parser.add_argument(
-        "run_name", nargs="?", metavar="RUN", help="a run's folder or id (default: the newest run)"
-    )
-    add_out(parser)
-
-
-def add_out(
-    parser: argparse._ActionsContainer,
-    help: str = f"folder that holds the runs (default: {DEFAULT_OUT})",
-) -> None:
-    """--out, the folder that holds the folders of runs."""
-    parser.add_argument(
-        "--out", type=path_type, default=Path(DEFAULT_OUT), metavar="DIR", help=help
-    )
-
-
-def add_settings(parser: argparse._ActionsContainer, help: str) -> None:
-    """--set, as often as one likes."""
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help=help
-    )
 
 
 def path_type(text: str) -> Path:
@@ -218,6 +194,59 @@ def whole_type(*, at_least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+# What a value is, by the name that the table of a command has for it.
+_TYPES: Mapping[str, Callable[[str], Any]] = {
+    "DIR": path_type,
+    "FILE": path_type,
+    "N": whole_type(at_least=1),
+    "S": number_type(above=0),
+}
+# What means the same wherever it stands.
+_SHARED: Mapping[str, Mapping[str, Any]] = {
+    "run_name": {"help": "a run's folder or id (default: the newest run)"},
+    "out": {
+        "help": f"folder that holds the runs (default: {DEFAULT_OUT})",
+        "default": Path(DEFAULT_OUT),
+    },
+    "set": {"action": "append", "default": [], "dest": "settings"},
+}
+
+
+def option_table(table: str, **given: object) -> Arguments:
+    """A function that adds the arguments of a table, as --help prints it, to a parser.
+
+    A line begins with an option, and the name of its value if it takes one; or with the name of a
+    word in code, and the one that is shown. `[NAME]` may be left out, `NAME...` may be repeated.
+    Two blanks and the help follow. By an argument's name in code, `given` has its type, its
+    default, or a mapping of what else argparse takes.
+    """
+    rows = [row.partition("  ") for row in re.split(r"\n(?=\S)", cleandoc(table))]
+
+    def add(parser: argparse._ActionsContainer) -> None:
+        for head, _, text in rows:
+            flag, _, value = head.strip().partition(" ")
+            name = flag.removeprefix("--").replace("-", "_")
+            more = given.get(name, {})
+            if not isinstance(more, Mapping):
+                more = {"type" if callable(more) else "default": more}
+            said = {"help": " ".join(text.split())} if text else {}
+            all_of_it = {**_of_value(value), **_SHARED.get(name, {}), **said, **more}
+            parser.add_argument(flag, **all_of_it)
+
+    return add
+
+
+def _of_value(value: str) -> dict[str, Any]:
+    """What argparse is told of a value that is named so."""
+    if not value:
+        return {"action": "store_true"}
+    name = value.strip("[].")
+    found: dict[str, Any] = {"metavar": name}
+    found |= {"type": _TYPES[name]} if name in _TYPES else {}
+    found |= {"nargs": "?"} if value.startswith("[") else {}
+    return found | ({"nargs": "*"} if value.endswith("...") else {})
 
 
 def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import CommandParser, command, path_type, whole_type
+from runbook.cli._parser import command, option_table
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit
@@ -20,33 +20,25 @@ if TYPE_CHECKING:
 _HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORPHANS", "LOST", "OK")
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--faults", metavar="LIST", default="all", help="comma-separated names, or all (default)"
-    )
-    one_or_more = whole_type(at_least=1)
-    parser.add_argument(
-        "--repeat",
-        metavar="N",
-        type=one_or_more,
-        default=1,
-        help="launches of each fault (default: 1)",
-    )
-    parser.add_argument(
-        "--jobs", metavar="N", type=one_or_more, default=1, help="launches at a time (default: 1)"
-    )
-    parser.add_argument("--list", action="store_true", help="list the faults and stop")
-    parser.add_argument(
-        "--keep", action="store_true", help="keep every folder, not only those of failed rows"
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", type=path_type, help="new folder (default: artifacts/drill-<time>)"
-    )
+_ARGUMENTS = option_table(
+    """
+    --faults LIST  comma-separated names, or all (default)
+    --repeat N     launches of each fault (default: 1)
+    --jobs N       launches at a time (default: 1)
+    --list         list the faults and stop
+    --keep         keep every folder, not only those of failed rows
+    --out DIR      new folder (default: artifacts/drill-<time>)
+    """,
+    faults="all",
+    repeat={"default": 1},
+    jobs={"default": 1},
+    out={"default": None},
+)
 
 
 @command(
     "inject faults into real two-rank runs: is each noticed, named and cleaned up?",
-    arguments=_add_arguments,
+    arguments=_ARGUMENTS,
 )
 def drill(args: argparse.Namespace, console: Console) -> int:
     """Inject each fault into a real run of the trainer on two CPU ranks, with budgets of 3 s:

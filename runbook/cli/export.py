@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import CommandParser, add_run, command, file_problems
+from runbook.cli._parser import command, file_problems, option_table
 from runbook.cli._runs import find_run, load_told, refuse_changed
 from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
@@ -30,18 +30,16 @@ FORMATS = (*TEXTS, _BUNDLE)
 _KNOWN = ", ".join(FORMATS)
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    add_run(parser)
-    parser.add_argument(
-        "--to", nargs=2, action="append", default=[], metavar=("FORMAT", "PATH"),
-        help="csv FILE, prometheus FILE.prom or bundle FILE.tar.gz; - is stdout, but not for a "
-        "bundle; repeatable; needed, no default",
-    )  # fmt: skip
-    parser.add_argument(
-        "--blank-secrets",
-        action="store_true",
-        help="of a bundle: blank what looks like one, and name it",
-    )
+_ARGUMENTS = option_table(
+    """
+    run_name [RUN]
+    --out DIR
+    --to FORMAT      csv FILE, prometheus FILE.prom or bundle FILE.tar.gz; - is stdout, but not for
+                     a bundle; repeatable; needed, no default
+    --blank-secrets  of a bundle: blank what looks like one, and name it
+    """,
+    to={"metavar": ("FORMAT", "PATH"), "nargs": 2, "action": "append", "default": []},
+)
 
 
 def _problems(args: argparse.Namespace) -> list[str]:
@@ -69,7 +67,7 @@ def _problem(name: str, target: str) -> str:
 @command(
     "write a run's numbers as CSV or for Prometheus, or the run as one file",
     json_help="the paths that were written, as one JSON document on stdout",
-    arguments=_add_arguments,
+    arguments=_ARGUMENTS,
     problems=_problems,
 )
 def export(args: argparse.Namespace, console: Console) -> int:

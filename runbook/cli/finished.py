@@ -7,7 +7,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import add_out, add_run, command, file_problems, path_type
+from runbook.cli._parser import command, file_problems, option_table
 from runbook.cli._runs import (
     find_run,
     load_told,
@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from runbook.records import RunRecord
 
 _DEFAULT_FORMAT = "terminal"
-
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    _add_format(parser, "LIST", "md, details, html, junit, terminal, github, comma-separated")
-
-
-def _add_format(parser: argparse.ArgumentParser, metavar: str, help: str) -> None:
-    parser.add_argument(
-        "--format", default="", metavar=metavar, help=f"{help} (default: {_DEFAULT_FORMAT})"
-    )
 
 
 def _formats(args: argparse.Namespace) -> list[str]:
@@ -71,7 +60,15 @@ def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> N
 @command(
     "render a run's report again",
     json_help="the record: run.json as it is",
-    arguments=_add_report,
+    arguments=option_table(
+        f"""
+        run_name [RUN]
+        --out DIR
+        --format LIST  md, details, html, junit, terminal, github, comma-separated
+                       (default: {_DEFAULT_FORMAT})
+        """,
+        format="",
+    ),
     problems=_unknown_formats,
 )
 def report(args: argparse.Namespace, console: Console) -> int:
@@ -111,17 +108,6 @@ def report(args: argparse.Namespace, console: Console) -> int:
     return ProgramExit.INCOMPLETE if changed or running else ProgramExit.GO
 
 
-def _add_verify(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument(
-        "--fingerprint",
-        default="",
-        metavar="DIGITS",
-        help="what the run printed at its end, kept elsewhere: the record has to be that one, so "
-        "that a forgery of all files is seen (default: the folder is held against itself only)",
-    )
-
-
 def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
     from runbook.folder.manifest import FINGERPRINT_DIGITS
 
@@ -134,7 +120,16 @@ def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
 
 @command(
     "recompute every number of a run from its artifacts",
-    arguments=_add_verify,
+    arguments=option_table(
+        """
+        run_name [RUN]
+        --out DIR
+        --fingerprint DIGITS  what the run printed at its end, kept elsewhere: the record has to be
+            that one, so that a forgery of all files is seen (default: the folder is held against
+            itself only)
+        """,
+        fingerprint="",
+    ),
     problems=_fingerprint_problems,
 )
 def verify(args: argparse.Namespace, console: Console) -> int:
@@ -183,21 +178,20 @@ def verify(args: argparse.Namespace, console: Console) -> int:
     return code
 
 
-def _add_judge(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
-    parser.add_argument(
-        "--profile",
-        default="",
-        metavar="NAME|FILE",
-        help="the limits to judge by (default: those of the run)",
-    )
-    _add_format(parser, "FORMAT", "md, details, html, junit, terminal or github")
-
-
 @command(
     "judge a finished run again under other limits",
     json_help="the record as judged now, in the form of run.json",
-    arguments=_add_judge,
+    arguments=option_table(
+        f"""
+        run_name [RUN]
+        --out DIR
+        --profile NAME|FILE  the limits to judge by (default: those of the run)
+        --format FORMAT      md, details, html, junit, terminal or github
+                             (default: {_DEFAULT_FORMAT})
+        """,
+        profile="",
+        format="",
+    ),
     problems=_one_known_format,
 )
 def judge(args: argparse.Namespace, console: Console) -> int:
@@ -226,20 +220,6 @@ def judge(args: argparse.Namespace, console: Console) -> int:
     return judged.verdict.exit_code
 
 
-def _add_compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "a", metavar="A", nargs="?", help="the reference: a run's folder or id (no default)"
-    )
-    parser.add_argument("b", metavar="B", nargs="?", help="the run to judge (no default)")
-    add_out(parser)
-    parser.add_argument(
-        "--html",
-        type=path_type,
-        metavar="FILE",
-        help="write the two side by side as a page, too (default: no page)",
-    )
-
-
 def _compare_problems(args: argparse.Namespace) -> list[str]:
     if args.b is None:
         names = ", ".join(folder.name for folder in run_folders(args.out)[-5:]) or "none"
@@ -249,7 +229,14 @@ def _compare_problems(args: argparse.Namespace) -> list[str]:
 
 @command(
     "compare two finished runs: are they comparable, and what changed",
-    arguments=_add_compare,
+    arguments=option_table(
+        """
+        a [A]        the reference: a run's folder or id (no default)
+        b [B]        the run to judge (no default)
+        --out DIR
+        --html FILE  write the two side by side as a page, too (default: no page)
+        """
+    ),
     problems=_compare_problems,
 )
 def compare(args: argparse.Namespace, console: Console) -> int:

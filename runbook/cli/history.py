@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import CommandParser, add_out, command, file_problems, path_type
+from runbook.cli._parser import command, file_problems, option_table
 from runbook.console import Console
 from runbook.errors import UsageError, did_you_mean
 
@@ -21,23 +21,15 @@ _COLUMNS = (
 _PAGE = "index.html"
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument(
-        "metric",
-        nargs="?",
-        metavar="METRIC",
-        help="a check or a measurement (default: list the runs)",
-    )
-    add_out(parser)
-    parser.add_argument("--csv", action="store_true", help="METRIC as comma-separated rows")
-    parser.add_argument(
-        "--html",
-        nargs="?",
-        type=path_type,
-        const=Path(),
-        metavar="FILE",
-        help=f"write one page about all runs and trends (default file: {_PAGE} in --out)",
-    )
+_ARGUMENTS = option_table(
+    f"""
+    metric [METRIC]  a check or a measurement (default: list the runs)
+    --out DIR
+    --csv            METRIC as comma-separated rows
+    --html [FILE]    write one page about all runs and trends (default file: {_PAGE} in --out)
+    """,
+    html={"const": Path()},
+)
 
 
 def _problems(args: argparse.Namespace) -> list[str]:
@@ -52,7 +44,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
 @command(
     "list earlier runs, or one number through all of them",
-    arguments=_add_arguments,
+    arguments=_ARGUMENTS,
     problems=_problems,
 )
 def history(args: argparse.Namespace, console: Console) -> int:

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import CommandParser, add_out, command, number_type, whole_type
+from runbook.cli._parser import CommandParser, command, number_type, option_table, whole_type
 from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError
 
@@ -22,61 +22,37 @@ _HEAD = """\
 
 
 def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--trainer",
-        metavar="COMMAND",
-        required=True,
-        help="the command as you type it, in quotes; its steps, ranks and output folder are found "
-        "by their usual flags, or where you put {steps}, {ranks}, {out} (default: none, needed)",
-    )
-    group = parser.add_mutually_exclusive_group(required=True)
-    group.add_argument(
-        "--tokens-per-rank",
-        metavar="N",
-        type=whole_type(at_least=1),
-        help="tokens (or samples) that one rank reads in one optimizer step (default: none; this "
-        "or --tokens-per-step is needed)",
-    )
-    group.add_argument(
-        "--tokens-per-step",
-        metavar="N",
-        type=whole_type(at_least=1),
-        help="tokens of all ranks together, where the batch does not grow with them "
-        "(default: none)",
-    )
-    parser.add_argument(
-        "--name", metavar="NAME", help="what to call it (default: after its script)"
-    )
-    parser.add_argument(
-        "--profile",
-        metavar="NAME",
-        default="auto",
-        help="the shipped profile of the machine that it extends (default: auto)",
-    )
-    parser.add_argument(
-        "--ranks", metavar="N", type=whole_type(at_least=1), help="ranks (default: the profile's)"
-    )
-    parser.add_argument(
-        "--steps",
-        metavar="N",
-        type=whole_type(at_least=5),
-        default=30,
-        help="steps of each of its two starts (default: 30)",
-    )
-    parser.add_argument(
-        "--within",
-        metavar="SECONDS",
-        type=number_type(above=0),
-        default=120.0,
-        help="seconds that one start may take (default: 120)",
-    )
-    parser.add_argument(
-        "--heartbeats",
-        metavar="PATH:FIELD",
-        help="JSON lines that each rank writes, such as '{out}/alive_{rank}.jsonl:step' "
-        "(default: none)",
-    )
-    add_out(parser, help="where the probe is kept (default: artifacts)")
+    option_table(
+        """
+        --trainer COMMAND  the command as you type it, in quotes; its steps, ranks and output folder
+            are found by their usual flags, or where you put {steps}, {ranks}, {out} (default: none,
+            needed)
+        """,
+        trainer={"required": True},
+    )(parser)
+    option_table(
+        """
+        --tokens-per-rank N  tokens (or samples) that one rank reads in one optimizer step
+            (default: none; this or --tokens-per-step is needed)
+        --tokens-per-step N  tokens of all ranks together, where the batch does not grow with them
+            (default: none)
+        """
+    )(parser.add_mutually_exclusive_group(required=True))
+    option_table(
+        """
+        --name NAME         what to call it (default: after its script)
+        --profile NAME      the shipped profile of the machine that it extends (default: auto)
+        --ranks N           ranks (default: the profile's)
+        --steps N           steps of each of its two starts (default: 30)
+        --within SECONDS    seconds that one start may take (default: 120)
+        --heartbeats PATH:FIELD  JSON lines that each rank writes, such as
+            '{out}/alive_{rank}.jsonl:step' (default: none)
+        --out DIR           where the probe is kept (default: artifacts)
+        """,
+        profile="auto",
+        steps={"type": whole_type(at_least=5), "default": 30},
+        within={"type": number_type(above=0), "default": 120.0},
+    )(parser)
 
 
 @command(

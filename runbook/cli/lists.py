@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from runbook.cli._parser import command
+from runbook.cli._parser import CommandParser, command, option_table
 from runbook.console import Console
 from runbook.errors import UsageError, did_you_mean
 
@@ -44,19 +44,10 @@ def phases(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _add_profiles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name",
-        nargs="?",
-        metavar="NAME",
-        help="a profile's name, or a .yaml file (default: list all)",
-    )
-    parser.add_argument(
-        "--page", action="store_true", help="print the page of thresholds, docs/thresholds.md"
-    )
-
-
-@command("list the profiles, or show one with the source of every number", arguments=_add_profiles)
+@command(
+    "list the profiles, or show one with the source of every number",
+    arguments=option_table("name [NAME]  a profile's name, or a .yaml file (default: list all)"),
+)
 def profiles(args: argparse.Namespace, console: Console) -> int:
     """List the hardware profiles, or show one: machine, limits and their sources.
 
@@ -67,11 +58,7 @@ def profiles(args: argparse.Namespace, console: Console) -> int:
     """
     from runbook.config.load import load_profile
 
-    if args.page:
-        from runbook.tools.thresholds_page import thresholds_page
-
-        console.page(thresholds_page().rstrip("\n"))
-    elif args.name is None:
+    if args.name is None:
         _list_profiles(console, as_json=args.json)
     elif args.json:
         console.json_document(load_profile(args.name).model_dump(mode="json"))
@@ -135,19 +122,16 @@ _WHO_READS = (
 )
 
 
-def _add_toggles(parser: argparse.ArgumentParser) -> None:
+def _add_toggles(parser: CommandParser) -> None:
     from runbook.files import preset_names
 
     *names, last = preset_names()
-    parser.add_argument(
-        "--preset",
-        metavar="NAME",
-        help="show the variables of a preset, and the lines that export them: "
-        f"{', '.join(names)} or {last} (default: every toggle)",
-    )
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="only these toggles (default: all)"
-    )
+    table = f"""
+        --preset NAME  show the variables of a preset, and the lines that export them:
+            {", ".join(names)} or {last} (default: every toggle)
+        names NAME...  only these toggles (default: all)
+        """
+    option_table(table)(parser)
 
 
 def _show_preset(name: str, console: Console, *, as_json: bool) -> None:
@@ -246,21 +230,16 @@ def _shown(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _add_schema(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "document",
-        nargs="?",
-        choices=("run", "events", "profile"),
-        default="run",
-        help="run: run.json (the default); events: a line of `run --output-format json`; "
-        "profile: a profile's YAML",
-    )
-
-
 @command(
     "print the JSON Schema of run.json, of a run's events, or of a profile",
     json_help="accepted, but a schema is always JSON",
-    arguments=_add_schema,
+    arguments=option_table(
+        """
+        document [run|events|profile]  run: run.json (the default); events: a line of
+            `run --output-format json`; profile: a profile's YAML
+        """,
+        document={"choices": ("run", "events", "profile"), "default": "run"},
+    ),
 )
 def schema(args: argparse.Namespace, console: Console) -> int:
     """Print the JSON Schema of a document that this program writes or reads.

@@ -11,7 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import CommandParser, command, number_type, path_type
+from runbook.cli._parser import command, option_table
 from runbook.cli._runs import folder_of
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
@@ -28,34 +28,18 @@ _REDRAW_S = 2.0
 _SAY_EVERY_S = 30.0
 
 
-def _add_watch(parser: CommandParser) -> None:
-    parser.add_argument(
-        "directory",
-        nargs="?",
-        type=path_type,
-        metavar="DIR",
-        help=f"the run's directory, or a run's id (default: {DEFAULT_OUT}/latest)",
-    )
-    parser.add_argument(
-        "--halt",
-        nargs="?",
-        const="1",
-        choices=("0", "1"),
-        help="write .HALT on an anomaly (--halt 0: only read; default: NSA_WATCH_HALT, else 0)",
-    )
-    parser.add_argument(
-        "--interval",
-        metavar="S",
-        type=number_type(above=0),
-        help="seconds between readings (default: NSA_WATCH_INTERVAL_S, else 30)",
-    )
-    parser.add_argument("--once", action="store_true", help="read once and stop")
-    parser.add_argument(
-        "--stacks",
-        action="store_true",
-        help="print the Python stack and the last collective of every live rank below DIR, even of "
-        "one that hangs, and stop; the run goes on",
-    )
+_ARGUMENTS = option_table(
+    f"""
+    directory [DIR]  the run's directory, or a run's id (default: {DEFAULT_OUT}/latest)
+    --halt [0|1]     write .HALT on an anomaly (--halt 0: only read; default:
+                     NSA_WATCH_HALT, else 0)
+    --interval S     seconds between readings (default: NSA_WATCH_INTERVAL_S, else 30)
+    --once           read once and stop
+    --stacks         print the Python stack and the last collective of every live rank below DIR,
+                     even of one that hangs, and stop; the run goes on
+    """,
+    halt={"const": "1", "choices": ("0", "1")},
+)
 
 
 def _problems(args: argparse.Namespace) -> list[str]:
@@ -68,7 +52,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
 @command(
     "look on at a run; --halt stops it if it goes bad, --stacks shows each rank",
     json_help="one JSON document per anomaly on stdout; with --stacks one of all ranks",
-    arguments=_add_watch,
+    arguments=_ARGUMENTS,
     problems=_problems,
 )
 def watch(args: argparse.Namespace, console: Console) -> int:

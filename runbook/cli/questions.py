@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from runbook.cli._parser import CommandParser, command, number_type, path_type, whole_type
+from runbook.cli._parser import command, number_type, option_table
 from runbook.cli._runs import folder_of
 from runbook.console import Console
 from runbook.errors import ProgramExit, did_you_mean
@@ -14,21 +14,6 @@ from runbook.errors import ProgramExit, did_you_mean
 if TYPE_CHECKING:
     from runbook.stats.decision import Decision
     from runbook.tools.replay.judge import ReplayRecord
-
-
-def _add_inspect(parser: CommandParser) -> None:
-    parser.add_argument(
-        "directory",
-        type=path_type,
-        metavar="DIR",
-        help="a run's directory or id, or one CSV file",
-    )
-    parser.add_argument(
-        "--loss-floor",
-        metavar="NATS",
-        type=_floor,
-        help="lowest loss that is possible, or `none` (default: from env.json, else ln 256)",
-    )
 
 
 def _floor(text: str) -> float:
@@ -45,7 +30,14 @@ def _floor(text: str) -> float:
 
 @command(
     "judge any run directory, read-only: what it holds and what is suspicious",
-    arguments=_add_inspect,
+    arguments=option_table(
+        """
+        directory DIR      a run's directory or id, or one CSV file
+        --loss-floor NATS  lowest loss that is possible, or `none` (default: from env.json, else
+                           ln 256)
+        """,
+        loss_floor=_floor,
+    ),
 )
 def inspect(args: argparse.Namespace, console: Console) -> int:
     """Judge a run directory without changing it: which runs its training.csv holds, which
@@ -85,55 +77,26 @@ _EXIT = dict.fromkeys(("PASS", "WINNER", "TIE", "KEEP"), ProgramExit.GO)
 _EXIT["INCONCLUSIVE"] = ProgramExit.INCOMPLETE
 
 
-def _add_decide(parser: CommandParser) -> None:
-    parser.add_argument("question", metavar="QUESTION", help=", ".join(QUESTION_NAMES))
-    parser.add_argument("file", metavar="FILE.csv", type=path_type, help="the numbers")
-    parser.add_argument(
-        "--target",
-        type=number_type(),
-        metavar="TOK_S",
-        help="target: the floor in tok/s; needed, no default",
-    )
-    parser.add_argument(
-        "--error",
-        type=number_type(),
-        metavar="SHARE",
-        help="declared error rate (default: 0.01 for best-arm, faster and scaling, else 0.05)",
-    )
-    parser.add_argument(
-        "--margin",
-        type=number_type(),
-        metavar="SHARE",
-        help="non-inferiority: accepted loss (default: 0.02)",
-    )
-    parser.add_argument(
-        "--limit",
-        type=number_type(),
-        metavar="X",
-        help="memory: maximum in MiB; needed, no default. scaling: minimum efficiency, a share "
-        "(default: 0.90)",
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=number_type(),
-        metavar="SHARE",
-        help="steady: accepted change (default: 0.03)",
-    )
-    parser.add_argument(
-        "--devices",
-        type=whole_type(at_least=1),
-        metavar="N",
-        help="scaling: number of devices; needed, no default",
-    )
-    parser.add_argument(
-        "--project-to-step",
-        type=number_type(),
-        metavar="STEP",
-        help="memory: last production step; needed, no default",
-    )
-    parser.add_argument(
-        "--baseline", metavar="ARM", help="which of two arms is the baseline (default: `baseline`)"
-    )
+_NUMBER = number_type()
+_DECIDE = option_table(
+    f"""
+    question QUESTION       {", ".join(QUESTION_NAMES)}
+    file FILE               the numbers
+    --target TOK_S          target: the floor in tok/s; needed, no default
+    --error SHARE           declared error rate (default: 0.01 for best-arm, faster and scaling,
+                            else 0.05)
+    --margin SHARE          non-inferiority: accepted loss (default: 0.02)
+    --limit X               memory: maximum in MiB; needed, no default. scaling: minimum efficiency,
+                            a share (default: 0.90)
+    --tolerance SHARE       steady: accepted change (default: 0.03)
+    --devices N             scaling: number of devices; needed, no default
+    --project-to-step STEP  memory: last production step; needed, no default
+    --baseline ARM          which of two arms is the baseline (default: `baseline`)
+    """,
+    file={"metavar": "FILE.csv"},
+    **dict.fromkeys(("target", "error", "margin", "limit", "tolerance"), _NUMBER),
+    project_to_step=_NUMBER,
+)
 
 
 def _wrong_options(args: argparse.Namespace) -> list[str]:
@@ -164,7 +127,7 @@ def _flag(name: str) -> str:
 
 @command(
     "answer one question about any CSV file at a declared error rate",
-    arguments=_add_decide,
+    arguments=_DECIDE,
     problems=_wrong_options,
 )
 def decide(args: argparse.Namespace, console: Console) -> int:
@@ -219,11 +182,10 @@ def _decision_lines(decision: Decision) -> Iterator[str]:
         )
 
 
-def _add_replay(parser: CommandParser) -> None:
-    parser.add_argument("file", metavar="FILE.yaml", help="a file, or the name of a shipped one")
-
-
-@command("judge a hand-written table of results by the same rules", arguments=_add_replay)
+@command(
+    "judge a hand-written table of results by the same rules",
+    arguments=option_table("file FILE.yaml  a file, or the name of a shipped one"),
+)
 def replay(args: argparse.Namespace, console: Console) -> int:
     """Judge the numbers of a report (phases, arms, rows and configs, in YAML) by the
     rules of a run, and list every contradiction with the rule it breaks. The reports

@@ -8,14 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import (
-    CommandParser,
-    add_out,
-    add_settings,
-    command,
-    number_type,
-    whole_type,
-)
+from runbook.cli._parser import command, number_type, option_table
 from runbook.cli._runs import find_run
 from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError
@@ -34,41 +27,26 @@ _EXIT = {
 }
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.add_argument("target", metavar="RUN|CONFIG", nargs="?", help="default: the newest run")
-    parser.add_argument("--dry-run", action="store_true", help="show the steps; start nothing")
-    parser.add_argument(
-        "--floor",
-        metavar="TOK_S",
-        type=number_type(above=0),
-        help="triage low throughput: this many tok/s are fast enough (default: none)",
-    )
-    parser.add_argument(
-        "--ranks", metavar="N", type=whole_type(at_least=1), help="ranks for a config (default: 2)"
-    )
-    parser.add_argument(
-        "--profile",
-        metavar="NAME|FILE",
-        help="ranks and variables for a config; without RUN|CONFIG, also the config "
-        "(default: none)",
-    )
-    add_settings(
-        parser,
-        "a variable or config key that every try has, as for `runbook run`; repeatable "
-        "(default: none)",
-    )
-    parser.add_argument(
-        "--steps",
-        metavar="N",
-        type=whole_type(at_least=1),
-        help="steps of each try (default: 30, or past the failing step)",
-    )
-    add_out(parser)
+_ARGUMENTS = option_table(
+    """
+    target [RUN|CONFIG]  default: the newest run
+    --dry-run            show the steps; start nothing
+    --floor TOK_S        triage low throughput: this many tok/s are fast enough (default: none)
+    --ranks N            ranks for a config (default: 2)
+    --profile NAME|FILE  ranks and variables for a config; without RUN|CONFIG, also the config
+                         (default: none)
+    --set KEY=VALUE      a variable or config key that every try has, as for `runbook run`;
+                         repeatable (default: none)
+    --steps N            steps of each try (default: 30, or past the failing step)
+    --out DIR
+    """,
+    floor=number_type(above=0),
+)
 
 
 @command(
     "run the failing command again with one change at a time, until it works",
-    arguments=_add_arguments,
+    arguments=_ARGUMENTS,
 )
 def triage(args: argparse.Namespace, console: Console) -> int:
     """Run the failing command unchanged, then with one change at a time, in the order of the

@@ -24,7 +24,7 @@ from runbook.config.profile import PhaseSettings, PlanNote, Profile, Sourced, St
 from runbook.config.settings import Scalar
 from runbook.defaults import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.errors import UsageError, did_you_mean
-from runbook.files import data_path, shipped_names
+from runbook.files import data_path
 from runbook.records.measurement import Record
 
 # Stands for the phases that `runbook run` runs.
@@ -85,11 +85,6 @@ class Plan(Record):
     phases: dict[str, PlannedPhase] = Field(min_length=1)
     limits: dict[str, LimitValue] = Field(default_factory=dict)
     cpu: Differences = Differences()
-
-
-def plan_names() -> tuple[str, ...]:
-    """Names of the shipped plans, in alphabetical order."""
-    return shipped_names(_folder())
 
 
 def _folder() -> Path:

@@ -17,7 +17,7 @@ from runbook.config.setup import Setup
 from runbook.errors import UsageError
 from runbook.folder.journal import Event, Journal
 from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
-from runbook.records import Check, LaunchStatus, PhaseRecord, RunRecord
+from runbook.records import LaunchStatus, PhaseRecord, RunRecord
 from runbook.records.outcome import satisfies
 from runbook.records.run import Repeated
 
@@ -126,11 +126,7 @@ def after_an_accident(record: RunRecord) -> list[str]:
 
 def _required_open(record: RunRecord, phase: PhaseRecord) -> Iterator[bool]:
     required = set(record.required)
-    return (_open(check, required) for check in phase.checks)
-
-
-def _open(check: Check, required: set[str]) -> bool:
-    return check.id in required and not satisfies(check)
+    return (check.id in required and not satisfies(check) for check in phase.checks)
 
 
 def repeat(journal: Journal, before: PhaseRecord, *, only_unfinished: bool = False) -> None:

@@ -27,7 +27,7 @@ from runbook.launch.launcher_api import (
     launcher_names,
 )
 from runbook.launch.watch.ranks import RankState
-from runbook.machine.gpu.devices import GpuSampler, When, write_devices
+from runbook.machine.gpu.devices import When, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
 from runbook.machine.surroundings import LoadMeter, nothing_starts
 from runbook.process.ended import oom_kills
@@ -188,14 +188,13 @@ class Host:
         """Count, begin to sample, and start the command. Raises OSError."""
         self._oom = oom_kills()
         self._kernel = KernelLog()
-        self._devices = write_devices(self.folder, When.BEFORE, self.environment)
+        self._slots = write_devices(self.folder, When.BEFORE, self.environment)
         self._load = LoadMeter()
         with self._open as opened:
             opened.enter_context(Reaper(self._token, self._variable))
             console = opened.enter_context((self.folder / CONSOLE_LOG).open("ab"))
-            self._sampler = GpuSampler(self.folder, self.environment, self._devices.source)
-            opened.callback(self._sampler.stop)
-            self._sampler.start()
+            if self._slots:
+                opened.enter_context(gpu_samples(self.folder, self.environment))
             self.child = spawn_kept(argv, self.environment, output=console, cwd=cwd)
             opened.callback(self._reap)
             self._open = opened.pop_all()
@@ -217,6 +216,6 @@ class Host:
             exit_code=self.child.returncode,
             oom=(self._oom, oom_kills()),
             kernel=window.lines,
-            slots=self._devices.slots,
+            slots=self._slots,
             load=load,
         )

@@ -34,7 +34,7 @@ def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
     from runbook.machine.gpu import visible_gpus
     from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
 
-    smi, problem = read_nvidia_smi(program)
+    smi, _, problem = read_nvidia_smi(program)
     if smi is None:
         raise _refused([problem, *signs])
     if not smi.gpus:

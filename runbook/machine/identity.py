@@ -114,7 +114,7 @@ def _gpus() -> dict[str, str]:
     program = find_nvidia_smi()
     if program is None:
         return {"gpus": _NONE, "driver": _NONE}
-    smi, _ = read_nvidia_smi(program)
+    smi, _, _ = read_nvidia_smi(program)
     if smi is None or not smi.gpus:
         return {"gpus": _SILENT, "driver": _SILENT}
     # Of instances of a GPU (MIG) only the variable tells which.

@@ -159,15 +159,14 @@ def last_window(log: TrainingLog, *, n: int = 50, arm: str | None = None) -> Mea
     )
 
 
-def typical(log: TrainingLog, *, arm: str | None = None) -> Measurement:
+def typical(log: TrainingLog) -> Measurement:
     """Mean tokens of a step over the median step time: what the run does when nothing pauses it.
 
     The automatic warm-up cut applies unless the log marks its warm-up rows itself.
     Raises `WindowTooShort` if no row is left, `MissingColumn` for the older form.
     """
-    rows = _steady_rows(log, arm=arm)
-    name = _named("toks_per_s_typical", arm)
-    return measurement(log, rows, name=name, value=_usual_rate(rows), unit=TOKENS_PER_SECOND)
+    rows, unit = _steady_rows(log), TOKENS_PER_SECOND
+    return measurement(log, rows, name="toks_per_s_typical", value=_usual_rate(rows), unit=unit)
 
 
 def effective(log: TrainingLog, *, arm: str | None = None, block: int | None = None) -> Measurement:
@@ -221,13 +220,13 @@ def block_step_times(log: TrainingLog, rounds: pd.DataFrame) -> npt.NDArray[np.f
     return np.array([[times[block, arm] for arm in arms] for block in blocks], dtype=np.float64)
 
 
-def step_times(log: TrainingLog, *, arm: str | None = None) -> npt.NDArray[np.float64]:
+def step_times(log: TrainingLog) -> npt.NDArray[np.float64]:
     """Seconds of every measured step, warm-up rows left out (marked ones only, no cut).
 
     Of a row that stands for several steps, their mean.
     """
     need(log, "dt_s")
-    rows = measured_rows(log, arm=arm)
+    rows = measured_rows(log)
     each = rows["dt_s"] / rows["steps"] if "steps" in rows else rows["dt_s"]
     return each.to_numpy(dtype=np.float64)
 

@@ -53,7 +53,6 @@ class Target:
 def find_target(
     path: Path,
     *,
-    symptom: str = "auto",
     floor: float | None = None,
     ranks: int | None = None,
     profile: Profile | None = None,
@@ -65,17 +64,17 @@ def find_target(
     """
     if path.suffix in CONFIG_ENDINGS:
         launch = _of_config(path, ranks, profile)
-        return _target(launch, symptom, floor, f"config {path}", 0)
+        return _target(launch, floor, f"config {path}", 0)
     if profile is not None or ranks is not None:
         raise UsageError(
             f"--profile and --ranks go with a config; {path} says itself how it was launched",
             hint="leave them out, or name a trainer config",
         )
     if (path / RECORD_FILE).is_file():
-        return _of_run(path, symptom, floor)
+        return _of_run(path, floor)
     if (path / LAUNCH_JSON).is_file():
         launch = _launch_of(path)
-        return _target(launch, symptom, floor, f"the launch in {path}", _failed_step(path))
+        return _target(launch, floor, f"the launch in {path}", _failed_step(path))
     raise UsageError(
         f"{path} cannot be triaged", hint="give a run's folder, a launch's directory or a config"
     )
@@ -92,14 +91,13 @@ def with_choices(target: Target, settings: Settings, *, steps: int | None = None
     return replace(target, launch=launch, steps=target.steps if steps is None else steps)
 
 
-def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
+def _of_run(folder: Path, floor: float | None) -> Target:
     record = load_record(folder)
-    bad = failed_launches(record)
-    if bad and symptom in ("auto", "failure"):
+    if bad := failed_launches(record):
         launch, result = bad[0].launch, bad[0].result
         why = f"{launch.phase}/{launch.name} {result.status.value}: {result.cause}"
         symptom = SYMPTOMS.get(result.status, "failure")
-        return _target(launch, symptom, floor, why, _steps_done(result))
+        return _target(launch, floor, why, _steps_done(result), symptom=symptom)
     for phase in record.phases:
         trainers = [e.launch for e in phase.launches if e.launch.kind == "trainer"]
         for check in phase.checks if trainers else ():
@@ -107,7 +105,7 @@ def _of_run(folder: Path, symptom: str, floor: float | None) -> Target:
             if check.code is Reason.BELOW_LIMIT and unit == TOKENS_PER_SECOND:
                 limit = check.limit if isinstance(check.limit, int | float) else None
                 limit = limit if floor is None else floor
-                return _target(trainers[0], "throughput", limit, f"{check.id}: {check.reason}", 0)
+                return _target(trainers[0], limit, f"{check.id}: {check.reason}", 0)
     entries = [entry for phase in record.phases for entry in phase.launches]
     if own := next((entry.launch.own for entry in entries if entry.launch.own), None):
         raise UsageError(
@@ -182,11 +180,8 @@ def _of_config(path: Path, wanted: int | None, profile: Profile | None) -> Launc
 
 
 def _target(
-    launch: Launch, symptom: str, floor: float | None, why: str, failed_step: int
+    launch: Launch, floor: float | None, why: str, failed_step: int, *, symptom: str = ""
 ) -> Target:
-    if symptom == "auto":
-        symptom = "throughput" if floor is not None else "failure"
-    if symptom == "throughput" and floor is None:
-        raise UsageError("triage of low throughput needs --floor TOK_S")
+    symptom = symptom or ("failure" if floor is None else "throughput")
     steps = max(_STEPS[symptom], failed_step + _BEYOND)
     return Target(launch=launch, symptom=symptom, why=why, steps=steps, floor_toks_per_s=floor)

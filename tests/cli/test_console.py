@@ -141,7 +141,7 @@ def test_who_prints_a_whole_page_and_that_nobody_prints_past_the_console() -> No
             if name == "print" or name.endswith(("stdout.write", "stderr.write")):
                 others.add(path.stem)
     assert pages == {
-        *("__init__", "lists"),  # help, scripts, pages of the manual
+        "__init__",  # help
         *("observers", "finished", "questions", "history", "dry_run", "export"),
     }
     # What they write is read by a program, or is the log of a node.

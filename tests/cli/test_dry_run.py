@@ -108,43 +108,11 @@ def test_rounds_of_arms_are_read_line_by_line_and_pasted_as_they_stand(tmp_path:
     assert [block["block"] for block in blocks] == [number // 3 for number in range(72)]
 
 
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_measured_steps_are_the_estimate_and_nothing_is_left(tmp_path: Path) -> None:
-    words = ("run", "--dry-run", "--measure", "--json", "--profile", "cpu")
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    ended = runbook(*words, "--phase", "baseline,long_run", cwd=tmp_path, TMPDIR=str(scratch))
-    assert ended.code == 0, ended.err
-    assert [*scratch.iterdir()] == [] and [*tmp_path.iterdir()] == [scratch]
-    document = json.loads(ended.out)
-    pace = document["measured"]
-    assert pace["launch"] == "baseline/run1" and 0.0 < pace["step_s"] < 30.0
-    for phase in document["phases"]:
-        for launch in phase["launches"]:
-            seconds = pace["startup_s"] + launch["steps"] * pace["step_s"]
-            assert launch["estimate_s"] == pytest.approx(min(seconds, launch["timeout_s"]))
-            assert "measured here now" in launch["estimate"]
-
-
-@pytest.mark.e2e
-def test_a_machine_on_which_nothing_runs_is_told_and_the_plan_still_printed(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "mine.yaml").write_text(
-        "extends: cpu\nname: mine\ntitle: mine\ntrainer: no_such_trainer\n", encoding="utf-8"
-    )
-    words = ("run", "--dry-run", "--measure", "--profile", "mine.yaml", "--phase", "baseline")
-    ended = runbook(*words, cwd=tmp_path)
-    assert ended.code == 3 and "nothing could be measured here: " in ended.err
-    assert "# 1/1 baseline: " in ended.out and "measured here now" not in ended.out
-
-
 def test_a_pace_at_which_nothing_would_end_is_no_estimate(tmp_path: Path) -> None:
     """60 steps of 8,192 tokens take 3.5 hours at 39 tok/s; their limit is half an hour."""
     shown = inside("run", "--profile", "a100x2_pcie4", "--phase", "baseline", "--dry-run",
                     cwd=tmp_path).out  # fmt: skip
-    assert "duration not known yet (--measure times some steps here); stopped after 30 min" in shown
+    assert "duration not known yet; stopped after 30 min" in shown
     assert "5 launches, at most 2 h 30 min" in shown and "39 tok/s" not in shown
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from runbook.cli._parser import CommandParser, parse_all
+from runbook.cli._parser import CommandParser, option_table, parse_all
 from runbook.errors import UsageError
 
 
@@ -95,3 +97,32 @@ def test_what_was_mistyped_is_not_called_missing(
     with pytest.raises(UsageError) as told:
         parse_all(needy, words)
     assert (told.value.problems, told.value.hint) == (problems, "see tool needy --help")
+
+
+def test_a_table_says_what_is_asked_for_as_the_help_shows_it() -> None:
+    """By argparse's own words for each row; the type of a value follows from its name."""
+    parser = CommandParser(prog="tool")
+    option_table(
+        """
+        target [RUN]     the newest run
+        --steps N        how many
+            steps
+        --floor TOK_S    fast enough
+        --kept [FILE]    where
+        --dry-run        only plan
+        --set KEY=VALUE  repeatable
+        names NAME...    any
+        """,
+        floor=float,
+        kept={"const": "here"},
+        steps={"default": 7},
+    )(parser)
+    args, problems = parse_all(parser, ["a", "b", "c", "--steps", "3", "--floor", "1.5", "--kept"])
+    assert problems == [] and (args.target, args.names) == ("a", ["b", "c"])
+    assert (args.steps, args.floor, args.kept, args.dry_run) == (3, 1.5, Path("here"), False)
+    assert parse_all(parser, [])[0].steps == 7 and parse_all(parser, [])[0].settings == []
+    assert parse_all(parser, ["--set", "A=1", "--set", "B=2"])[0].settings == ["A=1", "B=2"]
+    assert parse_all(parser, ["--steps", "0"])[1] == [
+        "--steps: must be a whole number, 1 or more, not '0'"
+    ]
+    assert "--steps N" in parser.format_help() and "how many steps" in parser.format_help()

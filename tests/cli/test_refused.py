@@ -25,7 +25,7 @@ help juge -> unknown command 'juge' (did you mean 'judge'?)
 bundle -> unknown command 'bundle' (it is `runbook export --to bundle`)
 --versoin -> --versoin (did you mean '--version'?); options of a command come after its name; see
 phases --jsn -> unknown option --jsn (did you mean '--json'?); see runbook phases --help
-schema rum -> document: invalid choice: 'rum' (choose from 'run', 'events', 'profile')
+schema rum -> run|events|profile: invalid choice: 'rum' (choose from 'run', 'events', 'profile')
 toggles NSA_DDP_BUKET_MB -> no such toggle (did you mean 'NSA_DDP_BUCKET_MB'?)
 NSA_DDP_BUKET_MB=5 toggles -> NSA_DDP_BUKET_MB: no such toggle; did you mean NSA_DDP_BUCKET_MB?
 NSA_DDP_COMPRESS=zip toggles -> NSA_DDP_COMPRESS='zip': allowed is off, bf16, fp16
@@ -71,7 +71,6 @@ run --out taken --dry-run -> --out taken: is a file, not a folder
 run --phase '' --profile cpu --dry-run -> no phase ''; there are: all,
 run --phase smoke --dry-run -> the plan has it: `runbook launch --until smoke`
 run --phase al --profile cpu --dry-run -> no phase 'al' (did you mean 'all'?)
-run --measure --profile cpu -> --measure is for --dry-run
 run --profile cpu --until-s 0 -> --until-s: must be a number above 0, not '0'
 run --json --output-format github -> choose one
 run --dry-run --output-format github -> nothing to annotate
@@ -81,7 +80,7 @@ run --resume RUN --aa -> --aa cannot be combined with --resume: the run continue
 run --resume RUN --set train.lr=1 -> --set cannot be combined with --resume
 run --failed RUN --phase nvtx -> --phase cannot be combined with --failed
 launch --phase smoke -> unknown option --phase (here it is --until)
-launch --dry-run --measure -> unknown option --measure (`runbook run` has it)
+launch --dry-run --aa -> unknown option --aa (`runbook run` has it)
 launch --profile cpu --until -> --until: expected one argument
 launch --profile cpu --untl smoke -> unknown option --untl (did you mean '--until'?)
 launch --profile cpu --until smok -> did you mean 'smoke'?); there are: preflight, sanity, smoke

@@ -8,8 +8,9 @@ import pytest
 
 from runbook.config import registry
 from runbook.config.load import load_profile, profile_names
-from runbook.config.plan import load_plan, plan_names, with_plan
+from runbook.config.plan import load_plan, with_plan
 from runbook.errors import UsageError
+from runbook.files import data_path, shipped_names
 
 CPU = load_profile("cpu")
 
@@ -26,7 +27,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("plan", plan_names())
+@pytest.mark.parametrize("plan", shipped_names(data_path("configs") / "plans"))
 @pytest.mark.parametrize("profile", profile_names())
 def test_shipped_plans_fit_shipped_profiles(profile: str, plan: str) -> None:
     machine = load_profile(profile)

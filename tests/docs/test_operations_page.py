@@ -30,9 +30,7 @@ TYPED = "tests/docs/test_documents.py::test_a_typed_block_keeps_its_promise"
 PAGE = Path(package.__file__).resolve().parent.parent / "docs" / "operations.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 PROGRAMS = ("runbook", "make", "bash", "python", "torchrun", "tail", "touch", "kill", "watch", "cd")
-# What makes the difference between a line that starts something and one that only plans.
 NO_ARMS = ArmSchedule(settings={}, rounds=(), steps=1, warmup_steps=0)
-STARTING = ("--dry-run", "--measure")
 # What plans nothing that could be asked for here, or belongs to a machine with GPUs: the test that
 # really runs it.
 ELSEWHERE = {
@@ -122,7 +120,7 @@ def test_the_line_is_accepted(
     for word in variables.split():
         monkeypatch.setenv(*word.split("=", 1))
     words = ["run", *shlex.split(rest)]
-    words = [str(Path(word).expanduser()) for word in words if word not in STARTING]
+    words = [str(Path(word).expanduser()) for word in words if word != "--dry-run"]
     profile = [] if "--profile" in words else ["--profile", "a100x2_pcie4"]
     assert main([*words, "--dry-run", *profile]) == 0
     assert capsys.readouterr().err == ""

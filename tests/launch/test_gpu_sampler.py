@@ -15,17 +15,16 @@ from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.rows import read_rows
-from runbook.machine.gpu.devices import GpuSampler
+from runbook.machine.gpu.devices import gpu_samples
 from tests.launch.helpers import fake_launch, run
-from tests.launch.nvml import Machine
+from tests.launch.nvml import Machine, nvidia_smi
+from tests.launch.test_counters import FIXTURES
 
 
 def sampler(folder: Path, token: str, seconds: float = 1.2) -> pd.DataFrame:
     environment = {**os.environ, RUN_TOKEN_VARIABLE: token}
-    one = GpuSampler(folder, environment, "nvml")
-    one.start()
-    time.sleep(seconds)
-    one.stop()
+    with gpu_samples(folder, environment):
+        time.sleep(seconds)
     rows = read_rows(folder / "gpu_samples.csv", GPU_SAMPLES)
     assert rows.problems == []
     return rows.frame
@@ -70,22 +69,22 @@ def test_samples_are_taken_while_the_launch_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Machine(tmp_path, monkeypatch)
+    nvidia_smi(tmp_path / "bin", monkeypatch, FIXTURES / "a100x2_pcie4.xml")
     launch = fake_launch(steps=40)
     evidence = read_launch(tmp_path, launch, run(launch, tmp_path))
     assert evidence.problems == ()
-    assert evidence.devices_before is not None and evidence.devices_before["source"] == "nvml"
+    assert evidence.devices_before is not None and evidence.devices_before["source"] == "nvidia-smi"
     assert evidence.gpu_samples is not None and set(evidence.gpu_samples["source"]) == {"nvml"}
 
 
 def test_what_the_sampler_says_of_a_lost_card_is_kept_beside_the_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Machine(tmp_path, monkeypatch)
     row = ",".join("1" for _ in GPU_SAMPLES.columns)
     code = f"print('{row}'); print('NVML: GPU is lost', flush=True); import time; time.sleep(60)"
-    monkeypatch.setattr("runbook.machine.gpu.devices.NVML_PROGRAM", (sys.executable, "-c", code))
-    one = GpuSampler(tmp_path, dict(os.environ), "nvml")
-    one.start()
-    time.sleep(1.2)
-    one.stop()
+    monkeypatch.setattr("runbook.machine.gpu.devices.SAMPLER", (sys.executable, "-c", code))
+    with gpu_samples(tmp_path, dict(os.environ)):
+        time.sleep(1.2)
     assert (tmp_path / "gpu_samples.csv").read_text().splitlines()[1:] == [row]
     assert (tmp_path / "gpu_sampler.txt").read_text() == "NVML: GPU is lost\n"

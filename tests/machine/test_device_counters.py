@@ -33,9 +33,9 @@ VOLTA = """<nvidia_smi_log><driver_version>525.60.13</driver_version><gpu id="00
 
 
 def test_the_form_before_ampere() -> None:
-    document = parse_nvidia_smi(VOLTA).document()
-    assert document["driver"] == "525.60.13"
-    (gpu,) = document["gpus"]
+    smi = parse_nvidia_smi(VOLTA)
+    assert smi.driver == "525.60.13"
+    (gpu,) = smi.counted(smi.gpus)
     found = gpu["counters"]
     assert (found["ecc_corrected_volatile"], found["ecc_uncorrected_volatile"]) == (5, 1)
     assert (found["retired_single_bit"], found["retired_double_bit"]) == (2, 1)
@@ -49,9 +49,9 @@ def test_the_form_before_ampere() -> None:
     ("name", "gpus"), [("a100x2_pcie4", 2), ("a100x2_gen3_degraded", 2), ("h200x1", 1)]
 )
 def test_the_newer_form(name: str, gpus: int) -> None:
-    document = parse_nvidia_smi((FIXTURES / f"{name}.xml").read_text()).document()
-    assert len(document["gpus"]) == gpus
-    for gpu in document["gpus"]:
+    smi = parse_nvidia_smi((FIXTURES / f"{name}.xml").read_text())
+    assert len(smi.gpus) == gpus
+    for gpu in smi.counted(smi.gpus):
         assert set(gpu["counters"]) == set(DEVICE_COUNTERS)
         assert gpu["counters"]["ecc_uncorrected_volatile"] is not None
         assert gpu["counters"]["remap_failure"] in (0, 1) and gpu["link"]["width_max"] == 16
@@ -59,11 +59,11 @@ def test_the_newer_form(name: str, gpus: int) -> None:
 
 def test_errors_of_all_memories_are_added_up() -> None:
     text = (FIXTURES / "h200x1.xml").read_text()
-    base = parse_nvidia_smi(text).document()["gpus"][0]["counters"]["ecc_uncorrected_volatile"]
+    base = parse_nvidia_smi(text).gpus[0].counters["ecc_uncorrected_volatile"]
     more = text.replace("<sram_uncorrectable>0<", "<sram_uncorrectable>2<", 1)
     more = more.replace("<sram_uncorrectable_parity>0<", "<sram_uncorrectable_parity>2<", 1)
     assert more != text
-    changed = parse_nvidia_smi(more).document()["gpus"][0]["counters"]
+    changed = parse_nvidia_smi(more).gpus[0].counters
     assert changed["ecc_uncorrected_volatile"] == base + 2
     assert changed["ecc_corrected_volatile"] == 0
 
@@ -71,4 +71,14 @@ def test_errors_of_all_memories_are_added_up() -> None:
 @pytest.mark.parametrize("text", ["", "<a/>", "<nvidia_smi_log>"])
 def test_another_document_is_refused(text: str) -> None:
     with pytest.raises(RunbookError):
-        parse_nvidia_smi(text).document()
+        parse_nvidia_smi(text)
+
+
+def test_seconds_of_reduced_clocks_are_counted_by_newer_drivers() -> None:
+    text = (FIXTURES.parents[1] / "real/h100_80gb_hbm3-580.159.04/nvidia_smi.xml").read_text()
+    held = parse_nvidia_smi(text).gpus[0].counters
+    assert (held["power_violation_s"], held["thermal_violation_s"]) == (0, 0)
+    hot = text.replace("sw_therm_slowdown>0 us<", "sw_therm_slowdown>1500000 us<")
+    hot = hot.replace("hw_therm_slowdown>0 us<", "hw_therm_slowdown>250000 us<")
+    assert parse_nvidia_smi(hot).gpus[0].counters["thermal_violation_s"] == 1.75
+    assert parse_nvidia_smi(VOLTA).gpus[0].counters["thermal_violation_s"] is None

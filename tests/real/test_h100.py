@@ -64,10 +64,11 @@ def test_the_facts_of_a_healthy_card_hold_no_fault() -> None:
 
 
 def test_the_xml_and_nvml_tell_the_same_counters() -> None:
-    (by_smi,) = parse_nvidia_smi(SMI).document()["gpus"]
+    smi = parse_nvidia_smi(SMI)
+    (by_smi,) = smi.counted(smi.gpus)
     (by_nvml,) = DEVICES["gpus"]
     for name, value in by_nvml["counters"].items():
-        if not name.endswith("_violation_s"):  # times, which the XML does not have
+        if not name.endswith("_violation_s"):  # times, which the two take at their own moments
             assert by_smi["counters"][name] == value, name
     assert by_smi["link"] == by_nvml["link"] and by_smi["power"] == by_nvml["power"]
     assert (by_smi["pci"], by_smi["mig"]) == (by_nvml["pci"], by_nvml["mig"])

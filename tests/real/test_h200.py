@@ -33,6 +33,7 @@ def test_its_facts_hold_no_fault() -> None:
 
 
 def test_its_counters_count_nothing() -> None:
-    (card,) = parse_nvidia_smi(SMI).document()["gpus"]
+    smi = parse_nvidia_smi(SMI)
+    (card,) = smi.counted(smi.gpus)
     wrong = {name: n for name, n in card["counters"].items() if n and "violation" not in name}
     assert wrong == {}

@@ -69,12 +69,6 @@ def test_one_machine_does_not_start_what_was_planned_for_two(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_measuring_is_for_this_machine(tmp_path: Path) -> None:
-    words = ("--profile", "cpu", "--launcher", "slurm", "--nodes", "2", "--dry-run", "--measure")
-    done = inside("run", *words, cwd=tmp_path)
-    assert done.code == 2 and "not with --launcher slurm" in done.err
-
-
 def test_the_dry_run_prints_the_batch_script(tmp_path: Path) -> None:
     words = ("--phase", "baseline", "--profile", "cpu", "--launcher", "slurm", "--nodes", "2")
     done = inside("run", *words, "--partition", "gpu", "--dry-run", cwd=tmp_path)

@@ -61,8 +61,6 @@ def test_targets(tmp_path: Path) -> None:
     assert find_target(SMOKE, floor=39.0).symptom == "throughput"
     with pytest.raises(UsageError, match="cannot be triaged"):
         find_target(tmp_path)
-    with pytest.raises(UsageError, match="--floor"):
-        find_target(SMOKE, symptom="throughput")
     (tmp_path / "config.yaml").write_text("train: {steps: 0}\n")
     with pytest.raises(UsageError, match=r"train.steps: .*greater than or equal to 1"):
         find_target(tmp_path / "config.yaml")

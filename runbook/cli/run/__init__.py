@@ -10,16 +10,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import SIGNALS, CommandParser, command
+from runbook.cli._parser import SIGNALS, CommandParser, command, option_table
 from runbook.cli._runs import find_run
-from runbook.cli.run.options import (
-    add_dry_run,
-    add_machine,
-    add_measuring,
-    add_place,
-    add_telling,
-    add_until_s,
-)
+from runbook.cli.run.options import MACHINE, MEASURED, PART, PLACE, SCALE, TELLING
 from runbook.console import Console, OutputFormat
 from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.errors import ProgramExit, UsageError
@@ -38,44 +31,34 @@ _FREE_BESIDE_RESUME = (
 def _add_arguments(parser: CommandParser) -> None:
     parser.set_defaults(plan="")
     group = parser.add_argument_group("what runs")
-    group.add_argument(
-        "--phase",
-        metavar="LIST",
-        help="all (default: every phase that is not optional), comma-separated names, or all,NAME; "
-        "see `runbook phases`. With --resume these are added to the run",
-    )
-    add_machine(group)
-    group.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="continue an interrupted run: its folder or id; with --phase a finished one too "
-        "(default: begin a new one)",
-    )
-    group.add_argument(
-        "--failed",
-        nargs="?",
-        const="",
-        metavar="RUN",
-        help="run again, in the same run (default: the newest), the phases of which a required "
-        "check did not pass; what they left is kept, and the verdict names them",
-    )
-    add_until_s(group)
-    add_dry_run(group)
-    add_place(parser.add_argument_group("where it runs"))
-    group.add_argument(
-        "--measure",
-        action="store_true",
-        help="with --dry-run: really run a few steps of the baseline in a temporary folder, and "
-        "estimate with them",
-    )
-    group.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="start every launch, even where a required preflight row is FAIL or INVALID, or an "
-        "equal launch of the phase has failed; without it these are not started",
-    )
-    add_measuring(parser.add_argument_group("how it is measured"))
-    add_telling(parser)
+    option_table(
+        """
+        --phase LIST  all (default: every phase that is not optional), comma-separated names, or
+            all,NAME; see `runbook phases`. With --resume these are added to the run
+        """
+    )(group)
+    MACHINE(group)
+    option_table(
+        """
+        --resume RUN    continue an interrupted run: its folder or id; with --phase a finished one
+            too (default: begin a new one)
+        --failed [RUN]  run again, in the same run (default: the newest), the phases of which a
+            required check did not pass; what they left is kept, and the verdict names them
+        """,
+        failed={"const": ""},
+    )(group)
+    PART(group)
+    option_table(
+        """
+        --keep-going  start every launch, even where a required preflight row is FAIL or INVALID, or
+            an equal launch of the phase has failed; without it these are not started
+        """
+    )(group)
+    PLACE(parser.add_argument_group("where it runs"))
+    measured = parser.add_argument_group("how it is measured")
+    SCALE(measured)
+    MEASURED(measured)
+    TELLING(parser.add_argument_group("how it is told"))
 
 
 def _problems(args: argparse.Namespace) -> list[str]:
@@ -94,12 +77,6 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append(f"--out {args.out}: is a file, not a folder")
     if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
         found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
-    if args.measure and not args.dry_run:
-        found.append("--measure is for --dry-run: a run measures its first steps by itself")
-    if args.measure and args.launcher != DEFAULT_LAUNCHER:
-        found.append(
-            f"--measure starts the trainer on this machine: not with --launcher {args.launcher}"
-        )
     found.extend(_output_problems(args))
     found.extend(_launcher_lacks(args))
     found.extend(_continued(args))

@@ -1,41 +1,20 @@
-"""`runbook run --dry-run`: every command line, how long it may take, and what feeds what.
-
-With --measure a few real steps on this machine tell it, and leave nothing behind.
-"""
+"""`runbook run --dry-run`: every command line, how long it may take, and what feeds what."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from nsa.contract import TRAINING_CSV
-from runbook.cli._parser import SIGNALS
-from runbook.config import registry
 from runbook.config.precedence import dropped
 from runbook.console import Console
 from runbook.defaults import DEFAULT_LAUNCHER
-from runbook.engine.plan.forecast import (
-    SKIPPED,
-    Earlier,
-    Estimate,
-    Estimator,
-    Pace,
-    pace_of_the_go,
-)
+from runbook.engine.plan.forecast import Earlier, Estimate, Estimator, pace_of_the_go
 from runbook.engine.plan.needs import Needs, needs_of
 from runbook.engine.scope import departures
-from runbook.errors import ProgramExit, UsageError
-from runbook.folder.launch.evidence import read_training_csv
-from runbook.launch import StopRequest, run_launch, stop_on_signals
 from runbook.launch.command import pasteable
 from runbook.launch.launcher_api import launcher
-from runbook.launch.observer import Observer
-from runbook.records.launch import with_option
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
@@ -45,64 +24,33 @@ if TYPE_CHECKING:
 
 
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
-STEPS = 10
-_MEASURED = "baseline"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """The pace that was measured, or why there is none; `interrupted` is the signal if one came."""
-
-    pace: Pace | None = None
-    problem: str = ""
-    interrupted: str = ""
 
 
 def print_plan(args: argparse.Namespace, console: Console) -> int:
-    """Print the plan; write and judge nothing, start nothing but what --measure asks for."""
-    plan = args.setup.plan()
-    trial = measure_here(args.setup) if args.measure else Trial()
-    if trial.interrupted:
-        console.error(f"measuring was {trial.problem}")
-        return SIGNALS.get(trial.interrupted, ProgramExit.INTERRUPTED)
-    estimator, needs = _estimator(args, trial), needs_of(args.setup)
+    """Print the plan; start, write and judge nothing."""
+    plan, estimator, needs = args.setup.plan(), _estimator(args), needs_of(args.setup)
     if args.json:
-        console.json_document(_document(plan, args, estimator, needs) | _measured(trial))
+        console.json_document(_document(plan, args, estimator, needs))
     else:
         _print(console, plan, args, estimator, needs)
-    if trial.problem:
-        console.error(f"nothing could be measured here: {trial.problem}")
-        return ProgramExit.INCOMPLETE
     return 0
 
 
-def _estimator(args: argparse.Namespace, trial: Trial) -> Estimator:
+def _estimator(args: argparse.Namespace) -> Estimator:
     profile = args.setup.profile
-    pace, hint = trial.pace, "--measure times some steps here"
-    if profile.plan:
-        pace, hint = pace_of_the_go(args.setup), "the rate of a GO tells it"
-    return Estimator(profile, Earlier(profile.name, args.out), pace=pace, hint=hint)
+    earlier = Earlier(profile.name, args.out)
+    return Estimator(profile, earlier, pace=pace_of_the_go(args.setup))
 
 
 def times(args: argparse.Namespace) -> Iterator[str]:
     """How long each phase of a plan may take and what it costs, and all of them together."""
-    plan, estimator = args.setup.plan(), _estimator(args, Trial())
+    plan, estimator = args.setup.plan(), _estimator(args)
     parts = [([one], [estimator.estimate(launch) for launch in one[1]]) for one in plan]
     for part, estimates in parts:
         if estimates:
             yield f"{part[0][0].name}: {_total(part, estimates, args.setup)}"
     every = [estimate for _, estimates in parts for estimate in estimates]
     yield f"all of it: {_total(plan, every, args.setup)}"
-
-
-def _measured(trial: Trial) -> dict[str, object]:
-    """What was measured, for machines."""
-    if trial.pace is None:
-        return {"measured": {"problem": trial.problem} if trial.problem else None}
-    pace = trial.pace
-    where = f"{pace.launch.phase}/{pace.launch.name}"
-    found = {"launch": where, "steps": pace.launch.steps, "step_s": pace.step_s}
-    return {"measured": {**found, "startup_s": pace.startup_s}}
 
 
 def _print(
@@ -142,8 +90,6 @@ def _head(args: argparse.Namespace, needs: Needs) -> Iterator[str]:
     """On what, by which plan, with which settings, and what stands in the way."""
     profile, standing = args.setup.profile, args.setup.standing
     yield "dry run: nothing is started, nothing is judged"
-    if args.measure:
-        yield f"but for {STEPS} steps of the baseline, to measure this machine"
     yield f"profile  {profile.name} ({args.profile_reason})"
     if plan_note := profile.plan:
         yield f"plan     {', '.join(filter(None, (plan_note.name, standing)))}"
@@ -265,47 +211,3 @@ def _launch_document(launch: Launch, estimator: Estimator, setup: Setup) -> dict
         "estimate_s": estimate.seconds,
         "estimate": estimate.text,
     }
-
-
-def trial_launch(setup: Setup) -> Launch:
-    """The first launch of the planned baseline, cut to a few steps.
-
-    Raises `UsageError` where the profile plans no such launch.
-    """
-    phase = registry.phases().get(_MEASURED)
-    planned = phase.plan(setup.context({})) if phase and _MEASURED in setup.profile.phases else []
-    for launch in planned:
-        if launch.kind == "trainer" and launch.schedule is None:
-            argv = tuple(with_option(launch.argv, "--steps", str(STEPS)))
-            return launch.model_copy(update={"argv": argv, "steps": STEPS})
-    raise UsageError(f"--measure: profile {setup.profile.name} plans no launch of {_MEASURED}")
-
-
-def measure_here(setup: Setup) -> Trial:
-    """Run it in a temporary folder, which is removed; what goes wrong is told, not raised."""
-    launch = trial_launch(setup)
-    with (
-        TemporaryDirectory(prefix="runbook-measure-") as folder,
-        stop_on_signals(StopRequest()) as stop,
-    ):
-        root = Path(folder)
-        # torchrun and torch's compiler leave files in it.
-        scratch = root / "tmp"
-        scratch.mkdir()
-        machine = {**os.environ, "TMPDIR": str(scratch)}
-        result = run_launch(
-            launch, root, observer=Observer(), stop=stop, retry=False, machine=machine
-        )
-        if stop.requested:
-            return Trial(problem=result.cause, interrupted=stop.requested)
-        if not result.ok:
-            return Trial(problem=f"{launch.phase}/{launch.name} {result.status}: {result.cause}")
-        path = root / launch.run_dir / TRAINING_CSV
-        if not path.is_file():
-            return Trial(problem=f"{launch.phase}/{launch.name} wrote no {TRAINING_CSV}")
-        frame = read_training_csv(path, relative_to=root).frame
-    if "dt_s" not in frame or len(frame) < STEPS or not bool((frame["dt_s"] > 0).all()):
-        return Trial(problem=f"{launch.phase}/{launch.name} wrote no usable times of {STEPS} steps")
-    step_s = float(frame["dt_s"].iloc[SKIPPED:].median())
-    startup_s = max(0.0, result.duration_s - float(frame["dt_s"].sum()))
-    return Trial(pace=Pace(step_s=step_s, startup_s=startup_s, launch=launch))

@@ -5,61 +5,42 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from runbook.cli._parser import CommandParser, command, path_type
+from runbook.cli._parser import CommandParser, command, option_table
 from runbook.cli.run import run
-from runbook.cli.run.options import (
-    add_dry_run,
-    add_machine,
-    add_place,
-    add_scale,
-    add_telling,
-    add_until_s,
-)
+from runbook.cli.run.options import MACHINE, PART, PLACE, SCALE, TELLING
 from runbook.console import Console
 from runbook.defaults import DEFAULT_PLAN
 from runbook.errors import UsageError
 
 
 def _add_launch(parser: CommandParser) -> None:
-    parser.set_defaults(phase=None, failed=None, measure=False)  # what `runbook run` has besides
+    parser.set_defaults(phase=None, failed=None)  # what `runbook run` has besides
     group = parser.add_argument_group("what runs")
-    group.add_argument(
-        "--plan",
-        default=DEFAULT_PLAN,
-        metavar="NAME|FILE",
-        help=f"the phases with their steps, data and gates (default: {DEFAULT_PLAN}); shipped ones "
-        "are in configs/plans/, one of your own is a path ending in .yaml",
-    )
-    group.add_argument(
-        "--config",
-        metavar="FILE",
-        help="the trainer's config, as --set CONFIG=FILE (default: the profile's)",
-    )
-    group.add_argument(
-        "--until",
-        metavar="PHASE",
-        help="the last phase of the plan that runs (default: all). With --resume it goes on as far "
-        "as this one",
-    )
-    add_machine(group)
-    group.add_argument(
-        "--resume",
-        metavar="RUN",
-        help="go on with a launch that was cut off, or ended with a crash or a hang: its folder or "
-        "id; what had finished is not repeated, and a leg begins again at the checkpoint before it "
-        "(default: begin a new one)",
-    )
-    group.add_argument(
-        "--without-go",
-        action="store_true",
-        help="start a phase that needs a GO without one; the verdict's first line says so "
-        "(default: refuse it, before anything starts)",
-    )
-    add_until_s(group)
-    add_dry_run(group)
-    add_place(parser.add_argument_group("where it runs"))
-    add_scale(parser.add_argument_group("how it is measured"))
-    add_telling(parser)
+    option_table(
+        f"""
+        --plan NAME|FILE  the phases with their steps, data and gates (default: {DEFAULT_PLAN});
+            shipped ones are in configs/plans/, one of your own is a path ending in .yaml
+        --config FILE  the trainer's config, as --set CONFIG=FILE (default: the profile's)
+        --until PHASE  the last phase of the plan that runs (default: all). With --resume it goes on
+            as far as this one
+        """,
+        plan=DEFAULT_PLAN,
+        config=str,
+    )(group)
+    MACHINE(group)
+    option_table(
+        """
+        --resume RUN  go on with a launch that was cut off, or ended with a crash or a hang: its
+            folder or id; what had finished is not repeated, and a leg begins again at the
+            checkpoint before it (default: begin a new one)
+        --without-go  start a phase that needs a GO without one; the verdict's first line says so
+            (default: refuse it, before anything starts)
+        """
+    )(group)
+    PART(group)
+    PLACE(parser.add_argument_group("where it runs"))
+    SCALE(parser.add_argument_group("how it is measured"))
+    TELLING(parser.add_argument_group("how it is told"))
 
 
 def _launch_problems(args: argparse.Namespace) -> list[str]:
@@ -153,12 +134,8 @@ def _add_nightly(parser: CommandParser) -> None:
         default="",
         help=f"the commit to compare with (default: the one pinned in {_PINNED})",
     )
-    parser.add_argument(
-        "--pin",
-        type=path_type,
-        metavar="FILE",
-        help=f"another file with reference and profile (default: {_PINNED})",
-    )
+    pin = f"--pin FILE  another file with reference and profile (default: {_PINNED})"
+    option_table(pin)(parser)
 
 
 def _nightly_problems(args: argparse.Namespace) -> list[str]:

@@ -88,16 +88,11 @@ _Found = tuple[float, str] | None
 
 
 class Estimator:
-    """Estimates, launch by launch, from steps measured here, earlier runs, or the profile.
+    """Estimates, launch by launch, from steps measured here, earlier runs, or the profile."""
 
-    `hint`: what a person can do where nothing is known of a trainer's launch.
-    """
-
-    def __init__(
-        self, profile: Profile, earlier: Earlier, *, pace: Pace | None = None, hint: str = ""
-    ) -> None:
+    def __init__(self, profile: Profile, earlier: Earlier, *, pace: Pace | None = None) -> None:
         self.pace = pace
-        self._profile, self._earlier, self._hint = profile, earlier, hint
+        self._profile, self._earlier = profile, earlier
 
     def estimate(self, launch: Launch) -> Estimate:
         """The estimate of a launch before the run, never above its time limit.
@@ -112,8 +107,9 @@ class Estimator:
             or self._at_floor(launch)
         )
         if found is None:
-            hint = f" ({self._hint})" if self._hint and launch.kind == "trainer" else ""
-            return Estimate(None, f"duration not known yet{hint}")
+            told_by_go = self._profile.plan and launch.kind == "trainer"
+            way = " (the rate of a GO tells it)" if told_by_go else ""
+            return Estimate(None, f"duration not known yet{way}")
         seconds, source = found
         text = f"about {duration_text(seconds)} ({source})"
         if seconds > launch.timeout_s:

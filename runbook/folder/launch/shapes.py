@@ -15,23 +15,27 @@ from typing import Any
 from nsa.contract import THREAD_VARIABLES, Ceiling, Event
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{1,16}")
-# Of a GPU in devices_before.json and devices_after.json.
-DEVICE_COUNTERS = (
-    "ecc_corrected_volatile",
-    "ecc_uncorrected_volatile",
-    "ecc_corrected_aggregate",
-    "ecc_uncorrected_aggregate",
-    "remapped_correctable",
-    "remapped_uncorrectable",
-    "remap_pending",
-    "remap_failure",
-    "retired_single_bit",
-    "retired_double_bit",
-    "retired_pending",
-    "pcie_replays",
-    "power_violation_s",
-    "thermal_violation_s",
-)
+# Of a GPU in devices_before.json and devices_after.json, with what it means that one grew between
+# the two: memory, driver or card failed (`fault`), something to tell, or a fault by its rate.
+# `standing`: a fault also where it is there before a launch. Preflight found none of these, so it
+# came since, perhaps while a launch on fewer GPUs left this one out.
+DEVICE_COUNTERS: Mapping[str, str] = {
+    # Corrected, the values stay right; the driver's own alarm for too many is Xid 92.
+    "ecc_corrected_volatile": "told",
+    "ecc_uncorrected_volatile": "standing fault",
+    "ecc_corrected_aggregate": "told",
+    "ecc_uncorrected_aggregate": "fault",
+    "remapped_correctable": "fault",
+    "remapped_uncorrectable": "fault",
+    "remap_pending": "standing fault",
+    "remap_failure": "standing fault",
+    "retired_single_bit": "fault",
+    "retired_double_bit": "fault",
+    "retired_pending": "standing fault",
+    "pcie_replays": "rate",
+    "power_violation_s": "",
+    "thermal_violation_s": "told",
+}
 LINK_FIELDS = ("gen", "gen_max", "width", "width_max")
 # The power limit in force and the one that the card is sold with.
 POWER_FIELDS = ("limit_w", "default_w")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from nsa.contract import STACKDUMPS
+from nsa.contract import FLIGHTS, STACKDUMPS, RankFiles
 from runbook.files import write_atomic
 from runbook.folder.launch.documents import Load
 from runbook.folder.names import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
@@ -72,11 +72,7 @@ def collect_stacks(run_dir: Path, ranks: Sequence[RankState], reach: Reach) -> l
     by py-spy where that is installed.
     """
     alive = [state for state in ranks if state.pid is not None and state.died_at is None]
-    able = _able(alive)
-    before = {state.rank: _stack_files(run_dir, state.rank) for state in able}
-    for state in able:
-        reach.send(state, signal.SIGUSR1)
-    files = _wait_for_stacks(run_dir, before)
+    files = _answers(run_dir, alive, reach, signal.SIGUSR1, STACKDUMPS, within_s=_STACKS_WITHIN_S)
     told = {STACKDUMPS.rank_of(path.name) for path in files}
     silent = [state for state in alive if state.rank not in told]
     return files + [path for state in silent if (path := reach.read_outside(state))]
@@ -88,21 +84,36 @@ def collect_flights(run_dir: Path, ranks: Sequence[RankState], reach: Reach) -> 
     A thread of the rank answers, so one that is stuck in a collective or sleeps answers too; one
     that is frozen, or holds the interpreter's lock, does not.
     """
-    able = _able([state for state in ranks if state.died_at is None])
-    before = {rank: path.stat().st_mtime_ns for rank, path in flight_files(run_dir).items()}
-    asked = {state.rank for state in able if reach.send(state, signal.SIGUSR2)}
-    deadline = time.monotonic() + _FLIGHTS_WITHIN_S
-    while True:
-        now = flight_files(run_dir)
-        fresh = {r for r in asked & now.keys() if now[r].stat().st_mtime_ns != before.get(r)}
-        if fresh == asked or time.monotonic() > deadline:
-            return [now[rank] for rank in sorted(fresh)]
-        time.sleep(0.01)
+    alive = [state for state in ranks if state.died_at is None]
+    return _answers(run_dir, alive, reach, signal.SIGUSR2, FLIGHTS, within_s=_FLIGHTS_WITHIN_S)
 
 
-def _able(ranks: Sequence[RankState]) -> list[RankState]:
-    """Ranks whose process can answer a signal."""
-    return [r for r in ranks if r.pid is not None and r.process_state not in STOPPED]
+def _answers(
+    run_dir: Path,
+    ranks: Sequence[RankState],
+    reach: Reach,
+    number: int,
+    kind: RankFiles,
+    *,
+    within_s: float,
+) -> list[Path]:
+    """Ask all ranks that can answer a signal; the files that they wrote, whole, or so far."""
+
+    def seen() -> dict[Path, tuple[int, int]]:
+        states = {path: path.stat() for path in run_dir.glob(kind.glob())}
+        return {path: (one.st_size, one.st_mtime_ns) for path, one in states.items()}
+
+    before, last = seen(), dict[Path, tuple[int, int]]()
+    able = [r for r in ranks if r.pid is not None and r.process_state not in STOPPED]
+    asked = {state.rank for state in able if reach.send(state, number)}
+    deadline = time.monotonic() + (within_s if asked else 0.0)
+    while time.monotonic() < deadline:
+        time.sleep(0.03)
+        now = {path: one for path, one in seen().items() if before.get(path) != one}
+        if now == last and asked <= {kind.rank_of(path.name) for path in now}:
+            break
+        last = now
+    return sorted(last)
 
 
 def name_culprit(
@@ -130,14 +141,6 @@ def busy_ranks(files: Sequence[Path]) -> frozenset[int]:
     return frozenset(busy)
 
 
-def python_place(path: Path) -> str:
-    """`file.py:12 in name()`: where the main thread of a dumped rank is, in code of its own."""
-    for name, line, function in _main_frames(path.read_text("utf-8", "replace")):
-        if "/torch/" not in name:
-            return f"{name}:{line} in {_called(function)}"
-    return ""
-
-
 def stopped_at(run_dir: Path, end: End) -> tuple[str, ...]:
     """Where the culprit of a hang was: the innermost functions of code of its own, innermost first.
 
@@ -147,16 +150,17 @@ def stopped_at(run_dir: Path, end: End) -> tuple[str, ...]:
         return ()
     dumps = [p for p in run_dir.glob(STACKDUMPS.glob(end.culprit_rank)) if p.stat().st_size]
     newest = max(dumps, key=lambda path: path.stat().st_mtime_ns, default=None)
-    frames = _main_frames(newest.read_text("utf-8", "replace")) if newest else []
-    own = [frame for frame in frames if not _NOT_ITS_OWN.search(frame[0])]
-    return tuple(
-        f"{_shown_path(name)}:{line} in {_called(function)}" for name, line, function in own[:_OWN]
-    )
+    return tuple(_own_places(newest)[:_OWN]) if newest else ()
 
 
-def _called(function: str) -> str:
-    """The name so that nobody takes it for a word; `<module>` is none."""
-    return function if function.startswith("<") else f"{function}()"
+def _own_places(path: Path) -> list[str]:
+    """Where the main thread of a dumped rank is in code of its own, innermost first."""
+    return [
+        # So that nobody takes a name for a word; `<module>` is none.
+        f"{_shown_path(name)}:{line} in {function}{'' if function.startswith('<') else '()'}"
+        for name, line, function in _main_frames(path.read_text("utf-8", "replace"))
+        if not _NOT_ITS_OWN.search(name)
+    ]
 
 
 def _shown_path(name: str) -> str:
@@ -176,29 +180,6 @@ def _main_frames(dump: str) -> list[tuple[str, str, str]]:
         if frames and frames[-1][2] in ("<module>", "_run_module_as_main"):
             found = frames
     return found
-
-
-def _stack_files(run_dir: Path, rank: int) -> dict[Path, int]:
-    return {path: path.stat().st_size for path in run_dir.glob(STACKDUMPS.glob(rank))}
-
-
-def _wait_for_stacks(run_dir: Path, before: dict[int, dict[Path, int]]) -> list[Path]:
-    """Stack files that have grown and stopped growing."""
-    deadline = time.monotonic() + (_STACKS_WITHIN_S if before else 0.0)
-    last: dict[Path, int] = {}
-    while time.monotonic() < deadline:
-        time.sleep(0.03)
-        now: dict[Path, int] = {}
-        grown = 0
-        for rank, sizes in before.items():
-            files = _stack_files(run_dir, rank)
-            fresh = {path: size for path, size in files.items() if size > sizes.get(path, 0)}
-            now |= fresh
-            grown += bool(fresh)
-        if grown == len(before) and now == last:
-            break
-        last = now
-    return sorted(last)
 
 
 def read_outside(run_dir: Path, state: RankState) -> Path | None:
@@ -317,7 +298,7 @@ def _aborted(end: End, aborted: int, flights: dict[int, Flight], run_dir: Path, 
     """A desync that ended one rank on the spot: the others' records say whether it was theirs."""
     told = {rank: f.collectives[-1] for rank, f in flights.items() if f.collectives}
     stacks = [p for p in run_dir.glob(STACKDUMPS.glob(aborted)) if p.stat().st_size]
-    place = python_place(stacks[0]) if stacks else ""
+    place = next(iter(_own_places(stacks[0])), "") if stacks else ""
     seen = [f"rank {rank}: {last.text()}" for rank, last in sorted(told.items())]
     seen.append(f"rank {aborted} was ended at {place or 'an unknown place'}")
     number = max((last.seq for last in told.values()), default=0)

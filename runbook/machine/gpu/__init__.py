@@ -1,7 +1,8 @@
-"""What the GPUs are and count, by NVML and by the XML of `nvidia-smi -q -x`, and which are visible.
+"""What the GPUs are and count, by the XML of `nvidia-smi -q -x`, and which are visible.
 
-Only these count. torch tells the UUIDs of its devices; where it does not, CUDA_VISIBLE_DEVICES is
-read as CUDA reads it (CUDA C++ Programming Guide, "CUDA Environment Variables").
+What they do is NVML's to say. torch tells the UUIDs of its devices; where it does not,
+CUDA_VISIBLE_DEVICES is read as CUDA reads it (CUDA C++ Programming Guide, "CUDA Environment
+Variables").
 """
 
 from __future__ import annotations

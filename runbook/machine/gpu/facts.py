@@ -7,21 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.errors import RunbookError
 from runbook.folder.facts import Draft
 from runbook.folder.redact import redact_text
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import (
     GpuState,
     NvidiaSmi,
-    ask_nvidia_smi,
     ask_topology,
-    parse_nvidia_smi,
     parse_topology,
+    read_nvidia_smi,
 )
 
 _XML = "nvidia_smi.xml"
 _TOPOLOGY = "nvidia_topo.txt"
+_TIMEOUT_S = 60.0
 _Read = Callable[[str, NvidiaSmi], Draft]
 _UNITS = {"gpu.memory_used_mib": "MiB", "gpu.memory_total_mib": "MiB"}
 
@@ -43,14 +42,10 @@ def collect_gpus(
     if program is None:
         note = "no nvidia-smi on this machine"
         return no_gpu_drafts(note, file=host_file, torch_count=torch_count)
-    listing = ask_nvidia_smi(program)
-    (run_root / _XML).write_text(redact_text(listing.stdout), encoding="utf-8")
-    if not listing.ok:
-        return no_gpu_drafts(listing.problem, file=_XML, torch_count=torch_count)
-    try:
-        smi = parse_nvidia_smi(listing.stdout)
-    except RunbookError as error:
-        return no_gpu_drafts(str(error), file=_XML, torch_count=torch_count)
+    smi, xml, problem = read_nvidia_smi(program, within_s=_TIMEOUT_S)
+    (run_root / _XML).write_text(redact_text(xml), encoding="utf-8")
+    if smi is None:
+        return no_gpu_drafts(problem, file=_XML, torch_count=torch_count)
     topology = ask_topology(program)
     (run_root / _TOPOLOGY).write_text(topology.stdout or topology.problem, encoding="utf-8")
     shown = visible_gpus(smi.gpus, environment=environment, uuids=torch_uuids)
@@ -124,7 +119,7 @@ def _worst(
     return draft
 
 
-def _any(read: Callable[[GpuState], int | None]) -> _Read:
+def _any(read: Callable[[GpuState], float | None]) -> _Read:
     def draft(name: str, smi: NvidiaSmi) -> Draft:
         values = {gpu.index: read(gpu) for gpu in smi.gpus}
         if yes := [str(index) for index, value in values.items() if value]:

@@ -71,7 +71,7 @@ class GpuState(Gpu):
     pci: str | None
     link: Mapping[str, int | None]
     power: Mapping[str, float | None]
-    counters: Mapping[str, int | None]
+    counters: Mapping[str, float | None]
     clock_events: int | None
     sm_max_mhz: int | None
     memory_total_mib: float | None
@@ -114,25 +114,23 @@ class NvidiaSmi:
     cuda: str | None
     gpus: tuple[GpuState, ...]
 
-    def document(self) -> dict[str, Any]:
-        """Driver and GPUs in the form of `devices_before.json`, which NVML's answer has too."""
-        return {"driver": self.driver or "", "gpus": [_document(gpu) for gpu in self.gpus]}
+    @staticmethod
+    def counted(gpus: Iterable[GpuState]) -> list[dict[str, Any]]:
+        """GPUs in the form of `devices_before.json`, each with what is not told of it."""
+        return [_document(gpu) for gpu in gpus]
 
 
-def ask_nvidia_smi(program: str, *, timeout_s: float = _TIMEOUT_S) -> ToolResult:
-    """All that it says of every GPU, as XML."""
-    return run_tool([program, "-q", "-x"], timeout_s=timeout_s)
-
-
-def read_nvidia_smi(program: str) -> tuple[NvidiaSmi | None, str]:
-    """What it tells now; None and the reason where it does not answer."""
-    answer = ask_nvidia_smi(program, timeout_s=_SHORT_S)
+def read_nvidia_smi(
+    program: str, *, within_s: float = _SHORT_S
+) -> tuple[NvidiaSmi | None, str, str]:
+    """What it tells now, None if that cannot be read; its XML as it is; and what is wrong."""
+    answer = run_tool([program, "-q", "-x"], timeout_s=within_s)
     if not answer.ok:
-        return None, answer.problem
+        return None, answer.stdout, answer.problem
     try:
-        return parse_nvidia_smi(answer.stdout), ""
+        return parse_nvidia_smi(answer.stdout), answer.stdout, ""
     except RunbookError as error:
-        return None, str(error)
+        return None, answer.stdout, str(error)
 
 
 def ask_topology(program: str) -> ToolResult:
@@ -190,7 +188,7 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
     )
 
 
-def _counters(node: ET.Element) -> dict[str, int | None]:
+def _counters(node: ET.Element) -> dict[str, float | None]:
     retired, remapped = "retired_pages/", "remapped_rows/remapped_row_"
     pending = (f"{retired}pending_retirement", f"{retired}pending_blacklist")
     return {
@@ -208,8 +206,8 @@ def _counters(node: ET.Element) -> dict[str, int | None]:
         "retired_double_bit": _whole(node, f"{retired}double_bit_retirement/retired_count"),
         "retired_pending": _flag(node, *pending),
         "pcie_replays": _whole(node, "pci/replay_counter"),
-        "power_violation_s": None,
-        "thermal_violation_s": None,
+        "power_violation_s": _held_back_s(node, "sw_power_cap"),
+        "thermal_violation_s": _held_back_s(node, "sw_therm_slowdown", "hw_therm_slowdown"),
     }
 
 
@@ -253,6 +251,13 @@ def _clock_events(node: ET.Element) -> int | None:
             prefix = f"clocks_{kind}_reason_"
             return sum(b for name, b in _BITS.items() if _text(section, prefix + name) == "Active")
     return None
+
+
+def _held_back_s(node: ET.Element, *reasons: str) -> float | None:
+    """Seconds of reduced clocks, which drivers from 570 on count in microseconds."""
+    prefix = "clocks_event_reasons_counters"
+    told = [_number(node, f"{prefix}/{prefix}_{reason}") for reason in reasons]
+    return None if None in told else sum(us for us in told if us is not None) / 1e6
 
 
 def _flag(node: ET.Element, *paths: str) -> int | None:

@@ -1,13 +1,12 @@
-"""Reads NVIDIA's management library in a process of its own: it may hang when a card is gone.
+"""Samples NVIDIA's management library in a process of its own: it may hang when a card is gone.
 
-Run by path with `python -P nvml.py counters` or `nvml.py samples EVERY_MS`; standard library and
-`pynvml` only. `counters` prints one JSON object, `samples` a CSV row for each GPU and time until it
-is killed. A driver that cannot be asked is `{"problem": ...}` and exit code 3.
+Run by path with `python -P nvml.py EVERY_MS`; standard library and `pynvml` only. It prints a CSV
+row for each GPU and time until it is killed, or in a line why the driver cannot be asked (exit code
+3).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -19,12 +18,11 @@ NO_DRIVER = 3
 # As in nsa.contract, which a program without the project's packages cannot import.
 _TOKEN_VARIABLE = "RUNBOOK_RUN_TOKEN"  # noqa: S105 - the name of a variable
 _MIB = 1024 * 1024
-_NS_PER_S = 1_000_000_000
 _LONGEST_NAME = 40
 
 
 def main(argv: list[str]) -> int:
-    """Answer one question of the command line; returns the exit code."""
+    """Sample at the interval of the command line; returns the exit code."""
     try:
         import pynvml
     except ImportError as error:
@@ -33,10 +31,7 @@ def main(argv: list[str]) -> int:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return _no_driver(f"NVML: {error}")
-    if argv[1] == "counters":
-        sys.stdout.write(json.dumps(read_counters(pynvml)) + "\n")
-        return 0
-    every_s = int(argv[2]) / 1000
+    every_s = int(argv[1]) / 1000
     sampler = Samples(pynvml, os.environ.get(_TOKEN_VARIABLE, ""))
     while True:
         began = time.monotonic()
@@ -47,59 +42,8 @@ def main(argv: list[str]) -> int:
 
 
 def _no_driver(problem: str) -> int:
-    sys.stdout.write(json.dumps({"problem": problem}) + "\n")
+    sys.stdout.write(f"{problem}\n")
     return NO_DRIVER
-
-
-# -- counters --------------------------------------------------------------------------------------
-
-
-def read_counters(nvml: Any) -> dict[str, Any]:
-    """Driver, and of every GPU its counters and link; what a GPU does not tell stands in `missing`.
-
-    Keys as in docs/artifacts.md. A GPU that cannot be opened has only its index and `problem`.
-    """
-    gpus = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        try:
-            gpus.append(_gpu(nvml, index))
-        except nvml.NVMLError as error:
-            gpus.append({"index": index, "problem": str(error)})
-    return {"problem": "", "driver": _text(nvml.nvmlSystemGetDriverVersion()), "gpus": gpus}
-
-
-def _gpu(nvml: Any, index: int) -> dict[str, Any]:
-    device = nvml.nvmlDeviceGetHandleByIndex(index)
-    missing: dict[str, str] = {}
-
-    def ask(name: str, question: Callable[[], Any]) -> Any:
-        try:
-            return question()
-        except (nvml.NVMLError, AttributeError) as error:  # an older pynvml lacks newer questions
-            missing[name] = str(error)
-            return None
-
-    def answers(questions: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-        return {name: ask(name, question) for name, question in questions.items()}
-
-    uuid = _text(nvml.nvmlDeviceGetUUID(device))
-    told = {
-        "counters": answers(_counters(nvml, device)),
-        "link": answers(_link(nvml, device)),
-        "power": answers(_power(nvml, device)),
-        **answers(_itself(nvml, device)),
-    }
-    return {"index": index, "uuid": uuid, **told, "missing": missing}
-
-
-def _itself(nvml: Any, device: Any) -> dict[str, Callable[[], Any]]:
-    return {
-        "name": lambda: _text(nvml.nvmlDeviceGetName(device)),
-        "pci": lambda: _text(nvml.nvmlDeviceGetPciInfo(device).busId),
-        "mig": lambda: bool(nvml.nvmlDeviceGetMigMode(device)[0]),
-        "sm_max_mhz": lambda: int(nvml.nvmlDeviceGetMaxClockInfo(device, nvml.NVML_CLOCK_SM)),
-        "clock_events": lambda: clock_events(nvml, device),
-    }
 
 
 def clock_events(nvml: Any, device: Any) -> int:
@@ -110,62 +54,8 @@ def clock_events(nvml: Any, device: Any) -> int:
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
 
 
-def _counters(nvml: Any, device: Any) -> dict[str, Callable[[], Any]]:
-    def ecc(kind: str, span: str) -> Callable[[], int]:
-        number = getattr(nvml, f"NVML_MEMORY_ERROR_TYPE_{kind}")
-        since = getattr(nvml, f"NVML_{span}_ECC")
-        return lambda: int(nvml.nvmlDeviceGetTotalEccErrors(device, number, since))
-
-    def remapped(place: int) -> Callable[[], int]:
-        return lambda: int(nvml.nvmlDeviceGetRemappedRows(device)[place])
-
-    def retired(cause: str) -> Callable[[], int]:
-        number = getattr(nvml, f"NVML_PAGE_RETIREMENT_CAUSE_{cause}")
-        return lambda: len(nvml.nvmlDeviceGetRetiredPages(device, number))
-
-    def held_back(policy: str) -> Callable[[], float]:
-        number = getattr(nvml, f"NVML_PERF_POLICY_{policy}")
-        return lambda: nvml.nvmlDeviceGetViolationStatus(device, number).violationTime / _NS_PER_S
-
-    return {
-        "ecc_corrected_volatile": ecc("CORRECTED", "VOLATILE"),
-        "ecc_uncorrected_volatile": ecc("UNCORRECTED", "VOLATILE"),
-        "ecc_corrected_aggregate": ecc("CORRECTED", "AGGREGATE"),
-        "ecc_uncorrected_aggregate": ecc("UNCORRECTED", "AGGREGATE"),
-        "remapped_correctable": remapped(0),
-        "remapped_uncorrectable": remapped(1),
-        "remap_pending": remapped(2),
-        "remap_failure": remapped(3),
-        "retired_single_bit": retired("MULTIPLE_SINGLE_BIT_ECC_ERRORS"),
-        "retired_double_bit": retired("DOUBLE_BIT_ECC_ERROR"),
-        "retired_pending": lambda: int(nvml.nvmlDeviceGetRetiredPagesPendingStatus(device)),
-        "pcie_replays": lambda: int(nvml.nvmlDeviceGetPcieReplayCounter(device)),
-        "power_violation_s": held_back("POWER"),
-        "thermal_violation_s": held_back("THERMAL"),
-    }
-
-
-def _link(nvml: Any, device: Any) -> dict[str, Callable[[], Any]]:
-    return {
-        "gen": lambda: int(nvml.nvmlDeviceGetCurrPcieLinkGeneration(device)),
-        "gen_max": lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(device)),
-        "width": lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(device)),
-        "width_max": lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(device)),
-    }
-
-
-def _power(nvml: Any, device: Any) -> dict[str, Callable[[], Any]]:
-    return {
-        "limit_w": lambda: nvml.nvmlDeviceGetPowerManagementLimit(device) / 1000,
-        "default_w": lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(device) / 1000,
-    }
-
-
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-# -- samples ---------------------------------------------------------------------------------------
 
 
 class Samples:

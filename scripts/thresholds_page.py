@@ -17,8 +17,8 @@ _INTRO = """\
 
 Every limit, and where its value comes from: a requirement of [the specification](spec.md), or a
 choice of this program. A phase declares a limit in code; a profile gives it a value, a source and
-whether it decides. `runbook profiles --page > docs/thresholds.md` writes this page; a test
-compares. [How far to trust this](trust.md) has the measured error rates.
+whether it decides. `python scripts/thresholds_page.py > docs/thresholds.md` writes this page; a
+test compares. [How far to trust this](trust.md) has the measured error rates.
 
 A *gate* decides, unless the profile only shows it. An *aim* is only shown. A *rule* is part of how
 a decision is made. A limit that belongs to a toggle is set with that toggle.
@@ -134,3 +134,7 @@ def _fixed() -> Iterator[str]:
     for phase in registry.phases().values():
         for one in phase.fixed:
             yield f"| {phase.name} | {one.what} | {one.rule} | {one.why} |"
+
+
+if __name__ == "__main__":
+    print(thresholds_page(), end="")
