@@ -25,7 +25,6 @@ from runbook.cli.guide import named, overview, print_next
 from runbook.cli.run import launch
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, option_meant
-from runbook.files import not_read
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
@@ -98,8 +97,11 @@ def _refused(error: OSError) -> str:
     # Only a question for the current folder fails without a name.
     if error.errno == errno.ENOENT and error.filename is None:
         return "the current folder was removed; change to one that is there (cd)"
-    known = error.errno in _REFUSALS
-    return f"{error.filename or 'the system'}: {not_read(error)}" if known else ""
+    if error.errno not in _REFUSALS:
+        return ""
+    from runbook.files import not_read
+
+    return f"{error.filename or 'the system'}: {not_read(error)}"
 
 
 def _tell(console: Console, *lines: str) -> None:

@@ -77,12 +77,11 @@ def told_by_remedies() -> Iterator[str]:
 _KINDS = ("py", "j2", "yaml")
 
 
-def told_by_code(*folders: Path) -> Iterator[tuple[str, str]]:
-    """Where, and which commands any text of the program names, help of commands left out."""
-    for folder in folders:
-        for path in sorted(
-            one for kind in ("py", "j2", "yaml") for one in folder.rglob(f"*.{kind}")
-        ):
+def told_by_code(*places: Path) -> Iterator[tuple[str, str]]:
+    """Where, and which commands any text of folders and files names, help of commands left out."""
+    for place in places:
+        below = (one for kind in ("py", "j2", "yaml") for one in place.rglob(f"*.{kind}"))
+        for path in [place] if place.is_file() else sorted(below):
             texts = _strings(path) if path.suffix == ".py" else [path.read_text("utf-8")]
             for text in texts:
                 for found in (*_RUNBOOK.finditer(text), *_OTHERS.finditer(text)):
@@ -104,6 +103,8 @@ def _strings(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr):
             left_out.add(id(node.value))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "option_table":
+            left_out |= set(map(id, node.args))
         if isinstance(node, ast.keyword) and node.arg in _HELP:
             left_out |= {id(inner) for inner in ast.walk(node.value)}
         if isinstance(node, ast.JoinedStr) and id(node) not in left_out:
