@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from runbook.errors import RunbookError
 from runbook.folder.journal import RUNNING, running_text
 from runbook.folder.manifest import load_record, record_is_changed
 from runbook.folder.names import RECORD_FILE, run_folders
@@ -20,6 +19,7 @@ from runbook.tools.export import Number, number_fields
 
 # Half of the processors busy with something else, as preflight's row of host settings has it.
 BUSY_LOAD = 0.5
+_AS_RECORDED = ("run_id", "profile", "scope", "started_at", "finished_at", "interrupted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +107,8 @@ def read_history(out_dir: Path) -> History:
 def _read(folder: Path) -> tuple[RunRow, list[MetricRow]]:
     try:
         record = load_record(folder)
-    except ValidationError as error:
-        problem = f"{RECORD_FILE} is no record of this version ({error.error_count()} problems)"
+    except RunbookError as error:
+        problem = str(error).removeprefix(f"{folder}/")
         return RunRow(folder=folder.name, run_id=folder.name, problem=problem), []
     # Numbers of a record that was changed are nobody's: no trend is drawn of them.
     changed = record_is_changed(folder)
@@ -127,21 +127,16 @@ def _run_row(folder: Path, record: RunRecord, *, problem: str) -> RunRow:
     return RunRow(
         folder=folder.name,
         problem=problem,
-        run_id=record.run_id,
-        profile=record.profile,
         verdict=RUNNING if running else record.verdict.value,
         said=running or record.said,
-        scope=record.scope,
         commit_sha=record.environment.get("git.sha", ""),
-        started_at=record.started_at,
-        finished_at=record.finished_at,
         duration_s=sum(phase.duration_s for phase in record.phases),
         throughput=None if rate is None else _number(rate.value),
         load=_number(record.environment.get("host.load_per_cpu", "")),
         flaky=sum(len(phase.flaky) for phase in record.phases),
-        interrupted=record.interrupted,
         required=len(required),
         passed=sum(name in checks and satisfies(checks[name]) for name in required),
+        **{name: getattr(record, name) for name in _AS_RECORDED},
     )
 
 
