@@ -29,6 +29,11 @@ from runbook.records.measurement import Record
 from runbook.records.own_trainer import for_own
 from runbook.records.run import PACKAGE, PACKAGE_PATH, Invocation, lasting
 
+# What a phase plans and judges with.
+_OF_A_PHASE = (
+    "steps_scale", "protocol", "aa", "seed", "gpu_hour_price", "reference", "head", "nodes",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Invocation):
@@ -99,14 +104,7 @@ class Setup:
             toggles=self.settings.toggles,
             config_overrides=self.settings.config_overrides,
             choices=dict(choices),
-            steps_scale=options.steps_scale,
-            protocol=options.protocol,
-            aa=options.aa,
-            seed=options.seed,
-            gpu_hour_price=options.gpu_hour_price,
-            reference=options.reference,
-            head=options.head,
-            nodes=options.nodes,
+            **{name: getattr(options, name) for name in _OF_A_PHASE},
             package=self.package,
             package_path=self.package_path,
             invocation=replace(options.invocation(), settings=words),

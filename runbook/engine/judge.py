@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.engine.scope import what_ran
@@ -35,32 +36,10 @@ def phase_outcome(checks: Iterable[Check]) -> Outcome:
     return min(answered, key=lambda outcome: outcome.rank, default=Outcome.INCOMPLETE)
 
 
-def missing_row(
-    name: str,
-    *,
-    outcome: Outcome = Outcome.INCOMPLETE,
-    code: Reason,
-    reason: str,
-    remedy: str,
-    rerun: str = "",
-    required: bool = True,
-    evidence: tuple[str, ...] = (),
-    follows: str = "",
-) -> Check:
-    """The row of a check that has no evidence."""
-    return Check(
-        id=name,
-        phase=name.partition(".")[0],
-        question="(no evidence)",
-        outcome=outcome,
-        code=code,
-        reason=reason,
-        evidence=evidence,
-        remedy=remedy,
-        rerun=rerun,
-        required=required,
-        follows=follows,
-    )
+def missing_row(name: str, **said: Any) -> Check:
+    """The row of a check that has no evidence; `said` are fields of it, those of `Check`."""
+    row = {"question": "(no evidence)", "outcome": Outcome.INCOMPLETE, "required": True, **said}
+    return Check(id=name, phase=name.partition(".")[0], **row)
 
 
 def missing_phases(
@@ -269,26 +248,17 @@ def record_of(
     ran: Sequence[Ran] = (),
 ) -> PhaseRecord:
     """A judged phase for the record."""
-    checks = tuple(judgement.checks)
     return PhaseRecord(
         name=phase.name,
         title=phase.title,
         source=phase.source,
-        outcome=phase_outcome(checks) if checks else Outcome.INCOMPLETE,
+        outcome=phase_outcome(judgement.checks),
         optional=phase.optional,
         started_at=started_at,
         duration_s=round(duration_s, 3),
         launches=tuple(entries),
         ran=tuple(ran),
-        measurements=tuple(judgement.measurements),
-        checks=checks,
-        tables=tuple(judgement.tables),
-        series=tuple(judgement.series),
-        comparisons=tuple(judgement.comparisons),
-        choices=dict(judgement.choices),
-        notes=tuple(judgement.notes),
-        remedies=dict(judgement.remedies),
-        first_commands=dict(judgement.first_commands),
+        **vars(judgement),
     )
 
 

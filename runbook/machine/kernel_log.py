@@ -56,17 +56,9 @@ class KernelWindow:
 
     def write(self, run_dir: Path, *, began_at: str) -> Path:
         """Write `kernel_log.json` and return its path."""
-        document = {
-            "schema_version": 1,
-            "source": self.source,
-            "problem": self.problem,
-            "began_at": began_at,
-            "ended_at": utc_text(),
-            "lost": self.lost,
-            "others": self.others,
-            "left_out": self.left_out,
-            "lines": [line.text for line in self.lines],
-        }
+        times = {"began_at": began_at, "ended_at": utc_text()}
+        told = {**vars(self), "lines": [line.text for line in self.lines]}
+        document = {"schema_version": 1, **times, **told}
         path = run_dir / KERNEL_LOG_JSON
         write_atomic(path, json.dumps(document, indent=2) + "\n")
         return path

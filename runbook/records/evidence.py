@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter
 
 from runbook.records import Launch, LaunchResult
+from runbook.records.measurement import Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,8 +180,17 @@ class Fact:
     note: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AcceptedRun:
+_ROWS = TypeAdapter(list[tuple[str, str, str]])
+
+
+def _by_name(given: object) -> object:
+    """Facts by kind and name, also from the rows that a document has for them."""
+    if isinstance(given, dict):
+        return given
+    return {(kind, what): text for kind, what, text in _ROWS.validate_python(given)}
+
+
+class AcceptedRun(Record):
     """What an earlier run that was GO measured in a phase, as far as it could be checked.
 
     `rates` has the throughput of each launch in tok/s; `facts` what they ran on and with, by kind
@@ -187,24 +199,28 @@ class AcceptedRun:
 
     run_id: str
     run_sha256: str
-    rates: tuple[float, ...]
-    facts: Mapping[tuple[str, str], str]
+    rates: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(min_length=1)
+    facts: Annotated[
+        dict[tuple[str, str], str],
+        BeforeValidator(_by_name),
+        PlainSerializer(lambda facts: [[*name, text] for name, text in sorted(facts.items())]),
+    ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class AcceptedRuns:
+class AcceptedRuns(Record):
     """Earlier accepted runs, oldest first; `left_out` says why of each that was not taken.
 
     `damaged` names those that were accepted, or may have been, and whose files are not those that
     the run wrote. `problem` says what is wrong with the file at `path`, if anything is.
     """
 
-    runs: tuple[AcceptedRun, ...]
-    left_out: Mapping[str, str]
-    path: str
-    sha256: str
-    damaged: Mapping[str, str] = field(default_factory=dict)
-    problem: str = ""
+    schema_version: Literal[2] = 2
+    runs: tuple[AcceptedRun, ...] = ()
+    left_out: dict[str, str] = Field(default_factory=dict)
+    damaged: dict[str, str] = Field(default_factory=dict)
+    path: str = Field(default="", exclude=True)
+    sha256: str = Field(default="", exclude=True)
+    problem: str = Field(default="", exclude=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from runbook.tools.export import Number, number_fields
 
 # Half of the processors busy with something else, as preflight's row of host settings has it.
 BUSY_LOAD = 0.5
+_AS_RECORDED = ("run_id", "profile", "scope", "started_at", "finished_at", "interrupted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,21 +128,16 @@ def _run_row(folder: Path, record: RunRecord, *, problem: str) -> RunRow:
     return RunRow(
         folder=folder.name,
         problem=problem,
-        run_id=record.run_id,
-        profile=record.profile,
         verdict=RUNNING if running else record.verdict.value,
         said=running or record.said,
-        scope=record.scope,
         commit_sha=record.environment.get("git.sha", ""),
-        started_at=record.started_at,
-        finished_at=record.finished_at,
         duration_s=sum(phase.duration_s for phase in record.phases),
         throughput=None if rate is None else _number(rate.value),
         load=_number(record.environment.get("host.load_per_cpu", "")),
         flaky=sum(len(phase.flaky) for phase in record.phases),
-        interrupted=record.interrupted,
         required=len(required),
         passed=sum(name in checks and satisfies(checks[name]) for name in required),
+        **{name: getattr(record, name) for name in _AS_RECORDED},
     )
 
 

@@ -257,9 +257,13 @@ def test_a_launch_that_differs_in_less_than_its_work_hides_no_accepted_run(
 @pytest.mark.parametrize(
     "text",
     ["", "[]", '{"schema_version": 3}',
-     '{"schema_version": 2, "runs": [], "left_out": {}}',
-     '{"schema_version": 1, "runs": [{}], "left_out": {}}',
-     '{"schema_version": 1, "left_out": {}, "runs": [{"run_id": "a", "run_sha256": "b", '
+     '{"schema_version": 2, "runs": [{}], "left_out": {}}',
+     '{"schema_version": 2, "runs": [], "left_out": [], "damaged": {}}',
+     '{"schema_version": 2, "left_out": {}, "runs": [{"run_id": "a", "run_sha256": "b", '
+     '"rates": [1.0], "facts": [["work"]]}]}',
+     '{"schema_version": 2, "left_out": {}, "runs": [{"run_id": "a", "run_sha256": "b", '
+     '"rates": [], "facts": []}]}',
+     '{"schema_version": 2, "left_out": {}, "runs": [{"run_id": "a", "run_sha256": "b", '
      '"rates": [NaN], "facts": []}]}'],
 )  # fmt: skip
 def test_a_damaged_file_holds_no_runs_and_says_so(out: Path, text: str) -> None:
@@ -267,13 +271,3 @@ def test_a_damaged_file_holds_no_runs_and_says_so(out: Path, text: str) -> None:
     (newest / "baseline" / "accepted.json").write_text(text)
     found = read_accepted(newest, "baseline")
     assert found is not None and found.problem and found.runs == ()
-
-
-def test_a_file_of_the_first_version_is_still_read(out: Path) -> None:
-    """It does not tell damaged runs apart; what a run was judged from then stays as it was."""
-    newest = out / "29991231T000000Z-nogit"
-    text = '{"schema_version": 1, "runs": [], "left_out": {"a": "torn"}}'
-    (newest / "baseline" / "accepted.json").write_text(text)
-    found = read_accepted(newest, "baseline")
-    assert found is not None
-    assert (found.problem, found.left_out, found.damaged) == ("", {"a": "torn"}, {})

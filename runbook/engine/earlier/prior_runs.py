@@ -7,7 +7,6 @@ whose files cannot be trusted apart from the rest: nobody knows what they were a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from runbook.errors import RunbookError
 from runbook.files import not_read, write_atomic
 from runbook.folder.comparability import (
     Facts,
-    accepted_document,
     device_facts,
     env_facts,
     other_work,
@@ -38,7 +36,7 @@ from runbook.folder.names import (
 )
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import LaunchEntry, RunRecord
-from runbook.records.evidence import AcceptedRun
+from runbook.records.evidence import AcceptedRun, AcceptedRuns
 from runbook.stats.levels import LEVEL_WINDOW
 from runbook.stats.throughput import StatisticsError, effective
 
@@ -73,10 +71,10 @@ def keep_accepted(
         except (RunbookError, StatisticsError) as error:
             left_out[folder.name] = str(error)
     runs.reverse()
-    few = (dict(list(names.items())[:_MOST_NAMED]) for names in (left_out, damaged))
+    few = [dict(list(names.items())[:_MOST_NAMED]) for names in (left_out, damaged)]
+    kept = AcceptedRuns(runs=tuple(runs), left_out=few[0], damaged=few[1])
     (run_root / phase).mkdir(mode=0o700, exist_ok=True)
-    text = json.dumps(accepted_document(runs, *few), indent=2, ensure_ascii=False)
-    write_atomic(run_root / phase / ACCEPTED_JSON, f"{text}\n")
+    write_atomic(run_root / phase / ACCEPTED_JSON, f"{kept.model_dump_json(indent=2)}\n")
 
 
 def _accepted(

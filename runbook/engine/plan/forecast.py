@@ -97,15 +97,9 @@ class Estimator:
     def estimate(self, launch: Launch) -> Estimate:
         """The estimate of a launch before the run, never above its time limit.
 
-        Steps that were measured now come first; where nothing else is known, the floor that the
-        profile sets.
+        Where nothing else is known, by the floor that the profile sets.
         """
-        found = (
-            self._measured(launch)
-            or self._as_before(launch)
-            or self._by_profile(launch)
-            or self._at_floor(launch)
-        )
+        found = self.expect(launch) or self._at_floor(launch)
         if found is None:
             told_by_go = self._profile.plan and launch.kind == "trainer"
             way = " (the rate of a GO tells it)" if told_by_go else ""
@@ -117,7 +111,7 @@ class Estimator:
         return Estimate(min(seconds, launch.timeout_s), text)
 
     def expect(self, launch: Launch) -> _Found:
-        """Seconds and their source while a run goes on; None where only the floor would be known.
+        """Seconds and their source; None where only the floor would be known.
 
         An earlier run knows all of a launch; the pace of the first steps, its steps only.
         """

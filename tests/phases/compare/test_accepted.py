@@ -30,7 +30,7 @@ def row(
         for index, (name, made) in enumerate(found.launches.items())
     }
     found = replace(found, launches=launches)
-    accepted = replace(builder.accepted(found, *history, facts=facts), **fields)
+    accepted = builder.accepted(found, *history, facts=facts).model_copy(update=fields)
     return builder.row("baseline", what, replace(found, accepted=accepted), where)
 
 
