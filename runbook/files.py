@@ -11,7 +11,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -35,13 +35,25 @@ def write_atomic(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def is_text(text: str) -> bool:
-    """Can a file hold it? Bytes of a command line that are not UTF-8 cannot be written as such."""
+def not_text(text: str) -> str:
+    """Why no file can hold it; empty if one can.
+
+    Bytes of a command line that are not UTF-8 cannot be written as such. Those that are may be read
+    as something else, where the locale that a shell names is not installed.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        with suppress(UnicodeError):
+            os.fsencode(text).decode("utf-8")
+            names = (os.environ.get(one) for one in ("LC_ALL", "LC_CTYPE", "LANG"))
+            locale = next((name for name in names if name), "C")
+            return (
+                f"is read as {sys.getfilesystemencoding()} here, because the locale {locale} is "
+                "not installed (`locale -a`) or not UTF-8: `export LC_ALL=C.UTF-8`"
+            )
+        return "is not UTF-8 text, and a run's files are"
+    return ""
 
 
 # The largest file that is read whole (JSON, XML, a table to decide from), and the largest one that

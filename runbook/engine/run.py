@@ -26,7 +26,7 @@ from runbook.engine.plan.planned import config_before
 from runbook.engine.plan.progress import Forecaster
 from runbook.engine.starting import Part, held_back
 from runbook.errors import RunbookError, UsageError
-from runbook.files import is_text, make_private_dir, no_folder, utc_stamp, utc_text
+from runbook.files import make_private_dir, no_folder, not_text, utc_stamp, utc_text
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record
 from runbook.folder.names import EVENTS_FILE, RECORD_FILE
@@ -53,11 +53,8 @@ def create_run_folder(out: Path) -> Path:
     sha = git.head_sha(checkout) if checkout else None
     name = f"{utc_stamp()}-{(sha or 'nogit')[:_SHORT_SHA]}"
     out = out.resolve()
-    if not is_text(str(out)):
-        raise UsageError(
-            f"--out {out}: its name is not UTF-8 text, and a run's files name it",
-            hint="name another folder",
-        )
+    if why := not_text(str(out)):
+        raise UsageError(f"--out {out}: its name {why}", hint="name another folder")
     try:
         if not out.is_dir():
             make_private_dir(out)

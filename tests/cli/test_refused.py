@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.manifest import write_manifest, write_record
-from tests.cli.shell import Ended, inside
+from tests.cli.shell import Ended, inside, runbook
 from tests.reports import samples
 
 RUN = samples.go().run_id
@@ -162,6 +162,20 @@ def test_no_setting_prints_a_line_of_its_own(here: Path, command: str, name: str
 def test_bytes_that_are_no_text_start_nothing(here: Path, words: tuple[str, ...]) -> None:
     ended = refused(here, "run", "--profile", "cpu", "--phase", "preflight", *words)
     assert "is not UTF-8 text, and a run's files are" in ended.err
+
+
+def test_a_locale_that_is_not_installed_is_named_with_what_to_type(tmp_path: Path) -> None:
+    """Python reads the words as UTF-8 then, unless it is told not to."""
+    home = tmp_path / "Jürgen"
+    home.mkdir()
+    odd = {"LC_ALL": "xx_YY.UTF-8", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = ("run", "--profile", "cpu", "--phase", "preflight", "--dry-run")
+    told = runbook(*words, "--out", str(home), cwd=tmp_path, **odd)
+    assert told.code == 2 and not list(home.iterdir())
+    assert "because the locale xx_YY.UTF-8 is not installed" in told.err
+    assert "`export LC_ALL=C.UTF-8`" in told.err
+    lifted = runbook(*words, "--out", str(home), cwd=tmp_path, **odd | {"LC_ALL": "C.UTF-8"})
+    assert lifted.code == 0, lifted.err
 
 
 def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from runbook.accounts import clocks
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch.launcher_api import Running, Start
 from runbook.launch.local import Local, LocalRun
+from runbook.launch.watch.clocks import Presence
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 from tests.launch.helpers import fake_launch, run
@@ -143,3 +144,22 @@ def test_time_in_a_queue_is_no_trainers(tmp_path: Path, monkeypatch: pytest.Monk
     assert times_off(tmp_path, launch, result) == []
     assert all(STOPPED_S / 2 <= one.away_s < STOPPED_S / 2 + 1 for one in result.ranks)
     assert result.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "computed_s", "away_s"),
+    [(0.1, 0.1, 0.0), (5.0, 0.0, 0.0), (60.0, 0.5, 59.5), (60.0, 59.0, 0.0)],
+)
+def test_who_computes_is_there(
+    monkeypatch: pytest.MonkeyPatch, passed_s: float, computed_s: float, away_s: float
+) -> None:
+    """A trainer that writes files over which the harness sits long makes it no less there."""
+    now = {"monotonic": 1000.0, "process_time": 3.0}
+    for name in now:
+        monkeypatch.setattr(f"runbook.launch.watch.clocks.time.{name}", lambda name=name: now[name])
+    presence = Presence()
+    assert presence.look() == 0.0, "there is no look before the first"
+    now["monotonic"] += passed_s
+    now["process_time"] += computed_s
+    assert (presence.look(), presence.away_s) == (away_s, away_s)
+    assert (presence.look(), presence.away_s) == (0.0, away_s)

@@ -20,7 +20,7 @@ from runbook.defaults import DEFAULT_PLAN, PROTOCOLS
 from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan.planned import planned_problems
 from runbook.errors import UsageError, did_you_mean
-from runbook.files import is_text
+from runbook.files import not_text
 from runbook.launch.launcher_api import launcher
 from runbook.machine import git
 from runbook.machine.detect import detect_profile
@@ -97,9 +97,7 @@ def _not_text(options: RunOptions) -> list[str]:
     named = {**vars(options), "command": ""}  # the command repeats all of them
     given = [str(value) for value in named.values() if isinstance(value, str | Path)]
     given += [*options.settings, *(f"{name}={value}" for name, value in options.from_shell.items())]
-    return [
-        f"{text!r} is not UTF-8 text, and a run's files are" for text in given if not is_text(text)
-    ]
+    return [f"{text!r} {why}" for text in given if (why := not_text(text))]
 
 
 def _known(settings: Settings) -> Settings:
