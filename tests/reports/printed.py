@@ -73,10 +73,6 @@ def told_by_remedies() -> Iterator[str]:
             yield from (one.command for one in fitting(remedy, now) if one.command)
 
 
-# Files whose texts may name a command; the playbook's remedies are YAML.
-_KINDS = ("py", "j2", "yaml")
-
-
 def told_by_code(*folders: Path) -> Iterator[tuple[str, str]]:
     """Where, and which commands any text of the program names, help of commands left out."""
     for folder in folders:
