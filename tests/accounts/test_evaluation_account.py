@@ -50,10 +50,7 @@ def test_honest_evaluations_balance_and_no_evaluation_does() -> None:
 @pytest.mark.parametrize(
     ("left", "wanted"),
     [
-        (
-            (20, 60),
-            "left out 1 of 2 evaluations that train.eval_every=20 asks for, first after .* 40",
-        ),
+        ((20, 60), "left out 1 of 2 .* that train.eval_every=20 asks for, first after .* 40"),
         ((60,), "left out 2 of 2 evaluations .*, first after step 20"),
         ((20, 40), ""),
     ],
@@ -74,11 +71,12 @@ ONE = told(1, 40)
 @pytest.mark.parametrize(
     ("other", "wanted"),
     [
-        (
-            {"loss": 0.9 * ONE["loss"]},
-            "rank 1 tells a validation loss of 3.735 after step 40",
-        ),
+        ({"loss": 0.9 * ONE["loss"]}, "rank 1 tells a validation loss of 3.735 after step 40"),
         ({"loss": None}, "a validation loss of None"),
+        (
+            {"losses": [0.9 * loss for loss in ONE["losses"]]},
+            "rank 1's evaluation after step 40 tells a loss of",
+        ),
         ({"losses": ONE["losses"][:2]}, "tells the losses of 2 batches, planned are 3"),
         ({"losses": None}, "tells the losses of 0 batches"),
         ({"embedded": BATCHES * PER_RANK // 2}, "embedded 192 tokens, not 384"),
@@ -93,12 +91,6 @@ ONE = told(1, 40)
 def test_an_evaluation_that_does_not_balance_is_seen(other: dict[str, Any], wanted: str) -> None:
     problems = evaluation_account(VAL, ranks(**other), EVALUATING)
     assert any(wanted in text for text in problems), problems
-
-
-def test_losses_that_are_all_told_too_small_are_not_what_the_batch_gives_again() -> None:
-    small = {"losses": [0.9 * loss for loss in ONE["losses"]]}
-    problems = evaluation_account(VAL, ranks(**small), EVALUATING)
-    assert any("rank 1's evaluation after step 40 tells a loss of" in text for text in problems)
 
 
 def test_val_csv_tells_what_the_heartbeats_tell() -> None:

@@ -131,7 +131,6 @@ def that_keeps(kept: Any) -> tuple[RankLog, ...]:
         (Keeping(last=2), [40, 50]),
         (Keeping(last=1, every=20), [20, 40, 50]),
         (Keeping(last=1, best=True), [20, 50]),
-        (Keeping(last=9, best=True), [10, 20, 30, 40, 50]),
     ],
 )
 def test_what_stays_follows_from_config_and_evaluations(keeping: Keeping, kept: list[int]) -> None:

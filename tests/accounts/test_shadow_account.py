@@ -87,18 +87,12 @@ def _first_steps(ranks: Ranks, count: int) -> Ranks:
     return changed(ranks, 0, steps=steps.iloc[:count])
 
 
-@pytest.mark.parametrize("last", [1, 2, 3, 5, 200])
-def test_the_first_and_the_last_pair_are_always_watched(last: int) -> None:
-    steps = watched_steps("ab", 1, last)
-    assert set(steps) >= {1, min(2, last), max(1, last - 1), last}
-    assert list(steps) == sorted(set(steps))
-    assert min(steps) == 1
-    assert max(steps) == last
-
-
-def test_another_token_draws_other_steps() -> None:
-    drawn = {watched_steps(str(token), 1, 200) for token in range(20)}
-    assert len(drawn) == 20
+def test_the_first_and_the_last_pair_are_watched_and_others_by_the_token() -> None:
+    for last in (1, 2, 3, 5, 200):
+        steps = watched_steps("ab", 1, last)
+        assert set(steps) >= {1, min(2, last), max(1, last - 1), last}
+        assert list(steps) == sorted(set(steps)) and (steps[0], steps[-1]) == (1, last)
+    assert len({watched_steps(str(token), 1, 200) for token in range(20)}) == 20
 
 
 def again(**changes: Any) -> list[str]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
-import re
 import struct
 import termios
 from collections.abc import Callable, Mapping
-
-_CODE = re.compile(r"\x1b\[(\d*)([A-Za-z])")
 
 
 def in_terminal(
@@ -63,8 +60,3 @@ def _read_all(master: int) -> str:
         chunks.append(chunk)
     os.close(master)
     return b"".join(chunks).decode().replace("\r\n", "\n")
-
-
-def drawn_lines(written: str) -> list[str]:
-    """Everything that was ever written as a line, without escape codes."""
-    return [line for line in re.split(r"[\n\r]", _CODE.sub("", written)) if line]

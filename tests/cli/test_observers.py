@@ -115,9 +115,6 @@ def test_no_line_about_what_goes_on_comes_after_the_phases_own_line(begun: bool)
     assert lines[-1].startswith(f" 2/2 {record.name}")
 
 
-FIRST = "first without --set NSA_PREFILL_BATCHED=0, which was set by hand; if it comes back: "
-
-
 def fingerprint_line(record: RunRecord) -> str:
     """Of run.json as it is written: the first half of its SHA-256."""
     written = record.model_dump_json(indent=2) + "\n"

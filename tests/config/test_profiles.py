@@ -126,15 +126,9 @@ def test_only_lower_bounds_of_throughput_gate() -> None:
 
 
 TIMING = {
-    "baseline.throughput",
-    "baseline.mfu",
-    "bucket_sweep.best",
-    "v2_parity.faster",
-    "nvtx.python_share",
-    "nvtx.python_hotspot",
-    "single_gpu.scaling",
-    "long_run.steady",
-}
+    "baseline.throughput", "baseline.mfu", "bucket_sweep.best", "v2_parity.faster",
+    "nvtx.python_share", "nvtx.python_hotspot", "single_gpu.scaling", "long_run.steady",
+}  # fmt: skip
 
 
 def test_cpu_requires_no_timing_and_one_gpu_no_scaling() -> None:
@@ -238,98 +232,48 @@ phases: {baseline: {step: 5}}
     assert len(caught.value.problems) == 6
 
 
-def test_unknown_phases_limits_and_checks_are_told_together(tmp_path: Path) -> None:
-    names = {
-        "phases: {basline: {timeout_s: 1, source: x}}": "no such phase (did you mean 'baseline'?)",
-        "limits: {throughputt: {value: 1, source: x}}": "(did you mean 'throughput'?)",
-        "required: [baseline.thruput]": "no check 'baseline.thruput'",
-        "limits: {throughput: null}": "limits.throughput: missing",
-        "phases: {nvtx: null}": "phases.nvtx: missing",
-    }
-    for text, part in names.items():
-        with pytest.raises(UsageError) as caught:
-            load_profile(written(tmp_path, f"extends: cpu\n{text}\n"))
-        assert part in str(caught.value)
+# What a file has below `extends: cpu` -> what the error has; a `|` begins a new line.
+BROKEN = """
+name: [ -> not valid YAML
+name: a|name: b -> key 'name' repeats line
+- a -> expected a mapping of keys, got list
+extends: 3 -> expected the name of a profile, got 3
+extends: cpuu -> did you mean 'cpu'?
+extends: h200x1|ranks: 4 -> ranks 4 need that many GPUs, not 1
+phases: {basline: {timeout_s: 1, source: x}} -> no such phase (did you mean 'baseline'?)
+phases: {nvtx: null} -> phases.nvtx: missing
+limits: {throughputt: {value: 1, source: x}} -> (did you mean 'throughput'?)
+limits: {throughput: null} -> limits.throughput: missing
+limits: {throughput: {source: ''}} -> limits.throughput.source
+limits: {throughput: {comparator: '<='}} -> comparator: this limit is declared '>=', got '<='
+limits: {throughput: {comparator: ''}} -> comparator: this limit is declared '>=', got ''
+limits: {memory_gib: {unit: MiB}} -> this limit is declared in 'GiB', got 'MiB'
+limits: {throughput_aim_low: {gated: true}} -> this is an aim, which never decides
+limits: {fused_margin: {gated: false}} -> this is a part of a rule and cannot be shown only
+limits: {gate_entropy_min: {value: 0, source: x}} -> set NSA_WATCH_GATE_ENTROPY_MIN instead
+limits: {drift: {value: 0.05}} -> limits.drift.source: missing
+env: {NSA_DDP_BUKET_MB: {value: '1', source: x}} -> (did you mean 'NSA_DDP_BUCKET_MB'?)
+env: {NSA_DDP_BUCKET_MB: {value: abc, source: x}} -> env.NSA_DDP_BUCKET_MB
+env: {LD_PRELOAD: {value: x.so, source: x}} -> env.LD_PRELOAD: a launch may not set it
+phases: {nvtx: {env: {NSA_NVTXX: {value: '1', source: x}}}} -> (did you mean 'NSA_NVTX'?)
+phases: {nvtx: {config_overrides: {train.seq_lenn: 8}}} -> (did you mean 'train.seq_len'?)
+phases: {nvtx: {config_overrides: {train.seq_len: many}}} -> Input should be a valid integer
+phases: {bucket_sweep: {arms: ['1', big]}} -> phases.bucket_sweep.arms: NSA_DDP_BUCKET_MB
+phases: {baseline: {config_overrides: {train.out_dir: /etc}}} -> every launch has a folder of its
+ranks: 99999999999999999999 -> ranks: Input should be less than or
+hardware: {gpus: 2} -> cpu has 0, cuda has 1+
+required: [] -> required
+required: [baseline.thruput] -> no check 'baseline.thruput'
+required: [nvtx.completed, nvtx.completed] -> required names twice
+"""
 
 
-@pytest.mark.parametrize(
-    ("text", "part"),
-    [
-        ("name: [", "not valid YAML"),
-        ("name: a\nname: b\n", "key 'name' repeats line 1"),
-        ("- a\n", "expected a mapping of keys, got list"),
-        ("extends: 3\n", "expected the name of a profile, got 3"),
-        ("extends: cpuu\n", "did you mean 'cpu'?"),
-        ("extends: cpu\nlimits: {throughput: {source: ''}}\n", "limits.throughput.source"),
-        (
-            "extends: cpu\nlimits: {throughput: {comparator: '<='}}\n",
-            "limits.throughput.comparator: this limit is declared '>=', got '<='",
-        ),
-        (
-            "extends: cpu\nlimits: {throughput: {comparator: ''}}\n",
-            "limits.throughput.comparator: this limit is declared '>=', got ''",
-        ),
-        (
-            "extends: cpu\nlimits: {memory_gib: {unit: MiB}}\n",
-            "limits.memory_gib.unit: this limit is declared in 'GiB', got 'MiB'",
-        ),
-        (
-            "extends: cpu\nlimits: {throughput_aim_low: {gated: true}}\n",
-            "limits.throughput_aim_low.gated: this is an aim, which never decides",
-        ),
-        (
-            "extends: cpu\nlimits: {fused_margin: {gated: false}}\n",
-            "limits.fused_margin.gated: this is a part of a rule and cannot be shown only",
-        ),
-        (
-            "extends: cpu\nlimits: {gate_entropy_min: {value: 0, source: x}}\n",
-            "limits.gate_entropy_min: set NSA_WATCH_GATE_ENTROPY_MIN instead, which owns the value",
-        ),
-        ("extends: cpu\nlimits: {drift: {value: 0.05}}\n", "limits.drift.source: missing"),
-        (
-            "extends: cpu\nenv: {NSA_DDP_BUKET_MB: {value: '1', source: x}}\n",
-            "env.NSA_DDP_BUKET_MB: no such toggle (did you mean 'NSA_DDP_BUCKET_MB'?)",
-        ),
-        (
-            "extends: cpu\nenv: {NSA_DDP_BUCKET_MB: {value: abc, source: x}}\n",
-            "env.NSA_DDP_BUCKET_MB",
-        ),
-        (
-            "extends: cpu\nenv: {LD_PRELOAD: {value: x.so, source: x}}\n",
-            "env.LD_PRELOAD: a launch may not set it",
-        ),
-        (
-            "extends: cpu\nphases: {nvtx: {env: {NSA_NVTXX: {value: '1', source: x}}}}\n",
-            "phases.nvtx.env.NSA_NVTXX: no such toggle (did you mean 'NSA_NVTX'?)",
-        ),
-        (
-            "extends: cpu\nphases: {nvtx: {config_overrides: {train.seq_lenn: 8}}}\n",
-            "phases.nvtx.config_overrides.train.seq_lenn: no such config key"
-            " (did you mean 'train.seq_len'?)",
-        ),
-        (
-            "extends: cpu\nphases: {nvtx: {config_overrides: {train.seq_len: many}}}\n",
-            "phases.nvtx.config_overrides.train.seq_len: Input should be a valid integer",
-        ),
-        (
-            "extends: cpu\nphases: {bucket_sweep: {arms: ['1', big]}}\n",
-            "phases.bucket_sweep.arms: NSA_DDP_BUCKET_MB",
-        ),
-        ("extends: cpu\nranks: yes\n", "ranks: Input should be a valid integer, got 'yes'"),
-        ("extends: cpu\nranks: 99999999999999999999\n", "ranks: Input should be less than or"),
-        (
-            "extends: cpu\nphases: {baseline: {config_overrides: {train.out_dir: /etc}}}\n",
-            "train.out_dir: every launch has a folder of its own in the run's",
-        ),
-        ("extends: h200x1\nranks: 4\n", "ranks 4 need that many GPUs, not 1"),
-        ("extends: cpu\nhardware: {gpus: 2}\n", "cpu has 0, cuda has 1+"),
-        ("extends: cpu\nrequired: []\n", "required"),
-        ("extends: cpu\nrequired: [nvtx.completed, nvtx.completed]\n", "required names twice"),
-    ],
-)
-def test_a_broken_profile_is_refused_with_the_reason(tmp_path: Path, text: str, part: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(part)):
-        load_profile(written(tmp_path, text))
+@pytest.mark.parametrize("case", BROKEN.strip().splitlines())
+def test_a_broken_profile_is_refused_with_the_reason(tmp_path: Path, case: str) -> None:
+    text, told = case.split(" -> ")
+    below = "" if text.startswith(("name", "- ", "extends")) else "extends: cpu\n"
+    with pytest.raises(UsageError, match=re.escape(told)):
+        load_profile(written(tmp_path, below + text.replace("|", "\n") + "\n"))
 
 
 def test_profiles_must_not_extend_each_other_in_a_circle(tmp_path: Path) -> None:

@@ -42,16 +42,6 @@ def test_runs_are_listed_oldest_first_with_their_verdicts(artifacts: Path) -> No
     assert [row.interrupted for row in rows] == [False, True, False]
 
 
-def test_a_run_that_came_changed_or_went_is_seen(artifacts: Path) -> None:
-    store(artifacts, "r3", no_go())
-    store(artifacts, "r4", go())
-    (artifacts / "r1" / "run.json").unlink()
-    found = read_history(artifacts)
-    verdicts = {row.run_id: row.verdict for row in found.runs}
-    assert verdicts == {"r2": "INCOMPLETE", "r3": "NO-GO", "r4": "GO"}
-    assert len(found.metric("baseline.throughput")) == 3
-
-
 def test_a_verdict_that_was_written_into_a_record_is_marked(artifacts: Path) -> None:
     write_manifest(artifacts / "r1")
     assert [row.problem for row in read_history(artifacts).runs] == ["", "", ""]

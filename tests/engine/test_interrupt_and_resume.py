@@ -216,20 +216,6 @@ def test_evidence_that_was_edited_between_two_parts_of_a_run_is_not_taken(
         resume(folder, *phases)
 
 
-def test_truncation_of_the_journal_at_every_byte_never_raises_and_keeps_whole_events(
-    tmp_path: Path,
-) -> None:
-    _, folder = run(tmp_path, Toy("baseline", breaks="plan"))
-    path = folder / "events.jsonl"
-    data = path.read_bytes()
-    whole, _ = read_events(path)
-    for length in range(0, len(data) + 1, 7):
-        path.write_bytes(data[:length])
-        events, size = read_events(path)
-        assert events == whole[: len(events)]
-        assert size == data[:length].rfind(b"\n") + 1
-
-
 def test_half_an_event_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
     with Journal.create(tmp_path) as journal:
         journal.append("one")

@@ -27,10 +27,8 @@ from tests.shared import crowded
 
 def entry(seconds: float, *, steps: int = 5, ok: bool = True) -> LaunchEntry:
     status = LaunchStatus.COMPLETED if ok else LaunchStatus.HUNG
-    return LaunchEntry(
-        launch=fake_launch(name="run1", steps=steps),
-        result=LaunchResult(status=status, duration_s=seconds),
-    )
+    result = LaunchResult(status=status, duration_s=seconds)
+    return LaunchEntry(launch=fake_launch(name="run1", steps=steps), result=result)
 
 
 def launch() -> Launch:

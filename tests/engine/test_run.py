@@ -20,6 +20,7 @@ from runbook.records import (
     Verdict,
 )
 from tests.engine.toys import Toy, resume, run
+from tests.factory import records
 
 
 def by_id(record: RunRecord) -> dict[str, Check]:
@@ -142,17 +143,8 @@ def test_the_exported_schema_is_current() -> None:
 
 
 def test_the_verdict_names_what_is_invalid_before_the_failure_that_follows_from_it() -> None:
-    def check(name: str, outcome: Outcome, **fields: str) -> Check:
-        return Check(
-            id=name,
-            phase=name.partition(".")[0],
-            question="?",
-            outcome=outcome,
-            code=Reason.MISMATCH,
-            reason=f"{name} is bad",
-            remedy="do",
-            **fields,
-        )
+    def check(name: str, outcome: Outcome, follows: str = "") -> Check:
+        return records.check(name, outcome, reason=f"{name} is bad", follows=follows)
 
     root = check("preflight.link", Outcome.INVALID)
     failed = check("baseline.rate", Outcome.FAIL, follows=root.id)

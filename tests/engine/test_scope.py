@@ -10,13 +10,10 @@ import pytest
 
 from runbook.config.load import load_profile, profile_names
 from runbook.config.settings import parse_settings
-from runbook.engine.run import run_setup
 from runbook.engine.scope import departures, scope_of, what_ran
 from runbook.errors import UsageError
-from runbook.launch.observer import Observer
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Ran
-from tests.engine.toys import Toy, setup
 from tests.phases import builder
 
 A100 = Ran(
@@ -128,7 +125,3 @@ def test_a_scope_cannot_be_typed(tmp_path: Path) -> None:
     path = profile_file(tmp_path, 'extends: cpu\nname: mine\nscope: "2xA100 PCIe4"\n')
     with pytest.raises(UsageError, match="scope: leave it out"):
         load_profile(path)
-
-
-def run(out: Path, *phases: Toy, **changed: Any) -> RunRecord:
-    return run_setup(setup(out, *phases, **changed), observer=Observer())

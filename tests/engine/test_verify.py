@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from runbook.config.phase import PlanContext
-from runbook.errors import RunbookError
 from runbook.folder.integrity import folder_problems
 from runbook.folder.manifest import load_record, write_manifest
 from runbook.records import Launch
@@ -168,19 +167,6 @@ def test_a_report_of_other_code_is_held_by_its_digest(
     page.write_text(page.read_text().replace(said, "GO for everything"))
     write_manifest(folder)
     assert any("report.html: line" in text for text in verify(folder).differences)
-
-
-def test_a_byte_changed_anywhere_in_the_decisive_files_is_noticed(folder: Path) -> None:
-    for name in ("run.json", "report.md", ROWS):
-        path = folder / name
-        data = path.read_bytes()
-        for place in range(0, len(data), max(1, len(data) // 12)):
-            path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-            try:
-                assert not verify(folder).ok
-            except RunbookError as error:  # no longer a record at all
-                assert "run.json" in str(error)
-        path.write_bytes(data)
 
 
 class Careful(Toy):

@@ -20,7 +20,6 @@ from runbook.engine.verify import Verification, verify_run
 from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,
-    Check,
     Launch,
     LaunchStatus,
     Outcome,
@@ -30,6 +29,7 @@ from runbook.records import (
 )
 from runbook.records.evidence import PhaseEvidence, TrainingLog
 from runbook.stats.throughput import effective, last_window
+from tests.factory.records import check
 from tests.launch.helpers import fake_launch
 
 CUT = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
@@ -86,37 +86,18 @@ class Toy(Phase):
         outcome, code = (Outcome.PASS, Reason.OK) if not bad else self.bad
         if cut:
             outcome, code = Outcome.INCOMPLETE, Reason.INTERRUPTED
-        checks = [
-            Check(
-                id=f"{self.name}.completed",
-                phase=self.name,
-                question="completed?",
-                outcome=outcome,
-                code=code,
-                reason=bad[0].result.cause if bad else "all completed",
-                remedy="mend it" if bad else "",
-            )
-        ]
+        done = {"reason": bad[0].result.cause, "remedy": "mend it"} if bad else {}
+        checks = [check(f"{self.name}.completed", outcome, code, **done)]
         rates = [
             last_window(e.training, n=min(3, self.steps))
             for e in evidence.launches.values()
             if e.training is not None and len(e.training.frame) >= 3
         ]
         if not self.forgets:
-            checks.append(
-                Check(
-                    id=f"{self.name}.rate",
-                    phase=self.name,
-                    question="fast?",
-                    measurement=rates[0] if rates else None,
-                    limit=context.profile.limits["throughput"].value if rates else None,
-                    limit_source="a test" if rates else "",
-                    outcome=Outcome.PASS if rates else Outcome.INCOMPLETE,
-                    code=Reason.OK if rates else Reason.MISSING_ARTIFACT,
-                    reason="measured" if rates else "nothing to read",
-                    remedy="" if rates else "run it again",
-                )
-            )
+            held = {"limit": context.profile.limits["throughput"].value, "limit_source": "a test"}
+            rate = {"measurement": rates[0], **held} if rates else {}
+            missing = (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
+            checks.append(check(f"{self.name}.rate", *(() if rates else missing), **rate))
         rows = tuple(
             (e.launch.name, float(effective(e.training).value))
             for e in evidence.launches.values()

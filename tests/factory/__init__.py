@@ -1,1 +1,1 @@
-"""Run directories made by hand, from the contract's tables: a column or a field is added here."""
+"""Run directories and records made by hand: a column or a field is added here."""

@@ -86,33 +86,6 @@ def test_no_bytes_make_it_raise(
     assert log.events >= 1
 
 
-@examples(200)
-@given(
-    st.dictionaries(
-        st.text(max_size=8), st.none() | st.booleans() | st.text() | st.lists(st.none())
-    )
-)
-def test_no_types_of_values_make_it_raise(
-    tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object]
-) -> None:
-    names = (
-        "step",
-        "mono",
-        "rank",
-        "token",
-        "rss_mib",
-        "code",
-        "took_effect",
-        "block",
-        "gate_entropy",
-    )
-    odd = dict(zip(names, fields.values(), strict=False))
-    folder = tmp_path_factory.mktemp("types")
-    events = ("progress", "effect", "exit", "halt", "nonfinite")
-    text = "".join(json.dumps({"event": event, **odd}) + "\n" for event in events)
-    assert read(folder, text).events == len(events)
-
-
 def test_what_was_said_of_a_step_stands_beside_its_end(tmp_path: Path) -> None:
     """Said twice: the first counts. Said of no end: nowhere. Not said: no number."""
     said = [(4, 1.0), (2, 2.0), (2, 3.0), (9, 4.0)]

@@ -9,6 +9,7 @@ import pytest
 
 from runbook.folder.launch.evidence import read_launch
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from tests.factory import records
 from tests.factory.files import heartbeats, training
 from tests.tiers import few
 
@@ -24,10 +25,7 @@ JUNIT = """<?xml version="1.0"?><testsuites><testsuite>
 
 
 def launch() -> Launch:
-    return Launch(
-        name="base", phase="baseline", kind="trainer", argv=("python",), env={},
-        run_dir="baseline/base", nproc=2, steps=5, timeout_s=60,
-    )  # fmt: skip
+    return records.launch("python", name="base")
 
 
 @pytest.fixture

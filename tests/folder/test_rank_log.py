@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runbook.folder.launch.lines import heartbeats_in, whole_number
 from runbook.folder.launch.rank_log import RankHistory, read_heartbeats
 from runbook.records.evidence import RankLog
-from tests.factory.files import beat, heartbeats
-from tests.tiers import examples
+from tests.factory.files import beat
 
 KEPT = 4096
 
@@ -123,44 +119,3 @@ def test_a_digest_has_up_to_64_bits(tmp_path: Path, data: object, kept: bool) ->
     assert log.steps is not None
     assert log.steps["data"].notna().tolist() == [kept]
     assert log.damaged is not kept
-
-
-_LINES = (heartbeats(4) + heartbeats(2, rank=1)).encode().splitlines(keepends=True)
-_BYTES = st.sampled_from([*b'0189.,-+eE_ "{}[]:\\n\r\n\0aZ', 0xE9]).map(lambda byte: bytes([byte]))
-_EDITS = st.lists(
-    st.tuples(st.integers(0, 5000), st.integers(0, 2), st.one_of(st.just(b""), _BYTES)), max_size=8
-)
-
-
-@examples(100)
-@given(edits=_EDITS, order=st.permutations(range(len(_LINES))), block=st.integers(100, 4000))
-def test_where_a_block_ends_changes_nothing(
-    tmp_path_factory: pytest.TempPathFactory,
-    edits: list[tuple[int, int, bytes]],
-    order: list[int],
-    block: int,
-) -> None:
-    """Bytes replaced, put in and taken out, lines in another order, a cut anywhere."""
-    data = b"".join(_LINES[i] for i in order)
-    for place, size, new in edits:
-        data = data[:place] + new + data[place + size :]
-    folder = tmp_path_factory.mktemp("edited")
-    (folder / "x").write_bytes(data)
-    whole = asdict(read_heartbeats(folder / "x", rank=0, relative_to=folder))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", block)
-        parts = asdict(read_heartbeats(folder / "x", rank=0, relative_to=folder))
-    steps, expected = parts.pop("steps"), whole.pop("steps")
-    assert repr(parts) == repr(whole)  # NaN is NaN, and 1 is neither 1.0 nor true
-    assert (steps is None and expected is None) or steps.equals(expected)
-
-
-@examples(100)
-@given(st.lists(st.floats(min_value=0, allow_nan=False), min_size=4, max_size=40))
-def test_every_number_is_read_exactly(
-    tmp_path_factory: pytest.TempPathFactory, values: list[float]
-) -> None:
-    folder = tmp_path_factory.mktemp("floats")
-    lines = [beat("step_end", step=i, cpu_s=v) for i, v in enumerate(values)]
-    steps = history(folder, *lines).steps_frame()
-    assert steps is not None and steps["cpu_s"].tolist() == values

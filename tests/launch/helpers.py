@@ -9,6 +9,7 @@ from runbook.launch.observer import Observer
 from runbook.launch.watch.ranks import RankState
 from runbook.process.reaper import carriers
 from runbook.records import ArmSchedule, Launch, LaunchResult
+from tests.factory import records
 
 FAKE = str(Path(__file__).with_name("fake_trainer.py"))
 # Short where a test waits for its end, long where a busy machine only starts slowly.
@@ -29,19 +30,11 @@ def fake_launch(
     nproc: int = 2,
 ) -> Launch:
     start = ("torchrun", f"--nproc_per_node={nproc}") if torchrun else ("python",)
-    return Launch(
-        name=name,
-        phase="baseline",
-        kind="trainer",
-        argv=(*start, FAKE, "--steps", str(steps), "--nproc", str(nproc), *words),
-        env=env or {},
-        run_dir=f"baseline/{name}",
-        nproc=nproc,
-        steps=steps,
-        timeout_s=timeout_s,
-        schedule=schedule,
-        retry_steps=retry_steps,
-    )
+    return records.launch(
+        *(*start, FAKE, "--steps", str(steps), "--nproc", str(nproc), *words),
+        name=name, env=env or {}, nproc=nproc, steps=steps, timeout_s=timeout_s,
+        schedule=schedule, retry_steps=retry_steps,
+    )  # fmt: skip
 
 
 def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
@@ -53,11 +46,8 @@ def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
 
 
 def trainer(*argv: str, **fields: object) -> Launch:
-    values: dict[str, object] = {
-        "name": "x", "phase": "baseline", "kind": "trainer", "argv": argv, "env": {},
-        "run_dir": "x", "nproc": 2, "steps": 300, "timeout_s": 1,
-    }  # fmt: skip
-    return Launch(**(values | fields))  # type: ignore[arg-type]
+    told = {"name": "x", "run_dir": "x", "steps": 300, "timeout_s": 1}
+    return records.launch(*argv, **(told | fields))
 
 
 def rank(number: int, *, age: float, phase: str = "step", step: int = 5) -> RankState:

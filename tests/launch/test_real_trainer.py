@@ -17,6 +17,7 @@ from runbook.launch import run_launch
 from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from tests.factory.records import launch
 from tests.shared import crowded
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -25,17 +26,11 @@ STALL_S = 3.0
 
 def trainer(steps: int) -> Launch:
     words = "torchrun --nproc_per_node=2 -m nsa.train --config configs/cpu_smoke.yaml"
-    return Launch(
-        name="real",
-        phase="baseline",
-        kind="trainer",
-        argv=(*words.split(), "--dataset", "synthetic", "--ddp", "1", "--steps", str(steps)),
+    return launch(
+        *(*words.split(), "--dataset", "synthetic", "--ddp", "1", "--steps", str(steps)),
+        name="real", steps=steps, timeout_s=120,
         env={"NSA_PREFILL_BATCHED": "1", "NSA_WATCH_HEARTBEAT_STALL_S": f"{STALL_S:g}"},
-        run_dir="baseline/real",
-        nproc=2,
-        steps=steps,
-        timeout_s=120,
-    )
+    )  # fmt: skip
 
 
 class Injector(Observer):

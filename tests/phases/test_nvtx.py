@@ -7,13 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, spoil
-from tests.phases.answers import FEW, IMPOSSIBLE, NO_EFFECT, NOTHING, TOO_MUCH, WRONG, row, said
+from tests.phases.answers import IMPOSSIBLE, NO_EFFECT, NOTHING, TOO_MUCH, WRONG, row, said
 
 
 def profiled(**values: Any) -> spoil.Change:
@@ -118,15 +116,3 @@ def test_the_hotspot_is_named() -> None:
     top = [{"name": "a", "share": 0.01}, {"name": "sequential_prefill", "share": 0.4}]
     check = row("nvtx", "python_hotspot", chained(WAITING, profiled(top_python=top)))
     assert "sequential_prefill: 40%" in check.reason and "NSA_PREFILL_BATCHED=1" in check.remedy
-
-
-@FEW
-@given(st.floats(0.0, 1.0))
-def test_pythons_share_may_be_a_quarter(share: float) -> None:
-    """All of the idle time is Python's."""
-    idle = share * 10 * STEP_US
-    busy = 10 * STEP_US - idle
-    gpu = {"window_us": 10 * STEP_US, "busy_us": busy, "idle_us": idle, "python_wait_us": idle}
-    check = row("nvtx", "python_share", on_gpu(**gpu))
-    if abs(share - 0.25) > 1e-9 and busy > 0:
-        assert (check.outcome is Outcome.PASS) == (share < 0.25)

@@ -11,18 +11,17 @@ from runbook.records import (
     Comparator,
     Compared,
     Comparison,
-    LaunchEntry,
     Mark,
     Measurement,
     Outcome,
-    PhaseRecord,
-    Reason,
     RunRecord,
     Series,
     Span,
     Verdict,
     Window,
 )
+from tests.factory import records
+from tests.factory.records import phase
 from tests.reports.samples import digest, measured, run
 
 _FACTOR = {"k": 1e3, "M": 1e6, "G": 1e9}
@@ -140,41 +139,16 @@ def comparison(
 
 
 def record(
-    *,
-    curves: Sequence[Series] = (),
-    comparisons: Sequence[Comparison] = (),
-    checks: Sequence[Check] = (),
-    launches: Sequence[LaunchEntry] = (),
-    started_at: str = "",
-    duration_s: float = 0.0,
-    outcome: Outcome = Outcome.PASS,
+    *, curves: Sequence[Series] = (), comparisons: Sequence[Comparison] = (), **told: object
 ) -> RunRecord:
     """A run of one phase `sweep` with these pictures."""
-    phase = PhaseRecord(
-        name="sweep",
-        title="Sweep",
-        source="-",
-        outcome=outcome,
-        started_at=started_at,
-        duration_s=duration_s,
-        checks=tuple(checks),
-        series=tuple(curves),
-        comparisons=tuple(comparisons),
-        launches=tuple(launches),
+    made = phase(
+        "sweep",
+        **{"outcome": Outcome.PASS, "series": curves, "comparisons": comparisons, **told},
     )
-    return run(Verdict.GO, (phase,))
+    return run(Verdict.GO, (made,))
 
 
 def check(measurement: Measurement, limit: float) -> Check:
-    return Check(
-        id="sweep.throughput",
-        phase="sweep",
-        question="Is it fast enough?",
-        measurement=measurement,
-        comparator=Comparator.AT_LEAST,
-        limit=limit,
-        limit_source="here",
-        outcome=Outcome.PASS,
-        code=Reason.OK,
-        reason="it is",
-    )
+    held = {"comparator": Comparator.AT_LEAST, "limit": limit, "limit_source": "here"}
+    return records.check("sweep.throughput", measurement=measurement, **held)

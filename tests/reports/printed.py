@@ -80,7 +80,7 @@ _KINDS = ("py", "j2", "yaml")
 def told_by_code(*places: Path) -> Iterator[tuple[str, str]]:
     """Where, and which commands any text of folders and files names, help of commands left out."""
     for place in places:
-        below = (one for kind in ("py", "j2", "yaml") for one in place.rglob(f"*.{kind}"))
+        below = (one for kind in _KINDS for one in place.rglob(f"*.{kind}"))
         for path in [place] if place.is_file() else sorted(below):
             texts = _strings(path) if path.suffix == ".py" else [path.read_text("utf-8")]
             for text in texts:

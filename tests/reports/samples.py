@@ -9,7 +9,6 @@ from runbook.records import (
     ArtifactRecord,
     Check,
     Comparator,
-    Launch,
     LaunchEntry,
     LaunchResult,
     LaunchStatus,
@@ -24,6 +23,7 @@ from runbook.records import (
     Verdict,
     Window,
 )
+from tests.factory.records import check, launch, phase
 
 REQUIRED = ("preflight.artifacts", "baseline.throughput", "bucket_sweep.best", "long_run.no_halt")
 RERUN = "runbook run --phase {} --profile a100x2_pcie4"
@@ -42,170 +42,153 @@ def measured(value: float | bool | str, unit: str, path: str, **more: object) ->
 
 def throughput(value: float, outcome: Outcome, code: Reason, reason: str) -> Check:
     good = outcome is Outcome.PASS
-    return Check(
-        id="baseline.throughput",
-        phase="baseline",
+    log = "baseline/launch_0/training.csv"
+    window = Window(first_step=51, last_step=100)
+    spread = {"stdev": value / 40, "interval": (value * 0.97, value * 1.03)}
+    return _held(
+        outcome,
+        code,
+        reason=reason,
+        measurement=measured(value, "tok/s", log, n=3, window=window, **spread),
+        evidence=() if good else (log, "baseline/launch_0/env.json"),
+        remedy="" if good else "set NSA_DDP_BUCKET_MB=50; check that flash is not disabled",
+        rerun="" if good else RERUN.format("baseline"),
+    )
+
+
+def _held(outcome: Outcome, code: Reason, **told: object) -> Check:
+    """The row that is held against the floor."""
+    return check(
+        "baseline.throughput",
+        outcome,
+        code,
         question="Is global throughput at or above the profile's floor?",
-        measurement=measured(
-            value,
-            "tok/s",
-            "baseline/launch_0/training.csv",
-            n=3,
-            window=Window(first_step=51, last_step=100),
-            stdev=value / 40,
-            interval=(value * 0.97, value * 1.03),
-        ),
         comparator=Comparator.AT_LEAST,
         limit=39.0,
         limit_source="runbook, Acceptance: >= 39 tok/s",
-        outcome=outcome,
-        code=code,
-        reason=reason,
-        evidence=() if good else ("baseline/launch_0/training.csv", "baseline/launch_0/env.json"),
-        remedy="" if good else "set NSA_DDP_BUCKET_MB=50; check that flash is not disabled",
-        rerun="" if good else RERUN.format("baseline"),
         required=True,
+        **told,
     )
 
 
 def entry(phase: str, name: str, **result: object) -> LaunchEntry:
-    launch = Launch(
+    words = "torchrun --nproc_per_node=2 -m nsa.train --ddp 1 --steps 100"
+    started = launch(
+        *words.split(),
         name=name,
         phase=phase,
-        kind="trainer",
-        argv=("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--ddp", "1", "--steps", "100"),
         config="configs/m7c_125m_2xa100_production.yaml",
         env={"NSA_PREFILL_BATCHED": "1", "NCCL_ALGO": "Ring"},
-        run_dir=f"{phase}/{name}",
-        nproc=2,
         steps=100,
         timeout_s=900,
     )
     fields: dict[str, object] = {"status": LaunchStatus.COMPLETED, "exit_code": 0}
     fields |= {"duration_s": 61.5} | result
-    return LaunchEntry(launch=launch, result=LaunchResult.model_validate(fields))
+    return LaunchEntry(launch=started, result=LaunchResult.model_validate(fields))
 
 
 def preflight() -> PhaseRecord:
-    return PhaseRecord(
-        name="preflight",
-        title="Preflight",
-        source="Runbook, Preflight (Snapshot & Sync)",
-        outcome=Outcome.PASS,
-        duration_s=2.25,
-        checks=(
-            Check(
-                id="preflight.artifacts",
-                phase="preflight",
-                question="Are commit, environment and devices on record?",
-                measurement=measured(True, "", "git_sha.txt"),
-                comparator=Comparator.IS_TRUE,
-                outcome=Outcome.PASS,
-                code=Reason.OK,
-                reason="git_sha.txt, collect_env.txt and nvidia_smi.xml are written",
-                required=True,
-            ),
-            Check(
-                id="preflight.nvlink",
-                phase="preflight",
-                question="Is there NVLink?",
-                outcome=Outcome.SKIPPED,
-                code=Reason.NOT_GATED,
-                reason="recorded only: the profile expects PCIe",
-            ),
+    return phase(
+        "preflight",
+        check(
+            "preflight.artifacts",
+            question="Are commit, environment and devices on record?",
+            measurement=measured(True, "", "git_sha.txt"),
+            comparator=Comparator.IS_TRUE,
+            reason="git_sha.txt, collect_env.txt and nvidia_smi.xml are written",
+            required=True,
         ),
+        check(
+            "preflight.nvlink",
+            Outcome.SKIPPED,
+            Reason.NOT_GATED,
+            question="Is there NVLink?",
+            reason="recorded only: the profile expects PCIe",
+        ),
+        source="Runbook, Preflight (Snapshot & Sync)",
+        duration_s=2.25,
         notes=("The checkout is clean.",),
     )
 
 
 def sweep(outcome: Outcome = Outcome.PASS) -> PhaseRecord:
     good = outcome is Outcome.PASS
-    return PhaseRecord(
-        name="bucket_sweep",
+    log = "bucket_sweep/arms/training.csv"
+    tie = "TIE: no size beats all others at the family error 1 %; 50 MB stays"
+    best = check(
+        "bucket_sweep.best",
+        outcome,
+        Reason.OK if good else Reason.TOO_FEW_SAMPLES,
+        question="Which bucket size is best?",
+        measurement=measured("tie", "", log, n=18),
+        reason=tie if good else "only 2 of 6 rounds are valid",
+        evidence=(log,),
+        remedy="" if good else "run the sweep again on a machine that nothing else uses",
+        rerun="" if good else RERUN.format("bucket_sweep"),
+        required=True,
+    )
+    table = Table(
+        title="Bucket size against the last 50 steps",
+        columns=("bucket (MB)", "last-50 mean", "last-50 stdev", "n", "window", "source"),
+        rows=(
+            ("25 MB", 48.21, 1.07, 50, "steps 151-200", log),
+            ("50 MB", 48.4, 0.92, 50, "steps 151-200", log),
+            ("100 MB", 47.9, math.nan, 50, None, log),
+        ),
+        note="Mean and population stdev of toks_per_s.",
+    )
+    return phase(
+        "bucket_sweep",
+        best,
         title="DDP bucket sweep",
         source="Runbook, DDP Bucket Sweep",
-        outcome=outcome,
         duration_s=182.0,
-        checks=(
-            Check(
-                id="bucket_sweep.best",
-                phase="bucket_sweep",
-                question="Which bucket size is best?",
-                measurement=measured("tie", "", "bucket_sweep/arms/training.csv", n=18),
-                outcome=outcome,
-                code=Reason.OK if good else Reason.TOO_FEW_SAMPLES,
-                reason="TIE: no size beats all others at the family error 1 %; 50 MB stays"
-                if good
-                else "only 2 of 6 rounds are valid",
-                evidence=("bucket_sweep/arms/training.csv",),
-                remedy="" if good else "run the sweep again on a machine that nothing else uses",
-                rerun="" if good else RERUN.format("bucket_sweep"),
-                required=True,
-            ),
-        ),
-        tables=(
-            Table(
-                title="Bucket size against the last 50 steps",
-                columns=("bucket (MB)", "last-50 mean", "last-50 stdev", "n", "window", "source"),
-                rows=(
-                    ("25 MB", 48.21, 1.07, 50, "steps 151-200", "bucket_sweep/arms/training.csv"),
-                    ("50 MB", 48.4, 0.92, 50, "steps 151-200", "bucket_sweep/arms/training.csv"),
-                    ("100 MB", 47.9, math.nan, 50, None, "bucket_sweep/arms/training.csv"),
-                ),
-                note="Mean and population stdev of toks_per_s.",
-            ),
-        ),
+        tables=(table,),
         choices={"NSA_DDP_BUCKET_MB": "50"},
         launches=(entry("bucket_sweep", "arms"),),
     )
 
 
 def long_run() -> PhaseRecord:
-    return PhaseRecord(
-        name="long_run",
+    log = "long_run/main/training.csv"
+    no_halt = check(
+        "long_run.no_halt",
+        question="Did the run reach its last step without a halt?",
+        measurement=measured(1200.0, "steps", log, n=1200),
+        comparator=Comparator.EQUALS,
+        limit=1200.0,
+        limit_source="plan",
+        reason="all 1200 steps, no .HALT",
+        required=True,
+    )
+    curve = Series(
+        name="Throughput",
+        unit="tok/s",
+        points=tuple((float(s), 46 + 2 * math.sin(s / 90)) for s in range(0, 1200, 12)),
+        n=1200,
+        limits=(Mark(label="limit", value=39.0),),
+        path=log,
+        sha256=digest(log),
+    )
+    return phase(
+        "long_run",
+        no_halt,
         title="Stability long run",
         source="Runbook, Stability Long-Run + Watchdog",
-        outcome=Outcome.PASS,
         duration_s=4000,
-        checks=(
-            Check(
-                id="long_run.no_halt",
-                phase="long_run",
-                question="Did the run reach its last step without a halt?",
-                measurement=measured(1200.0, "steps", "long_run/main/training.csv", n=1200),
-                comparator=Comparator.EQUALS,
-                limit=1200.0,
-                limit_source="plan",
-                outcome=Outcome.PASS,
-                code=Reason.OK,
-                reason="all 1200 steps, no .HALT",
-                required=True,
-            ),
-        ),
-        measurements=(measured(81_234.5, "toks", "long_run/main/training.csv", n=1200),),
-        series=(
-            Series(
-                name="Throughput",
-                unit="tok/s",
-                points=tuple((float(s), 46 + 2 * math.sin(s / 90)) for s in range(0, 1200, 12)),
-                n=1200,
-                limits=(Mark(label="limit", value=39.0),),
-                path="long_run/main/training.csv",
-                sha256=digest("long_run/main/training.csv"),
-            ),
-        ),
+        measurements=(measured(81_234.5, "toks", log, n=1200),),
+        series=(curve,),
         launches=(entry("long_run", "main"),),
     )
 
 
 def baseline(check: Check, **result: object) -> PhaseRecord:
-    return PhaseRecord(
-        name="baseline",
+    return phase(
+        "baseline",
+        check,
         title="Baseline DDP throughput",
         source="Runbook, Baseline DDP Throughput (Synthetic)",
-        outcome=check.outcome,
         duration_s=184.5,
-        checks=(check,),
         launches=(entry("baseline", "launch_0", **result),),
     )
 
@@ -266,20 +249,13 @@ def no_go() -> RunRecord:
 
 def incomplete() -> RunRecord:
     """Stopped by hand while the baseline hung; the sweep and the long run left no row at all."""
-    cut = Check(
-        id="baseline.throughput",
-        phase="baseline",
-        question="Is global throughput at or above the profile's floor?",
-        comparator=Comparator.AT_LEAST,
-        limit=39.0,
-        limit_source="runbook, Acceptance: >= 39 tok/s",
-        outcome=Outcome.INCOMPLETE,
-        code=Reason.INTERRUPTED,
+    cut = _held(
+        Outcome.INCOMPLETE,
+        Reason.INTERRUPTED,
         reason="stopped by hand at step 12 of 100",
         evidence=("baseline/launch_0/console.log",),
         remedy="run the phase again and let it end",
         rerun=RERUN.format("baseline"),
-        required=True,
     )
     hung = baseline(
         cut,

@@ -24,6 +24,7 @@ from runbook.records import (
     Verdict,
 )
 from runbook.records.evidence import LaunchEvidence
+from tests.factory.records import check
 from tests.phases import builder
 from tests.reports.samples import run
 
@@ -73,11 +74,8 @@ def of(*phases: PhaseRecord, **fields: object) -> tuple[Cause, ...]:
 
 
 def row(name: str, outcome: Outcome, code: Reason, reason: str, **fields: object) -> Check:
-    given: dict[str, object] = {"remedy": "do", "rerun": f"runbook run --phase {name}"} | fields
-    return Check.model_validate(
-        {"id": name, "phase": name.partition(".")[0], "question": "?", "outcome": outcome,
-         "code": code, "reason": reason, "required": True, **given}
-    )  # fmt: skip
+    given = {"remedy": "do", "rerun": f"runbook run --phase {name}", "required": True} | fields
+    return check(name, outcome, code, reason=reason, **given)
 
 
 def by_hand(name: str, *checks: Check) -> PhaseRecord:

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from reports.formats.github import render_github
-from runbook.records import Check, Outcome, Reason, RunRecord
+from runbook.records import Check, Outcome, RunRecord
 from runbook.records.run import Screen
+from tests.factory.records import check
 from tests.reports import samples
 
 _COMMAND = re.compile(r"::(error|warning|notice) title=([^:,\r\n]*)::([^\r\n]*)")
@@ -36,18 +37,15 @@ def with_checks(*checks: Check) -> RunRecord:
     return record.model_copy(update={"phases": (record.phases[0], phase, *record.phases[2:])})
 
 
-def failed(number: int, reason: str, *, required: bool = True) -> Check:
-    return Check(
-        id=f"baseline.row{number}",
-        phase="baseline",
-        question="?",
-        outcome=Outcome.FAIL,
-        code=Reason.MISMATCH,
+def failed(number: int, reason: str) -> Check:
+    return check(
+        f"baseline.row{number}",
+        Outcome.FAIL,
         reason=reason,
         remedy=f"do {number}",
         evidence=(f"baseline/{number}.csv",),
         rerun="runbook run --phase baseline --profile cpu",
-        required=required,
+        required=True,
     )
 
 

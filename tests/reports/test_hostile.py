@@ -121,14 +121,6 @@ def test_any_text_changes_no_structure(text: str) -> None:
     assert_neutral(spoiled(text))
 
 
-@examples(150)
-@given(st.text("`|*_[]<>&;#\\~!()$ a\n-+=1.", min_size=1, max_size=14).filter(str.strip))
-def test_any_markup_changes_no_structure(text: str) -> None:
-    record = spoiled(text)
-    for name in ("md", "details"):
-        assert markdown_shape(derive.render(record, name)) == SHAPES[name]
-
-
 @pytest.mark.parametrize("text", [*NASTY, "# a", "a `b", "`a` b `c"])
 def test_a_step_is_one_paragraph_whatever_stands_between_its_backticks(text: str) -> None:
     for step in (text, f"read `{text}` first", f"`{text}`{text}"):

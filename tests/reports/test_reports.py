@@ -20,6 +20,7 @@ from runbook.engine import derive
 from runbook.errors import UsageError
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict, judge_run
 from runbook.records.run import Screen
+from tests.factory.records import check
 from tests.reports.samples import SAMPLES, go, no_go, run
 from tests.tiers import examples
 
@@ -27,16 +28,8 @@ IDS = st.from_regex(r"[a-z0-9_]{1,8}\.[a-z0-9_]{1,8}", fullmatch=True)
 
 
 def make_check(name: str, outcome: Outcome) -> Check:
-    return Check(
-        id=name,
-        phase=name.partition(".")[0],
-        question="Does it hold?",
-        outcome=outcome,
-        code=Reason.OK if outcome is Outcome.PASS else Reason.NOT_RUN,
-        reason="because",
-        remedy="" if outcome is Outcome.PASS else "run it",
-        required=True,
-    )
+    code = Reason.OK if outcome is Outcome.PASS else Reason.NOT_RUN
+    return check(name, outcome, code, reason="because", required=True)
 
 
 def record_of(outcomes: dict[str, Outcome], lost: set[str]) -> RunRecord:

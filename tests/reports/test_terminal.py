@@ -6,7 +6,6 @@ import pytest
 
 from reports.formats.terminal import render_terminal
 from runbook.records import (
-    Check,
     LaunchStatus,
     Outcome,
     PhaseRecord,
@@ -15,6 +14,7 @@ from runbook.records import (
     Verdict,
 )
 from runbook.records.run import Screen
+from tests.factory.records import check
 from tests.reports.samples import run
 from tests.reports.test_causes import by_hand, ended, phase, row
 
@@ -91,17 +91,10 @@ def test_what_is_typed_next_begins_with_the_readers_program() -> None:
 
 
 def _left_out(name: str) -> PhaseRecord:
+    told = {"question": "(no evidence)", "reason": "this phase was not asked for"}
+    told |= {"required": True, "follows": name}
     checks = tuple(
-        Check(
-            id=f"{name}.row{number}",
-            phase=name,
-            question="(no evidence)",
-            outcome=Outcome.SKIPPED,
-            code=Reason.NOT_ASKED_FOR,
-            reason="this phase was not asked for",
-            required=True,
-            follows=name,
-        )
+        check(f"{name}.row{number}", Outcome.SKIPPED, Reason.NOT_ASKED_FOR, **told)
         for number in range(30)
     )
     return by_hand(name, *checks).model_copy(update={"outcome": Outcome.SKIPPED})

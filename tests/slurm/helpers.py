@@ -9,6 +9,7 @@ from runbook.launch.observer import Observer
 from runbook.launch.slurm.launcher import Request, SlurmLauncher
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
+from tests.factory.records import launch
 
 ONE_RANK = str(Path(__file__).with_name("one_rank.py"))
 # Files take longer than pipes, and a start on two nodes takes two interpreters.
@@ -28,18 +29,8 @@ class Notes(Observer):
 
 
 def two_ranks(*words: str, steps: int = 20, timeout_s: float = 240, name: str = "one") -> Launch:
-    return Launch(
-        name=name,
-        phase="baseline",
-        kind="trainer",
-        argv=("python", ONE_RANK, "--steps", str(steps), "--nproc", "2", *words),
-        env={},
-        run_dir=f"baseline/{name}",
-        nproc=2,
-        nodes=2,
-        steps=steps,
-        timeout_s=timeout_s,
-    )
+    argv = ("python", ONE_RANK, "--steps", str(steps), "--nproc", "2", *words)
+    return launch(*argv, name=name, nodes=2, steps=steps, timeout_s=timeout_s)
 
 
 def launcher(root: Path, *, queue_s: float = 240, notes: Notes | None = None) -> SlurmLauncher:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 from runbook.errors import UsageError
@@ -17,7 +14,6 @@ from runbook.stats.launches import launch_bounds, meets_target, scaling, scaling
 from runbook.stats.pairs import faster, non_inferiority, regression
 from runbook.stats.plans import FUSED_PLAN, SCALING_PLAN
 
-VALUES = st.lists(st.floats(50.0, 200.0), min_size=3, max_size=12)
 SPREAD = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
 BASE = np.full(8, 100.0)
 
@@ -30,20 +26,13 @@ def bound(error: float) -> float:
 # non_inferiority
 
 
-@pytest.mark.parametrize(
-    ("shift", "outcome"), [(1e-4, Decided.KEEP), (-1e-4, Decided.INCONCLUSIVE)]
-)
-def test_keep_turns_at_the_lower_bound(shift: float, outcome: Decided) -> None:
-    variant = 100 * np.exp(SPREAD + math.log(0.98) + bound(0.05) + shift)
-    assert non_inferiority(BASE, variant).outcome is outcome
-
-
-@pytest.mark.parametrize(
-    ("shift", "outcome"), [(-1e-4, Decided.DROP), (1e-4, Decided.INCONCLUSIVE)]
-)
-def test_drop_turns_at_the_upper_bound(shift: float, outcome: Decided) -> None:
-    variant = 100 * np.exp(SPREAD + math.log(0.98) - bound(0.05) + shift)
-    assert non_inferiority(BASE, variant).outcome is outcome
+@pytest.mark.parametrize(("side", "decided"), [(1, Decided.KEEP), (-1, Decided.DROP)])
+def test_keep_turns_at_the_lower_bound_and_drop_at_the_upper_one(
+    side: int, decided: Decided
+) -> None:
+    for shift, outcome in ((1e-4, decided), (-1e-4, Decided.INCONCLUSIVE)):
+        variant = 100 * np.exp(SPREAD + math.log(0.98) + side * (bound(0.05) + shift))
+        assert non_inferiority(BASE, variant).outcome is outcome
 
 
 def test_the_plan_of_the_optimizer_test_stops_early_and_repeats() -> None:
@@ -67,17 +56,6 @@ def test_faster_is_a_one_sided_test_on_ratios() -> None:
     assert faster(BASE, BASE * 1.1).outcome is Decided.FAIL
 
 
-@given(VALUES, st.floats(0.5, 2.0))
-def test_faster_and_slower_mirror_each_other(values: list[float], ratio: float) -> None:
-    mirror = {
-        Decided.PASS: Decided.FAIL,
-        Decided.FAIL: Decided.PASS,
-    }
-    rest = [value * ratio for value in reversed(values)]
-    forward, back = faster(values, rest).outcome, faster(rest, values).outcome
-    assert back is mirror.get(forward, Decided.INCONCLUSIVE)
-
-
 # regression
 
 
@@ -99,13 +77,6 @@ def test_target_bound_is_that_of_the_launches() -> None:
     assert decision.outcome is Decided.PASS
     assert meets_target(values, 40.0).outcome is Decided.INCONCLUSIVE
     assert meets_target(values, 44.0).outcome is Decided.FAIL
-
-
-@given(VALUES, st.floats(50.0, 200.0), st.floats(1.0, 2.0))
-def test_a_higher_target_is_never_easier(values: list[float], target: float, more: float) -> None:
-    order = [Decided.FAIL, Decided.INCONCLUSIVE, Decided.PASS]
-    low, high = (meets_target(values, goal).outcome for goal in (target, target * more))
-    assert order.index(high) <= order.index(low)
 
 
 # scaling
@@ -147,23 +118,7 @@ def test_the_scaling_bound_is_never_narrower_than_the_ratio_alone_asks_for() -> 
         assert np.mean(np.square(widths)) / known**2 > 0.95, shared
 
 
-def test_scaling_stops_early_by_plan() -> None:
-    t1, tn = [100.0, 101.0, 99.0], [120.0, 121.0, 119.0]
-    assert scaling(t1, tn, 2, plan=SCALING_PLAN, final=False).outcome is Decided.FAIL
-    waiting = scaling(t1, [181.0, 185.0, 177.0], 2, plan=SCALING_PLAN, final=False)
-    assert (waiting.outcome, waiting.go_on) == (Decided.INCONCLUSIVE, True)
-
-
 # all of them
-
-
-@given(VALUES, st.floats(0.5, 2.0), st.floats(0.01, 100.0))
-def test_units_cancel(values: list[float], ratio: float, factor: float) -> None:
-    other = [value * ratio for value in reversed(values)]
-    scaled, scaled_other = ([value * factor for value in list_] for list_ in (values, other))
-    for decide in (non_inferiority, faster):
-        assert decide(values, other).outcome is decide(scaled, scaled_other).outcome
-    json.dumps(scaling(values, other, 2).to_dict())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
@@ -191,5 +146,3 @@ def test_other_bad_input() -> None:
         meets_target(["fast"], 1.0)  # type: ignore[list-item]
     with pytest.raises(UsageError, match="at least 2 devices"):
         scaling([1.0], [1.0], 1)
-    with pytest.raises(UsageError, match=r"margin is 0\.9"):
-        non_inferiority([1.0], [1.0], margin=0.9)

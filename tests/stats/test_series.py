@@ -6,8 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from runbook.errors import UsageError
 from runbook.stats.decision import Decided
@@ -36,17 +34,6 @@ def test_stalls_below_twice_the_median_are_found_by_their_share(every: int, fact
     assert decision.details["stall_period"] == every
     lost = (factor - 1) / every / (1 + (factor - 1) / every)
     assert decision.details["stall"] == pytest.approx(lost, rel=0.1)
-
-
-@settings(max_examples=50)
-@given(st.integers(0, 1000), st.floats(1.0, 10.0), st.integers(2, 200))
-def test_it_is_never_milder_than_the_rule_of_pauses_alone(
-    seed: int, factor: float, every: int
-) -> None:
-    times = np.exp(np.random.default_rng(seed).normal(0, 0.1, 600))
-    times[every::every] *= factor
-    pauses = times[times > 2 * np.median(times)]
-    assert stall_share(times) >= pauses.sum() / times.sum() - 1e-12
 
 
 def test_noise_alone_is_no_stall() -> None:
@@ -97,15 +84,9 @@ def test_a_projection_that_may_or_may_not_pass_the_limit_is_inconclusive() -> No
 
 
 def test_bad_input() -> None:
-    with pytest.raises(UsageError, match="do not rise after position 1"):
-        memory_plateau([1, 2, 2], [1.0, 1.0, 1.0], 10, 10)
     with pytest.raises(UsageError, match="equal lengths"):
         memory_plateau([1, 2], [1.0, 1.0, 1.0], 10, 10)
     with pytest.raises(UsageError, match="limit"):
         memory_plateau([1, 2], [1.0, 1.0], 10, -1)
     with pytest.raises(UsageError, match="not finite"):
         steady([1.0, math.nan])
-    with pytest.raises(UsageError, match="batch is 5"):
-        steady(CALM, batch=5)
-    with pytest.raises(UsageError, match="tolerance"):
-        steady(CALM, tolerance=-0.1)

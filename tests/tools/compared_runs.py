@@ -6,16 +6,15 @@ import json
 from pathlib import Path
 
 from runbook.records import (
-    Launch,
     LaunchEntry,
     LaunchResult,
     LaunchStatus,
     Outcome,
-    PhaseRecord,
     Reason,
     RunRecord,
     Verdict,
 )
+from tests.factory import records
 from tests.factory.files import HEADER, write_beats, write_rows
 from tests.reports.samples import run, throughput
 from tests.tools.inspect.folders import beats, row
@@ -57,29 +56,13 @@ def make_run(
         write_rows(home, [HEADER, *(row(step, dt_s=dt_s) for step in range(1, 61))])
         (home / "env.json").write_text(json.dumps(ENV | (env or {})))
         write_beats(home, 0, beats(0, 60))
-        launch = Launch(
-            name=name,
-            phase="baseline",
-            kind="trainer",
-            argv=("torchrun",),
-            env={},
-            run_dir=f"baseline/{name}",
-            nproc=2,
-            steps=60,
-            timeout_s=60,
-        )
         result = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token="a1b2")
-        entries.append(LaunchEntry(launch=launch, result=result))
+        entries.append(
+            LaunchEntry(launch=records.launch("torchrun", name=name, steps=60), result=result)
+        )
     code = Reason.OK if outcome is Outcome.PASS else Reason.BELOW_LIMIT
     check = throughput(512 / dts[0], outcome, code, "measured")
-    phase = PhaseRecord(
-        name="baseline",
-        title="Baseline",
-        source="",
-        outcome=outcome,
-        launches=tuple(entries),
-        checks=(check,),
-    )
+    phase = records.phase("baseline", check, launches=tuple(entries))
     verdict = Verdict.GO if outcome is Outcome.PASS else Verdict.NO_GO
     required = {"required": ("baseline.throughput",), "run_id": run_id}
     record = run(verdict, (phase,), **(required | fields))

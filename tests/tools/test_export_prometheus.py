@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, judge_run
+from runbook.records import Outcome, Reason, RunRecord, Verdict, judge_run
 from runbook.tools.export import prometheus_text
+from tests.factory.records import check
 from tests.reports import samples
 
 parser = pytest.importorskip(
@@ -119,14 +120,11 @@ def test_every_label_comes_back_as_it_was(text: str) -> None:
     ],
 )
 def test_every_number_comes_back(number: float, same: Callable[[float], bool]) -> None:
-    check = Check(
-        id="baseline.x",
-        phase="baseline",
-        question="?",
+    shown = check(
+        "baseline.x",
+        Outcome.SKIPPED,
+        Reason.NOT_GATED,
         measurement=samples.measured(number, "", "x.csv"),
-        outcome=Outcome.SKIPPED,
-        code=Reason.NOT_GATED,
-        reason="shown",
     )
-    record = samples.run(Verdict.GO, (samples.baseline(check),))
+    record = samples.run(Verdict.GO, (samples.baseline(shown),))
     assert same(value(record, "runbook_value", name="baseline.x"))

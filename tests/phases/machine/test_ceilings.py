@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -31,7 +29,6 @@ from tests.phases.answers import (
     said,
     says,
 )
-from tests.phases.kit.test_hostile_files import ODD, places, put
 from tests.phases.test_single_gpu import scaled_evidence
 
 ROWS = ("matmul", "memory_copy", "host_copy", "all_reduce")
@@ -278,29 +275,6 @@ def test_no_file_is_no_evidence() -> None:
         "preflight", WHERE, change=spoil.parts(ceilings=None), only=("ceilings",)
     )
     says(builder.row("preflight", "matmul", found, WHERE), NOTHING)
-
-
-def test_whatever_stands_in_the_file_no_row_is_lost_or_passes_with_another_number() -> None:
-    (launch,) = (one for one in builder.PHASES["preflight"].plan(WHERE) if one.kind == "ceilings")
-    sound = ceiling_files.document(launch, WHERE.profile)
-    random = Random(5)
-    everywhere = places(sound)
-    for _ in range(150):
-        document = copy.deepcopy(sound)
-        for _ in range(random.randint(1, 3)):
-            document = put(document, random.choice(everywhere), random.choice(ODD))
-            everywhere_now = places(document)
-            if not everywhere_now:
-                break
-            everywhere = everywhere_now
-        everywhere = places(sound)
-        found = preflight(edit=lambda made, new=document: (made.clear(), made.update(new)))
-        for what in ROWS:
-            check = builder.row("preflight", what, found, WHERE)
-            if check.outcome is Outcome.PASS:
-                assert float(check.measurement.value) == pytest.approx(
-                    ceiling_files.healthy_rates(WHERE.profile)[Ceiling(what)], rel=0.01
-                )
 
 
 def mfu_row(earlier: dict[str, PhaseEvidence], where: PlanContext = WHERE, **speed: Any) -> Check:

@@ -9,15 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.tools.inspect.folder import inspect_path
 from runbook.tools.inspect.types import Inspection, inspection_text
 from tests.factory.files import HEADER, write_beats, write_rows
-from tests.tiers import examples
 from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run, steps
 from tests.tools.inspect.folders import TOKEN, beats, healthy, legacy_run, row, write_env
 
@@ -253,14 +250,6 @@ def test_a_header_with_spaces_is_read_and_one_without_a_column_is_no_crash(
     assert main(["inspect", str(tmp_path)]) == 1
 
 
-@pytest.mark.parametrize("env", ["[]", '"x"', "{}", '{"effective": "x"}', '{"effective": {}}'])
-def test_an_env_json_of_another_shape_is_no_crash(tmp_path: Path, env: str) -> None:
-    (healthy(tmp_path) / "env.json").write_text(env)
-    inspection = inspect_path(tmp_path)
-    assert "unbalanced" in codes(inspection)
-    assert inspection.exit_code == 1
-
-
 def _digests(folder: Path) -> dict[str, tuple[str, int]]:
     return {
         path.name: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
@@ -279,35 +268,6 @@ def test_an_empty_directory_is_undecided_and_a_missing_one_is_an_error(tmp_path:
     assert inspect_path(tmp_path).exit_code == 3
     with pytest.raises(UsageError, match="no such directory"):
         inspect_path(tmp_path / "absent")
-
-
-@examples(60)
-@given(st.data())
-def test_a_file_cut_anywhere_is_read_and_never_gains_rows(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
-    folder = healthy(tmp_path_factory.mktemp("cut"), steps=60, ranks=1)
-    write_env(folder, world_size=1)
-    name = data.draw(st.sampled_from(["training.csv", "heartbeat_rank0.jsonl", "env.json"]))
-    whole = (folder / name).read_bytes()
-    cut = data.draw(st.integers(0, len(whole)))
-    (folder / name).write_bytes(whole[:cut])
-    rows = inspect_path(folder).directories[0].training
-    expected = whole[:cut].count(b"\n") - 1 if name == "training.csv" else 60
-    assert rows.rows == max(0, expected)
-
-
-@examples(25)
-@given(st.lists(st.integers(3, 40), min_size=1, max_size=5))
-def test_as_many_runs_are_found_as_were_appended(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int]
-) -> None:
-    folder = tmp_path_factory.mktemp("runs")
-    lines = [f"{step},5.6,0.1,850" for length in lengths for step in range(1, length + 1)]
-    write_rows(folder, lines)
-    rows = inspect_path(folder).directories[0].training
-    assert [one.rows for one in rows.segments] == lengths
-    assert ("mixed_runs" in codes(inspect_path(folder))) == (len(lengths) > 1)
 
 
 def test_the_command_prints_text_or_json_and_exits_by_what_it_found(

@@ -79,14 +79,8 @@ def test_one_row_of_warm_up_is_no_throughput() -> None:
 
 
 ROWS = (
-    "throughput",
-    "scaling",
-    "v2_parity",
-    "compression",
-    "bucket_sweep",
-    "sdpa_audit",
-    "long_run",
-)
+    "throughput", "scaling", "v2_parity", "compression", "bucket_sweep", "sdpa_audit", "long_run",
+)  # fmt: skip
 
 
 def honest() -> dict[str, Any]:
