@@ -195,7 +195,7 @@ def test_load_and_the_page_side_by_side(tmp_path: Path, capsys: pytest.CaptureFi
     assert "<script" not in text and "&lt;script&gt;" in text
     assert "default-src 'none'" in text and "git.sha" in text
     assert main([*words[:-1], str(tmp_path / "none" / "x.html")]) == 2
-    assert "name a file" in capsys.readouterr().err
+    assert "no folder" in capsys.readouterr().err
 
 
 def test_a_required_check_that_no_longer_passes_is_worse(tmp_path: Path) -> None:
