@@ -175,15 +175,10 @@ def test_what_is_said_of_many_numbers_is_said_once_and_a_name_stays_on_its_line(
 
 def test_the_load_of_the_launches_is_shown_for_both(tmp_path: Path) -> None:
     a, b = pair(tmp_path)
-    load = {
-        "schema_version": 1, "problem": "", "cpus": 2, "total_s": 20.0, "others_s": 5.0,
-        "steal_s": 1.0, "load_before": [1.5, 1.0, 1.0], "load_after": [2.5, 1.0, 1.0],
-    }  # fmt: skip
-    (tmp_path / "b" / "baseline" / "run0" / "load.json").write_text(json.dumps(load))
+    told = "other work took 25.0% of 2 CPUs, the host 5.0%; load average up to 2.5"
+    b = b.model_copy(update={"environment": {**b.environment, "load.baseline": told}})
     found = held(tmp_path, a, b)
-    (row,) = found.loads
-    assert row[:2] == ("launches of baseline", "not recorded")
-    assert row[2].startswith("other work took 25.0% of 2 CPUs, the host 5.0%")
+    assert found.loads == (("launches of baseline", "not recorded", told),)
     assert "launches of baseline: not recorded -> other work" in comparison_text(found)
 
 
@@ -192,7 +187,7 @@ def test_load_and_the_page_side_by_side(tmp_path: Path, capsys: pytest.CaptureFi
     found = compare(
         tmp_path, SAME, env=NEW_CODE, environment={"host.load_per_cpu": "0.9"}, scope=evil
     )
-    assert found.loads == (("host.load_per_cpu", "-", "0.9"),)
+    assert found.loads == (("host.load_per_cpu", "not recorded", "0.9"),)
     page = tmp_path / "page.html"
     words = ["compare", "a", "b", "--out", str(tmp_path), "--html", str(page)]
     assert main(words) == 0

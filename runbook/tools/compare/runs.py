@@ -8,13 +8,11 @@ from typing import Any
 
 from runbook.errors import in_one_line
 from runbook.folder.comparability import Difference
-from runbook.folder.launch.documents import load_of
 from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready, plain_number
 from runbook.stats.decision import Decided
 from runbook.tools.compare.sides import (
     MetricChange,
-    Side,
     SpeedChange,
     differences,
     metric_change,
@@ -24,7 +22,6 @@ from runbook.tools.compare.sides import (
     speed_changes,
 )
 
-# What preflight recorded of other work on the machine.
 _LOAD = ("host.load_per_cpu", "host.busy_cpus")
 
 
@@ -124,7 +121,7 @@ def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> 
         checks=checks,
         metrics=metrics,
         speeds=tuple(speed_changes(left, right, comparable=not reasons)),
-        loads=(*_loads(a, b), *_other_work(left, right, both)),
+        loads=_loads(a, b, both),
     )
 
 
@@ -159,26 +156,16 @@ def _checks(
     return tuple(changes), tuple(metrics)
 
 
-def _loads(a: RunRecord, b: RunRecord) -> tuple[tuple[str, str, str], ...]:
+def _loads(a: RunRecord, b: RunRecord, phases: list[str]) -> tuple[tuple[str, str, str], ...]:
+    """What preflight, and each phase's launches, recorded of other work on the machine."""
+    names = dict(zip(_LOAD, _LOAD, strict=True))
+    names |= {f"load.{phase}": f"launches of {phase}" for phase in phases}
+    left, right = a.environment, b.environment
     return tuple(
-        (name, a.environment.get(name, "-"), b.environment.get(name, "-"))
-        for name in _LOAD
-        if name in a.environment or name in b.environment
+        (shown, left.get(name, "not recorded"), right.get(name, "not recorded"))
+        for name, shown in names.items()
+        if name in left or name in right
     )
-
-
-def _other_work(a: Side, b: Side, phases: list[str]) -> list[tuple[str, str, str]]:
-    """What each phase's launches recorded of others on the CPUs, where one of the sides did."""
-    rows = []
-    for phase in phases:
-        said = [
-            load_of(one.load for (name, _), one in side.launches.items() if name == phase)
-            for side in (a, b)
-        ]
-        if any(one is not None for one in said):
-            first, second = ("not recorded" if one is None else str(one) for one in said)
-            rows.append((f"launches of {phase}", first, second))
-    return rows
 
 
 # What a number's change says, as it is counted.
