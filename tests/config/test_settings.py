@@ -25,20 +25,12 @@ def test_values_may_hold_equals_signs_and_words_that_yaml_would_bend() -> None:
 
 
 def test_everything_wrong_is_in_one_message() -> None:
+    given = [
+        "NSA_OPT_FUSE=1", "train.sequ_len=3", "plain", "=3", "train.seq_len=1", "train.lr=fast",
+        "NSA_DDP_BUCKET_MB=abc", "train.seed=1", "train.seed=2",
+    ]  # fmt: skip
     with pytest.raises(UsageError) as caught:
-        parse_settings(
-            [
-                "NSA_OPT_FUSE=1",
-                "train.sequ_len=3",
-                "plain",
-                "=3",
-                "train.seq_len=1",
-                "train.lr=fast",
-                "NSA_DDP_BUCKET_MB=abc",
-                "train.seed=1",
-                "train.seed=2",
-            ]
-        )
+        parse_settings(given)
     message = str(caught.value)
     for part in (
         "(did you mean 'NSA_OPT_FUSED'?)",

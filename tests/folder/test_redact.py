@@ -16,45 +16,20 @@ from runbook.folder.redact import (
 CANARY = "canary-0f1e2d3c4b5a"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "HF_TOKEN",
-        "WANDB_API_KEY",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_ACCESS_KEY_ID",
-        "MYSQL_PWD",
-        "PGPASSWORD",
-        "GITHUB_PAT_TOKEN",
-        "SSH_PRIVATE_KEY",
-        "my_apikey",
-        "SLACK_WEBHOOK_URL",
-        "SENTRY_DSN",
-        "NSA_SECRET",
-        "BASIC_AUTH",
-        "HF_AUTH",
-    ],
-)
+SECRETS = (
+    "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "MYSQL_PWD",
+    "PGPASSWORD", "GITHUB_PAT_TOKEN", "SSH_PRIVATE_KEY", "my_apikey", "SLACK_WEBHOOK_URL",
+    "SENTRY_DSN", "NSA_SECRET", "BASIC_AUTH", "HF_AUTH",
+)  # fmt: skip
+OTHERS = (
+    "PWD", "OLDPWD", "RUNBOOK_RUN_TOKEN", "TOKENIZERS_PARALLELISM", "NSA_DDP_BUCKET_MB",
+    "NCCL_ALGO", "OMP_NUM_THREADS", "KEYBOARD", "PATH",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRETS + OTHERS)
 def test_names_of_secrets(name: str) -> None:
-    assert is_secret_name(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "PWD",
-        "OLDPWD",
-        "RUNBOOK_RUN_TOKEN",
-        "TOKENIZERS_PARALLELISM",
-        "NSA_DDP_BUCKET_MB",
-        "NCCL_ALGO",
-        "OMP_NUM_THREADS",
-        "KEYBOARD",
-        "PATH",
-    ],
-)
-def test_names_of_no_secrets(name: str) -> None:
-    assert not is_secret_name(name)
+    assert is_secret_name(name) is (name in SECRETS)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, spoil
-from tests.tiers import examples
 
 Answer = TypeVar("Answer", Check, Finding)
 WHERE = builder.context()
@@ -38,7 +37,6 @@ UNDECIDED = (Outcome.INCONCLUSIVE, Reason.UNDECIDED)
 NOT_GATED = (Outcome.SKIPPED, Reason.NOT_GATED)
 NEEDS_CUDA = (Outcome.SKIPPED, Reason.NEEDS_CUDA)
 NOT_ASKED_FOR = (Outcome.SKIPPED, Reason.NOT_ASKED_FOR)
-FEW = examples(25)
 
 
 def said(check: Check | Finding) -> tuple[Outcome, Reason]:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import yaml
+
 from runbook.config import registry
 from runbook.config.load import load_profile
 from runbook.config.phase import Judgement, PlanContext
@@ -55,50 +57,29 @@ TRAINING = tuple(
 )
 
 
+# The machine of the profile: what each file tells of it.
+_TOLD = """
+host.json: {git.branch: main, git.behind: 0.0, trainer.imports: true, torch.nccl: 2.27.7,
+  infiniband.present: false, disk.free_gib: 500.0, disk.write_mib_s: 900.0, port.free: true,
+  processes.leftover: 0.0, processes.other_runs: 0.0, env.problems: "", needs.missing: "",
+  python.startup: "", host.numa_balancing: false, host.iommu_translates: false,
+  host.acs_redirects: false, host.memlock_mib: unlimited, host.shm_gib: 64.0,
+  host.shm_free_gib: 64.0, host.cpu_governor: performance, host.load_per_cpu: 0.05,
+  host.busy_cpus: 0.2, host.hugepages: madvise, host.swap_used_mib: 0.0, host.cpu_quota: none}
+git_sha.txt: {git.sha: "1111111111111111111111111111111111111111"}
+git_status.txt: {git.dirty: false}
+collect_env.txt: {torch.version: 2.13.0, torch.cuda_available: true, torch.device_count: 2.0,
+  torch.cuda: "13.0"}
+nvidia_smi.xml: {gpu.installed: 2.0, gpu.count: 2.0, gpu.driver: 580.95.05, gpu.mig: false,
+  gpu.names: "NVIDIA A100 80GB PCIe, NVIDIA A100 80GB PCIe", gpu.pcie_gen_max: 4.0,
+  gpu.pcie_width: 16.0, gpu.memory_total_mib: 81920.0, gpu.memory_used_mib: 10.0,
+  gpu.processes: 0.0, gpu.power_limit: 1.0}
+nvidia_topo.txt: {gpu.nvlink: false}
+"""
 _FACTS: dict[str, tuple[Any, str]] = {
-    "git.branch": ("main", "host.json"),
-    "git.behind": (0.0, "host.json"),
-    "git.sha": ("1" * 40, "git_sha.txt"),
-    "git.dirty": (False, "git_status.txt"),
-    "trainer.imports": (True, "host.json"),
-    "torch.version": ("2.13.0", "collect_env.txt"),
-    "torch.cuda_available": (True, "collect_env.txt"),
-    "torch.device_count": (2.0, "collect_env.txt"),
-    "torch.cuda": ("13.0", "collect_env.txt"),
-    "torch.nccl": ("2.27.7", "host.json"),
-    "gpu.installed": (2.0, "nvidia_smi.xml"),
-    "gpu.count": (2.0, "nvidia_smi.xml"),
-    "gpu.names": ("NVIDIA A100 80GB PCIe, NVIDIA A100 80GB PCIe", "nvidia_smi.xml"),
-    "gpu.driver": ("580.95.05", "nvidia_smi.xml"),
-    "gpu.mig": (False, "nvidia_smi.xml"),
-    "gpu.pcie_gen_max": (4.0, "nvidia_smi.xml"),
-    "gpu.pcie_width": (16.0, "nvidia_smi.xml"),
-    "gpu.memory_total_mib": (81_920.0, "nvidia_smi.xml"),
-    "gpu.memory_used_mib": (10.0, "nvidia_smi.xml"),
-    "gpu.processes": (0.0, "nvidia_smi.xml"),
-    "gpu.power_limit": (1.0, "nvidia_smi.xml"),
-    "gpu.nvlink": (False, "nvidia_topo.txt"),
-    "infiniband.present": (False, "host.json"),
-    "disk.free_gib": (500.0, "host.json"),
-    "disk.write_mib_s": (900.0, "host.json"),
-    "port.free": (True, "host.json"),
-    "processes.leftover": (0.0, "host.json"),
-    "processes.other_runs": (0.0, "host.json"),
-    "env.problems": ("", "host.json"),
-    "needs.missing": ("", "host.json"),
-    "python.startup": ("", "host.json"),
-    "host.numa_balancing": (False, "host.json"),
-    "host.iommu_translates": (False, "host.json"),
-    "host.acs_redirects": (False, "host.json"),
-    "host.memlock_mib": ("unlimited", "host.json"),
-    "host.shm_gib": (64.0, "host.json"),
-    "host.shm_free_gib": (64.0, "host.json"),
-    "host.cpu_governor": ("performance", "host.json"),
-    "host.load_per_cpu": (0.05, "host.json"),
-    "host.busy_cpus": (0.2, "host.json"),
-    "host.hugepages": ("madvise", "host.json"),
-    "host.swap_used_mib": (0.0, "host.json"),
-    "host.cpu_quota": ("none", "host.json"),
+    name: (value, path)
+    for path, told in yaml.safe_load(_TOLD).items()
+    for name, value in told.items()
 }
 
 

@@ -30,11 +30,7 @@ def test_without_the_package_fineweb_is_skipped_with_its_name() -> None:
         ("loader", None, (Outcome.PASS, Reason.OK)),
         ("loader", spoil.columns(fetch_s=61.0), TOO_MUCH),
         ("loader", spoil.ended(LaunchStatus.HUNG), (Outcome.FAIL, Reason.HANG)),
-        (
-            "loader",
-            instead,
-            (Outcome.INVALID, Reason.MISMATCH),
-        ),
+        ("loader", instead, (Outcome.INVALID, Reason.MISMATCH)),
         ("as_planned", instead, (Outcome.INVALID, Reason.MISMATCH)),
     ],
 )

@@ -154,18 +154,20 @@ def test_fused_that_ends_the_launch_is_dropped_and_the_phase_passes(status: Laun
     assert judgement.choices == {}
 
 
-def test_a_control_that_ends_the_launch_fails_the_phase() -> None:
-    found = builder.evidence("fused_adamw", WHERE, change=spoil.ended(LaunchStatus.HUNG, rows=10))
+@pytest.mark.parametrize(
+    ("status", "rows", "completed"),
+    [
+        (LaunchStatus.HUNG, 10, (Outcome.FAIL, Reason.HANG)),
+        # What we cut off ourselves is no fault of the fused arm.
+        (LaunchStatus.TIMED_OUT, 34, (Outcome.INCOMPLETE, Reason.TIMEOUT)),
+    ],
+)
+def test_an_end_that_is_not_the_fused_arms_leaves_nothing_to_keep(
+    status: LaunchStatus, rows: int, completed: tuple[Outcome, Reason]
+) -> None:
+    found = builder.evidence("fused_adamw", WHERE, change=spoil.ended(status, rows=rows))
     judgement = builder.judge("fused_adamw", found, WHERE)
-    assert said(get(judgement, "fused_adamw.completed")) == (Outcome.FAIL, Reason.HANG)
-    assert get(judgement, "fused_adamw.keep").outcome is Outcome.INCOMPLETE
-
-
-def test_what_we_cut_off_ourselves_is_no_fault_of_the_fused_arm() -> None:
-    change = spoil.ended(LaunchStatus.TIMED_OUT, rows=34)
-    found = builder.evidence("fused_adamw", WHERE, change=change)
-    judgement = builder.judge("fused_adamw", found, WHERE)
-    assert get(judgement, "fused_adamw.completed").outcome is Outcome.INCOMPLETE
+    assert said(get(judgement, "fused_adamw.completed")) == completed
     assert get(judgement, "fused_adamw.keep").outcome is Outcome.INCOMPLETE
 
 

@@ -10,7 +10,7 @@ from runbook.config import registry
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
 from tests.phases import builder, spoil, traces
-from tests.phases.answers import NOT_GATED, UNLIKE, WHERE, said, says
+from tests.phases.answers import CRASHED, NOT_GATED, OTHERWISE, UNLIKE, WHERE, said, says
 
 PHASES = registry.phases()
 
@@ -103,18 +103,10 @@ def only_shares(change: spoil.Change) -> spoil.Change:
 @pytest.mark.parametrize(
     ("what", "change", "expected"),
     [
-        (
-            "completed",
-            spoil.ended(LaunchStatus.CRASHED, rows=9),
-            (Outcome.FAIL, Reason.CRASH),
-        ),
-        ("as_planned", spoil.effective(global_batch=2), (Outcome.INVALID, Reason.MISMATCH)),
-        ("scaling", spoil.effective(global_batch=2), (Outcome.INVALID, Reason.MISMATCH)),
-        (
-            "scaling",
-            spoil.effective(gradient_checkpointing=True),
-            (Outcome.INVALID, Reason.NOT_COMPARABLE),
-        ),
+        ("completed", spoil.ended(LaunchStatus.CRASHED, rows=9), CRASHED),
+        ("as_planned", spoil.effective(global_batch=2), OTHERWISE),
+        ("scaling", spoil.effective(global_batch=2), OTHERWISE),
+        ("scaling", spoil.effective(gradient_checkpointing=True), UNLIKE),
     ],
 )
 def test_launches_with_a_share_of_the_batch_are_judged_too(

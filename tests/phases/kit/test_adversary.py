@@ -69,19 +69,6 @@ def _copied_heartbeats(made: LaunchEvidence) -> LaunchEvidence:
 
 EDITS: dict[str, tuple[str, spoil.Change, str, str]] = {
     "a loss of 1e308": ("long_run", _one_loss(1e308), "plausible", "which no cross-entropy can"),
-    "a loss of -3": ("long_run", _one_loss(-3.0), "plausible", "the loss is -3 at step"),
-    "a loss of -3 in the CSV alone": (
-        "long_run",
-        _only_in_the_csv(_one_loss(-3.0)),
-        "accounts",
-        "(1 steps differ)",
-    ),
-    "a lower loss in the CSV alone": (
-        "long_run",
-        _only_in_the_csv(_one_loss(2.0)),
-        "accounts",
-        "(1 steps differ)",
-    ),
     "a step that is another one": ("baseline", _other_step, "plausible", "row 20 is step 21"),
     "that, in the CSV alone": ("baseline", _only_in_the_csv(_other_step), "accounts", "of step"),
     "one reading of the gates": ("long_run", _one_reading, "gates", "1 reading(s) of the gates"),

@@ -64,18 +64,3 @@ def test_each_required_check_alone_decides() -> None:
     for lost in where.profile.required:
         rest = [check for check in checks if check.id != lost]
         assert judge_run(rest, where.profile.required) is Verdict.INCOMPLETE
-
-
-def test_the_nine_phases_run_in_the_order_of_the_runbook() -> None:
-    assert [phase.name for phase in select("all")] == [
-        "preflight",
-        "baseline",
-        "bucket_sweep",
-        "sdpa_audit",
-        "v2_parity",
-        "nvtx",
-        "single_gpu",
-        "fused_adamw",
-        "long_run",
-    ]
-    assert list(PHASES)[-2:] == ["fineweb", "regression"]

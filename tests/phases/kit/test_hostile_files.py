@@ -155,7 +155,7 @@ ENVIRONMENTS: list[Any] = [
 
 
 @pytest.mark.parametrize("env", ENVIRONMENTS, ids=[str(env)[:20] for env in ENVIRONMENTS])
-@pytest.mark.parametrize("phase", builder.TRAINING)
+@pytest.mark.parametrize("phase", ["baseline", "fused_adamw"])
 def test_an_env_json_of_another_shape_is_never_a_pass(tmp_path: Path, phase: str, env: Any) -> None:
     found = written(tmp_path, phase)
     for made in found.launches.values():
@@ -168,7 +168,7 @@ def test_an_env_json_of_another_shape_is_never_a_pass(tmp_path: Path, phase: str
 
 
 @pytest.mark.parametrize("column", ["loss", "toks_per_s", "tokens", "dt_s", "arm", "warmup"])
-@pytest.mark.parametrize("phase", builder.TRAINING)
+@pytest.mark.parametrize("phase", ["bucket_sweep", "long_run"])
 def test_a_header_without_a_column_loses_no_row(tmp_path: Path, phase: str, column: str) -> None:
     found = written(tmp_path, phase)
     for made in found.launches.values():

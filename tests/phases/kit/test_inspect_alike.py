@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runbook.records import Outcome
-from runbook.records.evidence import LaunchEvidence
 from runbook.tools.inspect.folder import inspect_path
 from runbook.tools.inspect.types import RemarkCode
 from tests.phases import builder, on_disk, spoil
 from tests.phases.kit.test_hostile_files import from_disk
 from tests.phases.training.test_balance import ROWS, SPOILED
 
-
-def _previous_loss(made: LaunchEvidence) -> LaunchEvidence:
-    """The heartbeats keep the loss of each step."""
-    changed = spoil.columns(loss=lambda t: t["loss"].shift(fill_value=5.5))(made)
-    return replace(changed, ranks=tuple(replace(log) for log in made.ranks))
-
-
 WHERE = builder.context("cpu", steps_scale=0.2)
 CHANGES: dict[str, spoil.Change] = {
     "healthy": lambda made: made,
-    **{text: change for _, change, _, text in SPOILED},
+    **{row: change for row, change, _, _ in SPOILED},
     "half of the tokens": spoil.columns(tokens=lambda t: t["tokens"] / 2),
-    "one process": spoil.rank(1, pids=(100,)),
-    "loss of the step before": _previous_loss,
-    "no proof": spoil.rank(0, proof=None),
 }
 
 

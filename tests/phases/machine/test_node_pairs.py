@@ -112,26 +112,13 @@ ON_NODES = PlanContext(
     nodes=2,
     invocation=Invocation(profile="cpu", launcher="slurm", nodes=2),
 )
-SAME = {
-    "package.sha256": "ab12",
-    "git.sha": "cd34",
-    "torch.version": "2.13.0",
-    "torch.cuda": None,
-    "torch.nccl": None,
-    "gpu.count": 0,
-    "gpu.names": None,
+SAME: dict[str, object] = {
+    "package.sha256": "ab12", "git.sha": "cd34", "torch.version": "2.13.0", "gpu.count": 0,
+    "torch.cuda": None, "torch.nccl": None, "gpu.memory_total_mib": None, "gpu.names": None,
     "gpu.driver": None,
-    "gpu.memory_total_mib": None,
-    "gpu.pcie_gen": None,
-    "gpu.pcie_width": None,
-    "gpu.nvlink": None,
-    "gpu.mig": None,
-    "gpu.power_limit": None,
-    "infiniband.present": False,
-    "cpu.count": 2,
-    "disk.write_mib_s": 700.0,
-    "clock.offset_s": 0.0,
-}
+    **dict.fromkeys(("gpu.pcie_gen", "gpu.pcie_width", "gpu.nvlink", "gpu.mig", "gpu.power_limit")),
+    "infiniband.present": False, "cpu.count": 2, "disk.write_mib_s": 700.0, "clock.offset_s": 0.0,
+}  # fmt: skip
 
 
 def fact(name: str, value: object, note: str = "") -> Fact:

