@@ -394,12 +394,14 @@ def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike(rows: 
     for name, weight in drawn.items():
         deep = name.endswith(("attention.out_proj", "mlp.down"))
         wanted = 0.02 / np.sqrt(2 * cfg.n_layers) if deep else 0.02
-        assert abs(weight.std() / wanted - 1) < 6 / np.sqrt(2 * weight.size), name
-        assert abs(weight.mean()) < 6 * wanted / np.sqrt(weight.size), name
+        begun = f"{name} begins with deviation {weight.std():.3g} and mean {weight.mean():.2g}"
+        told = f"{begun}, not {wanted:.3g} and 0"
+        assert abs(weight.std() / wanted - 1) < 6 / np.sqrt(2 * weight.size), told
+        assert abs(weight.mean()) < 6 * wanted / np.sqrt(weight.size), told
     for (one, left), (other, right) in combinations(drawn.items(), 2):
         size = min(left.size, right.size)
         alike = np.corrcoef(left[:size], right[:size])[0, 1]
-        assert abs(alike) < 6 / np.sqrt(size), f"{one} and {other}"
+        assert abs(alike) < 6 / np.sqrt(size), f"{one} and {other} begin alike"
     # Numbers that are used twice, wherever they lie, agree with themselves at some distance: by
     # chance all products at one of n distances are so large with 1e-9.
     whole = np.concatenate([weight / weight.std() for weight in drawn.values()])
