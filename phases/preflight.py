@@ -55,6 +55,7 @@ _OF_WEIGHTS = (
     "test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike",
     "test_no_two_rows_or_columns_of_a_weight_begin_alike",
     "test_norms_begin_as_one_and_gates_half_open",
+    "test_weights_are_kept_in_float32",
 )
 # ... and all that a run begins with.
 _OF_THE_BEGINNING = (

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from nsa.attention.compression import full_float32
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
 from nsa.model import NSALanguageModel
 from nsa.projection import Columns
 from nsa.tests import built, pieces
@@ -275,7 +276,15 @@ def test_bf16_has_the_gradients_of_float64_but_for_its_rounding(case: str, folde
     tokens = built.tokens(ALL_BLOCKS)
     wanted = gradients(exact, tokens)
     half.model.zero_grad()
-    half.loss(torch.from_numpy(tokens).to(half.device)).backward()
+    made: list[torch.Tensor] = []
+    half.model.head.register_forward_hook(lambda _, inputs, logits: made.append(logits))
+    loss = half.loss(torch.from_numpy(tokens).to(half.device))
+    # The step's numbers are of float32, and a loss of bf16 has steps of 0.02 nats.
+    (logits,) = (one.detach().double().cpu().numpy() for one in made)
+    exact_loss = oracle.cross_entropy(logits, tokens[:, 1:])
+    told = f"the loss of the step's own logits is {loss.item()!r}, not {exact_loss!r}"
+    assert abs(loss.item() - exact_loss) <= STEP_LOSS * exact_loss, told
+    loss.backward()
     found = held(half)
     for name, gradient in wanted.items():
         size = float(np.linalg.norm(gradient))
@@ -439,6 +448,16 @@ def test_norms_begin_as_one_and_gates_half_open() -> None:
                 assert bool((value == 1).all()), name
             elif name.endswith("gate_bias"):
                 assert bool((value == 0).all()), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_weights_are_kept_in_float32(precision: str, folder: Path) -> None:
+    """Whatever the type of products: in bf16 an update below 2^-9 of a weight is lost."""
+    file = built.write_config("mlp, own head", folder, steps=1, precision=precision)
+    plan = plan_launch(["--config", str(file), "--ddp", "0"], built.BATCHED)
+    model = Engine(plan, start_ranks(plan, choose_device(plan))).model
+    kinds = {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.float32}
+    assert not kinds, kinds
 
 
 def test_the_seed_decides_the_weights(folder: Path) -> None:
