@@ -50,12 +50,17 @@ _SANITY_TESTS = {
     "documents": ("test_documents", "documents against their definition"),
     "safeguards": ("test_safeguards", "stops, kept checkpoints and going on from one"),
 }
-# Tests of the whole model that are not about its equations.
-_OF_THE_BEGINNING = (
-    "test_the_seed_decides_the_weights",
+# Tests of the whole model that are not about its equations: first weights alone, ...
+_OF_WEIGHTS = (
     "test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike",
     "test_no_two_rows_or_columns_of_a_weight_begin_alike",
     "test_norms_begin_as_one_and_gates_half_open",
+    "test_weights_are_kept_in_float32",
+)
+# ... and all that a run begins with.
+_OF_THE_BEGINNING = (
+    *_OF_WEIGHTS,
+    "test_the_seed_decides_the_weights",
     "test_a_short_launch_has_the_schedule_of_the_whole_run",
 )
 # Tests of the safeguards that are about saving, and about going on from what was saved.
@@ -77,8 +82,30 @@ _OF_STOPPING = (
     "test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it",
     "test_the_last_save_may_take_longer_than_the_grace_time",
 )
+# Tests of documents that are about what the steps make of them, ...
+_OF_BATCHES = ("test_steps_train_on_what_is_read_once_and_in_order",)
+# ... about where reading goes on, which moves the batches of the steps after it, ...
+_OF_PLACES = (
+    *_OF_BATCHES,
+    "test_reading_goes_on_where_a_checkpoint_was_written",
+    "test_reading_does_not_go_on_in_other_files",
+)
+# ... and about what is held out.
+_OF_EVALUATION = (
+    "test_evaluation_reads_what_is_held_out_and_the_same_each_time",
+    "test_evaluation_is_the_same_wherever_training_is",
+    "test_training_reads_on_beside_an_evaluation",
+)
 # What has a remedy of its own where no other test of its module failed.
-_TOPICS = {"beginning": _OF_THE_BEGINNING, "checkpoints": _OF_CHECKPOINTS, "stopping": _OF_STOPPING}
+_TOPICS = {
+    "first_weights": _OF_WEIGHTS,
+    "beginning": _OF_THE_BEGINNING,
+    "checkpoints": _OF_CHECKPOINTS,
+    "stopping": _OF_STOPPING,
+    "batches": _OF_BATCHES,
+    "places": _OF_PLACES,
+    "held_out": _OF_EVALUATION,
+}
 # A slow or full disk is no fault of the trainer.
 _ENVIRONMENT = partial(invalid, Reason.WRONG_ENVIRONMENT)
 _OF_OUR_TRAINER = ("trainer_imports", "prefill", *_SANITY_TESTS)

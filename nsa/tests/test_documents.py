@@ -15,13 +15,16 @@ from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 import pytest
 
 from nsa.data.open import open_source
-from nsa.data.source import DEPTH, DataError, Source
+from nsa.data.source import DEPTH, Batch, DataError, Source
 from nsa.data.text import FinewebCorpus
 from nsa.settings import DataSection, Share
+from nsa.tests.launched import MICRO_BATCHES, MIDDLE, SAVED, STEPS, launch
+from nsa.train.engine import Engine, StepOutcome
 
 SEQ_LEN, ROWS = 16, 2
 # What a text may hold that is easily taken for something else: both cases of every letter, signs,
@@ -304,20 +307,61 @@ def test_a_stream_is_read_as_it_comes(streamed: None, tmp_path: Path) -> None:
 def test_reading_goes_on_where_a_checkpoint_was_written(
     streamed: None, corpus: Path, dataset: str, rank: int, ranks: int
 ) -> None:
-    """Over the end of an epoch, too."""
+    """Again and again: what goes on is stopped in turn. Over the end of an epoch, too."""
     documents = documents_of(rank, ranks, held_out=False)
     count = epoch_batches(documents)
     wanted = list(batches_of(documents, count))
-    for stop in (1, count // 3, count - 2):
-        first, second = (opened(corpus, rank, ranks, dataset=dataset) for _ in range(2))
+    place, begun = "", 0
+    for stop in (1, count // 3, count // 3 + 1, count // 2, count - 2, count):
+        source = opened(corpus, rank, ranks, dataset=dataset)
         try:
-            for _ in range(stop):
-                position = first.fetch().position
-            second.seek(json.loads(json.dumps(position)))
-            assert second.fetch().tokens.tolist() == wanted[stop], f"after {stop} batches"
+            if place:
+                source.seek(json.loads(place))
+            for number in range(begun, stop):
+                batch = source.fetch()
+                told = f"batch {number} of a run that went on at {begun}"
+                assert batch.tokens.tolist() == wanted[number], told
+            place = json.dumps(batch.position)
         finally:
-            first.close()
-            second.close()
+            source.close()
+        told = f"the place after batch {stop - 1} moved on with what is read ahead"
+        assert json.dumps(batch.position) == place, told
+        begun = stop
+
+
+def test_steps_train_on_what_is_read_once_and_in_order(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the files to the gradient of every micro-batch, and after going on from a checkpoint."""
+    trained: list[list[list[int]]] = []
+    compute = Engine.compute
+
+    def watched(engine: Engine, batches: list[Batch], *words: Any) -> StepOutcome:
+        trained.extend(batch.tokens.tolist() for batch in batches)
+        return compute(engine, batches, *words)
+
+    monkeypatch.setattr(Engine, "compute", watched)
+    of = [f"data.local_path={corpus}", f"data.text_field={FIELD}", f"train.batch_size={ROWS}"]
+    words = ["--dataset", "local", *(word for one in of for word in ("--set", one))]
+    wanted = list(batches_of(documents_of(0, 1, held_out=False), STEPS * MICRO_BATCHES))
+    whole, _ = launch(tmp_path / "whole", *words)
+    check_trained(trained, wanted, begun=0)
+    trained.clear()
+    launch(tmp_path / "on", *words, "--resume", str(whole / MIDDLE))
+    check_trained(trained, wanted, begun=SAVED)
+
+
+def check_trained(
+    trained: list[list[list[int]]], wanted: list[list[list[int]]], *, begun: int
+) -> None:
+    """Batches, from 0, of the steps after `begun`; one that comes again is named."""
+    for number, found in enumerate(trained, begun * MICRO_BATCHES):
+        step, micro = number // MICRO_BATCHES + 1, number % MICRO_BATCHES + 1
+        told = f"step {step}, micro-batch {micro} of a run that went on after step {begun}"
+        if found != wanted[number] and found in wanted:
+            told += f" has the tokens of batch {wanted.index(found)}, not of {number}"
+        assert found == wanted[number], told
+    assert len(trained) == len(wanted) - begun * MICRO_BATCHES, "steps left micro-batches out"
 
 
 def test_reading_does_not_go_on_in_other_files(corpus: Path, tmp_path: Path) -> None:

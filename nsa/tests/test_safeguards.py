@@ -7,12 +7,11 @@ torch. What it then has to do is the contract's (docs/trainer-contract.md, "Exit
 
 from __future__ import annotations
 
-import csv
 import json
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -32,6 +31,7 @@ from nsa.launch.ranks import Ranks, choose_device, start_ranks
 from nsa.step.engine import Engine
 from nsa.step.sync import Posted, post
 from nsa.tests.built import BATCHED, write_config
+from nsa.tests.launched import MIDDLE, SAVED, SEQ_LEN, STEPS, SUCCESS, launch, rows
 from nsa.tests.maths import device
 from nsa.train.checkpoint import restore
 from nsa.train.checkpoint import write as checkpoint
@@ -40,11 +40,10 @@ from nsa.train.loop import Loop
 from nsa.train.session import train
 from nsa.train.settle import Tables
 
-STEPS, SPOILED, MIDDLE = 6, 3, "step_3"
-# Attention is proven elsewhere: two selection blocks are enough to train on.
-SEQ_LEN = 16
+SPOILED = 3
+LAST = f"checkpoints/step_{STEPS}"
 PATIENCE_S = 60.0
-SUCCESS, CONFIG, HALTED, NONFINITE, PREEMPTED = 0, 2, 10, 11, 13
+CONFIG, HALTED, NONFINITE, PREEMPTED = 2, 10, 11, 13
 # Far from what fp16 overflows at by itself.
 SCALED = {**BATCHED, "NSA_SCALER_INIT_SCALE": "256"}
 
@@ -99,15 +98,6 @@ SPOILS: dict[str, Callable[[Loop], None]] = {
 }
 # Under fp16 a scaler leaves out a step whose gradient overflows: only the loss ends the run.
 CASES = [*((what, "fp32") for what in SPOILS), ("loss nan", "fp16")]
-
-
-def rows(folder: Path, name: str) -> list[dict[str, float]]:
-    """The rows of a table of the run."""
-    with (folder / name).open(newline="") as file:
-        return [
-            {key: float(row[key]) for key in ("step", "loss", "grad_norm", "lr") if key in row}
-            for row in csv.DictReader(file)
-        ]
 
 
 def kept(folder: Path) -> list[int]:
@@ -224,39 +214,20 @@ def test_checkpoints_that_stay_are_those_that_were_asked_for(
     assert kept(tmp_path) == wanted
 
 
-def launch(
-    folder: Path,
-    *words: str,
-    save_every: int = 1,
-    precision: str = "fp32",
-    variables: Mapping[str, str] = BATCHED,
-    code: int = SUCCESS,
-) -> tuple[Path, dict[str, Any]]:
-    """A whole launch in this process, of two micro-batches a step, which ends with `code`; its run
-    directory, and what its exit event says.
-    """
-    folder.mkdir()
-    file = write_config("avg, tied head", folder, steps=STEPS, seq_len=SEQ_LEN, precision=precision)
-    settings = (
-        f"train.save_every={save_every}",
-        "train.eval_every=2",
-        "train.eval_batches=1",
-        "train.accumulate_grad_batches=2",
-    )
-    chosen = [word for setting in settings for word in ("--set", setting)]
-    flags = ["--ddp", "0", "--dataset", "markov", "--out-dir", str(folder / "runs"), *words]
-    plan = plan_launch(["--config", str(file), *flags, *chosen], variables)
-    ended = train(plan, Termination())
-    (run_dir,) = (folder / "runs").glob("[!l]*")
-    last = json.loads((run_dir / "heartbeat_rank0.jsonl").read_text().splitlines()[-1])
-    assert ended == code, last
-    return run_dir, last
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A launch of all steps."""
     return launch(tmp_path_factory.mktemp("whole") / "run")
+
+
+# What the first number that is another one tells, in the step after a save. In later ones it is
+# what the update between them went by.
+ABOUT = {
+    "loss": "the weights and the place in the data",
+    "grad_norm": "gradients that are left over",
+    "lr": "the place in the schedule",
+}
+OF_THE_UPDATE = "moments and step counts of the optimizer"
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped(
@@ -282,9 +253,9 @@ def test_random_numbers_go_on_as_after_the_step_that_was_saved(
         return run(loop)
 
     monkeypatch.setattr(Loop, "run", seeded)
-    folder, _ = launch(tmp_path / "first", save_every=SPOILED)
-    launch(tmp_path / "on", "--resume", str(folder / f"checkpoints/{MIDDLE}"))
-    torch.manual_seed(1000 + SPOILED)
+    folder, _ = launch(tmp_path / "first", save_every=SAVED)
+    launch(tmp_path / "on", "--resume", str(folder / MIDDLE))
+    torch.manual_seed(1000 + SAVED)
     wanted = random_states()
     assert not all(map(torch.equal, wanted, begun[0])), "the seed of the config would do"
     assert all(map(torch.equal, wanted, begun[1])), "random numbers begin anew"
@@ -309,8 +280,8 @@ def test_a_save_is_of_one_moment_however_long_it_takes(
         return write(self, *words)
 
     monkeypatch.setattr(checkpoint._Writer, "write_data", late)
-    folder, _ = launch(tmp_path / "slow", save_every=SPOILED)
-    assert gone_on.is_set() and kept(folder) == [SPOILED, STEPS]
+    folder, _ = launch(tmp_path / "slow", save_every=SAVED)
+    assert gone_on.is_set() and kept(folder) == [SAVED, STEPS]
     check_goes_on(tmp_path, folder, whole)
 
 
@@ -329,11 +300,16 @@ def wait_for_step(folder: Path, step: int) -> None:
 def check_goes_on(folder: Path, source: Path, whole: tuple[Path, dict[str, Any]]) -> None:
     """A launch from the middle checkpoint of `source` does what the whole one did from there."""
     torch.manual_seed(99)  # as another process, whose random numbers are others
-    folder, ended = launch(folder / "on", "--resume", str(source / f"checkpoints/{MIDDLE}"))
+    folder, ended = launch(folder / "on", "--resume", str(source / MIDDLE))
     wanted, found = (rows(run_dir, "training.csv") for run_dir in (whole[0], folder))
-    assert [row["step"] for row in found] == [SPOILED + 1, SPOILED + 2, SPOILED + 3]
-    assert found == wanted[SPOILED:]
-    assert ended["param_hash"] == whole[1]["param_hash"]
+    assert [row["step"] for row in found] == [SAVED + 1, SAVED + 2, SAVED + 3]
+    for row, other in zip(found, wanted[SAVED:], strict=True):
+        step = int(row["step"])
+        for what, about in ABOUT.items():
+            restored = about if step == SAVED + 1 else OF_THE_UPDATE
+            told = f"step {step}: {what} is {row[what]!r}, not {other[what]!r}: look at {restored}"
+            assert row[what] == other[what], told
+    assert ended["param_hash"] == whole[1]["param_hash"], f"other weights: look at {OF_THE_UPDATE}"
 
 
 def test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none(
@@ -394,12 +370,12 @@ def copied(folder: Path, into: Path, *steps: int) -> Path:
 def test_the_scale_of_fp16_goes_on_as_it_was(tmp_path: Path) -> None:
     """It has grown by the save, and grows again: a run that begins it anew ends with another."""
     variables = {**SCALED, "NSA_SCALER_GROWTH_INTERVAL": "2"}
-    how: dict[str, Any] = {"precision": "fp16", "variables": variables, "save_every": SPOILED}
+    how: dict[str, Any] = {"precision": "fp16", "variables": variables, "save_every": SAVED}
     folder, _ = launch(tmp_path / "first", **how)
-    on, _ = launch(tmp_path / "on", "--resume", str(folder / f"checkpoints/{MIDDLE}"), **how)
+    on, _ = launch(tmp_path / "on", "--resume", str(folder / MIDDLE), **how)
     first, wanted, found = (
-        facts_of(one / "checkpoints" / step)["scaler"]
-        for one, step in ((folder, MIDDLE), (folder, "step_6"), (on, "step_6"))
+        facts_of(one / step)["scaler"]
+        for one, step in ((folder, MIDDLE), (folder, LAST), (on, LAST))
     )
     assert first["scale"] > 256.0 and first["_growth_tracker"] > 0, f"nothing to restore: {first}"
     assert found == wanted
@@ -483,7 +459,7 @@ def test_a_checkpoint_of_more_ranks_is_refused(
 ) -> None:
     """One rank would go on with a part of their data."""
     folder = copied(whole[0], tmp_path / "run", 3)
-    tell(folder / f"checkpoints/{MIDDLE}", world_size=2)
+    tell(folder / MIDDLE, world_size=2)
     _, ended = launch(tmp_path / "on", "--resume", str(folder), code=CONFIG)
     assert "written by 2 ranks" in ended["reason"], ended
 
@@ -492,11 +468,11 @@ def test_every_rank_goes_on_at_its_own_place_in_the_data(
     tmp_path: Path, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     """Of documents, each rank has others: rank 1 of two reads its own of two places."""
-    saved = restore.read(whole[0] / f"checkpoints/{MIDDLE}")
+    saved = restore.read(whole[0] / MIDDLE)
     place = {"file": 1, "line": 17}
     own = torch.Generator().manual_seed(7).get_state()
     saved |= {"rank1.rng": own, "rank1.position": as_bytes(place)}
-    folder = tmp_path / "checkpoints" / MIDDLE
+    folder = tmp_path / MIDDLE
     write = checkpoint._Writer(folder, {"step": 3, "world_size": 2, "scaler": {}}, Retention())
     save_tensors(saved, storage_writer=write, no_dist=True)
     shard = folder / shard_file(1)

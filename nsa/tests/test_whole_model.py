@@ -22,6 +22,7 @@ from nsa.attention.selection import full_float32
 from nsa.data.source import Batch
 from nsa.dense import Columns
 from nsa.launch.plan import plan_launch
+from nsa.launch.ranks import choose_device, start_ranks
 from nsa.model import NSALanguageModel
 from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
@@ -275,7 +276,15 @@ def test_bf16_has_the_gradients_of_float64_but_for_its_rounding(case: str, folde
     tokens = built.tokens(ALL_BLOCKS)
     wanted = gradients(exact, tokens)
     half.model.zero_grad()
-    half.loss(torch.from_numpy(tokens).to(half.device)).backward()
+    made: list[torch.Tensor] = []
+    half.model.head.register_forward_hook(lambda _, inputs, logits: made.append(logits))
+    loss = half.loss(torch.from_numpy(tokens).to(half.device))
+    # The step's numbers are of float32, and a loss of bf16 has steps of 0.02 nats.
+    (logits,) = (one.detach().double().cpu().numpy() for one in made)
+    exact_loss = oracle.cross_entropy(logits, tokens[:, 1:])
+    told = f"the loss of the step's own logits is {loss.item()!r}, not {exact_loss!r}"
+    assert abs(loss.item() - exact_loss) <= STEP_LOSS * exact_loss, told
+    loss.backward()
     found = held(half)
     for name, gradient in wanted.items():
         size = float(np.linalg.norm(gradient))
@@ -394,12 +403,14 @@ def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike(rows: 
     for name, weight in drawn.items():
         deep = name.endswith(("attention.out_proj", "mlp.down"))
         wanted = 0.02 / np.sqrt(2 * cfg.n_layers) if deep else 0.02
-        assert abs(weight.std() / wanted - 1) < 6 / np.sqrt(2 * weight.size), name
-        assert abs(weight.mean()) < 6 * wanted / np.sqrt(weight.size), name
+        begun = f"{name} begins with deviation {weight.std():.3g} and mean {weight.mean():.2g}"
+        told = f"{begun}, not {wanted:.3g} and 0"
+        assert abs(weight.std() / wanted - 1) < 6 / np.sqrt(2 * weight.size), told
+        assert abs(weight.mean()) < 6 * wanted / np.sqrt(weight.size), told
     for (one, left), (other, right) in combinations(drawn.items(), 2):
         size = min(left.size, right.size)
         alike = np.corrcoef(left[:size], right[:size])[0, 1]
-        assert abs(alike) < 6 / np.sqrt(size), f"{one} and {other}"
+        assert abs(alike) < 6 / np.sqrt(size), f"{one} and {other} begin alike"
     # Numbers that are used twice, wherever they lie, agree with themselves at some distance: by
     # chance all products at one of n distances are so large with 1e-9.
     whole = np.concatenate([weight / weight.std() for weight in drawn.values()])
@@ -437,6 +448,16 @@ def test_norms_begin_as_one_and_gates_half_open() -> None:
                 assert bool((value == 1).all()), name
             elif name.endswith("gate_bias"):
                 assert bool((value == 0).all()), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_weights_are_kept_in_float32(precision: str, folder: Path) -> None:
+    """Whatever the type of products: in bf16 an update below 2^-9 of a weight is lost."""
+    file = built.write_config("mlp, own head", folder, steps=1, precision=precision)
+    plan = plan_launch(["--config", str(file), "--ddp", "0"], built.BATCHED)
+    model = Engine(plan, start_ranks(plan, choose_device(plan))).model
+    kinds = {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.float32}
+    assert not kinds, kinds
 
 
 def test_the_seed_decides_the_weights(folder: Path) -> None:

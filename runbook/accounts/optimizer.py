@@ -42,6 +42,11 @@ _AS_FAR = 0.99
 _BIAS = 1 / 4
 _ROUNDED_ON_THE_WIRE = ("bf16", "fp16")
 _ROUNDOFFS = ("weight", "first_moment", "second_moment")
+# What an update takes beside gradient, clipping and moments.
+_OF_WEIGHTS_ALONE = (
+    " (norm, moments and told rate are right: left are which parameters decay, epsilon, the bias "
+    "correction, the rate that is used and the weights' type)"
+)
 
 
 def update_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
@@ -253,6 +258,10 @@ def _ranks_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     return problems
 
 
+def _within(gap: object, limit: float) -> bool:
+    return isinstance(gap, int | float) and 0 <= gap <= limit
+
+
 def _watched_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> list[str]:
     if not told or rank.first_step is None or rank.steps is None:
         return ["the optimizer's updates were held against nothing"]
@@ -260,11 +269,12 @@ def _watched_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workl
         return ["env.json does not say how many steps its launch has"]
     drawn = {t: watched_steps(t, rank.first_step, work.steps) for t in rank.tokens}
     problems = _other_steps("the optimizer was watched", told, drawn, rank.steps["step"])
-    for name, (what, limit) in _ALLOWED.items():
-        gap = told.get(name)
-        if not isinstance(gap, int | float) or not 0 <= gap <= limit:
-            unit = " roundoffs of float32" if name in _ROUNDOFFS else " of itself"
-            problems.append(f"{what}: off by {gap}{unit}, allowed {limit:g}")
+    wrong = [name for name, (_, limit) in _ALLOWED.items() if not _within(told.get(name), limit)]
+    for name in wrong:
+        what, limit = _ALLOWED[name]
+        unit = " roundoffs of float32" if name in _ROUNDOFFS else " of itself"
+        alone = _OF_WEIGHTS_ALONE if wrong == ["weight"] else ""
+        problems.append(f"{what}: off by {told.get(name)}{unit}, allowed {limit:g}{alone}")
     if told.get("jumps") != 0:
         problems.append(
             "weights, moments or the model's mode change between two steps, or updates are not "

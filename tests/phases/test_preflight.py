@@ -212,7 +212,11 @@ _SAVES, _STOPS = "how the trainer saves and resumes", "the signal or the file .H
 _NUMBERS = "a number that is not finite"
 SAVE = "test_a_save_is_of_one_moment_however_long_it_takes"
 STOP = "test_training_stops_at_a_number_that_is_not_finite[loss]"
+NORMS = "test_norms_begin_as_one_and_gates_half_open"
 SEED = "test_the_seed_decides_the_weights"
+STEPS = "test_steps_train_on_what_is_read_once_and_in_order"
+PLACE = "test_reading_goes_on_where_a_checkpoint_was_written[local-1-2]"
+HELD_OUT = "test_evaluation_is_the_same_wherever_training_is"
 SHORT = "test_a_short_launch_has_the_schedule_of_the_whole_run"
 
 
@@ -220,9 +224,17 @@ SHORT = "test_a_short_launch_has_the_schedule_of_the_whole_run"
     ("what", "module", "failed", "advice"),
     [
         ("whole_model", "test_whole_model", (SEED,), "torch.manual_seed"),
+        ("whole_model", "test_whole_model", (NORMS,), "how the trainer draws its weights"),
+        ("whole_model", "test_whole_model", (NORMS, SEED), "torch.manual_seed"),
         ("whole_model", "test_whole_model", (f"{SHORT}[words0-1000]",), "schedule"),
         ("whole_model", "test_whole_model", ("test_logits", SEED), "equations"),
         ("whole_model", "test_whole_model", ("test_logits",), "equations"),
+        ("documents", "test_documents", ("test_a_long_document",), "a separator after each"),
+        ("documents", "test_documents", (STEPS,), "fills its micro-batches"),
+        ("documents", "test_documents", (STEPS, PLACE), "what `seek` makes of it"),
+        ("documents", "test_documents", (PLACE,), "what `seek` makes of it"),
+        ("documents", "test_documents", (HELD_OUT,), "what evaluation reads"),
+        ("documents", "test_documents", (HELD_OUT, PLACE), "a separator after each"),
         *(("safeguards", "test_safeguards", (n,), _SAVES) for n in preflight._OF_CHECKPOINTS),
         *(("safeguards", "test_safeguards", (n,), _STOPS) for n in preflight._OF_STOPPING),
         ("safeguards", "test_safeguards", (STOP,), _NUMBERS),
@@ -250,6 +262,7 @@ def test_what_failed_has_a_remedy_of_its_own(
     ("module", "names"),
     [
         ("test_whole_model.py", preflight._OF_THE_BEGINNING),
+        ("test_documents.py", preflight._OF_PLACES + preflight._OF_EVALUATION),
         ("test_safeguards.py", preflight._OF_CHECKPOINTS + preflight._OF_STOPPING),
     ],
 )

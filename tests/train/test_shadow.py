@@ -376,6 +376,14 @@ def _no_decay(made: Engine) -> None:
     made.optimizer.param_groups[0]["weight_decay"] = 0.0
 
 
+def _norms_decay(made: Engine) -> None:
+    made.optimizer.param_groups[1]["weight_decay"] = 0.1
+
+
+# Where nothing else is wrong, the row says what is left to look at.
+LEFT = " (norm, moments and told rate are right: left are which parameters decay"
+
+
 # Each by one of both kinds of update, which a healthy run shows to be alike.
 @pytest.mark.parametrize(
     ("plant", "fused", "says"),
@@ -386,8 +394,9 @@ def _no_decay(made: Engine) -> None:
         (_momentum_reset, "1", "first moment: off by"),
         (_bf16_weights, "0", "weights after the update: off by"),
         (_between_steps, "1", "change between two steps"),
-        (_another_epsilon, "0", "weights after the update: off by"),
-        (_no_decay, "1", "weights after the update: off by"),
+        (_another_epsilon, "0", f"allowed 32{LEFT}"),
+        (_no_decay, "1", f"allowed 32{LEFT}"),
+        (_norms_decay, "0", f"allowed 32{LEFT}"),
     ],
 )
 def test_a_planted_defect_fails_the_account(
