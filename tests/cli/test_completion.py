@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.shell import runbook
+from tests.factory.programs import program
 
 argcomplete = pytest.importorskip("argcomplete", reason="nsa-runbook[completion] is not installed")
 
@@ -45,11 +46,8 @@ def shell(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    program = tools / "runbook"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -P -m runbook "$@"\n')
-    program.chmod(0o755)
+    script = f'exec {shlex.quote(sys.executable)} -P -m runbook "$@"'
+    program(tmp_path / "tools/runbook", script)
     return tmp_path
 
 

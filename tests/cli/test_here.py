@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import shlex
-import stat
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from runbook.cli._parser import parse_all
 from runbook.folder.manifest import write_record
 from runbook.records import LaunchStatus, RunRecord, Verdict
 from tests.cli.shell import inside
+from tests.factory.programs import program
 from tests.reports import samples
 
 RUN = "20260101T000000Z-abc1234"
@@ -174,10 +174,6 @@ H200 = "<nvidia_smi_log><gpu><product_name>NVIDIA H200</product_name></gpu></nvi
     ],
 )
 def test_the_machine_is_named(tmp_path: Path, said: str, expected: str) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    program = tools / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{said}\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    text, _ = told(tmp_path, PATH=f"{tools}:{os.environ['PATH']}")
+    program(tmp_path / "tools/nvidia-smi", said)
+    text, _ = told(tmp_path, PATH=f"{tmp_path / 'tools'}:{os.environ['PATH']}")
     assert expected in text.splitlines()[0]

@@ -18,6 +18,7 @@ from runbook.engine.plan import needs
 from runbook.folder.manifest import load_record
 from runbook.records import Outcome, Verdict
 from tests.cli.shell import inside, runbook
+from tests.engine.test_interrupt_and_resume import digests
 from tests.executed import note
 from tests.shared import once
 
@@ -99,11 +100,6 @@ def preempt(_harness: subprocess.Popen[bytes], leg: Path) -> None:
 
 def kill(harness: subprocess.Popen[bytes], _leg: Path) -> None:
     harness.kill()
-
-
-def digests(folder: Path) -> dict[str, str]:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 @pytest.fixture(scope="module")

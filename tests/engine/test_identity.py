@@ -11,6 +11,7 @@ from nsa.contract import installed_digest
 from runbook.errors import UsageError
 from runbook.machine.identity import code_digest, identity, package_folders, refuse_if_unlike
 from runbook.records import RunRecord, Verdict
+from tests.factory.programs import program
 from tests.reports.samples import run as sample_run
 
 FIRST, SECOND = (f"<gpu><uuid>GPU-{one}</uuid></gpu>" for one in ("aaaa-1111", "bbbb-2222"))
@@ -21,9 +22,8 @@ CARDS = f"<nvidia_smi_log>{DRIVER}{FIRST}{SECOND}</nvidia_smi_log>"
 @pytest.fixture
 def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An nvidia-smi that prints what lies in the file that is returned."""
-    program, listing = tmp_path / "nvidia-smi", tmp_path / "listing"
-    program.write_text(f"#!/bin/sh\nexec cat {listing}\n")
-    program.chmod(0o755)
+    listing = tmp_path / "listing"
+    program(tmp_path / "nvidia-smi", f"exec cat {listing}")
     listing.write_text(CARDS)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -38,10 +38,7 @@ def _hears_sighup() -> None:
 
 
 def tokens(out: Path) -> list[str]:
-    found = []
-    for path in out.rglob("launch.json"):
-        found.append(json.loads(path.read_text())["run_token"])
-    return found
+    return [json.loads(path.read_text())["run_token"] for path in out.rglob("launch.json")]
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -53,7 +50,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def wait_for(out: Path, pattern: str) -> Path:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         for path in out.glob(pattern):
             return path

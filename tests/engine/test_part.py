@@ -20,6 +20,7 @@ from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from tests.cli.shell import runbook
+from tests.engine.test_interrupt_and_resume import tokens
 from tests.engine.toys import Toy, resume, run, setup
 from tests.launch.helpers import fake_launch
 from tests.shared import crowded
@@ -60,10 +61,6 @@ def test_a_part_that_ended_in_time_asks_nobody_to_stop() -> None:
         pass
     time.sleep(0.3)
     assert stop.requested == ""
-
-
-def tokens(folder: Path) -> list[str]:
-    return [json.loads(path.read_text())["run_token"] for path in folder.rglob("launch.json")]
 
 
 def test_parts_of_one_run(tmp_path: Path) -> None:

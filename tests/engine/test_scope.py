@@ -14,6 +14,7 @@ from runbook.engine.scope import departures, scope_of, what_ran
 from runbook.errors import UsageError
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Ran
+from tests.config.test_profiles import written
 from tests.phases import builder
 
 A100 = Ran(
@@ -51,12 +52,6 @@ def record(profile: str = "a100x2_pcie4", **changed: Any) -> RunRecord:
 
 def phase(*ran: Ran) -> PhaseRecord:
     return PhaseRecord(name="baseline", title="x", source="x", outcome=Outcome.PASS, ran=ran)
-
-
-def profile_file(folder: Path, text: str) -> str:
-    path = folder / "mine.yaml"
-    path.write_text(text, encoding="utf-8")
-    return str(path)
 
 
 def test_a_gpu_profile_whose_launches_ran_on_the_cpu_says_cpu() -> None:
@@ -105,12 +100,12 @@ limits: {throughput: {value: 39, source: me, gated: false}} -> limits loosened (
 def test_a_profile_that_asks_for_less_says_so(tmp_path: Path, name: str, case: str) -> None:
     """Also under the shipped profile's own name, and with its title."""
     text, said = case.split(" -> ")
-    path = profile_file(tmp_path, f"extends: a100x2_pcie4\nname: {name}\n{text}\n")
+    path = written(tmp_path, f"extends: a100x2_pcie4\nname: {name}\n{text}\n")
     found = departures(load_profile(path), parse_settings(()))
     assert found == [said.replace("{n}", str(len(load_profile("a100x2_pcie4").required)))]
 
 
 def test_a_scope_cannot_be_typed(tmp_path: Path) -> None:
-    path = profile_file(tmp_path, 'extends: cpu\nname: mine\nscope: "2xA100 PCIe4"\n')
+    path = written(tmp_path, 'extends: cpu\nname: mine\nscope: "2xA100 PCIe4"\n')
     with pytest.raises(UsageError, match="scope: leave it out"):
         load_profile(path)

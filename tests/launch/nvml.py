@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.machine.gpu import devices as counters
+from tests.factory.programs import first_on_path, program
 
 SOURCE = Path(__file__).with_name("nvml_stand_in.c")
 
@@ -40,9 +40,6 @@ class Machine:
 
 def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, xml: Path | None) -> None:
     """A program of that name that prints this XML, or fails as one without a driver does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "nvidia-smi"
     told = f"cat {xml}" if xml else "echo 'NVIDIA-SMI has failed' >&2; exit 9"
-    script.write_text(f"#!/bin/sh\ncase $1 in -q) {told};; *) exit 1;; esac\n")
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    program(folder / "nvidia-smi", f"case $1 in -q) {told};; *) exit 1;; esac")
+    first_on_path(monkeypatch, folder)

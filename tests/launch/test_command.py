@@ -18,6 +18,7 @@ from runbook.launch import Budgets
 from runbook.launch.command import build_command, keep_config, pasteable
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
+from tests.factory.programs import program
 from tests.launch.helpers import run, trainer
 
 
@@ -53,10 +54,8 @@ def test_a_shipped_config_is_found_from_anywhere(
 def paste(launch: Launch, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the printed line in a shell, as a person would who has this Python on the PATH."""
     programs = folder / "bin"
-    programs.mkdir()
     for name, words in (("python", ""), ("torchrun", "-m torch.distributed.run")):
-        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
-        (programs / name).chmod(0o755)
+        program(programs / name, f'exec {sys.executable} {words} "$@"')
     keep = ("PATH", "HOME", "PYTHONPATH")
     environment = {name: os.environ[name] for name in keep if name in os.environ}
     environment["PATH"] = f"{programs}{os.pathsep}{environment['PATH']}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from runbook.launch.observer import Observer
 from runbook.machine import kernel_log
 from runbook.machine.kernel_log import MOST_LINES, KernelLog
 from runbook.records import Launch, LaunchStatus
+from tests.factory.programs import first_on_path, program
 from tests.launch.helpers import fake_launch, run
 
 # As published: NVIDIA's "XID Errors", open-gpu-kernel-modules issues, the kernel's PCI AER howto.
@@ -91,12 +91,9 @@ def test_secrets_are_blanked_and_a_flood_is_counted(
 def test_a_log_that_cannot_be_read_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = tmp_path / "bin"
-    tools.mkdir()
     for name in ("dmesg", "journalctl"):
-        (tools / name).write_text("#!/bin/sh\necho 'Operation not permitted' >&2; exit 1\n")
-        (tools / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tools))
+        program(tmp_path / "bin" / name, "echo 'Operation not permitted' >&2; exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
     assert window.source == "" and window.lines == []
     for part in ("No such file", "dmesg: exit code 1: Operation not", "journalctl: exit code 1"):
@@ -105,14 +102,13 @@ def test_a_log_that_cannot_be_read_says_why(
 
 def dmesg(folder: Path, *lines: str) -> None:
     (folder / "log").write_text("".join(f"<4>[    1.{n:06d}] {t}\n" for n, t in enumerate(lines)))
-    (folder / "dmesg").write_text(f"#!/bin/sh\ncat {folder}/log\n")
-    (folder / "dmesg").chmod(0o755)
+    program(folder / "dmesg", f"cat {folder}/log")
 
 
 def test_dmesg_stands_in_and_begins_after_its_last_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    first_on_path(monkeypatch, tmp_path)
     dmesg(tmp_path, "old", "NVRM: Xid (PCI:0000:17:00): 48, old")
     log = KernelLog(kmsg=tmp_path / "none")
     dmesg(tmp_path, "old", "NVRM: Xid (PCI:0000:17:00): 48, old", "NVRM: new")
@@ -126,15 +122,14 @@ def test_dmesg_stands_in_and_begins_after_its_last_line(
 
 def test_the_journal_stands_in_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = '{"__CURSOR": "s=2", "MESSAGE": "NVRM: Xid (PCI:0000:17:00): 79, off the bus"}'
-    (tmp_path / "dmesg").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "journalctl").write_text(
-        "#!/bin/sh\nfor last; do :; done\ncase $last in\n"
+    program(tmp_path / "dmesg", "exit 1")
+    program(
+        tmp_path / "journalctl",
+        "for last; do :; done\ncase $last in\n"
         '--lines=1) echo \'{"__CURSOR": "s=1", "MESSAGE": "old"}\';;\n'
-        f"--after-cursor=s=1) echo '{new}';;\nesac\n"
+        f"--after-cursor=s=1) echo '{new}';;\nesac",
     )
-    for name in ("dmesg", "journalctl"):
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    first_on_path(monkeypatch, tmp_path)
     window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
     assert window.source == "journalctl -k" and window.lines[0].xid == 79
 

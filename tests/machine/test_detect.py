@@ -12,6 +12,7 @@ from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.machine.detect import detect_profile, profile_for
+from tests.factory.programs import program
 
 A100 = "NVIDIA A100 80GB PCIe, 4\n"
 
@@ -64,14 +65,8 @@ def test_profile_by_cards(listing: str, profile: str, reason: str) -> None:
 Trace = Callable[[Path], None]
 
 
-def fake(folder: Path, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    program.chmod(0o755)
-
-
 def lists(folder: Path, listing: str) -> None:
-    fake(folder, f"echo '{xml(listing)}'")
+    program(folder / "nvidia-smi", f"echo '{xml(listing)}'")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +112,7 @@ def test_a_device_whose_driver_does_not_answer_is_refused(
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     if script is not None:
-        fake(tmp_path / "bin", script)
+        program(tmp_path / "bin/nvidia-smi", script)
     trace(tmp_path)
     with pytest.raises(UsageError, match="--profile auto: this machine has an NVIDIA") as caught:
         detect_profile(tmp_path)

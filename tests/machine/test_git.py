@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from runbook.machine import git
-
-
-def git_in(folder: Path, *words: str) -> str:
-    settings = {
-        "GIT_AUTHOR_NAME": "a",
-        "GIT_AUTHOR_EMAIL": "a@example.org",
-        "GIT_COMMITTER_NAME": "a",
-        "GIT_COMMITTER_EMAIL": "a@example.org",
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-    }
-    done = subprocess.run(
-        ["git", "-C", str(folder), *words],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **settings},
-    )
-    return done.stdout.strip()
+from tests.factory import programs
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "checkout"
     folder.mkdir()
-    git_in(folder, "init", "-q", "-b", "main")
+    programs.git(folder, "init", "-q", "-b", "main")
     (folder / "a.txt").write_text("one\n")
-    git_in(folder, "add", "a.txt")
-    git_in(folder, "commit", "-qm", "first")
+    programs.git(folder, "add", "a.txt")
+    programs.git(folder, "commit", "-qm", "first")
     return folder
 
 
@@ -46,11 +28,11 @@ def test_commits_that_the_last_fetch_brought_are_counted(checkout: Path, tmp_pat
     state = git.read_git(checkout)
     assert (state.upstream, state.behind) == (None, None)
     mine = tmp_path / "mine"
-    git_in(tmp_path, "clone", "-q", str(checkout), str(mine))
+    programs.git(tmp_path, "clone", "-q", str(checkout), str(mine))
     assert (git.read_git(mine).upstream, git.read_git(mine).behind) == ("origin/main", 0)
-    git_in(checkout, "commit", "-q", "--allow-empty", "-m", "second")
+    programs.git(checkout, "commit", "-q", "--allow-empty", "-m", "second")
     assert git.read_git(mine).behind == 0, "nobody has fetched it"
-    git_in(mine, "fetch", "-q")
+    programs.git(mine, "fetch", "-q")
     assert git.read_git(mine).behind == 1
 
 
@@ -77,10 +59,10 @@ def test_a_checkouts_own_settings_start_no_program(checkout: Path, tmp_path: Pat
     trap = tmp_path / "trap.sh"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n")
     trap.chmod(0o755)
-    git_in(checkout, "config", "core.fsmonitor", str(trap))
-    git_in(checkout, "config", "diff.external", str(trap))
+    programs.git(checkout, "config", "core.fsmonitor", str(trap))
+    programs.git(checkout, "config", "diff.external", str(trap))
     (checkout / ".gitattributes").write_text("*.txt diff=trap\n")
-    git_in(checkout, "config", "diff.trap.textconv", str(trap))
+    programs.git(checkout, "config", "diff.trap.textconv", str(trap))
     (checkout / "a.txt").write_text("two\n")
     state = git.read_git(checkout)
     assert state.dirty
@@ -95,10 +77,10 @@ def test_from_a_hook_a_clone_leaves_the_checkout_of_the_hook_alone(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hook and `rebase --exec` set GIT_DIR: the clone's checkout moved the HEAD of that one."""
-    first = git_in(checkout, "rev-parse", "HEAD")
+    first = programs.git(checkout, "rev-parse", "HEAD")
     (checkout / "a.txt").write_text("two\n")
-    git_in(checkout, "commit", "-qam", "second")
-    second = git_in(checkout, "rev-parse", "HEAD")
+    programs.git(checkout, "commit", "-qam", "second")
+    second = programs.git(checkout, "rev-parse", "HEAD")
     with monkeypatch.context() as hook:
         hook.setenv("GIT_DIR", str(checkout / ".git"))
         hook.setenv("GIT_INDEX_FILE", str(checkout / ".git" / "index"))

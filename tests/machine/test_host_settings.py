@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from runbook.folder.facts import Draft
 from runbook.machine.host_settings import Places, collect_host_settings
+from tests.factory.programs import first_on_path, program
 
 
 def settings(where: Places) -> dict[str, Draft]:
@@ -31,9 +31,8 @@ def test_a_host_that_skews_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write(sys / "kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n")
     write(sys / "fs/cgroup/cpu.max", "750000 100000\n")
     tool = tmp_path / "bin" / "lspci"
-    write(tool, "#!/bin/sh\necho '\tACSCtl: SrcValid+ TransBlk- ReqRedir+ CmpltRedir+'\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    program(tool, "echo '\tACSCtl: SrcValid+ TransBlk- ReqRedir+ CmpltRedir+'")
+    first_on_path(monkeypatch, tool.parent)
     found = settings(Places(proc=proc, sys=sys, shm=tmp_path))
     values = {name.removeprefix("host."): draft.value for name, draft in found.items()}
     assert values["numa_balancing"] is True and values["iommu_translates"] is True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from runbook.errors import RunbookError
 from runbook.folder.facts import Draft
 from runbook.machine.gpu.facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.machine.gpu.nvidia_smi import NvidiaSmi, parse_nvidia_smi, parse_topology
+from tests.factory.programs import first_on_path, program
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -103,25 +103,13 @@ def test_without_nvidia_smi_every_fact_is_there_and_says_why() -> None:
     assert set(values.values()) == {None}
 
 
-def stand_in_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-
 def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools, run_root = tmp_path / "bin", tmp_path / "run"
-    tools.mkdir()
-    run_root.mkdir()
-    stand_in_nvidia_smi(
-        tools,
-        monkeypatch,
-        f'[ "$1" = topo ] && exec cat {FIXTURES}/topo_nvlink.txt\n'
-        f"exec cat {FIXTURES}/a100x2_busy.xml",
-    )
+    (run_root := tmp_path / "run").mkdir()
+    script = f'[ "$1" = topo ] && exec cat {FIXTURES}/topo_nvlink.txt\n'
+    script += f"exec cat {FIXTURES}/a100x2_busy.xml"
+    first_on_path(monkeypatch, program(tmp_path / "bin/nvidia-smi", script).parent)
     drafts = collect_gpus(
         run_root, torch_count=2, torch_uuids=(), environment={}, host_file="host.json"
     )
@@ -144,7 +132,7 @@ def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
 def test_a_broken_driver_is_a_reason_and_no_gpu_is_invented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, note: str
 ) -> None:
-    stand_in_nvidia_smi(tmp_path, monkeypatch, script)
+    first_on_path(monkeypatch, program(tmp_path / "nvidia-smi", script).parent)
     facts = {
         draft.name: draft
         for draft in collect_gpus(

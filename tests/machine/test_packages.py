@@ -12,7 +12,7 @@ import pytest
 from runbook.machine import git
 from runbook.machine.identity import startup_code
 from runbook.machine.preflight import _git_drafts
-from tests.machine.test_git import git_in
+from tests.factory import programs
 
 HERE = Path(__file__).resolve().parents[2]
 
@@ -61,9 +61,9 @@ def test_a_clean_checkout_that_is_not_what_runs_is_dirty(
     """PYTHONPATH, or another environment's `runbook` in the folder of this checkout."""
     (tmp_path / "nsa").mkdir()
     (tmp_path / "nsa" / "__init__.py").write_text("")
-    git_in(tmp_path, "init", "-q", "-b", "main")
-    git_in(tmp_path, "add", ".")
-    git_in(tmp_path, "commit", "-qm", "first")
+    programs.git(tmp_path, "init", "-q", "-b", "main")
+    programs.git(tmp_path, "add", ".")
+    programs.git(tmp_path, "commit", "-qm", "first")
     monkeypatch.setattr(git, "find_checkout", lambda: tmp_path)
     (out := tmp_path.with_suffix(".run")).mkdir()
     drafts = {draft.name: draft for draft in _git_drafts(out, None)}

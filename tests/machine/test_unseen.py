@@ -11,56 +11,56 @@ from pathlib import Path
 import pytest
 
 from runbook.machine import git
-from tests.machine.test_git import git_in
+from tests.factory import programs
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A checkout with a package."""
-    git_in(tmp_path, "init", "-q", "-b", "main")
+    programs.git(tmp_path, "init", "-q", "-b", "main")
     (tmp_path / "nsa").mkdir()
     (tmp_path / "nsa" / "__init__.py").write_text("")
     (tmp_path / "nsa" / "layer.py").write_text("SCALE = 1.0\n")
     (tmp_path / "notes.txt").write_text("one\n")
     (tmp_path / "link").symlink_to("notes.txt")
     (tmp_path / ".gitignore").write_text("__pycache__/\nbuild/\n*.log\n")
-    git_in(tmp_path, "add", ".")
-    git_in(tmp_path, "commit", "-qm", "first")
+    programs.git(tmp_path, "add", ".")
+    programs.git(tmp_path, "commit", "-qm", "first")
     return tmp_path
 
 
 def flagged(flag: str) -> Callable[[Path], None]:
     def change(checkout: Path) -> None:
-        git_in(checkout, "update-index", flag, "nsa/layer.py")
+        programs.git(checkout, "update-index", flag, "nsa/layer.py")
         (checkout / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
 
     return change
 
 
 def removed(checkout: Path) -> None:
-    git_in(checkout, "update-index", "--skip-worktree", "nsa/layer.py")
+    programs.git(checkout, "update-index", "--skip-worktree", "nsa/layer.py")
     (checkout / "nsa" / "layer.py").unlink()
 
 
 def with_its_old_time(checkout: Path) -> None:
     """The index remembers size and time; with the change time off it looks at nothing else."""
     path = checkout / "nsa" / "layer.py"
-    git_in(checkout, "config", "core.trustctime", "false")
-    git_in(checkout, "config", "core.checkStat", "minimal")
+    programs.git(checkout, "config", "core.trustctime", "false")
+    programs.git(checkout, "config", "core.checkStat", "minimal")
     os.utime(path, (1e9, 1e9))
-    git_in(checkout, "update-index", "--refresh")
+    programs.git(checkout, "update-index", "--refresh")
     path.write_text("SCALE = 0.0\n")
     os.utime(path, (1e9, 1e9))
 
 
 def behind_a_filter(checkout: Path) -> None:
     (checkout / ".git" / "info" / "attributes").write_text("nsa/layer.py filter=old\n")
-    git_in(checkout, "config", "filter.old.clean", "echo 'SCALE = 1.0'")
+    programs.git(checkout, "config", "filter.old.clean", "echo 'SCALE = 1.0'")
     (checkout / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
 
 
 def link(checkout: Path) -> None:
-    git_in(checkout, "update-index", "--assume-unchanged", "link")
+    programs.git(checkout, "update-index", "--assume-unchanged", "link")
     (checkout / "link").unlink()
     (checkout / "link").symlink_to("nsa/layer.py")
 
@@ -118,10 +118,10 @@ def test_ordinary_ignored_files_flags_and_line_ends_are_clean(checkout: Path) ->
     (checkout / "build").mkdir()
     (checkout / "build" / "made.py").write_text("")
     py_compile.compile(str(checkout / "nsa" / "layer.py"))
-    git_in(checkout, "update-index", "--skip-worktree", "nsa/layer.py")
-    git_in(checkout, "config", "core.autocrlf", "true")
+    programs.git(checkout, "update-index", "--skip-worktree", "nsa/layer.py")
+    programs.git(checkout, "config", "core.autocrlf", "true")
     (checkout / "notes.txt").write_bytes(b"one\r\n")
-    git_in(checkout, "add", "notes.txt")
+    programs.git(checkout, "add", "notes.txt")
     state = git.read_git(checkout)
     assert not state.dirty, state.changed
 
@@ -137,12 +137,12 @@ def test_a_sparse_checkout_is_clean(checkout: Path) -> None:
 
 
 def test_a_commit_that_another_was_put_in_the_place_of_is_read_as_it_was(checkout: Path) -> None:
-    first = git_in(checkout, "rev-parse", "HEAD")
+    first = programs.git(checkout, "rev-parse", "HEAD")
     (checkout / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
-    git_in(checkout, "commit", "-qam", "second")
-    second = git_in(checkout, "rev-parse", "HEAD")
-    git_in(checkout, "update-ref", "refs/heads/main", first)
-    git_in(checkout, "replace", first, second)
-    assert git_in(checkout, "status", "--porcelain") == "", "git alone calls it clean"
+    programs.git(checkout, "commit", "-qam", "second")
+    second = programs.git(checkout, "rev-parse", "HEAD")
+    programs.git(checkout, "update-ref", "refs/heads/main", first)
+    programs.git(checkout, "replace", first, second)
+    assert programs.git(checkout, "status", "--porcelain") == "", "git alone calls it clean"
     state = git.read_git(checkout)
     assert state.sha == first and state.dirty and "+SCALE = 0.0" in state.diff

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,7 @@ import pytest
 from nsa.contract import package_digest
 from runbook.launch import inputs as commits
 from runbook.launch.inputs import build_environment
-
-
-def git(folder: Path, *words: str) -> str:
-    who = ("-c", "user.name=x", "-c", "user.email=x@localhost")
-    command = ["git", "-C", str(folder), *who, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+from tests.factory.programs import git
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,8 @@ from runbook.folder.manifest import check_manifest
 from runbook.launch.inputs import CHECKOUTS
 from runbook.process.reaper import carriers
 from runbook.records import Outcome, RunRecord
+from tests.engine.test_interrupt_and_resume import wait_for
+from tests.factory.programs import git
 
 ROOT = Path(__file__).parents[2]
 LOOP = "nsa/train/loop.py"
@@ -31,12 +32,6 @@ SLOWER = """\
 """
 SETTINGS = ("NSA_", "NCCL_", "TORCH_", "PYTORCH_", "CONFIG")
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
-
-
-def git(folder: Path, *words: str) -> str:
-    who = ("-c", "user.name=x", "-c", "user.email=x@localhost")
-    command = ["git", "-C", str(folder), *who, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +57,6 @@ def start(clone: Path, *words: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-
-
-def wait_for(out: Path, pattern: str) -> Path:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        for path in out.glob(pattern):
-            return path
-        time.sleep(0.05)
-    raise AssertionError(f"no {pattern} in {out}")
 
 
 def test_a_cancelled_night_is_readable_and_goes_on_with_each_sides_own_code(

@@ -13,6 +13,7 @@ import yaml
 
 from runbook.config.setup import RunOptions, load_nightly
 from runbook.engine.plan.prepare import prepare
+from tests.factory.programs import program
 
 ROOT = Path(__file__).parents[2]
 JOB: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/nightly-gpu.yml").read_text())[
@@ -42,12 +43,10 @@ def test_a_night_after_a_clean_checkout_sees_the_night_before(tmp_path: Path) ->
     """The workflow's own steps; each night is cut off in its first seconds, and is a run."""
     clone, home, temporary = (tmp_path / name for name in ("clone", "home", "temporary"))
     subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, clone], check=True)
-    program = temporary / "venv/bin/runbook"
-    program.parent.mkdir(parents=True)
     home.mkdir()
     short = '[ "$1" != nightly ] || set -- "$@" --until-s 1 --reference HEAD'
-    program.write_text(f'#!/bin/sh\n{short}\nexec {sys.executable} -m runbook "$@"\n')
-    program.chmod(0o755)
+    script = f'{short}\nexec {sys.executable} -m runbook "$@"'
+    program(temporary / "venv/bin/runbook", script)
     variables = {
         **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
         "HOME": str(home),

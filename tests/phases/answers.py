@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from phases.kit.case import Finding
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Check, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence
 from tests.phases import builder, spoil
 
 Answer = TypeVar("Answer", Check, Finding)
@@ -60,9 +58,7 @@ def row(
     return builder.row(phase, what, builder.evidence(phase, where, change=change, **options), where)
 
 
-def noisy(made: LaunchEvidence) -> LaunchEvidence:
-    """Five percent of jitter from step to step."""
-    return replace(made, training=spoil.jittered(made.training, 0.05))
+noisy = spoil.jitter(0.05)
 
 
 def judged(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from runbook.records import LaunchStatus, RankExit
-from runbook.records.evidence import LaunchEvidence, TrainingLog
+from runbook.records.evidence import JUnitCase, LaunchEvidence, TrainingLog
 
 Change = Callable[[LaunchEvidence], LaunchEvidence]
 
@@ -20,6 +20,20 @@ def jittered(log: TrainingLog, share: float, *, seed: int = 1) -> TrainingLog:
     changed["dt_s"] *= np.random.default_rng(seed).normal(1.0, share, len(changed)).clip(0.5)
     changed["toks_per_s"] = changed["tokens"] / changed["dt_s"]
     return replace(log, frame=changed)
+
+
+def jitter(share: float) -> Change:
+    """So much jitter from step to step."""
+    return lambda made: replace(made, training=jittered(made.training, share))
+
+
+def slower(by: Any) -> Change:
+    """Steps that take so many times as long; a callable gets the frame."""
+
+    def longer(table: Any) -> Any:
+        return table["dt_s"] * (by(table) if callable(by) else by)
+
+    return columns(dt_s=longer, toks_per_s=lambda table: table["tokens"] / table["dt_s"])
 
 
 def ended(status: LaunchStatus, *, rows: int | None = None, cause: str = "made up") -> Change:
@@ -113,6 +127,26 @@ def rank(number: int, **values: Any) -> Change:
         made,
         ranks=tuple(replace(log, **values) if log.rank == number else log for log in made.ranks),
     )
+
+
+def steps_of(number: int, **values: Any) -> Change:
+    """What a rank tells of its steps replaced; a callable gets the table."""
+    return lambda made: rank(number, steps=made.ranks[number].steps.assign(**values))(made)
+
+
+def inside(part: str, **values: Any) -> Change:
+    """Entries of a document of the launch's evidence replaced."""
+    return lambda made: replace(made, **{part: {**(getattr(made, part) or {}), **values}})
+
+
+def cases(change: Callable[[JUnitCase], JUnitCase | None]) -> Change:
+    """Each test of the launch's report replaced, or left out where there is nothing instead."""
+
+    def changed(made: LaunchEvidence) -> LaunchEvidence:
+        kept = tuple(one for case in made.junit.cases if (one := change(case)))
+        return replace(made, junit=replace(made.junit, cases=kept))
+
+    return changed
 
 
 def parts(**values: Any) -> Change:

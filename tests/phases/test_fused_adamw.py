@@ -57,11 +57,8 @@ def test_the_table_of_plain_and_fused_has_both_arms() -> None:
 
 
 def test_fused_near_the_margin_is_inconclusive_and_stays_unset() -> None:
-    def rough(made: LaunchEvidence) -> LaunchEvidence:
-        return replace(made, training=spoil.jittered(made.training, 0.25))
-
     rates = {"baseline": 1e5, "fused": 0.98e5}
-    found = builder.evidence("fused_adamw", WHERE, rates=rates, change=rough)
+    found = builder.evidence("fused_adamw", WHERE, rates=rates, change=spoil.jitter(0.25))
     judgement = builder.judge("fused_adamw", found, WHERE)
     assert said(get(judgement, "fused_adamw.keep")) == (Outcome.INCONCLUSIVE, Reason.UNDECIDED)
     assert judgement.choices == {}
@@ -203,10 +200,7 @@ def test_in_launches_of_its_own_a_hanging_fused_arm_is_dropped_too() -> None:
 def test_on_a_cpu_an_undecided_speed_leaves_the_toggle_unset_and_passes() -> None:
     where = builder.context("cpu")
 
-    def rough(made: LaunchEvidence) -> LaunchEvidence:
-        return replace(made, training=spoil.jittered(made.training, 0.3))
-
-    found = builder.evidence("fused_adamw", where, change=rough)
+    found = builder.evidence("fused_adamw", where, change=spoil.jitter(0.3))
     judgement = builder.judge("fused_adamw", found, where)
     keep = says(get(judgement, "fused_adamw.keep"), (Outcome.PASS, Reason.NOT_GATED))
     assert keep.reason.startswith("not gated on profile cpu, nothing was decided: ")

@@ -29,41 +29,16 @@ from tests.phases.heartbeats import SHA
 
 def second_rank(**values: Any) -> spoil.Change:
     """What rank 1 says of its steps, changed."""
-
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        steps = made.ranks[1].steps
-        return spoil.rank(1, steps=steps.assign(**values))(made)
-
-    return change
+    return spoil.steps_of(1, **values)
 
 
-def drifting(made: LaunchEvidence) -> LaunchEvidence:
-    rise = np.linspace(1.0, 1.3, len(made.training.frame))
-    table = made.training.frame.copy()
-    table["dt_s"] *= rise
-    table["toks_per_s"] /= rise
-    return replace(made, training=replace(made.training, frame=table))
-
-
-def pausing(made: LaunchEvidence) -> LaunchEvidence:
-    slow = np.where(np.arange(len(made.training.frame)) % 50 == 49, 5.0, 1.0)
-    table = made.training.frame.copy()
-    table["dt_s"] *= slow
-    table["toks_per_s"] /= slow
-    return replace(made, training=replace(made.training, frame=table))
-
-
-def rough(made: LaunchEvidence) -> LaunchEvidence:
-    return replace(made, training=spoil.jittered(made.training, 0.25))
-
-
+drifting = spoil.slower(lambda table: np.linspace(1.0, 1.3, len(table)))
+pausing = spoil.slower(lambda table: np.where(np.arange(len(table)) % 50 == 49, 5.0, 1.0))
+rough = spoil.jitter(0.25)
 leaking = spoil.columns(mem_mib=lambda table: 30_000.0 + 1.0 * table["step"])
 
 
-def leaking_on_rank_1(made: LaunchEvidence) -> LaunchEvidence:
-    return second_rank(mem_mib=30_000.0 + 1.0 * made.ranks[1].steps["step"])(made)
-
-
+leaking_on_rank_1 = second_rank(mem_mib=lambda steps: 30_000.0 + 1.0 * steps["step"])
 HALTED = (Outcome.FAIL, Reason.HALTED)
 
 
@@ -173,15 +148,15 @@ def spoiled(what: str, change: spoil.Change, name: str, where: PlanContext = CPU
 def of_step(row: int, rank: int, **values: Any) -> spoil.Change:
     """What a rank tells of one of its steps, changed."""
 
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        table = made.ranks[rank].steps
-        for column, value in values.items():
-            table = table.assign(
-                **{column: [*table[column][:row], value, *table[column][row + 1 :]]}
-            )
-        return spoil.rank(rank, steps=table)(made)
-
-    return change
+    return spoil.steps_of(
+        rank,
+        **{
+            column: lambda table, column=column, value=value: [
+                *table[column][:row], value, *table[column][row + 1 :]
+            ]
+            for column, value in values.items()
+        },
+    )  # fmt: skip
 
 
 def later(column: str) -> spoil.Change:

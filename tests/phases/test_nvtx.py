@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,10 +14,7 @@ from tests.phases.answers import IMPOSSIBLE, NO_EFFECT, NOTHING, TOO_MUCH, WRONG
 
 
 def profiled(**values: Any) -> spoil.Change:
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        return replace(made, profile={**(made.profile or {}), **values})
-
-    return change
+    return spoil.inside("profile", **values)
 
 
 def on_gpu(**values: float) -> spoil.Change:
@@ -28,10 +24,6 @@ def on_gpu(**values: float) -> spoil.Change:
         return profiled(gpu={**made.profile["gpu"], **values})(made)
 
     return change
-
-
-def chained(first: spoil.Change, second: spoil.Change) -> spoil.Change:
-    return lambda made: second(first(made))
 
 
 V1 = {"ranges": {"nsa.sel.ranges_v1": {"count": 9}}}
@@ -55,7 +47,7 @@ ONE_LOOP = profiled(top_python=[{"name": "loop", "share": 0.5}])
         ("python_share", profiled(gpu=None), NOTHING),
         ("python_share", profiled(steps=None), NOTHING),
         ("python_share", on_gpu(idle_us=math.nan), NOTHING),
-        ("python_hotspot", chained(WAITING, ONE_LOOP), TOO_MUCH),
+        ("python_hotspot", spoil.both(WAITING, ONE_LOOP), TOO_MUCH),
         ("python_hotspot", profiled(top_python=[]), NOTHING),
     ],
 )
@@ -89,7 +81,7 @@ def test_host_time_that_the_gpu_does_not_wait_for_costs_nothing() -> None:
     busy = on_gpu(busy_us=9.9e5, idle_us=1e4, python_wait_us=1e4)
     top = profiled(python_share=0.44, top_python=[{"name": "loop", "share": 0.4}])
     for what in ("python_share", "python_hotspot"):
-        assert row("nvtx", what, chained(busy, top)).outcome is Outcome.PASS
+        assert row("nvtx", what, spoil.both(busy, top)).outcome is Outcome.PASS
 
 
 def test_what_the_profiler_itself_costs_is_not_pythons() -> None:
@@ -114,5 +106,5 @@ def test_waiting_inside_operators_is_not_waiting_for_python() -> None:
 
 def test_the_hotspot_is_named() -> None:
     top = [{"name": "a", "share": 0.01}, {"name": "sequential_prefill", "share": 0.4}]
-    check = row("nvtx", "python_hotspot", chained(WAITING, profiled(top_python=top)))
+    check = row("nvtx", "python_hotspot", spoil.both(WAITING, profiled(top_python=top)))
     assert "sequential_prefill: 40%" in check.reason and "NSA_PREFILL_BATCHED=1" in check.remedy

@@ -40,11 +40,7 @@ def slower(head: float, where: PlanContext, *, rounds: int = ROUNDS) -> PhaseEvi
 
 
 def stretched(made: LaunchEvidence, longer: float) -> LaunchEvidence:
-    spoiled = spoil.columns(
-        dt_s=lambda table: table["dt_s"] * longer,
-        toks_per_s=lambda table: table["toks_per_s"] / longer,
-    )(made)
-    return builder._changed(made, lambda _: spoiled)
+    return builder._changed(made, spoil.slower(longer))
 
 
 def row(what: str, found: PhaseEvidence, where: PlanContext = CPU) -> Check:

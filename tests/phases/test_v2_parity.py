@@ -13,14 +13,9 @@ from tests.phases.answers import IMPOSSIBLE, MACHINE, NOT_GATED, NOTHING, row, s
 
 
 def with_status(status: str, message: str = "", *, only: str = "") -> spoil.Change:
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        cases = tuple(
-            replace(case, status=status, message=message) if only in case.name else case
-            for case in made.junit.cases
-        )
-        return replace(made, junit=replace(made.junit, cases=cases))
-
-    return change
+    return spoil.cases(
+        lambda case: replace(case, status=status, message=message) if only in case.name else case
+    )
 
 
 def collected(*names: str) -> spoil.Change:
@@ -110,14 +105,9 @@ def test_times_of_the_cpu_say_nothing_about_a_gpu() -> None:
 
 
 def on_device(device: str) -> spoil.Change:
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        if made.launch.kind != "pytest":
-            return made
-        properties = {"device": device} if device else {}
-        cases = tuple(replace(case, properties=properties) for case in made.junit.cases)
-        return replace(made, junit=replace(made.junit, cases=cases))
-
-    return change
+    """The tests tell this device; the launches that are none tell nothing."""
+    named = spoil.cases(lambda case: replace(case, properties={"device": device} if device else {}))
+    return lambda made: named(made) if made.launch.kind == "pytest" else made
 
 
 TESTED = [

@@ -40,11 +40,7 @@ def counted(
     return change
 
 
-def _told(key: str, **values: Any) -> spoil.Change:
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        return replace(made, **{key: {**(getattr(made, key) or {}), **values}})
-
-    return change
+_told = spoil.inside
 
 
 def logged(*lines: str, **changes: Any) -> spoil.Change:

@@ -141,13 +141,7 @@ def test_a_rate_that_the_clock_contradicts_is_no_throughput() -> None:
 
 def _slower_by(share: float) -> spoil.Change:
     """The clock of rank 1 shows that every step took so much longer than the CSV says."""
-
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        steps = made.ranks[-1].steps
-        mono = 1000.0 + (steps["mono"] - 1000.0) * (1 + share)
-        return spoil.rank(len(made.ranks) - 1, steps=steps.assign(mono=mono))(made)
-
-    return change
+    return spoil.steps_of(1, mono=lambda steps: 1000.0 + (steps["mono"] - 1000.0) * (1 + share))
 
 
 def test_the_slower_clock_decides() -> None:
@@ -230,14 +224,9 @@ def test_a_kernel_that_the_trainer_rejected_is_seen(
 
 def test_a_kernel_of_ours_that_disagrees_is_seen_beside_the_window_that_agrees() -> None:
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        attention = (made.env or {})["attention"]
-        paths = {"varlen": _AGREES, "triton": _DISAGREES}
-        changed = {
-            "window": {"value": "varlen", "reason": "auto"},
-            "selected": {"value": "sdpa", "reason": "triton was rejected"},
-            "self_test": {**attention["self_test"], "paths": paths},
-        }
-        return spoil.env(attention=changed)(made)
+        selected = {"value": "sdpa", "reason": "triton was rejected"}
+        tested = _self_tested(triton=_DISAGREES, varlen=_AGREES)(made)
+        return spoil.env(attention={"selected": selected})(tested)
 
     check = answers.row("baseline", "oracle", change)
     says(check, WRONG, "rejected triton", "varlen and sdpa ran instead")
@@ -361,13 +350,6 @@ def test_one_rank_must_read_what_all_ranks_read_together() -> None:
     where = builder.context()
     before = builder.evidence("baseline", where)
 
-    def reads(digest: str) -> spoil.Change:
-        def change(made: LaunchEvidence) -> LaunchEvidence:
-            steps = made.ranks[0].steps
-            return spoil.rank(0, steps=steps.assign(data=digest))(made)
-
-        return change
-
     def answer(change: spoil.Change | None) -> Any:
         return answers.row(
             "single_gpu", "same_as_baseline", change, where, earlier={"baseline": before}
@@ -375,7 +357,7 @@ def test_one_rank_must_read_what_all_ranks_read_together() -> None:
 
     assert answer(None).outcome is Outcome.PASS
     for digest in ("1", "f" * 16):
-        says(answer(reads(digest)), UNBALANCED, "read other data")
+        says(answer(spoil.steps_of(0, data=digest)), UNBALANCED, "read other data")
     higher = answer(spoil.columns(loss=lambda t: t["loss"] + 0.1))
     many = builder.evidence("baseline", where, change=spoil.without_rank_1)
     lost = answers.row("single_gpu", "same_as_baseline", where=where, earlier={"baseline": many})

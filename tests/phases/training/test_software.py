@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from runbook.records import Check, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence
 from tests.phases import answers, builder, spoil
 from tests.phases.answers import OTHERWISE, says
 
@@ -16,14 +15,8 @@ WHERE = builder.context()
 
 
 def ran_on(**versions: Any) -> spoil.Change:
-    """env.json tells these versions; None takes one away."""
-
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        told = {**(made.env or {})["versions"], **versions}
-        kept = {name: value for name, value in told.items() if value is not None}
-        return replace(made, env={**(made.env or {}), "versions": kept})
-
-    return change
+    """env.json tells these versions."""
+    return spoil.env(versions=versions)
 
 
 def planned(
