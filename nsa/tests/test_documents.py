@@ -22,6 +22,7 @@ import pytest
 from nsa.data.open import open_source
 from nsa.data.source import DEPTH, Batch, DataError, Source
 from nsa.data.text import FinewebCorpus
+from nsa.data.tokenizers import open_tokenizer
 from nsa.settings import DataSection, Share
 from nsa.tests.launched import MICRO_BATCHES, MIDDLE, SAVED, STEPS, launch
 from nsa.train.engine import Engine, StepOutcome
@@ -41,6 +42,8 @@ FIELD = "body"
 FILES = ["a.jsonl", "b/a.txt"]
 if find_spec("pyarrow"):
     FILES += ["c.parquet", "d/e/a.parquet"]
+# Of GPT-2's encoding, where this machine has the package.
+TOKENIZERS = ["byte", *(["gpt2"] if find_spec("tiktoken") else [])]
 IN_A_FILE = 45
 DOCUMENTS = IN_A_FILE * len(FILES)
 # Of parquet; the last one of a file is smaller.
@@ -228,6 +231,27 @@ def test_a_long_document_is_read_whole(tmp_path: Path) -> None:
             assert source.fetch().tokens.tolist() == rows, f"batch {number}"
     finally:
         source.close()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_separator_that_is_written_out_is_text(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or whoever writes about it ends a document. By a table of bytes, which needs no network."""
+    if name == "gpt2":
+        import tiktoken
+
+        table = tiktoken.Encoding(
+            "bytes",
+            pat_str=r"[^\r\n]+|[\r\n]+",
+            mergeable_ranks={bytes([number]): number for number in range(256)},
+            special_tokens={"<|endoftext|>": 50_256},
+        )
+        monkeypatch.setattr(tiktoken, "get_encoding", lambda _: table)
+    tokenizer = open_tokenizer(name)
+    text = f"a<|endoftext|>b {SIGNS}"
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.separator == {"byte": 0, "gpt2": 50_256}[name]
 
 
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -21,8 +22,8 @@ ONE_HEAD, LONG = {**maths.SMALL, "n_heads": 1, "n_kv_groups": 1}, 4101
 LOOKED_AT = (1027, 1437, 2048, 2611, 3350, 4100)
 
 
-def _run(x: maths.Inputs, cfg: nsa.NSAConfig, path: str) -> dict[str, torch.Tensor]:
-    out = nsa_attention(**x, cfg=cfg, way=Way(path=path))
+def _run(x: maths.Inputs, cfg: nsa.NSAConfig, way: Way) -> dict[str, torch.Tensor]:
+    out = nsa_attention(**x, cfg=cfg, way=way)
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device)
     grads = torch.autograd.grad((out * weight.view_as(out)).sum(), list(x.values()))
     found = {"out": out, **{f"grad {n}": g for n, g in zip(x, grads, strict=True)}}
@@ -36,9 +37,9 @@ def _case(seq_len: int, dtype: torch.dtype) -> tuple[maths.Inputs, dict[str, tor
     return x, _truth(x)
 
 
-def _truth(x: maths.Inputs) -> dict[str, torch.Tensor]:
+def _truth(x: maths.Inputs, shape: dict[str, Any] = maths.SMALL) -> dict[str, torch.Tensor]:
     leaves = {n: v.detach().cpu().double().requires_grad_() for n, v in x.items()}
-    out, _ = maths.attend(leaves, maths.SMALL)
+    out, _ = maths.attend(leaves, shape)
     weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype)
     total = (out * weight.view_as(out)).sum()
     grads = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
@@ -50,7 +51,7 @@ def _truth(x: maths.Inputs) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("path", PATHS)
 def test_path_equals_the_equations(path: str, seq_len: int, dtype: torch.dtype) -> None:
     x, truth = _case(seq_len, dtype)
-    for name, value in _run(x, nsa.NSAConfig(**maths.SMALL), path).items():
+    for name, value in _run(x, nsa.NSAConfig(**maths.SMALL), Way(path=path)).items():
         worst = float((value - truth[name]).abs().max())
         assert worst <= BOUNDS[dtype], f"{path}, S={seq_len}: {name} is off by {worst:.2e}"
 
@@ -93,14 +94,31 @@ def test_work_in_small_pieces_equals_the_equations(
     """Pieces are cut by sizes that only long sequences reach; here they are a few tokens."""
     pieces.cut_small(monkeypatch)
     x, truth = _case(seq_len, dtype)
-    for name, value in _run(x, nsa.NSAConfig(**maths.SMALL), "batched").items():
+    for name, value in _run(x, nsa.NSAConfig(**maths.SMALL), Way(path="batched")).items():
         worst = float((value - truth[name]).abs().max())
         assert worst <= BOUNDS[dtype], f"S={seq_len}: {name} is off by {worst:.2e}"
+
+
+@pytest.mark.parametrize("dtype", list(BOUNDS), ids=("float64", "float32"))
+def test_masks_in_small_pieces_equal_the_equations(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """By kernels that keep a mask for the backward pass, where each piece's is made again. They
+    ask for keys and values of one width.
+    """
+    pieces.cut_small(monkeypatch)
+    shape = {**maths.SMALL, "d_v": maths.SMALL["d_k"]}
+    x = maths.random_inputs(shape, 2, 61, seed=61, dtype=dtype)
+    truth = _truth(x, shape)
+    way = Way(path="batched", force_sdpa=True)
+    for name, value in _run(x, nsa.NSAConfig(**shape), way).items():
+        worst = float((value - truth[name]).abs().max())
+        assert worst <= BOUNDS[dtype], f"{name} is off by {worst:.2e}"
 
 
 def test_the_bound_is_tight_enough_to_see_one_wrong_key() -> None:
     """Made to fail on purpose: a window one token too long is far outside the bound."""
     x = maths.random_inputs(maths.SMALL, 1, 40, seed=0, dtype=torch.float64)
     wrong = nsa.NSAConfig(**{**maths.SMALL, "w": maths.SMALL["w"] + 1})
-    difference = _run(x, wrong, "batched")["out"] - _truth(x)["out"]
+    difference = _run(x, wrong, Way(path="batched"))["out"] - _truth(x)["out"]
     assert float(difference.abs().max()) > 1e-3
