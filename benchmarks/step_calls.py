@@ -1,7 +1,7 @@
 """What one micro-batch of the production model costs a host that feeds a CUDA device.
 
     python -m benchmarks.step_calls [--lengths 2048] [--layers 12] [--operators N]
-    python -m benchmarks.step_calls --kernels
+    python -m benchmarks.step_calls --graphs
 
 Counts the operator calls that are not views (each is at least one launch), forward and backward, of
 the path that a CUDA device takes, in bf16 autocast, and the most bytes that are alive at a time,
@@ -9,34 +9,43 @@ weights and gradients included. The same for the model with dense causal attenti
 needed: shapes, types and devices are real, the numbers are not (`tests/attention/fake_cuda.py`).
 Memory is what tensors hold, without what an allocator loses between them.
 
-`in compiled parts`: calls that NSA_COMPILE=dense takes over, each found inside one of the functions
-of `nsa/dense.py` or in the backward pass of what they recorded. `compiled calls`: how often one of
-these functions runs instead, forward and backward. How many kernels such a call starts is not known
-without a device: --kernels compiles each function once with torch's backend for the CPU and prints
-how many loops and products that made of it, as a hint.
+With --graphs a layer of each way goes through torch.compile as NSA_COMPILE=layer does it, on shapes
+only, up to the graphs of its two passes. Printed are the graphs, the breaks, and what these two
+call: operators that a compiler takes as they are (products, SDPA, ours), and all others that are
+not views, which it fuses into loops whose number only a device can tell.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
-from unittest.mock import patch
 
 import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention
 
-from nsa import dense as dense_parts
-from nsa.config import ModelConfig, NSAConfig, Way, Window
-from nsa.dense import rotations
-from nsa.kernels.compiled import compile_dense
-from nsa.model import NSALanguageModel
-from tests.attention import fake_cuda as fake_cuda_module
-from tests.attention.fake_cuda import Watched, fake_cuda
+from nsa.config import ModelConfig, NSAConfig, Selected, Way, Window
+from nsa.kernels.compiled import compile_layers, count_compiled
+from nsa.model import Layer, NSALanguageModel, mean_loss
+from nsa.projection import rotations
+from tests.attention.fake_cuda import _ALIASES, Watched, _is_view, fake_cuda
+
+# The ways of a CUDA device, and a CPU's own.
+WAYS = {
+    "masks": Way(force_sdpa=True),
+    "varlen": Way(force_sdpa=True, window="varlen"),
+    "Triton": Way(force_sdpa=True, window="triton", selected="triton"),
+    "plain loops": Way(force_sdpa=True, selection_ranges="v1"),
+    "CPU": Way(),
+}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+_OPAQUE = ("nsa::", "torch_attn::")
 
 
 class DenseAttention(nn.Module):
@@ -70,126 +79,112 @@ class Cost:
     peak_bytes: int
     host_s: float
 
-    inside: int = 0
-    compiled: int = 0
-
     @property
     def total(self) -> int:
         """All calls."""
         return sum(self.calls.values())
 
 
-class Parts:
-    """Notes which calls are those of the dense parts: forward by where they are made, backward by
-    the numbers that autograd gave to the nodes of their graph."""
-
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
-        self._spans: list[range] = []
-        self.inside, self.forward_calls = 0, 0
-
-    def reset(self) -> None:
-        """A new micro-batch."""
-        self._spans, self.inside, self.forward_calls = [], 0, 0
-
-    def functions(self) -> dense_parts.Dense:
-        """The dense parts, each call noted."""
-        return dense_parts.Dense(
-            enter_together=self._noted(dense_parts.enter_together),
-            enter_apart=self._noted(dense_parts.enter_apart),
-            leave=self._noted(dense_parts.leave),
-            loss=self._noted(dense_parts.mean_loss),
-        )
-
-    def _noted(self, function: Any) -> Any:
-        def call(*args: Any) -> Any:
-            begin = torch._C._autograd._get_sequence_nr()
-            with self._counting():
-                found = function(*args)
-            self._spans.append(range(begin, torch._C._autograd._get_sequence_nr()))
-            self.forward_calls += 1
-            return found
-
-        return call
-
-    @contextmanager
-    def _counting(self) -> Iterator[None]:
-        before = self._watched.total
-        yield
-        self.inside += self._watched.total - before
-
-    @contextmanager
-    def backward(self) -> Iterator[None]:
-        """Around `walk_back`: what runs for a node of a dense part is counted too."""
-        apply, add = fake_cuda_module._apply, fake_cuda_module._Arrived.add
-
-        def noted_apply(node: Any, into: Any) -> Any:
-            with self._counting() if self._owns(node) else nullcontext():
-                return apply(node, into)
-
-        def noted_add(arrived: Any, node: Any, place: int, grad: Tensor) -> None:
-            with self._counting() if self._owns(node) else nullcontext():
-                add(arrived, node, place, grad)
-
-        with (
-            patch.object(fake_cuda_module, "_apply", noted_apply),
-            patch.object(fake_cuda_module._Arrived, "add", noted_add),
-        ):
-            yield
-
-    def _owns(self, node: Any) -> bool:
-        number = int(node._sequence_nr())
-        return any(number in span for span in self._spans)
-
-
 def build(
-    cfg: ModelConfig, *, dense: bool, device: str, window: Window = "masked"
+    cfg: ModelConfig,
+    *,
+    dense: bool,
+    device: str,
+    window: Window = "masked",
+    selected: Selected = "sdpa",
 ) -> NSALanguageModel:
     """The model, or the same with dense attention, its weights on the device."""
     with torch.device(device):
         model = NSALanguageModel(cfg)
         for layer in model.layers:
-            layer.attention.way = Way(window=window)
+            layer.attention.way = Way(window=window, selected=selected)
             if dense:
                 layer.attention = DenseAttention(cfg.attention)
     return model
 
 
-def micro_batch(model: nn.Module, tokens: Tensor, parts: Parts | None = None) -> None:
+def micro_batch(model: nn.Module, tokens: Tensor) -> None:
     """Forward and backward, as the trainer's engine runs them in bf16."""
     with torch.autocast("cuda", dtype=torch.bfloat16):
         logits = model(tokens[:, :-1])
-    loss = dense_parts.mean_loss if parts is None else parts.functions().loss
-    with nullcontext() if parts is None else parts.backward():
-        loss(logits, tokens[:, 1:]).backward()
+    mean_loss(logits, tokens[:, 1:]).backward()
 
 
-def kernels(cfg: ModelConfig, seq_len: int) -> None:
-    """Compile each function for the CPU and print the loops and products of its two passes."""
-    torch._inductor.config.force_disable_caches = True
-    functions = compile_dense("dense")
-    model = NSALanguageModel(replace(cfg, n_layers=1))
-    x = torch.randn(1, seq_len, cfg.attention.dim, requires_grad=True)
-    (layer,), half = model.layers, torch.bfloat16
-    turns = torch.view_as_real(layer.attention.turns(seq_len, x))
-    own = layer.attention
-    calls = {
-        "enter": lambda: functions.enter_together(
-            x, layer.attention_norm, own.in_proj, own.gate_bias, turns, own.cfg
-        ),
-        "leave": lambda: (functions.leave(x, x.to(half), layer.mlp_norm, layer.mlp),),
-        "loss": lambda: (functions.loss(x[..., : cfg.vocab_size].to(half), made),),
+@dataclass(kw_only=True)
+class Made:
+    """What the compiler made of a layer: breaks, graphs, and calls of the two passes."""
+
+    graphs: int = 0
+    breaks: int = 0
+    as_they_are: Counter[str] = field(default_factory=Counter)
+    fused: Counter[str] = field(default_factory=Counter)
+
+    def note(self, graph: torch.fx.GraphModule) -> None:
+        """Count the calls of a pass."""
+        for node in graph.graph.nodes:
+            if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+                continue
+            name = node.target._schema.name.removeprefix("aten::")
+            if _is_view(node.target) or name in _ALIASES:
+                continue
+            kept = name in _PRODUCTS or name.startswith(_OPAQUE) or "_scaled_dot_product" in name
+            (self.as_they_are if kept else self.fused)[name] += 1
+
+
+def compile_one(cfg: ModelConfig, seq_len: int, way: Way) -> Made:
+    """A layer by a way, forward and backward, on tensors without numbers."""
+    made, before = Made(), count_compiled()
+
+    def noting(graph: torch.fx.GraphModule, _: object) -> Any:
+        made.note(graph)
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=noting, partition_fn=min_cut_rematerialization_partition)
+    with FakeTensorMode():
+        layer = Layer(cfg)
+        layer.attention.way = way
+        x = torch.randn(1, seq_len, cfg.attention.dim, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = layer(x, by=compile_layers(backend).layer)
+        out.sum().backward()
+    did = count_compiled()
+    made.graphs, made.breaks = did.graphs - before.graphs, did.breaks - before.breaks
+    return made
+
+
+def host_calls(cfg: ModelConfig, seq_len: int) -> dict[str, int]:
+    """Calls that the host makes in a micro-batch, by path; the last three follow from the first.
+
+    A recorded layer copies its input and its output's gradient to where they were. Of two
+    micro-batches the first one's gradients of the layers are copied, the second one's added.
+    """
+    default = measure(cfg, seq_len).total
+    fewer = measure(replace(cfg, n_layers=cfg.n_layers - 1), seq_len).total
+    by_kernels = measure(cfg, seq_len, window="triton", selected="triton").total
+    beside = default - cfg.n_layers * (default - fewer)
+    with torch.device("meta"):
+        parameters = len(list(Layer(cfg).parameters()))
+    return {
+        "default": default,
+        "Triton": by_kernels,
+        "NSA_COMPILE=layer, any way": beside + 2 * cfg.n_layers,
+        "NSA_CUDA_GRAPHS=1, any way, one micro-batch": beside + 4 * cfg.n_layers,
+        "NSA_CUDA_GRAPHS=1, any way, each of two": beside + (4 + parameters) * cfg.n_layers,
     }
-    made = torch.zeros(1, seq_len, dtype=torch.int64)
-    for name, call in calls.items():
-        torch._inductor.metrics.reset()
-        torch._dynamo.utils.counters.clear()
-        with torch.autocast("cpu", dtype=half, enabled=name != "loss"):
-            found = call()
-        sum(part.float().sum() for part in found).backward()
-        loops = torch._inductor.metrics.generated_kernel_count
-        products = torch._dynamo.utils.counters["inductor"]["extern_calls"]
-        print(f"{name}: {loops} loops and {products} products, forward and backward")
+
+
+def graphs(cfg: ModelConfig, seq_len: int) -> None:
+    """Print the table of all ways, and that of the host's calls."""
+    print("| way | graphs | breaks | products, SDPA, ours | others, to be fused |")
+    print("|---|---:|---:|---:|---:|")
+    for name, way in WAYS.items():
+        made = compile_one(cfg, seq_len, way)
+        kept, fused = made.as_they_are.total(), made.fused.total()
+        print(f"| {name} | {made.graphs} | {made.breaks} | {kept} | {fused} |")
+    print("\n| path | calls of a micro-batch |\n|---|---:|")
+    for name, count in host_calls(cfg, seq_len).items():
+        print(f"| {name} | {count} |")
 
 
 def measure(
@@ -199,34 +194,23 @@ def measure(
     dense: bool = False,
     batch: int = 1,
     window: Window = "masked",
-    compiled: bool = False,
+    selected: Selected = "sdpa",
 ) -> Cost:
-    """One micro-batch on a CUDA device that is not there; a first one makes what is kept.
-
-    compiled: note which calls NSA_COMPILE=dense takes over.
-    """
+    """One micro-batch on a CUDA device that is not there; a first one makes what is kept."""
     with fake_cuda(), Watched() as watched:
-        parts = None
-        model = build(cfg, dense=dense, device="cuda", window=window)
-        if not dense:
-            parts = Parts(watched) if compiled else None
-            model.use(parts.functions() if parts else None)
+        model = build(cfg, dense=dense, device="cuda", window=window, selected=selected)
         tokens = torch.zeros(batch, seq_len + 1, dtype=torch.int64, device="cuda")
-        micro_batch(model, tokens, parts)
+        micro_batch(model, tokens)
         model.zero_grad()
-        if parts is not None:
-            parts.reset()
         watched.calls.clear()
         watched.peak = watched.live
         start = time.perf_counter()
-        micro_batch(model, tokens, parts)
+        micro_batch(model, tokens)
         seconds = time.perf_counter() - start
     return Cost(
         calls=dict(watched.calls),
         peak_bytes=watched.peak,
         host_s=seconds,
-        inside=parts.inside if parts else 0,
-        compiled=2 * parts.forward_calls if parts else 0,
     )
 
 
@@ -238,13 +222,11 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--operators", type=int, default=0, metavar="N")
-    parser.add_argument(
-        "--kernels", action="store_true", help="compile the dense parts for the CPU"
-    )
+    parser.add_argument("--graphs", action="store_true", help="what a compiled layer calls")
     args = parser.parse_args()
     cfg = replace(ModelConfig(vocab_size=256, n_layers=args.layers), gradient_checkpointing=False)
-    if args.kernels:
-        kernels(cfg, 256)
+    if args.graphs:
+        graphs(cfg, args.lengths[0])
         return 0
     print("| S | attention | calls | peak MiB | of dense |\n|---:|---|---:|---:|---:|")
     for seq_len in args.lengths:
@@ -259,11 +241,6 @@ def main() -> int:
             print(f"| {seq_len} | {name} | {cost.total} | {mib:.0f} | {ratio:.2f} |")
         for name, count in sorted(found.calls.items(), key=lambda pair: -pair[1])[: args.operators]:
             print(f"    {count:6} {name}")
-        taken = measure(cfg, seq_len, batch=args.batch, compiled=True)
-        print(
-            f"S={seq_len}, NSA_COMPILE=dense: of {taken.total} calls {taken.inside} in compiled "
-            f"parts, {taken.total - taken.inside} remain; {taken.compiled} compiled calls instead"
-        )
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from nsa.contract import NSAError, did_you_mean, raise_problems
@@ -137,6 +137,10 @@ class Way:
         errors += choice_error(self, "window", Window)
         errors += choice_error(self, "selected", Selected)
         raise_problems("Way", errors)
+
+    def exact(self) -> Way:
+        """The same where all types can run, with nothing but products, masks and softmax."""
+        return replace(self, window="masked", selected="sdpa")
 
     def by_sdpa(self, device_type: str) -> bool:
         """Does a call run through scaled_dot_product_attention?"""

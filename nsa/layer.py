@@ -19,7 +19,7 @@ from nsa.config import (
     Way,
 )
 from nsa.contract import NSAError
-from nsa.dense import PARTS, Columns, Dense, in_parts, rotations, split_projection, split_together
+from nsa.projection import Columns, rotations, split_projection, split_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,7 @@ class NSAAttention(nn.Module):
     queries and keys; compressed keys are made from turned keys. Gates are the sigmoid of a linear
     map of the layer's input, one per head and branch. Raises NSAError for an odd d_k.
 
-    `way`: how the core runs, to be exchanged at any time. `dense`, where set, runs what lies before
-    the core instead of the modules themselves.
+    `way`: how the core runs, to be exchanged at any time.
     """
 
     def __init__(self, cfg: NSAConfig, way: Way = BATCHED) -> None:
@@ -92,7 +91,6 @@ class NSAAttention(nn.Module):
         if cfg.d_k % 2:
             raise NSAError(f"d_k={cfg.d_k}: rotary positions need an even key width")
         self.cfg, self.way = cfg, way
-        self.dense: Dense | None = None
         self.rope_base = ROPE_BASE
         # One product makes queries, every branch's keys and values, and gates; `Columns` says
         # which rows of the weight are whose.
@@ -121,18 +119,14 @@ class NSAAttention(nn.Module):
             self._turns = kept
         return kept[:seq_len]
 
-    def project(self, x: Tensor, norm: nn.Module | None = None) -> Grouped:
+    def project(self, x: Tensor, turns: Tensor) -> Grouped:
         """Turned queries and keys, values and gates of every branch for x [B,S,dim].
 
-        norm: applied to x first.
+        turns: `turns` of S, complex, or as real numbers [S, d_k/2, 2] where a compiler reads this.
         """
-        together = self.way.by_sdpa(x.device.type)
-        if self.dense is None:
-            y = self.in_proj(x if norm is None else norm(x))
-            split = split_together if together else split_projection
-            parts = split(y, self.gate_bias, self.turns(y.shape[1], y), self.cfg)
-        else:
-            parts = self._projected(self.dense, x, norm, together=together)
+        together = self.way.by_sdpa(x.device.type) or not turns.is_complex()
+        split = split_together if together else split_projection
+        parts = split(self.in_proj(x), self.gate_bias, turns, self.cfg)
         if self.cfg.phi == "avg":
             return parts
         return replace(
@@ -141,23 +135,16 @@ class NSAAttention(nn.Module):
             v_cmp=self.compress_v(parts.v_cmp).to(parts.q.dtype),
         )
 
-    def _projected(
-        self, dense: Dense, x: Tensor, norm: nn.Module | None, *, together: bool
-    ) -> Grouped:
-        turns = torch.view_as_real(self.turns(x.shape[1], x))
-        enter = dense.enter_together if together else dense.enter_apart
-        found = enter(x, norm, self.in_proj, self.gate_bias, turns, self.cfg)
-        if together:
-            return in_parts(found, self.cfg)
-        return Grouped(**dict(zip(PARTS, found, strict=True)))
-
-    def forward(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
-        """Attend within x [B,S,dim], or within norm(x); returns [B,S,dim]."""
-        parts = self.project(x, norm)
+    def attend(self, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `forward` gives for x, gates [B,G,S,h,3] and chosen blocks [B,S,G,n_sel]."""
+        parts = self.project(x, turns)
         out, blocks = attend_grouped(parts, self.cfg, self.way)
-        self.last_gates, self.last_blocks = parts.gates.detach(), blocks
-        projected: Tensor = self.out_proj(out.flatten(2))
-        return projected
+        return self.out_proj(out.flatten(2)), parts.gates.detach(), blocks
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend within x [B,S,dim]; returns [B,S,dim]."""
+        out, self.last_gates, self.last_blocks = self.attend(x, self.turns(x.shape[1], x))
+        return out
 
     def gate_numbers(self) -> Tensor:
         """The fields of GateStats of this layer, as a float64 tensor [7] (no synchronization).

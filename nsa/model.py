@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from nsa.attention.tracing import is_watched
 from nsa.config import NORM_EPS, ModelConfig, Way
 from nsa.contract import NSAError
-from nsa.dense import Dense
 from nsa.layer import NSAAttention
 
 __all__ = ["ModelConfig", "NSALanguageModel", "SwiGLU"]
@@ -26,9 +27,6 @@ class Recorded(Protocol):
 
     def run(self, x: Tensor) -> Tensor:
         """The output of the last layer for the first one's x [B,S,dim]."""
-
-    def run_from_host(self, passes: int = 1) -> None:
-        """Do not replay in the next forward passes."""
 
 
 class SwiGLU(nn.Module):
@@ -56,16 +54,37 @@ class Layer(nn.Module):
         self.attention = NSAAttention(cfg.attention, cfg.way)
         self.mlp_norm = nn.RMSNorm(dim, eps=NORM_EPS)
         self.mlp = SwiGLU(dim, cfg.mlp_hidden)
-        self.dense: Dense | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [B,S,dim] to [B,S,dim]."""
-        if self.dense is not None:
-            attended = self.attention(x, self.attention_norm)
-            return self.dense.leave(x, attended, self.mlp_norm, self.mlp)
-        x = x + self.attention(self.attention_norm(x))
-        out: Tensor = x + self.mlp(self.mlp_norm(x))
+    def forward(self, x: Tensor, *, by: Whole | None = None) -> Tensor:
+        """x [B,S,dim] to [B,S,dim], by the modules, or by what a compiler made of `whole`."""
+        if by is None:
+            x = x + self.attention(self.attention_norm(x))
+            out: Tensor = x + self.mlp(self.mlp_norm(x))
+            return out
+        own = self.attention
+        # Compilers know no complex numbers.
+        turns = torch.view_as_real(own.turns(x.shape[1], x))
+        out, own.last_gates, own.last_blocks = by(self, x, turns)
         return out
+
+
+# A layer, its input and `NSAAttention.turns` as real numbers, to what `whole` gives.
+Whole = Callable[[Layer, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def whole(layer: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All that a layer does with x [B,S,dim], as one function: output, gates and chosen blocks.
+
+    No hook of a module inside the layer is called that the compiler did not see.
+    """
+    attended, gates, blocks = layer.attention.attend(layer.attention_norm(x), turns)
+    x = x + attended
+    return x + layer.mlp(layer.mlp_norm(x)), gates, blocks
+
+
+def mean_loss(logits: Tensor, following: Tensor) -> Tensor:
+    """Mean of -ln p(next token) over logits [B,S,V] for tokens [B,S], in nats, in float32."""
+    return functional.cross_entropy(logits.float().flatten(0, 1), following.flatten())
 
 
 class NSALanguageModel(nn.Module):
@@ -84,6 +103,8 @@ class NSALanguageModel(nn.Module):
         self.norm = nn.RMSNorm(dim, eps=NORM_EPS)
         self.head = nn.Linear(dim, cfg.vocab_size, bias=False)
         self.recording: Recorded | None = None
+        self.compiled: Whole | None = None
+        self._from_host = 0
         self._initialize()
         if cfg.tie_embeddings:
             self.head.weight = self.embedding.weight
@@ -110,22 +131,34 @@ class NSALanguageModel(nn.Module):
                 f"tokens are {tokens.dtype} of shape {tuple(tokens.shape)}: must be int64 [B,S]"
             )
         x = self.embedding(tokens)
-        if self.recording is not None and self.training and self.recording.fits(x):
+        by_host = self._takes_from_host()
+        if self.recording is not None and self.training and not by_host and self.recording.fits(x):
             replayed: Tensor = self.head(self.norm(self.recording.run(x)))
             return replayed
+        # Decided once: what is computed again in the backward pass has to run the same way.
+        by = None if by_host or self._is_watched() else self.compiled
         for layer in self.layers:
             if self.cfg.gradient_checkpointing and self.training and torch.is_grad_enabled():
-                x = checkpoint(layer, x, use_reentrant=False)
+                x = checkpoint(layer, x, use_reentrant=False, by=by)
             else:
-                x = layer(x)
+                x = layer(x, by=by)
         logits: Tensor = self.head(self.norm(x))
         return logits
 
-    def use(self, dense: Dense | None) -> None:
-        """Run the dense parts of every layer by these functions from now on; None: as they are."""
-        for module in self.modules():
-            if isinstance(module, Layer | NSAAttention):
-                module.dense = dense
+    def run_from_host(self, passes: int = 1) -> None:
+        """Let the modules themselves run in the next training passes, not replayed nor compiled."""
+        self._from_host = passes
+
+    def _takes_from_host(self) -> bool:
+        if not (self._from_host and self.training):
+            return False
+        self._from_host -= 1
+        return True
+
+    def _is_watched(self) -> bool:
+        """Does somebody watch what a compiled layer would not show? Its own hooks are called."""
+        layers = set(self.layers)
+        return is_watched(m for m in self.layers.modules() if m not in layers)
 
     def attend_by(self, way: Way) -> None:
         """Run the attention of every layer like this from now on."""

@@ -130,8 +130,8 @@ _ROWS: tuple[Toggle, ...] = (
     _row("bool", "USE_FA2", False, "ask for the flash_attn package", "A6"),
     _row("bool", "NVTX", False, "emit NVTX ranges", "N1"),
     _row("bool", "OPT_FUSED", False, "fused AdamW", "F1", arm=True),
-    _row("choice", "COMPILE", "off", "torch.compile of the dense parts; graphs: with CUDA graphs",
-         choices=("off", "dense", "graphs"), arm=True),
+    _row("choice", "COMPILE", "off", "torch.compile of each layer, and of the loss, as one graph",
+         choices=("off", "layer"), arm=True),
     _row("bool", "CUDA_GRAPHS", False, "replay each layer's passes as CUDA graphs", arm=True),
     _row("bool", "LIGER", False, "RMSNorm and SwiGLU by the kernels of the package liger-kernel",
          arm=True),
@@ -288,7 +288,6 @@ UNAVAILABLE = {
 }
 # What runs on CUDA devices only, as it is set, and why.
 NEEDS_CUDA = {
-    "NSA_COMPILE=graphs": "CUDA graphs need a CUDA device",
     "NSA_CUDA_GRAPHS=1": "CUDA graphs need a CUDA device",
     "NSA_LIGER=1": "its kernels need a CUDA device",
     "NSA_USE_TRITON_SEL=1": "its kernels need a CUDA device",
@@ -315,11 +314,8 @@ def conflicts(toggles: ToggleSet) -> list[Conflict]:
     if toggles.flag("NSA_LIGER"):
         asking.append(("NSA_LIGER", {"NSA_COMPILE": "off"}))
     if toggles.flag("NSA_CUDA_GRAPHS"):
-        # Plain loops need the host; graphs of the compiler cannot lie inside other graphs.
-        needs: dict[str, Value] = {"NSA_SEL_RANGES_V2": True}
-        if toggles.text("NSA_COMPILE") == "graphs":
-            needs["NSA_COMPILE"] = "dense"
-        asking.append(("NSA_CUDA_GRAPHS", needs))
+        # Plain loops need the host.
+        asking.append(("NSA_CUDA_GRAPHS", {"NSA_SEL_RANGES_V2": True}))
     return [
         Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
         for one, needs in asking

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +37,10 @@ def attend(x: Branches, cfg: NSAConfig, way: Way = BATCHED) -> tuple[Tensor, Ten
     Asks for kernels as they are named, whether they can run or not.
     """
     check_attention_inputs(x.named(), cfg)
-    # Autocast would quietly round the scores that choose blocks; types are the caller's here.
-    with torch.autocast(x.q.device.type, enabled=False), full_float32():
+    # Autocast would quietly round the scores that choose blocks; types are the caller's here. A
+    # compiler knows no change of precision: what chooses blocks makes its own, out of its sight.
+    precise = nullcontext() if torch.compiler.is_compiling() else full_float32()
+    with torch.autocast(x.q.device.type, enabled=False), precise:
         if way.path == "reference":
             return reference(x, cfg, way.selection_ranges)
         if way.path == "sequential":

@@ -7,6 +7,7 @@ each query is kept, which at long sequences would be most of the memory of a ste
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nsa.attention.branches import chunks, split_dim
+from nsa.attention.opaque import config_of, differentiate, operator
 from nsa.attention.selection import block_scores, everything_visible, full_float32, top_blocks
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig
@@ -23,6 +25,8 @@ from nsa.contract import CMP_RANGE, SCORES_RANGE
 # very long rows, for which a library fills few of a GPU's processors (a fifth of an H100's step).
 # So the rows are cut into pieces whose products are added: at most so many, of at least so many.
 _PIECES, _LEAST_ROWS = 32, 256
+
+Three = tuple[Tensor, Tensor, Tensor]
 
 
 def _rows(x: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
@@ -58,63 +62,121 @@ def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
     return products.sum(1) if total is None else total.add_(products.sum(1))
 
 
-class _Compressed(torch.autograd.Function):
-    """q [B,G,S,h,Dk], k [B,G,N,Dk], v [B,G,N,Dv] to output [B,G,S,h,Dv], blocks [B,G,S,n_sel].
+@dataclass(frozen=True, kw_only=True)
+class _Cut:
+    """A call's chunks of queries [start, stop), positions [S], and last tokens of blocks [N]."""
 
-    k, v and the output are of the accumulation type.
-    """
+    chunks: list[tuple[int, int]]
+    positions: Tensor
+    ends: Tensor
 
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-        """Attend by chunks; each chunk's probabilities choose its blocks, then they are gone."""
-        batch, groups, seq_len, heads, _ = q.shape
-        keys, values = (k * cfg.d_k**-0.5).flatten(0, 1), v.flatten(0, 1)
+    @classmethod
+    def of(cls, q: Tensor, keys: Tensor, cfg: NSAConfig) -> _Cut:
+        """Of q [B,G,S,h,Dk] on keys [B*G,N,Dk]."""
+        batch, _, seq_len, heads, _ = q.shape
         positions = torch.arange(seq_len, device=q.device)
         # A block is visible from its last token on; before the first one ends, none is.
-        ends = torch.arange(cfg.l - 1, cfg.l - 1 + cfg.d * k.shape[2], cfg.d, device=q.device)
-        blind = min(cfg.l - 1, seq_len)
-        out = values.new_zeros(*keys.shape[:1], seq_len * heads, v.shape[3])
-        cuts = chunks(blind, seq_len, batch * cfg.n_heads * ends.numel() * keys.itemsize)
-        picker = _Picker(cfg, positions, batch * groups, blind)
-        for start, stop in cuts:
+        ends = torch.arange(cfg.l - 1, cfg.l - 1 + cfg.d * keys.shape[1], cfg.d, device=q.device)
+        row = batch * q.shape[1] * heads * ends.numel() * keys.itemsize
+        cuts = chunks(min(cfg.l - 1, seq_len), seq_len, row)
+        return cls(chunks=cuts, positions=positions, ends=ends)
+
+    def hidden(self, start: int, stop: int) -> Tensor:
+        """Which blocks queries do not see: bool [stop - start, 1, N]."""
+        return self.ends > self.positions[start:stop, None, None]
+
+
+def _forward(
+    q: Tensor, keys: Tensor, values: Tensor, cut: _Cut, cfg: NSAConfig
+) -> tuple[Tensor, Tensor]:
+    """Attend by chunks; each chunk's probabilities choose its blocks, then they are gone."""
+    batch, groups, seq_len, heads, _ = q.shape
+    out = values.new_zeros(keys.shape[0], seq_len * heads, values.shape[2])
+    picker = _Picker(cfg, cut.positions, batch * groups, min(cfg.l - 1, seq_len))
+    with full_float32():
+        for start, stop in cut.chunks:
             with profile_range(CMP_RANGE):
-                hidden = ends > positions[start:stop, None, None]
-                p = _probabilities(_rows(q, start, stop, keys.dtype), keys, hidden, heads)
+                rows = _rows(q, start, stop, keys.dtype)
+                p = _probabilities(rows, keys, cut.hidden(start, stop), heads)
                 torch.bmm(p, values, out=out[:, start * heads : stop * heads])
             with profile_range(SCORES_RANGE):
                 picker.take(p.view(p.shape[0], stop - start, heads, -1), start)
-        blocks = torch.cat(picker.picked, 1).view(batch, groups, seq_len, cfg.n_sel)
-        ctx.cuts = cuts
-        ctx.scale = cfg.d_k**-0.5
-        ctx.save_for_backward(q, keys, values, positions, ends)
+    blocks = torch.cat(picker.picked, 1).view(batch, groups, seq_len, cfg.n_sel)
+    return out.view(batch, groups, seq_len, heads, -1), blocks
+
+
+def _backward(grad_out: Tensor, q: Tensor, keys: Tensor, values: Tensor, cut: _Cut) -> Three:
+    """Gradients of q, keys and values, from the same probabilities again."""
+    heads, kind = q.shape[3], keys.dtype
+    dq = torch.zeros_like(q, dtype=kind, memory_format=torch.contiguous_format)
+    dk = dv = None
+    rows_of_dq = dq.view(keys.shape[0], -1, q.shape[4])
+    with full_float32():
+        for start, stop in cut.chunks:
+            rows, grad = (_rows(x, start, stop, kind) for x in (q, grad_out))
+            p = _probabilities(rows, keys, cut.hidden(start, stop), heads)
+            dv = _add_product(dv, p, grad)
+            dp = torch.bmm(grad, values.transpose(1, 2))
+            ds = torch._softmax_backward_data(dp, p, -1, kind)
+            dk = _add_product(dk, ds, rows)
+            torch.bmm(ds, keys, out=rows_of_dq[:, start * heads : stop * heads])
+    if dk is None or dv is None:
+        # No query sees a block.
+        dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
+    return dq.to(q.dtype), dk, dv
+
+
+class _Compressed(torch.autograd.Function):
+    """q [B,G,S,h,Dk], scaled keys [B*G,N,Dk], values [B*G,N,Dv] to output and blocks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, keys: Tensor, values: Tensor, cfg: NSAConfig
+    ) -> tuple[Tensor, Tensor]:
+        """Output [B,G,S,h,Dv], blocks [B,G,S,n_sel]."""
+        ctx.cut = _Cut.of(q, keys, cfg)
+        out, blocks = _forward(q, keys, values, ctx.cut, cfg)
+        ctx.save_for_backward(q, keys, values)
         ctx.mark_non_differentiable(blocks)
         ctx.set_materialize_grads(False)  # no zeros in place of the blocks' gradient
-        return out.view(batch, groups, seq_len, heads, -1), blocks
+        return out, blocks
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of q, k and v, from the same probabilities again."""
-        q, keys, values, positions, ends = ctx.saved_tensors
-        heads, kind = q.shape[3], keys.dtype
-        dq = torch.zeros_like(q, dtype=kind, memory_format=torch.contiguous_format)
-        dk = dv = None
-        rows_of_dq = dq.view(keys.shape[0], -1, q.shape[4])
-        with full_float32():
-            for start, stop in ctx.cuts:
-                rows, grad = (_rows(x, start, stop, kind) for x in (q, grad_out))
-                hidden = ends > positions[start:stop, None, None]
-                p = _probabilities(rows, keys, hidden, heads)
-                dv = _add_product(dv, p, grad)
-                dp = torch.bmm(grad, values.transpose(1, 2))
-                ds = torch._softmax_backward_data(dp, p, -1, kind)
-                dk = _add_product(dk, ds, rows)
-                torch.bmm(ds, keys, out=rows_of_dq[:, start * heads : stop * heads])
-        if dk is None or dv is None:
-            # No query sees a block.
-            dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
-        dk = dk.mul_(ctx.scale)
-        return dq.to(q.dtype), split_dim(dk, 0, q.shape[1]), split_dim(dv, 0, q.shape[1]), None
+        """Gradients of q, keys and values."""
+        q, keys, values = ctx.saved_tensors
+        return *_backward(grad_out, q, keys, values, ctx.cut), None
+
+
+def _fake(q: Tensor, _: Tensor, values: Tensor, *numbers: int) -> tuple[Tensor, Tensor]:
+    out = values.new_empty(*q.shape[:4], values.shape[2])
+    return out, q.new_empty(*q.shape[:3], numbers[-1], dtype=torch.int64)
+
+
+def _config(q: Tensor, values: Tensor, l: int, d: int, l_sel: int, n_sel: int) -> NSAConfig:  # noqa: E741
+    return config_of(q.transpose(1, 2), values, l=l, d=d, l_sel=l_sel, n_sel=n_sel)
+
+
+@operator(_fake)
+def choosing(
+    q: Tensor, keys: Tensor, values: Tensor, l: int, d: int, l_sel: int, n_sel: int  # noqa: E741
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`_Compressed` for a compiler, which is not to see what chooses blocks, nor its precision."""
+    cfg = _config(q, values, l, d, l_sel, n_sel)
+    return _forward(q, keys, values, _Cut.of(q, keys, cfg), cfg)
+
+
+@operator(lambda _, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:3]))
+def choosing_backward(
+    grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, l: int, d: int, l_sel: int, n_sel: int  # noqa: E741
+) -> Three:  # fmt: skip
+    """Gradients of q, keys and values from that of the output."""
+    cut = _Cut.of(q, keys, _config(q, values, l, d, l_sel, n_sel))
+    return _backward(grad, q, keys, values, cut)
+
+
+differentiate(choosing, choosing_backward, results=0)
 
 
 class _Picker:
@@ -145,7 +207,11 @@ def attend_compressed(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[
 
     k, v and the output are of the accumulation type; queries that see no block get exactly 0.
     """
+    keys, values = (k * cfg.d_k**-0.5).flatten(0, 1), v.flatten(0, 1)
+    if torch.compiler.is_compiling():
+        found: tuple[Tensor, Tensor] = choosing(q, keys, values, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
+        return found
     return cast(
         "tuple[Tensor, Tensor]",
-        _Compressed.apply(q, k, v, cfg),  # type: ignore[no-untyped-call]
+        _Compressed.apply(q, keys, values, cfg),  # type: ignore[no-untyped-call]
     )

@@ -11,7 +11,7 @@ size S x S is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -146,7 +146,8 @@ def _selected(q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, way: Way) 
         for start, stop in chunks(0, seq_len, rows.shape[0] * seq_len * q.itemsize):
             make = partial(_selected_bias, _cut(chosen, 1, start, stop), start, stop, cfg)
             bias = make()
-            with _made_again(bias, make):
+            # A compiler weighs itself what to keep and what to make again.
+            with nullcontext() if torch.compiler.is_compiling() else _made_again(bias, make):
                 part = _cut(rows, 2, start, stop)
                 seen = _cut(k, 2, 0, stop), _cut(v, 2, 0, stop)
                 parts.append(attend(part, *seen, bias, cfg.d_k**-0.5))
@@ -194,6 +195,13 @@ class _Mix(torch.autograd.Function):
         return *grads, d_gates.to(gates.dtype)
 
 
+def _mixed(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
+    """The same as it is written: a compiler puts it together itself."""
+    wide = gates.to(cmp.dtype)
+    mixed = cmp * wide[..., 0:1] + sel * wide[..., 1:2] + win * wide[..., 2:3]
+    return mixed.to(gates.dtype)
+
+
 def batched_sdpa(x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel]."""
     q = split_dim(x.q, 2, cfg.heads_per_group)
@@ -205,8 +213,6 @@ def batched_sdpa(x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]
         if way.selected == "triton":
             return by_triton.mixed(o_cmp, o_sel, o_win, x.gates), blocks
         gates = split_dim(x.gates, 2, cfg.heads_per_group)
-        out = cast(
-            "Tensor",
-            _Mix.apply(o_cmp, o_sel, o_win, gates),  # type: ignore[no-untyped-call]
-        )
+        mix = _mixed if torch.compiler.is_compiling() else _Mix.apply
+        out = cast("Tensor", mix(o_cmp, o_sel, o_win, gates))
     return out.flatten(2, 3), blocks

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.branches import chunks, split_dim
+from nsa.attention.opaque import operator
 from nsa.attention.tracing import profile_range
 from nsa.attention.triton.operators import ranges_of
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
@@ -209,13 +210,17 @@ def _merge(indices: list[int], t: int, l_sel: int) -> list[tuple[int, int]]:
 
 def ranges_v1(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -> Tensor:
     """Merged token ranges [B,S,G,n,2] by plain loops: the readable reference."""
+    return _loops(blocks, positions, cfg.l_sel)
+
+
+def _loops(blocks: Tensor, positions: Tensor | None, l_sel: int) -> Tensor:
     n = blocks.shape[-1]
     times = _positions(blocks, positions).tolist()
     rows = []
     for batch in blocks.tolist():
         for t, groups in zip(times, batch, strict=True):
             for indices in groups:
-                merged = _merge(indices, t, cfg.l_sel)
+                merged = _merge(indices, t, l_sel)
                 rows.append(merged + [(0, 0)] * (n - len(merged)))
     return torch.tensor(rows, dtype=torch.int64, device=blocks.device).reshape(*blocks.shape, 2)
 
@@ -238,6 +243,12 @@ def ranges_v2(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -
     return torch.stack((starts[..., :n], ends[..., :n]), -1)
 
 
+@operator(lambda blocks, _: blocks.new_empty(*blocks.shape, 2))
+def ranges_by_loops(blocks: Tensor, l_sel: int) -> Tensor:
+    """`ranges_v1` at positions 0..S-1 for a compiler, which cannot look into plain loops."""
+    return _loops(blocks, None, l_sel)
+
+
 def build_ranges(
     blocks: Tensor,
     cfg: NSAConfig,
@@ -254,6 +265,9 @@ def build_ranges(
     with profile_range(SELECTION_RANGES[version]):
         if by_triton and version == "v2":
             return ranges_of(blocks, cfg)
+        if version == "v1" and positions is None and torch.compiler.is_compiling():
+            ranges: Tensor = ranges_by_loops(blocks, cfg.l_sel)
+            return ranges
         return build(blocks, cfg, positions)
 
 

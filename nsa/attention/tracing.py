@@ -7,12 +7,13 @@ The names are part of the public contract: `nsa.cmp`, `nsa.sel.scores`, `nsa.sel
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa.contract import ATTEND_RANGE, SELECTION_RANGES, WIN_RANGE
@@ -55,9 +56,21 @@ def enable_nvtx(on: bool) -> None:
     _nvtx_enabled = on
 
 
-def is_counting() -> bool:
-    """Does somebody count ranges now?"""
-    return _counts is not None
+def is_watched(modules: Iterable[nn.Module]) -> bool:
+    """Does somebody count ranges, operators, or calls of one of these modules now?
+
+    A graph that is compiled or recorded would show nothing of them.
+    """
+    return (
+        _counts is not None
+        or bool(torch._C._len_torch_dispatch_stack())
+        or any(_hooks(module) for module in modules)
+    )
+
+
+def _hooks(module: nn.Module) -> bool:
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    return bool(before or after or module._backward_pre_hooks or module._backward_hooks)
 
 
 @contextmanager
@@ -73,7 +86,13 @@ def count_ranges() -> Iterator[RangeCounts]:
 
 @contextmanager
 def profile_range(name: str) -> Iterator[None]:
-    """Mark the enclosed work as `name` for torch.profiler, and for NVTX where enabled."""
+    """Mark the enclosed work as `name` for torch.profiler, and for NVTX where enabled.
+
+    A graph that is compiled has no ranges.
+    """
+    if torch.compiler.is_compiling():
+        yield
+        return
     counts = _counts
     operators = OperatorCount() if counts is not None and name in _COUNTED else None
     if counts is not None:

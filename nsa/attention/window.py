@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -32,7 +31,6 @@ _FLASH_WIDTH, _FLASH_MULTIPLE = 256, 8
 _FLASH_CAPABILITY = (8, 0)
 
 
-@cache
 def _varlen() -> Callable[..., Any]:
     """torch's `varlen_attn`, loaded when it is asked for."""
     from torch.nn.attention.varlen import varlen_attn

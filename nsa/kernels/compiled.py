@@ -1,4 +1,4 @@
-"""Other kernels for the dense parts: torch.compile with what it counts, and liger-kernel's.
+"""Other kernels: torch.compile of layers and of the loss, with what it counts, and liger-kernel's.
 
 The only module that knows names inside torch's compiler. They are those of torch 2.13.
 
@@ -11,24 +11,22 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from nsa.contract import Event
-from nsa.dense import Dense, enter_apart, enter_together, leave, mean_loss
 from nsa.launch.output import Heartbeat
-from nsa.model import NSALanguageModel, SwiGLU
+from nsa.model import Layer, NSALanguageModel, SwiGLU, Whole, mean_loss, whole
 from nsa.settings import ConfigError
 
 
 class Refused(ConfigError):
-    """A toggle of how the dense parts run cannot be put in force here; says why."""
+    """A toggle of how the layers run cannot be put in force here; says why."""
 
 
 # What autograd calls the backward pass of one call of a compiled function.
@@ -39,19 +37,29 @@ GENERATED = {
     "kernels": "triton_",
     "graph_launches": "cudaGraphLaunch",
 }
-# Compiled calls of one forward pass in each layer (before and after the core), and the loss.
-CALLS_PER_LAYER, CALLS_BESIDE = 2, 1
-# How many graphs of one function are a mistake: with and without gradients, by two modes, and some.
-_MOST_GRAPHS = 8
+# Compiled calls of one forward pass beside one of each layer: the loss.
+CALLS_BESIDE = 1
+# More graphs of one function than this are a mistake: eight ways of attention that arms take turns
+# in, each with and without gradients.
+_MOST_GRAPHS = 16
 
 
-def compile_dense(mode: str) -> Dense:
-    """The dense parts through torch.compile; `graphs` replays them as CUDA graphs.
+@dataclass(frozen=True, kw_only=True)
+class Graphs:
+    """What runs a layer, all layers by the same graph, and what runs `mean_loss`."""
+
+    layer: Whole
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+
+def compile_layers(backend: str | Callable[..., Any] = "inductor") -> Graphs:
+    """`whole` and `mean_loss` through torch.compile, each as one graph, forward and backward.
 
     Nothing is compiled before the first call. A graph break, and more graphs of a function than can
     be meant, raise instead of running eagerly.
     """
     import torch._dynamo
+    import torch._functorch.config
     import torch._inductor.config
 
     torch._dynamo.config.recompile_limit = _MOST_GRAPHS
@@ -61,36 +69,42 @@ def compile_dense(mode: str) -> Dense:
     torch._dynamo.config.optimize_ddp = False
     # A pool of compiling processes would be children of the rank that nobody waits for.
     torch._inductor.config.compile_threads = 1
-    made: dict[str, Any] = {
-        function.__name__: torch.compile(
-            function,
-            fullgraph=True,
-            dynamic=False,
-            mode="reduce-overhead" if mode == "graphs" else None,
-        )
-        for function in (enter_together, enter_apart, leave, mean_loss)
+    # Masks are made again for the backward pass, not kept: they grow with the square of the length.
+    torch._functorch.config.ban_recompute_materialized_backward = False
+    how: dict[str, Any] = {"fullgraph": True, "dynamic": False, "backend": backend}
+    layer, loss = torch.compile(_layer, **how), torch.compile(mean_loss, **how)
+
+    def run(one: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return layer(one, x, turns, _allowed())
+
+    return Graphs(layer=run, loss=loss)
+
+
+def _layer(layer: Layer, x: Tensor, turns: Tensor, allowed: str) -> tuple[Tensor, Tensor, Tensor]:
+    """`whole`, of which there is another graph wherever SDPA may take other kernels."""
+    if not allowed:  # what is not read makes no other graph
+        raise Refused("SDPA may take no kernel")
+    return whole(layer, x, turns)
+
+
+def _allowed() -> str:
+    """Which kernels SDPA may choose from: it chooses while it is compiled."""
+    cuda = torch.backends.cuda
+    of = {
+        "flash": cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+        "efficient": cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
+        "cudnn": cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
+        "math": cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
     }
-    return Dense(
-        enter_together=made["enter_together"],
-        enter_apart=made["enter_apart"],
-        leave=made["leave"],
-        loss=made["mean_loss"],
-    )
+    return " ".join(name for name, allowed in of.items() if allowed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """Since the process began: graphs made, breaks, CUDA graphs recorded, and refused ones."""
+    """Since the process began: graphs made, and breaks."""
 
     graphs: int = 0
     breaks: int = 0
-    recorded: int = 0
-    skipped: int = 0
-
-    @property
-    def work(self) -> int:
-        """What took a step's time, if it happened in one."""
-        return self.graphs + self.recorded
 
 
 def count_compiled() -> Compiled:
@@ -102,38 +116,7 @@ def count_compiled() -> Compiled:
     return Compiled(
         graphs=int(counters["stats"]["unique_graphs"]),
         breaks=sum(counters["graph_break"].values()),
-        recorded=_recorded(),
-        skipped=int(counters["inductor"]["cudagraph_skips"]),
     )
-
-
-def _recorded() -> int:
-    """CUDA graphs that exist on this device, in the trees that torch keeps them in."""
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    if trees is None or not torch.cuda.is_available():
-        return 0
-    manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
-    todo: list[Any] = [] if manager is None else [n for r in manager.roots.values() for n in r]
-    count = 0
-    while todo:
-        node = todo.pop()
-        count += 1
-        todo += [child for children in node.children.values() for child in children]
-    return count
-
-
-def begin_micro_batch() -> None:
-    """CUDA graphs may reuse their memory from here on: the last micro-batch's is used up."""
-    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-
-
-def keep_gradients(parameters: Iterable[nn.Parameter]) -> list[RemovableHandle]:
-    """Copy each parameter's gradient out of the memory that the next replay overwrites.
-
-    Without it the gradients of a second micro-batch replace those of the first one, in silence
-    (pytorch issues 96693, 146569 and 169545).
-    """
-    return [p.register_hook(Tensor.clone) for p in parameters if p.requires_grad]  # type: ignore[no-untyped-call]
 
 
 def backward_nodes(loss: Tensor) -> Counter[str]:
@@ -155,8 +138,8 @@ def backward_nodes(loss: Tensor) -> Counter[str]:
 class Compiling:
     """Holds the compiler's counts against those at the last look, and writes what was added.
 
-    `in_steps`: graphs that were made or recorded in a block's timed steps: after its warm-up and
-    after its toggles were judged.
+    `in_steps`: graphs that were made in a block's timed steps: after its warm-up and after its
+    toggles were judged.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
@@ -173,7 +156,7 @@ class Compiling:
         now = count_compiled()
         if now == self._last:
             return
-        added = now.work - self._last.work
+        added = now.graphs - self._last.graphs
         self._last = now
         if timed:
             self.in_steps += added
@@ -183,7 +166,6 @@ class Compiling:
             timed=timed,
             added=added,
             graphs=now.graphs,
-            recorded=now.recorded,
             breaks=now.breaks,
         )
 

@@ -11,15 +11,17 @@ replay. While anything watches, the layers run from the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from nsa.attention.tracing import is_counting
-from nsa.model import Layer, NSALanguageModel
+from nsa.attention.tracing import is_watched
+from nsa.model import Layer, NSALanguageModel, Whole
 from nsa.rounding import Gap, error_of
 
 # What autograd calls the backward pass of a layer that was replayed.
@@ -39,14 +41,14 @@ class _Watched(nn.Module):
     no backward pass runs under autocast.
     """
 
-    def __init__(self, layer: Layer, autocast: Autocast) -> None:
+    def __init__(self, layer: Layer, by: Whole | None, autocast: Autocast) -> None:
         super().__init__()
-        self.layer, self.autocast = layer, autocast
+        self.layer, self.by, self.autocast = layer, by, autocast
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """x [B,S,dim] to [B,S,dim], gates and blocks as the attention keeps them."""
         with self.autocast():
-            out: Tensor = self.layer(x)
+            out: Tensor = self.layer(x, by=self.by)
         return out, self.layer.attention.last_gates, self.layer.attention.last_blocks
 
 
@@ -67,7 +69,6 @@ class Recording:
             for _ in self._layers
         ]
         self._shape, self._dtype = inputs[0][0].shape, inputs[0][0].dtype
-        self._from_host = 0
         with autocast():
             self._half = _autocast_dtype(device.type)
         # A cast weight that autocast keeps would be the weight of the recording for ever.
@@ -75,7 +76,7 @@ class Recording:
         torch.set_autocast_cache_enabled(False)
         try:
             self._replayed: Any = torch.cuda.make_graphed_callables(
-                tuple(_Watched(layer, autocast) for layer in self._layers),
+                tuple(_Watched(layer, model.compiled, autocast) for layer in self._layers),
                 tuple(inputs),
                 num_warmup_iters=_REHEARSALS,
             )
@@ -86,22 +87,13 @@ class Recording:
 
     def fits(self, x: Tensor) -> bool:
         """May the layers be replayed for x, or does it differ, or does something watch them?"""
-        if self._from_host:
-            self._from_host -= 1
-            return False
         return (
             x.shape == self._shape
             and x.dtype == self._dtype
             and self._half == _autocast_dtype(x.device.type)
             and torch.is_grad_enabled()
-            and not is_counting()
-            and not torch._C._len_torch_dispatch_stack()
-            and not any(m._forward_hooks or m._forward_pre_hooks for m in self._modules)
+            and not is_watched(self._modules)
         )
-
-    def run_from_host(self, passes: int = 1) -> None:
-        """Launch the next forward passes from the host, so that a profiler sees their ranges."""
-        self._from_host = passes
 
     def run(self, x: Tensor) -> Tensor:
         """Replay all layers."""
@@ -109,6 +101,24 @@ class Recording:
             x, gates, blocks = replayed(x)
             layer.attention.last_gates, layer.attention.last_blocks = gates.detach(), blocks
         return x
+
+
+def keep_gradients(parameters: Iterable[nn.Parameter]) -> list[RemovableHandle]:
+    """Copy a parameter's first gradient out of the memory that the next replay overwrites.
+
+    Without it the gradients of a second micro-batch replace those of the first one, in silence
+    (pytorch issues 96693, 146569 and 169545). Later ones are added to the first at once, and of a
+    single one is done with before the next replay.
+    """
+    return [
+        p.register_hook(partial(_first_copied, p))  # type: ignore[no-untyped-call]
+        for p in parameters
+        if p.requires_grad
+    ]
+
+
+def _first_copied(parameter: nn.Parameter, gradient: Tensor) -> Tensor | None:
+    return gradient.clone() if parameter.grad is None else None
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
@@ -122,8 +132,7 @@ def roundings(
 
     loss: mean loss of tokens [B, S+1], as it trains; exact: the same in float32.
     """
-    if model.recording is not None:
-        model.recording.run_from_host(2)
+    model.run_from_host(2)
     one = _drawn(model, tokens)[0][:1]
     plain, wide = _values(model, loss, one), _values(model, exact, one)
     return {name: error_of(plain[name], value).whole for name, value in wide.items()}
@@ -138,11 +147,10 @@ def replay_gap(
     Other tokens are replayed in between, so that a replay that reads what lay there before is
     seen. Leaves no gradient.
     """
-    recording = model.recording
-    if recording is None:
+    if model.recording is None:
         raise RuntimeError("nothing is recorded: Engine.configure() comes first")
     first, other = _drawn(model, tokens)
-    recording.run_from_host()
+    model.run_from_host()
     right = _values(model, loss, first)
     _values(model, loss, other)
     replayed = _values(model, loss, first)

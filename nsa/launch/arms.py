@@ -24,7 +24,7 @@ _COMPILERS = ("g++", "clang++", "c++")
 
 
 def other_kernels(toggles: ToggleSet) -> bool:
-    """Do the dense parts run otherwise than by our own modules?"""
+    """Do the layers run otherwise than by our own modules?"""
     return toggles.text("NSA_COMPILE") != "off" or toggles.flag("NSA_LIGER")
 
 
@@ -59,8 +59,11 @@ def why_not(toggles: ToggleSet, device: str) -> str | None:
     mode = toggles.text("NSA_COMPILE")
     if mode == "off":
         return None
-    if mode == "graphs" and device == "cpu":
-        return f"NSA_COMPILE={mode}: {NEEDS_CUDA['NSA_COMPILE=graphs']}, this is cpu; use dense"
+    if not toggles.flag("NSA_PREFILL_BATCHED"):
+        return (
+            f"NSA_COMPILE={mode}: token by token, a graph would hold every token; set "
+            "NSA_PREFILL_BATCHED=1"
+        )
     if device == "cuda" and importlib.util.find_spec(TRITON) is None:
         return "NSA_COMPILE: the package triton is not installed, which compiles for CUDA; use off"
     if device == "cpu" and not any(map(shutil.which, _COMPILERS)):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from nsa.attention.selection import full_float32
+from nsa.config import Way
 from nsa.contract import ELSEWHERE
 from nsa.data.source import Batch
-from nsa.dense import Dense, mean_loss
 from nsa.kernels import compiled
 from nsa.kernels import cuda_graphs as replay
 from nsa.kernels.dispatch import Dispatch, allow_kernels
@@ -22,7 +22,7 @@ from nsa.kernels.kernel_check import compare
 from nsa.launch.arms import other_kernels, why_not
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.ranks import Ranks
-from nsa.model import NSALanguageModel
+from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
 from nsa.step.clock import StepClock
 from nsa.step.ddp import Wrapped
@@ -71,26 +71,25 @@ class Engine:
         )
         self.wrapped: Wrapped | None = None
         self.dispatch = Dispatch(plan, self.model.cfg, dtype=self.dtype, device=self.device)
-        self.dense: Dense | None = None
+        self.graphs: compiled.Graphs | None = None
         self.gaps: list[Gap] = []
         self.on_loss: Callable[[Tensor], None] | None = None
         self.before_clipping: Callable[[], None] | None = None
-        self._made: dict[str, Dense] = {}
-        self._agreed: dict[tuple[str, bool], list[Gap]] = {}
+        self._made: compiled.Graphs | None = None
+        self._agreed: dict[tuple[str, bool, Way], list[Gap]] = {}
         self._kept: list[RemovableHandle] = []
-        self.compiled_graphs = False
         self._recorded: tuple[object, ...] = ()
         self.replay_gap: Gap | None = None
 
     def configure(self, toggles: ToggleSet) -> None:
-        """Put the toggles of a block in force: kernels, ranges, dense parts, optimizer, DDP.
+        """Put the toggles of a block in force: kernels, ranges, layers, optimizer, DDP.
 
-        Raises Refused where the dense parts or the selected branch cannot run as asked here, or the
-        former give other numbers.
+        Raises Refused where layers or their selected branch cannot run as asked here, or the former
+        give other numbers.
         """
         allow_kernels(toggles)
         self.model.attend_by(self.dispatch.way(toggles))
-        self._use_dense(toggles)
+        self._use_kernels(toggles)
         fused = toggles.flag("NSA_OPT_FUSED")
         if is_fused(self.optimizer) != fused:
             self.optimizer = switched(
@@ -119,26 +118,33 @@ class Engine:
     @property
     def holds_parameters(self) -> bool:
         """Is there a recording or a compilation that knows the parameters as they are now?"""
-        return self.model.recording is not None or self.dense is not None
+        return self.model.recording is not None or self.graphs is not None
 
-    def _use_dense(self, toggles: ToggleSet) -> None:
-        """Let the dense parts run as asked, once they are known to agree with our own modules."""
+    def _use_kernels(self, toggles: ToggleSet) -> None:
+        """Let the layers run as asked, once they are known to agree with our own modules."""
         problem = why_not(toggles, self.device.type)
         if problem is not None:
             raise compiled.Refused(problem)
         mode, with_liger = toggles.text("NSA_COMPILE"), toggles.flag("NSA_LIGER")
-        self._switch_dense(mode, with_liger=with_liger)
+        way = self.dispatch.way(toggles)
+        if mode != "off" and self._made is None:
+            self._made = compiled.compile_layers()
+        self.graphs = self._made if mode != "off" else None
+        self.model.compiled = None if self.graphs is None else self.graphs.layer
+        compiled.use_liger(self.model, with_liger)
         self.gaps = []
         if not other_kernels(toggles):
             return
-        if (mode, with_liger) not in self._agreed:
-            self._agreed[mode, with_liger] = compare(
+        asked = mode, with_liger, way
+        if asked not in self._agreed:
+            self._agreed[asked] = compare(
                 self.model,
+                self._mean_loss,
                 tokens=(self.plan.per_rank_batch, self.plan.config.train.seq_len),
                 autocast=self.autocast,
                 half=_AUTOCAST.get(self.plan.config.runtime.precision),
             )
-        self.gaps = self._agreed[mode, with_liger]
+        self.gaps = self._agreed[asked]
         wide = "; ".join(str(gap) for gap in self.gaps if gap.too_wide)
         # All ranks or none: what comes next is a collective.
         if self.ranks.any(bool(wide)):
@@ -148,24 +154,16 @@ class Engine:
                 f"({wide or ELSEWHERE}); unset it"
             )
 
-    def _switch_dense(self, mode: str, *, with_liger: bool) -> None:
-        if mode != "off" and mode not in self._made:
-            self._made[mode] = compiled.compile_dense(mode)
-        self.dense = self._made.get(mode)
-        self.model.use(self.dense)
-        compiled.use_liger(self.model, with_liger)
-        self.compiled_graphs = mode == "graphs"
-
     def _record(self, toggles: ToggleSet) -> None:
-        """Record the layers where asked, and keep gradients out of the memory of graphs.
+        """Record the layers where asked, and keep gradients out of their memory.
 
         Raises Refused where a replay gives other numbers than the kernels launched one by one.
         """
         while self._kept:
             self._kept.pop().remove()
         wanted = toggles.flag("NSA_CUDA_GRAPHS")
-        if wanted or self.compiled_graphs:
-            self._kept = compiled.keep_gradients(self.model.parameters())
+        if wanted and self.plan.config.train.accumulate_grad_batches > 1:
+            self._kept = replay.keep_gradients(self.model.layers.parameters())
         if not wanted:
             self.model.recording, self._recorded, self.replay_gap = None, (), None
             return
@@ -202,15 +200,13 @@ class Engine:
         def loss(of: Tensor) -> Tensor:
             return self.loss(of, wrapped=False)
 
-        self.model.use(None)  # one sequence in float32 is nothing that is worth compiling
         rounding = replay.roundings(self.model, loss, self._exact_loss, tokens)
-        self.model.use(self.dense)
         return replay.replay_gap(self.model, loss, rounding, tokens)
 
     def _exact_loss(self, tokens: Tensor) -> Tensor:
         """The loss in float32 throughout: branches by masks, no autocast, no TF32."""
         way = self.model.attentions()[0].way
-        self.model.attend_by(replace(way, window="masked", selected="sdpa"))
+        self.model.attend_by(way.exact())
         try:
             with full_float32():
                 return mean_loss(self.model(tokens[:, :-1]), tokens[:, 1:])
@@ -227,12 +223,13 @@ class Engine:
     def loss(self, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
         """Mean next-token loss in nats of tokens [B, S+1] on the device."""
         call = self.wrapped if wrapped and self.wrapped is not None else self.model
-        if self.compiled_graphs:
-            compiled.begin_micro_batch()
         with self.autocast():
             logits = call(tokens[:, :-1])
-        loss = mean_loss if self.dense is None else self.dense.loss
-        return loss(logits, tokens[:, 1:])
+        return self._mean_loss(logits, tokens[:, 1:])
+
+    def _mean_loss(self, logits: Tensor, following: Tensor) -> Tensor:
+        function = mean_loss if self.graphs is None else self.graphs.loss
+        return function(logits, following)
 
     def compute(
         self,

@@ -20,10 +20,10 @@ from torch.nn.functional import cross_entropy
 
 from nsa.attention.selection import full_float32
 from nsa.data.source import Batch
-from nsa.dense import Columns
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.model import NSALanguageModel
+from nsa.projection import Columns
 from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.tests import built, pieces

@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 
 from nsa.contract import WEIGHT_CUTS, WEIGHT_SIGNS
 from nsa.data.source import Batch
-from nsa.dense import Columns
 from nsa.layer import NSAAttention
 from nsa.model import NSALanguageModel
+from nsa.projection import Columns
 
 # Of each piece of the parameters so many elements are remembered, evenly spaced.
 _SAMPLED = 2048

@@ -22,13 +22,14 @@ from nsa.contract import (
     Event,
     proof_text,
 )
+from nsa.data.source import Batch
 from nsa.kernels.compiled import backward_nodes
 from nsa.launch.arms import Block, other_kernels
 from nsa.launch.output import Heartbeat, say, write_json
 from nsa.launch.plan import AUDITED
 from nsa.step.ddp import Bucket
 from nsa.step.engine import Engine
-from nsa.witness.effects import ABOUT_NODES, Seen, judge_all
+from nsa.witness.effects import UNWATCHED, Seen, judge_all
 from nsa.witness.profiling import StepProfiler, torch_profiler
 
 _BRANCH_RANGES = {"cmp": CMP_RANGE, "sel": ATTEND_RANGE, "win": WIN_RANGE}
@@ -158,7 +159,7 @@ class BlockEvidence:
         self._ranges = RangeCounts()
         self._update: OperatorCount | None = None
         self._audit: KernelAudit | None = None
-        self._steps, self.emitted = 0, False
+        self._steps, self.emitted, self._counted = 0, False, False
         # Of the first two steps' losses, by how many steps came before.
         self._graphs: dict[int, Counter[str]] = {}
         self._layer_calls, self._call_hook = 0, ExitStack()
@@ -168,19 +169,33 @@ class BlockEvidence:
         if wanted and engine.ranks.rank == 0 and not busy:
             self._audit = KernelAudit(engine.device.type)
 
-    @property
-    def counts(self) -> bool:
-        """Will everything be counted in the next step's first pass, which no replay would show?"""
-        return self._steps == 0
+    def look_apart(self, batch: Batch) -> bool:
+        """Count everything in a pass of its own, where graphs run the layers; says whether it did.
+
+        They show nothing, and the modules round otherwise: no step may go another way than the
+        next, nor than the same one of a launch that goes on from a checkpoint.
+        """
+        engine = self.engine
+        if self._counted or (engine.model.recording is None and engine.model.compiled is None):
+            return False
+        with self._first():
+            loss = engine.loss(batch.tokens.to(engine.device), wrapped=False)
+            if engine.on_loss is not None:
+                engine.on_loss(loss)
+        self._layer_calls = 0
+        if engine.model.recording is not None:
+            # Layers that are replayed are not called, and those that are called are not replayed.
+            self._call_hook.close()
+        return True
 
     def watch(self) -> AbstractContextManager[None]:
         """Around the first forward pass of a step: only those of the block's first two are seen.
 
         In the first one everything is counted; the second is a step like all others.
         """
-        if self.counts:
+        if not self._counted:
             return self._first()
-        if self._steps == 1 and self.block.toggles.is_set("NSA_CUDA_GRAPHS"):
+        if self._steps == 1 and any(self.block.toggles.is_set(n) for n in UNWATCHED):
             return self._looking()
         return nullcontext()
 
@@ -201,6 +216,7 @@ class BlockEvidence:
 
     @contextmanager
     def _first(self) -> Iterator[None]:
+        self._counted = True
         # To the end of the step: what is recomputed is called in the backward pass.
         hook = self.engine.model.layers[0].register_forward_pre_hook(self._called)
         self._call_hook.callback(hook.remove)
@@ -208,7 +224,7 @@ class BlockEvidence:
             counts = stack.enter_context(count_ranges())
             if self._audit is not None:
                 stack.enter_context(self._audit.watch())
-            if any(self.block.toggles.is_set(name) for name in ABOUT_NODES):
+            if self.block.toggles.is_set("NSA_LIGER"):
                 stack.enter_context(self._looking())
             yield
         self._ranges = counts
@@ -272,7 +288,7 @@ class BlockEvidence:
             wire=wire,
             running=self.running,
             nodes=self._graphs.get(0),
-            replayed=self._graphs.get(1),
+            unwatched=self._graphs.get(1),
             layer_calls=self._layer_calls,
         )
 

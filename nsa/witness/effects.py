@@ -21,7 +21,6 @@ from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, SELECTION_RANGES, TIMEOUT_TOLERANCE_S, WIN_RANGE
 from nsa.kernels.compiled import (
     CALLS_BESIDE,
-    CALLS_PER_LAYER,
     COMPILED_NODE,
     LIGER_MLP_NODE,
     LIGER_NORM_NODE,
@@ -54,7 +53,8 @@ ALWAYS = (
 # What has an effect only when it is on, what is a setting of DDP, and what the loss's graph shows.
 _NOTHING_WHEN_OFF = ("NSA_SDPA_AUDIT", "NSA_USE_FA2", "NSA_NVTX", "NSA_DDP_SAFE_MODE")
 _ABOUT_DDP = ("NSA_DDP_BUCKET_MB", "NSA_DDP_STATIC_GRAPH", "NSA_DDP_FIND_UNUSED")
-ABOUT_NODES = ("NSA_COMPILE", "NSA_LIGER")
+# What runs the layers only while nothing watches them.
+UNWATCHED = ("NSA_COMPILE", "NSA_CUDA_GRAPHS")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Seen:
     ranges: of the first forward pass. update: operators of the first optimizer step, by name.
     running: by toggle, the value that the object in charge works with, where one says so; None on
     a rank whose object does nothing. nodes: of the first loss's graph, by name; None where no
-    toggle asks for them. replayed: the same of the second step's first loss, when nothing watches.
+    toggle asks for them. unwatched: the same of the second step's first loss, when nothing watches.
     layer_calls: of the first layer in the first step, with its backward passes.
     """
 
@@ -76,7 +76,7 @@ class Seen:
     wire: Mapping[str, Any] | None
     running: Mapping[str, Any]
     nodes: Mapping[str, int] | None = None
-    replayed: Mapping[str, int] | None = None
+    unwatched: Mapping[str, int] | None = None
     layer_calls: int = 0
 
     @property
@@ -106,7 +106,8 @@ def _judge(name: str, seen: Seen) -> Evidence:
         return True, "off"
     if name in _ABOUT_DDP and not seen.engine.uses_ddp:
         return False, "no DDP in this launch"
-    if name in ABOUT_NODES and seen.nodes is None:
+    looked = {"NSA_LIGER": seen.nodes, **dict.fromkeys(UNWATCHED, seen.unwatched)}
+    if name in looked and looked[name] is None:
         return None, "no forward pass was looked at"
     rule = _RULES.get(name)
     # What nobody looks at is not proven: that the toggle was read says nothing about its effect.
@@ -338,9 +339,10 @@ def _timeout(seen: Seen) -> Evidence:
 
 def _compile(seen: Seen) -> Evidence:
     """Every compiled call leaves a node of its own in the graph that autograd keeps of the loss."""
-    asked, nodes = seen.toggles.text("NSA_COMPILE"), seen.nodes or {}
-    layers = seen.engine.plan.config.model.n_layers
-    wanted = 0 if asked == "off" else CALLS_PER_LAYER * layers + CALLS_BESIDE
+    asked, nodes = seen.toggles.text("NSA_COMPILE"), seen.unwatched or {}
+    # A replayed layer is one node of the recording's instead, whatever was recorded.
+    layers = 0 if seen.toggles.flag("NSA_CUDA_GRAPHS") else seen.engine.plan.config.model.n_layers
+    wanted = 0 if asked == "off" else layers + CALLS_BESIDE
     did = count_compiled()
     evidence = {
         "compiled_calls": nodes.get(COMPILED_NODE, 0),
@@ -350,19 +352,14 @@ def _compile(seen: Seen) -> Evidence:
         "furthest_off": [str(gap) for gap in seen.engine.gaps],
     }
     took = evidence["compiled_calls"] == wanted and (asked == "off" or did.breaks == 0)
-    if asked == "graphs":
-        evidence |= {"cuda_graphs": did.recorded, "refused": did.skipped}
-        took = took and did.recorded > 0 and did.skipped == 0
     return took, evidence
 
 
 def _cuda_graphs(seen: Seen) -> Evidence:
     """A replayed layer leaves one node in the graph that autograd keeps of the loss."""
-    if seen.replayed is None:
-        return None, "no forward pass was looked at"
     layers = seen.engine.plan.config.model.n_layers
     wanted = layers * seen.toggles.flag("NSA_CUDA_GRAPHS")
-    found = seen.replayed.get(REPLAYED_NODE, 0)
+    found = (seen.unwatched or {}).get(REPLAYED_NODE, 0)
     evidence: dict[str, Any] = {"replayed_layers": found, "wanted": wanted}
     if seen.engine.replay_gap is not None:
         evidence["furthest_off"] = str(seen.engine.replay_gap)

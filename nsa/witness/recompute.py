@@ -21,7 +21,6 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from nsa.data.source import Batch
-from nsa.kernels import compiled
 from nsa.rounding import rms
 from nsa.step.engine import Engine
 
@@ -60,13 +59,13 @@ def recompute(
     *,
     sample: Sample,
     seed: int,
-    from_host: bool = False,
+    from_host: int = 0,
     together: int | None = None,
 ) -> Recomputed:
     """The step's loss and the sampled elements of its gradient. A collective of all ranks.
 
-    seed: draws the parameters where they are too many for one time. from_host: the step will not
-    replay its first pass, so neither does this: a library may multiply otherwise in a replay, and
+    seed: draws the parameters where they are too many for one time. from_host: so many passes of
+    the step run by the modules, so these do too: a library may multiply otherwise in a replay, and
     other roundings choose other blocks, which changes the gradients of their keys by percents.
     together: hold the ranks against each other too, by groups of so many elements. Leaves no
     gradient.
@@ -74,8 +73,7 @@ def recompute(
     asked = _drawn(parameters, seed)
     way = _Way(engine, list(parameters), asked, sample, len(batches))
     total, gradient = torch.zeros((), device=engine.device), sample([None] * len(parameters))
-    if from_host and engine.model.recording is not None:
-        engine.model.recording.run_from_host()
+    engine.model.run_from_host(from_host)
     for batch in batches:
         loss, share = way.go(batch.tokens.to(engine.device, non_blocking=True))
         total, gradient = total + loss, gradient + share
@@ -227,21 +225,14 @@ def _gates(engine: Engine) -> list[Tensor]:
 
 
 def loss_again(engine: Engine, tokens: Tensor) -> float:
-    """Mean next-token loss in nats of tokens [B, S+1], the way that steps are computed again.
-
-    The model runs as in training, launched from the host.
-    """
-    if engine.model.recording is not None:
-        engine.model.recording.run_from_host()
-    # A recorded CUDA graph would wait for its backward pass.
-    with torch.set_grad_enabled(not engine.compiled_graphs):
+    """Mean next-token loss in nats of tokens [B, S+1], by the modules as they train."""
+    engine.model.run_from_host()
+    with torch.enable_grad():
         return float(_loss(engine, tokens.to(engine.device)).detach())
 
 
 def _loss(engine: Engine, tokens: Tensor, leaves: Mapping[str, Tensor] | None = None) -> Tensor:
     """leaves: in the place of the parameters of these names."""
-    if engine.compiled_graphs:
-        compiled.begin_micro_batch()
     with engine.autocast():
         if leaves:
             logits: Tensor = functional_call(engine.model, dict(leaves), (tokens[:, :-1],))

@@ -106,10 +106,10 @@ class Shadow:
         gradients = self._sample([p.grad for p in self._parameters])
         return torch.cat((self._state().values, gradients[None]))
 
-    def recompute(self, step: int, batches: Sequence[Batch], *, from_host: bool = False) -> None:
+    def recompute(self, step: int, batches: Sequence[Batch], *, from_host: int = 0) -> None:
         """What the step that is about to begin has to make of these micro-batches. A collective.
 
-        from_host: its first pass will be launched by the host, whatever has been recorded.
+        from_host: so many passes the modules will run themselves, whatever is recorded or compiled.
         """
         self._again[step] = recompute(
             self._engine,

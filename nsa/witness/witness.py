@@ -42,6 +42,7 @@ class Witness:
         if plan.flags.profile_steps and engine.ranks.rank == 0:
             self._profiler = StepProfiler(run_dir, plan.flags.profile_steps, engine.device.type)
         self._evidence: BlockEvidence | None = None
+        self._begins_trace = False
         self._largest_lr = 0.0
         self._first_update: dict[str, float] | None = None
         self._last_proof: dict[str, Any] | None = None
@@ -79,12 +80,16 @@ class Witness:
     def before(self, step: int, batches: Sequence[Batch]) -> bool:
         """A step has its micro-batches. Says whether looking took time. A collective."""
         recomputes = step in self._shadow.recomputed
+        # The trace names the ranges of one pass; all others run as in any step.
+        by_modules, self._begins_trace = int(self._begins_trace), False
         if recomputes:
-            self._shadow.recompute(step, batches, from_host=self._watched.counts)
+            self._shadow.recompute(step, batches, from_host=by_modules)
             self._heartbeat.write(Event.RECOMPUTED)
+        looked = self._watched.look_apart(batches[0])
+        self._engine.model.run_from_host(by_modules)
         self.meter.begin(batches)
         self._shadow.watch(step)
-        return recomputes
+        return recomputes or looked
 
     def forward(self) -> AbstractContextManager[None]:
         """Around the step's first forward pass."""
@@ -120,9 +125,7 @@ class Witness:
         if self._profiler is None or not self._profiler.before_step():
             return False
         self._heartbeat.write(Event.PROFILER, active=True)
-        if self._engine.model.recording is not None:
-            # The trace names the ranges of one pass; all others are replays, as in any step.
-            self._engine.model.recording.run_from_host()
+        self._begins_trace = True
         return True
 
     def end_trace(self) -> bool:

@@ -13,9 +13,9 @@ from nsa.attention import choose_path, nsa_attention
 from nsa.attention.tracing import profile_range
 from nsa.config import ModelConfig, Way, parameter_count
 from nsa.contract import NSAError
-from nsa.dense import PARTS, Columns
 from nsa.layer import BlockCompressor, GateStats
 from nsa.model import NSALanguageModel
+from nsa.projection import PARTS, Columns
 from nsa.witness.profiling import torch_profiler
 
 TINY = nsa.NSAConfig(

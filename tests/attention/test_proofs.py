@@ -19,7 +19,7 @@ from nsa.attention.cpu import dense as cpu_pieces
 from nsa.attention.cpu.function import batched_cpu
 from nsa.attention.selection import block_scores, overlap_weights
 from nsa.config import Way
-from nsa.dense import rotate_into, rotations
+from nsa.projection import rotate_into, rotations
 
 PATHS = ("reference", "sequential", "batched", "sdpa")
 SMALL = nsa.NSAConfig(

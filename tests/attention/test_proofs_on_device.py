@@ -21,7 +21,7 @@ from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import block_scores
 from nsa.config import Selected, Way, Window
-from nsa.dense import Columns, rotations, split_together
+from nsa.projection import Columns, rotations, split_together
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound, measure
 from tests.attention.flash_on_cpu import flash_on_cpu

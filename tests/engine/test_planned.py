@@ -147,8 +147,8 @@ def test_what_is_planned_is_what_the_trainer_accepts(
     no_board = set() if importlib.util.find_spec("tensorboard") else {"NSA_TB_DISABLE=0"}
     on_cuda = set(NEEDS_CUDA) if profile == "cpu" else set()
     never = {"NSA_USE_FA2=1"}
-    # That profile asks for graphs of whole layers, which exclude these.
-    graphs = {"NSA_COMPILE=graphs", "NSA_SEL_RANGES_V2=0"} if profile == "h200x1" else set()
+    # That profile asks for graphs of whole layers, which exclude this.
+    graphs = {"NSA_SEL_RANGES_V2=0"} if profile == "h200x1" else set()
     assert refused == {*never, *on_cuda, *DECIDED, *no_board, *graphs}
 
 
@@ -186,7 +186,7 @@ def test_a_preset_of_another_machine_is_refused_as_that() -> None:
     ("settings", "text"),
     [
         ("NSA_USE_FA2=1", "NSA_USE_FA2=1 (--set) can never take effect: these branches"),
-        ("NSA_COMPILE=graphs", "NSA_COMPILE=graphs (--set): CUDA graphs need a CUDA device"),
+        ("NSA_CUDA_GRAPHS=1", "NSA_CUDA_GRAPHS=1 (--set): CUDA graphs need a CUDA device"),
         ("NSA_LIGER=1", "NSA_LIGER=1 (--set): its kernels need"),
         ("NSA_USE_TRITON_SEL=1", "NSA_USE_TRITON_SEL=1 (--set): its kernels need a CUDA device"),
         ("NSA_SCALER_BACKOFF_FACTOR=0.25", "only fp16 has a gradient scaler"),

@@ -18,7 +18,7 @@ from triton.runtime import interpreter
 from nsa.config import ModelConfig, NSAConfig
 from nsa.kernels.compiled import LIGER_MLP_NODE, LIGER_NORM_NODE, backward_nodes, use_liger
 from nsa.kernels.kernel_check import compare
-from nsa.model import NSALanguageModel
+from nsa.model import NSALanguageModel, mean_loss
 
 SHAPE = NSAConfig(dim=24, n_heads=2, n_kv_groups=1, d_k=6, d_v=6, l=4, d=2, l_sel=4, n_sel=3, w=4)
 _convert = interpreter._implicit_cvt
@@ -41,7 +41,7 @@ def main() -> None:
     tokens = torch.randint(11, (2, 12))
     mine = _gradients(model, tokens)
     use_liger(model, True)
-    gaps = compare(model, tokens=(2, 12), autocast=torch.enable_grad)
+    gaps = compare(model, mean_loss, tokens=(2, 12), autocast=torch.enable_grad)
     theirs = _gradients(model, tokens)
     nodes = backward_nodes(model(tokens).square().mean())
     worst = max(float((a - b).norm() / b.norm()) for a, b in zip(theirs, mine, strict=True))

@@ -13,13 +13,18 @@ from nsa.attention.tracing import OperatorCount, count_ranges
 from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import NSAError
 from nsa.data.source import Batch
-from nsa.dense import mean_loss
 from nsa.kernels.compiled import backward_nodes
-from nsa.kernels.cuda_graphs import REPLAYED_NODE, Recording, replay_gap, roundings
+from nsa.kernels.cuda_graphs import (
+    REPLAYED_NODE,
+    Recording,
+    keep_gradients,
+    replay_gap,
+    roundings,
+)
 from nsa.launch.arms import why_not
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
-from nsa.model import NSALanguageModel
+from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
 from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
@@ -112,9 +117,16 @@ class TestWhatMayBeReplayed:
         assert recording.fits(x)
 
     def test_not_the_pass_that_a_profiler_wants_to_see(self, model: NSALanguageModel) -> None:
-        recording, x = recording_of(model), torch.zeros(*TOKENS, SHAPE.dim)
-        recording.run_from_host(2)
-        assert [recording.fits(x) for _ in range(3)] == [False, False, True]
+        ran: list[bool] = []
+        recording = recording_of(model)
+        replay = recording.run
+        recording.run = lambda x: (ran.append(True), replay(x))[1]  # type: ignore[method-assign,func-returns-value]
+        model.run_from_host(2)
+        counts = []
+        for _ in range(3):
+            model(torch.randint(11, TOKENS))
+            counts.append(len(ran))
+        assert counts == [0, 0, 1]
 
     def test_not_while_evaluating(self, model: NSALanguageModel) -> None:
         ran: list[int] = []
@@ -196,6 +208,44 @@ class TestTheComparison:
         assert self.gap(model).too_wide
 
 
+class TestGradients:
+    """A second replay writes where the first one's gradients lie: the sum must not notice."""
+
+    def accumulated(self, *, keep: bool) -> tuple[list[float], int]:
+        pool, copies = torch.zeros(3), []
+
+        class Replayed(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, w: Tensor, value: float) -> Tensor:
+                ctx.value = value
+                return w.sum()
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+                # Another tensor over the same memory each time, as a replay gives: autograd keeps
+                # it.
+                return torch.empty(0).set_(pool.fill_(ctx.value)), None
+
+        class Copies(OperatorCount):
+            def __torch_dispatch__(self, func: Any, *given: Any, **more: Any) -> Any:
+                copies.append(func.overloadpacket.__name__ == "clone")
+                return super().__torch_dispatch__(func, *given, **more)
+
+        w = nn.Parameter(torch.ones(3))
+        handles = keep_gradients([w]) if keep else []
+        with Copies():
+            for value in (1.0, 2.0, 4.0):
+                Replayed.apply(w, value).backward()
+        assert len(handles) == keep and w.grad is not None
+        return w.grad.tolist(), sum(copies)
+
+    def test_the_first_is_copied_out_of_the_memory_of_a_replay(self) -> None:
+        assert self.accumulated(keep=True) == ([7.0] * 3, 1)
+        found, copies = self.accumulated(keep=False)
+        assert found != [7.0] * 3, "made to fail on purpose"
+        assert copies == 0
+
+
 class TestTheToggle:
     def test_needs_cuda(self) -> None:
         toggles = parse_toggles({"NSA_CUDA_GRAPHS": "1"})
@@ -206,15 +256,15 @@ class TestTheToggle:
 
     @pytest.mark.parametrize(
         "other",
-        [{"NSA_SEL_RANGES_V2": "0"}, {"NSA_COMPILE": "graphs"}, {"NSA_DDP_SAFE_MODE": "1"}],
+        [{"NSA_SEL_RANGES_V2": "0"}, {"NSA_DDP_SAFE_MODE": "1"}],
         ids=str,
     )
     def test_what_excludes_it(self, other: dict[str, str]) -> None:
         with pytest.raises(NSAError, match=r"NSA_CUDA_GRAPHS=1 .*exclude each other"):
             parse_toggles({"NSA_CUDA_GRAPHS": "1", **other})
 
-    def test_compiled_parts_may_lie_in_it(self) -> None:
-        assert parse_toggles({"NSA_CUDA_GRAPHS": "1", "NSA_COMPILE": "dense"})
+    def test_compiled_layers_may_lie_in_it(self) -> None:
+        assert parse_toggles({"NSA_CUDA_GRAPHS": "1", "NSA_COMPILE": "layer"})
 
     @pytest.mark.parametrize(
         ("word", "nodes", "took"),
@@ -231,7 +281,7 @@ class TestTheToggle:
             kernels=None,
             wire=None,
             running={},
-            replayed={REPLAYED_NODE: nodes},
+            unwatched={REPLAYED_NODE: nodes},
         )
         assert _cuda_graphs(seen)[0] is took
 
@@ -265,11 +315,11 @@ class TestOnADevice:
         weights = {n: p.detach().clone() for n, p in engine.model.named_parameters()}
         return losses, weights, engine
 
-    @pytest.mark.parametrize("dense", ["off", "dense"])
-    def test_trains_the_same(self, dense: str) -> None:
+    @pytest.mark.parametrize("mode", ["off", "layer"])
+    def test_trains_the_same(self, mode: str) -> None:
         """Both micro-batches count, and each step reads the weights that the last one left."""
-        losses, weights, _ = self.trained(NSA_COMPILE=dense)
-        replayed, others, engine = self.trained(NSA_COMPILE=dense, NSA_CUDA_GRAPHS="1")
+        losses, weights, _ = self.trained(NSA_COMPILE=mode)
+        replayed, others, engine = self.trained(NSA_COMPILE=mode, NSA_CUDA_GRAPHS="1")
         assert engine.replay_gap is not None and not engine.replay_gap.too_wide
         assert replayed == pytest.approx(losses, rel=2e-3)
         assert losses[0] != pytest.approx(losses[2], rel=1e-4), "nothing was trained"

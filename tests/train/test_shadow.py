@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.attention.tracing import count_ranges, is_counting
+from nsa.attention.tracing import count_ranges, is_watched
 from nsa.data.source import Batch
-from nsa.dense import _Split
+from nsa.projection import _Split
 from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
@@ -130,14 +130,10 @@ class Rounded:
     """In the place of a recording: a replay that rounds as no pass from the host does."""
 
     def __init__(self, made: Engine) -> None:
-        self._layers, self._from_host = made.model.layers, 0
+        self._layers = made.model.layers
 
     def fits(self, x: Tensor) -> bool:
-        self._from_host -= 1
-        return self._from_host < 0 and torch.is_grad_enabled() and not is_counting()
-
-    def run_from_host(self, passes: int = 1) -> None:
-        self._from_host = passes
+        return torch.is_grad_enabled() and not is_watched([])
 
     def run(self, x: Tensor) -> Tensor:
         for layer in self._layers:
@@ -147,13 +143,15 @@ class Rounded:
 
 @pytest.mark.parametrize("from_host", [True, False])
 def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: bool) -> None:
-    """The first step counts its first pass, so that it is not replayed; the others are."""
+    """The first step counts, so that none of its passes is replayed; without a word, two are."""
     made = engine("--accum", "3")
     made.model.recording = Rounded(made)
     shadow, clock = Shadow(made, token=TOKEN, first=1, last=1), StepClock(made.device)
     batches = [batch(seed, 32) for seed in (1, 2, 3)]
-    shadow.recompute(1, batches, from_host=from_host)
+    passes = len(batches) if from_host else 0
+    shadow.recompute(1, batches, from_host=passes)
     shadow.watch(1)
+    made.model.run_from_host(passes)
     outcome = made.compute(batches, clock, count_ranges())
     made.update(1, clock)
     shadow.updated(1, outcome.norm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -18,7 +19,9 @@ from nsa.attention.cpu.passes import (
     attend_blocks,
     attend_compressed,
     attend_pieces,
+    pair_stretches,
 )
+from nsa.attention.opaque import config_of, differentiate, operator
 from nsa.attention.selection import accumulate_dtype, block_map, build_ranges, compress
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig, Ranges
@@ -39,17 +42,27 @@ class Plan:
         return float(self.cfg.d_k**-0.5)
 
 
-def _choose(blocks: Tensor, plan: Plan, version: Ranges) -> Tensor:
-    """Block map bool [B,G,S-full,NB] of the queries that choose, by way of token ranges."""
+def _pairs(blocks: Tensor, plan: Plan, version: Ranges) -> list[list[list[Pairs]]]:
+    """Pairs of the queries that choose, of blocks [B,S,G,n_sel], by way of token ranges."""
     cfg, cut = plan.cfg, plan.cut
     ranges = build_ranges(blocks, cfg, version)[:, cut.full :]
-    return block_map(ranges, cfg.n_blocks(cut.seq_len), cfg).transpose(1, 2)
+    chosen = block_map(ranges, cfg.n_blocks(cut.seq_len), cfg).transpose(1, 2)
+    return [pair_stretches(one, cut) for one in chosen]
+
+
+def _laid(x: Sequence[Tensor], plan: Plan) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Of `_BatchedCPU.forward`'s tensors the queries as rows, keys times the scale, and values."""
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, _ = x
+    keys = [(k * plan.scale).contiguous() for k in (k_cmp, k_sel, k_win)]
+    return q.contiguous().flatten(2, 3), keys, [v.contiguous() for v in (v_cmp, v_sel, v_win)]
 
 
 def _forward(
-    q: Tensor, keys: list[Tensor], values: list[Tensor], plan: Plan, version: Ranges
-) -> tuple[list[Rows], Tensor]:
-    """Results of the three branches, and the selected blocks [B,S,G,n_sel]."""
+    x: Sequence[Tensor], plan: Plan, version: Ranges
+) -> tuple[Tensor, Tensor, list[Tensor], list[Rows]]:
+    """Output [B,S,G,h,Dv], blocks [B,S,G,n_sel], what `_laid` gives as one list, and the branches'
+    results."""
+    q, keys, values = _laid(x, plan)
     cfg, cut, space = plan.cfg, plan.cut, workspace(q.dtype)
     heads, batch = cfg.heads_per_group, range(q.shape[0])
     blind = min(cfg.l - 1, cut.seq_len) * heads
@@ -59,17 +72,50 @@ def _forward(
         attend_compressed(q[b], keys[0][b], values[0][b], cmp.of(b), cut, space) for b in batch
     ]
     blocks = torch.stack(picked)
-    chosen = _choose(blocks, plan, version)
+    pairs = _pairs(blocks, plan, version)
     with profile_range(ATTEND_RANGE):
         for b in batch:
             attend_pieces(q[b], keys[1][b], values[1][b], sel.of(b), cut.sel, heads, space)
-            plan.pairs.append(
-                attend_blocks(q[b], keys[1][b], values[1][b], sel.of(b), chosen[b], cut, space)
-            )
+            attend_blocks(q[b], keys[1][b], values[1][b], sel.of(b), pairs[b], cut, space)
     with profile_range(WIN_RANGE):
         for b in batch:
             attend_pieces(q[b], keys[2][b], values[2][b], win.of(b), cut.win, heads, space)
-    return [cmp, sel, win], blocks
+    results = [cmp, sel, win]
+    with profile_range(GATE_RANGE):
+        mixed = _mix(results, x[-1])
+    plan.pairs = pairs
+    return mixed, blocks, [q, *keys, *values], results
+
+
+def _backward(
+    grad_out: Tensor, gates: Tensor, laid: Sequence[Tensor], results: list[Rows], plan: Plan
+) -> tuple[Tensor, ...]:
+    """Gradients of q, the six keys and values, and the gates."""
+    q, *rest = laid
+    keys, values = rest[:3], rest[3:]
+    cut, space, grad = plan.cut, workspace(q.dtype), grad_out.transpose(1, 2)
+    dq, d_gates = torch.zeros_like(q), gates.new_zeros(gates.shape)
+    sums: list[Tensor] = []
+    for i, pieces in enumerate((cut.cmp, cut.sel, cut.win)):
+        dk, dv = torch.zeros_like(keys[i]), torch.zeros_like(values[i])
+        for b in range(q.shape[0]):
+            work = BranchGrads(
+                q=q[b],
+                k=keys[i][b],
+                v=values[i][b],
+                grad=grad[b],
+                gate=gates[b, ..., i : i + 1],
+                rows=results[i].of(b),
+                dq=dq[b],
+                dk=dk[b],
+                dv=dv[b],
+                d_gate=d_gates[b, ..., i : i + 1],
+            )
+            work.pieces(pieces, space)
+            if i == 1:
+                work.blocks(plan.pairs[b], cut, space)
+        sums += [dk.mul_(plan.scale), dv]
+    return dq.view(*gates.shape[:-1], -1), *sums, d_gates
 
 
 def _mix(results: list[Rows], gates: Tensor) -> Tensor:
@@ -88,30 +134,11 @@ class _BatchedCPU(torch.autograd.Function):
     """Forward and backward by pieces; probabilities are recomputed, never stored."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k_cmp: Tensor,
-        v_cmp: Tensor,
-        k_sel: Tensor,
-        v_sel: Tensor,
-        k_win: Tensor,
-        v_win: Tensor,
-        gates: Tensor,
-        cfg: NSAConfig,
-        version: Ranges,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, cfg: NSAConfig, version: Ranges, *x: Tensor) -> tuple[Tensor, Tensor]:
         """Output [B,S,G,h,Dv] and blocks [B,S,G,n_sel] of `Grouped` tensors, compressed ones."""
-        plan = Plan(cfg=cfg, cut=schedule(cfg, q.shape[2], k_cmp.shape[2], q.dtype))
-        rows = q.contiguous().flatten(2, 3)
-        keys = [(k * plan.scale).contiguous() for k in (k_cmp, k_sel, k_win)]
-        values = [v.contiguous() for v in (v_cmp, v_sel, v_win)]
-        results, blocks = _forward(rows, keys, values, plan, version)
-        with profile_range(GATE_RANGE):
-            mixed = _mix(results, gates)
-        ctx.plan = plan
-        outs, lses = [r.out for r in results], [r.lse for r in results]
-        ctx.save_for_backward(rows, gates, *keys, *values, *outs, *lses)
+        ctx.plan = _plan(cfg, x)
+        mixed, blocks, laid, results = _forward(x, ctx.plan, version)
+        ctx.save_for_backward(x[-1], *laid, *_numbers(results))
         ctx.mark_non_differentiable(blocks)
         return mixed, blocks
 
@@ -119,32 +146,75 @@ class _BatchedCPU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, the six keys and values, and the gates."""
-        q, gates, *saved = ctx.saved_tensors
-        keys, values, outs, lses = saved[:3], saved[3:6], saved[6:9], saved[9:12]
-        plan: Plan = ctx.plan
-        cut, space, grad = plan.cut, workspace(q.dtype), grad_out.transpose(1, 2)
-        dq, d_gates = torch.zeros_like(q), torch.zeros_like(gates)
-        sums: list[Tensor] = []
-        for i, pieces in enumerate((cut.cmp, cut.sel, cut.win)):
-            dk, dv = torch.zeros_like(keys[i]), torch.zeros_like(values[i])
-            for b in range(q.shape[0]):
-                work = BranchGrads(
-                    q=q[b],
-                    k=keys[i][b],
-                    v=values[i][b],
-                    grad=grad[b],
-                    gate=gates[b, ..., i : i + 1],
-                    rows=Rows(out=outs[i][b], lse=lses[i][b]),
-                    dq=dq[b],
-                    dk=dk[b],
-                    dv=dv[b],
-                    d_gate=d_gates[b, ..., i : i + 1],
-                )
-                work.pieces(pieces, space)
-                if i == 1:
-                    work.blocks(plan.pairs[b], cut, space)
-            sums += [dk.mul_(plan.scale), dv]
-        return dq.view(*gates.shape[:-1], -1), *sums, d_gates, None, None
+        gates, *saved = ctx.saved_tensors
+        return None, None, *_backward(grad_out, gates, saved[:7], _rows(saved[7:]), ctx.plan)
+
+
+def _plan(cfg: NSAConfig, x: Sequence[Tensor]) -> Plan:
+    q, k_cmp = x[:2]
+    return Plan(cfg=cfg, cut=schedule(cfg, q.shape[2], k_cmp.shape[2], q.dtype))
+
+
+def _numbers(results: list[Rows]) -> list[Tensor]:
+    """The outputs of all branches, and their log-sum-exps."""
+    return [r.out for r in results] + [r.lse for r in results]
+
+
+def _rows(numbers: Sequence[Tensor]) -> list[Rows]:
+    return [Rows(out=o, lse=e) for o, e in zip(numbers[:3], numbers[3:], strict=True)]
+
+
+# -- for a compiler, which does not look into pieces that numbers decide ---------------------------
+
+
+Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _fake(*given: Any) -> tuple[Tensor, ...]:
+    q, v, gates = given[0], given[2], given[7]
+    batch, groups, seq_len, heads, _ = q.shape
+    mixed = gates.new_empty(batch, seq_len, groups, heads, v.shape[-1])
+    blocks = q.new_empty(batch, seq_len, groups, given[11], dtype=torch.int64)
+    shape = batch, groups, seq_len * heads
+    outs = [q.new_empty(*shape, v.shape[-1]) for _ in range(3)]
+    return mixed, blocks, *outs, *(q.new_empty(*shape, 1) for _ in range(3))
+
+
+def _of_numbers(x: Sequence[Tensor], l: int, d: int, l_sel: int, n_sel: int, w: int) -> Plan:  # noqa: E741
+    cfg = config_of(x[0].transpose(1, 2), x[2], l=l, d=d, l_sel=l_sel, n_sel=n_sel, w=w)
+    return _plan(cfg, x)
+
+
+@operator(_fake)
+def by_pieces(
+    q: Tensor, k_cmp: Tensor, v_cmp: Tensor, k_sel: Tensor, v_sel: Tensor, k_win: Tensor,
+    v_win: Tensor, gates: Tensor, l: int, d: int, l_sel: int, n_sel: int, w: int, version: str,  # noqa: E741
+) -> Eight:  # fmt: skip
+    """`_BatchedCPU`: output, blocks, and the outputs and log-sum-exps of the branches."""
+    x = q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates
+    plan = _of_numbers(x, l, d, l_sel, n_sel, w)
+    mixed, blocks, _, results = _forward(x, plan, "v1" if version == "v1" else "v2")
+    one, two, three, *rest = _numbers(results)
+    return mixed, blocks.contiguous(), one, two, three, rest[0], rest[1], rest[2]
+
+
+@operator(lambda _, x, *__: [one.new_empty(one.shape) for one in x])
+def by_pieces_backward(
+    grad: Tensor, x: list[Tensor], results: list[Tensor], l: int, d: int, l_sel: int, n_sel: int,  # noqa: E741
+    w: int,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of the eight tensors x from that of the output; results: all of the forward's."""
+    plan = _of_numbers(x, l, d, l_sel, n_sel, w)
+    plan.pairs = _pairs(results[1], plan, "v2")
+    q, keys, values = _laid(x, plan)
+    return list(_backward(grad, x[-1], [q, *keys, *values], _rows(results[2:]), plan))
+
+
+def _gradients(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    return tuple(by_pieces_backward(grad, list(given[:8]), list(given[8:16]), *given[16:21]))
+
+
+differentiate(by_pieces, _gradients, results=8)
 
 
 def batched_cpu(x: Grouped, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Tensor]:
@@ -157,9 +227,12 @@ def batched_cpu(x: Grouped, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Te
     k_cmp, v_cmp = (
         compress(t.transpose(1, 2), cfg).transpose(1, 2) for t in (wide.k_cmp, wide.v_cmp)
     )
-    rest = (wide.k_sel, wide.v_sel, wide.k_win, wide.v_win, wide.gates)
-    out, blocks = cast(
-        "tuple[Tensor, Tensor]",
-        _BatchedCPU.apply(wide.q, k_cmp, v_cmp, *rest, cfg, version),  # type: ignore[no-untyped-call]
-    )
+    given = (wide.q, k_cmp, v_cmp, wide.k_sel, wide.v_sel, wide.k_win, wide.v_win, wide.gates)
+    if torch.compiler.is_compiling():
+        out, blocks, *_ = by_pieces(*given, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel, cfg.w, version)
+    else:
+        out, blocks = cast(
+            "tuple[Tensor, Tensor]",
+            _BatchedCPU.apply(cfg, version, *given),  # type: ignore[no-untyped-call]
+        )
     return out.flatten(2, 3).to(x.q.dtype), blocks

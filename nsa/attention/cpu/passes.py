@@ -95,26 +95,42 @@ def _pick(summed: Tensor, start: int, stop: int, cut: Schedule) -> Tensor:
     return top_blocks(scores, positions, cfg, crowded=True)
 
 
-def attend_blocks(
-    q: Tensor, k: Tensor, v: Tensor, rows: Rows, chosen: Tensor, cut: Schedule, space: Workspace
-) -> list[list[Pairs]]:
-    """Fill the rows of queries that choose among blocks, from chosen bool [G,S-full,NB].
+def pair_stretches(chosen: Tensor, cut: Schedule) -> list[list[Pairs]]:
+    """Who meets whom, by group and stretch, from chosen bool [G,S-full,NB] of one batch element."""
+    cfg, full = cut.cfg, cut.full
+    return [
+        [
+            pair_up(
+                mine[start - full : stop - full],
+                start,
+                cut.seq_len,
+                cfg.l_sel,
+                cfg.heads_per_group,
+            )
+            for start, stop in cut.stretches
+        ]
+        for mine in chosen
+    ]
 
-    Returns the pairs by group and stretch, for the backward pass.
-    """
-    cfg, heads = cut.cfg, cut.cfg.heads_per_group
-    kept: list[list[Pairs]] = []
-    for g in range(q.shape[0]):
-        kept.append([])
-        for start, stop in cut.stretches:
-            part = chosen[g, start - cut.full : stop - cut.full]
-            pairs = pair_up(part, start, cut.seq_len, cfg.l_sel, heads)
-            r = slice(start * heads, stop * heads)
-            queries = q[g, r].view(stop - start, -1)
-            out, lse = forward_blocks(queries, k[g], v[g], pairs, heads, cut.ahead, space)
-            rows.out[g, r], rows.lse[g, r] = out, lse
-            kept[g].append(pairs)
-    return kept
+
+def attend_blocks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Rows,
+    pairs: list[list[Pairs]],
+    cut: Schedule,
+    space: Workspace,
+) -> None:
+    """Fill the rows of queries that choose among blocks, from `pair_stretches`."""
+    heads = cut.cfg.heads_per_group
+    for g, stretches in enumerate(pairs):
+        for one in stretches:
+            r = slice(one.start * heads, one.stop * heads)
+            queries = q[g, r].view(one.stop - one.start, -1)
+            rows.out[g, r], rows.lse[g, r] = forward_blocks(
+                queries, k[g], v[g], one, heads, cut.ahead, space
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,49 +1,23 @@
 """The kernels as operators of torch: known to autograd, to torch.compile and to profilers.
 
-Of each branch `nsa::NAME` and `nsa::NAME_backward`, and what is between them. Operators take
-numbers instead of a config, because an operator's arguments are tensors and numbers. triton is
-imported when one of them runs, and not before.
+Of each branch `nsa::NAME` and `nsa::NAME_backward`, and what is between them. triton is imported
+when one of them runs, and not before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsa.config import MIN_N_SEL, NSAConfig
+from nsa.attention.opaque import config_of, differentiate, operator
+from nsa.config import NSAConfig
 
 # What they are to profilers and dispatch modes.
 RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR = "merged_ranges", "selected", "window"
 
 Three = tuple[Tensor, Tensor, Tensor]
-Gradients = Callable[..., tuple[Tensor, ...]]
-
-
-def _operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Register a function under its name. fake: its results for tensors that hold no numbers."""
-
-    def register(function: Callable[..., Any]) -> Any:
-        made = torch.library.custom_op(f"nsa::{function.__name__}", function, mutates_args=())
-        made.register_fake(fake)
-        return made
-
-    return register
-
-
-def config_of(q: Tensor, v: Tensor, **numbers: int) -> NSAConfig:
-    """What the kernels read of a config: the shapes of q [B,S,G,h,Dk] and v [..,Dv], and numbers.
-
-    The other numbers are any that fit these.
-    """
-    groups, heads, d_k = q.shape[2:]
-    d = numbers.get("d", numbers.get("l_sel", 1))
-    rest: dict[str, Any] = {"l": d, "d": d, "l_sel": d, "n_sel": MIN_N_SEL, **numbers}
-    return NSAConfig(
-        dim=1, n_heads=groups * heads, n_kv_groups=groups, d_k=d_k, d_v=v.shape[-1], **rest
-    )  # fmt: skip
 
 
 def _attended(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -62,34 +36,10 @@ def _like_inputs(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *__: Any) -> Three:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def differentiate(operator: Any, gradients: Gradients, *, results: int = 2) -> None:
-    """Tell autograd how an operator (tensors, numbers) -> (output, lse, ...) derives.
-
-    `gradients` of (gradient of the output, the operator's tensors, so many of its first results,
-    its numbers) are those of its first tensors; nothing else has one.
-    """
-
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        made = output if isinstance(output, tuple) else (output,)
-        ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *made[:results])
-        ctx.numbers = tuple(x for x in inputs if not isinstance(x, Tensor))
-        ctx.n_inputs = len(inputs)
-        ctx.mark_non_differentiable(*made[1:])
-        ctx.set_materialize_grads(False)
-
-    def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        found: tuple[Tensor | None, ...] = ()
-        if grad is not None:
-            found = gradients(grad, *ctx.saved_tensors, *ctx.numbers)
-        return (*found, *(None,) * (ctx.n_inputs - len(found)))
-
-    operator.register_autograd(backward, setup_context=keep)
-
-
 # -- the compressed branch and the choice of blocks ------------------------------------------------
 
 
-@_operator(_attended_twice)
+@operator(_attended_twice)
 def compressed(q: Tensor, k: Tensor, v: Tensor, l: int, d: int) -> Three:  # noqa: E741
     """Output float32 [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk].
 
@@ -100,7 +50,7 @@ def compressed(q: Tensor, k: Tensor, v: Tensor, l: int, d: int) -> Three:  # noq
     return launch.forward(q, k, v, config_of(q, v, l=l, d=d))
 
 
-@_operator(_like_inputs)
+@operator(_like_inputs)
 def compressed_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, l: int, d: int  # noqa: E741
 ) -> Three:  # fmt: skip
@@ -110,7 +60,7 @@ def compressed_backward(
     return launch.backward(grad, q, k, v, out, lse, config_of(q, v, l=l, d=d))
 
 
-@_operator(lambda q, *given: q.new_empty(*q.shape[:3], given[-1], dtype=torch.int64))
+@operator(lambda q, *given: q.new_empty(*q.shape[:3], given[-1], dtype=torch.int64))
 def top_blocks(
     q: Tensor, k: Tensor, lse: Tensor, l: int, d: int, l_sel: int, n_sel: int  # noqa: E741
 ) -> Tensor:  # fmt: skip
@@ -140,7 +90,7 @@ def blocks_of(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
 # -- the selected branch ---------------------------------------------------------------------------
 
 
-@_operator(lambda blocks, _: blocks.new_empty(*blocks.shape, 2))
+@operator(lambda blocks, _: blocks.new_empty(*blocks.shape, 2))
 def merged_ranges(blocks: Tensor, l_sel: int) -> Tensor:
     """Merged token ranges [B,S,G,n,2] of blocks [B,S,G,n] that ascend, -1 at the end for none."""
     from nsa.attention.triton.selected import launch
@@ -154,7 +104,7 @@ def _bits(ranges: Tensor, l_sel: int) -> Tensor:
     return ranges.new_empty(batch * groups, words, seq_len, dtype=torch.int32)
 
 
-@_operator(_bits)
+@operator(_bits)
 def selected_bits(ranges: Tensor, l_sel: int) -> Tensor:
     """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
     from nsa.attention.triton.selected import launch
@@ -162,7 +112,7 @@ def selected_bits(ranges: Tensor, l_sel: int) -> Tensor:
     return launch.bits_of(ranges, l_sel)
 
 
-@_operator(_attended)
+@operator(_attended)
 def selected(
     q: Tensor, k: Tensor, v: Tensor, bits: Tensor, l_sel: int, n_sel: int
 ) -> tuple[Tensor, Tensor]:
@@ -172,7 +122,7 @@ def selected(
     return launch.forward(q, k, v, bits, config_of(q, v, l_sel=l_sel, n_sel=n_sel))
 
 
-@_operator(_like_inputs)
+@operator(_like_inputs)
 def selected_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor,
     l_sel: int, n_sel: int,
@@ -202,7 +152,7 @@ def attend_selected(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, cfg: NSACon
 # -- the window ------------------------------------------------------------------------------------
 
 
-@_operator(_attended)
+@operator(_attended)
 def window(q: Tensor, k: Tensor, v: Tensor, w: int) -> tuple[Tensor, Tensor]:
     """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
     from nsa.attention.triton import window as launch
@@ -210,7 +160,7 @@ def window(q: Tensor, k: Tensor, v: Tensor, w: int) -> tuple[Tensor, Tensor]:
     return launch.forward(q, k, v, config_of(q, v, w=w))
 
 
-@_operator(_like_inputs)
+@operator(_like_inputs)
 def window_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, w: int
 ) -> Three:
@@ -238,7 +188,7 @@ def _pooled(k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, ...]:  # noqa
     return tuple(x.new_empty(*shape, x.shape[-1], dtype=torch.float32) for x in (k, v))
 
 
-@_operator(_pooled)
+@operator(_pooled)
 def pool(k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, Tensor]:  # noqa: E741
     """Compressed keys and values float32 [B,N,G,D]: means of k and v [B,S,G,D]."""
     from nsa.attention.triton import between as launch
@@ -255,7 +205,7 @@ def _unpooled(
     )
 
 
-@_operator(_unpooled)
+@operator(_unpooled)
 def pool_backward(
     grad_k: Tensor, grad_v: Tensor, seq_len: int, dtype: torch.dtype, l: int, d: int  # noqa: E741
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -284,7 +234,7 @@ def pooled(k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
     return found
 
 
-@_operator(lambda cmp, _sel, _win, gates: gates.new_empty(cmp.shape))
+@operator(lambda cmp, _sel, _win, gates: gates.new_empty(cmp.shape))
 def mix(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
     """Sum of the branches [B,S,H,Dv], each times its gate [B,S,H,3], in the type of the gates."""
     from nsa.attention.triton import between as launch
@@ -292,7 +242,7 @@ def mix(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
     return launch.mix_forward(cmp, sel, win, gates)
 
 
-@_operator(lambda _grad, *inputs: tuple(x.new_empty(x.shape) for x in inputs))
+@operator(lambda _grad, *inputs: tuple(x.new_empty(x.shape) for x in inputs))
 def mix_backward(
     grad: Tensor, cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

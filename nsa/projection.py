@@ -1,28 +1,23 @@
-"""The dense parts of the model: what lies before the attention core, after it, and the loss.
+"""From one product of the layer's input to turned queries and keys, values and gates.
 
-Before it are norm, projection, rotary positions and gates. One matrix product makes everything; its
-result is cut apart, and queries and keys are turned by their positions: neighboring components of a
-vector turn together as one complex number. `split_projection` lays all of it out group by group,
-which is how attention on a CPU reads it, and its backward pass writes each gradient straight into
-its columns of one matrix. `split_together` gives the same in few and large operators, for a device
-that waits for its host.
+Rotary positions: neighboring components of a vector turn together as one complex number.
 
-A compiler can take `Dense` over whole. The core, the modules that others watch through hooks
-(embedding, layers, attention, last norm, head) and the names of the parameters are not touched. The
-functions know their layer by its modules only, so that one compiled graph serves all layers.
+One matrix product makes everything; its result is cut apart, and queries and keys are turned by
+their positions. `split_projection` lays all of it out group by group, which is how attention on a
+CPU reads it, and its backward pass writes each gradient straight into its columns of one matrix.
+`split_together` gives the same in few and large operators, for a device that waits for its host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import cross_entropy
 
 from nsa.attention.branches import Branches, Grouped, split_dim
 from nsa.attention.selection import accumulate_dtype
@@ -210,71 +205,3 @@ def _turn_real(source: Tensor, turns: Tensor) -> Tensor:
     even, odd = split_dim(source, 3, 2).unbind(-1)
     cos, sin = turns[:, None].unbind(-1)
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
-
-
-# -- the dense parts as functions that a compiler takes over ---------------------------------------
-
-
-Enter = Callable[
-    [Tensor, nn.Module | None, nn.Module, Tensor, Tensor, NSAConfig], tuple[Tensor, ...]
-]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dense:
-    """The functions of this module, compiled or not."""
-
-    enter_together: Enter
-    enter_apart: Enter
-    leave: Callable[[Tensor, Tensor, nn.Module, nn.Module], Tensor]
-    loss: Callable[[Tensor, Tensor], Tensor]
-
-
-def enter_together(
-    x: Tensor,
-    norm: nn.Module | None,
-    in_proj: nn.Module,
-    gate_bias: Tensor,
-    turns: Tensor,
-    cfg: NSAConfig,
-) -> tuple[Tensor, ...]:
-    """`side_by_side` of the projection of norm(x), x [B,S,dim], turns [S, d_k/2, 2]."""
-    y = in_proj(x if norm is None else norm(x))
-    return side_by_side(y, gate_bias, turns, cfg)
-
-
-def enter_apart(
-    x: Tensor,
-    norm: nn.Module | None,
-    in_proj: nn.Module,
-    gate_bias: Tensor,
-    turns: Tensor,
-    cfg: NSAConfig,
-) -> tuple[Tensor, ...]:
-    """The same by part, each contiguous, group before token: as attention on a CPU reads them."""
-    found = in_parts(enter_together(x, norm, in_proj, gate_bias, turns, cfg), cfg)
-    return tuple(
-        part.contiguous()
-        for part in (
-            found.q,
-            found.k_cmp,
-            found.k_sel,
-            found.k_win,
-            found.v_cmp,
-            found.v_sel,
-            found.v_win,
-            found.gates,
-        )
-    )
-
-
-def leave(x: Tensor, attended: Tensor, norm: nn.Module, mlp: nn.Module) -> Tensor:
-    """A layer's output from its input x and what attention adds, both [B,S,dim]."""
-    x = x + attended
-    out: Tensor = x + mlp(norm(x))
-    return out
-
-
-def mean_loss(logits: Tensor, following: Tensor) -> Tensor:
-    """Mean of -ln p(next token) over logits [B,S,V] for tokens [B,S], in nats, in float32."""
-    return cross_entropy(logits.float().flatten(0, 1), following.flatten())
