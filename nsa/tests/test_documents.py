@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 from nsa.data.open import open_source
+from nsa.data.packing import open_tokenizer
 from nsa.data.source import DEPTH, Batch, DataError, Source
 from nsa.data.text import FinewebCorpus
-from nsa.data.tokenizers import open_tokenizer
 from nsa.settings import DataSection, Share
+from nsa.step.engine import Engine, StepOutcome
 from nsa.tests.launched import MICRO_BATCHES, MIDDLE, SAVED, STEPS, launch
-from nsa.train.engine import Engine, StepOutcome
 
 SEQ_LEN, ROWS = 16, 2
 # What a text may hold that is easily taken for something else: both cases of every letter, signs,
