@@ -140,7 +140,7 @@ def is_killed(mutant: Mutant) -> bool:
 # A change without a defect has to live, or else killing means nothing.
 CONTROL = Mutant(
     name="control",
-    path="dense.py",
+    path="projection.py",
     old="angle =",
     new="angle  =",
     tests=(*TESTS[:2], *WHOLE_MODEL),

@@ -71,7 +71,7 @@ def test_an_unchanged_copy_lives(fate: Callable[[Mutant], str]) -> None:
 
 
 def test_a_mutant_without_its_text_is_refused() -> None:
-    gone = Mutant(name="stale", path="dense.py", old="no such text", new="")
+    gone = Mutant(name="stale", path="projection.py", old="no such text", new="")
     with pytest.raises(ValueError, match="occurs 0 times"):
         is_killed(gone)
 
