@@ -129,6 +129,7 @@ def between(*gaps: float | None) -> list[str]:
 
 def test_ranks_make_the_same_gradient_of_the_same_micro_batch() -> None:
     assert between(0.0, 0.031) == between(0.0) == []
+    assert len(between(0.0, 0.032)) == 1
     assert between(0.333, 0.3331) == [
         "ranks make different gradients of one micro-batch: rank 0 and rank 1 off by 0.3331 of "
         "the ranks' mean, allowed 0.031"

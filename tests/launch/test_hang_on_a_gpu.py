@@ -15,8 +15,9 @@ from runbook.launch.incident.flight import nccl_flight_files, read_nccl_rows
 from runbook.launch.observer import Observer
 from runbook.machine.detect import detect_profile
 from runbook.process.reaper import carriers
-from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.scene import injected_at
+from tests.factory.records import launch
 
 STEPS = 4000
 # Small, so that the launch is about its collectives; the backend and the device are the real ones.
@@ -61,22 +62,16 @@ def test_one_rank_that_hangs_leaves_what_says_so(name: str, tmp_path: Path) -> N
     kind, stall_s, variables = HANGS[name]
     profile = load_profile(detect_profile()[0])
     config = f"configs/{profile.config}"
-    launch = Launch(
-        name=name,
-        phase="evidence",
-        kind="trainer",
-        argv=(
-            *("torchrun", "--nproc_per_node=1", "-m", "nsa.inject", kind, "0", "6", "--"),
-            *("--config", config, "--dataset", "synthetic", "--ddp", "1", "--steps", str(STEPS)),
-        ),
-        env={name: one.value for name, one in profile.env.items()} | variables,
-        run_dir=name,
-        nproc=1,
-        steps=STEPS,
-        timeout_s=90,
-        config=config,
-        config_overrides={**profile.phases["baseline"].config_overrides, **SMALL},
+    command = (
+        *("torchrun", "--nproc_per_node=1", "-m", "nsa.inject", kind, "0", "6", "--"),
+        *("--config", config, "--dataset", "synthetic", "--ddp", "1", "--steps", str(STEPS)),
     )
+    started = launch(
+        *command,
+        name=name, phase="evidence", run_dir=name, nproc=1, steps=STEPS, timeout_s=90,
+        config=config, env={name: one.value for name, one in profile.env.items()} | variables,
+        config_overrides={**profile.phases["baseline"].config_overrides, **SMALL},
+    )  # fmt: skip
     budgets = Budgets(step_s=stall_s, data_s=stall_s, init_s=60, first_step_s=60)
-    result = run_launch(launch, tmp_path, observer=Observer(), budgets=budgets, retry=False)
+    result = run_launch(started, tmp_path, observer=Observer(), budgets=budgets, retry=False)
     assert missing(name, result, tmp_path / name) == []

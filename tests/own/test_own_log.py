@@ -13,9 +13,10 @@ from runbook.errors import UsageError
 from runbook.folder.launch.own_log import RowReader, read_own_log
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.inputs import build_environment
-from runbook.records import Kind, Launch, LaunchStatus
+from runbook.records import Kind, LaunchStatus
 from runbook.records.own_trainer import LogMap, OwnTrainer
 from runbook.tools.own_profile import guess, templated
+from tests.factory import records
 
 DICTS = LogMap(columns={"loss": "loss", "lr": "learning_rate"}, every=10)
 TABLE = LogMap(path="{out}/m.csv", columns={"step": "step", "loss": "train/loss"})
@@ -176,10 +177,7 @@ def test_marks_take_the_place_of_the_usual_flags(typed: str, marked: str) -> Non
 
 def test_a_line_says_that_it_is_ready_and_a_row_that_it_trains(tmp_path: Path) -> None:
     own = _trainer(TABLE).model_copy(update={"ready": "^ready"})
-    launch = Launch(
-        name="run", phase="baseline", kind="own", argv=own.argv(ranks=2, steps=3), env={},
-        run_dir="run", nproc=2, steps=3, timeout_s=9, own=own,
-    )  # fmt: skip
+    launch = records.launch(*own.argv(ranks=2, steps=3), kind="own", own=own, steps=3)
     watch = ForeignWatch(tmp_path, "no such token", time.monotonic(), launch)
     console, log = tmp_path / "console.log", tmp_path / "own" / "m.csv"
     phases = []

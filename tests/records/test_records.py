@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from runbook.records import (
     ArmSchedule,
     Check,
-    Launch,
     Measurement,
     Outcome,
     Reason,
@@ -22,6 +21,7 @@ from runbook.records import (
     thin_points,
 )
 from runbook.records.measurement import duration_text
+from tests.factory.records import launch
 
 DIGEST = "0" * 64
 
@@ -102,18 +102,11 @@ def test_records_are_immutable() -> None:
 
 
 def test_a_launch_prints_as_a_line_that_can_be_pasted() -> None:
-    launch = Launch(
-        name="baseline.1",
-        phase="baseline",
-        kind="trainer",
-        argv=("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--config", "a b.yaml"),
+    made = launch(
+        *("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--config", "a b.yaml"),
         env={"NSA_DDP_BUCKET_MB": "50", "NCCL_ALGO": "Ring; rm"},
-        run_dir="baseline/1",
-        nproc=2,
-        steps=100,
-        timeout_s=60,
     )
-    assert launch.command_line() == (
+    assert made.command_line() == (
         "NSA_DDP_BUCKET_MB=50 NCCL_ALGO='Ring; rm' "
         "torchrun --nproc_per_node=2 -m nsa.train --config 'a b.yaml'"
     )

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsa.contract import proof_text
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import answers, builder, spoil, traces
@@ -299,3 +300,20 @@ def test_another_workload_than_the_profiles_is_answered_with_both_ways_out() -> 
         lambda made: spoil.env(world_size=1)(spoil.effective(seq_len=8)(made)),
     )
     assert "a profile of your own" not in both.remedy
+
+
+@pytest.mark.parametrize(
+    ("evidence", "text"),
+    [
+        ({"hook": None}, "hook None"),
+        ({"hook": "bf16", "bytes_after": 12}, "hook bf16, bytes_after 12"),
+        ({"fused": [True, False], "step_device": ["cpu"]}, "fused yes/no, step_device cpu"),
+        ({"ranges": []}, "ranges none"),
+        ("the profiler saw it", "the profiler saw it"),
+    ],
+)
+def test_a_trainers_evidence_is_words_and_no_notation_of_a_language(
+    evidence: Any, text: str
+) -> None:
+    assert proof_text(evidence) == text
+    assert not set("{}[]'") & set(proof_text(evidence))
