@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
 from phases.kit.case import Case, Finding, ending, incomplete, invalid, skipped
-from phases.kit.playbook import first_of, remedy_for
-from phases.kit.situation import Situation, situation_of
+from phases.kit.playbook import Situation, first_of, remedy_for, situation_of
 from phases.kit.tables import table
 from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError

@@ -13,11 +13,12 @@ from nsa.contract import COMMON_FIELDS, HEARTBEATS, TRAINING_COLUMNS, TRAINING_C
 COLUMNS = names(TRAINING_COLUMNS)
 HEADER = ",".join(COLUMNS)
 Record = dict[str, Any]
-# A step of 512 tokens; its rate follows.
+# A step of 512 tokens; its rate follows. A column that may be empty is, unless it stands here.
 _ROW: Mapping[str, object] = {
     "lr": 0.001, "tokens": 512, "dt_s": 0.125, "grad_norm": 1.25, "mem_mib": 300.5, "arm": "",
     "block": 0, "warmup": 0, "fetch_s": 0.0001, "host_s": 0.0002,
 }  # fmt: skip
+_EMPTY = {column.name: "" for column in TRAINING_COLUMNS if not column.filled}
 _COMMON: Mapping[str, object] = {
     "rank": 0, "pid": 42, "token": "ab12", "step": 0, "phase": "step", "rss_mib": 300.0,
     "cuda_mib": None,
@@ -26,7 +27,7 @@ _COMMON: Mapping[str, object] = {
 
 def row(step: int, **told: object) -> str:
     """One row as the trainer writes it. Raises KeyError for a column that there is not."""
-    values = {**_ROW, "loss": f"5.5{step:03d}", **told, "step": step}
+    values = {**_EMPTY, **_ROW, "loss": f"5.5{step:03d}", **told, "step": step}
     values.setdefault("toks_per_s", values["tokens"] / values["dt_s"])  # type: ignore[operator]
     if unknown := values.keys() - set(COLUMNS):
         raise KeyError(f"no column {unknown}")

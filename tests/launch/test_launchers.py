@@ -41,15 +41,17 @@ def asked(**options: str) -> RunOptions:
 
 
 def test_the_shipped_ones_are_found_and_an_unknown_one_is_told() -> None:
-    assert set(launcher_api.launcher_names()) == {"local", "slurm"}
-    with pytest.raises(UsageError, match=r"no such launcher.*there are: local, slurm"):
+    shipped = launcher_api.launcher_names()
+    assert {"local", "slurm"} <= set(shipped)
+    told = rf"no such launcher.*there are: {', '.join(shipped)}"
+    with pytest.raises(UsageError, match=told):
         prepare(asked(launcher="lokal"))
 
 
 @pytest.mark.usefixtures("installed")
 def test_another_package_adds_one() -> None:
     assert launcher_api.launcher("elsewhere").here is False
-    with pytest.raises(UsageError, match=r"--account is for --launcher slurm\|elsewhere"):
+    with pytest.raises(UsageError, match=r"--account is for --launcher (\w+\|)*slurm\|elsewhere"):
         prepare(asked(account="me"))
     with pytest.raises(UsageError, match="no account is needed for cpu"):
         prepare(asked(launcher="elsewhere", account="me"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phases.kit.situation import Situation
+from phases.kit.playbook import Situation
 
 ON_TWO_A100 = Situation(
     device="cuda", ranks=2, dtype="bf16", seq_len=2048, pcie=True, folder="baseline/run1"

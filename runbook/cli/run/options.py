@@ -35,8 +35,8 @@ MACHINE = option_table(
 # Where the launches run.
 PLACE = option_table(
     f"""
-    --launcher local|slurm  where launches run: on this machine (default), or each as a job of
-        Slurm, on nodes that share this folder and this Python
+    --launcher NAME   where launches run: local, this machine (default), or slurm, each as a job of
+        Slurm, on nodes that share this folder and this Python; a package may add others
     --nodes N         with slurm: the nodes over which the profile's ranks are spread (default: 1)
     --partition NAME  with slurm: the partition of the jobs (default: the cluster's)
     --account NAME    with slurm: the account that pays for the jobs (default: the cluster's)
