@@ -31,8 +31,10 @@ def _lines(name: str) -> Iterator[str]:
         yield "| code | meaning |\n|---|---|\n"
         yield from (f"| {int(code)} | {code.meaning} |\n" for code in ExitCode)
         return
-    yield f"| column of `{name}` | unit | meaning |\n|---|---|---|\n"
-    yield from (f"| `{one.name}` | {one.unit} | {one.meaning} |\n" for one in _FILES[name])
+    yield f"| `{name}` | meaning |\n|---|---|\n"
+    for one in _FILES[name]:
+        unit = f" ({one.unit})" if one.unit else ""
+        yield f"| `{one.name}` | {one.meaning}{unit} |\n"
 
 
 if __name__ == "__main__":
