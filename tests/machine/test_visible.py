@@ -10,7 +10,8 @@ import pytest
 from runbook.machine.gpu import visible_gpus
 from runbook.machine.gpu.facts import collect_gpus, gpu_drafts
 from runbook.machine.gpu.nvidia_smi import GpuState, parse_nvidia_smi, parse_topology
-from tests.machine.test_nvidia import FIXTURES, stand_in_nvidia_smi
+from tests.factory.programs import first_on_path, program
+from tests.machine.test_nvidia import FIXTURES
 
 SMI = parse_nvidia_smi((FIXTURES / "a100x2_pcie4.xml").read_text(encoding="utf-8"))
 UUIDS = ("GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333", "GPU-cccc4444")
@@ -58,12 +59,11 @@ def test_a_link_counts_between_visible_gpus_only() -> None:
 
 
 def test_the_variable_of_a_launch_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in_nvidia_smi(
-        tmp_path,
-        monkeypatch,
+    script = (
         f'[ "$1" = topo ] && exec cat {FIXTURES}/topo_a100x2.txt\n'
-        f"exec cat {FIXTURES}/a100x2_busy.xml",
+        f"exec cat {FIXTURES}/a100x2_busy.xml"
     )
+    first_on_path(monkeypatch, program(tmp_path / "nvidia-smi", script).parent)
     counts = [
         {
             draft.name: draft.value
