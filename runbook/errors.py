@@ -83,7 +83,23 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     import difflib
 
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    return meant(near)
+
+
+_MOST_MEANT = 5
+
+
+def meant(names: Sequence[str]) -> str:
+    """`" (did you mean X, Y or Z?)"` for the first five of these names, or an empty string."""
+    *others, last = map(repr, names[:_MOST_MEANT] or [""])
+    said = f"{', '.join(others)} or {last}" if others else last
+    return f" (did you mean {said}?)" if names else ""
+
+
+def choice_for(name: str, known: Iterable[str]) -> str:
+    """What to type for an unknown name: the nearest one or, where none is near, all of them."""
+    names = list(known)
+    return did_you_mean(name, names) or f"; there are: {', '.join(names)}"
 
 
 # What stops or starts something is never proposed to somebody who typed another word.

@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import BinaryIO
 
-from runbook.errors import RunbookError, UsageError, did_you_mean
+from runbook.errors import RunbookError, UsageError, choice_for
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -223,10 +223,7 @@ def data_path(name: str) -> Path:
     site-packages is never taken. Raises `RunbookError` if the folder is in neither place.
     """
     if name not in DATA_FOLDERS:
-        raise RunbookError(
-            f"no data folder {name!r}{did_you_mean(name, DATA_FOLDERS)}; "
-            f"there are: {', '.join(DATA_FOLDERS)}"
-        )
+        raise RunbookError(f"no data folder {name!r}{choice_for(name, DATA_FOLDERS)}")
     package = Path(str(files("runbook")))
     shipped = package / "_data" / name
     if shipped.is_dir():

@@ -153,8 +153,9 @@ def _whole_cause(cause: Cause, screen: Screen) -> Iterator[RenderableType]:
     yield from (_told(path, "see") for path in cause.evidence)
     following = advice.command if advice.command != cause.rerun else ""
     for name, text in (("next", following), ("try", cause.remedy), ("rerun", cause.rerun)):
+        typed = one_line(screen.typed(text))
         if text:
-            yield whole(f"    {name:<5}  {one_line(screen.typed(text))}")
+            yield _told(typed, name) if name == "try" else whole(f"    {name:<5}  {typed}")
 
 
 def _rows(rows: Sequence[CheckRow]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from runbook.cli._parser import command, file_problems, option_table
 from runbook.cli._runs import find_run, load_told, refuse_changed
 from runbook.console import Console
-from runbook.errors import ProgramExit, did_you_mean
+from runbook.errors import ProgramExit, choice_for
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -55,7 +55,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
 def _problem(name: str, target: str) -> str:
     """What is wrong with one --to; empty if nothing is. Found before anything is written."""
     if name not in FORMATS:
-        return f"--to {name}: no such format{did_you_mean(name, FORMATS)}; there are: {_KNOWN}"
+        return f"--to {name}: no such format{choice_for(name, FORMATS)}"
     path = Path(target)
     if target == _STDOUT:
         return "--to bundle -: name a file" if name == _BUNDLE else ""

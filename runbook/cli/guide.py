@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from runbook.cli._parser import Command
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
-from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
+from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for
 from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
@@ -62,10 +62,7 @@ def named(name: str, commands: Mapping[str, Command]) -> Command:
     """The command of this name. Raises UsageError with the nearest one."""
     if name not in commands:
         now = f" (it is `runbook {_NOW[name]}`)" if name in _NOW else ""
-        raise UsageError(
-            f"unknown command {name!r}{now or did_you_mean(name, commands)}",
-            hint=f"commands: {', '.join(commands)}",
-        )
+        raise UsageError(f"unknown command {name!r}{now or choice_for(name, commands)}")
     return commands[name]
 
 

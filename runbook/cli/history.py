@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command, file_problems, option_table
 from runbook.console import Console
-from runbook.errors import UsageError, did_you_mean
+from runbook.errors import UsageError, choice_for
 
 if TYPE_CHECKING:
     from runbook.tools.history import History, MetricRow, RunRow, Trend
@@ -104,11 +104,8 @@ def _show_metric(console: Console, args: argparse.Namespace, history: History) -
     rows = history.metric(args.metric)
     if not rows:
         names = history.names
-        known = f"there are: {', '.join(names)}" if names else "no run has recorded any"
-        raise UsageError(
-            f"no metric {args.metric!r} in {args.out}/{did_you_mean(args.metric, names)}",
-            hint=known,
-        )
+        known = choice_for(args.metric, names) if names else "; no run has recorded any"
+        raise UsageError(f"no metric {args.metric!r} in {args.out}/{known}")
     found = trends(rows)
     if args.csv:
         console.page(_csv(rows))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 from nsa.settings import load_strict
-from runbook.errors import UsageError, did_you_mean, shown
+from runbook.errors import UsageError, did_you_mean, meant, shown
 from runbook.files import read_given, shipped_names
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=BaseModel)
 # Of machines of any number of GPUs, those of so many are shown.
 SHOWN_GPUS = 2
+# Where a list is a command away, a near miss points there.
+_LISTS = {"profile": "; all: `runbook profiles`"}
 
 
 def is_file(name_or_path: str) -> bool:
@@ -43,11 +45,14 @@ def locate(what: str, name_or_path: str, folder: Path, made: Iterable[str] = ())
 
 
 def _unknown(what: str, name: str, names: Sequence[str]) -> UsageError:
+    near = _near(name, names)
+    if near:
+        return UsageError(f"no {what} {name!r}{near}{_LISTS.get(what, '')}")
     shown = ", ".join(sorted(one for one in names if gpus_by_name(one) <= SHOWN_GPUS))
     many = any(gpus_by_name(one) > SHOWN_GPUS for one in names)
     more = f"; x{SHOWN_GPUS} stands for more GPUs too" if many else ""
     return UsageError(
-        f"no {what} {name!r}{_near(name, names)}; there are: {shown}{more}; "
+        f"no {what} {name!r}; there are: {shown}{more}; "
         "a file of your own needs a path ending in .yaml"
     )
 
@@ -55,9 +60,13 @@ def _unknown(what: str, name: str, names: Sequence[str]) -> UsageError:
 def _near(name: str, names: Sequence[str]) -> str:
     """What may be meant: never a machine with fewer GPUs than were typed (`a100x2`, `2xa100`)."""
     swapped = re.sub(r"^(\d+)x([a-z]\w*)", r"\2x\1", name.lower())
+    most = max(SHOWN_GPUS, gpus_by_name(swapped))
     fitting = [one for one in names if swapped and one.startswith(swapped)]
+    fitting = [one for one in fitting if gpus_by_name(one) <= most]
+    # Of a card by its whole name its own machines are nearer than those of its variants.
+    own = [one for one in fitting if re.match(r"x\d", one[len(swapped) :])]
     if fitting:
-        return f" (did you mean {' or '.join(map(repr, fitting))}?)"
+        return meant(sorted(own or fitting, key=lambda one: (gpus_by_name(one), one)))
     return did_you_mean(name, [one for one in names if gpus_by_name(one) >= gpus_by_name(swapped)])
 
 

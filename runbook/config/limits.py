@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from runbook.errors import did_you_mean
+from runbook.errors import choice_for
 from runbook.records.measurement import Record
 from runbook.records.outcome import Comparator
 
@@ -117,7 +117,7 @@ def limit_problems(
 ) -> list[str]:
     """What is wrong with a profile's limits: unknown, missing, or against their declaration."""
     problems = [
-        f"limits.{name}: no such limit{did_you_mean(name, known)}; there are: {', '.join(known)}"
+        f"limits.{name}: no such limit{choice_for(name, known)}"
         for name in given
         if name not in known
     ]

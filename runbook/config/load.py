@@ -13,7 +13,7 @@ from runbook.config.machines import machines
 from runbook.config.presets import with_preset
 from runbook.config.profile import Profile
 from runbook.config.settings import override_problems, variable_problems
-from runbook.errors import UsageError, did_you_mean
+from runbook.errors import UsageError, choice_for, did_you_mean
 from runbook.files import data_path, shipped_names
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _unknown_references(profile: Profile) -> list[str]:
     """Phases, limits and required checks by names that exist nowhere, or that are missing."""
     known = registry.phases_of(profile.phases)
     problems = [
-        f"phases.{name}: no such phase{did_you_mean(name, known)}; there are: {', '.join(known)}"
+        f"phases.{name}: no such phase{choice_for(name, known)}"
         for name in profile.phases
         if name not in known
     ]

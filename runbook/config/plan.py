@@ -23,7 +23,7 @@ from runbook.config.phase import Made
 from runbook.config.profile import PhaseSettings, PlanNote, Profile, Sourced, Stage
 from runbook.config.settings import Scalar
 from runbook.defaults import BOARD, BOARD_TOGGLE, absent, is_installed
-from runbook.errors import UsageError, did_you_mean
+from runbook.errors import UsageError, choice_for
 from runbook.files import data_path
 from runbook.records.measurement import Record
 
@@ -143,10 +143,9 @@ def _wrong(name: str, one: PlannedPhase) -> list[str]:
     known = registry.phases()
     if not one.kind:
         if name != _ALL and name not in known:
-            near = did_you_mean(name, known)
             return [
-                f"{name}: no such phase{near}; there are: {_ALL}, {', '.join(known)}; one of the "
-                f"plan's own needs a kind: {', '.join(registry.kinds())}"
+                f"{name}: no such phase{choice_for(name, (_ALL, *known))}; one of the plan's own "
+                f"needs a kind: {', '.join(registry.kinds())}"
             ]
         set_here = sorted(one.model_fields_set)
         said = f"{name}: an installed phase has its settings from the profile; leave out "
@@ -154,23 +153,21 @@ def _wrong(name: str, one: PlannedPhase) -> list[str]:
     if name in known or name == _ALL:
         return [f"{name}: an installed phase has this name; leave out kind, or name it otherwise"]
     if one.kind not in registry.kinds():
-        near = did_you_mean(one.kind, registry.kinds())
-        return [f"{name}.kind: no {one.kind!r}{near}; there are: {', '.join(registry.kinds())}"]
+        return [f"{name}.kind: no {one.kind!r}{choice_for(one.kind, registry.kinds())}"]
     return [f"{name}.{text}" for text in _made_wrong(one, registry.kinds()[one.kind])]
 
 
 def _made_wrong(one: PlannedPhase, kind: type[Made]) -> list[str]:
     allowed = kind.known_checks()
     problems = [
-        f"checks: no check {what!r}{did_you_mean(what, allowed)}; there are: {', '.join(allowed)}"
+        f"checks: no check {what!r}{choice_for(what, allowed)}"
         for what in one.checks
         if what not in allowed
     ]
     if len(set(one.checks)) < len(one.checks) or not one.checks:
         problems.append(f"checks: expected some of {', '.join(allowed)}, none twice")
     if one.dataset not in _DATASETS:
-        near = did_you_mean(one.dataset, _DATASETS)
-        problems.append(f"dataset: no {one.dataset!r}{near}; there are: {', '.join(_DATASETS)}")
+        problems.append(f"dataset: no {one.dataset!r}{choice_for(one.dataset, _DATASETS)}")
     needed = {"steps": one.steps, "timeout_s": one.timeout_s, "title": one.title}
     problems += [f"{key}: missing" for key, value in needed.items() if not value]
     problems += [] if one.source else ["source: missing; say where the numbers come from"]

@@ -15,7 +15,7 @@ from nsa.toggles import TOGGLES
 from runbook.config.extends import merged, validated, whole_document
 from runbook.config.profile import Sourced
 from runbook.config.settings import variable_problems
-from runbook.errors import UsageError, did_you_mean
+from runbook.errors import UsageError, choice_for
 from runbook.files import preset_names, presets_folder
 from runbook.records.measurement import Record
 
@@ -55,9 +55,7 @@ def load_preset(name: str) -> Preset:
     """A shipped preset. Raises UsageError that lists every wrong key and value."""
     names = preset_names()
     if name not in names:
-        raise UsageError(
-            f"no preset {name!r}{did_you_mean(name, names)}; there are: {', '.join(names)}"
-        )
+        raise UsageError(f"no preset {name!r}{choice_for(name, names)}")
     document = whole_document("preset", name, presets_folder())
     preset = validated(Preset, document, f"preset {name}")
     if problems := variable_problems(preset.variables):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from runbook.checkout import DISTRIBUTION, HOME, uninstalled
 from runbook.config.phase import Made, Phase, PlanContext
-from runbook.errors import RunbookError, UsageError, did_you_mean
+from runbook.errors import RunbookError, UsageError, choice_for
 from runbook.records.run import Report
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def select(text: str, settings: Mapping[str, PhaseSettings] | None = None) -> li
         names = [*standard, *(name for name in names if name != "all" and name not in standard)]
     there = ("all", *known)
     problems = [
-        f"no phase {name!r}{did_you_mean(name, there)}; there are: {', '.join(there)}"
+        f"no phase {name!r}{choice_for(name, there)}"
         for name in dict.fromkeys(names)
         if name not in known
     ]

@@ -15,7 +15,7 @@ from runbook.config import registry
 from runbook.config.registry import report_files
 from runbook.engine.judge import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
-from runbook.errors import RunbookError, UsageError, did_you_mean
+from runbook.errors import RunbookError, UsageError, choice_for
 from runbook.files import write_atomic
 from runbook.folder.journal import Event, as_it_writes
 from runbook.folder.names import ENDS
@@ -180,9 +180,7 @@ def format_problems(names: Iterable[str]) -> list[str]:
     """One sentence for each name that is no report format."""
     known = registry.report_names()
     return [
-        f"{name!r}: no such format{did_you_mean(name, known)}; there are: {', '.join(known)}"
-        for name in names
-        if name not in known
+        f"{name!r}: no such format{choice_for(name, known)}" for name in names if name not in known
     ]
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 from runbook.config.profile import Profile
 from runbook.config.registry import installed
 from runbook.config.setup import RunOptions, Setup
-from runbook.errors import RunbookError, UsageError, did_you_mean
+from runbook.errors import RunbookError, UsageError, choice_for
 from runbook.folder.launch.documents import Load
 from runbook.folder.launch.kernel_lines import KernelLine
 from runbook.launch.command import Command
@@ -151,7 +151,6 @@ def launcher(name: str) -> LauncherKind:
     """The launcher of this name. Raises UsageError that lists those that there are."""
     found = {entry.name: entry for entry in installed(GROUP)}
     if name not in found:
-        near, known = did_you_mean(name, found), ", ".join(found)
-        raise UsageError([f"--launcher {name!r}: no such launcher{near}; there are: {known}"])
+        raise UsageError([f"--launcher {name!r}: no such launcher{choice_for(name, found)}"])
     kind: LauncherKind = found[name].load()()
     return kind

@@ -20,7 +20,8 @@ RUN = samples.go().run_id
 ENVIRONMENT = re.compile(r"[A-Z_]+=")
 # A line each: what is typed -> what the error has. RUN is the only run in artifacts/.
 CASES = """
-rnu -> unknown command 'rnu' (did you mean 'run'?); commands: run, report, verify, launch, watch
+rnu -> unknown command 'rnu' (did you mean 'run'?)
+zzz -> unknown command 'zzz'; there are: run, report, verify, launch, watch
 help juge -> unknown command 'juge' (did you mean 'judge'?)
 bundle -> unknown command 'bundle' (it is `runbook export --to bundle`)
 --versoin -> --versoin (did you mean '--version'?); options of a command come after its name; see
@@ -41,7 +42,7 @@ compare 20261121 -> name the two runs to compare; in artifacts/ there are: RUN
 compare RUN RUN --html artifacts/RUN/x -> lies in the folder of the run RUN; name another
 export -> --to is needed
 export --to csv -> --to: expected 2 arguments
-export --to cvs x -> --to cvs: no such format (did you mean 'csv'?); there are: csv, prometheus,
+export --to cvs x -> --to cvs: no such format (did you mean 'csv'?); see runbook export --help
 export --to tensorboard b -> no such format; there are: csv, prometheus
 export --to prometheus x.txt -> the collector reads only files that end in .prom
 export --to csv nowhere/x.csv -> no folder nowhere/
@@ -83,15 +84,18 @@ launch --phase smoke -> unknown option --phase (here it is --until)
 launch --dry-run --aa -> unknown option --aa (`runbook run` has it)
 launch --profile cpu --until -> --until: expected one argument
 launch --profile cpu --untl smoke -> unknown option --untl (did you mean '--until'?)
-launch --profile cpu --until smok -> did you mean 'smoke'?); there are: preflight, sanity, smoke
-launch --profile cpu --plan prod -> there are: production, validation
+launch --profile cpu --until smok -> did you mean 'smoke'?); see runbook launch --help
+launch --profile cpu --until zzz -> no such phase in the plan; there are: preflight, sanity, smoke
+launch --profile cpu --plan prod -> no plan 'prod' (did you mean 'production'?); see
+launch --profile cpu --plan zzz -> no plan 'zzz'; there are: production, validation
 launch --profile cpu --plan bad.yaml --without-go -> phases.smoke.legs: 7 do not divide 300 steps
 launch --profile cpu --plan ./pipe.yaml --dry-run -> save it as a file
 launch --profile cpu --config none.yaml --until smoke -> no trainer config 'none.yaml'
 NSA_DDP_BUCKT_MB=1 launch --profile cpu -> in this shell: NSA_DDP_BUCKT_MB: no such toggle (did you
-launch --profile cpu -> production starts only behind a GO
-launch --profile cpu --out other -> ; stop before: --until extended
-NSA_DDP_BUCKET_MB=1 launch --profile cpu -> --set NSA_DDP_BUCKET_MB=1; stop before
+launch --profile cpu -> production needs a GO of this configuration on this machine
+launch --profile cpu --out other -> other/ has none yet: no run there was GO; first: runbook run
+launch --profile cpu --out other -> ; or train only as far as extended: add --until extended
+NSA_DDP_BUCKET_MB=1 launch --profile cpu -> --set NSA_DDP_BUCKET_MB=1; or train
 """
 
 
@@ -193,13 +197,12 @@ def test_everything_wrong_with_a_run_in_one_message(tmp_path: Path) -> None:
         "--gpu-hour-price: must be a number, 0 or more, not '-1'",
         "--seed: must be a whole number, 0 or more, not 'x'",
         "unknown option --sed (did you mean '--seed'?)",
-        "no profile 'h200x2' (did you mean 'h200x2_nvlink'?); there are: ",
+        "no profile 'h200x2' (did you mean 'h200x2_nvlink'?); all: `runbook profiles`",
         "--set NSA_DDP_BUKET_MB: no such toggle or config key (did you mean 'NSA_DDP_BUCKET_MB'?)",
         "--set train.stepz: no such toggle or config key (did you mean 'train.steps'?)",
-        "no phase 'basline' (did you mean 'baseline'?); there are: ",
+        "no phase 'basline' (did you mean 'baseline'?)",
         "no phase 'nope'; there are: ",
-        "--protocol 'bloks': no such protocol (did you mean 'blocks'?); "
-        "there are: blocks, launches, single",
+        "--protocol 'bloks': no such protocol (did you mean 'blocks'?); see",
     )
     assert len(rest) == len(expected)
     for line, start in zip(rest, expected, strict=True):

@@ -77,11 +77,14 @@ SMOKE = (
     ("text", "told"),
     [
         (SMOKE.format(", legs: 3"), "phases.warm.legs: 3 do not divide 4 steps"),
-        (SMOKE.format(", dataset: fineweb"), "(did you mean 'fineweb_edu'?); there are: synthetic"),
+        (SMOKE.format(", dataset: fineweb"), "no 'fineweb' (did you mean 'fineweb_edu'?)"),
         (SMOKE.format(", step: 3"), "warm.step: unknown key (did you mean 'steps'?); allowed: "),
         (SMOKE.format(", resume_steps: 4"), "expected fewer than the 4 steps"),
         (SMOKE.replace("completed", "finit").format(""), "no check 'finit'"),
-        (SMOKE.replace("training", "trainin").format(""), "there are: training"),
+        (
+            SMOKE.replace("training", "trainin").format(""),
+            "kind: no 'trainin' (did you mean 'training'?)",
+        ),
         (SMOKE.replace("kind: training, ", "").format(""), "no such phase"),
         (SMOKE.replace("steps: 4, ", "").format(""), "phases.warm.steps: missing"),
         (SMOKE.replace("warm", "baseline").format(""), "an installed phase has this name"),

@@ -284,23 +284,36 @@ def test_profiles_must_not_extend_each_other_in_a_circle(tmp_path: Path) -> None
 
 
 def test_an_unknown_name_and_a_missing_file_are_told_with_the_choice(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"a100x2_pcie3.*ending in \.yaml") as caught:
+    with pytest.raises(UsageError, match=r"there are: .*a100x2_pcie3.*ending in \.yaml"):
+        load_profile("zzz")
+    with pytest.raises(UsageError) as caught:
         load_profile("a100x2_pci4")
-    assert "did you mean 'a100x2_pcie4'?" in str(caught.value)
+    meant = "(did you mean 'a100x2_pcie4'?); all: `runbook profiles`"
+    assert str(caught.value) == f"no profile 'a100x2_pci4' {meant}"
     with pytest.raises(UsageError, match="cannot be read"):
         load_profile(str(tmp_path / "absent.yaml"))
+
+
+TWO_A100 = "'a100x2_nvlink', 'a100x2_pcie3' or 'a100x2_pcie4'"
 
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("a100x2", " (did you mean 'a100x2_nvlink' or 'a100x2_pcie3' or 'a100x2_pcie4'?); there"),
-        ("2xa100", " (did you mean 'a100x2_nvlink' or 'a100x2_pcie3' or 'a100x2_pcie4'?); there"),
-        ("H200x2", " (did you mean 'h200x2_nvlink'?); there"),
-        ("1xA100", " (did you mean 'a100x1'?); there"),
-        ("a100x2_pci4", " (did you mean 'a100x2_pcie4'?); there"),
-        ("8xh100", " (did you mean 'h100x8_nvlink'?); there"),
-        ("8xb200", " (did you mean 'b200x8_nvlink'?); there"),
+        ("a100", f" (did you mean 'a100x1', {TWO_A100}?); all"),
+        ("a100x2", f" (did you mean {TWO_A100}?); all"),
+        ("2xa100", f" (did you mean {TWO_A100}?); all"),
+        # Five of eight, and those with one GPU first.
+        (
+            "a",
+            " (did you mean 'a100_40gbx1', 'a100x1', 'a100_40gbx2_nvlink', 'a100_40gbx2_pcie3' or "
+            "'a100_40gbx2_pcie4'?); all",
+        ),
+        ("H200x2", " (did you mean 'h200x2_nvlink'?); all"),
+        ("1xA100", " (did you mean 'a100x1'?); all"),
+        ("a100x2_pci4", " (did you mean 'a100x2_pcie4'?); all"),
+        ("8xh100", " (did you mean 'h100x8_nvlink'?); all"),
+        ("8xb200", " (did you mean 'b200x8_nvlink'?); all"),
         ("a100x9", "; there"),
         ("16xh100", "; there"),
         ("", "; there"),
@@ -309,7 +322,8 @@ def test_an_unknown_name_and_a_missing_file_are_told_with_the_choice(tmp_path: P
 def test_what_may_be_meant_has_never_fewer_gpus_than_were_typed(typed: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_profile(typed)
-    assert f"no profile {typed!r}{meant} are: a100_40gbx1, " in str(caught.value)
+    rest = " are: a100_40gbx1, " if meant == "; there" else ": `runbook profiles`"
+    assert f"no profile {typed!r}{meant}{rest}" in str(caught.value)
 
 
 def test_the_cpu_profile_trains_with_two_micro_batches_in_a_required_phase() -> None:

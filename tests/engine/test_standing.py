@@ -149,7 +149,9 @@ def test_another_configuration_is_no_ground(go: tuple[Path, str], word: str, tol
         out=go[0] / "runs",
         settings=(word,),
     )
-    with pytest.raises(UsageError, match="production starts only behind a GO"):
+    with pytest.raises(
+        UsageError, match="production needs a GO of this configuration on this machine"
+    ):
         prepare(options)
 
 

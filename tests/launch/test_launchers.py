@@ -45,6 +45,8 @@ def test_the_shipped_ones_are_found_and_an_unknown_one_is_told() -> None:
     assert {"local", "slurm"} <= set(shipped)
     told = rf"no such launcher.*there are: {', '.join(shipped)}"
     with pytest.raises(UsageError, match=told):
+        prepare(asked(launcher="zzz"))
+    with pytest.raises(UsageError, match=r"no such launcher \(did you mean 'local'\?\)"):
         prepare(asked(launcher="lokal"))
 
 

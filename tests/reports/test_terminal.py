@@ -54,6 +54,19 @@ def test_one_row_takes_at_most_ten_lines(reason: Reason, outcome: Outcome) -> No
     assert "    try    do" in shown
 
 
+def test_advice_is_wrapped_under_its_first_word_and_a_command_is_not() -> None:
+    advice = " ".join(["look"] * 40)
+    rerun = f"runbook run --phase {','.join(PHASES)}"
+    check = row("baseline.x", Outcome.FAIL, Reason.CRASH, "fault", remedy=advice, rerun=rerun)
+    shown = render_terminal(made(by_hand("baseline", check)), Screen(brief=True, width=50))
+    lines = shown.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("    try    look"))
+    told = lines[first : first + 5]
+    assert all(line.startswith("           look") for line in told[1:]), told
+    assert all(len(line) <= 50 for line in told) and shown.count("look") == 40
+    assert f"    rerun  {rerun}" in lines and len(rerun) > 50
+
+
 def test_the_fourth_cause_is_told_with_its_command() -> None:
     checks = [row(f"baseline.x{n}", Outcome.FAIL, Reason.CRASH, f"fault {n}") for n in range(6)]
     shown = lines(made(by_hand("baseline", *checks)))

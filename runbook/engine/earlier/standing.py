@@ -28,7 +28,7 @@ from runbook.engine.earlier.matches import (
     other_profile,
 )
 from runbook.engine.verify import verify_run
-from runbook.errors import RunbookError, UsageError, did_you_mean
+from runbook.errors import RunbookError, UsageError, choice_for
 from runbook.folder.integrity import (
     DamagedRunError,
     earlier_runs,
@@ -251,8 +251,7 @@ def asked_for(profile: Profile, until: str) -> tuple[str, ...]:
     """The plan's phases as far as `until`, all without it. Raises UsageError for an unknown one."""
     names = profile.plan.phases if profile.plan else ()
     if until and until not in names:
-        near, known = did_you_mean(until, names), ", ".join(names)
-        raise UsageError(f"--until {until}: no such phase in the plan{near}; there are: {known}")
+        raise UsageError(f"--until {until}: no such phase in the plan{choice_for(until, names)}")
     return names[: names.index(until) + 1] if until else names
 
 
@@ -261,10 +260,10 @@ def _refusal(
 ) -> str:
     before = asked[: asked.index(needing[0])]
     first = replace(options.invocation(), plan="", steps_scale=1.0).line(["all"])
-    ways = [f"validate it first: {first}"]
-    ways += [f"stop before: --until {before[-1]}"] if before else []
-    ways.append("or --without-go (the verdict will say so)")
+    ways = [f"first: {first}"]
+    ways += [f"or train only as far as {before[-1]}: add --until {before[-1]}"] if before else []
+    ways.append("or start without: add --without-go (the verdict will say so)")
     return (
-        f"{needing[0]} starts only behind a GO of this configuration and machine in "
-        f"{options.out}/: {found.why_not}; {'; '.join(ways)}"
+        f"{needing[0]} needs a GO of this configuration on this machine, and {options.out}/ has "
+        f"none yet: {found.why_not}; {'; '.join(ways)}"
     )

@@ -19,7 +19,7 @@ from runbook.config.setup import RunOptions, Setup, phase_problems, with_launche
 from runbook.defaults import DEFAULT_PLAN, PROTOCOLS
 from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan.planned import planned_problems
-from runbook.errors import UsageError, did_you_mean
+from runbook.errors import UsageError, choice_for
 from runbook.files import not_text
 from runbook.launch.launcher_api import launcher
 from runbook.machine import git
@@ -67,7 +67,7 @@ def prepare(options: RunOptions) -> Setup:
     if options.protocol not in PROTOCOLS:
         problems.append(
             f"--protocol {options.protocol!r}: no such protocol"
-            f"{did_you_mean(options.protocol, PROTOCOLS)}; there are: {', '.join(PROTOCOLS)}"
+            f"{choice_for(options.protocol, PROTOCOLS)}"
         )
     if "phases" in found:
         options, wrong = _with_commits(options, found["phases"])
