@@ -64,7 +64,7 @@ def _attention_off(real: Any) -> Any:
 
 
 def _attention_left_out(_real: Any) -> Any:
-    def forward(self: Layer, x: Tensor) -> Tensor:
+    def forward(self: Layer, x: Tensor, **_: Any) -> Tensor:
         x = x + 0 * self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
 
