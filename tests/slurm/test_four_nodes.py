@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runbook.engine.verify import verify_run
+from runbook.folder.names import run_folders
 from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster
@@ -35,7 +36,7 @@ def test_every_number_of_nodes_runs_with_its_ranks_on_the_first_nodes(
     done = runbook(
         "run", "--phase", "baseline,single_gpu", *words, cwd=tmp_path, **four_nodes.environment
     )
-    (run_root,) = tmp_path.glob("artifacts/*")
+    (run_root,) = run_folders(tmp_path / "artifacts")
     record = json.loads((run_root / "run.json").read_text())
     checks = {check["id"]: check for phase in record["phases"] for check in phase["checks"]}
     wrong = [

@@ -14,6 +14,7 @@ import pytest
 
 from runbook.engine.verify import verify_run
 from runbook.folder.manifest import check_manifest
+from runbook.folder.names import run_folders
 from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster
@@ -41,7 +42,7 @@ def killed_in_the_middle(folder: Path, environment: dict[str, str]) -> Path:
     assert harness.poll() is None, "the run ended before its baseline"
     harness.send_signal(signal.SIGKILL)
     harness.wait()
-    (run_root,) = folder.glob("artifacts/*")
+    (run_root,) = run_folders(folder / "artifacts")
     return run_root
 
 
