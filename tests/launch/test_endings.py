@@ -20,6 +20,15 @@ from runbook.process.reaper import environment_holds
 from tests.factory.files import record, write_beats
 
 
+def control_groups(root: Path, files: dict[str, str], membership: str) -> Path:
+    """The kernel's files of control groups below root; returns the one that names a process's."""
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "self").write_text(membership)
+    return root / "self"
+
+
 @pytest.mark.parametrize(
     ("files", "membership", "count"),
     [
@@ -34,11 +43,7 @@ from tests.factory.files import record, write_beats
 def test_the_kernels_count_of_memory_kills(
     tmp_path: Path, files: dict[str, str], membership: str, count: int | None
 ) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "self").write_text(membership)
-    assert oom_kills(tmp_path, tmp_path / "self") == count
+    assert oom_kills(tmp_path, control_groups(tmp_path, files, membership)) == count
 
 
 @pytest.mark.parametrize(
@@ -55,11 +60,7 @@ def test_the_kernels_count_of_memory_kills(
 def test_how_many_processes_a_group_may_have(
     tmp_path: Path, files: dict[str, str], membership: str, count: int | None
 ) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "self").write_text(membership)
-    assert group_tasks(tmp_path, tmp_path / "self") == count
+    assert group_tasks(tmp_path, control_groups(tmp_path, files, membership)) == count
 
 
 @pytest.mark.parametrize(("act", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9)])
