@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from runbook.errors import short_caveat
 from runbook.records import RunRecord, Verdict
+from runbook.text import short_caveat
 
 _SHORT_COMMIT = 7
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from runbook.errors import printable
 from runbook.records import Check, Comparator, Measurement, Outcome, satisfies
 from runbook.records.measurement import plain_number
+from runbook.text import printable
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -16,10 +16,10 @@ from reports.key_numbers import KeyNumber, key_numbers
 from reports.row import one_line, shown_value
 from reports.view import ReportView
 from runbook.config.precedence import told
-from runbook.errors import counted
 from runbook.records import Outcome, PhaseRecord, RunRecord, Table, Verdict
 from runbook.records.measurement import Scalar
 from runbook.records.run import Invocation
+from runbook.text import counted
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
 _TILES = 4

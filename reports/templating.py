@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from reports.row import one_line, shown_value, value_text
-from runbook.errors import printable, short_caveat
 from runbook.records.measurement import duration_text
+from runbook.text import printable, short_caveat
 
 if TYPE_CHECKING:
     from jinja2 import Environment

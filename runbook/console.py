@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from runbook.errors import in_one_line, printable
+from runbook.text import in_one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -6,9 +6,9 @@ from xml.etree import ElementTree as ET
 
 from reports.row import CheckRow
 from reports.view import PhaseView, ReportView, build_view
-from runbook.errors import printable
 from runbook.records import Reason, RunRecord, Verdict
 from runbook.records.run import Report, Screen
+from runbook.text import printable
 
 _TAGS = {"PASS": "", "SKIPPED": "skipped", "FAIL": "failure"}
 

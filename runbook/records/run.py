@@ -23,10 +23,10 @@ from runbook.defaults import (
     DEFAULT_PROTOCOL,
     DEFAULT_QUEUE_S,
 )
-from runbook.errors import verdict_text
 from runbook.records.launch import Launch, LaunchResult, with_option
 from runbook.records.measurement import Comparison, Measurement, Record, Scalar, Series, Table
 from runbook.records.outcome import Check, Outcome, Verdict
+from runbook.text import verdict_text
 
 # Under this name a record's environment keeps the digest of the package under test, which every
 # launch says of itself.

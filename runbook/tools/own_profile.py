@@ -20,7 +20,7 @@ from runbook.config import registry
 from runbook.config.extends import merged
 from runbook.config.load import load_profile, load_profile_document
 from runbook.config.profile import Profile
-from runbook.errors import UsageError, in_one_line
+from runbook.errors import UsageError
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.evidence import read_launch
@@ -42,6 +42,7 @@ from runbook.records.own_trainer import (
     OwnTrainer,
     for_own,
 )
+from runbook.text import in_one_line
 
 # What columns are called elsewhere; the first that is there is taken.
 _NAMES: Mapping[str, tuple[str, ...]] = {

@@ -19,12 +19,12 @@ from runbook.cli.run.text import RunView, TextObserver
 from runbook.config.registry import report_files
 from runbook.console import Console, OutputFormat, Painted
 from runbook.engine.derive import render
-from runbook.errors import printable
 from runbook.files import near, typed_here, utc_text_ms
 from runbook.folder.manifest import fingerprint_of, shown_fingerprint
 from runbook.launch.observer import Forecast, Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
 from runbook.records.run import Screen
+from runbook.text import printable
 
 _SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
 # GitHub takes a step's summary up to one MiB, and nothing of a larger one.

@@ -11,7 +11,6 @@ from typing import Self
 from runbook import __version__
 from runbook.cli.run.progress import Progress
 from runbook.console import Console, marked
-from runbook.errors import in_one_line
 from runbook.files import near
 from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import (
@@ -25,6 +24,7 @@ from runbook.records import (
     RunRecord,
 )
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
+from runbook.text import in_one_line
 
 _INDENT = "      "
 _REDRAW_S = 0.5

@@ -1,0 +1,69 @@
+"""Words of a run as one safe line: control characters spelled out, long caveats counted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from unicodedata import category
+
+# A caveat that lists settings begins small: FLAKY and REPEATED name launches and phases.
+_LISTING = re.compile(r"([a-z][a-z ]*) \((.*)\)", re.DOTALL)
+_LISTED = 3
+
+
+def verdict_text(verdict: str, caveats: Iterable[str]) -> str:
+    """The verdict with what it leaves out: `GO for 1 of 61 checks, fewer steps (13 settings)`."""
+    whole = " " not in verdict  # of a PARTIAL PASS the counts stand behind the word
+    texts = (_clause(short_caveat(caveat), whole=whole) for caveat in caveats)
+    return f"{verdict}{''.join(texts)}"
+
+
+def _clause(caveat: str, *, whole: bool) -> str:
+    """A caveat as it goes on behind a verdict."""
+    if not caveat.startswith("for "):
+        return f", {caveat}"
+    return f" {caveat}" if whole else f", {caveat.removeprefix('for ')} required"
+
+
+def counted(caveat: str) -> tuple[str, str] | None:
+    """What a caveat says and its list, where that is too long for a headline; else None."""
+    found = _LISTING.fullmatch(caveat)
+    long = found is not None and found[2].count(", ") >= _LISTED
+    return (found[1], found[2]) if found and long else None
+
+
+def short_caveat(caveat: str) -> str:
+    """The caveat as a headline has it: a long list of settings is counted."""
+    long = counted(caveat)
+    if long is None:
+        return caveat
+    what, listed = long
+    return (
+        f"{what} ({listed.count(', ') + 1} {'limits' if what.startswith('limits') else 'settings'})"
+    )
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelled out, so that a log line cannot drive a terminal.
+
+    Newlines, tabs and every kind of blank stay; characters that are invisible or that reverse the
+    reading direction do not.
+    """
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(line if line.isprintable() else _printable(line) for line in lines)
+
+
+def _printable(line: str) -> str:
+    return "".join(
+        char if char.isprintable() or char == "\t" or category(char) == "Zs" else _spelled(char)
+        for char in line
+    )
+
+
+def in_one_line(text: str) -> str:
+    """The printable text, line breaks spelled out too: one would look like another row."""
+    return printable(text).replace("\n", "\\n")
+
+
+def _spelled(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
