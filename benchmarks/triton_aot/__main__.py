@@ -2,12 +2,14 @@
 
     python -m benchmarks.triton_aot [--capability 80 90 100] [--width 64 128] [--type bf16 fp16]
         [--part selected ...]
+    python -m benchmarks.triton_aot --tuned
 
 Compiles every kernel of `kernels` as it is cut for the production shape (12 query heads, 2
 groups; S = 2,048 and 131,072), and reads what the assembler made of it: registers, spills, shared
 memory, programs that fit a multiprocessor, instructions of the tensor cores. It exits with 1 where
-a kernel spills, does not fit, has no such instruction or an atomic one. Needs the package triton,
-and no GPU.
+a kernel spills, does not fit, has no such instruction or an atomic one. --tuned: the kernels that
+the files of nsa/attention/triton/tuned put in their place, each for its device's capability; one
+that spilled when it was measured may not spill more. Needs the package triton, and no GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 
-from benchmarks.triton_aot.compiled import LIMITS, Compiled, compile_all
+from benchmarks.triton_aot.compiled import LIMITS, Compiled, compile_all, compile_tuned
 from benchmarks.triton_aot.kernels import PARTS
 
 
@@ -40,13 +42,22 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--width", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--type", nargs="+", default=["bf16"], choices=("bf16", "fp16", "fp32"))
     parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--tuned", action="store_true", help="what was measured on devices")
     args = parser.parse_args(words)
-    found = list(compile_all(args.capability, args.width, args.type, args.part))
-    print(*compiled_rows(found), sep="\n")
+    found: list[tuple[int, Compiled, list[str]]]
+    if args.tuned:
+        found = [
+            (one.kernel.constants["WIDTH_K"], made, one.problems(made))
+            for one, made in compile_tuned()
+        ]
+    else:
+        made = compile_all(args.capability, args.width, args.type, args.part)
+        found = [(width, one, one.problems) for width, one in made]
+    print(*compiled_rows([(width, one) for width, one, _ in found]), sep="\n")
     wrong = [
         f"{one.kernel.name}, width {width}, {one.capability}: {text}"
-        for width, one in found
-        for text in one.problems
+        for width, one, problems in found
+        for text in problems
     ]
     print(*wrong, sep="\n", file=sys.stderr)
     return 1 if wrong else 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from benchmarks.triton_aot.kernels import PARTS, Kernel
+from benchmarks.triton_aot.kernels import PARTS, Kernel, as_assumed
+from nsa.attention.triton import launch
 from nsa.attention.triton.tiles import register_limit
 from nsa.config import NSAConfig
 
@@ -134,9 +137,78 @@ def compile_all(
         cfg = NSAConfig(d_k=width, d_v=width)
         known: list[Kernel] = []
         for seq_len in (SHORT, LONG):
-            for kernel in PARTS[part](cfg, seq_len, PAIRS):
+            for kernel in PARTS[part](cfg, seq_len, PAIRS, as_assumed):
                 if kernel in known:
                     continue
                 known.append(kernel)
                 for capability, dtype in itertools.product(capabilities, types):
                     yield width, compile_kernel(kernel, capability, dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A kernel that a device's file of measured choices puts in the place of the assumed one.
+
+    spilled: what it spilled when it was measured, bytes of a thread, and was faster all the same.
+    """
+
+    kernel: Kernel
+    capability: int
+    spilled: int
+
+    def problems(self, made: Compiled) -> list[str]:
+        """What must not be, or is worse than what was measured."""
+        if made.spilled <= self.spilled:
+            made = replace(made, spilled=0)
+        return made.problems
+
+
+def choices(path: Path) -> Iterator[Choice]:
+    """Every kernel that runs on a device because its file says so, at the lengths measured.
+
+    ValueError: of another shape than the production's, the file says nothing of these kernels.
+    """
+    document, cfg = json.loads(path.read_text("utf-8")), NSAConfig()
+    if document["shapes"] != launch.shapes_of(cfg, itemsize=2):
+        raise ValueError(f"{path}: measured for other shapes than the production's")
+    capability = int(document["capability"].replace(".", ""))
+    known: list[Kernel] = []
+    for branch, lengths in document["lengths"].items():
+        for seq_len in lengths:
+            for kernel, spilled in _put_in_place(document, branch, seq_len, cfg):
+                if kernel not in known:
+                    known.append(kernel)
+                    yield Choice(kernel=kernel, capability=capability, spilled=spilled)
+
+
+def _put_in_place(
+    document: dict[str, Any], branch: str, seq_len: int, cfg: NSAConfig
+) -> Iterator[tuple[Kernel, int]]:
+    """Kernels of all choices of a branch together, each with the spill of the one it came with."""
+    made = [
+        one for one in document["choices"] if (one["branch"], one["seq_len"]) == (branch, seq_len)
+    ]
+    part = PARTS["compressed" if branch == "top" else branch]
+
+    def kernels(count: int) -> list[Kernel]:
+        """With the first `count` choices."""
+
+        def adjust(of: str, cut: Any) -> Any:
+            for one in made[:count] if of == branch else ():
+                cut = launch.put(cut, one["field"], launch.value_of(one))
+            return cut
+
+        return list(part(cfg, seq_len, PAIRS, adjust))
+
+    steps = [kernels(count) for count in range(len(made) + 1)]
+    for kernel in steps[-1]:
+        came = next(count for count, step in enumerate(steps) if kernel in step)
+        if came:
+            yield kernel, made[came - 1].get("spilled", 0)
+
+
+def compile_tuned() -> Iterator[tuple[Choice, Compiled]]:
+    """Every choice of every device's file, compiled."""
+    for path in sorted(launch.FOLDER.glob("*.json")):
+        for one in choices(path):
+            yield one, compile_kernel(one.kernel, one.capability, "bf16")

@@ -58,6 +58,15 @@ def _tiled(name: str, function: Any, tile: Tile, constants: dict[str, Any], **mo
     )
 
 
+# The cut of a branch as a device takes it, from the one that is assumed.
+Adjust = Callable[[str, Any], Any]
+
+
+def as_assumed(_branch: str, cut: Any) -> Any:
+    """The cut of a device that nobody measured."""
+    return cut
+
+
 _LISTS = {
     "blocks": "i64", "ranges": "i64", "bits": "i32", "lse": "fp32", "delta": "fp32",
     "parts": "fp32", "counts": "i32", "offsets": "i32", "readers": "i32", "piece_ends": "i32",
@@ -65,11 +74,14 @@ _LISTS = {
 }  # fmt: skip
 
 
-def selected(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
+def selected(
+    cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed
+) -> Iterator[Kernel]:
     """The selected branch: lists of blocks, forward, gradients of queries and of keys."""
     from nsa.attention.triton.selected import launch, readers, rows
 
-    cut, shape = choose_cut(cfg, seq_len, pairs), launch.shape_constants(cfg)
+    cut = adjust("selected", choose_cut(cfg, seq_len, pairs))
+    shape = launch.shape_constants(cfg)
     l_sel, by_block, of = {"L_SEL": cfg.l_sel}, cut.by_block, {"pointers": _LISTS}
     chosen = {**l_sel, "N_SEL": cfg.n_sel, "PLACES": 1 << (cfg.n_sel - 1).bit_length()}
     listed = {**l_sel, "TOKENS": launch.TOKENS_OF_A_LIST}
@@ -120,7 +132,9 @@ def _by_block(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
         yield _tiled(name, function, tile, constants, dots=dots, pointers=pointers, own=("parts",))
 
 
-def compressed(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
+def compressed(
+    cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed
+) -> Iterator[Kernel]:
     """The compressed branch: forward, gradients of queries and of keys, the choice of blocks.
 
     What it gives and its gradients are float32 in every call, and its keys where they choose.
@@ -131,7 +145,7 @@ def compressed(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     own = ("terms", "rounded_grad")
     of: dict[str, Any] = {"pointers": {**dict.fromkeys(floats, "fp32"), "blocks": "i64"}}
     of["own"] = own
-    cut = choose_compressed_cut(cfg, seq_len, pairs)
+    cut = adjust("top", adjust("compressed", choose_compressed_cut(cfg, seq_len, pairs)))
     shape, terms = (
         launch.compressed_constants(cfg),
         launch.n_terms(torch.bfloat16),
@@ -163,11 +177,13 @@ def compressed(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
     )  # fmt: skip
 
 
-def window(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
+def window(
+    cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed
+) -> Iterator[Kernel]:
     """The sliding window: forward, gradients; of keys by whether walks are in pieces."""
     from nsa.attention.triton import window
 
-    cut = choose_window_cut(cfg, seq_len, pairs)
+    cut = adjust("window", choose_window_cut(cfg, seq_len, pairs))
     shape, in_pieces = window.constants(cfg, cut), cut.pieces > 1
     parts = dict.fromkeys(("dk", "dv") if in_pieces else (), "fp32")
     of_keys = f"window dk, dv{', in pieces' * in_pieces}"
@@ -186,7 +202,12 @@ def window(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:
         )  # fmt: skip
 
 
-def between(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:  # noqa: ARG001
+def between(
+    cfg: NSAConfig,
+    seq_len: int,  # noqa: ARG001
+    pairs: int,  # noqa: ARG001
+    adjust: Adjust = as_assumed,  # noqa: ARG001
+) -> Iterator[Kernel]:
     """Pooled keys and values, the gated sum, and the gradients of both; of no length."""
     from nsa.attention.triton import between
 
@@ -206,6 +227,6 @@ def between(cfg: NSAConfig, seq_len: int, pairs: int) -> Iterator[Kernel]:  # no
         )  # fmt: skip
 
 
-PARTS: dict[str, Callable[[NSAConfig, int, int], Iterator[Kernel]]] = {
+PARTS: dict[str, Callable[[NSAConfig, int, int, Adjust], Iterator[Kernel]]] = {
     "between": between, "compressed": compressed, "selected": selected, "window": window,
 }  # fmt: skip

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nsa.contract import NSAError
@@ -41,6 +42,11 @@ class Batch:
     tokens: Tensor
     position: dict[str, Any] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
+
+    def on(self, device: torch.device) -> Tensor:
+        """The tokens on a device; a copy from memory that is not pinned waits for its queue."""
+        pinned = self.tokens.pin_memory() if device.type == "cuda" else self.tokens
+        return pinned.to(device, non_blocking=True)
 
 
 class Source(ABC):

@@ -261,7 +261,7 @@ class Engine:
             raise RuntimeError("configure() comes before the first step")
         total: Tensor | None = None
         for number, batch in enumerate(batches, 1):
-            tokens = batch.tokens.to(self.device, non_blocking=True)
+            tokens = batch.on(self.device)
             with self.wrapped.gradient_scope(last=number == len(batches)):
                 with clock.part("forward"), watch if number == 1 else nullcontext():
                     loss = self.loss(tokens) / len(batches)

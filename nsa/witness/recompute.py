@@ -75,7 +75,7 @@ def recompute(
     total, gradient = torch.zeros((), device=engine.device), sample([None] * len(parameters))
     engine.model.run_from_host(from_host)
     for batch in batches:
-        loss, share = way.go(batch.tokens.to(engine.device, non_blocking=True))
+        loss, share = way.go(batch.on(engine.device))
         total, gradient = total + loss, gradient + share
     gates = torch.stack([branch_use(gates) for gates in _gates(engine)])
     told = torch.cat([total[None].double(), *_with_size(gradient)])

@@ -126,7 +126,14 @@ def fake_cuda() -> Iterator[FakeTensorMode]:
         )
         stack.enter_context(patch("torch.cuda.is_bf16_supported", lambda *_: True))
         stack.enter_context(patch.object(Tensor, "backward", walk_back))
+        stack.enter_context(patch.object(Tensor, "pin_memory", _pinned))
         yield stack.enter_context(FakeTensorMode())
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """A fake tensor lies nowhere: it only says so."""
+    tensor.is_pinned_here = True  # type: ignore[attr-defined]
+    return tensor
 
 
 @dataclass
@@ -260,7 +267,11 @@ def _waits(func: Any, made: list[Tensor], args: Any, kwargs: dict[str, Any]) -> 
     asked = kwargs.get("non_blocking") or (
         func._schema.name == "aten::copy_" and args[2:] == (True,)
     )
-    return len(places) > 1 and not asked
+    if len(places) < 2:
+        return False
+    to_device = any(x.is_cuda for x in made)
+    pageable = (x.device.type == "cpu" and not hasattr(x, "is_pinned_here") for x in given)
+    return not asked or (to_device and any(pageable))
 
 
 def _is_view(func: Any) -> bool:

@@ -174,11 +174,8 @@ def step(engine: Engine, number: int) -> None:
     batches = [Batch(tokens=torch.zeros(shape, dtype=torch.int64)) for _ in range(2)]
     clock = StepClock(torch.device("cpu"))
     outcome = engine.compute(batches, clock)
-    # Pinned memory and events are the driver's; nothing of them waits.
-    with (
-        patch("torch.cuda.Event", MagicMock()),
-        patch.object(Tensor, "pin_memory", lambda self: self),
-    ):
+    # Events are the driver's; nothing of them waits.
+    with patch("torch.cuda.Event", MagicMock()):
         post(
             engine.ranks,
             loss=outcome.loss,
@@ -221,7 +218,10 @@ def test_a_wait_would_be_seen(precision: None) -> None:
         assert watched.waits == []
         x.to("cpu")
         torch.zeros(3).to("cuda:0")
-        assert watched.waits == ["aten::_to_copy"] * 2
+        torch.zeros(3).to("cuda:0", non_blocking=True)
+        assert watched.waits == ["aten::_to_copy"] * 3
+        torch.zeros(3).pin_memory().to("cuda:0", non_blocking=True)
+        assert len(watched.waits) == 3
 
 
 class _Precision(TorchDispatchMode):

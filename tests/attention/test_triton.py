@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -35,6 +36,50 @@ def test_what_the_assembler_makes_of_them(capability: int) -> None:
     assert {one.kernel.name: one.problems for _, one in made if one.problems} == {}
     cores = {op for _, one in made for op, n in one.tensor_core.items() if n}
     assert cores == ({"HMMA"} if capability == 80 else {"HGMMA"})
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_what_was_measured_on_devices_spills_no_more_than_there() -> None:
+    """Every tuned choice, for the capability of its device."""
+    from benchmarks.triton_aot.compiled import compile_tuned
+
+    made = list(compile_tuned())
+    assert {one.kernel.name: found for one, it in made if (found := one.problems(it))} == {}
+    assert all(it.tensor_core["HGMMA"] for one, it in made if one.capability == 90)
+
+
+@needs_triton
+@pytest.mark.usefixtures("compiler")
+def test_a_choice_comes_with_its_own_spill_alone(tmp_path: Path) -> None:
+    """Made to fail on purpose: a spill that is another choice's, and one that nobody measured."""
+    from benchmarks.triton_aot.compiled import choices, compile_kernel
+    from nsa.attention.triton import launch
+
+    shipped = json.loads(launch.file_of("NVIDIA H200").read_text())
+    shipped["lengths"] = {branch: [2048] for branch in shipped["lengths"]}
+    path = tmp_path / "device.json"
+
+    def spilled(**more: int) -> dict[str, int]:
+        for one in shipped["choices"]:
+            if one["branch"] == "selected" and one["seq_len"] == 2048:
+                one |= {"spilled": more.get(one["field"], 0)}
+        path.write_text(json.dumps(shipped))
+        return {one.kernel.name: one.spilled for one in choices(path)}
+
+    names = "forward of every block, 64 rows", "dk, dv, 128 rows"
+    told = spilled(forward=8, key_gradient=16)
+    assert [told[name] for name in names] == [8, 16]
+    assert spilled(forward=8)[names[1]] == 0
+    one = next(one for one in choices(path) if one.kernel.name == names[1])
+    made = compile_kernel(one.kernel, one.capability, "bf16")
+    assert made.spilled and one.problems(made) == made.problems != []
+    assert replace(one, spilled=made.spilled).problems(made) == []
+    assert replace(one, spilled=made.spilled - 1).problems(made) == made.problems
+    path.write_text(json.dumps({**shipped, "shapes": {}}))
+    with pytest.raises(ValueError, match="measured for other shapes than the production's"):
+        next(choices(path))
 
 
 @needs_triton

@@ -158,7 +158,7 @@ def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
             one["seq_len"] in document["lengths"][one["branch"]] for one in document["choices"]
         )
         for one in document["choices"]:
-            value = Tile(**one["value"]) if isinstance(one["value"], dict) else one["value"]
+            value = launch.value_of(one)
             cut = cuts[one["branch"]](one["seq_len"])
             assert type(launch.get(cut, one["field"])) is type(value)
             assert launch.get(launch.put(cut, one["field"], value), one["field"]) == value

@@ -3,8 +3,10 @@
 How kernels are cut where that was measured takes the place of what `tiles` assumes.
 `python -m benchmarks.triton_tune --save` writes one file of tuned/ for a device, by the name that
 its driver gives it: the shape and the lengths that were measured, and the parts of a cut that were
-faster there than the assumed ones. A device without a file takes that of one with the same compute
-capability, which is nearer to it than what was assumed for all. Other shapes keep the assumed ones.
+faster there than the assumed ones. `spilled` beside a part: bytes of a thread that its kernel
+spilled when it was measured; `python -m benchmarks.triton_aot --tuned` allows no more. A device
+without a file takes that of one with the same compute capability, which is nearer to it than what
+was assumed for all. Other shapes keep the assumed ones.
 """
 
 from __future__ import annotations
@@ -141,9 +143,15 @@ def _with_choices(
     document = measured(device, capability)
     if document is None or document["shapes"][branch] != shape_of(branch, cfg, itemsize):
         return cut
-    for field, value in nearest(document, branch, seq_len).items():
-        cut = put(cut, field, Tile(**value) if isinstance(value, dict) else value)
+    for one in nearest(document, branch, seq_len):
+        cut = put(cut, one["field"], value_of(one))
     return cut
+
+
+def value_of(choice: dict[str, Any]) -> Any:
+    """What a choice puts into its field of a cut."""
+    value = choice["value"]
+    return Tile(**value) if isinstance(value, dict) else value
 
 
 def measured(device: str, capability: str) -> dict[str, Any] | None:
@@ -153,17 +161,13 @@ def measured(device: str, capability: str) -> dict[str, Any] | None:
     return next((one for one in alike if one["device"] == device), alike[0] if alike else None)
 
 
-def nearest(document: dict[str, Any], branch: str, seq_len: int) -> dict[str, Any]:
-    """Values by field, those of the measured length whose ratio to seq_len is the smallest.
+def nearest(document: dict[str, Any], branch: str, seq_len: int) -> list[dict[str, Any]]:
+    """The choices of the measured length whose ratio to seq_len is the smallest.
 
     None of a branch that was not measured.
     """
     lengths = document["lengths"].get(branch)
     if not lengths:
-        return {}
+        return []
     best = min(lengths, key=lambda n: (abs(math.log(n / seq_len)), n))
-    return {
-        one["field"]: one["value"]
-        for one in document["choices"]
-        if (one["branch"], one["seq_len"]) == (branch, best)
-    }
+    return [one for one in document["choices"] if (one["branch"], one["seq_len"]) == (branch, best)]
