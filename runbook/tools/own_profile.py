@@ -43,22 +43,14 @@ from runbook.records.own_trainer import (
     for_own,
 )
 from runbook.text import in_one_line
+from runbook.tools.known_logs import (
+    NAMES,
+    advice,
+    by_columns,
+    by_pattern,
+    whose_columns,
+)
 
-# What columns are called elsewhere; the first that is there is taken.
-_NAMES: Mapping[str, tuple[str, ...]] = {
-    "loss": ("loss", "train_loss", "train/loss", "training_loss", "loss/train", "train_loss_step"),
-    "step": ("step", "global_step", "iteration", "iter", "update", "num_updates", "train/step"),
-    "lr": ("lr", "learning_rate", "train/lr", "train/learning_rate"),
-    "grad_norm": ("grad_norm", "gnorm", "train/grad_norm"),
-    "dt_s": ("dt_s", "dt", "step_time", "step_time_s", "sec_per_step"),
-    "dt_ms": ("dt_ms", "step_time_ms"),
-    "toks_per_s": ("toks_per_s", "tokens_per_second", "tokens_per_sec", "tok_per_s"),
-}
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf"
-_STEP = r"(?i)\b(?:step|iter(?:ation)?|update)\b\W{0,8}(?P<step>\d+)"
-_LOSS = rf".*?\bloss\b[\s:=]*(?P<loss>{_NUMBER})"
-_MS = rf".*?(?P<dt_ms>{_NUMBER}) ?ms\b"
-_PATTERNS = (_STEP + _LOSS + _MS, _STEP + _LOSS)
 # Columns of a table that has no loss, as many as a message shows.
 _SHOWN_FIELDS = 8
 _FEWEST = 3
@@ -110,10 +102,12 @@ def guess(run_dir: Path, *, steps: int) -> tuple[LogMap, str]:
     Raises UsageError that says where it looked, and what a log needs.
     """
     looked: list[str] = []
-    for log, path in _candidates(run_dir, looked):
+    for log, path, whose in _candidates(run_dir, looked):
         lines = lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]
         rows = tuple(RowReader(log).take_all(lines))
-        looked.append(f"{log.path}: {len(rows)} rows")
+        if rows or not whose:
+            said = f"{log.path}: {len(rows)} rows"
+            looked.append(f"{said}, as {whose} writes them" if whose else said)
         if len(rows) < _FEWEST:
             continue
         if any(b["step"] <= a["step"] for a, b in pairwise(rows)):
@@ -124,13 +118,13 @@ def guess(run_dir: Path, *, steps: int) -> tuple[LogMap, str]:
     raise UsageError(
         f"no log with a loss was found in {run_dir} "
         f"({'; '.join(dict.fromkeys(looked)) or 'nothing was written'})",
-        hint=f"let it write a .csv or .jsonl with step and loss below {OUT}, or print such lines; "
-        "docs/your-trainer.md has an adapter of 30 lines",
+        hint=f"let it write a .csv or .jsonl with step and loss below {OUT}, or print such lines, "
+        f"for every step ({advice()}); docs/your-trainer.md has an adapter of 30 lines",
     )
 
 
-def _candidates(run_dir: Path, looked: list[str]) -> Iterator[tuple[LogMap, Path]]:
-    """Maps that may fit, the surest first: tables, JSON lines, what the console shows.
+def _candidates(run_dir: Path, looked: list[str]) -> Iterator[tuple[LogMap, Path, str]]:
+    """Maps that may fit, with whose logs they are: tables, JSON lines, what the console shows.
 
     Why a table that is there is not taken, is added to `looked`.
     """
@@ -140,30 +134,22 @@ def _candidates(run_dir: Path, looked: list[str]) -> Iterator[tuple[LogMap, Path
             fields, below = read(path), path.relative_to(own)
             # Only the name is sure to be the same in the next launch.
             name = f"{OUT}/{below}" if len(below.parts) == 1 else f"{OUT}/**/{below.name}"
-            if log := _mapped(name, fields):
-                yield log, path
+            if log := by_columns(name, fields):
+                yield log, path, whose_columns(name, fields)
             else:
                 looked.append(f"{below}: no loss among its columns ({_shown(fields)}")
     console = run_dir / CONSOLE_LOG
-    if log := _mapped(CONSOLE, _fields(console)):
-        yield log, console
-    for pattern in _PATTERNS:
-        yield LogMap(pattern=pattern), console
+    known = [(log, console, whose) for log, whose in by_pattern()]
+    yield from (one for one in known if one[2])
+    if log := by_columns(CONSOLE, _fields(console)):
+        yield log, console, ""
+    yield from (one for one in known if not one[2])
 
 
 def _shown(fields: Sequence[str]) -> str:
     shown = in_one_line(", ".join(fields[:_SHOWN_FIELDS])) or "none"
     other = next((mark for mark in ";\t|" if fields and mark in fields[0]), "")
     return f"{shown})" + (f", separated by {other!r} and not by commas" if other else "")
-
-
-def _mapped(path: str, fields: Sequence[str]) -> LogMap | None:
-    columns: dict[str, str] = {}
-    for ours, theirs in _NAMES.items():
-        named = next((name for name in theirs if name in fields), None)
-        if named and not (ours in PACE and set(PACE) & columns.keys()):
-            columns[ours] = named
-    return LogMap(path=path, columns=columns) if "loss" in columns else None
 
 
 def _header(path: Path) -> list[str]:
@@ -176,7 +162,7 @@ def _fields(path: Path) -> list[str]:
     found: dict[str, None] = {}
     for line in lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]:
         fields = document_in(line.decode("utf-8", "replace"))
-        if any(name in fields for name in _NAMES["loss"]):
+        if any(name in fields for name in NAMES["loss"]):
             return list(fields)
         found |= dict.fromkeys(fields)
     return list(found)

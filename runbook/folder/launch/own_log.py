@@ -41,6 +41,7 @@ PROCESSES = RowSpec(
 )
 # A progress bar is drawn over with carriage returns, and a row may stand behind one.
 _LINE = re.compile(rb"[\r\n]")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _LITERAL = re.compile(r"\{[^{}]*\}")
 _NO_NUMBER = re.compile(r"(-?\b(?:nan|inf)\b)(?=\s*[,}])")
 _LARGEST_LINE = 1 << 16
@@ -80,7 +81,8 @@ class RowReader:
         """
         if len(line) > _LARGEST_LINE:
             return None
-        found = self._fields(line.decode("utf-8", "replace").strip("\ufeff"))
+        text = _COLOR.sub("", line.decode("utf-8", "replace"))
+        found = self._fields(text.strip("\ufeff"))
         row = {name: value for name in COLUMNS if (value := _number(found.get(name))) is not None}
         if self._tells_step and "step" not in row:
             return None

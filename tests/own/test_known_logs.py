@@ -1,0 +1,153 @@
+"""Lines of public trainers as people posted them: whose they are, and what they say."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from runbook.errors import UsageError
+from runbook.folder.launch.own_log import RowReader
+from runbook.records.own_trainer import LogMap
+from runbook.tools.known_logs import KNOWN
+from runbook.tools.own_profile import guess
+
+# https://github.com/epfLLM/Megatron-LLM/issues/11
+MEGATRON = (
+    " iteration      122/  250000 | consumed samples:       124928 | elapsed time per iteration "
+    "(ms): 86545.2 | learning rate: 9.150E-06 | global batch size:  1024 | lm loss: 2.504220E+00 "
+    "| loss scale: 1.0 | grad norm: 0.231 | number of skipped iterations:   0 | number of nan "
+    "iterations:   0 |"
+)
+# https://github.com/NVIDIA-BioNeMo/bionemo-recipes/pull/740
+NEMO = (
+    "Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: "
+    "1 | global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 | val_loss: "
+    "4.106"
+)
+# https://github.com/pytorch/torchtitan/pull/3393
+TITAN = (
+    "[rank0]:[titan] 2026-05-18 16:04:46,338 - root - INFO - step: 14  loss:  3.24405  grad_norm:  "
+    "0.8319  memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%"
+)
+# https://github.com/DAMO-NLP-SG/VideoLLaMA2/issues/157
+HUGGING = (
+    "{'loss': 1.5214, 'grad_norm': 82.93941089686794, 'learning_rate': 1.4285714285714286e-06, "
+    "'epoch': 0.01}"
+)
+# https://github.com/Lightning-AI/litgpt/issues/1607
+LITGPT = (
+    "Epoch 34 | iter 3050700 step 610140 | loss train: 2.846, val: 2.861 | iter time: 112.20 ms "
+    "(step) remaining time: 0:01:54"
+)
+# https://github.com/karpathy/nanoGPT/issues/178
+NANO = "iter 20: loss 2.7697, time 894.88ms, mfu 16.67%"
+LINES = {
+    "Megatron-LM": (
+        MEGATRON,
+        {"step": 122, "loss": 2.50422, "dt_ms": 86545.2, "lr": 9.15e-6, "grad_norm": 0.231},
+    ),
+    "NeMo": (NEMO, {"step": 120, "loss": 1.233, "dt_s": 0.03146, "lr": 3e-5}),
+    "torchtitan": (TITAN, {"step": 14, "loss": 3.24405, "grad_norm": 0.8319}),
+    "Hugging Face Trainer": (
+        HUGGING,
+        {"step": 1, "loss": 1.5214, "grad_norm": 82.93941089686794, "lr": 1.4285714285714286e-6},
+    ),
+    "litgpt": (LITGPT, {"step": 610140, "loss": 2.846}),
+    "nanoGPT": (NANO, {"step": 20, "loss": 2.7697, "dt_ms": 894.88}),
+}
+PATTERNS = {known.trainer: known.pattern for known in KNOWN}
+
+
+def row_of(trainer: str, line: str) -> dict[str, float] | None:
+    row = RowReader(LogMap(pattern=PATTERNS[trainer])).take(line.encode())
+    return None if row is None else dict(row)
+
+
+def test_every_trainer_that_is_known_has_a_line_here() -> None:
+    assert PATTERNS.keys() == LINES.keys()
+
+
+@pytest.mark.parametrize("trainer", LINES)
+def test_a_line_says_what_its_writer_meant(trainer: str) -> None:
+    line, said = LINES[trainer]
+    assert row_of(trainer, line) == said
+    assert row_of(trainer, f"[default0]:{line}\r") == said
+
+
+@pytest.mark.parametrize("trainer", LINES)
+def test_a_line_is_nobody_elses(trainer: str) -> None:
+    line, _ = LINES[trainer]
+    assert [other for other in PATTERNS if row_of(other, line)] == [trainer]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "line"),
+    [
+        ("Megatron-LM", MEGATRON.replace("lm loss: 2.504220E+00 | ", "")),  # as it writes a NaN
+        ("Megatron-LM", MEGATRON.replace("2.504220E+00", "NAN")),
+        ("NeMo", NEMO.replace("1.233", "nan")),
+        ("torchtitan", TITAN.replace("3.24405", "    nan")),
+        ("Hugging Face Trainer", HUGGING.replace("1.5214", "nan")),
+        ("litgpt", LITGPT.replace("2.846", "nan")),
+        ("nanoGPT", NANO.replace("2.7697", "nan")),
+    ],
+)
+def test_a_loss_that_is_no_number_is_seen(trainer: str, line: str) -> None:
+    row = row_of(trainer, line)
+    assert row is not None and math.isnan(row["loss"])
+
+
+@pytest.mark.parametrize(
+    ("trainer", "line"),
+    [
+        (
+            "Megatron-LM",
+            " validation loss at iteration 1000 | lm loss value: 2.5E+00",
+        ),
+        ("Hugging Face Trainer", "{'eval_loss': 1.2, 'eval_runtime': 3.4, 'epoch': 0.01}"),
+        ("Hugging Face Trainer", "{'train_runtime': 9.1, 'train_loss': 2.2, 'epoch': 1.0}"),
+        ("litgpt", LITGPT.replace(" (step)", "")),  # a micro-batch that ends no step
+        ("nanoGPT", "step 250: train loss 1.5440, val loss 1.7220"),
+    ],
+)
+def test_other_lines_are_no_rows(trainer: str, line: str) -> None:
+    assert row_of(trainer, line) is None
+
+
+def test_colors_are_no_part_of_a_line() -> None:
+    colored = TITAN.replace("step:", "\x1b[31mstep:").replace("  loss:", "  \x1b[32mloss:")
+    colored = colored.replace("  grad", "  \x1b[38;2;180;60;0mgrad").replace("mfu:", "\x1b[39mmfu:")
+    assert row_of("torchtitan", colored) == LINES["torchtitan"][1]
+
+
+@pytest.mark.parametrize("trainer", LINES)
+def test_whose_log_it_is_is_told(trainer: str, tmp_path: Path) -> None:
+    line, said = LINES[trainer]
+    step = str(int(said["step"]))
+    (tmp_path / "own").mkdir()
+    rows = [line.replace(f" {step}", f" {int(step) + number}", 1) for number in range(4)]
+    (tmp_path / "console.log").write_text("\n".join(["some words", *rows, ""]))
+    log, told = guess(tmp_path, steps=4)
+    assert (log.pattern, told) == (PATTERNS[trainer], f"console: 4 rows, as {trainer} writes them")
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"), [("metrics.csv", ", as Lightning writes them"), ("other.csv", "")]
+)
+def test_a_table_of_lightning(name: str, whose: str, tmp_path: Path) -> None:
+    folder = tmp_path / "own" / "lightning_logs" / "version_0"
+    folder.mkdir(parents=True)
+    (folder / name).write_text("epoch,step,train_loss\n0,0,4.1\n0,1,4.0\n0,2,3.9\n")
+    log, told = guess(tmp_path, steps=3)
+    assert log.columns == {"loss": "train_loss", "step": "step"}
+    assert told == f"{{out}}/**/{name}: 3 rows{whose}"
+
+
+def test_too_few_rows_say_what_to_ask_for(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "console.log").write_text(f"{MEGATRON}\n")
+    with pytest.raises(UsageError, match="console: 1 rows, as Megatron-LM writes them") as told:
+        guess(tmp_path, steps=30)
+    assert "Megatron-LM: --log-interval 1" in str(told.value.hint)
