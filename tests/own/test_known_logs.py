@@ -23,8 +23,8 @@ MEGATRON = (
 # https://github.com/NVIDIA-BioNeMo/bionemo-recipes/pull/740
 NEMO = (
     "Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: "
-    "1 | global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 | val_loss: "
-    "4.106"
+    "1 | global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 | "
+    "val_loss: 4.106"
 )
 # https://github.com/pytorch/torchtitan/pull/3393
 TITAN = (
