@@ -186,17 +186,17 @@ def _settle(state: RunState, phase: Phase, before: PhaseRecord) -> None:
 
 
 def guard(state: RunState, record: PhaseRecord) -> None:
-    """Let later phases start nothing where a required row of a guarding one says why not to.
+    """Let later phases start nothing where a required row of a guarding one is not satisfied.
 
     Where a plan stops, every phase of it guards the next ones, and nothing switches that off.
     """
     if state.blocked is not None:
         return
     if state.setup.stops:
-        state.blocked = held_back(record, strictly=True)
+        state.blocked = held_back(record, always=True)
     elif not state.setup.options.keep_going:
         guards = {phase.name for phase in state.setup.phases if phase.guards}
-        state.blocked = held_back(record, strictly=False) if record.name in guards else None
+        state.blocked = held_back(record, always=False) if record.name in guards else None
 
 
 def _not_written(state: RunState, error: OSError) -> RunRecord:

@@ -54,6 +54,23 @@ def test_every_phase_in_order_with_its_commands(plan: str) -> None:
         assert word in baseline, word
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("run",), "later phases start only if preflight passes (else add --keep-going)"),
+        (("run", "--keep-going"), "none: every launch starts (--keep-going)"),
+        (("run", "--phase", "baseline"), ""),
+        (("run", "--phase", "preflight"), ""),
+        (("launch",), "each phase starts only if every required check before it passed"),
+    ],
+)
+def test_what_holds_later_phases_back_is_told(
+    tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    shown = inside(*words, "--dry-run", "--profile", "cpu", cwd=tmp_path).out
+    assert re.findall(r"^# guard    (.*)$", shown, flags=re.MULTILINE) == ([told] if told else [])
+
+
 def test_never_a_verdict(plan: str) -> None:
     assert not VERDICTS.search(plan)
     assert VERDICTS.search("baseline PASSED"), "the pattern can find one"

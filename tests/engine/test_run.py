@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from runbook.engine.judge import reasons_for
+from runbook.engine.run import run_setup
 from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
 from runbook.records import (
@@ -20,6 +22,7 @@ from runbook.records import (
     Verdict,
 )
 from tests.engine.toys import Toy, resume, run
+from tests.engine.toys import setup as toys_setup
 from tests.factory import records
 
 
@@ -50,6 +53,8 @@ def test_a_run_that_goes_well(tmp_path: Path) -> None:
 GUARDED = {
     "a broken trainer": ((Outcome.FAIL, Reason.CRASH), Verdict.NO_GO),
     "a wrong machine": ((Outcome.INVALID, Reason.WRONG_ENVIRONMENT), Verdict.INCOMPLETE),
+    "no evidence": ((Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT), Verdict.INCOMPLETE),
+    "no answer": ((Outcome.INCONCLUSIVE, Reason.UNDECIDED), Verdict.INCOMPLETE),
 }
 
 
@@ -89,10 +94,24 @@ def test_a_run_that_goes_on_remembers_the_wrong_machine(tmp_path: Path) -> None:
     assert not (folder / "baseline").exists()
 
 
-def test_a_guard_without_an_answer_stops_nothing(tmp_path: Path) -> None:
-    """A missing fact is no wrong machine."""
-    record, _ = run(tmp_path, Toy("preflight", breaks="judge", guards=True), Toy("baseline"))
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_a_guard_that_could_not_be_judged_holds_back_unless_asked_to_go_on(
+    tmp_path: Path, keep_going: bool
+) -> None:
+    phases = (Toy("preflight", breaks="judge", guards=True), Toy("baseline"))
+    record, _ = run(tmp_path, *phases, keep_going=keep_going)
     assert record.phases[0].outcome is Outcome.INCOMPLETE
+    assert record.phases[1].outcome is (Outcome.PASS if keep_going else Outcome.INCOMPLETE)
+    assert record.verdict is Verdict.INCOMPLETE
+
+
+def test_a_guard_whose_other_rows_are_wrong_holds_nothing_back(tmp_path: Path) -> None:
+    """Only what the profile requires of it does."""
+    phases = (Toy("preflight", forgets=True, guards=True), Toy("baseline"))
+    asked = toys_setup(tmp_path, *phases, phases="preflight,baseline")
+    few = asked.profile.model_copy(update={"required": ("preflight.completed", "baseline.rate")})
+    record = run_setup(dataclasses.replace(asked, profile=few), observer=Observer())
+    assert by_id(record)["preflight.rate"].outcome is Outcome.INCOMPLETE
     assert record.phases[1].outcome is Outcome.PASS
 
 

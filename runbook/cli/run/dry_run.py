@@ -102,7 +102,19 @@ def _head(args: argparse.Namespace, needs: Needs) -> Iterator[str]:
     yield from (f"set      {text}" for text in args.told)
     if text := dropped(os.environ):  # what of this shell no launch gets
         yield f"without  {text}"
+    yield from (f"guard    {text}" for text in _guard(args.setup))
     yield f"folder   {args.out}/<UTC time>-<commit>/"
+
+
+def _guard(setup: Setup) -> Iterator[str]:
+    """Which phases have to pass before others start anything."""
+    guards = [phase.name for phase in setup.phases[:-1] if phase.guards]
+    if setup.stops:
+        yield "each phase starts only if every required check before it passed"
+    elif guards and setup.options.keep_going:
+        yield "none: every launch starts (--keep-going)"
+    elif guards:
+        yield f"later phases start only if {', '.join(guards)} passes (else add --keep-going)"
 
 
 def _refused(args: argparse.Namespace, needs: Needs) -> list[str]:
