@@ -63,7 +63,6 @@ class Summary:
     tables: tuple[SmallTable, ...]
     began_and_ended: str
     folder: str
-    resume: str
     words: str
 
 
@@ -74,8 +73,6 @@ def summarize(view: ReportView) -> Summary:
     # What failed stands first, as far as it was measured.
     tiles = sorted(numbers, key=lambda one: not one.fails)
     folder, approved = run_folder(record), record.verdict is Verdict.GO
-    unfinished = record.interrupted or record.finished_at is None
-    program = " ".join(record.invocation.program)
     return Summary(
         tiles=tuple(tiles[:_TILES]),
         unmeasured=_unmeasured(missing),
@@ -88,7 +85,6 @@ def summarize(view: ReportView) -> Summary:
         tables=tuple(_tables(record)),
         began_and_ended=_span(record.started_at, record.finished_at),
         folder=folder,
-        resume=f"{program} --resume {folder}" if unfinished else "",
         words=" ".join(filter(None, (view.words, _terms(record, numbers)))),
     )
 

@@ -5,7 +5,7 @@ what there is in this folder and what to do next.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,15 +78,16 @@ class Found:
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
     from runbook.files import typed_here
+    from runbook.records.run import Screen
 
     found = look(Path(DEFAULT_OUT))
     console.result(f"{'machine':<{_LABEL}}{_machine()}")
     console.result(f"{'run':<{_LABEL}}{found.run}")
     if found.detail:
         console.result(f"{'':<{_LABEL}}{found.detail}")
-    program = typed_here()
+    screen = Screen(program=typed_here())
     commands = [
-        (f"{program} {command.removeprefix('runbook ')}", why)
+        (screen.typed(command), why)
         for command, why in (*found.next, ("runbook --help", "all commands"))
     ]
     width = max(len(command) for command, _ in commands)
@@ -140,8 +141,8 @@ def _unfinished(folder: Path) -> Found | None:
         return None
     where = f"{folder}: not finished, {phases_done(events)}"
     record = _record(folder)
-    program = " ".join(record.invocation.program) if record else "runbook run"
-    resume = (f"{program} --resume {name}", "go on where it was cut off")
+    again = record.invocation.resume_line(record.run_id) if record else ""
+    resume = (again or f"runbook run --resume {name}", "go on where it was cut off")
     return Found(run=where, next=(resume, (f"runbook report {name}", "what there is so far")))
 
 
@@ -167,26 +168,25 @@ def _finished(folder: Path) -> Found:
     return Found(
         run=f"{folder}: {record.headline}",
         detail=record.reasons[0] if record.reasons else "",
-        next=(report, *_following(record, name)),
+        next=(*_following(record), report, *_besides(record, name)),
     )
 
 
-def _following(record: RunRecord, name: str) -> list[tuple[str, str]]:
-    """The command behind the report, by the verdict; a plan goes on by its own rules."""
+def _following(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """What the reports of the run say is next."""
+    from runbook.config import registry
+
+    following = registry.reports()["terminal"].following
+    for step in following(record) if following else ():
+        yield step.command, ", ".join(filter(None, (step.when, step.does)))
+
+
+def _besides(record: RunRecord, name: str) -> Iterator[tuple[str, str]]:
+    """What else there is to do with such a run."""
     from runbook.records import Verdict
     from runbook.tools.triage_target import failed_launches
 
-    by_plan = bool(record.options.get("plan"))
     if record.verdict is Verdict.GO:
-        verify = (f"runbook verify {name}", "compute every number again")
-        if by_plan or record.profile_document.get("own_trainer"):
-            return [verify]
-        launch = record.invocation.production_line()
-        return [(launch, "train behind this GO, by a plan"), verify]
-    if record.verdict is Verdict.NO_GO and failed_launches(record):
-        return [(f"runbook triage {name}", "find the setting that fixes its failed launch")]
-    if by_plan:
-        return []
-    if record.verdict is Verdict.PARTIAL:
-        return [(f"runbook run --resume {name} --phase all", "add what was not asked for")]
-    return [(f"runbook run --failed {name}", "run again what did not pass")]
+        yield f"runbook verify {name}", "compute every number again"
+    elif record.verdict is Verdict.NO_GO and failed_launches(record):
+        yield f"runbook triage {name}", "find the setting that fixes its failed launch"

@@ -215,15 +215,26 @@ class Screen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command to type after a run: `when`, where it is not the first one, and what it does."""
+
+    command: str
+    when: str = ""
+    does: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """One format, found through the entry points of the group `runbook.reports`.
 
     `file_name` is where a run keeps it; `render` is a pure function of the record, and of the
-    screen if it is made for one. Raises nothing for what a record holds.
+    screen if it is made for one; `following`, of a format that has it, what its reader types next.
+    Raises nothing for what a record holds.
     """
 
     file_name: str
     render: Callable[[RunRecord, Screen], str]
+    following: Callable[[RunRecord], tuple[Step, ...]] | None = None
 
     def text(self, record: RunRecord, screen: Screen | None = None) -> str:
         """The rendered report."""
@@ -344,6 +355,13 @@ class Invocation:
         words = [*self.program, "--resume", run_id]
         if named := list(phases):
             words += ["--until", named[-1]] if self.plan else ["--phase", ",".join(named)]
+        return self._of_folder(words)
+
+    def failed_line(self, run_id: str) -> str:
+        """The command that runs again, in this run, what did not pass; a plan has none."""
+        return self._of_folder([*self.program, "--failed", run_id])
+
+    def _of_folder(self, words: list[str]) -> str:
         return shlex.join(
             words if str(self.out) == DEFAULT_OUT else [*words, "--out", str(self.out)]
         )
