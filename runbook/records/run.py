@@ -33,6 +33,8 @@ from runbook.text import verdict_text
 PACKAGE = "package"
 # Its folder is no part of the identity: the same code may lie elsewhere when a run goes on.
 PACKAGE_PATH = "package.path"
+# How to type the program where the run was made, if its name alone does not find it.
+PROGRAM = "program"
 
 
 class LaunchEntry(Record):

@@ -132,7 +132,7 @@ def test_after_an_interruption_the_way_to_go_on(
     print_summary(Console(stdout=out, stderr=io.StringIO()), samples.incomplete(), folder)
     assert out.getvalue().splitlines() == [
         "INCOMPLETE (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
-        "resume  runbook run --resume artifacts/a-run",
+        f"resume  runbook run --resume {samples.incomplete().run_id}",
         fingerprint_line(samples.incomplete()),
         "report  artifacts/a-run/report.md",
     ]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from runbook.engine.derive import render
 from runbook.engine.judge import reasons_for
 from runbook.engine.run import run_setup
 from runbook.folder.manifest import check_manifest
@@ -24,6 +28,7 @@ from runbook.records import (
 from tests.engine.toys import Toy, resume, run
 from tests.engine.toys import setup as toys_setup
 from tests.factory import records
+from tests.factory.programs import program
 
 
 def by_id(record: RunRecord) -> dict[str, Check]:
@@ -48,6 +53,26 @@ def test_a_run_that_goes_well(tmp_path: Path) -> None:
     digests = {artifact.path for artifact in record.artifacts}
     assert "baseline/run1/training.csv" in digests
     assert "run.json" not in digests
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_a_page_says_how_its_commands_are_typed_where_a_name_is_not_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    """As a person would without an activated environment: the page's word, put in, starts it."""
+    script = program(tmp_path / "my env" / "runbook", f'exec {sys.executable} -m runbook "$@"')
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin" if found else "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    record, folder = run(tmp_path / "runs", Toy("baseline", words=("--fault", "exit7")))
+    page = (folder / "report.md").read_text()
+    told = re.findall(r"^- Commands of this page: .* for `runbook` type `(.*)` there$", page, re.M)
+    assert len(told) == (not found)
+    for typed in told:
+        shown = subprocess.run(
+            ["sh", "-c", f"{typed} report {folder}"], capture_output=True, text=True, check=False
+        )
+        assert shown.returncode == 0 and record.run_id in shown.stdout, shown.stderr
+        assert "Commands of this page" in render(record, "html")
 
 
 GUARDED = {
