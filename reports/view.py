@@ -44,16 +44,6 @@ class PhaseView:
     record: PhaseRecord
     rows: tuple[CheckRow, ...]
 
-    @property
-    def passed(self) -> str:
-        """How many checks are PASS; skips that block nothing are counted apart."""
-        if all(row.left_out for row in self.rows):
-            return f"{len(self.rows)} not asked for"
-        passed = sum(row.outcome == Outcome.PASS for row in self.rows)
-        skipped = sum(row.outcome == Outcome.SKIPPED and not row.blocks for row in self.rows)
-        text = f"{passed} of {len(self.rows) - skipped}"
-        return f"{text}, {skipped} skipped" if skipped else text
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReportView:

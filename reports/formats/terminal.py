@@ -57,17 +57,18 @@ def _outcome(outcome: str, text: str) -> RenderableType:
 
 def _title(view: ReportView) -> str:
     run = view.record
-    count = len(view.phases)
+    count = len(_asked_for(view))
     facts = [f"runbook {run.tool_version}", f"run {run.run_id}", f"profile {run.profile}"]
     facts.append(f"{count} phase{'' if count == 1 else 's'}")
     return "  ".join(one_line(fact) for fact in facts)
 
 
 def _phases(view: ReportView) -> Iterator[RenderableType]:
-    total = len(view.phases)
+    asked_for = _asked_for(view)
+    total = str(len(asked_for))
     rows = [
         (
-            f" {phase.index:>{len(str(total))}}/{total} {one_line(phase.record.name)}",
+            f" {_place(phase, asked_for):>{2 * len(total) + 1}} {one_line(phase.record.name)}",
             f"{phase.record.outcome.value:<12}",
             _facts(phase),
             duration_text(phase.record.duration_s),
@@ -78,13 +79,22 @@ def _phases(view: ReportView) -> Iterator[RenderableType]:
         yield table_of((), rows, styled=1)
 
 
+def _asked_for(view: ReportView) -> list[PhaseView]:
+    """The phases as they were counted while they ran."""
+    return [phase for phase in view.phases if not phase.record.left_out]
+
+
+def _place(phase: PhaseView, asked_for: Sequence[PhaseView]) -> str:
+    return f"{asked_for.index(phase) + 1}/{len(asked_for)}" if phase in asked_for else "-"
+
+
 def _facts(phase: PhaseView) -> str:
     if not phase.rows:
         return "no checks"
-    if all(row.left_out for row in phase.rows):
+    if phase.record.left_out:
         return "not asked for"
     flaky = f", FLAKY: {one_line(', '.join(phase.record.flaky))}" if phase.record.flaky else ""
-    return f"checks: {phase.passed}{flaky}"
+    return f"checks: {phase.record.passed}{flaky}"
 
 
 def _acceptance(view: ReportView) -> Iterator[RenderableType]:

@@ -25,7 +25,7 @@ from runbook.defaults import (
 )
 from runbook.records.launch import Launch, LaunchResult, with_option
 from runbook.records.measurement import Comparison, Measurement, Record, Scalar, Series, Table
-from runbook.records.outcome import Check, Outcome, Verdict
+from runbook.records.outcome import Check, Outcome, Verdict, satisfies
 from runbook.text import verdict_text
 
 # Under this name a record's environment keeps the digest of the package under test, which every
@@ -109,6 +109,22 @@ class PhaseRecord(Record):
     def flaky(self) -> tuple[str, ...]:
         """Names of the launches that finished only at a second attempt."""
         return tuple(e.launch.name for e in self.launches if e.result.ok and e.result.attempts > 1)
+
+    @property
+    def left_out(self) -> bool:
+        """True if it was not asked for: it has rows, and none of them was."""
+        return bool(self.checks) and all(check.left_out for check in self.checks)
+
+    @property
+    def passed(self) -> str:
+        """How many checks are PASS, `11 of 15, 9 skipped`: skips that block nothing are apart."""
+        if not self.checks or self.left_out:
+            return f"{len(self.checks)} not asked for" if self.checks else "none"
+        skips = [check for check in self.checks if check.outcome is Outcome.SKIPPED]
+        skipped = sum(not check.required or satisfies(check) for check in skips)
+        passed = sum(check.outcome is Outcome.PASS for check in self.checks)
+        text = f"{passed} of {len(self.checks) - skipped}"
+        return f"{text}, {skipped} skipped" if skipped else text
 
     @property
     def unchecked(self) -> tuple[Measurement, ...]:

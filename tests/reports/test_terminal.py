@@ -88,6 +88,17 @@ def test_a_partial_pass_says_what_is_missing_and_how_to_add_it() -> None:
     assert not any(line.startswith("export") for line in shown)
 
 
+def test_phases_are_numbered_as_while_they_ran_and_others_not_at_all() -> None:
+    good = row("baseline.x", Outcome.PASS, Reason.OK, "fine", remedy="")
+    left = (_left_out("sdpa_audit"), _left_out("nvtx"))
+    record = made(by_hand("baseline", good), *left, verdict=Verdict.PARTIAL)
+    head, *shown = render_terminal(record, Screen()).splitlines()[:4]
+    assert head.endswith("  1 phase")
+    assert [line.split()[:2] for line in shown] == [
+        ["1/1", "baseline"], ["-", "sdpa_audit"], ["-", "nvtx"]
+    ]  # fmt: skip
+
+
 def test_what_is_typed_next_begins_with_the_readers_program() -> None:
     good = row("baseline.x", Outcome.PASS, Reason.OK, "fine", remedy="")
     bad = row("baseline.x", Outcome.FAIL, Reason.CRASH, "so it was")
