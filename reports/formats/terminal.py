@@ -15,6 +15,7 @@ from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import RunRecord, Verdict
 from runbook.records.measurement import duration_text
 from runbook.records.run import Report, Screen, Step
+from runbook.text import with_program
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -170,7 +171,7 @@ def _whole_cause(cause: Cause, screen: Screen, *, word: str) -> Iterator[Rendera
     yield from (_told(path, "see") for path in cause.evidence)
     again = cause.rerun if advice.command != cause.rerun else ""
     for name, text in (("try", cause.remedy), (word, advice.command), ("rerun", again)):
-        typed = one_line(screen.typed(text))
+        typed = one_line(with_program(screen.typed(text), screen.program))
         if text:
             yield _told(typed, name) if name == "try" else whole(f"    {name:<5}  {typed}")
 

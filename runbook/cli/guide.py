@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command
+from runbook.cli._parser import Command, is_phase
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for
@@ -62,6 +62,7 @@ def named(name: str, commands: Mapping[str, Command]) -> Command:
     """The command of this name. Raises UsageError with the nearest one."""
     if name not in commands:
         now = f" (it is `runbook {_NOW[name]}`)" if name in _NOW else ""
+        now = now or (f" (a phase: `runbook run --phase {name}`)" if is_phase(name) else "")
         raise UsageError(f"unknown command {name!r}{now or choice_for(name, commands)}")
     return commands[name]
 
@@ -78,16 +79,16 @@ class Found:
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
     from runbook.files import typed_here
-    from runbook.records.run import Screen
+    from runbook.text import called_by
 
     found = look(Path(DEFAULT_OUT))
     console.result(f"{'machine':<{_LABEL}}{_machine()}")
     console.result(f"{'run':<{_LABEL}}{found.run}")
     if found.detail:
         console.result(f"{'':<{_LABEL}}{found.detail}")
-    screen = Screen(program=typed_here())
+    program = typed_here()
     commands = [
-        (screen.typed(command), why)
+        (called_by(command, program), why)
         for command, why in (*found.next, ("runbook --help", "all commands"))
     ]
     width = max(len(command) for command, _ in commands)

@@ -7,7 +7,6 @@ experiment.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -26,7 +25,7 @@ from runbook.defaults import (
 from runbook.records.launch import Launch, LaunchResult, with_option
 from runbook.records.measurement import Comparison, Measurement, Record, Scalar, Series, Table
 from runbook.records.outcome import Check, Outcome, Verdict, satisfies
-from runbook.text import verdict_text
+from runbook.text import called_by, verdict_text
 
 # Under this name a record's environment keeps the digest of the package under test, which every
 # launch says of itself.
@@ -208,10 +207,6 @@ class RunRecord(Record):
         return tuple(check for phase in self.phases for check in phase.checks)
 
 
-# The program at the beginning of a command, behind the variables that are to be left out.
-_CALLED = re.compile(r"(env (?:-u \S+ )*)?runbook ")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Screen:
     """How a report is shown to a person; a file is written with the defaults.
@@ -228,8 +223,7 @@ class Screen:
 
     def typed(self, line: str) -> str:
         """A command of the record as this reader types it."""
-        found = _CALLED.match(line)
-        return f"{found[1] or ''}{self.program} {line[found.end() :]}" if found else line
+        return called_by(line, self.program)
 
 
 @dataclass(frozen=True, kw_only=True)

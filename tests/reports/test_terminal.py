@@ -99,6 +99,13 @@ def test_phases_are_numbered_as_while_they_ran_and_others_not_at_all() -> None:
     ]  # fmt: skip
 
 
+def test_a_command_within_advice_is_typed_by_the_readers_program_too() -> None:
+    advice = "`runbook triage` finds it; the runbook says so"
+    check = row("baseline.x", Outcome.FAIL, Reason.CRASH, "fault", remedy=advice)
+    shown = render_terminal(made(by_hand("baseline", check)), Screen(program="bin/runbook"))
+    assert "    try    `bin/runbook triage` finds it; the runbook says so\n" in shown
+
+
 def test_what_is_typed_next_begins_with_the_readers_program() -> None:
     good = row("baseline.x", Outcome.PASS, Reason.OK, "fine", remedy="")
     bad = row("baseline.x", Outcome.FAIL, Reason.CRASH, "so it was")
