@@ -8,7 +8,7 @@ from reports.advice import without
 from reports.causes import Cause
 from reports.permits import permit_of
 from runbook.engine.extend import after_an_accident
-from runbook.records import RunRecord, Verdict
+from runbook.records import Outcome, RunRecord, Verdict
 from runbook.records.run import Step
 
 # What a line with the first of them begins with, and one with the second.
@@ -49,6 +49,11 @@ def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
     elif record.options.get("plan"):
         if after_an_accident(record):
             line, does = invocation.resume_line(record.run_id), "go on with this launch"
-    elif record.verdict is Verdict.INCOMPLETE and not advice.passes:
+    elif record.verdict is Verdict.INCOMPLETE and not advice.passes and _worth_keeping(record):
         line, does = invocation.failed_line(record.run_id), "run again here what did not pass"
     yield Step(command=line, when=when, does=does)
+
+
+def _worth_keeping(record: RunRecord) -> bool:
+    """Has a phase trained and passed? A machine that preflight refused may be another one then."""
+    return any(phase.ran and phase.outcome is Outcome.PASS for phase in record.phases)

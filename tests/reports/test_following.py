@@ -9,7 +9,7 @@ import pytest
 
 from reports.view import build_view
 from runbook.engine.derive import render
-from runbook.records import LaunchStatus, Outcome, PhaseRecord, Reason, RunRecord, Verdict
+from runbook.records import LaunchStatus, Outcome, PhaseRecord, Ran, Reason, RunRecord, Verdict
 from runbook.records.run import Screen
 from tests.factory.records import check
 from tests.reports.printed import commands_in_markdown
@@ -30,6 +30,13 @@ def of(verdict: Verdict, *phases: PhaseRecord, **fields: object) -> RunRecord:
     return made.model_copy(update={"options": MINE, "profile": MINE["profile"], **fields})
 
 
+RAN = Ran(
+    device="cpu", name="a CPU", ranks=2, parameters=1, seq_len=8, global_batch=2, accumulation=1,
+    dtype="fp32",
+)  # fmt: skip
+TRAINED = phase("baseline").model_copy(
+    update={"ran": (RAN,), "outcome": Outcome.PASS, "checks": ()}
+)
 LEFT_OUT = check(
     "nvtx.completed", Outcome.SKIPPED, Reason.NOT_ASKED_FOR, reason="not asked", required=True,
     follows="nvtx",
@@ -39,8 +46,12 @@ CRASHED = phase("baseline", *[ended(LaunchStatus.CRASHED, "rank 0 ended")] * 3).
 )
 TABLE = {
     "no evidence": (
-        of(Verdict.INCOMPLETE, by_hand("preflight", BAD)),
+        of(Verdict.INCOMPLETE, by_hand("preflight", BAD), TRAINED),
         ["runbook x", f"runbook run --failed {RUN} --out /runs"],
+    ),
+    "nothing that is worth keeping": (
+        of(Verdict.INCOMPLETE, by_hand("preflight", BAD)),
+        ["runbook x", HERE],
     ),
     "a failure": (
         of(Verdict.NO_GO, by_hand("preflight", BAD)),
