@@ -18,7 +18,7 @@ from reports.view import ReportView
 from runbook.config.precedence import told
 from runbook.records import Outcome, PhaseRecord, RunRecord, Table, Verdict
 from runbook.records.measurement import Scalar
-from runbook.records.run import Invocation
+from runbook.records.run import PROGRAM, Invocation
 from runbook.text import counted
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
@@ -48,6 +48,8 @@ class SmallTable:
 class Summary:
     """What stands on the first page, in its order. `unmeasured` names what has no tile, and why.
 
+    `program` says how its commands are typed where the run was made, if not as they stand.
+
     `exports` are lines for a shell, to be shown only if the run `approved` them; `unapproved` says
     instead what they are.
     """
@@ -63,7 +65,7 @@ class Summary:
     tables: tuple[SmallTable, ...]
     began_and_ended: str
     folder: str
-    resume: str
+    program: str
     words: str
 
 
@@ -74,8 +76,6 @@ def summarize(view: ReportView) -> Summary:
     # What failed stands first, as far as it was measured.
     tiles = sorted(numbers, key=lambda one: not one.fails)
     folder, approved = run_folder(record), record.verdict is Verdict.GO
-    unfinished = record.interrupted or record.finished_at is None
-    program = " ".join(record.invocation.program)
     return Summary(
         tiles=tuple(tiles[:_TILES]),
         unmeasured=_unmeasured(missing),
@@ -88,7 +88,7 @@ def summarize(view: ReportView) -> Summary:
         tables=tuple(_tables(record)),
         began_and_ended=_span(record.started_at, record.finished_at),
         folder=folder,
-        resume=f"{program} --resume {folder}" if unfinished else "",
+        program=record.environment.get(PROGRAM, ""),
         words=" ".join(filter(None, (view.words, _terms(record, numbers)))),
     )
 

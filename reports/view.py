@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from reports.advice import without
 from reports.causes import Cause, causes_of
+from reports.following import following
 from reports.row import CheckRow, missing_row, one_line, row_of
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
+from runbook.records.run import Step
 
 # As a reader needs them who sees them for the first time.
 _MEANINGS = {
@@ -43,16 +44,6 @@ class PhaseView:
     record: PhaseRecord
     rows: tuple[CheckRow, ...]
 
-    @property
-    def passed(self) -> str:
-        """How many checks are PASS; skips that block nothing are counted apart."""
-        if all(row.left_out for row in self.rows):
-            return f"{len(self.rows)} not asked for"
-        passed = sum(row.outcome == Outcome.PASS for row in self.rows)
-        skipped = sum(row.outcome == Outcome.SKIPPED and not row.blocks for row in self.rows)
-        text = f"{passed} of {len(self.rows) - skipped}"
-        return f"{text}, {skipped} skipped" if skipped else text
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReportView:
@@ -68,6 +59,7 @@ class ReportView:
     acceptance: tuple[CheckRow, ...]
     problems: tuple[CheckRow, ...]
     causes: tuple[Cause, ...]
+    following: tuple[Step, ...]
     left_out: tuple[str, ...]
 
     @property
@@ -97,34 +89,6 @@ class ReportView:
         return f"{'; '.join(told)}." if told else ""
 
     @property
-    def adds(self) -> str:
-        """The command that adds the phases that were not asked for; empty if all were."""
-        record = self.record
-        phases = dict.fromkeys(name.partition(".")[0] for name in self.left_out)
-        return record.invocation.resume_line(record.run_id, phases) if phases else ""
-
-    @property
-    def whole_run(self) -> str:
-        """All phases again, for when what failed passes; empty where there is nothing to pass.
-
-        Without what a person set, where that is left out first.
-        """
-        blocking = [cause for cause in self.causes if cause.blocks]
-        record = self.record
-        if not blocking or record.interrupted or record.finished_at is None:
-            return ""
-        line = record.invocation.line()
-        left_out = blocking[0].advice.left_out
-        return without(line, left_out) if left_out else line
-
-    @property
-    def before_whole_run(self) -> str:
-        """When all phases are to be run."""
-        first = next((cause for cause in self.causes if cause.blocks), None)
-        fixed = first is not None and first.advice.passes
-        return "Once your trainer is fixed" if fixed else "When this passes"
-
-    @property
     def main_reasons(self) -> tuple[str, ...]:
         """The one or two reasons that stand beside the verdict."""
         return self.record.reasons[:2]
@@ -147,6 +111,7 @@ def build_view(record: RunRecord) -> ReportView:
     )
     missing = tuple(row for row in acceptance if row.check is None)
     problems = sorted((row for row in (*rows, *missing) if row.is_problem), key=_urgency)
+    causes = causes_of(record, problems)
     return ReportView(
         record=record,
         headline=one_line(record.headline),
@@ -157,7 +122,8 @@ def build_view(record: RunRecord) -> ReportView:
         rows=rows,
         acceptance=acceptance,
         problems=tuple(problems),
-        causes=causes_of(record, problems),
+        causes=causes,
+        following=following(record, causes),
         left_out=record.left_out(),
     )
 

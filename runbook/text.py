@@ -11,6 +11,25 @@ _LISTING = re.compile(r"([a-z][a-z ]*) \((.*)\)", re.DOTALL)
 _LISTED = 3
 
 
+# A command of this program in a sentence: between backticks, or behind these words.
+_COMMAND = re.compile(r"(?:(?<=`)|(?<=\bsee )|(?<=: ))runbook (?=[a-z-])")
+
+
+# The program at the beginning of a command, behind the variables that are to be left out.
+_CALLED = re.compile(r"(env (?:-u \S+ )*)?runbook ")
+
+
+def called_by(line: str, program: str) -> str:
+    """A command as its reader types it, who types `program` for `runbook`."""
+    found = _CALLED.match(line)
+    return f"{found[1] or ''}{program} {line[found.end() :]}" if found else line
+
+
+def with_program(text: str, program: str) -> str:
+    """A sentence whose commands begin with what its reader types for `runbook`."""
+    return _COMMAND.sub(lambda _: f"{program} ", text)
+
+
 def verdict_text(verdict: str, caveats: Iterable[str]) -> str:
     """The verdict with what it leaves out: `GO for 1 of 61 checks, fewer steps (13 settings)`."""
     whole = " " not in verdict  # of a PARTIAL PASS the counts stand behind the word

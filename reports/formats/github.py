@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.causes import Cause
+from reports.following import STEPS
 from reports.row import CheckRow, one_line
 from reports.view import ReportView, build_view
 from runbook.records import Reason, RunRecord
@@ -48,6 +49,10 @@ def _verdict(view: ReportView) -> str:
     lines = [view.headline, *map(one_line, view.main_reasons), view.required_counts]
     held = [row for row in view.acceptance if row.value and row.limit]
     lines += [f"{row.id}: {row.value} (n={row.n}), limit {row.limit}" for row in held]
+    lines += [
+        f"{name}: {one_line(step.command)}"
+        for name, step in zip(STEPS, view.following, strict=False)
+    ]
     return command("notice", f"runbook {view.record.verdict}", "\n".join(lines))
 
 
@@ -57,10 +62,11 @@ def _of_cause(level: str, cause: Cause) -> str:
     advice = cause.advice
     lines = [cause.lead.reason, f"check: {checks}"]
     lines += [f"why: {text}" for text in (*advice.likely, advice.seen) if text]
-    if advice.command and advice.command != cause.rerun:
+    if advice.command:
         lines.append(f"next: {advice.command}")
-    title = f"{cause.outcome} {cause.headline}"
-    return _annotation(level, title, lines, cause.evidence, cause.remedy, cause.rerun)
+    title, again = f"{cause.outcome} {cause.headline}", cause.rerun
+    again = "" if again == advice.command else again
+    return _annotation(level, title, lines, cause.evidence, cause.remedy, again)
 
 
 def _of_row(row: CheckRow) -> str:

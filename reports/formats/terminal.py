@@ -7,13 +7,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from reports.causes import Cause
+from reports.following import STEPS
 from reports.permits import permit_of
 from reports.row import CheckRow, one_line
 from reports.view import PhaseView, ReportView, build_view
 from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import RunRecord, Verdict
 from runbook.records.measurement import duration_text
-from runbook.records.run import Report, Screen
+from runbook.records.run import Report, Screen, Step
+from runbook.text import with_program
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,13 +39,15 @@ def render_terminal(record: RunRecord, screen: Screen) -> str:
 
 
 def _end(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
-    yield from _verdict(view, screen)
+    yield from _verdict(view)
     yield from _causes(view, screen)
     if view.record.verdict is Verdict.GO and view.record.exports:
         pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
         yield whole(f"export {' '.join(pairs)}")
-    if command := permit_of(view.record).command:
-        yield whole(f"  next   {screen.typed(command)}")
+    told = {cause.advice.command for cause in view.causes if cause.blocks}
+    for name, step in zip(STEPS, view.following, strict=False):
+        if step.command not in told:
+            yield whole(f"  {name}   {one_line(screen.typed(step.command))}")
 
 
 def _outcome(outcome: str, text: str) -> RenderableType:
@@ -54,17 +58,18 @@ def _outcome(outcome: str, text: str) -> RenderableType:
 
 def _title(view: ReportView) -> str:
     run = view.record
-    count = len(view.phases)
+    count = len(_asked_for(view))
     facts = [f"runbook {run.tool_version}", f"run {run.run_id}", f"profile {run.profile}"]
     facts.append(f"{count} phase{'' if count == 1 else 's'}")
     return "  ".join(one_line(fact) for fact in facts)
 
 
 def _phases(view: ReportView) -> Iterator[RenderableType]:
-    total = len(view.phases)
+    asked_for = _asked_for(view)
+    total = str(len(asked_for))
     rows = [
         (
-            f" {phase.index:>{len(str(total))}}/{total} {one_line(phase.record.name)}",
+            f" {_place(phase, asked_for):>{2 * len(total) + 1}} {one_line(phase.record.name)}",
             f"{phase.record.outcome.value:<12}",
             _facts(phase),
             duration_text(phase.record.duration_s),
@@ -75,13 +80,22 @@ def _phases(view: ReportView) -> Iterator[RenderableType]:
         yield table_of((), rows, styled=1)
 
 
+def _asked_for(view: ReportView) -> list[PhaseView]:
+    """The phases as they were counted while they ran."""
+    return [phase for phase in view.phases if not phase.record.left_out]
+
+
+def _place(phase: PhaseView, asked_for: Sequence[PhaseView]) -> str:
+    return f"{asked_for.index(phase) + 1}/{len(asked_for)}" if phase in asked_for else "-"
+
+
 def _facts(phase: PhaseView) -> str:
     if not phase.rows:
         return "no checks"
-    if all(row.left_out for row in phase.rows):
+    if phase.record.left_out:
         return "not asked for"
     flaky = f", FLAKY: {one_line(', '.join(phase.record.flaky))}" if phase.record.flaky else ""
-    return f"checks: {phase.passed}{flaky}"
+    return f"checks: {phase.record.passed}{flaky}"
 
 
 def _acceptance(view: ReportView) -> Iterator[RenderableType]:
@@ -101,16 +115,14 @@ def _provenance(row: CheckRow) -> str:
     return one_line(provenance) + limit
 
 
-def _verdict(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
+def _verdict(view: ReportView) -> Iterator[RenderableType]:
     from rich.text import Text
 
     record = view.record
     yield Text(view.headline, style=f"bold {style_of(record.verdict.value)}")
     told = [permit_of(record).says, *view.own_reasons[:_REASONS], view.interruption, view.tally]
     yield from (_told(one_line(text)) for text in told if text)
-    if view.left_out and record.verdict is Verdict.PARTIAL:
-        yield whole(f"  add    {screen.typed(view.adds)}")
-    elif view.left_out:
+    if view.left_out and record.verdict is not Verdict.PARTIAL:
         phases = dict.fromkeys(name.partition(".")[0] for name in view.left_out)
         checks = f"{len(view.left_out)} required checks were not asked for"
         yield _told(f"{checks}: {', '.join(phases)}")
@@ -132,17 +144,23 @@ def _causes(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
     """The causes that keep the run from GO with what to do; of the others a line each."""
     blocking = [cause for cause in view.causes if cause.blocks]
     for cause in blocking[:_WHOLE]:
-        yield from _whole_cause(cause, screen)
+        yield from _whole_cause(cause, screen, word=_word(view, cause))
     for cause in blocking[_WHOLE:]:
         yield _outcome(cause.outcome.value, cause.headline)
-        if cause.rerun:
-            yield whole(f"    rerun  {screen.typed(cause.rerun)}")
+        if cause.advice.command:
+            yield whole(f"    {_word(view, cause):<5}  {screen.typed(cause.advice.command)}")
     for cause in view.causes:
         if not cause.blocks:
             yield _outcome(cause.outcome.value, f"{cause.headline} (not required)")
 
 
-def _whole_cause(cause: Cause, screen: Screen) -> Iterator[RenderableType]:
+def _word(view: ReportView, cause: Cause) -> str:
+    """Next is what the cause asks for, unless the run was cut off: then it goes on first."""
+    steps = {step.command for step in view.following}
+    return "rerun" if view.interruption and cause.advice.command not in steps else "next"
+
+
+def _whole_cause(cause: Cause, screen: Screen, *, word: str) -> Iterator[RenderableType]:
     advice = cause.advice
     yield _outcome(cause.outcome.value, cause.headline)
     if cause.title != cause.headline:
@@ -151,9 +169,9 @@ def _whole_cause(cause: Cause, screen: Screen) -> Iterator[RenderableType]:
     if cause.folded:
         yield _told(_rows(cause.rows), "rows")
     yield from (_told(path, "see") for path in cause.evidence)
-    following = advice.command if advice.command != cause.rerun else ""
-    for name, text in (("next", following), ("try", cause.remedy), ("rerun", cause.rerun)):
-        typed = one_line(screen.typed(text))
+    again = cause.rerun if advice.command != cause.rerun else ""
+    for name, text in (("try", cause.remedy), (word, advice.command), ("rerun", again)):
+        typed = one_line(with_program(screen.typed(text), screen.program))
         if text:
             yield _told(typed, name) if name == "try" else whole(f"    {name:<5}  {typed}")
 
@@ -166,4 +184,8 @@ def _rows(rows: Sequence[CheckRow]) -> str:
     return f"{len(rows)} checks: {names}{f' and {len(more)} more of {phases}' if more else ''}"
 
 
-REPORT = Report(file_name="report.txt", render=render_terminal)
+def _following(record: RunRecord) -> tuple[Step, ...]:
+    return build_view(record).following
+
+
+REPORT = Report(file_name="report.txt", render=render_terminal, following=_following)

@@ -69,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except RunbookError as error:
-        first, *others = error.lines
+        from runbook.files import typed_here
+        from runbook.text import with_program
+
+        first, *others = (with_program(line, typed_here()) for line in error.lines)
         _tell(console, f"runbook: error: {first}", *others)
         return ProgramExit.USAGE
     except KeyboardInterrupt:

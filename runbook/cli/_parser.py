@@ -299,7 +299,7 @@ def _unknown_problems(unknown: Iterable[str], parser: CommandParser) -> list[str
         else:
             # The word after an unknown option is most likely its value.
             if not after_flag:
-                problems.append(f"unexpected argument {word!r}")
+                problems.append(f"unexpected argument {word!r}{_as_a_phase(word, parser)}")
             after_flag = False
     return problems
 
@@ -314,6 +314,19 @@ def _hint(flag: str, parser: CommandParser) -> str:
     if having:
         return f" (`runbook {having[0]}` has it)"
     return option_meant(flag, parser.known_options())
+
+
+def _as_a_phase(word: str, parser: CommandParser) -> str:
+    """How a phase is named, for who names it by itself."""
+    flag = next((one for one in ("--phase", "--until") if one in parser.known_options()), "")
+    return f" (a phase is named with {flag} {word})" if flag and is_phase(word) else ""
+
+
+def is_phase(word: str) -> bool:
+    """Is this word an installed phase's name?"""
+    from runbook.config.registry import PHASE_GROUP, installed
+
+    return word in {entry.name for entry in installed(PHASE_GROUP)}
 
 
 def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None:

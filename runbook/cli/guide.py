@@ -5,12 +5,12 @@ what there is in this folder and what to do next.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import Command
+from runbook.cli._parser import Command, is_phase
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for
@@ -62,6 +62,7 @@ def named(name: str, commands: Mapping[str, Command]) -> Command:
     """The command of this name. Raises UsageError with the nearest one."""
     if name not in commands:
         now = f" (it is `runbook {_NOW[name]}`)" if name in _NOW else ""
+        now = now or (f" (a phase: `runbook run --phase {name}`)" if is_phase(name) else "")
         raise UsageError(f"unknown command {name!r}{now or choice_for(name, commands)}")
     return commands[name]
 
@@ -78,6 +79,7 @@ class Found:
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
     from runbook.files import typed_here
+    from runbook.text import called_by
 
     found = look(Path(DEFAULT_OUT))
     console.result(f"{'machine':<{_LABEL}}{_machine()}")
@@ -86,7 +88,7 @@ def print_next(console: Console) -> int:
         console.result(f"{'':<{_LABEL}}{found.detail}")
     program = typed_here()
     commands = [
-        (f"{program} {command.removeprefix('runbook ')}", why)
+        (called_by(command, program), why)
         for command, why in (*found.next, ("runbook --help", "all commands"))
     ]
     width = max(len(command) for command, _ in commands)
@@ -140,8 +142,8 @@ def _unfinished(folder: Path) -> Found | None:
         return None
     where = f"{folder}: not finished, {phases_done(events)}"
     record = _record(folder)
-    program = " ".join(record.invocation.program) if record else "runbook run"
-    resume = (f"{program} --resume {name}", "go on where it was cut off")
+    again = record.invocation.resume_line(record.run_id) if record else ""
+    resume = (again or f"runbook run --resume {name}", "go on where it was cut off")
     return Found(run=where, next=(resume, (f"runbook report {name}", "what there is so far")))
 
 
@@ -167,26 +169,25 @@ def _finished(folder: Path) -> Found:
     return Found(
         run=f"{folder}: {record.headline}",
         detail=record.reasons[0] if record.reasons else "",
-        next=(report, *_following(record, name)),
+        next=(*_following(record), report, *_besides(record, name)),
     )
 
 
-def _following(record: RunRecord, name: str) -> list[tuple[str, str]]:
-    """The command behind the report, by the verdict; a plan goes on by its own rules."""
+def _following(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """What the reports of the run say is next."""
+    from runbook.config import registry
+
+    following = registry.reports()["terminal"].following
+    for step in following(record) if following else ():
+        yield step.command, ", ".join(filter(None, (step.when, step.does)))
+
+
+def _besides(record: RunRecord, name: str) -> Iterator[tuple[str, str]]:
+    """What else there is to do with such a run."""
     from runbook.records import Verdict
     from runbook.tools.triage_target import failed_launches
 
-    by_plan = bool(record.options.get("plan"))
     if record.verdict is Verdict.GO:
-        verify = (f"runbook verify {name}", "compute every number again")
-        if by_plan or record.profile_document.get("own_trainer"):
-            return [verify]
-        launch = record.invocation.production_line()
-        return [(launch, "train behind this GO, by a plan"), verify]
-    if record.verdict is Verdict.NO_GO and failed_launches(record):
-        return [(f"runbook triage {name}", "find the setting that fixes its failed launch")]
-    if by_plan:
-        return []
-    if record.verdict is Verdict.PARTIAL:
-        return [(f"runbook run --resume {name} --phase all", "add what was not asked for")]
-    return [(f"runbook run --failed {name}", "run again what did not pass")]
+        yield f"runbook verify {name}", "compute every number again"
+    elif record.verdict is Verdict.NO_GO and failed_launches(record):
+        yield f"runbook triage {name}", "find the setting that fixes its failed launch"

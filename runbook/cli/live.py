@@ -224,6 +224,7 @@ def _stacks(args: argparse.Namespace, console: Console, named: Path) -> int:
         answered = all(stack.stack for _, stack in found)
         return ProgramExit.GO if answered else ProgramExit.NO_GO
     why = "its ranks have ended" if folders else "it has no heartbeat files"
+    why = why if named.exists() else "there is no such folder"
     earlier = "; earlier stacks are in its stackdump_rank*.txt" if folders else ""
     console.progress(f"no rank of {named} is alive: {why}{earlier}")
     return ProgramExit.INCOMPLETE

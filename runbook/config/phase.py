@@ -84,8 +84,8 @@ class Phase(ABC):
     values the profile's `arms` are; `collects` asks the engine to run the collectors before the
     launches (preflight only); `remembers` asks it to keep, beside the launches, what accepted runs
     measured in the same phase. `compares_commits`: it plans with a reference and a head commit.
-    `guards`: where one of its required rows is FAIL or INVALID, later
-    phases start nothing, because their numbers would mean nothing.
+    `guards`: unless each of its required rows passes, later phases start nothing, because their
+    numbers would mean nothing.
     """
 
     name: ClassVar[str]

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +28,7 @@ from runbook.engine.plan.planned import config_before
 from runbook.engine.plan.progress import Forecaster
 from runbook.engine.starting import Part, held_back
 from runbook.errors import RunbookError, UsageError
-from runbook.files import make_private_dir, no_folder, not_text, utc_stamp, utc_text
+from runbook.files import make_private_dir, no_folder, not_text, typed_here, utc_stamp, utc_text
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record
 from runbook.folder.names import EVENTS_FILE, RECORD_FILE
@@ -37,7 +39,7 @@ from runbook.launch.observer import Observer
 from runbook.machine import git
 from runbook.machine.identity import identity, package_path
 from runbook.records import PhaseRecord, RunRecord, Verdict
-from runbook.records.run import PACKAGE_PATH
+from runbook.records.run import PACKAGE_PATH, PROGRAM, Screen
 
 _SHORT_SHA = 7
 _TRIES = 100
@@ -186,17 +188,17 @@ def _settle(state: RunState, phase: Phase, before: PhaseRecord) -> None:
 
 
 def guard(state: RunState, record: PhaseRecord) -> None:
-    """Let later phases start nothing where a required row of a guarding one says why not to.
+    """Let later phases start nothing where a required row of a guarding one is not satisfied.
 
     Where a plan stops, every phase of it guards the next ones, and nothing switches that off.
     """
     if state.blocked is not None:
         return
     if state.setup.stops:
-        state.blocked = held_back(record, strictly=True)
+        state.blocked = held_back(record, always=True)
     elif not state.setup.options.keep_going:
         guards = {phase.name for phase in state.setup.phases if phase.guards}
-        state.blocked = held_back(record, strictly=False) if record.name in guards else None
+        state.blocked = held_back(record, always=False) if record.name in guards else None
 
 
 def _not_written(state: RunState, error: OSError) -> RunRecord:
@@ -285,12 +287,23 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
             **identity(),
             PACKAGE_PATH: package_path(),
             **({"plan": plan.name, "behind": plan.go or "no GO"} if plan else {}),
-            **({"program": called} if (called := how_to_call()) else {}),
+            **({PROGRAM: called} if (called := _how_to_type()) else {}),
         },
         required=setup.required,
         phases=(),
         exports=setup.exports,
     )
+
+
+def _how_to_type() -> str:
+    """What a page of this run says of its commands, which name the program only; empty if nothing.
+
+    It must read the same wherever it is opened, so the place is a fact of the run.
+    """
+    if typed_here() == Screen.program:
+        return how_to_call()
+    path = shlex.quote(str(Path(sys.argv[0]).absolute()))
+    return f"not on PATH where this ran: for `runbook` type `{path}` there"
 
 
 def _known_phases(setup: Setup) -> list[list[str]]:

@@ -24,7 +24,6 @@ from runbook.records import (
     LaunchEntry,
     LaunchResult,
     LaunchStatus,
-    Outcome,
     PhaseRecord,
     satisfies,
 )
@@ -47,24 +46,20 @@ def not_run(cause: str, *, follows: str) -> LaunchResult:
     return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, cause=cause, follows=follows)
 
 
-def held_back(record: PhaseRecord, *, strictly: bool) -> LaunchResult | None:
-    """What becomes of every launch after this phase, if required checks are FAIL or INVALID.
+def held_back(record: PhaseRecord, *, always: bool) -> LaunchResult | None:
+    """What becomes of every launch after this phase, unless all its required checks are satisfied.
 
-    `strictly`: if any of them is anything but satisfied, as where a plan stops.
+    One without an answer holds back like one that is wrong: no number after it can lead to a GO.
+    `always`: nothing switches it off, as where a plan stops; else the cause names the option.
     """
-    wrong = [
-        check
-        for check in record.checks
-        if check.required
-        and (check.outcome.rank <= Outcome.INVALID.rank or (strictly and not satisfies(check)))
-    ]
+    wrong = [check for check in record.checks if check.required and not satisfies(check)]
     if not wrong:
         return None
     worst = min(wrong, key=lambda check: check.outcome.rank)
     others = [check.id for check in wrong if check is not worst]
     more = f" (and {len(others)} more)" if len(others) > _NAMED else ""
     more = more or (f" (and {', '.join(others)})" if others else "")
-    way = "" if strictly else "; see --keep-going"
+    way = "" if always else "; see --keep-going"
     cause = f"{worst.id} is {worst.outcome}: {worst.reason}{more}{way}"
     return not_run(cause, follows=worst.id)
 

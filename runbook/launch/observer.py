@@ -21,7 +21,8 @@ class Forecast:
     """How far a whole run is: seconds done, and seconds left if anything is known of the rest.
 
     `share` of the run is done, from 0 to 1. `unknown` launches are left of which nothing is known,
-    so that more than `left_s` is left. `source` says in words what it rests on.
+    so that more than `left_s` is left. `source` says in words what it rests on; `rough` if part of
+    it rests on the profile alone, and nothing yet says how busy this machine is.
     """
 
     done_s: float
@@ -29,6 +30,7 @@ class Forecast:
     left_s: float | None = None
     unknown: int = 0
     source: str = ""
+    rough: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,10 @@ class LaunchRanks(_OfLaunch):
 
 
 class RunForecast(StreamEvent):
-    """How far the run is; at most one in ten seconds. `left_s` is null while nothing is known."""
+    """How far the run is; at most one in ten seconds. `left_s` is null while nothing is known.
+
+    `rough`: part of it is the profile's estimate, for an idle machine.
+    """
 
     event: Literal["run_forecast"] = "run_forecast"
     done_s: float = Field(ge=0)
@@ -87,6 +90,7 @@ class RunForecast(StreamEvent):
     left_s: float | None = Field(ge=0)
     unknown: int = Field(ge=0)
     source: str
+    rough: bool = False
 
 
 class LaunchFinished(_OfLaunch):

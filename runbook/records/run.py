@@ -7,7 +7,6 @@ experiment.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -25,14 +24,16 @@ from runbook.defaults import (
 )
 from runbook.records.launch import Launch, LaunchResult, with_option
 from runbook.records.measurement import Comparison, Measurement, Record, Scalar, Series, Table
-from runbook.records.outcome import Check, Outcome, Verdict
-from runbook.text import verdict_text
+from runbook.records.outcome import Check, Outcome, Verdict, satisfies
+from runbook.text import called_by, verdict_text
 
 # Under this name a record's environment keeps the digest of the package under test, which every
 # launch says of itself.
 PACKAGE = "package"
 # Its folder is no part of the identity: the same code may lie elsewhere when a run goes on.
 PACKAGE_PATH = "package.path"
+# How to type the program where the run was made, if its name alone does not find it.
+PROGRAM = "program"
 
 
 class LaunchEntry(Record):
@@ -107,6 +108,22 @@ class PhaseRecord(Record):
     def flaky(self) -> tuple[str, ...]:
         """Names of the launches that finished only at a second attempt."""
         return tuple(e.launch.name for e in self.launches if e.result.ok and e.result.attempts > 1)
+
+    @property
+    def left_out(self) -> bool:
+        """True if it was not asked for: it has rows, and none of them was."""
+        return bool(self.checks) and all(check.left_out for check in self.checks)
+
+    @property
+    def passed(self) -> str:
+        """How many checks are PASS, `11 of 15, 9 skipped`: skips that block nothing are apart."""
+        if not self.checks or self.left_out:
+            return f"{len(self.checks)} not asked for" if self.checks else "none"
+        skips = [check for check in self.checks if check.outcome is Outcome.SKIPPED]
+        skipped = sum(not check.required or satisfies(check) for check in skips)
+        passed = sum(check.outcome is Outcome.PASS for check in self.checks)
+        text = f"{passed} of {len(self.checks) - skipped}"
+        return f"{text}, {skipped} skipped" if skipped else text
 
     @property
     def unchecked(self) -> tuple[Measurement, ...]:
@@ -190,10 +207,6 @@ class RunRecord(Record):
         return tuple(check for phase in self.phases for check in phase.checks)
 
 
-# The program at the beginning of a command, behind the variables that are to be left out.
-_CALLED = re.compile(r"(env (?:-u \S+ )*)?runbook ")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Screen:
     """How a report is shown to a person; a file is written with the defaults.
@@ -210,8 +223,16 @@ class Screen:
 
     def typed(self, line: str) -> str:
         """A command of the record as this reader types it."""
-        found = _CALLED.match(line)
-        return f"{found[1] or ''}{self.program} {line[found.end() :]}" if found else line
+        return called_by(line, self.program)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command to type after a run: `when`, where it is not the first one, and what it does."""
+
+    command: str
+    when: str = ""
+    does: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,11 +240,13 @@ class Report:
     """One format, found through the entry points of the group `runbook.reports`.
 
     `file_name` is where a run keeps it; `render` is a pure function of the record, and of the
-    screen if it is made for one. Raises nothing for what a record holds.
+    screen if it is made for one; `following`, of a format that has it, what its reader types next.
+    Raises nothing for what a record holds.
     """
 
     file_name: str
     render: Callable[[RunRecord, Screen], str]
+    following: Callable[[RunRecord], tuple[Step, ...]] | None = None
 
     def text(self, record: RunRecord, screen: Screen | None = None) -> str:
         """The rendered report."""
@@ -344,6 +367,13 @@ class Invocation:
         words = [*self.program, "--resume", run_id]
         if named := list(phases):
             words += ["--until", named[-1]] if self.plan else ["--phase", ",".join(named)]
+        return self._of_folder(words)
+
+    def failed_line(self, run_id: str) -> str:
+        """The command that runs again, in this run, what did not pass; a plan has none."""
+        return self._of_folder([*self.program, "--failed", run_id])
+
+    def _of_folder(self, words: list[str]) -> str:
         return shlex.join(
             words if str(self.out) == DEFAULT_OUT else [*words, "--out", str(self.out)]
         )

@@ -15,6 +15,7 @@ import pytest
 from runbook.config import registry
 from runbook.launch.command import pasteable
 from runbook.records import ArmSchedule
+from tests import executed
 from tests.cli.shell import inside, runbook
 from tests.reports import samples
 
@@ -52,6 +53,23 @@ def test_every_phase_in_order_with_its_commands(plan: str) -> None:
         "--ddp 1",
     ):
         assert word in baseline, word
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("run",), "later phases start only if preflight passes (else add --keep-going)"),
+        (("run", "--keep-going"), "none: every launch starts (--keep-going)"),
+        (("run", "--phase", "baseline"), ""),
+        (("run", "--phase", "preflight"), ""),
+        (("launch",), "each phase starts only if every required check before it passed"),
+    ],
+)
+def test_what_holds_later_phases_back_is_told(
+    tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    shown = inside(*words, "--dry-run", "--profile", "cpu", cwd=tmp_path).out
+    assert re.findall(r"^# guard    (.*)$", shown, flags=re.MULTILINE) == ([told] if told else [])
 
 
 def test_never_a_verdict(plan: str) -> None:
@@ -100,12 +118,60 @@ def test_rounds_of_arms_are_read_line_by_line_and_pasted_as_they_stand(tmp_path:
     shown = inside("run", "--profile", "a100x2_pcie4", "--phase", "bucket_sweep", "--dry-run",
                     cwd=tmp_path).out  # fmt: skip
     assert "#   24 rounds of 25, 50, 100 in changing order; each 20 steps after 4" in shown
-    command = shown[shown.index("NSA_PREFILL_BATCHED=1") : shown.index("\n\n# total")]
+    command = shown[
+        shown.index("NSA_PREFILL_BATCHED=1") : shown.index("\n\n# 1/1 bucket_sweep  1 launch")
+    ]
     assert max(map(len, command.splitlines()[1:])) < 240
     words = shlex.split(command)
     blocks = json.loads(words[words.index("--arms") + 1])["blocks"]
     assert len(blocks) == 72 and command.count("\n") == 25
     assert [block["block"] for block in blocks] == [number // 3 for number in range(72)]
+
+
+_OF_A_RUN = pytest.mark.executes("runbook run --dry-run --phase")
+_OF_A_LAUNCH = pytest.mark.executes("runbook launch --dry-run --until")
+
+
+@pytest.mark.parametrize(
+    ("command", "phase", "begins"),
+    [
+        pytest.param("run", "bucket_sweep", "NSA_PREFILL_BATCHED=1 ", marks=_OF_A_RUN),
+        pytest.param("run", "fused_adamw", "NSA_PREFILL_BATCHED=1 ", marks=_OF_A_RUN),
+        pytest.param("launch", "production", "#   leg10: steps 45001 to ", marks=_OF_A_LAUNCH),
+    ],
+)
+def test_what_no_screen_holds_is_told_with_the_line_that_prints_it(
+    tmp_path: Path, command: str, phase: str, begins: str
+) -> None:
+    words = (command, "--profile", "a100x2_pcie4", "--dry-run", "--seed", "3")
+    words = words[:4] if command == "launch" else words
+    short = inside(*words, cwd=tmp_path).out
+    (line,) = re.findall(rf"^runbook .*\b{phase} .*$", short, flags=re.MULTILINE)
+    full = inside(*shlex.split(line)[1:], cwd=tmp_path)
+    executed.note(line, full.code)
+    launches = json.loads(inside(*words, "--json", cwd=tmp_path).out)["phases"]
+    (planned,) = (one["launches"] for one in launches if one["name"] == phase)
+    assert begins in full.out and planned[-1]["command"] not in short
+    for one in planned:
+        assert _blocks(full.out).count("".join(one["command"].split())) == 1
+
+
+def _blocks(text: str) -> list[str]:
+    """The commands of a dry run, what stands between its comments, without blanks."""
+    parts = re.split(r"^#.*\n|^\n", text, flags=re.MULTILINE)
+    return [block for part in parts if (block := "".join(part.split()))]
+
+
+def test_a_person_sees_the_whole_plan_on_one_screen_and_each_phase_on_another(plan: str) -> None:
+    lines = plan.splitlines()
+    first = lines.index(f"# 1/{len(ALL)} {ALL[0]}     2 launches, at most 10 min 00 s")
+    told = [line.split()[2] for line in lines[first:-1]]
+    assert told == list(ALL) and lines[-1].startswith("# total   24 launches, at most ")
+    blocks = plan.split("\n\n")[1:-1]
+    assert len(blocks) == len(ALL)
+    for block in blocks:
+        # As wide as a terminal of a laptop, wrapped.
+        assert sum(1 + len(line) // 160 for line in block.splitlines()) <= 30, block
 
 
 def test_a_pace_at_which_nothing_would_end_is_no_estimate(tmp_path: Path) -> None:

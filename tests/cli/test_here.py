@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from reports.view import build_view
 from runbook.cli import COMMANDS, in_full
 from runbook.cli._parser import parse_all
 from runbook.folder.manifest import write_record
@@ -68,7 +69,7 @@ def test_the_newest_run_gives_its_verdict_and_a_go_leads_to_its_launch(tmp_path:
     assert f"artifacts/{RUN}: GO for 1 of 72 checks, model changed ({samples.go().scope})" in text
     assert samples.go().reasons[0] in text and "0000000" not in text
     launch = "launch --profile cpu --set train.lr=1e-4"
-    assert commands == [f"report artifacts/{RUN}", launch, f"verify artifacts/{RUN}"]
+    assert commands == [launch, f"report artifacts/{RUN}", f"verify artifacts/{RUN}"]
 
 
 CRASHED = samples.baseline(samples.no_go().phases[1].checks[0], status=LaunchStatus.CRASHED)
@@ -76,23 +77,34 @@ PLAN = {"options": {"plan": "production"}}
 
 
 @pytest.mark.parametrize(
-    ("record", "changed", "after"),
+    ("record", "changed", "besides"),
     [
         (samples.go(), PLAN, ["verify {}"]),
         (samples.go(), {"profile_document": {"own_trainer": {"x": 1}}}, ["verify {}"]),
-        (samples.no_go(), {}, ["run --failed {}"]),
+        (samples.no_go(), {}, []),
         (samples.no_go(), {"phases": (CRASHED,)}, ["triage {}"]),
         (samples.no_go(), {"phases": (CRASHED,), **PLAN}, ["triage {}"]),
-        (samples.no_go(), {"verdict": Verdict.INCOMPLETE}, ["run --failed {}"]),
+        (samples.no_go(), {"verdict": Verdict.INCOMPLETE}, []),
         (samples.no_go(), {"verdict": Verdict.INCOMPLETE, **PLAN}, []),
-        (samples.go(), {"verdict": Verdict.PARTIAL}, ["run --resume {} --phase all"]),
+        (samples.go(), {"verdict": Verdict.PARTIAL}, []),
     ],
 )
-def test_the_command_behind_the_report_is_one_that_can_help(
-    tmp_path: Path, record: RunRecord, changed: dict[str, object], after: list[str]
+def test_what_the_reports_name_comes_first_and_then_what_else_can_help(
+    tmp_path: Path, record: RunRecord, changed: dict[str, object], besides: list[str]
 ) -> None:
     finish(tmp_path, record, **changed)
-    assert told(tmp_path)[1] == [w.format(f"artifacts/{RUN}") for w in ("report {}", *after)]
+    steps = build_view(record.model_copy(update=changed)).following
+    first = [step.command.removeprefix("runbook ") for step in steps]
+    after = [words.format(f"artifacts/{RUN}") for words in ("report {}", *besides)]
+    assert told(tmp_path)[1] == [*first, *after]
+
+
+def test_a_command_of_another_program_is_told_as_it_is(tmp_path: Path) -> None:
+    look = samples.no_go().phases[1].checks[0].model_copy(update={"first_command": "nvidia-smi -L"})
+    phase = samples.baseline(look)
+    finish(tmp_path, samples.no_go(), phases=(phase,), settings={})
+    lines = inside(cwd=tmp_path).out.splitlines()
+    assert any(line.startswith("next     nvidia-smi -L  ") for line in lines), lines
 
 
 @pytest.mark.parametrize("events", [(STARTED, PHASE), (STARTED, PHASE, ENDED | {"event": "x"})])
@@ -105,7 +117,7 @@ def test_what_was_cut_off_is_resumed(
     write_record(folder, samples.incomplete().model_copy(update=by))
     text, commands = told(tmp_path)
     assert f"artifacts/{RUN}: not finished, 1 of 2 phases\n" in text
-    assert commands[0] == f"{program} --resume artifacts/{RUN}"
+    assert commands[0] == f"{program} --resume {samples.incomplete().run_id}"
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -211,3 +211,5 @@ def test_stacks_of_an_empty_folder_name_no_file_that_is_not_there(tmp_path: Path
     ended = inside("watch", "--stacks", ".", cwd=tmp_path)
     assert ended.code == 3
     assert ended.err == "no rank of . is alive: it has no heartbeat files\n"
+    ended = inside("stacks", cwd=tmp_path)
+    assert ended.err == "no rank of artifacts/latest is alive: there is no such folder\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from runbook.cli.run.observers import print_summary
 from runbook.cli.run.text import RunView, TextObserver
 from runbook.console import Console
+from runbook.engine.derive import render
 from runbook.launch.observer import Forecast, Pulse
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
 from tests.reports import samples
@@ -40,14 +42,14 @@ def test_progress_in_a_pipe_word_for_word() -> None:
     assert out.getvalue() == ""
     assert err.getvalue().splitlines() == [
         f"runbook 0.1.0  run 20261121T010203Z-840303b  4 phases  -> {ROOT}",
-        " 1/4 preflight     PASS          1 of 1 checks"
-        "                                             2.25 s",
-        " 2/4 baseline      FAIL          23 +- 0.575 tok/s (n=3) >= 39  0 of 1 checks"
-        "              3 min 04 s",
-        " 3/4 bucket_sweep  INCONCLUSIVE  0 of 1 checks"
-        "                                             3 min 02 s",
-        " 4/4 long_run      PASS          1 of 1 checks"
-        "                                             1 h 06 min",
+        " 1/4 preflight     PASS          checks: 1 of 1, 1 skipped"
+        "                                 2.25 s",
+        " 2/4 baseline      FAIL          23 +- 0.575 tok/s (n=3) >= 39  checks: 0 of 1"
+        "             3 min 04 s",
+        " 3/4 bucket_sweep  INCONCLUSIVE  checks: 0 of 1"
+        "                                            3 min 02 s",
+        " 4/4 long_run      PASS          checks: 1 of 1"
+        "                                            1 h 06 min",
     ]
 
 
@@ -115,6 +117,21 @@ def test_no_line_about_what_goes_on_comes_after_the_phases_own_line(begun: bool)
     assert lines[-1].startswith(f" 2/2 {record.name}")
 
 
+@pytest.mark.parametrize("name", samples.SAMPLES)
+def test_a_phase_is_counted_alike_while_it_runs_and_in_every_report(name: str) -> None:
+    record, err = samples.SAMPLES[name](), io.StringIO()
+    play(TextObserver(Console(stdout=io.StringIO(), stderr=err)), record)
+    counts = {
+        "live": re.findall(r"checks: (\d+ of \d+(?:, \d+ skipped)?)", err.getvalue()),
+        "terminal": re.findall(
+            r"checks: (\d+ of \d+(?:, \d+ skipped)?)", render(record, "terminal")
+        ),
+        "md": re.findall(r", checks (\d+ of \d+(?:, \d+ skipped)?),", render(record, "md")),
+        "html": re.findall(r">checks (\d+ of \d+(?:, \d+ skipped)?);", render(record, "html")),
+    }
+    assert len(counts["md"]) >= 1 and all(one == counts["md"] for one in counts.values()), counts
+
+
 def fingerprint_line(record: RunRecord) -> str:
     """Of run.json as it is written: the first half of its SHA-256."""
     written = record.model_dump_json(indent=2) + "\n"
@@ -132,7 +149,7 @@ def test_after_an_interruption_the_way_to_go_on(
     print_summary(Console(stdout=out, stderr=io.StringIO()), samples.incomplete(), folder)
     assert out.getvalue().splitlines() == [
         "INCOMPLETE (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
-        "resume  runbook run --resume artifacts/a-run",
+        f"resume  runbook run --resume {samples.incomplete().run_id}",
         fingerprint_line(samples.incomplete()),
         "report  artifacts/a-run/report.md",
     ]

@@ -88,6 +88,8 @@ def test_the_time_left_runs_down_between_two_forecasts_and_says_where_it_is_a_le
     assert progress.left_text(1000.0) == "", "something runs: it is not over"
     progress.forecast = Forecast(done_s=40.0, share=0.3, left_s=102.0, unknown=2)
     assert progress.left_text(40.0) == "over 1 min 42 s left"
+    progress.forecast = Forecast(done_s=40.0, share=0.3, left_s=102.0, rough=True)
+    assert progress.left_text(40.0) == "about 1 min 42 s left"
     progress.forecast = Forecast(done_s=40.0, share=0.3)
     assert progress.left_text(40.0) == ""
 

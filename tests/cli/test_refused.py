@@ -14,6 +14,7 @@ import pytest
 
 from runbook.folder.manifest import write_manifest, write_record
 from tests.cli.shell import Ended, inside, runbook
+from tests.factory.programs import program
 from tests.reports import samples
 
 RUN = samples.go().run_id
@@ -76,6 +77,10 @@ run --profile cpu --until-s 0 -> --until-s: must be a number above 0, not '0'
 run --json --output-format github -> choose one
 run --dry-run --output-format github -> nothing to annotate
 run --output-format xml -> 'text', 'json', 'github'
+run baseline --profile cpu -> argument 'baseline' (a phase is named with --phase baseline); see
+launch preflight -> unexpected argument 'preflight' (a phase is named with --until preflight); see
+run basline --profile cpu -> unexpected argument 'basline'; see runbook run --help
+baseline -> unknown command 'baseline' (a phase: `runbook run --phase baseline`)
 NSA_DDP_BUKET_MB=7 run --profile cpu -> in this shell: NSA_DDP_BUKET_MB: no such toggle (did you
 run --resume RUN --aa -> --aa cannot be combined with --resume: the run continues with its original
 run --resume RUN --set train.lr=1 -> --set cannot be combined with --resume
@@ -143,6 +148,25 @@ def test_one_slip_is_one_problem(here: Path, case: str) -> None:
 def test_no_option_that_acts_and_none_of_another_word_is_proposed(here: Path, words: str) -> None:
     ended = refused(here, *words.split())
     assert "unknown option" in ended.err and "did you mean" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        ("report --out other", "`{} run` starts one"),
+        ("run --phas x", "; see {} run --help"),
+        ("launch --profile cpu", "; first: {} run --phase all --profile cpu; or"),
+        ("baseline", "(a phase: `{} run --phase baseline`)"),
+    ],
+)
+def test_a_refusal_names_what_its_reader_can_type(
+    here: Path, monkeypatch: pytest.MonkeyPatch, words: str, typed: str
+) -> None:
+    """As from an environment that is not activated; the program's own name stays in front."""
+    script = program(here / "my env" / "runbook", "true")
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    told = refused(here, *words.split(), PATH="/usr/bin:/bin").err.splitlines()[-1]
+    assert typed.format("'my env/runbook'") in told
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "triage", "report"])

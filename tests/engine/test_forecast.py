@@ -214,6 +214,59 @@ def test_a_run_that_cannot_be_read_is_no_ground_for_anything(tmp_path: Path) -> 
     assert found == (100.0, samples.go().run_id)
 
 
+def busy(tmp_path: Path, times: float) -> list[tuple[str, float, float]]:
+    """The profile's run on a machine so many times slower: where, what was told left, what was.
+
+    Told at the end of each launch; a launch takes its start-up of 3 s and steps of 0.1 s.
+    """
+    context = builder.context("cpu")
+    plans = {name: builder.PHASES[name].plan(context) for name in BUSY}
+    launches = [one for phase in plans.values() for one in phase if not one.conditional]
+    forecaster, told, clock = watched(launches, tmp_path, "cpu")
+    found = []
+    for launch in launches:
+        began, first = clock.now, launch.after + 1
+        forecaster.launch_started(launch, 1)
+        own = launch.stop.steps if launch.stop else launch.steps - launch.after
+        waits = [1.0] * 25 if launch.kind != "trainer" else [1.0] * 3 + [0.1] * own
+        for number, seconds in enumerate(waits):
+            clock.now += times * seconds
+            if launch.kind == "trainer" and number >= 3:
+                forecaster.launch_progress(launch, first + number - 3, launch.steps, None)
+            forecaster.launch_ranks(launch, Pulse())
+        took = LaunchResult(status=LaunchStatus.COMPLETED, duration_s=clock.now - began)
+        forecaster.launch_finished(launch, took)
+        found.append((launch.id, told.left_s, clock.now))
+    return [(name, left_s, clock.now - at) for name, left_s, at in found]
+
+
+BUSY = ("preflight", "baseline", "bucket_sweep", "nvtx", "long_run")
+
+
+@pytest.mark.parametrize("times", [1.0, 3.0])
+def test_on_a_busy_machine_what_is_told_is_right_once_something_trained(
+    tmp_path: Path, times: float
+) -> None:
+    """Its slowness counts once, and a launch that is stopped early by plan ends early."""
+    found = busy(tmp_path, times)
+    for name, left_s, really_s in found[2:]:
+        assert left_s == pytest.approx(really_s, rel=0.25, abs=3.0), name
+
+
+def test_a_launch_that_is_late_makes_the_rest_longer_and_what_nothing_measured_is_rough(
+    tmp_path: Path,
+) -> None:
+    launches = builder.PHASES["preflight"].plan(builder.context("cpu"))
+    forecaster, told, clock = watched(launches, tmp_path, "cpu")
+    (typical,) = {load_profile("cpu").phases["preflight"].typical_s}
+    assert typical is not None and told.left_s == 2 * typical and told.forecasts[-1].rough
+    forecaster.launch_started(launches[0], 1)
+    clock.now += 4 * typical
+    forecaster.launch_ranks(launches[0], Pulse())
+    assert told.left_s == pytest.approx(2 * typical), "twice as slow: the other one takes 2 x"
+    assert not told.forecasts[-1].rough
+
+
 @pytest.mark.parametrize("name", [name for name in vars(Observer) if not name.startswith("_")])
 def test_the_forecaster_forwards_whatever_an_observer_can_hear(name: str) -> None:
     assert name in vars(Forecaster), f"{name} would be swallowed"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from runbook.engine.derive import render
 from runbook.engine.judge import reasons_for
+from runbook.engine.run import run_setup
 from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
 from runbook.records import (
@@ -20,7 +26,9 @@ from runbook.records import (
     Verdict,
 )
 from tests.engine.toys import Toy, resume, run
+from tests.engine.toys import setup as toys_setup
 from tests.factory import records
+from tests.factory.programs import program
 
 
 def by_id(record: RunRecord) -> dict[str, Check]:
@@ -47,9 +55,31 @@ def test_a_run_that_goes_well(tmp_path: Path) -> None:
     assert "run.json" not in digests
 
 
+@pytest.mark.parametrize("found", [False, True])
+def test_a_page_says_how_its_commands_are_typed_where_a_name_is_not_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    """As a person would without an activated environment: the page's word, put in, starts it."""
+    script = program(tmp_path / "my env" / "runbook", f'exec {sys.executable} -m runbook "$@"')
+    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin" if found else "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    record, folder = run(tmp_path / "runs", Toy("baseline", words=("--fault", "exit7")))
+    page = (folder / "report.md").read_text()
+    told = re.findall(r"^- Commands of this page: .* for `runbook` type `(.*)` there$", page, re.M)
+    assert len(told) == (not found)
+    for typed in told:
+        shown = subprocess.run(
+            ["sh", "-c", f"{typed} report {folder}"], capture_output=True, text=True, check=False
+        )
+        assert shown.returncode == 0 and record.run_id in shown.stdout, shown.stderr
+        assert "Commands of this page" in render(record, "html")
+
+
 GUARDED = {
     "a broken trainer": ((Outcome.FAIL, Reason.CRASH), Verdict.NO_GO),
     "a wrong machine": ((Outcome.INVALID, Reason.WRONG_ENVIRONMENT), Verdict.INCOMPLETE),
+    "no evidence": ((Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT), Verdict.INCOMPLETE),
+    "no answer": ((Outcome.INCONCLUSIVE, Reason.UNDECIDED), Verdict.INCOMPLETE),
 }
 
 
@@ -89,10 +119,24 @@ def test_a_run_that_goes_on_remembers_the_wrong_machine(tmp_path: Path) -> None:
     assert not (folder / "baseline").exists()
 
 
-def test_a_guard_without_an_answer_stops_nothing(tmp_path: Path) -> None:
-    """A missing fact is no wrong machine."""
-    record, _ = run(tmp_path, Toy("preflight", breaks="judge", guards=True), Toy("baseline"))
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_a_guard_that_could_not_be_judged_holds_back_unless_asked_to_go_on(
+    tmp_path: Path, keep_going: bool
+) -> None:
+    phases = (Toy("preflight", breaks="judge", guards=True), Toy("baseline"))
+    record, _ = run(tmp_path, *phases, keep_going=keep_going)
     assert record.phases[0].outcome is Outcome.INCOMPLETE
+    assert record.phases[1].outcome is (Outcome.PASS if keep_going else Outcome.INCOMPLETE)
+    assert record.verdict is Verdict.INCOMPLETE
+
+
+def test_a_guard_whose_other_rows_are_wrong_holds_nothing_back(tmp_path: Path) -> None:
+    """Only what the profile requires of it does."""
+    phases = (Toy("preflight", forgets=True, guards=True), Toy("baseline"))
+    asked = toys_setup(tmp_path, *phases, phases="preflight,baseline")
+    few = asked.profile.model_copy(update={"required": ("preflight.completed", "baseline.rate")})
+    record = run_setup(dataclasses.replace(asked, profile=few), observer=Observer())
+    assert by_id(record)["preflight.rate"].outcome is Outcome.INCOMPLETE
     assert record.phases[1].outcome is Outcome.PASS
 
 

@@ -25,7 +25,7 @@ _OTHERS = re.compile(
     r"|df -|echo |git (?:fetch|bisect|clone|-C) |sudo )[^`;),]*"
 )
 _RUNBOOK = re.compile(rf"\brunbook (?:{'|'.join(COMMANDS)}|--help)\b[^`;),\n]*")
-_TOLD = re.compile(r"^ *(?:next|rerun|add|resume)(?:: | +)(\S.*)$", re.MULTILINE)
+_TOLD = re.compile(r"^ *(?:next|then|rerun|resume)(?:: | +)(\S.*)$", re.MULTILINE)
 # The help of a command has examples of its own, which tests/cli/test_help.py parses.
 _HELP = {"help", "description", "examples", "json_help", "epilog", "exits"}
 
@@ -94,6 +94,7 @@ def told_by_invocations() -> Iterator[str]:
         yield one.line(["preflight", "baseline"])
         yield one.resume_line("20260101T000000Z-abc1234")
         yield one.resume_line("20260101T000000Z-abc1234", ["nvtx"])
+    yield Invocation(profile="cpu").failed_line("20260101T000000Z-abc1234")
 
 
 def _strings(path: Path) -> Iterator[str]:

@@ -14,7 +14,6 @@ import pytest
 from reports.causes import Cause
 from reports.formats.terminal import render_terminal
 from reports.permits import permit_of
-from reports.view import build_view
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.engine.derive import render
@@ -172,16 +171,6 @@ def test_a_hang_says_where_the_silent_rank_stopped() -> None:
     )
     once = only(phase("baseline", hang(0, kind=Kind.FROZEN)))
     assert once.headline == "Rank 0 hung at step 7." and not once.advice.seen
-
-
-def test_when_it_passes_all_phases_are_run_without_what_was_left_out() -> None:
-    fields = {"settings": {"train.lr": "1e6"}, "options": OPTIONS, "profile_document": CPU}
-    record = run(Verdict.NO_GO, (phase("baseline", nan(4)),), required=("baseline.completed",))
-    view = build_view(record.model_copy(update=fields))
-    assert view.whole_run == "runbook run --profile /home/me/mine.yaml --out /runs"
-    assert not build_view(go()).whole_run
-    cut = record.model_copy(update={**fields, "interrupted": True})
-    assert not build_view(cut).whole_run
 
 
 @pytest.mark.parametrize(

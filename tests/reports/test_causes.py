@@ -174,7 +174,7 @@ def test_the_same_end_in_two_phases_is_one(make: Callable[[int], LaunchResult]) 
 def test_phases_that_preflight_kept_from_starting_follow_from_its_row() -> None:
     wrong = row("preflight.cuda", Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "no CUDA device")
     before = by_hand("preflight", wrong)
-    refused = held_back(before, strictly=False)
+    refused = held_back(before, always=False)
     assert refused is not None
     phases = [phase(name, refused, refused, refused) for name in ("baseline", "long_run")]
     found = of(before, *phases)

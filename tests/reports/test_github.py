@@ -55,7 +55,7 @@ def test_a_run_that_failed_has_an_error_with_what_to_do() -> None:
     assert "23 tok/s is below 39" in message
     assert "\nsee: baseline/launch_0/training.csv" in message
     assert "\ntry: " in message
-    assert "\nrerun: runbook run --phase baseline --profile a100x2_pcie4" in message
+    assert "\nnext: runbook run --phase baseline --profile a100x2_pcie4" in message
 
 
 @pytest.mark.parametrize(

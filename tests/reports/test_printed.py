@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.examples.catalog import EXAMPLES
+from reports.view import build_view
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.derive import render
@@ -73,13 +74,7 @@ _PROFILE = """\
 extends: cpu
 required: [v2_parity.parity, nvtx.completed]
 """
-_FLOOR = """\
-extends: cpu
-throughput_gated: true
-limits:
-  throughput: {value: 1.0e+9, gated: true, source: nothing is as fast}
-required: [baseline.throughput]
-"""
+_UNANSWERED = "{extends: cpu, name: mfu, required: [baseline.mfu]}"
 _TELLING = ("runbook", "phases", "reports", "templates", "scripts/thresholds_page.py")
 OUR_OWN = tuple(ROOT / name for name in _TELLING)
 
@@ -252,14 +247,20 @@ def failures_of(record: RunRecord) -> dict[str, str]:
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.executes("runbook run --failed")
-def test_what_failed_is_run_again_as_runbook_alone_says(shell: Shell) -> None:
-    (shell.folder / "floor.yaml").write_text(_FLOOR, encoding="utf-8")
-    first = shell.type("runbook run --phase baseline --profile floor.yaml --steps-scale 0.1")
-    assert first.code == 1, first.out + first.err
-    (line,) = re.findall(r"runbook run --failed \S+", shell.type("runbook").out)
-    again = shell.type(line)
-    assert again.code == 1, again.out + again.err
+def test_what_left_no_evidence_is_run_again_as_every_place_says(shell: Shell) -> None:
+    """The commands after an INCOMPLETE, one after the other; a skipped check is no evidence."""
+    (shell.folder / "mfu.yaml").write_text(_UNANSWERED, encoding="utf-8")
+    first = shell.type("runbook run --phase baseline --profile mfu.yaml --steps-scale 0.1")
+    assert first.code == 3, first.out + first.err
     (journal,) = shell.folder.glob("artifacts/*/events.jsonl")
+    alone = shell.type("runbook").out
+    told = [line[9:].partition("  ")[0] for line in alone.splitlines() if "runbook run" in line]
+    steps = build_view(shell.newest()).following
+    assert told == [step.command for step in steps] and len(steps) == 2
+    assert told == re.findall(r"^ +(?:next|then) +(.*)$", first.out, flags=re.MULTILINE)
+    assert shell.type(told[0]).code == 3
+    again = shell.type(told[1])
+    assert again.code == 3, again.out + again.err
     events = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
     begun = [one for one in events if one["event"] == "phase_started"]
     assert [one["phase"] for one in begun] == ["baseline", "baseline"]
@@ -307,7 +308,7 @@ def before_any_run(shell: Shell) -> None:
 
 def of_a_red_run(shell: Shell, run_id: str) -> None:
     folder = f"artifacts/{run_id}"
-    shell.works("runbook", f"next     runbook report {folder}", f"runbook triage {folder}")
+    shell.works("runbook", f" runbook report {folder}", f"runbook triage {folder}")
     shell.works(f"runbook report {folder}", "NO-GO")
     shell.works(f"runbook triage --dry-run {folder}", "0. the command as it was", "train.lr=")
     shell.works(shell.only("runbook verify "), "nothing differs")
@@ -338,8 +339,8 @@ def reproduced(shell: Shell) -> RunRecord:
     assert cut.code == 130, cut.out + cut.err
     record = shell.newest()
     assert record.interrupted
-    resumed = shell.type(f"runbook run --resume artifacts/{record.run_id}")
-    assert f"runbook run --resume artifacts/{record.run_id}" in shell.printed
+    resumed = shell.type(f"runbook run --resume {record.run_id}")
+    assert f"runbook run --resume {record.run_id}" in shell.printed
     assert resumed.code == 1, resumed.out
     after = shell.newest()
     assert after.run_id == record.run_id

@@ -40,16 +40,16 @@ def test_one_end_in_every_phase_takes_at_most_fifteen_lines(status: LaunchStatus
     assert len(shown) <= 15, "\n".join(shown)
     told = [line for line in shown if "what happened" in line]
     assert len(told) == 1
-    for word in ("rows", "try", "rerun"):
+    for word in ("rows", "try", "next"):
         assert len([line for line in shown if line.startswith(f"    {word} ")]) == 1
 
 
 @pytest.mark.parametrize("reason", [one for one in Reason if one is not Reason.OK])
 @pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE])
-def test_one_row_takes_at_most_ten_lines(reason: Reason, outcome: Outcome) -> None:
+def test_one_row_takes_at_most_eleven_lines(reason: Reason, outcome: Outcome) -> None:
     check = row("baseline.x", outcome, reason, "so it was", evidence=tuple("abcdef"))
     shown = lines(made(by_hand("baseline", check)))
-    assert len(shown) <= 10
+    assert len(shown) <= 11 and shown[-1].startswith("  then   runbook run ")
     assert f"{outcome}  baseline.x: so it was" in shown
     assert "    try    do" in shown
 
@@ -64,7 +64,7 @@ def test_advice_is_wrapped_under_its_first_word_and_a_command_is_not() -> None:
     told = lines[first : first + 5]
     assert all(line.startswith("           look") for line in told[1:]), told
     assert all(len(line) <= 50 for line in told) and shown.count("look") == 40
-    assert f"    rerun  {rerun}" in lines and len(rerun) > 50
+    assert f"    next   {rerun}" in lines and len(rerun) > 50
 
 
 def test_the_fourth_cause_is_told_with_its_command() -> None:
@@ -73,7 +73,7 @@ def test_the_fourth_cause_is_told_with_its_command() -> None:
     for number in range(6):
         assert f"FAIL  baseline.x{number}: fault {number}" in shown
     assert sum(line.startswith("    try") for line in shown) == 3
-    assert sum(line.startswith("    rerun") for line in shown) == 6
+    assert sum(line.startswith("    next") for line in shown) == 6
 
 
 def test_a_partial_pass_says_what_is_missing_and_how_to_add_it() -> None:
@@ -82,10 +82,28 @@ def test_a_partial_pass_says_what_is_missing_and_how_to_add_it() -> None:
     shown = lines(record)
     assert shown[0].startswith("PARTIAL PASS 1 of 1, 30 more were not asked for (")
     assert (
-        "  add    runbook run --resume 20261121T010203Z-840303b --phase nvtx" in shown
+        "  next   runbook run --resume 20261121T010203Z-840303b --phase nvtx" in shown
         and len(shown) <= 6
     )
     assert not any(line.startswith("export") for line in shown)
+
+
+def test_phases_are_numbered_as_while_they_ran_and_others_not_at_all() -> None:
+    good = row("baseline.x", Outcome.PASS, Reason.OK, "fine", remedy="")
+    left = (_left_out("sdpa_audit"), _left_out("nvtx"))
+    record = made(by_hand("baseline", good), *left, verdict=Verdict.PARTIAL)
+    head, *shown = render_terminal(record, Screen()).splitlines()[:4]
+    assert head.endswith("  1 phase")
+    assert [line.split()[:2] for line in shown] == [
+        ["1/1", "baseline"], ["-", "sdpa_audit"], ["-", "nvtx"]
+    ]  # fmt: skip
+
+
+def test_a_command_within_advice_is_typed_by_the_readers_program_too() -> None:
+    advice = "`runbook triage` finds it; the runbook says so"
+    check = row("baseline.x", Outcome.FAIL, Reason.CRASH, "fault", remedy=advice)
+    shown = render_terminal(made(by_hand("baseline", check)), Screen(program="bin/runbook"))
+    assert "    try    `bin/runbook triage` finds it; the runbook says so\n" in shown
 
 
 def test_what_is_typed_next_begins_with_the_readers_program() -> None:
@@ -96,7 +114,7 @@ def test_what_is_typed_next_begins_with_the_readers_program() -> None:
         made(by_hand("baseline", bad)),
         made(by_hand("baseline", good), _left_out("nvtx"), verdict=Verdict.PARTIAL),
     )
-    for record, word in zip(records, ("next", "rerun", "add"), strict=True):
+    for record, word in zip(records, ("next", "next", "next"), strict=True):
         shown = render_terminal(record, Screen(brief=True, program="bin/runbook")).splitlines()
         commands = [line.split()[1:3] for line in shown if line.split()[0] == word]
         assert commands and all(one[0] == "bin/runbook" for one in commands), shown

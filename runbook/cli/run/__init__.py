@@ -50,8 +50,8 @@ def _add_arguments(parser: CommandParser) -> None:
     PART(group)
     option_table(
         """
-        --keep-going  start every launch, even where a required preflight row is FAIL or INVALID, or
-            an equal launch of the phase has failed; without it these are not started
+        --keep-going  start every launch, even where a required row of preflight did not pass, or an
+            equal launch of the phase has failed; without it these are not started
         """
     )(group)
     PLACE(parser.add_argument_group("where it runs"))

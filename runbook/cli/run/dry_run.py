@@ -1,4 +1,8 @@
-"""`runbook run --dry-run`: every command line, how long it may take, and what feeds what."""
+"""`runbook run --dry-run`: the command lines, how long they may take, and what feeds what.
+
+Of phases that nobody named, a command that no screen holds is told with the line that prints it;
+`--phase`, `--until` and `--json` have every one in full. The overview comes last, where it is seen.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,11 @@ from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.engine.plan.forecast import Earlier, Estimate, Estimator, pace_of_the_go
 from runbook.engine.plan.needs import Needs, needs_of
 from runbook.engine.scope import departures
+from runbook.files import typed_here
 from runbook.launch.command import pasteable
 from runbook.launch.launcher_api import launcher
 from runbook.records.measurement import duration_text
+from runbook.records.run import Screen
 
 if TYPE_CHECKING:
     from runbook.config.phase import Phase
@@ -24,6 +30,10 @@ if TYPE_CHECKING:
 
 
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
+# Characters of a command with arms; a line without them has up to 700.
+_LONG = 2_000
+# So many legs of a phase are told together.
+_MANY = 3
 
 
 def print_plan(args: argparse.Namespace, console: Console) -> int:
@@ -58,7 +68,7 @@ def _print(
 ) -> None:
     for text in _head(args, needs):
         console.result(f"# {text}")
-    everything: list[Estimate] = []
+    everything: list[list[Estimate]] = []
     for index, (phase, launches) in enumerate(plan, start=1):
         console.result("")
         console.result(f"# {index}/{len(plan)} {phase.name}: {phase.question}")
@@ -72,18 +82,54 @@ def _print(
         if not launches:
             why = phase.excluded(args.setup.context({}))
             console.result(f"#   starts no process{f': {why}' if why else ''}")
-        estimates = [estimator.estimate(launch) for launch in launches]
-        everything += estimates
-        if len(launches) > 1 or (launches and args.options.gpu_hour_price is not None):
-            time = _total([(phase, launches)], estimates, args.setup)
-            console.result(f"#   time    {time}")
-        groups = _alike(launches)
-        if list(launches) != [launch for group in groups for launch in group]:
-            console.result("#   the commands take turns")
-        for alike in groups:
-            _print_alike(console, alike, estimator.estimate(alike[0]), args.setup)
+        everything.append([estimator.estimate(launch) for launch in launches])
+        _print_launches(console, launches, args, estimator)
     console.result("")
-    console.result(f"# total   {_total(plan, everything, args.setup)}")
+    for line in _overview(plan, everything, args.setup):
+        console.result(f"# {line}")
+    if refused := _refused(args, needs):
+        console.result(f"# this would be refused ({len(refused)} above)")
+
+
+def _print_launches(
+    console: Console, launches: Sequence[Launch], args: argparse.Namespace, estimator: Estimator
+) -> None:
+    groups = _alike(launches)
+    if list(launches) != [launch for group in groups for launch in group]:
+        console.result("#   the commands take turns")
+    named = args.phase is not None or getattr(args, "until", None) is not None
+    # Legs after the second differ in their numbers alone.
+    legs = [group for group in groups if group[0].resumes][1:]
+    legs = [] if named or len(legs) < _MANY else legs
+    for alike in groups:
+        if alike not in legs:
+            short = "" if named else _in_full(alike[0], args)
+            _print_alike(console, alike, estimator.estimate(alike[0]), args.setup, short)
+    if legs:
+        first, last = legs[0][0].name, legs[-1][-1].name
+        console.result(f"#   {first} to {last}, each from the checkpoint before it, in full:")
+        console.page(_selecting(launches[0].phase, args))
+
+
+def _in_full(launch: Launch, args: argparse.Namespace) -> str:
+    """The line that prints the launch's command, where that is longer than a screen likes."""
+    long = launch.schedule is not None and len(_command(launch, args.setup)) > _LONG
+    return _selecting(launch.phase, args) if long else ""
+
+
+def _selecting(phase: str, args: argparse.Namespace) -> str:
+    """What a person types here for the dry run of this phase."""
+    line = args.setup.context({}).invocation.line([phase])
+    return Screen(program=typed_here()).typed(f"{line} --dry-run")
+
+
+def _overview(plan: Plan, estimates: Sequence[Sequence[Estimate]], setup: Setup) -> Iterator[str]:
+    """What runs, in which order and for how long: a line for each phase, and one for all."""
+    width = max(len(phase.name) for phase, _ in plan)
+    for index, (one, found) in enumerate(zip(plan, estimates, strict=True), start=1):
+        time = _total([one], found, setup) if found else "starts no process"
+        yield f"{index:>{len(str(len(plan)))}}/{len(plan)} {one[0].name:<{width}}  {time}"
+    yield f"total   {_total(plan, [one for found in estimates for one in found], setup)}"
 
 
 def _head(args: argparse.Namespace, needs: Needs) -> Iterator[str]:
@@ -102,7 +148,19 @@ def _head(args: argparse.Namespace, needs: Needs) -> Iterator[str]:
     yield from (f"set      {text}" for text in args.told)
     if text := dropped(os.environ):  # what of this shell no launch gets
         yield f"without  {text}"
+    yield from (f"guard    {text}" for text in _guard(args.setup))
     yield f"folder   {args.out}/<UTC time>-<commit>/"
+
+
+def _guard(setup: Setup) -> Iterator[str]:
+    """Which phases have to pass before others start anything."""
+    guards = [phase.name for phase in setup.phases[:-1] if phase.guards]
+    if setup.stops:
+        yield "each phase starts only if every required check before it passed"
+    elif guards and setup.options.keep_going:
+        yield "none: every launch starts (--keep-going)"
+    elif guards:
+        yield f"later phases start only if {', '.join(guards)} passes (else add --keep-going)"
 
 
 def _refused(args: argparse.Namespace, needs: Needs) -> list[str]:
@@ -125,9 +183,9 @@ def _command(launch: Launch, setup: Setup) -> str:
 
 
 def _print_alike(
-    console: Console, alike: Sequence[Launch], estimate: Estimate, setup: Setup
+    console: Console, alike: Sequence[Launch], estimate: Estimate, setup: Setup, short: str
 ) -> None:
-    """The command once, and how often and under which names it runs."""
+    """The command once, or `short` in its place, and how often and under which names it runs."""
     launch, others = alike[0], alike[1:]
     purpose = f": {launch.purpose}" if launch.purpose else ""
     console.result(f"#   {launch.name}{purpose}")
@@ -140,7 +198,9 @@ def _print_alike(
     console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")
     for note in pasteable(launch).notes:
         console.result(f"#   {note}")
-    console.page(_command(launch, setup))
+    if short:
+        console.result(f"#   its command has {len(_command(launch, setup)):,} characters, in full:")
+    console.page(short or _command(launch, setup))
 
 
 def _feeding(phase: Phase, plan: Plan) -> list[str]:

@@ -99,7 +99,7 @@ def launch(args: argparse.Namespace, console: Console) -> int:
     the same folder.
 
     examples:
-      runbook launch --dry-run                            every command of every phase
+      runbook launch --dry-run                            the commands of every phase
       runbook launch --until smoke                        one step, then 300 on the dataset
       runbook launch                                      all of it, once a validation said GO here
       runbook launch --resume artifacts/RUN               after a crash: from the last checkpoint
@@ -171,7 +171,7 @@ def nightly(args: argparse.Namespace, console: Console) -> int:
 
     examples:
       runbook nightly                                     profile and reference as pinned
-      runbook nightly --dry-run                           every command and how long it may take
+      runbook nightly --dry-run                           the commands and how long they may take
       runbook nightly --resume artifacts/NIGHT            go on with a night that was cut off
       runbook nightly --phase preflight,regression --profile cpu --reference HEAD~1
 

@@ -256,8 +256,8 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     text = render(record, "terminal", screen)
     console.page(Painted(text.partition("\n")[0]) if short else text)
     if record.interrupted:
-        program = " ".join(record.invocation.program)
-        console.result(f"resume  {screen.typed(f'{program} --resume {near(folder)}')}")
+        again = record.invocation.resume_line(record.run_id)
+        console.result(f"resume  {screen.typed(again)}")
     not_kept = [text for text in record.reasons[:1] if text.startswith(NOT_WRITTEN)]
     if not_kept and short:
         console.error(*not_kept)

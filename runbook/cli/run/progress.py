@@ -96,7 +96,7 @@ class Progress:
         left_s = round(self.forecast.left_s - (now - self.forecast_at))
         if left_s <= 0:
             return ""  # it takes longer than was expected, and nobody knows how long
-        least = "over " if self.forecast.unknown else ""
+        least = "over " if self.forecast.unknown else "about " if self.forecast.rough else ""
         return f"{least}{duration_text(left_s)} left"
 
     def doing(self, now: float) -> list[str]:

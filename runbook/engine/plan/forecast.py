@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,7 +58,8 @@ def forecast(launch: Launch, pace: Pace, profile: Profile) -> float | None:
         return None
     more = _per_rank(launch, profile) / _per_rank(pace.launch, profile)
     # A launch that goes on from a checkpoint counts its steps from the run's beginning.
-    return pace.startup_s + (launch.steps - launch.after) * pace.step_s * more
+    own = launch.stop.steps if launch.stop else launch.steps - launch.after
+    return pace.startup_s + own * pace.step_s * more
 
 
 def _per_rank(launch: Launch, profile: Profile) -> float:
@@ -84,7 +86,20 @@ class Estimate(NamedTuple):
     text: str
 
 
-_Found = tuple[float, str] | None
+class Basis(Enum):
+    """What an expectation rests on, from the best on."""
+
+    EARLIER = "the same launch of an earlier run"
+    STEPS = "steps that were measured"
+    PROFILE = "the profile's estimate"
+
+
+class Expected(NamedTuple):
+    """Seconds of a launch, in words where they come from, and what kind of ground that is."""
+
+    seconds: float
+    source: str
+    basis: Basis
 
 
 class Estimator:
@@ -104,36 +119,38 @@ class Estimator:
             told_by_go = self._profile.plan and launch.kind == "trainer"
             way = " (the rate of a GO tells it)" if told_by_go else ""
             return Estimate(None, f"duration not known yet{way}")
-        seconds, source = found
+        seconds, source = found[:2]
         text = f"about {duration_text(seconds)} ({source})"
         if seconds > launch.timeout_s:
             text = f"{too_long(launch, seconds)} ({source})"
         return Estimate(min(seconds, launch.timeout_s), text)
 
-    def expect(self, launch: Launch) -> _Found:
-        """Seconds and their source; None where only the floor would be known.
+    def expect(self, launch: Launch) -> Expected | None:
+        """What is expected of a launch; None where only the floor would be known.
 
         An earlier run knows all of a launch; the pace of the first steps, its steps only.
         """
         return self._as_before(launch) or self._measured(launch) or self._by_profile(launch)
 
-    def _measured(self, launch: Launch) -> _Found:
+    def _measured(self, launch: Launch) -> Expected | None:
         seconds = forecast(launch, self.pace, self._profile) if self.pace else None
         if seconds is None or self.pace is None:
             return None
         start = duration_text(self.pace.startup_s)
-        return seconds, f"{self.pace} and {start} of start-up, {self.pace.source}"
+        source = f"{self.pace} and {start} of start-up, {self.pace.source}"
+        return Expected(seconds, source, Basis.STEPS)
 
-    def _as_before(self, launch: Launch) -> _Found:
+    def _as_before(self, launch: Launch) -> Expected | None:
         found = self._earlier.launch(launch)
-        return (found[0], f"as in run {found[1]}") if found else None
+        return Expected(found[0], f"as in run {found[1]}", Basis.EARLIER) if found else None
 
-    def _by_profile(self, launch: Launch) -> _Found:
+    def _by_profile(self, launch: Launch) -> Expected | None:
         settings = self._profile.phases.get(launch.phase)
         typical = settings.typical_s if settings else None
-        return (typical, "the profile's estimate for its own step counts") if typical else None
+        source = "the profile's estimate for its own step counts"
+        return Expected(typical, source, Basis.PROFILE) if typical else None
 
-    def _at_floor(self, launch: Launch) -> _Found:
+    def _at_floor(self, launch: Launch) -> Expected | None:
         found = (one for one in limits_of(self._profile) if one.spec.name == _THROUGHPUT_LIMIT)
         limit = next(found, None)
         gated = self._profile.throughput_gated and limit is not None and limit.gated
@@ -143,7 +160,9 @@ class Estimator:
         seconds = steps * self._profile.workload.tokens_per_step / limit.value
         if seconds > launch.timeout_s:
             return None  # so slow that it would be stopped: no pace that anybody expects
-        return seconds, f"at the floor of {limit.value:g} {limit.spec.unit}"
+        return Expected(
+            seconds, f"at the floor of {limit.value:g} {limit.spec.unit}", Basis.PROFILE
+        )
 
 
 # Of runs of one phase only, the newest may know nothing of the launch that is asked for.

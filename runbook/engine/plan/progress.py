@@ -1,7 +1,8 @@
 """An observer in front of another that says how far the whole run is, and how long the rest takes.
 
-What an earlier run of the profile took comes first, then the first steps of this one. A planned
-launch that would exceed its own time limit is named at once, with the setting to change.
+What an earlier run of the profile took comes first, then the first steps of this one; what has
+finished tells how busy the machine is. A planned launch that would exceed its own time limit is
+named at once, with the setting to change.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ import time
 from collections.abc import Callable, Sequence
 
 from runbook.config.profile import Profile
-from runbook.engine.plan.forecast import SKIPPED, Earlier, Estimator, Pace, forecast, too_long
+from runbook.engine.plan.forecast import (
+    SKIPPED,
+    Basis,
+    Earlier,
+    Estimator,
+    Expected,
+    Pace,
+    forecast,
+    too_long,
+)
 from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 
@@ -18,10 +28,10 @@ from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 _FEWEST_STEPS = 5
 _LEAST_S = 1.0
 _TELL_EVERY_S = 1.0
-# Finished launches say how much slower or faster this run is than expected, once they took this
-# long together; more than a factor of three is an accident, not a pace.
+# Launches say how much slower or faster this run is than what is expected of them, once they took
+# this long together; more than a factor of ten is an accident, not a pace.
 _ENOUGH_TO_COMPARE_S = 5.0
-_MOST = 3.0
+_MOST = 10.0
 
 _Key = tuple[str, str]
 
@@ -48,16 +58,16 @@ class Forecaster(Observer):
         self._left = {(launch.phase, launch.name): launch for launch in planned}
         self._count = max(1, len(self._left))
         self._estimator, self._earlier = Estimator(profile, earlier), earlier
-        self._known: dict[_Key, tuple[float, str] | None] = {}
+        self._known: dict[_Key, Expected | None] = {}
         self._beside = {phase: earlier.beside_launches(phase) or 0.0 for phase in phases}
         self._done_s, self._share, self._told_at = done_s, 0.0, -_TELL_EVERY_S
         self._run_began = clock()
-        self._expected_s, self._took_s = 0.0, 0.0
+        self._ended: list[tuple[Launch, float]] = []
         self._running: Launch | None = None
         self._began = 0.0
         self._first: tuple[int, float] | None = None
         self._last: tuple[int, float] = (0, 0.0)
-        self._total = 0
+        self._goal = 0
         self._startup_s: float | None = None
 
     # -- what is heard -----------------------------------------------------------------------------
@@ -74,7 +84,7 @@ class Forecaster(Observer):
     def launch_started(self, launch: Launch, attempt: int) -> None:
         """A new clock for each attempt."""
         self._began, self._first, self._startup_s = self._clock(), None, None
-        self._running, self._last, self._total = launch, (0, self._began), launch.steps
+        self._running, self._last, self._goal = launch, (0, self._began), launch.steps
         self._inner.launch_started(launch, attempt)
 
     def launch_progress(
@@ -93,9 +103,8 @@ class Forecaster(Observer):
 
     def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
         """It is no longer left."""
-        if result.ok and (found := self._expect(launch)):
-            self._expected_s += found[0]
-            self._took_s += result.duration_s
+        if result.ok:
+            self._ended.append((launch, result.duration_s))
         self._left.pop((launch.phase, launch.name), None)
         self._running = None
         self._inner.launch_finished(launch, result)
@@ -124,9 +133,10 @@ class Forecaster(Observer):
 
     def _measure(self, launch: Launch, step: int, total: int) -> None:
         now = self._clock()
-        self._total = total
         if step >= 1 and self._startup_s is None:
             self._startup_s = now - self._began
+            # The first step that is seen of one that goes on from a checkpoint is not its first.
+            self._goal = min(total, step - 1 + launch.stop.steps) if launch.stop else total
         if step <= SKIPPED:
             return
         self._first = self._first or (step, now)
@@ -153,27 +163,49 @@ class Forecaster(Observer):
 
     # -- what is told ------------------------------------------------------------------------------
 
-    def _expect(self, launch: Launch) -> tuple[float, str] | None:
+    def _expect(self, launch: Launch) -> Expected | None:
         key = (launch.phase, launch.name)
         if key not in self._known:
             self._known[key] = self._estimator.expect(launch)
         return self._known[key]
 
-    def _slower(self) -> float:
-        """How much longer the finished launches took than expected."""
-        if self._expected_s < _ENOUGH_TO_COMPARE_S:
-            return 1.0
-        return min(_MOST, max(1 / _MOST, self._took_s / self._expected_s))
+    def _slower(self, basis: Basis, now: float) -> float | None:
+        """How much longer the launches of this ground took than is expected of them.
+
+        Each ground by itself: a pace that was measured on a busy machine has that in it already. A
+        running launch counts once it is late, longer than all that is left of its phase. None where
+        too little is known.
+        """
+        known = [(one, took) for one, took in self._ended if self._basis(one) is basis]
+        factor, running = self._ratio(known), self._running
+        if running is None or self._basis(running) is not basis or self._step_s() is not None:
+            return factor
+        left = [one for one in self._left.values() if one.phase == running.phase]
+        since = now - self._began
+        late = self._ratio([*known, *((one, since if one == running else 0.0) for one in left)])
+        return max(late, factor or 1.0) if late is not None and late > 1.0 else factor
+
+    def _basis(self, launch: Launch) -> Basis | None:
+        found = self._expect(launch)
+        return found.basis if found else None
+
+    def _ratio(self, known: Sequence[tuple[Launch, float]]) -> float | None:
+        """Seconds that they took over the seconds expected, None for too few of them."""
+        expected_s = sum(found.seconds for one, _ in known if (found := self._expect(one)))
+        if expected_s < _ENOUGH_TO_COMPARE_S:
+            return None
+        return min(_MOST, max(1 / _MOST, sum(took for _, took in known) / expected_s))
 
     def _left_of_running(self, expected_s: float, now: float) -> float:
         step_s = self._step_s()
         if step_s is not None:
-            return max(0, self._total - self._last[0]) * step_s
+            return max(0, self._goal - self._last[0]) * step_s
         return max(0.0, expected_s - (now - self._began))
 
     def _tell(self) -> None:
         now = self._told_at = self._clock()
-        factor, sources = self._slower(), dict[str, None]()
+        slower = {basis: self._slower(basis, now) for basis in Basis}
+        sources, rough = dict[str, None](), False
         whole: list[float] = []
         left_s, unknown = sum(self._beside.values()), 0
         for launch in self._left.values():
@@ -181,8 +213,10 @@ class Forecaster(Observer):
             if found is None:
                 unknown += 1
                 continue
-            expected_s = found[0] * factor
-            sources[found[1]] = None
+            factor = slower[found.basis]
+            expected_s = found.seconds * (factor or 1.0)
+            sources[found.source] = None
+            rough = rough or (found.basis is Basis.PROFILE and factor is None)
             whole.append(expected_s)
             running = self._running == launch
             left_s += self._left_of_running(expected_s, now) if running else expected_s
@@ -201,5 +235,6 @@ class Forecaster(Observer):
                 left_s=left_s if whole or not self._left else None,
                 unknown=unknown,
                 source=next(iter(sources), ""),
+                rough=rough,
             )
         )
