@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,14 @@ def versions() -> dict[str, str | None]:
         "nccl": nccl,
         "driver": _driver(),
         "triton": _installed("triton"),
-        "packages": installed_digest(),
+        "packages": _packages(),
     }
+
+
+@cache
+def _packages() -> str:
+    """The tests that are shipped make a dozen launches in one process."""
+    return installed_digest()
 
 
 def _nccl() -> str:

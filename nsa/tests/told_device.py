@@ -10,7 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from nsa.tests import maths
+from nsa.torch_env import for_good
+
+with for_good():
+    from nsa.tests import maths
 
 
 @pytest.fixture(autouse=True)

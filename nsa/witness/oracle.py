@@ -134,13 +134,18 @@ def attend(q: Array, k: Array, v: Array, seen: Mask) -> tuple[Array, Array]:
     q [B,P,G,h,Dk], k [B,n,G,Dk], v [B,n,G,Dv], seen [B,P,G,n] (or of size 1): probabilities
     [B,P,G,h,n] and outputs [B,P,G,h,Dv].
     """
-    logits = np.einsum("bpghd,bngd->bpghn", q, k, optimize=True) / math.sqrt(q.shape[-1])
-    logits = np.where(seen[..., None, :], logits, -np.inf)
+    # All rows of a group in one matrix product, which einsum would do number by number.
+    rows = q.transpose(0, 2, 1, 3, 4)
+    shape, flat = rows.shape[:-1], (*rows.shape[:2], rows.shape[2] * rows.shape[3])
+    logits = rows.reshape(*flat, -1) @ k.transpose(0, 2, 3, 1) / math.sqrt(q.shape[-1])
+    visible = seen.transpose(0, 2, 1, 3)[..., None, :]
+    logits = np.where(visible, logits.reshape(*shape, k.shape[1]), -np.inf)
     peak = logits.max(-1, keepdims=True, initial=-np.inf)
     e = np.exp(logits - np.where(np.isfinite(peak), peak, 0.0))
     total = e.sum(-1, keepdims=True)
     p = e / np.where(total > 0, total, 1.0)
-    return p, np.einsum("bpghn,bngd->bpghd", p, v, optimize=True)
+    out = p.reshape(*flat, k.shape[1]) @ v.transpose(0, 2, 1, 3)
+    return p.swapaxes(1, 2), out.reshape(*shape, v.shape[-1]).swapaxes(1, 2)
 
 
 def block_scores(cfg: NSAConfig, p: Array, n_blocks: int) -> Array:

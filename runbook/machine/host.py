@@ -244,7 +244,8 @@ def _is_orphan(seen: Seen, table: dict[int, Seen], trainer: str) -> bool:
 # Two answers, the second one flushed separately: a trainer that kills the interpreter while it
 # is imported must not take torch's own description with it.
 _SCRIPT = """
-import importlib, json, sys
+import gc, importlib, json, sys
+gc.disable()  # torch is a million objects, and this process ends soon
 def say(**answer):
     print(MARK + json.dumps(answer), flush=True)
 try:

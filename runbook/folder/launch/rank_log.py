@@ -202,11 +202,12 @@ class RankHistory(RankLines):
     def steps_frame(self) -> pd.DataFrame | None:
         """The columns of `RankLog.steps`, or None where no step ended."""
         import numpy as np
-        import pandas as pd
 
         ends, mono = self._lines_of(Event.STEP_END), self._line["mono"].array
         if not len(ends):
             return None
+        import pandas as pd
+
         mono = np.where(np.isfinite(mono), mono, np.nan)  # no clock reads anything else
         before = np.searchsorted(self._others(), ends)
         ended = self._so_far[ends]

@@ -28,15 +28,31 @@ def test_is_wrong():
 
 
 def run(folder: Path, *, first: str = "", second: str = "") -> subprocess.CompletedProcess[str]:
-    """pytest on two modules with these tests besides, as a launch calls it."""
+    """pytest on two modules with these tests besides."""
     for name, mine, other, more in (("a", "A", "B", first), ("b", "B", "A", second)):
         text = WAITS.replace("MINE", mine).replace("OTHER", other) + more
         (folder / f"test_{name}.py").write_text(text)
+    return run_all(folder)
+
+
+def run_all(folder: Path) -> subprocess.CompletedProcess[str]:
+    """pytest on the modules of a folder, as a launch calls it."""
     options = ["-c", "/dev/null", "-p", "no:cacheprovider", "-p", "nsa.tests.side_by_side"]
     command = [sys.executable, "-m", "pytest", "-q", *options, f"--junitxml={folder}/junit.xml"]
     return subprocess.run(
         [*command, str(folder)], capture_output=True, text=True, timeout=240, check=False
     )
+
+
+def test_the_longest_module_does_not_come_last(tmp_path: Path) -> None:
+    """Or one process works on it while the other has nothing left to do."""
+    short = WAITS.replace("MINE", "SHORT").replace("OTHER", "LONG")
+    for name in ("a", "b"):
+        (tmp_path / f"test_{name}.py").write_text(short)
+    long = WAITS.replace("MINE", "LONG").replace("OTHER", "SHORT") + "# so long\n" * 100
+    (tmp_path / "test_c.py").write_text(long)
+    ended = run_all(tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_two_processes_report_as_one(tmp_path: Path) -> None:
