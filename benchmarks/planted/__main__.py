@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -28,8 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planted.copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all
-from benchmarks.program import machine_line, of_copy
+from benchmarks.planted.copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all, of_copy
 
 DEFECTS = load_all()
 (EIGHT,) = load(ALL_AT_ONCE)
@@ -181,6 +181,12 @@ def show(defects: Sequence[Defect]) -> None:
         print(f"{defect.name} [{defect.area}]: {defect.what}")
         says = " + ".join(defect.says)
         print(f"    {', '.join(defect.phases)} -> {', '.join(defect.rows)}: {says}")
+
+
+def machine_line() -> str:
+    """This machine, how busy it is, and the day: what stands with every measured table."""
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores, load {load:.1f}, {datetime.now(UTC):%d %B %Y}"
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:
