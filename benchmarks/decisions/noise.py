@@ -9,7 +9,7 @@ and more erratic, whichever arm has its turn.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -17,20 +17,6 @@ import numpy.typing as npt
 from scipy.signal import lfilter
 
 from runbook.stats.plans import balanced_rounds
-
-__all__ = [
-    "BESIDE_NEIGHBOR",
-    "CALM",
-    "NEIGHBORS",
-    "NOISES",
-    "NOISY",
-    "V4_LIKE",
-    "FloatArray",
-    "Noise",
-    "block_times",
-    "launches",
-    "rates",
-]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -55,10 +41,6 @@ class Noise:
     neighbor_low_s: float = 0.5  # shortest and longest time that the neighbor stays or is away
     neighbor_high_s: float = 20.0
     step_s: float = 0.05  # a step without it
-
-    def to_dict(self) -> dict[str, float | str]:
-        """All parameters, JSON-able."""
-        return asdict(self)
 
 
 CALM = Noise(
@@ -204,6 +186,20 @@ def launch_effects(
     common = rng.normal(0.0, noise.launch_sd * noise.shared**0.5, (*shape, 1))
     own = rng.normal(0.0, noise.launch_sd * (1 - noise.shared) ** 0.5, (*shape, members))
     return common + own
+
+
+def launched(
+    rng: np.random.Generator,
+    noise: Noise,
+    shape: tuple[int, ...],
+    members: int,
+    steps: int,
+    warmup_steps: int,
+) -> FloatArray:
+    """Times [*shape, members, counted steps] of launches back to back in groups of `members`."""
+    effects = launch_effects(rng, noise, shape, members)
+    times = launches(rng, noise, effects.size, steps, launch_effect=effects.ravel())
+    return times[:, warmup_steps:].reshape(*effects.shape, -1)
 
 
 def _steps(rng: np.random.Generator, noise: Noise, runs: int, steps: int) -> FloatArray:
