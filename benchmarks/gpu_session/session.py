@@ -143,8 +143,7 @@ def _ends(programs: Sequence[Program], folder: Path, until: float) -> Iterator[E
     """Start one after the other; after one that was ended from here no other is begun."""
     for program in programs:
         end = started(program, folder, until - time.monotonic())
-        if program.needed or end.code == 0:
-            yield end
+        yield end
         if end.code is None:
             return
 

@@ -48,7 +48,6 @@ class Program:
 
     log: str
     words: Sequence[str]
-    needed: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +70,11 @@ class Stage:
 
 
 def _describe(place: Place) -> list[Program]:
-    smi = [] if place.stand_in else [
-        Program(log="nvidia_smi.xml", words=("nvidia-smi", "-q", "-x")),
-        Program(log="topology.txt", words=("nvidia-smi", "topo", "-m"), needed=False),
-    ]  # fmt: skip
     torch = (sys.executable, "-m", "torch.utils.collect_env")
-    return [*smi, Program(log="collect_env.txt", words=torch)]
+    asked = [Program(log="collect_env.txt", words=torch)]
+    if not place.stand_in:
+        asked.append(Program(log="nvidia_smi.xml", words=("nvidia-smi", "-q", "-x")))
+    return asked
 
 
 def _tests(place: Place) -> list[Program]:
