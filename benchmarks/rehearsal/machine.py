@@ -30,6 +30,10 @@ class Ending:
     attempts: int = 99
     says: str = ""
 
+    def meets(self, where: str, attempt: int) -> bool:
+        """Does this attempt of the launch `where` end so?"""
+        return attempt <= self.attempts and self.at in (where, where.partition("/")[0])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
