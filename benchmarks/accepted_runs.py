@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 
+from benchmarks.program import markdown_table
 from runbook.stats.decision import Decided
 from runbook.stats.levels import LEVEL_RUNS, LEVEL_WINDOW, below_level, loss_shown
 
@@ -85,21 +87,18 @@ def main() -> None:
         f"best level of {LEVEL_RUNS} runs": against_level(LEVEL_RUNS),
         f"best level of {LEVEL_WINDOW} runs": against_level(LEVEL_WINDOW),
     }
-    print("| rule | machine | " + " | ".join(f"{loss:.0%} lost" for loss in LOSSES) + " |")
-    print("|---|---|" + "---|" * len(LOSSES))
-    for name, rule in rules.items():
-        for machine, spread in MACHINES.items():
-            shown = (sum(rule(spread, loss, random) for _ in range(runs)) / runs for loss in LOSSES)
-            print(f"| {name} | {machine} | " + " | ".join(f"{share:.1%}" for share in shown) + " |")
-    print("\n| machine | a night | stopped at a loss of (median) | in 95 % of cases at most |")
-    print("|---|---|---|---|")
-    for machine, spread in MACHINES.items():
-        for by in (0.005, 0.01):
-            found = [stopped_at(spread, by, random) for _ in range(runs // 10)]
-            print(
-                f"| {machine} | {by:.1%} | {np.median(found):.1%} | "
-                f"{np.quantile(found, 0.95):.1%} |"
-            )
+    shown = []
+    for (name, rule), (machine, spread) in product(rules.items(), MACHINES.items()):
+        rates = [sum(rule(spread, loss, random) for _ in range(runs)) / runs for loss in LOSSES]
+        shown.append((name, machine, *(f"{rate:.1%}" for rate in rates)))
+    print(markdown_table(("rule", "machine", *(f"{loss:.0%} lost" for loss in LOSSES)), shown))
+    stopped = []
+    for (machine, spread), by in product(MACHINES.items(), (0.005, 0.01)):
+        found = [stopped_at(spread, by, random) for _ in range(runs // 10)]
+        bounds = (np.median(found), np.quantile(found, 0.95))
+        stopped.append((machine, f"{by:.1%}", *(f"{bound:.1%}" for bound in bounds)))
+    header = ("machine", "a night", "stopped at a loss of (median)", "in 95 % of cases at most")
+    print(markdown_table(header, stopped))
 
 
 if __name__ == "__main__":

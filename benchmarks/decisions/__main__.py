@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.decisions.catalog import Cell, Result, all_cells
-from benchmarks.program import put_between
+from benchmarks.program import markdown_table, put_between
 from runbook.stats.plans import PLANS, InterimPlan, Plan, TwoStagePlan
 
 CHUNK = 500
@@ -82,21 +82,16 @@ def noise_table(cells: list[Cell]) -> str:
     """Parameters of every noise that the cells use, one column each."""
     noises = {cell.noise.name: asdict(cell.noise) for cell in cells}
     names = [name for name in next(iter(noises.values())) if name != "name"]
-    lines = [
-        "| parameter | " + " | ".join(noises) + " |",
-        "|---" * (len(noises) + 1) + "|",
+    rows = [
+        (f"`{name}`", *(f"{float(noise[name]):.4g}" for noise in noises.values())) for name in names
     ]
-    for name in names:
-        values = (f"{float(noise[name]):.4g}" for noise in noises.values())
-        lines.append(f"| `{name}` | " + " | ".join(values) + " |")
-    return "\n".join(lines)
+    return markdown_table(("parameter", *noises), rows)
 
 
 def plan_table() -> str:
     """Every plan that a phase or a command follows, from the objects themselves."""
-    lines = ["| question | plan | error |", "|---|---|---|"]
-    lines += [f"| {name} | {_in_words(plan)} | {plan.error:.2%} |" for name, plan in PLANS.items()]
-    return "\n".join(lines)
+    rows = [(name, _in_words(plan), f"{plan.error:.2%}") for name, plan in PLANS.items()]
+    return markdown_table(("question", "plan", "error"), rows)
 
 
 def _in_words(plan: Plan) -> str:
@@ -127,7 +122,7 @@ def main() -> int:
         lines.append(line_of(cell, result))
         print(f"{time.process_time() - begun:5.1f} s CPU  {cell.name}", file=sys.stderr)
     head = f"{options.runs} simulated runs per cell, seed 0.\n\n{noise_table(cells)}"
-    tables = "\n".join([head, "", plan_table(), *lines])
+    tables = "\n".join([head, plan_table().rstrip("\n"), *lines])
     print(tables)
     if options.write:
         put_between(options.write, BEGIN, END, tables)

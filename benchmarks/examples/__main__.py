@@ -1,4 +1,4 @@
-"""Make the examples: `python -m benchmarks.examples [--only NAME,...] [--out DIR] [--keep DIR]`.
+"""Make the examples: `python -m benchmarks.examples [--only NAME,...] [--out DIR]`.
 
 Runs one after the other, each as a person would start it, then copies their reports to DIR/NAME
 (docs/examples unless --out names another). A run that ends with another exit code than it should
@@ -35,15 +35,13 @@ def main(argv: Sequence[str]) -> int:
     names = [example.name for example in EXAMPLES]
     parser.add_argument("--only", default=",".join(names), help="comma-separated names")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "examples")
-    parser.add_argument("--keep", type=Path, help="an existing folder that keeps the whole runs")
     parser.add_argument("--picture", type=Path, help="the picture of the README goes here")
     args = parser.parse_args(argv)
     wanted = [name for name in args.only.split(",") if name]
     if unknown := sorted(set(wanted) - set(names)):
         parser.error(f"--only: no example {', '.join(unknown)}; there are: {', '.join(names)}")
     with tempfile.TemporaryDirectory() as temporary:
-        work = args.keep or Path(temporary)
-        runs = {e.name: make(e, work) for e in EXAMPLES if e.name in wanted}
+        runs = {e.name: make(e, Path(temporary)) for e in EXAMPLES if e.name in wanted}
         # Only now: reports copied in between would be changes of the checkout to the runs after.
         for name, run in runs.items():
             if run is not None:
