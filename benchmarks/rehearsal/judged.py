@@ -129,8 +129,7 @@ class _Child:
     def poll(self) -> int:
         return self.returncode
 
-    def wait(self) -> int:
-        return self.returncode
+    wait = poll
 
 
 class _Stage:

@@ -80,12 +80,9 @@ def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
     joined = card.architecture == "Hopper"
     reasons = {name: "Active" if name in gpu.reasons else "Not Active" for name in _REASONS}
     return {
+        **asdict(card),
         **{name: escape(str(value)) for name, value in asdict(gpu).items()},
         **reasons,
-        "name": card.name,
-        "architecture": card.architecture,
-        "part": card.part,
-        "device_id": card.device_id,
         "serial": f"16541230{gpu.index:05d}",
         "mig": "Enabled" if gpu.mig else "Disabled",
         "mig_devices": "".join(_instance(gpu, n) for n in (0, 1)) if gpu.mig else "None",
@@ -94,7 +91,6 @@ def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
         "pci_device": device,
         "card_pcie_gen": card.pcie_gen,
         "kind": driver.reasons,
-        "memory_mib": card.memory_mib,
         "used": NOT_AVAILABLE if gpu.mig else f"{gpu.used_mib} MiB",
         "free_mib": card.memory_mib - 600 - gpu.used_mib,
         "busy": busy,
@@ -107,7 +103,6 @@ def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
         "limit": f"{gpu.power_limit_w or card.power_w:.2f} W",
         "default": f"{card.power_w:.2f} W",
         "draw": f"{gpu.power_w:.2f} W",
-        "memory_mhz": card.memory_mhz,
         "most_mhz": card.sm_mhz,
         "video_mhz": min(gpu.sm_mhz, 1290),
         "fabric": "Completed" if joined else NOT_AVAILABLE,

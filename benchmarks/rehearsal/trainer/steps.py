@@ -71,7 +71,9 @@ def simulate(machine: Machine, job: Job, seed: int) -> Steps:
         dt *= 1.0 + machine.slower_at_end * np.arange(count) / count
     computing = busy * (total * launch)[:, None]
     ahead = np.clip(total - host, 0.002, None)
-    dt = _profiled(job, dt, host)
+    if job.profiled:
+        watched = slice(PROFILE_FROM - 1, PROFILE_FROM + job.profiled)
+        dt[watched] = np.maximum(dt[watched], host[watched] * PROFILED_HOST)
     fetch = np.full(count, machine.fetch_s) * np.exp(random.normal(0.0, 0.1, count))
     dt += np.maximum(0.0, fetch - 0.002)
     if machine.stall_every:
@@ -108,16 +110,6 @@ def block_time(machine: Machine, job: Job, block: Block) -> tuple[float, list[fl
     return total, [t.busy_s / total for t in times], host
 
 
-def _profiled(job: Job, dt: Floats, host: Floats) -> Floats:
-    """The steps that torch's profiler watches, and the one that Python's does."""
-    if not job.profiled:
-        return dt
-    watched = slice(PROFILE_FROM - 1, PROFILE_FROM + job.profiled)
-    slowed = dt.copy()
-    slowed[watched] = np.maximum(dt[watched], host[watched] * PROFILED_HOST)
-    return slowed
-
-
 def _begin(dt: Floats, block: npt.NDArray[np.int64]) -> Floats:
     slow = dt.copy()
     slow[: len(FIRST_STEPS_S)] += FIRST_STEPS_S[: len(slow)]
@@ -132,12 +124,9 @@ def _host_ends(job: Job, device_end: Floats, ahead: Floats, random: np.random.Ge
     ahead: seconds by which the host is done before the device, which it never is by a whole step.
     """
     before = np.concatenate([[0.0], device_end[:-1]])
-    ends = []
-    for rank in range(job.ranks):
-        jitter = np.abs(random.normal(0.0, 5e-5, len(ahead)))
-        noted = np.maximum(before + 4e-4, device_end - ahead) + jitter + 1e-5 * rank
-        ends.append(noted)
-    return np.array(ends)
+    jitter = np.abs(random.normal(0.0, 5e-5, (job.ranks, len(ahead))))
+    ends: Floats = np.maximum(before + 4e-4, device_end - ahead) + jitter
+    return ends + 1e-5 * np.arange(job.ranks)[:, None]
 
 
 def learning_rates(job: Job, count: int) -> Floats:
