@@ -10,6 +10,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterator
 from itertools import product
+from statistics import geometric_mean
 
 import numpy as np
 
@@ -31,11 +32,6 @@ def nights(spread: float, random: np.random.Generator, loss: float = 0.0) -> Ite
         yield [math.exp(middle + random.normal(0, part)) for _ in range(LAUNCHES)]
 
 
-def mean(rates: list[float]) -> float:
-    """Geometric mean."""
-    return math.exp(sum(map(math.log, rates)) / len(rates))
-
-
 def against_last(spread: float, loss: float, random: np.random.Generator) -> bool:
     """Is a loss shown against one earlier run?"""
     before, now = next(nights(spread, random)), next(nights(spread, random, loss))
@@ -47,8 +43,8 @@ def against_level(runs: int) -> Callable[[float, float, np.random.Generator], bo
 
     def decide(spread: float, loss: float, random: np.random.Generator) -> bool:
         source = nights(spread, random)
-        history = [mean(next(source)) for _ in range(runs)]
-        now = mean(next(nights(spread, random, loss)))
+        history = [geometric_mean(next(source)) for _ in range(runs)]
+        now = geometric_mean(next(nights(spread, random, loss)))
         return below_level(history, now, allowance=ALLOWED).outcome is Decided.FAIL
 
     return decide
@@ -66,10 +62,10 @@ def stopped_at(
     for night in range(1, 200):
         left = (1 - by) ** night
         now = [rate * left for rate in next(source)]
-        history = [mean(one) for one in accepted]
+        history = [geometric_mean(one) for one in accepted]
         decisions = [loss_shown(accepted[-1], now, allowance=ALLOWED)]
         if level:
-            decisions.append(below_level(history, mean(now), allowance=ALLOWED))
+            decisions.append(below_level(history, geometric_mean(now), allowance=ALLOWED))
         if any(one.outcome is Decided.FAIL for one in decisions):
             return 1 - left
         accepted.append(now)

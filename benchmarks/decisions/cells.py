@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,8 @@ class Result:
 
     def __add__(self, other: Result) -> Result:
         """Of both together."""
-        return Result(
-            answers=self.answers + other.answers,
-            runs=self.runs + other.runs,
-            steps=self.steps + other.steps,
-            errs=self.errs + other.errs,
-            variance=self.variance + other.variance,
-        )
+        names = [field.name for field in fields(self)]
+        return Result(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def rate(self, answer: str) -> float:
         """Share of runs with this answer."""

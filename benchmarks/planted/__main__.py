@@ -22,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -170,12 +169,6 @@ def line(defect: Defect, result: Result) -> str:
     return f"| {result.name} | {defect.what} | {rows} | {word} |"
 
 
-def machine_line() -> str:
-    """This machine, how busy it is, and the day: what stands with every measured table."""
-    load = os.getloadavg()[0]
-    return f"{os.cpu_count()} cores, load {load:.1f}, {datetime.now(UTC):%d %B %Y}"
-
-
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planted")
     names = {defect.name: defect for defect in (*DEFECTS, EIGHT)}
@@ -195,7 +188,8 @@ def main(words: Sequence[str] | None = None) -> int:
             noticed += result.good and result.name != HEALTHY
             bad += [] if result.good else [result.name]
     wrong = f"not as it should be: {', '.join(bad) or 'none'}"
-    print(f"{noticed} of {len(chosen)} noticed; {wrong} ({machine_line()})", file=sys.stderr)
+    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {utc_text()}"
+    print(f"{noticed} of {len(chosen)} noticed; {wrong} ({machine})", file=sys.stderr)
     return 1 if bad else 0
 
 

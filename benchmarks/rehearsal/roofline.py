@@ -54,15 +54,6 @@ class Pace:
     math: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """Seconds of a step of one rank, and for how many of them its device computes."""
-
-    compute_s: float
-    waited_s: float
-    busy_s: float
-
-
 def device_s(card: Card, job: Job, pace: Pace) -> float:
     """The device's time for one micro-batch."""
     tokens = job.per_rank * job.shape.seq_len
@@ -94,8 +85,12 @@ def all_reduce_s(job: Job, block: Block, link_bytes_s: float) -> tuple[float, fl
     )
 
 
-def step_time(card: Card, job: Job, block: Block, pace: Pace, link_bytes_s: float) -> StepTime:
-    """One step of one rank by itself; ranks that wait for each other take the slowest one's."""
+def step_time(
+    card: Card, job: Job, block: Block, pace: Pace, link_bytes_s: float
+) -> tuple[float, float, float]:
+    """One step of one rank by itself: seconds of computing, of waiting for the link, and those in
+    which its device computes. Ranks that wait for each other take the slowest one's.
+    """
     device, host = device_s(card, job, pace), HOST_S * pace.host
     micro = max(device, host)
     fused = block.settings.get("NSA_OPT_FUSED") == "1"
@@ -106,4 +101,4 @@ def step_time(card: Card, job: Job, block: Block, pace: Pace, link_bytes_s: floa
     travel, last = all_reduce_s(job, block, link_bytes_s)
     waited = max(travel - BACKWARD_SHARE * micro, last)
     busy = job.accumulation * device + optimizer + last
-    return StepTime(compute_s=compute, waited_s=waited, busy_s=min(busy, compute + waited))
+    return compute, waited, min(busy, compute + waited)

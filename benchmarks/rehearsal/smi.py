@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from benchmarks.rehearsal.hardware import NOT_AVAILABLE, Driver, Gpu, Process
+from benchmarks.rehearsal.hardware import NOT_AVAILABLE, Driver, Gpu
 
 _TEXT = Path(__file__).with_name("nvidia_smi.txt").read_text(encoding="utf-8")
 _OF_DRIVERS = re.compile(r"(\d+)-(\d+)\s*(<.*)")
@@ -41,13 +41,11 @@ _PROCESS = """
 <process_name>{name}</process_name><used_memory>{used_mib} MiB</used_memory></process_info>"""
 
 
-def query_xml(
-    driver: Driver, gpus: Sequence[Gpu], *, when: str = "Sun Nov 22 06:00:00 2026"
-) -> str:
+def query_xml(driver: Driver, gpus: Sequence[Gpu]) -> str:
     """The document of `nvidia-smi -q -x`."""
     branch = int(driver.version.partition(".")[0])
     head = {
-        "timestamp": when,
+        "timestamp": "Sun Nov 22 06:00:00 2026",
         "driver_version": driver.version,
         "cuda_version": driver.cuda,
         "attached_gpus": len(gpus),
@@ -107,17 +105,13 @@ def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
         "video_mhz": min(gpu.sm_mhz, 1290),
         "fabric": "Completed" if joined else NOT_AVAILABLE,
         "fabric_status": "Success" if joined else NOT_AVAILABLE,
-        "processes": "".join(map(_process, gpu.processes)),
+        "processes": "".join(_PROCESS.format(**asdict(one)) for one in gpu.processes),
     }
 
 
 def _instance(gpu: Gpu, number: int) -> str:
     total = gpu.card.memory_mib // 2
     return _INSTANCE.format(number=number, gpu_instance=number + 1, total=total, free=total - 19)
-
-
-def _process(process: Process) -> str:
-    return _PROCESS.format(**asdict(process))
 
 
 _LEGEND = """

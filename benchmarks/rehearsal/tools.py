@@ -66,7 +66,7 @@ class Bench:
     """The folder with the programs and their state, of one machine."""
 
     def __init__(self, folder: Path, machine: Machine) -> None:
-        self.folder, self.machine = folder, machine
+        self.machine = machine
         self.programs, self.packages = folder / "bin", folder / "packages"
         self.state = folder / "state"
         for path in (self.packages / "torch" / "utils", self.state):

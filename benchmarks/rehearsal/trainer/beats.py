@@ -11,13 +11,7 @@ import pandas as pd
 
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.trainer.job import VOCABULARY, Block, Job
-from benchmarks.rehearsal.trainer.steps import (
-    EVAL_S,
-    PROFILE_FROM,
-    Steps,
-    data_of,
-    seed_of,
-)
+from benchmarks.rehearsal.trainer.steps import EVAL_S, PROFILE_FROM, Steps, data_of, seed_of
 from nsa.contract import Event, Phase
 from nsa.contract.digests import drawn_batch, recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES

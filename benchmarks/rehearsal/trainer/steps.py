@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.roofline import HOST_S, StepTime, step_time
+from benchmarks.rehearsal.roofline import HOST_S, step_time
 from benchmarks.rehearsal.trainer.job import VOCABULARY, Block, Job
 from runbook.accounts.workload import GeneratedData
 
@@ -99,15 +99,13 @@ def simulate(machine: Machine, job: Job, seed: int) -> Steps:
 
 def block_time(machine: Machine, job: Job, block: Block) -> tuple[float, list[float], float]:
     """Seconds of an ordinary step, each GPU's share of computing in it, and the host's seconds."""
-    times: list[StepTime] = []
-    host = 0.0
-    for rank in range(job.ranks):
-        pace = machine.trains(rank)
-        pace = replace(pace, math="math" in " ".join(machine.kernels.values()))
-        times.append(step_time(machine.card, job, block, pace, machine.training_link))
-        host = max(host, job.accumulation * HOST_S * pace.host)
-    total = max(t.compute_s for t in times) + max(t.waited_s for t in times)
-    return total, [t.busy_s / total for t in times], host
+    by_math = "math" in " ".join(machine.kernels.values())
+    paces = [replace(machine.trains(rank), math=by_math) for rank in range(job.ranks)]
+    times = [step_time(machine.card, job, block, pace, machine.training_link) for pace in paces]
+    compute, waited, busy = zip(*times, strict=True)
+    total = max(compute) + max(waited)
+    host = job.accumulation * HOST_S * max(pace.host for pace in paces)
+    return total, [one / total for one in busy], host
 
 
 def _begin(dt: Floats, block: npt.NDArray[np.int64]) -> Floats:
