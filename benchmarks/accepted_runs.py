@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
+from itertools import product
+from statistics import geometric_mean
 
 import numpy as np
 
+from benchmarks.program import markdown_table
 from runbook.stats.decision import Decided
 from runbook.stats.levels import LEVEL_RUNS, LEVEL_WINDOW, below_level, loss_shown
 
@@ -29,11 +32,6 @@ def nights(spread: float, random: np.random.Generator, loss: float = 0.0) -> Ite
         yield [math.exp(middle + random.normal(0, part)) for _ in range(LAUNCHES)]
 
 
-def mean(rates: list[float]) -> float:
-    """Geometric mean."""
-    return math.exp(sum(map(math.log, rates)) / len(rates))
-
-
 def against_last(spread: float, loss: float, random: np.random.Generator) -> bool:
     """Is a loss shown against one earlier run?"""
     before, now = next(nights(spread, random)), next(nights(spread, random, loss))
@@ -45,8 +43,8 @@ def against_level(runs: int) -> Callable[[float, float, np.random.Generator], bo
 
     def decide(spread: float, loss: float, random: np.random.Generator) -> bool:
         source = nights(spread, random)
-        history = [mean(next(source)) for _ in range(runs)]
-        now = mean(next(nights(spread, random, loss)))
+        history = [geometric_mean(next(source)) for _ in range(runs)]
+        now = geometric_mean(next(nights(spread, random, loss)))
         return below_level(history, now, allowance=ALLOWED).outcome is Decided.FAIL
 
     return decide
@@ -64,10 +62,10 @@ def stopped_at(
     for night in range(1, 200):
         left = (1 - by) ** night
         now = [rate * left for rate in next(source)]
-        history = [mean(one) for one in accepted]
+        history = [geometric_mean(one) for one in accepted]
         decisions = [loss_shown(accepted[-1], now, allowance=ALLOWED)]
         if level:
-            decisions.append(below_level(history, mean(now), allowance=ALLOWED))
+            decisions.append(below_level(history, geometric_mean(now), allowance=ALLOWED))
         if any(one.outcome is Decided.FAIL for one in decisions):
             return 1 - left
         accepted.append(now)
@@ -85,21 +83,18 @@ def main() -> None:
         f"best level of {LEVEL_RUNS} runs": against_level(LEVEL_RUNS),
         f"best level of {LEVEL_WINDOW} runs": against_level(LEVEL_WINDOW),
     }
-    print("| rule | machine | " + " | ".join(f"{loss:.0%} lost" for loss in LOSSES) + " |")
-    print("|---|---|" + "---|" * len(LOSSES))
-    for name, rule in rules.items():
-        for machine, spread in MACHINES.items():
-            shown = (sum(rule(spread, loss, random) for _ in range(runs)) / runs for loss in LOSSES)
-            print(f"| {name} | {machine} | " + " | ".join(f"{share:.1%}" for share in shown) + " |")
-    print("\n| machine | a night | stopped at a loss of (median) | in 95 % of cases at most |")
-    print("|---|---|---|---|")
-    for machine, spread in MACHINES.items():
-        for by in (0.005, 0.01):
-            found = [stopped_at(spread, by, random) for _ in range(runs // 10)]
-            print(
-                f"| {machine} | {by:.1%} | {np.median(found):.1%} | "
-                f"{np.quantile(found, 0.95):.1%} |"
-            )
+    shown = []
+    for (name, rule), (machine, spread) in product(rules.items(), MACHINES.items()):
+        rates = [sum(rule(spread, loss, random) for _ in range(runs)) / runs for loss in LOSSES]
+        shown.append((name, machine, *(f"{rate:.1%}" for rate in rates)))
+    print(markdown_table(("rule", "machine", *(f"{loss:.0%} lost" for loss in LOSSES)), shown))
+    stopped = []
+    for (machine, spread), by in product(MACHINES.items(), (0.005, 0.01)):
+        found = [stopped_at(spread, by, random) for _ in range(runs // 10)]
+        bounds = (np.median(found), np.quantile(found, 0.95))
+        stopped.append((machine, f"{by:.1%}", *(f"{bound:.1%}" for bound in bounds)))
+    header = ("machine", "a night", "stopped at a loss of (median)", "in 95 % of cases at most")
+    print(markdown_table(header, stopped))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ First what is computed: outputs and gradients against the written-out reference 
 long: all arms in turn (A B C, C B A, ...), CUDA events around forward and backward passes that are
 replayed (one column says what they take launched by the host, which is all that is known of a peer
 that waits for its host and cannot be recorded), or CPU time of the process. Peak
-memory is what the allocator held at most, less what was there before; on a CPU it is not measured
-(attention_cpu.py does that). Last, for our arms: the kernels on the device, each by itself.
+memory is what the allocator held at most, less what was there before; on a CPU it is not
+measured. Last, for our arms: the kernels on the device, each by itself.
 
 A peer is somebody else's kernel: a callable that takes the eight tensors of `nsa_attention` by name
 and cfg, and returns the output. It is held against the same reference, shown as WRONG where it
@@ -49,13 +49,7 @@ from benchmarks.attention.checks import (
 )
 from benchmarks.attention.kernels import breakdown, kernel_table
 from benchmarks.attention.times import Timed, peak_bytes, timed
-from benchmarks.program import (
-    TO_BE_CONTINUED,
-    Program,
-    append_line,
-    markdown_table,
-    read_lines,
-)
+from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
 from nsa.attention.api import choose_selected
 from nsa.config import Selected
 

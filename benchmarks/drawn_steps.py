@@ -1,13 +1,13 @@
 """How often is a defect of few steps met by the steps that are looked at?
 
-    python -m benchmarks.drawn_steps [--profile cpu] [--period 100] [--tokens 4000] [--legs 10]
+    python -m benchmarks.drawn_steps [--profile cpu] [--tokens 4000] [--legs 10]
 
 The launches are those of `runbook run` on a profile, at their longest; `--legs N` adds the legs of
-a production run of 50,000 steps. The defect is in the last step but two of every period, in all
-launches: short ones never come there, and the last two steps are always watched. For each token the
-steps are drawn by `nsa.contract.digests`, as in any run. Printed are the chances that such a step
-is computed a second time (a wrong gradient is met) and that it is watched (a wrong update is met),
-and what share of the steps is computed twice.
+a production run of 50,000 steps. The defect is in the last step but two of every 10, 100 or 1,000,
+in all launches: short ones never come there, and the last two steps are always watched. For each
+token the steps are drawn by `nsa.contract.digests`, as in any run. Printed are the chances that
+such a step is computed a second time (a wrong gradient is met) and that it is watched (a wrong
+update is met), and what share of the steps is computed twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 from nsa.contract.digests import recomputed_steps, watched_steps
 from runbook.records.launch import PROFILE_FLAG
@@ -61,8 +61,8 @@ def planned(profile: str) -> list[Span]:
 
 
 def legs(count: int) -> list[Span]:
-    """A production run in so many legs."""
-    ends = [_PRODUCTION * number // count for number in range(count + 1)]
+    """A production run in so many legs; 0: none."""
+    ends = [_PRODUCTION * number // count for number in range(count + 1)] if count else []
     return [
         Span(name=f"production/{end}", first=begin + 1, last=end) for begin, end in pairwise(ends)
     ]
@@ -83,18 +83,16 @@ def chance(spans: Sequence[Span], draws: Draws, *, period: int, tokens: int) -> 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drawn_steps")
     parser.add_argument("--profile", default="cpu")
-    parser.add_argument("--period", type=int, default=100)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--legs", type=int, default=0)
     asked = parser.parse_args(words)
-    spans = [*planned(asked.profile), *(legs(asked.legs) if asked.legs else ())]
+    spans = [*planned(asked.profile), *legs(asked.legs)]
+    draws = {"computed twice": Span.recomputed, "watched": Span.watched}
+    for period, (what, draw) in product((10, 100, 1000), draws.items()):
+        met = chance(spans, draw, period=period, tokens=asked.tokens)
+        print(f"one step in {period} is {what} in {met:.1%} of runs")
     steps = sum(span.last - span.first + 1 for span in spans)
     twice = sum(len(span.recomputed("0")) for span in spans)
-    for span in spans:
-        print(f"{span.name}: steps {span.first} to {span.last}")
-    for what, draws in (("computed twice", Span.recomputed), ("watched", Span.watched)):
-        found = chance(spans, draws, period=asked.period, tokens=asked.tokens)
-        print(f"period {asked.period}, {what}: {found:.1%} of {asked.tokens} runs")
     print(f"{twice} of {steps} steps are computed twice ({twice / steps:.2%})")
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from runbook.files import write_atomic
 
 # What a program exits with when its time is over and it can go on: EX_TEMPFAIL of sysexits.
 TO_BE_CONTINUED = 75
-_moments = itertools.count(1_000_000_000)
 
 
 class Program:
@@ -59,12 +55,6 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> s
     return "\n".join(lines) + "\n"
 
 
-def machine_line() -> str:
-    """This machine, how busy it is, and the day: what stands with every measured table."""
-    load = os.getloadavg()[0]
-    return f"{os.cpu_count()} cores, load {load:.1f}, {datetime.now(UTC):%d %B %Y}"
-
-
 def put_between(page: Path, begin: str, end: str, inside: str) -> None:
     """Put a table between two marks of a page. Raises ValueError where it lacks one."""
     text = page.read_text(encoding="utf-8")
@@ -72,22 +62,6 @@ def put_between(page: Path, begin: str, end: str, inside: str) -> None:
         raise ValueError(f"{page}: needs the lines {begin!r} and {end!r} once each")
     head, tail = text.partition(begin)[0], text.partition(end)[2]
     page.write_text(f"{head}{begin}\n{inside}\n{end}{tail}", encoding="utf-8")
-
-
-def write_anew(path: Path, text: str) -> None:
-    """Write a module of a copy. Python compiles it anew: each writing has a second of its own."""
-    path.write_text(text, encoding="utf-8")
-    moment = next(_moments)
-    os.utime(path, (moment, moment))
-
-
-def of_copy(root: Path) -> dict[str, str]:
-    """The environment of a program in a copy: its packages first, none of the caller's toggles.
-
-    One thread for each process, as under torchrun.
-    """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
-    return {**kept, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
 
 
 def append_line(path: Path, row: Mapping[str, object]) -> None:

@@ -12,15 +12,14 @@ Exits with 1 beyond the budgets: 5 % of a core, memory flat within 4 MiB, 30 s. 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,7 @@ SHARE, GROWTH_MIB, JUDGED_S = 0.05, 4.0, 30.0
 # Steps after which a launch has settled.
 _SETTLED = 5
 _MIB = 1 << 20
+_HERE = "benchmarks.scale"
 
 
 # -- the ranks that are followed -------------------------------------------------------------------
@@ -92,7 +92,7 @@ def follow(ranks: int, seconds: int) -> tuple[float, float, float]:
 
     launch = Launch(
         name="followed", phase="baseline", kind="trainer", env={}, run_dir="followed",
-        argv=("python", __file__, "--write", "--ranks", str(ranks), "--seconds", str(seconds)),
+        argv=("python", "-c", f"from {_HERE} import write_ranks; write_ranks({ranks}, {seconds})"),
         nproc=ranks, steps=seconds, timeout_s=seconds + 300,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
@@ -128,8 +128,8 @@ def write_folder(root: Path, ranks: int) -> None:
     write_launch(root, healthy(launch, where.profile))
 
 
-def judge_folder(root: Path, ranks: int) -> None:
-    """Read and judge it; prints processor time and the most memory of this process."""
+def judge_folder(root: Path, ranks: int) -> tuple[float, float, float]:
+    """Read and judge it: seconds of processor for both, and the most MiB of this process."""
     from runbook.config import registry
     from runbook.folder.launch.evidence import read_launch
     from runbook.records import LaunchResult, Outcome
@@ -147,21 +147,17 @@ def judge_folder(root: Path, ranks: int) -> None:
         f"{c.id}: {c.reason}" for c in checks if c.outcome not in (Outcome.PASS, Outcome.SKIPPED)
     ]
     if bad or evidence.problems:
-        raise SystemExit(f"not judged as written: {bad[:3]} {evidence.problems[:3]}")
+        raise RuntimeError(f"not judged as written: {bad[:3]} {evidence.problems[:3]}")
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"read_s": read - began, "judge_s": ended - read, "mib": most}))
+    return read - began, ended - read, most
 
 
-def judged(ranks: int) -> Mapping[str, float]:
-    """What a fresh process takes to read and to judge the folder."""
+def judged(ranks: int) -> tuple[float, float, float]:
+    """The same in a fresh process, after the folder was written."""
     with tempfile.TemporaryDirectory() as name:
         write_folder(Path(name), ranks)
-        words = [sys.executable, "-m", "benchmarks.scale", "--judge", name, "--judged", str(ranks)]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    found: Mapping[str, float] = json.loads(done.stdout)
-    return found
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+            return fresh.submit(judge_folder, Path(name), ranks).result()
 
 
 def main() -> int:
@@ -170,15 +166,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=256)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--judged", type=int, default=1024)
-    parser.add_argument("--write", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--judge", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.write:
-        write_ranks(args.ranks, args.seconds)
-        return 0
-    if args.judge:
-        judge_folder(args.judge, args.judged)
-        return 0
     good = True
     if args.ranks:
         share, first, last = follow(args.ranks, args.seconds)
@@ -186,10 +174,10 @@ def main() -> int:
         print(f"follows {args.ranks} ranks at 1 step/s: {share:.2%} of a core, "
               f"{first:.1f} MiB, after {args.seconds} s {last:.1f} MiB", flush=True)  # fmt: skip
     if args.judged:
-        found = judged(args.judged)
-        good = good and found["read_s"] + found["judge_s"] <= JUDGED_S
-        print(f"judges {args.judged} ranks: reads {found['read_s']:.1f} s, judges "
-              f"{found['judge_s']:.1f} s of processor, {found['mib']:.0f} MiB at most")  # fmt: skip
+        read_s, judge_s, mib = judged(args.judged)
+        good = good and read_s + judge_s <= JUDGED_S
+        print(f"judges {args.judged} ranks: reads {read_s:.1f} s, judges "
+              f"{judge_s:.1f} s of processor, {mib:.0f} MiB at most")  # fmt: skip
     return 0 if good else 1
 
 

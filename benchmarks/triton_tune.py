@@ -39,13 +39,7 @@ from torch import Tensor
 from benchmarks.attention.checks import CFG, inputs, largest_error, ours
 from benchmarks.attention.kernels import breakdown
 from benchmarks.attention_gpu import sparse
-from benchmarks.program import (
-    TO_BE_CONTINUED,
-    Program,
-    append_line,
-    markdown_table,
-    read_lines,
-)
+from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
 from nsa.attention.triton.launch import file_of, get, put, shapes_of
 from nsa.attention.triton.tiles import Tile
 from runbook.files import write_atomic
@@ -54,55 +48,6 @@ from runbook.files import write_atomic
 _SAME = 2.0**-6
 # A value is kept if it takes at most this share of the shipped one's time: below, it may be noise.
 _WORTH = 0.97
-
-
-@dataclass(frozen=True, kw_only=True)
-class Knob:
-    """A field of a cut, and the kernels that it decides."""
-
-    field: str
-    kernels: tuple[str, ...]
-    values: tuple[Any, ...]
-
-
-def knobs() -> Iterator[tuple[str, ModuleType, str, Knob]]:
-    """What triton_knobs.yaml asks to try: branch, module, the function of the cut, the knob."""
-    text = Path(__file__).with_name("triton_knobs.yaml").read_text(encoding="utf-8")
-    for branch, asked in yaml.safe_load(text).items():
-        module = import_module(f"nsa.attention.triton.{asked['module']}")
-        for field, told in asked["knobs"].items():
-            values = told.get("values") or [
-                Tile(rows=rows, warps=warps, stages=stages)
-                for rows, warps, stages in itertools.product(*told["tiles"])
-            ]
-            knob = Knob(field=field, kernels=tuple(told["kernels"]), values=tuple(values))
-            yield branch, module, asked["chooser"], knob
-
-
-@contextmanager
-def exchanged(module: ModuleType, chooser: str, field: str, value: Any) -> Iterator[None]:
-    """Calls of `chooser` give a cut with that value."""
-    shipped: Callable[..., Any] = getattr(module, chooser)
-    patched = {
-        chooser: lambda *args, **named: put(shipped(*args, **named), field, value),
-        # What was saved before would come on top of it.
-        "tuned": lambda _branch, cut, _cfg, _q: cut,
-    }
-    with patch.multiple(module, **patched):
-        yield
-
-
-@contextmanager
-def listened(module: ModuleType, chooser: str, heard: list[Any]) -> Iterator[None]:
-    """What `chooser` gives, meanwhile, is in `heard`."""
-    shipped: Callable[..., Any] = getattr(module, chooser)
-
-    def told(*args: Any, **named: Any) -> Any:
-        heard.append(shipped(*args, **named))
-        return heard[-1]
-
-    with patch.object(module, chooser, told):
-        yield
 
 
 def computed(x: dict[str, Tensor]) -> list[Tensor]:
@@ -124,12 +69,13 @@ def comma_separated(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One value of one knob at one shape."""
+    """One value of a knob at one shape: a part of the cut of `chooser`, and what it decides."""
 
     branch: str
     module: ModuleType
     chooser: str
-    knob: Knob
+    field: str
+    kernels: tuple[str, ...]
     value: Any
     shape: tuple[int, int]
 
@@ -141,20 +87,46 @@ class Case:
         return {
             "shape": f"{batch}x{length}",
             "branch": self.branch,
-            "field": self.knob.field,
+            "field": self.field,
             "value": list(value) if isinstance(value, tuple) else value,
         }
 
+    @contextmanager
+    def in_force(self) -> Iterator[list[Any]]:
+        """Calls of the chooser give a cut with that value; the list has what they gave without."""
+        shipped: Callable[..., Any] = getattr(self.module, self.chooser)
+        before: list[Any] = []
+
+        def exchanged(*args: Any, **named: Any) -> Any:
+            cut = shipped(*args, **named)
+            before.append(get(cut, self.field))
+            return put(cut, self.field, self.value)
+
+        # What was saved before would come on top of it.
+        patched = {self.chooser: exchanged, "tuned": lambda _branch, cut, _cfg, _q: cut}
+        with patch.multiple(self.module, **patched):
+            yield before
+
 
 def cases(args: Any) -> list[Case]:
-    """All, a shape after the other."""
-    return [
-        Case(branch=branch, module=module, chooser=chooser, knob=knob, value=value, shape=shape)
-        for shape in args.shapes
-        for branch, module, chooser, knob in knobs()
-        if not args.only or set(args.only).intersection(knob.kernels)
-        for value in knob.values
-    ]
+    """All that triton_knobs.yaml asks to try, a shape after the other."""
+    text = Path(__file__).with_name("triton_knobs.yaml").read_text(encoding="utf-8")
+    found = []
+    for shape, (branch, asked) in itertools.product(args.shapes, yaml.safe_load(text).items()):
+        module = import_module(f"nsa.attention.triton.{asked['module']}")
+        for field, told in asked["knobs"].items():
+            if args.only and not set(args.only).intersection(told["kernels"]):
+                continue
+            values = told.get("values") or [
+                Tile(rows=rows, warps=warps, stages=stages)
+                for rows, warps, stages in itertools.product(*told["tiles"])
+            ]
+            found += [
+                Case(branch=branch, module=module, chooser=asked["chooser"], field=field,
+                     kernels=tuple(told["kernels"]), value=value, shape=shape)
+                for value in values
+            ]  # fmt: skip
+    return found
 
 
 def tensors(shape: tuple[int, int], device: str) -> dict[str, Tensor]:
@@ -181,21 +153,19 @@ class Shipped:
 
 def measure(case: Case, shipped: Shipped) -> dict[str, Any]:
     """Its line: milliseconds of its kernels, or why there are none."""
-    row = case.key | {"kernels": list(case.knob.kernels)}
-    if not shipped.launched.intersection(case.knob.kernels):
+    row = case.key | {"kernels": list(case.kernels)}
+    if not shipped.launched.intersection(case.kernels):
         return row | {"problem": "not launched at this shape"}
-    x, heard = shipped.x, []
-    with listened(case.module, case.chooser, heard):
-        ours(x, "triton")
-    # The last one is of the choice of blocks; operators before it know less of the config.
-    row["shipped"] = get(heard[-1], case.knob.field) == case.value
-    with exchanged(case.module, case.chooser, case.knob.field, case.value):
+    with case.in_force() as before:
         try:
-            error = largest_error(computed(x), shipped.truth)
-            found = {one["kernel"]: one["ms"] for one in breakdown(sparse(x, "triton"))}
+            ours(shipped.x, "triton")
+            # The last one is of the choice of blocks; operators before it know less of the config.
+            row["shipped"] = before[-1] == case.value
+            error = largest_error(computed(shipped.x), shipped.truth)
+            found = {one["kernel"]: one["ms"] for one in breakdown(sparse(shipped.x, "triton"))}
         except (RuntimeError, ValueError) as problem:  # too much shared memory, no such layout
             return row | {"problem": " ".join(str(problem).split())[:160]}
-    time_ms = sum(found[name] for name in case.knob.kernels if name in found)
+    time_ms = sum(found[name] for name in case.kernels if name in found)
     return row | {"ms": time_ms, "error": error, "right": error <= _SAME}
 
 
@@ -206,7 +176,7 @@ def compile_share(args: Any) -> None:
     for case in cases(args)[number::of]:
         if kept is None or kept[0] != case.shape:
             kept = case.shape, tensors(case.shape, "cuda")
-        with exchanged(case.module, case.chooser, case.knob.field, case.value):
+        with case.in_force():
             try:
                 computed(kept[1])
             except (RuntimeError, ValueError):

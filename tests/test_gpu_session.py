@@ -122,7 +122,7 @@ def test_without_a_gpu_it_says_so(
     with pytest.raises(SystemExit) as refused:
         main(["--out", str(tmp_path)])
     assert refused.value.code == 2
-    assert "no GPU: no nvidia-smi on PATH; --stand-in" in capsys.readouterr().err
+    assert "no GPU: nvidia-smi: No such file or directory; --stand-in" in capsys.readouterr().err
 
 
 def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
@@ -48,15 +48,15 @@ def ours(x: dict[str, Tensor], selected: Selected) -> tuple[Tensor, Tensor]:
 
 def load_peer(text: str) -> Peer:
     """The callable of "module:callable". Raises SystemExit where there is none."""
-    module, _, name = text.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name or "")
+        found = resolve_name(text)
     except (ImportError, AttributeError, ValueError) as error:
         raise SystemExit(
             f"--peer {text}: {error}; give module:callable, importable here"
         ) from error
     if not callable(found):
-        raise SystemExit(f"--peer {text}: {type(found).__name__} is not callable")
+        kind = type(found).__name__
+        raise SystemExit(f"--peer {text}: {kind} is not callable; give module:callable")
     peer: Peer = found
     return peer
 

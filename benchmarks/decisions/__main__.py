@@ -11,55 +11,32 @@ import argparse
 import sys
 import time
 import zlib
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.decisions.catalog import Cell, Result, all_cells
-from benchmarks.program import put_between
+from benchmarks.program import markdown_table, put_between
 from runbook.stats.plans import PLANS, InterimPlan, Plan, TwoStagePlan
 
 CHUNK = 500
 SHOWN = ("right", "wrong", "TIE", "KEEP", "DROP", "PASS", "FAIL", "INVALID", "INCONCLUSIVE")
 
 
-def simulate(cell: Cell, runs: int, seed: int = 0) -> Result:
-    """All runs of one cell, in chunks that keep memory small; the same numbers every time."""
-    name = zlib.crc32(cell.name.encode())
-    total: Result | None = None
-    streams = np.random.SeedSequence([seed, name]).spawn(-(-runs // CHUNK))
-    for index, stream in enumerate(streams):
-        size = min(CHUNK, runs - index * CHUNK)
-        part = cell.run(np.random.default_rng(stream), size)
-        total = part if total is None else merge(total, part)
-    if total is None:
+def simulate(cell: Cell, runs: int) -> Result:
+    """All runs of one cell, in chunks that keep memory small; the same numbers every time.
+
+    Raises ValueError for no run.
+    """
+    if runs < 1:
         raise ValueError(f"runs is {runs}; allowed: 1 or more")
-    return total
-
-
-def merge(a: Result, b: Result) -> Result:
-    """Two results of one cell together."""
-    runs = a.runs + b.runs
-
-    def mean(first: float | None, second: float | None) -> float | None:
-        if first is None or second is None:
-            return None
-        return (first * a.runs + second * b.runs) / runs
-
-    # A spread is averaged as a variance.
-    extra = {
-        key: ((a.extra[key] ** 2 * a.runs + b.extra[key] ** 2 * b.runs) / runs) ** 0.5
-        if key.startswith("standard_error")
-        else (a.extra[key] * a.runs + b.extra[key] * b.runs) / runs
-        for key in a.extra
-    }
-    return Result(
-        answers=a.answers + b.answers,
-        runs=runs,
-        documented_rule=mean(a.documented_rule, b.documented_rule),
-        steps=mean(a.steps, b.steps),
-        extra=extra,
-    )
+    streams = np.random.SeedSequence([0, zlib.crc32(cell.name.encode())]).spawn(-(-runs // CHUNK))
+    parts = [
+        cell.run(np.random.default_rng(stream), min(CHUNK, runs - index * CHUNK))
+        for index, stream in enumerate(streams)
+    ]
+    return sum(parts[1:], parts[0])
 
 
 def percent(rate: float, runs: int) -> str:
@@ -84,12 +61,12 @@ def line_of(cell: Cell, result: Result) -> str:
         for claim in cell.claims
         if (holds := claim.holds(result)) is not None
     )
-    error = "" if result.documented_rule is None else percent(result.documented_rule, result.runs)
-    note = f"{cell.documented_error}: {error}" if error else "no such rule"
-    steps = "" if result.steps is None else f"{result.steps:.0f}"
-    spread = result.extra.get("standard_error_600_steps")
-    extra = "" if spread is None else f"{spread:.2%}"
-    cells = (cell.noise.name, cell.truth, answers, figures, note, steps, extra)
+    note = "no such rule"
+    if cell.documented_error:
+        note = f"{cell.documented_error}: {percent(result.documented_rule, result.runs)}"
+    spread = f"{result.standard_error:.2%}" if cell.question.startswith("best arm") else ""
+    steps = f"{result.steps / result.runs:.0f}"
+    cells = (cell.noise.name, cell.truth, answers, figures, note, steps, spread)
     return "| " + " | ".join(cells) + " |"
 
 
@@ -103,23 +80,18 @@ BEGIN, END = "<!-- begin: benchmarks/decisions.py -->", "<!-- end: benchmarks/de
 
 def noise_table(cells: list[Cell]) -> str:
     """Parameters of every noise that the cells use, one column each."""
-    noises = {cell.noise.name: cell.noise.to_dict() for cell in cells}
+    noises = {cell.noise.name: asdict(cell.noise) for cell in cells}
     names = [name for name in next(iter(noises.values())) if name != "name"]
-    lines = [
-        "| parameter | " + " | ".join(noises) + " |",
-        "|---" * (len(noises) + 1) + "|",
+    rows = [
+        (f"`{name}`", *(f"{float(noise[name]):.4g}" for noise in noises.values())) for name in names
     ]
-    for name in names:
-        values = (f"{float(noise[name]):.4g}" for noise in noises.values())
-        lines.append(f"| `{name}` | " + " | ".join(values) + " |")
-    return "\n".join(lines)
+    return markdown_table(("parameter", *noises), rows)
 
 
 def plan_table() -> str:
     """Every plan that a phase or a command follows, from the objects themselves."""
-    lines = ["| question | plan | error |", "|---|---|---|"]
-    lines += [f"| {name} | {_in_words(plan)} | {plan.error:.2%} |" for name, plan in PLANS.items()]
-    return "\n".join(lines)
+    rows = [(name, _in_words(plan), f"{plan.error:.2%}") for name, plan in PLANS.items()]
+    return markdown_table(("question", "plan", "error"), rows)
 
 
 def _in_words(plan: Plan) -> str:
@@ -135,25 +107,22 @@ def _in_words(plan: Plan) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=4000, help="simulated runs per cell")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="cells whose name contains this text")
     parser.add_argument("--write", type=Path, help="put the tables into this Markdown document")
     options = parser.parse_args()
-    if options.runs < 1:
-        parser.error(f"--runs is {options.runs}; allowed: 1 or more")
     cells = [cell for cell in all_cells() if options.only in cell.name]
     lines, missed, question = [], 0, ""
     for cell in cells:
         begun = time.process_time()
-        result = simulate(cell, options.runs, options.seed)
+        result = simulate(cell, options.runs)
         missed += sum(claim.holds(result) is False for claim in cell.claims)
         if cell.question != question:
             question = cell.question
             lines += ["", f"### {question[0].upper()}{question[1:]}", "", HEADER]
         lines.append(line_of(cell, result))
         print(f"{time.process_time() - begun:5.1f} s CPU  {cell.name}", file=sys.stderr)
-    head = f"{options.runs} simulated runs per cell, seed {options.seed}.\n\n{noise_table(cells)}"
-    tables = "\n".join([head, "", plan_table(), *lines])
+    head = f"{options.runs} simulated runs per cell, seed 0.\n\n{noise_table(cells)}"
+    tables = "\n".join([head, plan_table().rstrip("\n"), *lines])
     print(tables)
     if options.write:
         put_between(options.write, BEGIN, END, tables)

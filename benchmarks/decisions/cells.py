@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.decisions.noise import FloatArray, Noise
 from runbook.stats.decision import Decided, Decision
@@ -16,19 +17,41 @@ BLOCK_STEPS, BLOCK_WARMUP = 20, 3
 LAUNCH_STEPS, LAUNCH_WARMUP = 50, 3
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Result:
-    """Answers counted over the runs of a cell."""
+    """Answers counted over the runs of a cell; the other numbers are sums over them.
+
+    steps: that the decision took. errs: of the documented rule. variance: of the paired log ratio
+    that 600 steps allow.
+    """
 
     answers: Counter[str]
     runs: int
-    documented_rule: float | None = None  # share of runs in which the documented rule errs
-    steps: float | None = None  # mean steps that the decision took
-    extra: dict[str, float] = field(default_factory=dict)
+    steps: float
+    errs: float = 0.0
+    variance: float = 0.0
+
+    def __add__(self, other: Result) -> Result:
+        """Of both together."""
+        names = [field.name for field in fields(self)]
+        return Result(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def rate(self, answer: str) -> float:
         """Share of runs with this answer."""
         return self.answers[answer] / self.runs
+
+    @property
+    def documented_rule(self) -> float:
+        """Share of runs in which the documented rule errs."""
+        return self.errs / self.runs
+
+    @property
+    def standard_error(self) -> float:
+        """Of a paired log ratio after 600 steps."""
+        return (self.variance / self.runs) ** 0.5
+
+
+Run = Callable[[np.random.Generator, int], Result]
 
 
 @dataclass(frozen=True)
@@ -57,12 +80,15 @@ class Claim:
 
 @dataclass(frozen=True)
 class Cell:
-    """One situation. `run(rng, runs)` simulates it."""
+    """One situation. `run(rng, runs)` simulates it.
+
+    documented_error: what the documented rule does wrong; empty where there is none.
+    """
 
     question: str
     noise: Noise
     truth: str
-    run: Callable[[np.random.Generator, int], Result]
+    run: Run
     claims: tuple[Claim, ...] = ()
     documented_error: str = ""
     plan: Plan | None = None
@@ -73,15 +99,35 @@ class Cell:
         return f"{self.question} | {self.noise.name} | {self.truth}"
 
 
-def count(decisions: list[Decision], best: str | None = None) -> Counter[str]:
-    """Answers; a WINNER counts as `right` or `wrong`."""
-    names = []
-    for decision in decisions:
-        said = decision.outcome.value
-        if decision.outcome is Decided.WINNER:
-            said = "right" if best is not None and decision.winner == best else "wrong"
-        names.append(said)
-    return Counter(names)
+def told(
+    decisions: Sequence[Decision],
+    *,
+    steps: float = 0.0,
+    steps_of_each: float = 0.0,
+    errs: npt.NDArray[np.bool_] | None = None,
+    best: str | None = None,
+    wrong: str = "wrong",
+    variance: float = 0.0,
+) -> Result:
+    """What came of these decisions. A WINNER is `right` if it is `best`, else `wrong`.
+
+    steps: that every decision takes; steps_of_each: of what it counts. errs: the runs in which the
+    documented rule errs.
+    """
+    names = (
+        ("right" if one.winner == best else wrong)
+        if one.outcome is Decided.WINNER
+        else one.outcome.value
+        for one in decisions
+    )
+    runs = len(decisions)
+    return Result(
+        answers=Counter(names),
+        runs=runs,
+        steps=steps * runs + steps_of_each * sum(one.n for one in decisions),
+        errs=0.0 if errs is None else float(errs.sum()),
+        variance=variance * runs,
+    )
 
 
 # The hand-written runbook's rules, as it states them, to be measured beside ours.
@@ -93,22 +139,22 @@ def last_50(step_times: FloatArray) -> FloatArray:
     return means
 
 
-def keep_fused(baseline: FloatArray, fused: FloatArray) -> FloatArray:
+def keep_fused(baseline: FloatArray, fused: FloatArray) -> npt.NDArray[np.bool_]:
     """Keep if the mean of the last 50 rows is not below the baseline's."""
     return last_50(fused) >= last_50(baseline)
 
 
-def level_memory(mib: FloatArray) -> FloatArray:
+def level_memory(mib: FloatArray) -> npt.NDArray[np.bool_]:
     """The usual reading of "memory plateau": the last value is at most 1 % above the first."""
     return mib[:, -1] <= 1.01 * mib[:, 0]
 
 
-def single_above_ddp(single: FloatArray, ddp: FloatArray, n: int) -> FloatArray:
+def single_above_ddp(single: FloatArray, ddp: FloatArray, n: int) -> npt.NDArray[np.bool_]:
     """One device is faster than each device of the distributed run."""
     return single > ddp / n
 
 
-def halves_differ(step_times: FloatArray) -> FloatArray:
+def halves_differ(step_times: FloatArray) -> npt.NDArray[np.bool_]:
     """A two-sample t-test on steps, as if they were independent: unsteady at |t| > 1.96."""
     half = step_times.shape[1] // 2
     first, last = step_times[:, :half], step_times[:, half:]

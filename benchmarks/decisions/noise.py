@@ -9,7 +9,7 @@ and more erratic, whichever arm has its turn.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy as np
@@ -18,72 +18,41 @@ from scipy.signal import lfilter
 
 from runbook.stats.plans import balanced_rounds
 
-__all__ = [
-    "BESIDE_NEIGHBOR",
-    "CALM",
-    "NEIGHBORS",
-    "NOISES",
-    "NOISY",
-    "V4_LIKE",
-    "FloatArray",
-    "Noise",
-    "block_times",
-    "launches",
-    "rates",
-]
-
 FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noise:
-    """Parameters of one machine. All spreads are standard deviations of log step time."""
+    """Parameters of one machine, calm unless told otherwise.
+
+    All spreads are standard deviations of log step time.
+    """
 
     name: str
-    launch_sd: float  # launch to launch
-    shared: float  # part of the launch variance that two launches back to back have in common
-    step_sd: float  # AR(1) steps: marginal spread
-    rho: float  # AR(1) steps: correlation of neighbours
-    drift_sd: float  # linear drift over 600 steps, drawn once per launch
-    block_sd: float  # change of pace whenever an arm is set up again
-    warmup: float  # extra time of the first step of a launch or block, as a share
-    warmup_tau: float  # decay of the warm-up, in steps
-    pause_rate: float  # chance of a pause, per step
-    pause_mean: float  # a pause adds 1 + an exponential of this mean, in step times
+    launch_sd: float = 0.02  # launch to launch
+    shared: float = 0.5  # part of the launch variance that two launches back to back share
+    step_sd: float = 0.02  # AR(1) steps: marginal spread
+    rho: float = 0.6  # AR(1) steps: correlation of neighbours
+    drift_sd: float = 0.01  # linear drift over 600 steps, drawn once per launch
+    block_sd: float = 0.003  # change of pace whenever an arm is set up again
+    warmup: float = 0.3  # extra time of the first step of a launch or block, as a share
+    warmup_tau: float = 3.0  # decay of the warm-up, in steps
+    pause_rate: float = 0.0  # chance of a pause, per step
+    pause_mean: float = 0.0  # a pause adds 1 + an exponential of this mean, in step times
     neighbor_slow: float = 0.0  # extra time of a step while the neighbor runs, as a share
     neighbor_sd: float = 0.0  # and its spread from step to step
     neighbor_low_s: float = 0.5  # shortest and longest time that the neighbor stays or is away
     neighbor_high_s: float = 20.0
     step_s: float = 0.05  # a step without it
 
-    def to_dict(self) -> dict[str, float | str]:
-        """All parameters, JSON-able."""
-        return asdict(self)
 
-
-CALM = Noise(
-    name="calm",
-    launch_sd=0.02,
-    shared=0.5,
-    step_sd=0.02,
-    rho=0.6,
-    drift_sd=0.01,
-    block_sd=0.003,
-    warmup=0.3,
-    warmup_tau=3.0,
-    pause_rate=0.0,
-    pause_mean=0.0,
-)
+CALM = Noise(name="calm")
 NOISY = Noise(
     name="noisy",
     launch_sd=0.035,
-    shared=0.5,
     step_sd=0.035,
-    rho=0.6,
     drift_sd=0.02,
     block_sd=0.006,
-    warmup=0.3,
-    warmup_tau=3.0,
     pause_rate=1 / 4000,
     pause_mean=1.5,
 )
@@ -92,9 +61,7 @@ NOISY = Noise(
 V4_LIKE = Noise(
     name="v4-like",
     launch_sd=0.05,
-    shared=0.5,
     step_sd=0.06,
-    rho=0.6,
     drift_sd=0.04,
     block_sd=0.01,
     warmup=0.4,
@@ -204,6 +171,20 @@ def launch_effects(
     common = rng.normal(0.0, noise.launch_sd * noise.shared**0.5, (*shape, 1))
     own = rng.normal(0.0, noise.launch_sd * (1 - noise.shared) ** 0.5, (*shape, members))
     return common + own
+
+
+def launched(
+    rng: np.random.Generator,
+    noise: Noise,
+    shape: tuple[int, ...],
+    members: int,
+    steps: int,
+    warmup_steps: int,
+) -> FloatArray:
+    """Times [*shape, members, counted steps] of launches back to back in groups of `members`."""
+    effects = launch_effects(rng, noise, shape, members)
+    times = launches(rng, noise, effects.size, steps, launch_effect=effects.ravel())
+    return times[:, warmup_steps:].reshape(*effects.shape, -1)
 
 
 def _steps(rng: np.random.Generator, noise: Noise, runs: int, steps: int) -> FloatArray:

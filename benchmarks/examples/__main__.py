@@ -1,9 +1,9 @@
-"""Make the examples: `python -m benchmarks.examples [--only NAME,...] [--out DIR] [--keep DIR]`.
+"""Make the examples: `python -m benchmarks.examples [--only NAME,...] [--out DIR]`.
 
 Runs one after the other, each as a person would start it, then copies their reports to DIR/NAME
 (docs/examples unless --out names another). A run that ends with another exit code than it should
-is an error, and its reports are not copied. `--pictures DIR` takes pictures of the pages (in
-docs/images are those of the documents); with `--only ""` of those that are there.
+is an error, and its reports are not copied. `--picture FILE` shows the page of the healthy one as
+a browser does, from the verdict to what decided it; with `--only ""` of the page that is there.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from pathlib import Path
 import yaml
 
 from benchmarks.examples.catalog import EXAMPLES, Example
-from benchmarks.examples.pictures import take_pictures
+from benchmarks.program import markdown_table, put_between
 from runbook.folder.names import run_folders
+from tests.reports.browser import MISSING, chromium, running
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ("report.md", "details.md", "report.html")
+BEGIN, END = "<!-- examples: begin -->", "<!-- examples: end -->"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,25 +35,20 @@ def main(argv: Sequence[str]) -> int:
     names = [example.name for example in EXAMPLES]
     parser.add_argument("--only", default=",".join(names), help="comma-separated names")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "examples")
-    parser.add_argument("--keep", type=Path, help="an existing folder that keeps the whole runs")
-    parser.add_argument("--pictures", type=Path, help="folder for pictures of the pages")
+    parser.add_argument("--picture", type=Path, help="the picture of the README goes here")
     args = parser.parse_args(argv)
     wanted = [name for name in args.only.split(",") if name]
     if unknown := sorted(set(wanted) - set(names)):
         parser.error(f"--only: no example {', '.join(unknown)}; there are: {', '.join(names)}")
     with tempfile.TemporaryDirectory() as temporary:
-        work = args.keep or Path(temporary)
-        runs = {e.name: make(e, work) for e in EXAMPLES if e.name in wanted}
+        runs = {e.name: make(e, Path(temporary)) for e in EXAMPLES if e.name in wanted}
         # Only now: reports copied in between would be changes of the checkout to the runs after.
         for name, run in runs.items():
             if run is not None:
                 copy_reports(run, args.out / name)
-    (args.out / "README.md").write_text(page(args.out), encoding="utf-8")
-    if args.pictures:
-        take_pictures(
-            {name: path for name in names if (path := args.out / name / "report.html").is_file()},
-            args.pictures,
-        )
+    put_between(args.out / "README.md", BEGIN, END, table(args.out))
+    if args.picture:
+        take_picture(args.out / "go" / "report.html", args.picture)
     return 0 if all(runs.values()) else 1
 
 
@@ -74,6 +71,21 @@ def copy_reports(run: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for name in REPORTS:
         shutil.copyfile(run / name, target / name)
+
+
+def take_picture(page: Path, out: Path) -> None:
+    """The page from its verdict to the end of what decided it.
+
+    Raises FileNotFoundError where no browser is.
+    """
+    program = chromium()
+    if program is None:
+        raise FileNotFoundError(MISSING)
+    with running(program) as browser:
+        browser.open(page.absolute(), width=1400, height=900)
+        end = browser.value("document.getElementById('decided').getBoundingClientRect().bottom")
+        browser.open(page.absolute(), width=1400, height=int(end) + 16)
+        browser.screenshot(out)
 
 
 def command(example: Example, work: Path) -> list[str]:
@@ -103,43 +115,15 @@ def profile_document(example: Example) -> dict[str, object]:
     return document
 
 
-# Kept by hand: no command here makes them again.
-_ON_A_DEVICE = """
-In the pages of the GO the path of the checkout was replaced.
-
-From a GPU, an NVIDIA H200 on 2026-11-23, the first GO of one, with fewer steps and cut off once
-between its parts: [report.md](nvidia-h200/report.md), [details.md](nvidia-h200/details.md) and
-[report.html](nvidia-h200/report.html) of commit 56265cc
-([more](../../benchmarks/results/h200.md)). The paths of the checkout, the packages and the
-environment, and the name of a startup file of the image, were replaced.
-
-From an NVIDIA H100 on 2026-11-22, cut short to fit ten minutes:
-[report.md](nvidia-h100-80gb-hbm3/report.md), [details.md](nvidia-h100-80gb-hbm3/details.md) and
-[report.html](nvidia-h100-80gb-hbm3/report.html) as the run ended there, with a false alarm of the
-program ([what](../../benchmarks/results/h100.md)), and the same evidence
-[judged again](nvidia-h100-80gb-hbm3/judged-again.md) once that was fixed. The checkout's folder is
-left out.
-"""
-
-
-def page(out: Path) -> str:
-    """The index of the examples that are there."""
-    lines = [
-        "# Examples",
-        "",
-        "Reports of real runs on two CPU cores, one of a healthy machine and the others with one",
-        "thing wrong; `python -m benchmarks.examples` makes them again.",
-        "",
-        "| example | what is wrong | ends with | reports |",
-        "|---|---|---|---|",
-    ]
+def table(out: Path) -> str:
+    """The examples that are there, for the page between its marks."""
+    rows = []
     for example in EXAMPLES:
         folder = out / example.name
         if folder.is_dir():
             links = ", ".join(f"[{name}]({example.name}/{name})" for name in REPORTS)
-            first = verdict_line(folder / "report.md")
-            lines.append(f"| {example.title} | {example.wrong} | {first} | {links} |")
-    return "\n".join(lines) + "\n" + _ON_A_DEVICE
+            rows.append((example.title, example.wrong, verdict_line(folder / "report.md"), links))
+    return markdown_table(("example", "what is wrong", "ends with", "reports"), rows).rstrip("\n")
 
 
 def verdict_line(report: Path) -> str:

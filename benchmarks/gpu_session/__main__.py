@@ -18,32 +18,25 @@ import argparse
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gpu_session.session import Session
 from benchmarks.gpu_session.stages import ROOT, STAGES, Place, Stage
+from runbook.process.start import run_tool
 
 
 def _device() -> str:
     """The first GPU's name for a folder, with their number where there are several."""
-    asked = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-    try:
-        told = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
-    except FileNotFoundError:
-        raise SystemExit(_refused("no nvidia-smi on PATH")) from None
-    names = [line.strip() for line in told.stdout.splitlines() if line.strip()]
-    if told.returncode or not names:
-        raise SystemExit(_refused(f"nvidia-smi lists none: {told.stdout}{told.stderr}".strip()))
+    asked = run_tool(("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"), timeout_s=60)
+    names = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
+    if asked.problem or not names:
+        why = asked.problem or "nvidia-smi lists none"
+        print(f"no GPU: {why}; --stand-in rehearses every stage on the CPU", file=sys.stderr)
+        raise SystemExit(2)
     count = f"{len(names)}x-" if len(names) > 1 else ""
     return count + re.sub(r"[^A-Za-z0-9.]+", "-", names[0]).strip("-")
-
-
-def _refused(why: str) -> int:
-    print(f"no GPU: {why}; --stand-in rehearses every stage on the CPU", file=sys.stderr)
-    return 2
 
 
 def chosen(text: str) -> list[Stage]:

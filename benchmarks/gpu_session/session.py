@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.gpu_session.stages import ROOT, End, Place, Program, Stage, Status
 from benchmarks.program import markdown_table
 from runbook.files import utc_text, write_atomic
+from runbook.machine.git import head_sha
 
 SUMMARY_JSON, SUMMARY_MD = "summary.json", "summary.md"
 NOTICE = "STAND-IN: no GPU. Small shapes on a CPU; it says nothing about a GPU."
@@ -90,7 +91,7 @@ class Session:
         # True from now on if nothing else is ever written.
         standing.status, standing.says = Status.CUT_OFF, "this call was ended from outside"
         standing.parts += 1
-        standing.commit = _commit()
+        standing.commit = head_sha(ROOT) or "no git"
         self.write()
         print(f"{stage.name}: {stage.title}; at most {limit_s:.0f} s", flush=True)
         begun = time.monotonic()
@@ -143,8 +144,7 @@ def _ends(programs: Sequence[Program], folder: Path, until: float) -> Iterator[E
     """Start one after the other; after one that was ended from here no other is begun."""
     for program in programs:
         end = started(program, folder, until - time.monotonic())
-        if program.needed or end.code == 0:
-            yield end
+        yield end
         if end.code is None:
             return
 
@@ -189,10 +189,3 @@ def _set_aside(folder: Path) -> None:
     if folder.is_dir():
         taken = len(list(folder.parent.glob(f"{folder.name}.earlier-*")))
         folder.rename(folder.with_name(f"{folder.name}.earlier-{taken + 1}"))
-
-
-def _commit() -> str:
-    asked = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() or "no git"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from benchmarks.program import TO_BE_CONTINUED
+from runbook.folder.launch.documents import read_junit
 from runbook.records import RunRecord
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,6 @@ class Program:
 
     log: str
     words: Sequence[str]
-    needed: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +70,11 @@ class Stage:
 
 
 def _describe(place: Place) -> list[Program]:
-    smi = [] if place.stand_in else [
-        Program(log="nvidia_smi.xml", words=("nvidia-smi", "-q", "-x")),
-        Program(log="topology.txt", words=("nvidia-smi", "topo", "-m"), needed=False),
-    ]  # fmt: skip
     torch = (sys.executable, "-m", "torch.utils.collect_env")
-    return [*smi, Program(log="collect_env.txt", words=torch)]
+    asked = [Program(log="collect_env.txt", words=torch)]
+    if not place.stand_in:
+        asked.append(Program(log="nvidia_smi.xml", words=("nvidia-smi", "-q", "-x")))
+    return asked
 
 
 def _tests(place: Place) -> list[Program]:
@@ -144,21 +142,18 @@ def by_code(place: Place, ends: Sequence[End]) -> tuple[Status, str]:
 
 def judge_tests(place: Place, ends: Sequence[End]) -> tuple[Status, str]:
     """By pytest's own JUnit. What is skipped, or an empty selection, has no answer."""
-    junit = place.folder / "junit.xml"
-    if not junit.is_file():
+    problems: list[str] = []
+    report = read_junit(place.folder / "junit.xml", name="junit.xml", problems=problems)
+    if report is None:
         return Status.FAIL, f"exit code {ends[0].code}: {last_line(ends[0].log)}"
-    tests = list(ET.parse(junit).getroot().iter("testcase"))
-    kinds = {"failed": ("failure", "error"), "skipped": ("skipped",)}
-    named = {
-        kind: [f"{one.get('classname')}::{one.get('name')}" for one in tests
-               if any(one.find(tag) is not None for tag in tags)]
-        for kind, tags in kinds.items()
-    }  # fmt: skip
-    passed = len(tests) - sum(map(len, named.values()))
-    text = f"{passed} passed, {len(named['failed'])} failed, {len(named['skipped'])} skipped"
-    if named["failed"]:
-        return Status.FAIL, f"{text}: {', '.join(named['failed'][:3])}"
-    if named["skipped"] or not tests:
+    named: dict[str, list[str]] = {"passed": [], "failed": [], "error": [], "skipped": []}
+    for case in report.cases:
+        named[case.status].append(f"{case.classname}::{case.name}")
+    failed = named["failed"] + named["error"]
+    text = f"{len(named['passed'])} passed, {len(failed)} failed, {len(named['skipped'])} skipped"
+    if failed:
+        return Status.FAIL, f"{text}: {', '.join(failed[:3])}"
+    if named["skipped"] or not report.cases:
         return Status.UNDECIDED, f"{text}, which is not passed"
     code = ends[0].code
     return (Status.PASS, text) if code == 0 else (Status.FAIL, f"{text}, but pytest ended: {code}")

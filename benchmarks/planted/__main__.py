@@ -1,9 +1,6 @@
 """Defects injected one at a time into a copy, each run for real: python -m benchmarks.planted
 
-    --list             names, phases and what must notice; runs nothing
-    --only NAME        this defect (repeatable)
-    --all-at-once      the eight that once gave GO together
-    --json             results as JSON instead of the table
+    --only NAME        this defect (repeatable); "eight at once": those that once gave GO together
     --results DIR      finished results are kept here and not run again (default artifacts/planted)
 
 A defect is noticed if each of its rows does not pass and gives the expected reason (and, where it
@@ -16,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,12 +22,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.planted.copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all
-from benchmarks.program import machine_line, of_copy
+from benchmarks.planted.copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all, of_copy
+from benchmarks.program import append_line, read_lines
+from runbook.files import utc_text
 
 DEFECTS = load_all()
 (EIGHT,) = load(ALL_AT_ONCE)
@@ -41,8 +39,7 @@ CUT_SHORT = frozenset(("preflight", "baseline", "single_gpu"))
 AT_LEAST_NAMED = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class Noticed:
+class Noticed(NamedTuple):
     """A required row that did not pass."""
 
     row: str
@@ -52,13 +49,13 @@ class Noticed:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one run of the copy said. named: expected reasons that were found, by defect."""
+    """What one run of the copy said. key: of the defect in this source. named: found reasons."""
 
+    key: str
     name: str
-    phases: tuple[str, ...]
     verdict: str
-    noticed_by: tuple[Noticed, ...]
-    named: tuple[str, ...]
+    noticed_by: Sequence[Noticed]
+    named: Sequence[str]
     good: bool
     seconds: float
     at: str
@@ -84,15 +81,15 @@ def run(copy: Copy, defect: Defect, out: Path) -> dict[str, Any]:
     return record
 
 
-def not_passed(record: dict[str, Any], phases: Sequence[str]) -> tuple[Noticed, ...]:
+def not_passed(record: dict[str, Any], phases: Sequence[str]) -> list[Noticed]:
     """Required rows of these phases that are not PASS."""
-    return tuple(
+    return [
         Noticed(row=row["id"], outcome=row["outcome"], reason=row["reason"])
         for phase in record["phases"]
         if phase["name"] in phases
         for row in phase["checks"]
         if row["required"] and row["outcome"] != "PASS"
-    )
+    ]
 
 
 def remedies(record: dict[str, Any], rows: Sequence[str]) -> str:
@@ -101,7 +98,7 @@ def remedies(record: dict[str, Any], rows: Sequence[str]) -> str:
     return " ".join(row.get("remedy") or "" for row in checks if row["id"] in rows)
 
 
-def judge(defect: Defect, record: dict[str, Any]) -> tuple[tuple[Noticed, ...], list[str], bool]:
+def judge(defect: Defect, record: dict[str, Any]) -> tuple[list[Noticed], list[str], bool]:
     """Rows that did not pass, the expected reasons found in them, and: is that as it should be?"""
     rows = not_passed(record, defect.phases)
     if not defect.edits:
@@ -121,38 +118,35 @@ class Bench:
     """Runs defects one after the other, and keeps what they gave in a folder."""
 
     def __init__(self, copy: Copy, results: Path, scratch: Path) -> None:
-        self.copy, self.results, self.scratch = copy, results, scratch
+        self.copy, self.scratch, self._path = copy, scratch, results / "results.jsonl"
         digest = hashlib.sha256()
         for path in sorted(p for p in copy.root.rglob("*") if p.is_file() and p.suffix != ".pyc"):
             digest.update(path.relative_to(copy.root).as_posix().encode() + path.read_bytes())
         self._source = digest.hexdigest()
         results.mkdir(parents=True, exist_ok=True)
+        self._kept = {row["key"]: row for row in read_lines(self._path)}
 
     def result(self, defect: Defect) -> Result:
         """The kept result of this defect in this source, or that of a run now."""
         key = hashlib.sha256(f"{defect!r} {self._source}".encode()).hexdigest()[:16]
-        path = self.results / f"{key}.json"
-        if path.exists():
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            kept["noticed_by"] = tuple(Noticed(**row) for row in kept["noticed_by"])
-            for name in ("phases", "named"):
-                kept[name] = tuple(kept[name])
-            return Result(**kept)
+        if key in self._kept:
+            row: dict[str, Any] = dict(self._kept[key])
+            return Result(**row | {"noticed_by": [Noticed(*one) for one in row["noticed_by"]]})
         out = self.scratch / key
         begin = time.monotonic()
         record = run(self.copy, defect, out)
         rows, named, good = judge(defect, record)
         result = Result(
+            key=key,
             name=defect.name,
-            phases=defect.phases,
             verdict=record["verdict"],
             noticed_by=rows,
-            named=tuple(named),
+            named=named,
             good=good,
             seconds=round(time.monotonic() - begin, 1),
-            at=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+            at=utc_text(),
         )
-        path.write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
+        append_line(self._path, asdict(result))
         shutil.rmtree(out)
         return result
 
@@ -175,53 +169,27 @@ def line(defect: Defect, result: Result) -> str:
     return f"| {result.name} | {defect.what} | {rows} | {word} |"
 
 
-def show(defects: Sequence[Defect]) -> None:
-    """Names, phases, expected rows and reasons."""
-    for defect in defects:
-        print(f"{defect.name} [{defect.area}]: {defect.what}")
-        says = " + ".join(defect.says)
-        print(f"    {', '.join(defect.phases)} -> {', '.join(defect.rows)}: {says}")
-
-
-def parse(words: Sequence[str] | None) -> argparse.Namespace:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planted")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME")
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--all-at-once", action="store_true")
+    names = {defect.name: defect for defect in (*DEFECTS, EIGHT)}
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME")
     parser.add_argument("--results", type=Path, default=ROOT / "artifacts" / "planted")
     asked = parser.parse_args(words)
-    unknown = set(asked.only) - {defect.name for defect in DEFECTS}
-    if unknown:
-        parser.error(f"no such defect: {', '.join(sorted(unknown))}; see --list")
-    return asked
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    asked = parse(words)
-    chosen = [d for d in DEFECTS if d.name in asked.only] if asked.only else list(DEFECTS)
-    if asked.all_at_once:
-        chosen = [EIGHT]
-    if asked.list:
-        show(chosen)
-        return 0
-    found: list[Result] = []
+    chosen = [names[name] for name in asked.only] if asked.only else list(DEFECTS)
+    bad, noticed = [], 0
     with tempfile.TemporaryDirectory(prefix="planted-") as name:
         scratch = Path(name)
         copy = Copy(scratch / "copy")
-        copy.check([*DEFECTS, EIGHT])
+        copy.check(list(names.values()))
         bench = Bench(copy, asked.results, scratch)
         for defect in [*healthy(chosen), *chosen]:
-            found.append(bench.result(defect))
-            if not asked.json:
-                print(line(defect, found[-1]), flush=True)
-    if asked.json:
-        print(json.dumps([asdict(result) for result in found], indent=1))
-    bad = [result.name for result in found if not result.good]
-    injected = [result for result in found if result.name != HEALTHY]
-    noticed = sum(result.good for result in injected)
+            result = bench.result(defect)
+            print(line(defect, result), flush=True)
+            noticed += result.good and result.name != HEALTHY
+            bad += [] if result.good else [result.name]
     wrong = f"not as it should be: {', '.join(bad) or 'none'}"
-    print(f"{noticed} of {len(injected)} noticed; {wrong} ({machine_line()})", file=sys.stderr)
+    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {utc_text()}"
+    print(f"{noticed} of {len(chosen)} noticed; {wrong} ({machine})", file=sys.stderr)
     return 1 if bad else 0
 
 

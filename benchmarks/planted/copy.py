@@ -7,6 +7,8 @@ A defect is text that occurs exactly once in a file, and what replaces it. They 
 from __future__ import annotations
 
 import ast
+import itertools
+import os
 import shutil
 import subprocess
 import sys
@@ -18,13 +20,12 @@ from typing import Any
 
 import yaml
 
-from benchmarks.program import of_copy, write_anew
-
 ROOT = Path(__file__).resolve().parents[2]
 DEFECTS_FOLDER = Path(__file__).parent / "defects"
 # What a run needs. Data first, then the packages.
 COPIED = ("pyproject.toml", "templates", "configs", "nsa", "runbook", "phases", "reports")
 ALL_AT_ONCE = "eight"
+_moments = itertools.count(1_000_000_000)
 
 
 class AnchorError(ValueError):
@@ -102,6 +103,22 @@ def broken_anchors(root: Path, defects: Sequence[Defect]) -> list[str]:
             except SyntaxError as error:
                 problems.append(f"{defect.name}: {path} would not be Python: {error}")
     return problems
+
+
+def write_anew(path: Path, text: str) -> None:
+    """Write a module of a copy. Python compiles it anew: each writing has a second of its own."""
+    path.write_text(text, encoding="utf-8")
+    moment = next(_moments)
+    os.utime(path, (moment, moment))
+
+
+def of_copy(root: Path) -> dict[str, str]:
+    """The environment of a program in a copy: its packages first, none of the caller's toggles.
+
+    One thread for each process, as under torchrun.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
+    return {**kept, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
 
 
 class Copy:

@@ -30,6 +30,10 @@ class Ending:
     attempts: int = 99
     says: str = ""
 
+    def meets(self, where: str, attempt: int) -> bool:
+        """Does this attempt of the launch `where` end so?"""
+        return attempt <= self.attempts and self.at in (where, where.partition("/")[0])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
@@ -122,10 +126,8 @@ class Machine:
     def at_rest(self, index: int, **changed: Any) -> Gpu:
         """A GPU with nothing to do: its link rests, and its clocks are low."""
         resting = {
-            "pcie_gen": 1,
             "pcie_gen_max": min(self.card.pcie_gen, 4 if self.card is A100_PCIE else 5),
             "performance_state": "P0" if self.card.nvlinks else "P8",
-            "used_mib": 4,
             "temperature": 33 + index,
             "power_w": self.card.power_w * 0.18,
         }

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.rehearsal.hardware import Card
+from benchmarks.rehearsal.trainer.job import Block, Job
 
 # -- assumptions -----------------------------------------------------------------------------------
 # Share of the data sheet's dense bf16 peak that products of this size reach.
@@ -43,67 +44,6 @@ MATH_ATTENTION_FACTOR = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """The trained model, from its config file."""
-
-    dim: int
-    layers: int
-    heads: int
-    groups: int
-    width: int
-    hidden: int
-    vocabulary: int
-    seq_len: int
-    block: int
-    stride: int
-    selected_block: int
-    selected: int
-    window: int
-
-    def blocks_read(self, most: int) -> float:
-        """Blocks that a query attends to, on average, where it may attend to so many."""
-        own = (min(most, at // self.selected_block + 1) for at in range(self.seq_len))
-        return sum(own) / self.seq_len
-
-    @property
-    def parameters(self) -> int:
-        """Distinct parameters; input and output embedding are one."""
-        queries_and_out = 2 * self.dim * self.heads * self.width
-        keys_and_values = 2 * 3 * self.dim * self.groups * self.width
-        gates = 3 * self.heads * (self.dim + 1)
-        layer = queries_and_out + keys_and_values + gates + 3 * self.dim * self.hidden
-        norms = 2 * self.dim
-        return self.layers * (layer + norms) + self.dim + self.vocabulary * self.dim
-
-    @property
-    def attended(self) -> float:
-        """Mean keys for each query: compressed, selected and window, as the paper counts them."""
-        total = 0
-        for position in range(1, self.seq_len + 1):
-            total += max(0, (position - self.block) // self.stride + 1)
-            whole_blocks = min((position - 1) // self.selected_block, self.selected - 1)
-            total += whole_blocks * self.selected_block + (position - 1) % self.selected_block + 1
-            total += min(self.window, position)
-        return total / self.seq_len
-
-    @property
-    def model_flops_per_token(self) -> float:
-        """What the model needs: 6 x parameters, and three times the attention's forward pass."""
-        scores = 4 * self.heads * self.width * self.attended
-        return 6.0 * self.parameters + 3.0 * self.layers * scores
-
-    @property
-    def masked_flops_per_token(self) -> float:
-        """What the device does for attention: a masked kernel computes what is hidden, too.
-
-        The selected branch over the whole sequence, the window over twice its width, the
-        compressed branch over all blocks; backward is 2.5 forward passes.
-        """
-        keys = self.seq_len + 2 * self.window + self.seq_len // self.stride
-        return 3.5 * self.layers * 4 * self.heads * self.width * keys
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pace:
     """What makes one GPU and its host faster or slower than the model says; 1: as it should."""
 
@@ -114,40 +54,12 @@ class Pace:
     math: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What one rank does in a step."""
-
-    shape: Shape
-    sequences: int
-    micro_batches: int
-    ranks: int
-    recompute: bool
-    fused: bool
-    bucket_mib: float
-    wire_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
-    """Seconds of a step of one rank, and for how many of them its device computes."""
-
-    compute_s: float
-    waited_s: float
-    busy_s: float
-
-    @property
-    def total_s(self) -> float:
-        """All of it."""
-        return self.compute_s + self.waited_s
-
-
-def device_s(card: Card, work: Work, pace: Pace) -> float:
+def device_s(card: Card, job: Job, pace: Pace) -> float:
     """The device's time for one micro-batch."""
-    shape, tokens = work.shape, work.sequences * work.shape.seq_len
-    products = 6.0 * shape.parameters * tokens
-    attention = shape.masked_flops_per_token * tokens
-    if work.recompute:
+    tokens = job.per_rank * job.shape.seq_len
+    products = 6.0 * job.shape.parameters * tokens
+    attention = job.shape.masked_flops_per_token * tokens
+    if job.recompute:
         products, attention = products * CHECKPOINTING_FACTOR, attention * CHECKPOINTING_FACTOR
     if pace.math:
         attention *= MATH_ATTENTION_FACTOR
@@ -159,29 +71,34 @@ def device_s(card: Card, work: Work, pace: Pace) -> float:
     )
 
 
-def all_reduce_s(work: Work, link_bytes_s: float) -> tuple[float, float]:
+def all_reduce_s(job: Job, block: Block, link_bytes_s: float) -> tuple[float, float]:
     """All gradients of a step over the link, and its last bucket alone."""
-    if work.ranks < 2:
+    if job.ranks < 2:
         return 0.0, 0.0
-    share = 2 * (work.ranks - 1) / work.ranks
-    size = work.shape.parameters * work.wire_bytes * share
-    bucket = min(size, work.bucket_mib * 2**20 * work.wire_bytes / 4 * share)
-    buckets = max(1.0, work.shape.parameters * 4 / 2**20 / work.bucket_mib)
+    share = 2 * (job.ranks - 1) / job.ranks * (1.0 if block.wire == "fp32" else 0.5)
+    size = job.shape.gradient_mib * 2**20 * share
+    bucket = min(size, block.bucket_mib * 2**20 * share)
+    buckets = max(1.0, job.shape.gradient_mib / block.bucket_mib)
     return (
         size / link_bytes_s + buckets * COLLECTIVE_LATENCY_S,
         bucket / link_bytes_s + COLLECTIVE_LATENCY_S,
     )
 
 
-def step_time(card: Card, work: Work, pace: Pace, link_bytes_s: float) -> StepTime:
-    """One step of one rank by itself; ranks that wait for each other take the slowest one's."""
-    device, host = device_s(card, work, pace), HOST_S * pace.host
+def step_time(
+    card: Card, job: Job, block: Block, pace: Pace, link_bytes_s: float
+) -> tuple[float, float, float]:
+    """One step of one rank by itself: seconds of computing, of waiting for the link, and those in
+    which its device computes. Ranks that wait for each other take the slowest one's.
+    """
+    device, host = device_s(card, job, pace), HOST_S * pace.host
     micro = max(device, host)
-    passes = UNFUSED_PASSES * (1.0 if not work.fused else 0.5 / pace.fused)
-    updated = ADAMW_BYTES_PER_PARAMETER * work.shape.parameters * passes
+    fused = block.settings.get("NSA_OPT_FUSED") == "1"
+    passes = UNFUSED_PASSES * (0.5 / pace.fused if fused else 1.0)
+    updated = ADAMW_BYTES_PER_PARAMETER * job.shape.parameters * passes
     optimizer = updated / (card.memory_gb_s * 1e9 * MEMORY_EFFICIENCY * pace.memory)
-    compute = work.micro_batches * micro + max(optimizer, STEP_HOST_S * pace.host)
-    travel, last = all_reduce_s(work, link_bytes_s)
+    compute = job.accumulation * micro + max(optimizer, STEP_HOST_S * pace.host)
+    travel, last = all_reduce_s(job, block, link_bytes_s)
     waited = max(travel - BACKWARD_SHARE * micro, last)
-    busy = work.micro_batches * device + optimizer + last
-    return StepTime(compute_s=compute, waited_s=waited, busy_s=min(busy, compute + waited))
+    busy = job.accumulation * device + optimizer + last
+    return compute, waited, min(busy, compute + waited)

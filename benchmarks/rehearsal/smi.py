@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from benchmarks.rehearsal.hardware import NOT_AVAILABLE, Driver, Gpu, Process
+from benchmarks.rehearsal.hardware import NOT_AVAILABLE, Driver, Gpu
 
 _TEXT = Path(__file__).with_name("nvidia_smi.txt").read_text(encoding="utf-8")
 _OF_DRIVERS = re.compile(r"(\d+)-(\d+)\s*(<.*)")
@@ -41,13 +41,11 @@ _PROCESS = """
 <process_name>{name}</process_name><used_memory>{used_mib} MiB</used_memory></process_info>"""
 
 
-def query_xml(
-    driver: Driver, gpus: Sequence[Gpu], *, when: str = "Sun Nov 22 06:00:00 2026"
-) -> str:
+def query_xml(driver: Driver, gpus: Sequence[Gpu]) -> str:
     """The document of `nvidia-smi -q -x`."""
     branch = int(driver.version.partition(".")[0])
     head = {
-        "timestamp": when,
+        "timestamp": "Sun Nov 22 06:00:00 2026",
         "driver_version": driver.version,
         "cuda_version": driver.cuda,
         "attached_gpus": len(gpus),
@@ -80,12 +78,9 @@ def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
     joined = card.architecture == "Hopper"
     reasons = {name: "Active" if name in gpu.reasons else "Not Active" for name in _REASONS}
     return {
+        **asdict(card),
         **{name: escape(str(value)) for name, value in asdict(gpu).items()},
         **reasons,
-        "name": card.name,
-        "architecture": card.architecture,
-        "part": card.part,
-        "device_id": card.device_id,
         "serial": f"16541230{gpu.index:05d}",
         "mig": "Enabled" if gpu.mig else "Disabled",
         "mig_devices": "".join(_instance(gpu, n) for n in (0, 1)) if gpu.mig else "None",
@@ -94,7 +89,6 @@ def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
         "pci_device": device,
         "card_pcie_gen": card.pcie_gen,
         "kind": driver.reasons,
-        "memory_mib": card.memory_mib,
         "used": NOT_AVAILABLE if gpu.mig else f"{gpu.used_mib} MiB",
         "free_mib": card.memory_mib - 600 - gpu.used_mib,
         "busy": busy,
@@ -107,22 +101,17 @@ def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
         "limit": f"{gpu.power_limit_w or card.power_w:.2f} W",
         "default": f"{card.power_w:.2f} W",
         "draw": f"{gpu.power_w:.2f} W",
-        "memory_mhz": card.memory_mhz,
         "most_mhz": card.sm_mhz,
         "video_mhz": min(gpu.sm_mhz, 1290),
         "fabric": "Completed" if joined else NOT_AVAILABLE,
         "fabric_status": "Success" if joined else NOT_AVAILABLE,
-        "processes": "".join(map(_process, gpu.processes)),
+        "processes": "".join(_PROCESS.format(**asdict(one)) for one in gpu.processes),
     }
 
 
 def _instance(gpu: Gpu, number: int) -> str:
     total = gpu.card.memory_mib // 2
     return _INSTANCE.format(number=number, gpu_instance=number + 1, total=total, free=total - 19)
-
-
-def _process(process: Process) -> str:
-    return _PROCESS.format(**asdict(process))
 
 
 _LEGEND = """

@@ -1,9 +1,10 @@
-"""The table of machines and verdicts, for a screen and for benchmarks/results/rehearsal.md."""
+"""The table of machines and verdicts, on the screen and in benchmarks/results/rehearsal.md."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.program import markdown_table
 from benchmarks.rehearsal.judged import Judged
 from benchmarks.rehearsal.machine import Machine
 
@@ -28,40 +29,23 @@ def stops(result: Judged) -> str:
     return ", ".join(shown) + more if shown else "-"
 
 
-def screen(results: Sequence[Judged]) -> str:
-    """Machine, verdict, the rows that stopped it and those that should, one line each."""
-    lines = [NOTICE, ""]
-    for result in results:
-        mark = "ok " if result.as_expected else "BAD"
-        machine = result.machine
-        lines.append(f"{mark} {machine.name:22} {machine.profile:14} {result.verdict:10} "
-                     f"stopped by: {stops(result)}")  # fmt: skip
-        if not result.as_expected:
-            lines.append(f"    should be: {', '.join(machine.stopped_by) or 'GO'}")
-            for row in result.stopped_by[:_SHOWN]:
-                lines.append(f"    {row} {result.reasons[row][:300]}")
-    good = sum(result.as_expected for result in results)
-    lines += ["", f"{good} of {len(results)} machines judged as they should be. {NOTICE}"]
-    return "\n".join(lines)
-
-
 def page_table(results: Sequence[Judged]) -> str:
     """The table of benchmarks/results/rehearsal.md."""
-    lines = [
-        "| machine | profile | what is wrong | should be stopped by | verdict | stopped by |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [_line(result) for result in results]
-    return "\n".join(lines)
+    header = ("machine", "profile", "what is wrong", "should be stopped by", "verdict",
+              "stopped by")  # fmt: skip
+    rows = []
+    for result in results:
+        machine = result.machine
+        told = (f"`{machine.name}`", machine.profile, machine.story, should(machine))
+        rows.append((*told, result.verdict, stops(result)))
+    return markdown_table(header, rows).rstrip("\n")
 
 
-def _line(result: Judged) -> str:
-    machine = result.machine
-    cells = (
-        f"`{machine.name}`", machine.profile, machine.story, should(machine), result.verdict,
-        stops(result),
-    )  # fmt: skip
-    return f"| {' | '.join(cells)} |"
+def problem(result: Judged) -> str:
+    """Why a machine is not judged as it should be."""
+    why = [f"    {row} {result.reasons[row][:300]}" for row in result.stopped_by[:_SHOWN]]
+    head = f"BAD {result.machine.name}: {result.verdict}; should be: {should(result.machine)}"
+    return "\n".join([head, *why])
 
 
 def should(machine: Machine) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 from benchmarks.rehearsal import smi
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.trainer.rundir import NCCL, SHA, TORCH
+from tests.factory.programs import program
 
-_NVIDIA_SMI = """#!/bin/sh
+_NVIDIA_SMI = """\
 # A stand-in of a rehearsal: no GPU is here.
 here="$(dirname "$0")/../state"
 case "$*" in
@@ -23,11 +24,11 @@ case "$*" in
   *) echo "not rehearsed: $*" >&2; exit 2 ;;
 esac
 """
-_DMESG = """#!/bin/sh
+_DMESG = """\
 # The kernel log of a rehearsed machine, as `dmesg --raw` prints it.
 cat "$(dirname "$0")/../state/kernel.txt"
 """
-_GIT = """#!/bin/sh
+_GIT = """\
 # The checkout of a rehearsed machine: clean, on its main branch.
 case "$*" in
   *ls-files*) echo __init__.py ;;
@@ -65,23 +66,18 @@ class Bench:
     """The folder with the programs and their state, of one machine."""
 
     def __init__(self, folder: Path, machine: Machine) -> None:
-        self.folder, self.machine = folder, machine
+        self.machine = machine
         self.programs, self.packages = folder / "bin", folder / "packages"
         self.state = folder / "state"
-        for path in (self.programs, self.packages / "torch" / "utils", self.state):
+        for path in (self.packages / "torch" / "utils", self.state):
             path.mkdir(parents=True)
-        self._program("nvidia-smi", _NVIDIA_SMI)
-        self._program("git", _GIT.replace("{sha}", SHA))
-        self._program("dmesg", _DMESG)
+        program(self.programs / "nvidia-smi", _NVIDIA_SMI)
+        program(self.programs / "git", _GIT.replace("{sha}", SHA))
+        program(self.programs / "dmesg", _DMESG)
         self._log: list[str] = []
         self.log(["Linux version 6.8.0-rehearsal", "nvidia: module loaded"])
         self._torch()
         self.show([machine.at_rest(index) for index in range(machine.gpus)])
-
-    def _program(self, name: str, text: str) -> None:
-        path = self.programs / name
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o755)
 
     def _torch(self) -> None:
         machine = self.machine

@@ -16,23 +16,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from benchmarks.program import markdown_table
 from benchmarks.triton_aot.compiled import LIMITS, Compiled, compile_all, compile_tuned
 from benchmarks.triton_aot.kernels import PARTS
 
+HEADER = ("kernel", "width", "capability", "warps", "registers", "spilled", "shared", "occupancy",
+          "tensor cores")  # fmt: skip
 
-def compiled_rows(found: Sequence[tuple[int, Compiled]]) -> Iterator[str]:
-    """The table of what was compiled; each with the head's width."""
-    yield "| kernel | width | capability | warps | registers | spilled | shared | occupancy | " \
-        "tensor cores |"  # fmt: skip
-    yield "|---" * 9 + "|"
-    for width, one in found:
-        cores = ", ".join(f"{n} {op}" for op, n in one.tensor_core.items() if n) or "-"
-        yield (
-            f"| {one.kernel.name} | {width} | {one.capability / 10:g} | {one.kernel.warps} | "
-            f"{one.registers} | {one.spilled} | {one.shared:,} | {one.occupancy:.0%} | {cores} |"
-        )
+
+def row_of(width: int, one: Compiled) -> tuple[object, ...]:
+    """A kernel in the table."""
+    cores = ", ".join(f"{n} {op}" for op, n in one.tensor_core.items() if n) or "-"
+    uses = (one.registers, one.spilled, f"{one.shared:,}", f"{one.occupancy:.0%}", cores)
+    return one.kernel.name, width, f"{one.capability / 10:g}", one.kernel.warps, *uses
 
 
 def main(words: Sequence[str]) -> int:
@@ -53,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     else:
         made = compile_all(args.capability, args.width, args.type, args.part)
         found = [(width, one, one.problems) for width, one in made]
-    print(*compiled_rows([(width, one) for width, one, _ in found]), sep="\n")
+    print(markdown_table(HEADER, [row_of(width, one) for width, one, _ in found]))
     wrong = [
         f"{one.kernel.name}, width {width}, {one.capability}: {text}"
         for width, one, problems in found

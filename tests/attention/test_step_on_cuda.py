@@ -47,7 +47,7 @@ def cost(*, dense: bool = False, window: Window = "masked") -> Cost:
     rest = MODEL.n_layers - 2
     calls = {name: count + rest * (three.calls[name] - count) for name, count in two.calls.items()}
     peak = two.peak_bytes + rest * (three.peak_bytes - two.peak_bytes)
-    return Cost(calls=calls, peak_bytes=peak, host_s=0.0)
+    return Cost(calls=calls, peak_bytes=peak)
 
 
 @pytest.mark.slow

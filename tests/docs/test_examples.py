@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.examples.__main__ import REPORTS, command, page, verdict_line
+from benchmarks.examples.__main__ import BEGIN, END, REPORTS, command, table, verdict_line
 from benchmarks.examples.catalog import EXAMPLES, Example
 from runbook.cli import main
 
@@ -36,10 +36,10 @@ def test_it_can_be_planned(
 
 
 def test_the_index_is_the_one_that_the_command_writes() -> None:
-    assert (DOCS / "README.md").read_text(encoding="utf-8") == page(DOCS)
+    assert f"{BEGIN}\n{table(DOCS)}\n{END}" in (DOCS / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_link_of_the_index_leads_somewhere() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", page(DOCS))
+    links = re.findall(r"\]\(([^)]+)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
     assert len(links) >= len(EXAMPLES)
     assert all((DOCS / link.partition("#")[0]).is_file() for link in links)

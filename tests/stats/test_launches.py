@@ -88,7 +88,7 @@ def test_every_published_figure_has_a_cell() -> None:
 def test_the_documented_rule_breaks_the_winner_bound() -> None:
     claim = Claim("wrong", 0.01)
     cell = CELLS["best arm, blocks | calm | all equal"]
-    wrong = round(float(simulate(cell, 100).documented_rule or 0.0) * 100)
+    wrong = round(simulate(cell, 100).documented_rule * 100)
     assert wrong == 100
     assert not within(wrong, 100, claim)
 

@@ -7,24 +7,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.trainer.effects import ALWAYS, MIB, effect, told_buckets
-from benchmarks.rehearsal.trainer.proof import GROUPS, proof
-from benchmarks.rehearsal.trainer.steps import (
-    EVAL_S,
-    PROFILE_FROM,
-    Block,
-    Job,
-    Steps,
-    data_of,
-    gate_health,
-    seed_of,
-)
+from benchmarks.rehearsal.trainer.job import VOCABULARY, Block, Job
+from benchmarks.rehearsal.trainer.steps import EVAL_S, PROFILE_FROM, Steps, data_of, seed_of
 from nsa.contract import Event, Phase
 from nsa.contract.digests import drawn_batch, recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
+from tests.accounts.first_weights import first_weights
 from tests.factory.files import Record, record
-from tests.factory.told import in_force, shadow
+from tests.factory.told import in_force, recomputed, shadow
+from tests.phases.heartbeats import GROUPS, PROOF, SPOTS, cut_by
 
 # From the start of the process to its first word, to the process group, to the first pass.
 BOOT_S, GROUP_S, PROOF_S = 4.2, 9.1, 10.6
@@ -76,7 +70,7 @@ class Rank:
         Weights, both moments and DDP's buckets are float32. results/step_calls.md counts 1,913 MiB
         for one sequence with weights and gradients.
         """
-        weights = self.job.shape.parameters * 4 / MIB
+        weights = self.job.shape.gradient_mib
         kept = weights * (4 if self.job.ddp else 3)
         activations = (1913 - 2 * weights) * self.job.per_rank
         leak = self.machine.leak_mib_per_step.get(self.rank, 0.0) * step
@@ -112,17 +106,17 @@ class Rank:
         phase = Phase.FIRST_STEP if number == 1 else Phase.STEP
         yield self.record(Event.STEP_START, last + 5e-5, step=number, phase=Phase.DATA)
         fetched = min(last + 1e-4 + float(steps.fetch_s[at]), ended - 2e-4)
-        if job.profiled and self.rank == 0 and number == PROFILE_FROM:
+        profiled = job.profiled if self.rank == 0 else 0
+        if profiled and number == PROFILE_FROM:
             yield self.record(
                 Event.PROFILER, last + 6e-5, step=number, phase=Phase.DATA, active=True
             )
         yield self.record(Event.FETCHED, fetched, step=number, phase=phase)
         if number in self._twice():
             yield self.record(Event.RECOMPUTED, fetched + 1e-5, step=number, phase=phase)
-        lagging = at > 0 and not first_of_block and not job.evaluates(at)
-        if lagging:
+        if at > 0 and not first_of_block and not job.evaluates(at):
             yield self._progress(at - 1, ended - 1e-4, number, phase)
-        if job.profiled and self.rank == 0 and number == PROFILE_FROM + job.profiled - 1:
+        if profiled and number == PROFILE_FROM + profiled - 1:
             yield self.record(Event.PROFILE_SAVE, ended - 8e-5, step=number, phase=Phase.PROFILE)
             yield self.record(
                 Event.PROFILER, ended - 5e-5, step=number, phase=Phase.STEP, active=False
@@ -133,7 +127,7 @@ class Rank:
             ended,
             step=number,
             phase=phase,
-            embedded=job.per_rank * job.accumulation * job.shape.seq_len,
+            embedded=job.rank_tokens,
             data=digest,
             mem_mib=peak,
             reserved_mib=reserved,
@@ -143,24 +137,21 @@ class Rank:
             yield self._progress(at, over + 3e-4, number, phase)
         if job.evaluates(number):
             yield from self._evaluation(at, over)
-        if self._settled(at):
+        # DDP has built its buckets anew after the second step of a block.
+        if at > 0 and self._block(at - 1)[1] and not first_of_block:
             yield from self._effects(block, number, ended + 3.5e-4)
-        if job.profiled and number == PROFILE_FROM + job.profiled:
-            yield from self._proven_nvtx(block, number, ended + 2e-4)
 
     def _evaluation(self, at: int, over: float) -> Iterator[Record]:
-        loss, batches = float(self.steps.loss[at]) + 0.01, self.job.eval_batches
-        drawn = drawn_batch(self.token, self.rank, at + 1, batches)
+        loss, batches = float(self.steps.loss[at]) + 0.01, self.job.config["train"]["eval_batches"]
         told = {
             "loss": loss,
             "losses": [loss] * batches,
-            "again": {"batch": drawn, "loss": loss},
+            "again": {"batch": drawn_batch(self.token, self.rank, at + 1, batches), "loss": loss},
             "embedded": batches * self.job.per_rank * self.job.shape.seq_len,
             "seconds": EVAL_S - 0.02,
             "data": data_of(self.job).held_out(self.rank, batches),
         }
-        begun = self.record(Event.EVAL_START, over + 1e-3, step=at + 1, phase=Phase.EVAL)
-        yield begun
+        yield self.record(Event.EVAL_START, over + 1e-3, step=at + 1, phase=Phase.EVAL)
         yield self.record(Event.EVAL, over + EVAL_S - 0.01, step=at + 1, phase=Phase.EVAL, **told)
 
     def _refusals(self, at: int, last: float) -> Iterator[Record]:
@@ -177,99 +168,86 @@ class Rank:
         place = self.steps.block[at]
         return self.job.blocks[place], at == 0 or self.steps.block[at - 1] != place
 
-    def _settled(self, at: int) -> bool:
-        """DDP has built its buckets anew after the second step of a block."""
-        return at > 0 and self._block(at - 1)[1] and not self._block(at)[1]
-
     def _progress(self, at: int, when_s: float, step: int, phase: Phase) -> Record:
-        steps, job = self.steps, self.job
-        told = {"loss": float(steps.loss[at]), "fetch_s": float(steps.fetch_s[at])}
-        rate = round(job.tokens / float(steps.dt_s[at]), 3)
-        record = self.record(Event.PROGRESS, when_s, step=step, phase=phase)
-        return {**record, "step": at + 1, **told, "toks_per_s": rate,
-                "grad_norm": float(steps.norm[at])}  # fmt: skip
-
-    # -- what the toggles did ----------------------------------------------------------------------
+        steps = self.steps
+        told = {
+            "step": at + 1,
+            "loss": float(steps.loss[at]),
+            "fetch_s": float(steps.fetch_s[at]),
+            "toks_per_s": round(self.job.tokens / float(steps.dt_s[at]), 3),
+            "grad_norm": float(steps.norm[at]),
+        }
+        return self.record(Event.PROGRESS, when_s, step=step, phase=phase) | told
 
     def _effects(self, block: Block, step: int, at_s: float) -> Iterator[Record]:
-        own = {"arm": block.arm, "block": block.index}
+        """Every toggle of a block took effect, and DDP has its buckets."""
+        own = {"step": step, "phase": Phase.STEP, "arm": block.arm, "block": block.index}
         if self.job.ddp:
-            yield self.record(
-                Event.DDP_BUCKETS, at_s, step=step, phase=Phase.STEP, **own,
-                **told_buckets(self.job, block),
-            )  # fmt: skip
-        settings = {k: v for k, v in block.settings.items() if k.startswith("NSA_")}
-        for number, (name, text) in enumerate({**ALWAYS, **settings}.items()):
-            if name == "NSA_NVTX" and self.job.profiled:
-                continue
-            took, evidence = effect(name, text, self.job)
-            told = {"toggle": name, "value": TOGGLES[name].parse(text), "took_effect": took}
-            yield self.record(
-                Event.EFFECT, at_s + 5e-5 * (number + 1), step=step, phase=Phase.STEP,
-                evidence=evidence, **told, **own,
-            )  # fmt: skip
-
-    def _proven_nvtx(self, block: Block, step: int, at_s: float) -> Iterator[Record]:
-        if self.rank == 0 and block.settings.get("NSA_NVTX") == "1":
-            yield self.record(
-                Event.EFFECT, at_s, step=step, phase=Phase.STEP, toggle="NSA_NVTX", value=True,
-                took_effect=True, evidence={"range": "nsa.sel.ranges_v2", "in_trace": True},
-                arm=block.arm, block=block.index,
-            )  # fmt: skip
+            sizes = cut_by(block.bucket_mib, self.job.shape.gradient_mib)
+            yield self.record(Event.DDP_BUCKETS, at_s, **own, **sizes)
+        for name, text in block.settings.items():
+            if name in TOGGLES:
+                told = {"toggle": name, "value": TOGGLES[name].parse(text), "evidence": "seen"}
+                yield self.record(Event.EFFECT, at_s + 5e-5, took_effect=True, **told, **own)
 
     # -- proofs and the end ------------------------------------------------------------------------
 
-    def _proof(self, step: int) -> Mapping[str, Any]:
-        mean_loss = float(self.steps.loss[max(0, step - 1)])
-        return proof(self.machine, self.job, self.rank, mean_loss)
+    def _proof(self, done: int) -> Mapping[str, Any]:
+        """What the known numbers came out as, and the model against its equations."""
+        job, machine, ranks = self.job, self.machine, self.job.ranks
+        # Known numbers of rank r are r + 1 times those of rank 0, so their mean is this times them.
+        mean = (ranks + 1) / 2
+        share = {"sum": float(ranks), "own": (self.rank + 1) / mean}.get(machine.gradient, 1.0)
+        wire = job.blocks[0].wire if job.ddp else "fp32"
+        norm = round(PROOF["norm_before"] * share, 4)
+        loss = float(self.steps.loss[max(0, done - 1)]) + 0.004 * (self.rank - (ranks - 1) / 2)
+        off = dict.fromkeys(("attention", "gates", "layer", "logits"), machine.attention_error)
+        env = {"config": job.config, "effective": {"vocab_size": VOCABULARY}}
+        return {
+            **PROOF,
+            "loss": loss,
+            "loss_again": loss,
+            "positions": job.per_rank * job.shape.seq_len,
+            "mean_low": share * (PROOF["mean_low"] if wire == "bf16" else 1.0),
+            "mean_high": share,
+            "wire": wire,
+            "norm_told": norm,
+            "norm_before": norm,
+            "oracle": {**SPOTS, "shape": {**job.config["model"], **job.config["nsa"]}, **off},
+            "weights": first_weights(env),
+        }
 
     def end(self, at_s: float, code: int, reason: str, done: int) -> Record:
         """The exit event, with what happened to tokens and parameters."""
-        tokens = self.job.per_rank * self.job.accumulation * self.job.shape.seq_len
-        told: Mapping[str, Any] = {}
-        if code == 0:
-            told = self._accounts(tokens * done * 127 + self.rank, done)
+        told = self._accounts(done) if code == 0 else {}
         return self.record(
             Event.EXIT, at_s, step=done, phase=Phase.EXIT, code=code, reason=reason,
             steps_done=done, **told,
         )  # fmt: skip
 
-    def _accounts(self, tokens_sum: int, done: int) -> Mapping[str, Any]:
-        rates = self.steps.rate[:done]
-        largest = float(rates.max())
+    def _accounts(self, done: int) -> Mapping[str, Any]:
+        job, rates = self.job, self.steps.rate[:done]
+        tokens_sum = job.rank_tokens * done * 127 + self.rank
+        first, largest = float(rates[0]), float(rates.max())
         # Adam's steps partly cancel: the way is longer than the distance.
-        moved = {g: float(rates.sum()) * (0.22 + 0.001 * (seed_of(g) % 50)) for g in GROUPS}
-        moved = {g: max(size, 0.4 * largest) for g, size in moved.items()}
-        parted = self.machine.diverges or self.machine.gradient == "own"
-        own = self.rank if parted and self.job.ranks > 1 else 0
-        digest = hashlib.sha256(f"{self.job.where} {self.token} {own}".encode()).hexdigest()
+        moved = max(float(rates.sum()) * 0.22, 0.4 * largest)
+        losses = pd.DataFrame({"step": range(1, done + 1), "loss": self.steps.loss[:done]})
+        twice = recomputed(self._twice(), losses, layers=job.shape.layers)
+        watched = watched_steps(self.token, 1, job.last_step)
         return {
-            "param_hash": digest,
+            "param_hash": hashlib.sha256(f"{job.where} {self.token}".encode()).hexdigest(),
             "fetched_sum": tokens_sum,
             "embedded_sum": tokens_sum,
-            "moved": {g: size * (1 + 1e-3 * own) for g, size in moved.items()},
+            "moved": dict.fromkeys(GROUPS, moved),
             "largest_lr": largest,
             "updates": [done, done],
-            "first_update": {"moved": float(rates[0]) * 0.99993, "lr": float(rates[0])},
-            "shadow": self._shadow(done),
-            "recomputed": self._recomputed(done),
+            "first_update": {"moved": first * 0.99993, "lr": first},
+            "shadow": shadow([step for step in watched if step <= done]),
+            "recomputed": twice | ({"gates": None} if self.rank else {}),
             "proof": self._proof(done),
-            "in_force": in_force(self.job.ranks, {}, cpus=2 * CORES)
-            | {"timeout_s": GROUP_TIMEOUT_S if self.job.ddp else None},
+            "in_force": in_force(job.ranks, {}, cpus=2 * CORES)
+            | {"timeout_s": GROUP_TIMEOUT_S if job.ddp else None},
         }
-
-    def _shadow(self, done: int) -> Mapping[str, Any]:
-        steps = [s for s in watched_steps(self.token, 1, self.job.last_step) if s <= done]
-        return shadow(steps)
-
-    def _recomputed(self, done: int) -> Mapping[str, Any]:
-        steps = [step for step in self._twice() if step <= done]
-        losses = [float(self.steps.loss[step - 1]) for step in steps]
-        layers = self.job.shape.layers
-        gates = [[gate_health(self.job, self.token, step)] * layers for step in steps]
-        bias = {"toward_zero": 2e-5, "down": -3e-5, "weight": 2100.0}
-        told = {"gradient": 4e-3, "ranks": 0.0, "bias": bias, "gates": None if self.rank else gates}
-        return {"steps": steps, "losses": losses, **told}
 
     def _twice(self) -> tuple[int, ...]:
         profiled = self.job.profiled > 0

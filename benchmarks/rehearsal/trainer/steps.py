@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.roofline import HOST_S, Shape, StepTime, Work, step_time
+from benchmarks.rehearsal.roofline import HOST_S, step_time
+from benchmarks.rehearsal.trainer.job import VOCABULARY, Block, Job
 from runbook.accounts.workload import GeneratedData
 
 # Standard deviations, as shares: of one launch's pace, and of one step's time.
@@ -29,61 +28,6 @@ EVAL_S = 0.42
 PROFILED_HOST = 1.9
 PROFILE_FROM = 6
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """A stretch of steps under one set of settings; a plain run is one without a name."""
-
-    arm: str
-    index: int
-    warmup: int
-    steps: int
-    settings: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a launch was asked for, as the trainer understands it."""
-
-    where: str
-    shape: Shape
-    # The file, with what the command line changes in it.
-    config: Mapping[str, Any]
-    ranks: int
-    global_batch: int
-    accumulation: int
-    recompute: bool
-    dataset: str
-    blocks: tuple[Block, ...]
-    refused: tuple[Block, ...]
-    learning_rate: float
-    ramp: int
-    schedule_steps: int
-    profiled: int
-    seed: int
-    eval_every: int
-    eval_batches: int
-    ddp: bool
-
-    def evaluates(self, step: int) -> bool:
-        """Is there an evaluation after this step?"""
-        return bool(self.eval_every) and step > 0 and step % self.eval_every == 0
-
-    @property
-    def last_step(self) -> int:
-        """Of all blocks, those that cannot run included."""
-        return sum(block.warmup + block.steps for block in (*self.blocks, *self.refused))
-
-    @property
-    def per_rank(self) -> int:
-        """Sequences of a rank in a micro-batch."""
-        return self.global_batch // self.ranks
-
-    @property
-    def tokens(self) -> int:
-        """Of all ranks in a step."""
-        return self.global_batch * self.accumulation * self.shape.seq_len
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +71,9 @@ def simulate(machine: Machine, job: Job, seed: int) -> Steps:
         dt *= 1.0 + machine.slower_at_end * np.arange(count) / count
     computing = busy * (total * launch)[:, None]
     ahead = np.clip(total - host, 0.002, None)
-    dt = _profiled(job, dt, host)
+    if job.profiled:
+        watched = slice(PROFILE_FROM - 1, PROFILE_FROM + job.profiled)
+        dt[watched] = np.maximum(dt[watched], host[watched] * PROFILED_HOST)
     fetch = np.full(count, machine.fetch_s) * np.exp(random.normal(0.0, 0.1, count))
     dt += np.maximum(0.0, fetch - 0.002)
     if machine.stall_every:
@@ -153,37 +99,13 @@ def simulate(machine: Machine, job: Job, seed: int) -> Steps:
 
 def block_time(machine: Machine, job: Job, block: Block) -> tuple[float, list[float], float]:
     """Seconds of an ordinary step, each GPU's share of computing in it, and the host's seconds."""
-    bucket = float(block.settings.get("NSA_DDP_BUCKET_MB", "25"))
-    wire = 4 if block.settings.get("NSA_DDP_COMPRESS", "off") == "off" else 2
-    work = Work(
-        shape=job.shape,
-        sequences=job.per_rank,
-        micro_batches=job.accumulation,
-        ranks=job.ranks,
-        recompute=job.recompute,
-        fused=block.settings.get("NSA_OPT_FUSED") == "1",
-        bucket_mib=bucket,
-        wire_bytes=wire,
-    )
-    times: list[StepTime] = []
-    host = 0.0
-    for rank in range(job.ranks):
-        pace = machine.trains(rank)
-        pace = replace(pace, math="math" in " ".join(machine.kernels.values()))
-        times.append(step_time(machine.card, work, pace, machine.training_link))
-        host = max(host, work.micro_batches * HOST_S * pace.host)
-    total = max(t.compute_s for t in times) + max(t.waited_s for t in times)
-    return total, [t.busy_s / total for t in times], host
-
-
-def _profiled(job: Job, dt: Floats, host: Floats) -> Floats:
-    """The steps that torch's profiler watches, and the one that Python's does."""
-    if not job.profiled:
-        return dt
-    watched = slice(PROFILE_FROM - 1, PROFILE_FROM + job.profiled)
-    slowed = dt.copy()
-    slowed[watched] = np.maximum(dt[watched], host[watched] * PROFILED_HOST)
-    return slowed
+    by_math = "math" in " ".join(machine.kernels.values())
+    paces = [replace(machine.trains(rank), math=by_math) for rank in range(job.ranks)]
+    times = [step_time(machine.card, job, block, pace, machine.training_link) for pace in paces]
+    compute, waited, busy = zip(*times, strict=True)
+    total = max(compute) + max(waited)
+    host = job.accumulation * HOST_S * max(pace.host for pace in paces)
+    return total, [one / total for one in busy], host
 
 
 def _begin(dt: Floats, block: npt.NDArray[np.int64]) -> Floats:
@@ -200,24 +122,18 @@ def _host_ends(job: Job, device_end: Floats, ahead: Floats, random: np.random.Ge
     ahead: seconds by which the host is done before the device, which it never is by a whole step.
     """
     before = np.concatenate([[0.0], device_end[:-1]])
-    ends = []
-    for rank in range(job.ranks):
-        jitter = np.abs(random.normal(0.0, 5e-5, len(ahead)))
-        noted = np.maximum(before + 4e-4, device_end - ahead) + jitter + 1e-5 * rank
-        ends.append(noted)
-    return np.array(ends)
+    jitter = np.abs(random.normal(0.0, 5e-5, (job.ranks, len(ahead))))
+    ends: Floats = np.maximum(before + 4e-4, device_end - ahead) + jitter
+    return ends + 1e-5 * np.arange(job.ranks)[:, None]
 
 
 def learning_rates(job: Job, count: int) -> Floats:
     """A linear ramp, then a cosine down to a tenth."""
-    rates = np.empty(count)
-    for at in range(count):
-        step = at + 1
-        if step <= job.ramp:
-            rates[at] = job.learning_rate * step / job.ramp
-            continue
-        done = min(1.0, (step - job.ramp) / max(1, job.schedule_steps - job.ramp))
-        rates[at] = job.learning_rate * (0.1 + 0.9 * (1 + math.cos(math.pi * done)) / 2)
+    most, ramp = job.config["train"]["lr"], job.config["train"]["warmup_steps"]
+    step = np.arange(1, count + 1)
+    done = np.clip((step - ramp) / max(1, job.schedule_steps - ramp), 0.0, 1.0)
+    later = 0.1 + 0.9 * (1 + np.cos(math.pi * done)) / 2
+    rates: Floats = most * np.where(step <= ramp, step / max(1, ramp), later)
     return rates
 
 
@@ -227,7 +143,7 @@ ENTROPY = 1.1097385521061456
 
 def floor_of(job: Job) -> float:
     """What no model gets below, nats."""
-    return ENTROPY if job.dataset == "markov" else math.log(job.shape.vocabulary)
+    return ENTROPY if job.dataset == "markov" else math.log(VOCABULARY)
 
 
 def _losses(machine: Machine, job: Job, count: int) -> Floats:
@@ -235,31 +151,23 @@ def _losses(machine: Machine, job: Job, count: int) -> Floats:
 
     The same rows of data give the same first loss, however they are spread over ranks.
     """
-    rows = job.global_batch * job.accumulation
+    rows = job.ranks * job.per_rank * job.accumulation
     random = np.random.default_rng(seed_of("loss", job.dataset, rows))
-    start, floor = math.log(job.shape.vocabulary) + 0.055, floor_of(job)
+    start, floor = math.log(VOCABULARY) + 0.055, floor_of(job)
     learned = np.cumsum(learning_rates(job, count)) / 0.02
     # Without learning only what the first weights did wrong by themselves goes away.
-    end = floor if machine.learns else math.log(job.shape.vocabulary)
+    end = floor if machine.learns else math.log(VOCABULARY)
     loss = end + (start - end) * np.exp(-learned if machine.learns else -5 * learned)
     spread = 0.11 / math.sqrt(job.tokens / 128)
     return np.round(loss + random.normal(0.0, spread, count), 9)
-
-
-def gate_health(job: Job, token: str, step: int) -> list[float]:
-    """Of the gates in a step, the same in every layer: entropy, largest share, the shares."""
-    random = np.random.default_rng(seed_of(job.where, token, "gates", step))
-    shares = random.dirichlet([60.0, 60.0, 60.0])
-    entropy = -float(np.sum(shares * np.log(shares))) / math.log(3)
-    return [entropy, float(shares.max()), *map(float, shares)]
 
 
 def data_of(job: Job) -> GeneratedData:
     """What the ranks of a launch read."""
     return GeneratedData(
         kind=job.dataset,
-        seed=job.seed,
-        vocab_size=job.shape.vocabulary,
+        seed=job.config["train"]["seed"],
+        vocab_size=VOCABULARY,
         seq_len=job.shape.seq_len,
         nproc=job.ranks,
         rows=job.per_rank,
