@@ -1,0 +1,1 @@
+"""How many changes of the code that judges the tests notice."""

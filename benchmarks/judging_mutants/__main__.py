@@ -1,0 +1,98 @@
+"""Mutants of the code that judges, and how many of them the tests kill.
+
+    pip install -e '.[dev,mutants]'
+    python -m benchmarks.judging_mutants --seed 1 --sample 150 --results DIR
+
+    --list         the mutants of this sample; runs nothing
+    --results DIR  the coverage and what was killed are kept here, and not run again
+    --workers N    so many copies of the repository at a time (default 2)
+
+A site is a place in phases, decide, verify, read or stats where cosmic-ray has a change to make.
+Sites are drawn at random, then one change of each. What cannot change a verdict is not drawn:
+annotations, and the arguments of dataclass decorators. Which tests run a line comes from one
+measurement of coverage; a mutant meets all tests that run its statement, the slow
+ones and those that start the trainer excepted. A mutant survives if they all pass.
+The survivors that no test can kill stand in equivalents.yaml, each with its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from benchmarks.judging_mutants.copies import Copies
+from benchmarks.judging_mutants.sites import ROOT, Mutant, describe, sample
+
+EQUIVALENTS = Path(__file__).with_name("equivalents.yaml")
+
+
+def equivalents() -> dict[tuple[str, str, str], str]:
+    """Why a mutant is no other program, by its file and its lines before and after."""
+    listed = yaml.safe_load(EQUIVALENTS.read_text(encoding="utf-8")) or []
+    return {(item["path"], item["before"], item["after"]): item["why"] for item in listed}
+
+
+def _killed_before(kept: Path, wanted: set[tuple[str, str, str]]) -> list[Mutant]:
+    if not kept.exists():
+        return []
+    lines = kept.read_text(encoding="utf-8").splitlines()
+    all_of_them = {mutant.key: mutant for mutant in (Mutant(**json.loads(line)) for line in lines)}
+    return [
+        mutant
+        for key, mutant in all_of_them.items()
+        if key in wanted and mutant.outcome.startswith("killed")
+    ]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.judging_mutants")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sample", type=int, default=150)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=ROOT / "artifacts" / "judging_mutants")
+    parser.add_argument("--list", action="store_true")
+    asked = parser.parse_args(words)
+    chosen = sample(asked.sample, asked.seed)
+    if asked.list:
+        for change in chosen:
+            print(json.dumps(asdict(describe(change))))
+        return 0
+    asked.results.mkdir(parents=True, exist_ok=True)
+    named = equivalents()
+    kept = asked.results / f"seed-{asked.seed}.jsonl"
+    found = _killed_before(kept, {describe(change).key for change in chosen})
+    known = {mutant.key for mutant in found}
+    chosen = [change for change in chosen if describe(change).key not in known]
+    with (
+        tempfile.TemporaryDirectory(prefix="mutants-") as scratch,
+        ThreadPoolExecutor(asked.workers) as pool,
+    ):
+        copies = Copies(asked.results, Path(scratch), asked.workers)
+        copies.measure()
+        for done in as_completed([pool.submit(copies.judge, change) for change in chosen]):
+            found.append(done.result())
+            line = json.dumps(asdict(found[-1]))
+            print(line, flush=True)
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+    alive = [one for one in found if one.outcome == "survived"]
+    unnamed = [one for one in alive if one.key not in named]
+    killed = len(found) - len(alive)
+    print(
+        f"{killed} of {len(found)} killed, {len(alive) - len(unnamed)} named as equivalent, "
+        f"{len(unnamed)} neither (seed {asked.seed})",
+        file=sys.stderr,
+    )
+    return 1 if unnamed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

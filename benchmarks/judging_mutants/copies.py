@@ -1,0 +1,148 @@
+"""Copies of the repository in which the tests meet one change at a time."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from queue import Queue
+from xml.etree import ElementTree
+
+from coverage import CoverageData
+
+from benchmarks.judging_mutants.sites import ROOT, Change, Mutant, describe, line_of, mutated
+from benchmarks.planted.copy import of_copy, write_anew
+
+# Tests of other parts do not run a line of these; those of the registry refuse a package of a copy,
+# and those of a night ask git, which a copy does not have.
+NOT_RUN = ("attention", "train", "data", "nightly", "test_registry.py")
+TESTS = ("tests", *(f"--ignore=tests/{name}" for name in NOT_RUN))
+QUICK = ("-m", "not slow and not e2e", "-p", "no:cacheprovider", "-q")
+TIME_LIMIT_S = 900.0
+# A test failed; collecting was interrupted; a test named on the command line was not found. All of
+# them are there in the unchanged copy: `measure` asks.
+KILLED = (1, 2, 4)
+
+
+class Copies:
+    """Copies of the repository, each for one mutant at a time, and the tests that run a line."""
+
+    def __init__(self, results: Path, scratch: Path, workers: int) -> None:
+        self._free: Queue[Path] = Queue()
+        for number in range(workers):
+            copy = scratch / str(number)
+            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "artifacts"))
+            self._free.put(copy)
+        self._coverage = results.resolve() / "coverage"
+        self._durations = results.resolve() / "durations.xml"
+        self._took: dict[str, float] = {}
+
+    def measure(self) -> None:
+        """Which test runs which line. Raises CalledProcessError where a test fails or is gone."""
+        if not self._coverage.exists():
+            self._cover()
+        data = CoverageData(str(self._coverage))
+        data.read()
+        names = {name.rsplit("|", 1)[0] for name in data.measured_contexts()} - {""}
+        names = {name for name in names if "test_registry" not in name}
+        for case in ElementTree.parse(self._durations).iter("testcase"):
+            path = case.attrib["classname"].replace(".", "/")
+            self._took[f"{path}.py::{case.attrib['name']}"] = float(case.attrib["time"])
+        copy = self._free.get()
+        listed = _listed(copy, sorted(names))
+        words = _pytest("--collect-only", "-qq", "-n0", listed)
+        subprocess.run(words, cwd=copy, env=of_copy(copy), check=True, capture_output=True)
+        self._free.put(copy)
+
+    def _cover(self) -> None:
+        # Not coverage.ini: files of that prefix are removed before the measurement.
+        settings = self._coverage.with_name("measure.ini")
+        settings.write_text(
+            f"[run]\nsource = phases,runbook\nrelative_files = true\ndata_file = {self._coverage}\n"
+        )
+        words = (*TESTS, *QUICK, "-n", str(self._free.qsize()), "--dist", "worksteal")
+        words += (f"--junitxml={self._durations}",)
+        cover = ("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", "-x")
+        copy = self._free.get()
+        subprocess.run(_pytest(*words, *cover), cwd=copy, env=of_copy(copy), check=True)
+        self._free.put(copy)
+
+    def tests(self, change: Change) -> list[str]:
+        """The tests that run the statement of this change, the quickest first.
+
+        All that run something of its file, if none runs the statement.
+        """
+        data = CoverageData(str(self._coverage))
+        data.read()
+        contexts = data.contexts_by_lineno(change.path)
+        first, last = _statement(change)
+        names = {name for line in range(first, last + 1) for name in contexts.get(line, ())}
+        names = names - {""} or {name for found in contexts.values() for name in found} - {""}
+        return sorted({name.rsplit("|", 1)[0] for name in names}, key=self._seconds)
+
+    def _seconds(self, test: str) -> tuple[float, str]:
+        """How long a test took in the unchanged copy, and its name."""
+        return self._took.get(test, 0.0), test
+
+    def judge(self, change: Change) -> Mutant:
+        """Run its tests with this change in force."""
+        tests = self.tests(change)
+        copy = self._free.get()
+        source, text = mutated(change)
+        try:
+            write_anew(copy / change.path, text)
+            outcome = _run(copy, tests)
+        finally:
+            write_anew(copy / change.path, source)
+            self._free.put(copy)
+        return replace(describe(change), outcome=outcome, tests=len(tests))
+
+
+def _statement(change: Change) -> tuple[int, int]:
+    """First and last line of the innermost statement around a site; of a block its head only."""
+    source, line = mutated(change)[0], line_of(change)
+    found = (line, line)
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.stmt):
+            continue
+        body = getattr(node, "body", None)
+        last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+        if node.lineno <= line <= last:
+            found = (node.lineno, last)
+    return found
+
+
+def _run(copy: Path, tests: Sequence[str]) -> str:
+    words = _pytest("-x", *QUICK, "-n0", _listed(copy, tests))
+    try:
+        done = subprocess.run(
+            words,
+            cwd=copy,
+            env=of_copy(copy),
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "killed: out of time"
+    if done.returncode in KILLED:
+        return "killed"
+    if done.returncode == 0:
+        return "survived"
+    raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-800:]}{done.stderr}")
+
+
+def _listed(copy: Path, tests: Sequence[str]) -> str:
+    """A word that names all these tests."""
+    path = copy / "these-tests.txt"
+    path.write_text("\n".join(tests), encoding="utf-8")
+    return f"@{path}"
+
+
+def _pytest(*words: str) -> list[str]:
+    return [sys.executable, "-m", "pytest", *words]
