@@ -40,9 +40,11 @@ def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
     if first is None:
         return
     advice, invocation = first.advice, record.invocation
+    when = "once your trainer is fixed" if advice.passes else "when this passes"
     if advice.command:
         yield Step(command=advice.command, does=f"for {first.lead.id}")
-    when = "once your trainer is fixed" if advice.passes else "when this passes"
+    else:
+        when = ""
     line, does = invocation.line(), "run all phases: a GO needs every required check"
     if advice.left_out:
         line = without(line, advice.left_out)

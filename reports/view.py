@@ -89,6 +89,13 @@ class ReportView:
         return f"{'; '.join(told)}." if told else ""
 
     @property
+    def untold(self) -> tuple[Step, ...]:
+        """The steps that no cause tells, nor the verdict of a GO or of a run that was cut off."""
+        told = {cause.advice.command for cause in self.causes if cause.blocks}
+        elsewhere = self.interruption or self.record.verdict is Verdict.GO
+        return () if elsewhere else tuple(s for s in self.following if s.command not in told)
+
+    @property
     def main_reasons(self) -> tuple[str, ...]:
         """The one or two reasons that stand beside the verdict."""
         return self.record.reasons[:2]

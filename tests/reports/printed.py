@@ -25,7 +25,7 @@ _OTHERS = re.compile(
     r"|df -|echo |git (?:fetch|bisect|clone|-C) |sudo )[^`;),]*"
 )
 _RUNBOOK = re.compile(rf"\brunbook (?:{'|'.join(COMMANDS)}|--help)\b[^`;),\n]*")
-_TOLD = re.compile(r"^ *(?:next|then|rerun|resume)(?:: | +)(\S.*)$", re.MULTILINE)
+_TOLD = re.compile(r"^ *(?:next|then|rerun|resume)(?:: | +)(\S.*?)(?:  .*)?$", re.MULTILINE)
 # The help of a command has examples of its own, which tests/cli/test_help.py parses.
 _HELP = {"help", "description", "examples", "json_help", "epilog", "exits"}
 
@@ -57,7 +57,7 @@ def commands_in_html(page: str) -> dict[str, None]:
 
 
 def commands_in_output(text: str) -> dict[str, None]:
-    """What a terminal, or an annotation of GitHub, says to type."""
+    """What a terminal, or an annotation of GitHub, says to type, without what it is for."""
     return dict.fromkeys(_TOLD.findall(text.replace("%0A", "\n")))
 
 

@@ -37,6 +37,9 @@ RAN = Ran(
 TRAINED = phase("baseline").model_copy(
     update={"ran": (RAN,), "outcome": Outcome.PASS, "checks": ()}
 )
+SKIPPED = check(
+    "baseline.x", Outcome.SKIPPED, Reason.NOT_GATED, reason="no peak is known", required=True
+)
 LEFT_OUT = check(
     "nvtx.completed", Outcome.SKIPPED, Reason.NOT_ASKED_FOR, reason="not asked", required=True,
     follows="nvtx",
@@ -60,6 +63,10 @@ TABLE = {
     "what was set by hand is left out of both": (
         of(Verdict.NO_GO, phase("baseline", nan(4)), settings={"train.lr": "1e6"}),
         ["runbook run --phase baseline --profile cpu", HERE],
+    ),
+    "a required check that was skipped has no command of its own": (
+        of(Verdict.INCOMPLETE, by_hand("baseline", SKIPPED)),
+        [HERE],
     ),
     "interrupted": (
         of(Verdict.INCOMPLETE, by_hand("preflight", BAD), interrupted=True),
