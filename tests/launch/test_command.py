@@ -140,6 +140,20 @@ def test_a_pasted_test_run_collects_and_passes_the_same(
     assert "warning" not in done.stdout
 
 
+def test_shipped_tests_wait_for_no_plugin_that_they_do_not_need(tmp_path: Path) -> None:
+    """That of hypothesis takes a second to import, and the log every call of a save."""
+    (tmp_path / "test_own.py").write_text(
+        "def test_own(pytestconfig):\n"
+        "    for name in ('hypothesispytest', 'logging'):\n"
+        "        assert not pytestconfig.pluginmanager.hasplugin(name)\n"
+    )
+    argv = ("python", "-m", "pytest", "-q", str(tmp_path / "test_own.py"))
+    launch = trainer(*argv, kind="pytest", nproc=1)
+    words = build_command(launch, tmp_path).argv
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_config_that_is_edited_while_a_run_goes_on_changes_nothing(tmp_path: Path) -> None:
     mine, run = tmp_path / "mine.yaml", tmp_path / "run"
     text = (data_path("configs") / "cpu_smoke.yaml").read_text()
