@@ -23,6 +23,7 @@ from nsa.data.source import Batch
 from nsa.step.engine import Engine
 from nsa.witness.accounts import pieces, plain_floats
 from nsa.witness.recompute import Bias, Recomputed, gap, recompute
+from nsa.witness.sums import Sums
 
 # What the optimizer has to be, beside what the config says: written down again, not read from it.
 _BETAS, _EPS = (0.9, 0.95), 1e-8
@@ -47,7 +48,10 @@ class _State:
 
 @dataclass(frozen=True, kw_only=True)
 class _Begun:
-    """What was noted before clipping, still on the device. `scale`: the loss was scaled by it."""
+    """What was noted before clipping, still on the device. `scale`: the loss was scaled by it.
+
+    gradient: of the sample [N], then its `Sums` [P * _SAMPLED].
+    """
 
     state: _State
     gradient: Tensor
@@ -80,6 +84,8 @@ class Shadow:
         self._owner = torch.repeat_interleave(
             torch.arange(len(self._places)), torch.tensor([len(p) for p in self._places])
         )
+        self._sums = Sums(self._parameters, count=_SAMPLED, seed=self._seed)
+        self._summed = torch.arange(len(self._places)).repeat_interleave(_SAMPLED)
         # Matrices decay, nothing else does.
         decay = engine.plan.config.train.weight_decay
         self._decay = torch.tensor(
@@ -115,7 +121,7 @@ class Shadow:
             self._engine,
             batches,
             self._parameters,
-            sample=self._sample,
+            sample=self._gradient,
             seed=self._seed + step,
             from_host=from_host,
             together=_SAMPLED if step == min(self.recomputed) else None,
@@ -169,7 +175,8 @@ class Shadow:
     def report_recomputed(self) -> dict[str, Any]:
         """The steps computed twice, the losses that they had to have, the gradients' largest gap.
 
-        `gradient`: of a piece, in root mean squares, as a share of what the ranks' gradients are.
+        `gradient`: of a piece, or of a parameter's sums, in root mean squares, as a share of what
+        the ranks' gradients are.
         `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
         gradients' errors are on average, as `Bias` tells it. `gates`: of each
         step and layer what `branch_use` says; null on other ranks than 0, which writes gates.csv.
@@ -179,13 +186,14 @@ class Shadow:
         ended = [step for step in self._again if step in self._seen]
         for step in ended:
             again, begun = self._again[step], self._seen[step].begun
-            asked = torch.tensor(again.asked)[self._owner]
+            asked = torch.tensor(again.asked)[torch.cat((self._owner, self._summed))]
             rescaled = begun.gradient.double() * (again.scale / begun.scale)
             reduced = rescaled * asked.to(rescaled.device)
             # A step that the scaler leaves out has no gradient to hold.
             if self._moves(begun):
                 gaps.append(gap(again, reduced, _SAMPLED))
-                bias = bias.with_step(again, reduced)
+                # Of elements alone: sums are not rounded.
+                bias = bias.with_step(again, reduced[: len(self._owner)])
                 apart += [] if again.apart is None else [float(again.apart)]
         losses = [float(self._again[step].loss) for step in ended]
         told = plain_floats({"gradient": _worst(gaps), "ranks": _worst(apart)})
@@ -205,7 +213,7 @@ class Shadow:
         norms = norms or [torch.zeros((), dtype=torch.float64)]
         self._begun[step] = _Begun(
             state=self._state(),
-            gradient=self._sample(grads),
+            gradient=self._gradient(grads),
             norm=torch.linalg.vector_norm(torch.stack(norms)),
             scale=float(scaler.get_scale()) if scaler.is_enabled() else 1.0,
             has_gradient=[g is not None for g in grads],
@@ -221,6 +229,9 @@ class Shadow:
         none = torch.zeros((), device=next((e["step"].device for e in entries if e), None))
         counts = [e["step"] if e else none for e in entries]
         return _State(values=torch.stack(values), counts=torch.stack(counts))
+
+    def _gradient(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        return torch.cat((self._sample(tensors), self._sums.of(tensors)))
 
     def _sample(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """The sampled elements of a tensor for each parameter; 0 where there is none."""
@@ -245,7 +256,7 @@ class Shadow:
         clipped = min(1.0, limit / (told + _CLIP_EPS)) if limit else 1.0
         wanted, explained = _adamw(
             before,
-            begun.gradient.double().cpu() * (clipped / begun.scale),
+            begun.gradient[: len(self._owner)].double().cpu() * (clipped / begun.scale),
             rate=rate,
             decay=self._decay[self._owner],
             count=now[self._owner],
