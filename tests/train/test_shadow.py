@@ -385,6 +385,10 @@ def _another_epsilon(made: Engine) -> None:
     made.optimizer.param_groups[0]["eps"] = 1e-4
 
 
+def _other_formula(made: Engine) -> None:
+    made.optimizer.param_groups[0]["amsgrad"] = True
+
+
 def _no_decay(made: Engine) -> None:
     made.optimizer.param_groups[0]["weight_decay"] = 0.0
 
@@ -408,6 +412,7 @@ LEFT = " (norm, moments and told rate are right: left are which parameters decay
         (_bf16_weights, "0", "weights after the update: off by"),
         (_between_steps, "1", "change between two steps"),
         (_another_epsilon, "0", f"allowed 32{LEFT}"),
+        (_other_formula, "0", "a formula other than AdamW's"),
         (_no_decay, "1", f"allowed 32{LEFT}"),
         (_norms_decay, "0", f"allowed 32{LEFT}"),
     ],
