@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from nsa.attention.selection import full_float32
 
+# Elements that are widened to float64 at a time.
+_AT_ONCE = 1 << 20
+
 
 class Sums:
     """`count` sums of each parameter's gradient; an element's sign is its row's times its column's.
@@ -44,3 +47,13 @@ class Sums:
                     for gradient, (rows, columns) in zip(gradients, self._signs, strict=True)
                 ]
             )
+
+    def exact(self, number: int, tensor: Tensor) -> Tensor:
+        """The same of a tensor for the parameter of this number, in float64 [count]."""
+        rows, columns = self._signs[number]
+        matrix = tensor.reshape(rows.shape[1], -1)
+        size = max(1, _AT_ONCE // matrix.shape[1])
+        total = torch.zeros(columns.shape, dtype=torch.float64, device=tensor.device)
+        for signs, part in zip(torch.split(rows, size, 1), torch.split(matrix, size), strict=True):
+            total += signs.double() @ part.double()
+        return (total * columns).sum(1) / math.sqrt(tensor.numel())

@@ -389,6 +389,20 @@ def _other_formula(made: Engine) -> None:
     made.optimizer.param_groups[0]["amsgrad"] = True
 
 
+def _a_row_put_back(made: Engine) -> None:
+    """No update for the 128th part of a parameter, in which hardly ever a drawn element lies."""
+    update = made.update
+    weight = made.model.layers[0].get_parameter("mlp.down.weight")
+
+    def but_for_a_row(*args: Any) -> float:
+        kept = weight.detach()[17].clone()
+        rate = update(*args)
+        weight.data[17] = kept
+        return rate
+
+    made.update = but_for_a_row  # type: ignore[method-assign]
+
+
 def _no_decay(made: Engine) -> None:
     made.optimizer.param_groups[0]["weight_decay"] = 0.0
 
@@ -412,6 +426,7 @@ LEFT = " (norm, moments and told rate are right: left are which parameters decay
         (_bf16_weights, "0", "weights after the update: off by"),
         (_between_steps, "1", "change between two steps"),
         (_another_epsilon, "0", f"allowed 32{LEFT}"),
+        (_a_row_put_back, "0", "what changes weights right after the update"),
         (_other_formula, "0", "a formula other than AdamW's"),
         (_no_decay, "1", f"allowed 32{LEFT}"),
         (_norms_decay, "0", f"allowed 32{LEFT}"),
