@@ -42,6 +42,8 @@ DIRECTIONS = 2
 MATTERS = 1e-4
 LENGTHS = (1, 5, 8, 33, 71)
 LONG = LENGTHS[-1]
+# Longer than the sequences of production: too long for the oracle's whole, but not for its layer.
+FAR = 2_100
 # Fast paths cut a sequence into pieces from some length on, and float32 has code of its own: 1e-6
 # where this was written, 0.1 and more for a piece that is left out.
 SEVERAL, SINGLE = 300, 1e-4
@@ -364,15 +366,16 @@ def test_ties_go_to_the_lower_block(way: str, folder: Path) -> None:
         assert np.array_equal(layer.last_blocks.cpu().numpy(), blocks)
 
 
+@pytest.mark.parametrize("seq_len", [LONG, FAR])
 @pytest.mark.parametrize("case", list(built.CASES))
-def test_a_slice_of_a_layer_is_enough(case: str, folder: Path) -> None:
+def test_a_slice_of_a_layer_is_enough(case: str, seq_len: int, folder: Path) -> None:
     """The layer's real input at some positions, read with the trainer's own blocks."""
     engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
     layer, seen = built.attentions(engine.model)[1], []
     layer.register_forward_hook(lambda _, inputs, out: seen.extend((*inputs, out)))
-    forward(engine, expected.tokens)
+    forward(engine, built.tokens(seq_len))
     x, out = (value.detach().cpu() for value in seen)
-    at = np.array([0, 6, 40, LONG - 1])
+    at = np.array([0, 6, 40, seq_len // 2, seq_len - 1])
     found = oracle.attention(
         expected.cfg.attention,
         oracle.below(expected.weights, "layers.1.attention."),
@@ -382,14 +385,15 @@ def test_a_slice_of_a_layer_is_enough(case: str, folder: Path) -> None:
     )
     assert distance(out[:1, at], found.out) <= LOGITS
     assert oracle.judge_selection(layer.cfg, found, layer.last_blocks[:1, at].cpu()).illegal == 0
-    assert distance(out[:1, at + 1 - (at == LONG - 1)], found.out) > MATTERS
+    assert distance(out[:1, at + 1 - (at == seq_len - 1)], found.out) > MATTERS
 
 
 @pytest.mark.parametrize("rows", ["few rows", "as many rows as in production"])
 def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike(rows: str) -> None:
     """Deviation 0.02; of what writes into the residual stream 0.02 / sqrt(2 layers), as in GPT-2.
 
-    All within six standard errors of a sample.
+    All within six standard errors of a sample. The shares of a weight below each of its values are
+    those of the normal distribution within what Dvoretzky, Kiefer and Wolfowitz allow with 1e-9.
     """
     cfg = built.config("mlp, own head")
     if rows != "few rows":
@@ -407,6 +411,10 @@ def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike(rows: 
         told = f"{begun}, not {wanted:.3g} and 0"
         assert abs(weight.std() / wanted - 1) < 6 / np.sqrt(2 * weight.size), told
         assert abs(weight.mean()) < 6 * wanted / np.sqrt(weight.size), told
+        below = torch.special.ndtr(torch.from_numpy(np.sort(weight) / wanted)).numpy()
+        apart = np.abs(below - (np.arange(weight.size) + 0.5) / weight.size).max()
+        allowed = np.sqrt(np.log(2e9) / (2 * weight.size))
+        assert apart < allowed, f"{name} is not normal: a share of {apart:.2g} lies elsewhere"
     for (one, left), (other, right) in combinations(drawn.items(), 2):
         size = min(left.size, right.size)
         alike = np.corrcoef(left[:size], right[:size])[0, 1]

@@ -3,9 +3,10 @@
 The optimizer's shadow holds an update against the gradient that the optimizer had. Here the same
 micro-batches go through the bare model again, before the step: without DDP and its hook, by the
 cross entropy itself, through autograd and not into `.grad`. What the step makes of them has to be
-the same, on the elements that the shadow samples. Hooks that hang on the parameters are past, too:
-what the step sees is a view of each. A rank that is wrong in the layers themselves
-agrees with itself, so once all ranks send one common micro-batch through, and have to agree.
+the same, on the elements that the shadow samples and in sums of all of them. Hooks that hang on the
+parameters are past, too: what the step sees is a view of each. A rank that is wrong in the layers
+themselves agrees with itself, so once all ranks send one common micro-batch through, and have to
+agree.
 """
 
 from __future__ import annotations
@@ -178,11 +179,12 @@ class Bias:
     count: int = 0
 
     def with_step(self, again: Recomputed, gradient: Tensor) -> Bias:
-        """These sums and those of a step's sampled gradient."""
+        """These sums and those of the elements that a step's gradient begins with."""
+        size, wanted = again.size[: len(gradient)], again.gradient[: len(gradient)]
         # Below `least` a type has fewer digits, and in the end none.
-        seen = again.size > again.least
-        w = again.gradient[seen] / again.size[seen]
-        e = gradient.double()[seen] / again.size[seen] - w
+        seen = size > again.least
+        w = wanted[seen] / size[seen]
+        e = gradient.double()[seen] / size[seen] - w
         return Bias(
             along=self.along + float((e * w).sum()),
             weight=self.weight + float(w.square().sum()),

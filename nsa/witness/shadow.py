@@ -1,10 +1,11 @@
-"""A second optimizer beside the real one: AdamW's equation in float64, on a few elements.
+"""A second optimizer beside the real one: AdamW's equation in float64.
 
 At a few pairs of steps that the run's token draws, a sample of every piece of the parameters is
 noted: gradient as reduced and before it is clipped, weight and both moments before and after the
 update. From the gradient, the config and its learning-rate schedule follows what the update had to
-give. In some of these steps loss and gradient are computed a second time (`recompute`). Nothing
-waits for the device before the run has ended.
+give. Sums of all elements (`sums`) hold those that no sample meets. In some of these steps loss and
+gradient are computed a second time (`recompute`). Nothing waits for the device before the run has
+ended.
 """
 
 from __future__ import annotations
@@ -22,32 +23,35 @@ from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data.source import Batch
 from nsa.step.engine import Engine
 from nsa.witness.accounts import pieces, plain_floats
+from nsa.witness.adamw import moved, updated, way_of, whole_rms
 from nsa.witness.recompute import Bias, Recomputed, gap, recompute
+from nsa.witness.sums import Sums
 
-# What the optimizer has to be, beside what the config says: written down again, not read from it.
-_BETAS, _EPS = (0.9, 0.95), 1e-8
 # torch takes a norm that it clips for so much larger.
 _CLIP_EPS = 1e-6
 # Of each piece so many elements, at places that the run's token draws.
 _SAMPLED = 16
 _ROUNDOFF = 2.0**-24
-# The update itself takes some ten roundings more than adding it to the weight does.
-_UPDATE_ROUNDINGS = 16
-# Squares of what is smaller than this underflow in float32, and are far below epsilon.
-_FLOOR = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """Weight and moments [3, N] of the sample, and the updates that each parameter had [P]."""
+    """Weight and moments [3, N] of the sample, and the updates that each parameter had [P].
+
+    sums: of all its weights [P, _SAMPLED], in float64.
+    """
 
     values: Tensor
     counts: Tensor
+    sums: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Begun:
-    """What was noted before clipping, still on the device. `scale`: the loss was scaled by it."""
+    """What was noted before clipping, still on the device. `scale`: the loss was scaled by it.
+
+    gradient: of the sample [N], then its `Sums` [P * _SAMPLED].
+    """
 
     state: _State
     gradient: Tensor
@@ -64,6 +68,10 @@ class _Seen:
     state: _State
     norm: Tensor
     rates: tuple[float, ...]
+    # What the moments make of all weights, but for the rate: its sums [P, _SAMPLED], and the root
+    # mean squares of it and of the weights [P, 2].
+    way: Tensor
+    sizes: Tensor
 
 
 class Shadow:
@@ -80,6 +88,8 @@ class Shadow:
         self._owner = torch.repeat_interleave(
             torch.arange(len(self._places)), torch.tensor([len(p) for p in self._places])
         )
+        self._sums = Sums(self._parameters, count=_SAMPLED, seed=self._seed)
+        self._summed = torch.arange(len(self._places)).repeat_interleave(_SAMPLED)
         # Matrices decay, nothing else does.
         decay = engine.plan.config.train.weight_decay
         self._decay = torch.tensor(
@@ -115,7 +125,7 @@ class Shadow:
             self._engine,
             batches,
             self._parameters,
-            sample=self._sample,
+            sample=self._gradient,
             seed=self._seed + step,
             from_host=from_host,
             together=_SAMPLED if step == min(self.recomputed) else None,
@@ -137,9 +147,12 @@ class Shadow:
         begun = self._begun.pop(step, None)
         if begun is None:
             return
+        way, sizes = self._way()
         self._seen[step] = _Seen(
             begun=begun,
             state=self._state(),
+            way=way,
+            sizes=sizes,
             norm=norm.detach().clone(),
             rates=tuple(float(group["lr"]) for group in self._engine.optimizer.param_groups),
         )
@@ -169,7 +182,8 @@ class Shadow:
     def report_recomputed(self) -> dict[str, Any]:
         """The steps computed twice, the losses that they had to have, the gradients' largest gap.
 
-        `gradient`: of a piece, in root mean squares, as a share of what the ranks' gradients are.
+        `gradient`: of a piece, or of a parameter's sums, in root mean squares, as a share of what
+        the ranks' gradients are.
         `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
         gradients' errors are on average, as `Bias` tells it. `gates`: of each
         step and layer what `branch_use` says; null on other ranks than 0, which writes gates.csv.
@@ -179,13 +193,14 @@ class Shadow:
         ended = [step for step in self._again if step in self._seen]
         for step in ended:
             again, begun = self._again[step], self._seen[step].begun
-            asked = torch.tensor(again.asked)[self._owner]
+            asked = torch.tensor(again.asked)[torch.cat((self._owner, self._summed))]
             rescaled = begun.gradient.double() * (again.scale / begun.scale)
             reduced = rescaled * asked.to(rescaled.device)
             # A step that the scaler leaves out has no gradient to hold.
             if self._moves(begun):
                 gaps.append(gap(again, reduced, _SAMPLED))
-                bias = bias.with_step(again, reduced)
+                # Of elements alone: sums are not rounded.
+                bias = bias.with_step(again, reduced[: len(self._owner)])
                 apart += [] if again.apart is None else [float(again.apart)]
         losses = [float(self._again[step].loss) for step in ended]
         told = plain_floats({"gradient": _worst(gaps), "ranks": _worst(apart)})
@@ -205,7 +220,7 @@ class Shadow:
         norms = norms or [torch.zeros((), dtype=torch.float64)]
         self._begun[step] = _Begun(
             state=self._state(),
-            gradient=self._sample(grads),
+            gradient=self._gradient(grads),
             norm=torch.linalg.vector_norm(torch.stack(norms)),
             scale=float(scaler.get_scale()) if scaler.is_enabled() else 1.0,
             has_gradient=[g is not None for g in grads],
@@ -220,7 +235,22 @@ class Shadow:
         # The fused kernel counts on the device, the others on the host.
         none = torch.zeros((), device=next((e["step"].device for e in entries if e), None))
         counts = [e["step"] if e else none for e in entries]
-        return _State(values=torch.stack(values), counts=torch.stack(counts))
+        sums = [self._sums.exact(n, p.detach()) for n, p in enumerate(self._parameters)]
+        return _State(
+            values=torch.stack(values), counts=torch.stack(counts), sums=torch.stack(sums)
+        )
+
+    def _way(self) -> tuple[Tensor, Tensor]:
+        """What `_Seen` calls `way` and `sizes`, one parameter after the other."""
+        sums, sizes = [], []
+        for number, parameter in enumerate(self._parameters):
+            way = way_of(parameter, self._engine.optimizer.state.get(parameter, {}))
+            sums.append(self._sums.exact(number, way))
+            sizes.append(torch.stack([whole_rms(way), whole_rms(parameter.detach())]))
+        return torch.stack(sums), torch.stack(sizes)
+
+    def _gradient(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        return torch.cat((self._sample(tensors), self._sums.of(tensors)))
 
     def _sample(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """The sampled elements of a tensor for each parameter; 0 where there is none."""
@@ -243,9 +273,9 @@ class Shadow:
         was, now = (s.counts.double().cpu() for s in (begun.state, seen.state))
         limit = self._engine.plan.config.train.grad_clip
         clipped = min(1.0, limit / (told + _CLIP_EPS)) if limit else 1.0
-        wanted, explained = _adamw(
+        wanted, explained = updated(
             before,
-            begun.gradient.double().cpu() * (clipped / begun.scale),
+            begun.gradient[: len(self._owner)].double().cpu() * (clipped / begun.scale),
             rate=rate,
             decay=self._decay[self._owner],
             count=now[self._owner],
@@ -258,24 +288,24 @@ class Shadow:
         gaps = dict(
             zip(("weight", "first_moment", "second_moment"), off.amax(1).tolist(), strict=True)
         )
+        gaps["weight"] = _worst([gaps["weight"], self._off_as_a_whole(seen, rate, moves)])
         gaps |= {"norm": 0.0 if left_out else abs(told / norm - 1) if norm else told}
         return gaps | {"rate": max(rates)}, int((now != was + moves).sum())
 
-
-def _adamw(
-    before: Tensor, gradient: Tensor, *, rate: float, decay: Tensor, count: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Weight and moments [3, N] after an update, and the sizes that its roundings are shares of."""
-    weight, first, second = before
-    beta1, beta2 = _BETAS
-    first_new = beta1 * first + (1 - beta1) * gradient
-    second_new = beta2 * second + (1 - beta2) * gradient.square()
-    root = (second_new / (1 - beta2**count)).sqrt() + _EPS
-    way = rate / (1 - beta1**count)
-    weight_new = weight * (1 - rate * decay) - way * first_new / root
-    sizes = beta1 * first.abs() + (1 - beta1) * gradient.abs()
-    explained = [weight.abs() + _UPDATE_ROUNDINGS * way * sizes / root, sizes, second_new]
-    return torch.stack([weight_new, first_new, second_new]), torch.stack(explained) + _FLOOR
+    def _off_as_a_whole(self, seen: _Seen, rate: float, moves: Tensor) -> float:
+        """How far the sums of all weights are from AdamW's with these moments, in roundoffs."""
+        before, after, way, sizes = (
+            x.cpu() for x in (seen.begun.state.sums, seen.state.sums, seen.way, seen.sizes)
+        )
+        wanted, explained = moved(
+            before,
+            way,
+            sizes,
+            rate=rate * moves,
+            decay=self._decay,
+            count=seen.state.counts.cpu(),
+        )
+        return float(((after - wanted).abs() / (_ROUNDOFF * explained)).max())
 
 
 def _worst(gaps: list[float]) -> float:

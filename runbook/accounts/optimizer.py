@@ -45,7 +45,8 @@ _ROUNDOFFS = ("weight", "first_moment", "second_moment")
 # What an update takes beside gradient, clipping and moments.
 _OF_WEIGHTS_ALONE = (
     " (norm, moments and told rate are right: left are which parameters decay, epsilon, the bias "
-    "correction, the rate that is used and the weights' type)"
+    "correction, the rate that is used, a formula other than AdamW's (AMSGrad's), what changes "
+    "weights right after the update, and the weights' type)"
 )
 
 

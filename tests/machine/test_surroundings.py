@@ -70,7 +70,7 @@ def without_network() -> list[str]:
             "unlimited",
         ),
         ("-S -f 1024", "be larger than 1 MiB (`ulimit -f`)", "unlimited"),
-        ("-S -n 16", "open more than 16 files (`ulimit -n`), and a run needs 64", "1024"),
+        ("-S -n 400", "open more than 400 files (`ulimit -n`), and a run needs 512", "1024"),
     ],
 )
 def test_a_limit_that_no_run_fits_into_is_refused_and_the_printed_way_lifts_it(

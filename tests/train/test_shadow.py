@@ -254,6 +254,19 @@ def _scale_one(made: Engine) -> None:
     gradient[-8:] *= 1.01
 
 
+def _leave_out_a_row(made: Engine) -> None:
+    """The 256th part of a parameter, in which hardly ever one of the drawn elements lies."""
+    gradient = made.model.get_parameter("embedding.weight").grad
+    assert gradient is not None
+    gradient[17] = 0
+
+
+def _leave_out_a_column(made: Engine) -> None:
+    gradient = made.model.layers[0].get_parameter("mlp.down.weight").grad
+    assert gradient is not None
+    gradient[:, 200] = 0
+
+
 def _freeze_a_part(made: Engine) -> None:
     """A hook on a parameter, which runs wherever that parameter gets a gradient."""
     weight = made.model.layers[0].get_parameter("attention.in_proj.weight")
@@ -267,6 +280,8 @@ def _freeze_a_part(made: Engine) -> None:
         _in_the_loss(_decayed),
         _before_clipping(_silence),
         _before_clipping(_scale_one),
+        _before_clipping(_leave_out_a_row),
+        _before_clipping(_leave_out_a_column),
         _freeze_a_part,
     ],
 )
@@ -370,6 +385,24 @@ def _another_epsilon(made: Engine) -> None:
     made.optimizer.param_groups[0]["eps"] = 1e-4
 
 
+def _other_formula(made: Engine) -> None:
+    made.optimizer.param_groups[0]["amsgrad"] = True
+
+
+def _a_row_put_back(made: Engine) -> None:
+    """No update for the 128th part of a parameter, in which hardly ever a drawn element lies."""
+    update = made.update
+    weight = made.model.layers[0].get_parameter("mlp.down.weight")
+
+    def but_for_a_row(*args: Any) -> float:
+        kept = weight.detach()[17].clone()
+        rate = update(*args)
+        weight.data[17] = kept
+        return rate
+
+    made.update = but_for_a_row  # type: ignore[method-assign]
+
+
 def _no_decay(made: Engine) -> None:
     made.optimizer.param_groups[0]["weight_decay"] = 0.0
 
@@ -393,6 +426,8 @@ LEFT = " (norm, moments and told rate are right: left are which parameters decay
         (_bf16_weights, "0", "weights after the update: off by"),
         (_between_steps, "1", "change between two steps"),
         (_another_epsilon, "0", f"allowed 32{LEFT}"),
+        (_a_row_put_back, "0", "what changes weights right after the update"),
+        (_other_formula, "0", "a formula other than AdamW's"),
         (_no_decay, "1", f"allowed 32{LEFT}"),
         (_norms_decay, "0", f"allowed 32{LEFT}"),
     ],

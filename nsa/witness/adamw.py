@@ -1,0 +1,67 @@
+"""AdamW's equation in float64, written down again: of elements, and of sums of all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+# What the optimizer has to be, beside what the config says: written down again, not read from it.
+_BETAS, _EPS = (0.9, 0.95), 1e-8
+# The update itself takes some ten roundings more than adding it to the weight does.
+_UPDATE_ROUNDINGS = 16
+# Squares of what is smaller than this underflow in float32, and are far below epsilon.
+_FLOOR = 1e-30
+
+
+def updated(
+    before: Tensor, gradient: Tensor, *, rate: float, decay: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weight and moments [3, N] after an update, and the sizes that its roundings are shares of."""
+    weight, first, second = before
+    beta1, beta2 = _BETAS
+    first_new = beta1 * first + (1 - beta1) * gradient
+    second_new = beta2 * second + (1 - beta2) * gradient.square()
+    root = (second_new / (1 - beta2**count)).sqrt() + _EPS
+    way = rate / (1 - beta1**count)
+    weight_new = weight * (1 - rate * decay) - way * first_new / root
+    sizes = beta1 * first.abs() + (1 - beta1) * gradient.abs()
+    explained = [weight.abs() + _UPDATE_ROUNDINGS * way * sizes / root, sizes, second_new]
+    return torch.stack([weight_new, first_new, second_new]), torch.stack(explained) + _FLOOR
+
+
+def way_of(parameter: Tensor, entry: Mapping[str, Tensor]) -> Tensor:
+    """What the optimizer's moments make of a parameter, but for the rate; 0 without moments."""
+    if not entry:
+        return torch.zeros_like(parameter)
+    left = 1 - _BETAS[1] ** _at_least_one(entry["step"].to(parameter.device))
+    root = entry["exp_avg_sq"].sqrt().div_(left.sqrt()).add_(_EPS)
+    way: Tensor = entry["exp_avg"] / root
+    return way
+
+
+def moved(
+    before: Tensor, way: Tensor, sizes: Tensor, *, rate: Tensor, decay: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sums [P, n] of all weights after an update, and the sizes that roundings are shares of.
+
+    before, way: sums of weights and of `way_of`. sizes [P, 2]: the root mean squares of `way_of`
+    and of the weights. rate, decay, count: of each parameter [P].
+    """
+    share = rate / (1 - _BETAS[0] ** _at_least_one(count))
+    wanted = before * (1 - rate * decay)[:, None] - way * share[:, None]
+    explained = sizes[:, 1] + _UPDATE_ROUNDINGS * share * sizes[:, 0] + _FLOOR
+    return wanted, explained[:, None]
+
+
+def whole_rms(x: Tensor) -> Tensor:
+    """Root mean square of all elements, in float64."""
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm / math.sqrt(x.numel())
+
+
+def _at_least_one(count: Tensor) -> Tensor:
+    """So many updates in float64; a parameter that had none does not move, whatever is divided."""
+    return count.to(torch.float64).clamp_min(1)
