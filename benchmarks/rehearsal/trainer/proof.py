@@ -8,7 +8,8 @@ from typing import Any
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.trainer.steps import Job, seed_of
 from tests.accounts.first_weights import first_weights
-from tests.phases.heartbeats import PROOF, SPOTS
+from tests.factory.told import PROOF
+from tests.phases.heartbeats import SPOTS
 
 GROUPS = (
     "embedding", "attention_norm", "attention.gate_bias", "attention.q", "attention.k_cmp",

@@ -6,11 +6,14 @@ import json
 import math
 from pathlib import Path
 
-from nsa.contract.digests import recomputed_steps, watched_steps
+import pandas as pd
+
+from nsa.contract.digests import recomputed_steps
 from runbook.accounts.workload import GeneratedData
 from tests.accounts.first_weights import first_weights
 from tests.factory import files
-from tests.factory.told import PROOF, in_force, shadow
+from tests.factory.ranks import honest, records
+from tests.factory.told import ORACLE, first_pass, in_force, recomputed, told_steps
 
 TOKEN, SEED = "a1b2", 1
 # The model of configs/cpu_smoke.yaml.
@@ -79,32 +82,11 @@ def write_env(
     (folder / "env.json").write_text(json.dumps(document))
 
 
-def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[dict[str, object]]:
-    """What a rank says during a good run, two lines for each step."""
-    base = {"rank": rank, "pid": 100 + rank, "token": token}
-    spots = ("embedding", "attention", "gates", "layer", "logits")
-    spots += ("blocks_illegal", "blocks_shortfall")
-    proof = {
-        "loss": loss_of(1),
-        "loss_again": loss_of(1),
-        **PROOF,
-        "norm_told": 1.0,
-        "norm_before": 1.0,
-        "positions": 512 // ranks,
-        "own_gradient": {"embedding": 0.1},
-        "wire": "fp32",
-        "mean_low": 1.0,
-        "oracle": {
-            **dict.fromkeys(spots, 0.0),
-            "shape": {**SHAPE["model"], **SHAPE["nsa"]},
-            "layers": 2,
-            "seams": 0,
-        },
-        "weights": first_weights({"config": SHAPE, "effective": {"vocab_size": 256}}),
-    }
-    lines: list[dict[str, object]] = [
-        {"event": "proof", "step": 0, "ts": 1000, "mono": 5.0, **proof}
-    ]
+def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[files.Record]:
+    """What a rank says during a good run."""
+    at = range(1, steps + 1)
+    table = pd.DataFrame({"step": at, "loss": map(loss_of, at), "dt_s": map(dt_of, at)})
+    table = table.assign(toks_per_s=512 / table["dt_s"], grad_norm=1.0, fetch_s=0.001)
     data = GeneratedData(
         kind="synthetic",
         seed=SEED,
@@ -114,32 +96,37 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
         rows=4 // ranks,
         accumulation=1,
     )
-    mono = 5.0
-    for step in range(1, steps + 1):
-        begun, mono = mono, mono + dt_of(step)
-        for event, at in (("step_start", begun + 1e-5), ("fetched", begun + 1.03e-3)):
-            lines.append({"event": event, "step": step, "ts": 1000 + at, "mono": at})
-        now = {"step": step, "ts": 1000 + mono, "mono": mono}
-        said = {"loss": loss_of(step), "toks_per_s": 512 / dt_of(step), "grad_norm": 1.0}
-        said["fetch_s"] = 0.001
-        told = {"embedded": 512 // ranks, "data": data.of_step(rank, step)}
-        told |= {"mem_mib": 300.0, "rss_mib": 300.0}
-        lines += [{"event": "progress", **now, **said}, {"event": "step_end", **now, **told}]
-    if ranks > 1:
-        one = {"bytes": [4 * 462_232], "last_bytes": [131_072]}
-        lines.append({**now, "event": "ddp_buckets", **one})
-    end = {"event": "exit", "code": 0, "step": steps, "ts": 1001 + mono, "mono": mono + 1.0}
-    sums = {"fetched_sum": 7, "embedded_sum": 7, "param_hash": "feed"}
-    moved = {"moved": {"embedding": 0.001}, "largest_lr": 0.001, "updates": [steps, steps]}
-    moved |= {"first_update": {"moved": 0.001, "lr": 0.001}, "proof": proof}
-    moved |= {"shadow": shadow(watched_steps(token, 1, steps))}
-    moved |= {"in_force": in_force(ranks, {"OMP_NUM_THREADS": "1"})}
-    twice = recomputed_steps(token, 1, steps)
-    losses = [loss_of(step) for step in twice]
-    moved |= {
-        "recomputed": {"steps": list(twice), "losses": losses, "gradient": 1e-6, "ranks": 0.0}
-    }
-    return [{**base, **line} for line in (*lines, {**end, **sums, **moved})]
+    told = told_steps(
+        table,
+        began=5.0,
+        data=[data.of_step(rank, step) for step in at],
+        embedded=512 // ranks,
+        mem_mib=300.0,
+        rss_mib=300.0,
+    )
+    proof = first_pass(
+        loss_of(1),
+        positions=512 // ranks,
+        own_gradient={"embedding": 0.1},
+        wire="fp32",
+        oracle={**ORACLE, "shape": {**SHAPE["model"], **SHAPE["nsa"]}, "layers": 2},
+        weights=first_weights({"config": SHAPE, "effective": {"vocab_size": 256}}),
+    )
+    whole = {"bytes": [4 * 462_232], "last_bytes": [131_072]}
+    return records(
+        honest(
+            rank,
+            table,
+            told,
+            token=token,
+            proof=proof,
+            moved={"embedding": 0.001},
+            rate=0.001,
+            twice=recomputed(recomputed_steps(token, 1, steps), table, layers=2),
+            ending={"in_force": in_force(ranks, {"OMP_NUM_THREADS": "1"})},
+            ddp_buckets=(whole,) if ranks > 1 else (),
+        )
+    )
 
 
 def legacy_run(*, last: int = 200, every: int = 20, first_rate: float = 620.0) -> list[str]:
