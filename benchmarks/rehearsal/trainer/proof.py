@@ -8,8 +8,7 @@ from typing import Any
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.trainer.steps import Job, seed_of
 from tests.accounts.first_weights import first_weights
-from tests.factory.told import PROOF
-from tests.phases.heartbeats import SPOTS
+from tests.factory.told import ORACLE, PROOF
 
 GROUPS = (
     "embedding", "attention_norm", "attention.gate_bias", "attention.q", "attention.k_cmp",
@@ -52,7 +51,7 @@ def _oracle(machine: Machine, job: Job) -> Mapping[str, Any]:
     off = machine.attention_error
     last = job.shape.seq_len - 1
     return {
-        **SPOTS,
+        **ORACLE,
         "positions": [round(last * part / 7) for part in range(8)],
         "shape": {**job.config["model"], **job.config["nsa"]},
         "attention": off,
