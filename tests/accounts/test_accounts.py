@@ -94,7 +94,7 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
         "rank 1 exchanges its gradients 2 times in a step",
     ),
     "half is exchanged": (
-        lambda r: changed(r, 0, effects=(compressed(sent=SIZE),)),
+        lambda r: changed(r, 0, effects=(compressed(sent=SIZE), compressed(sent=4 * SIZE))),
         "rank 0 exchanges its gradients 0.5 times in a step",
     ),
     "no count of updates": (lambda r: ending_of(r, 1, updates=None), "how many updates"),
