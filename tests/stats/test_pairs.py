@@ -13,15 +13,7 @@ from runbook.stats.decision import Decided
 from runbook.stats.launches import launch_bounds, meets_target, scaling, scaling_over
 from runbook.stats.pairs import faster, non_inferiority, regression
 from runbook.stats.plans import FUSED_PLAN, SCALING_PLAN
-
-SPREAD = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
-BASE = np.full(8, 100.0)
-
-
-def bound(error: float) -> float:
-    """Half-width of the one-sided bound of SPREAD's mean."""
-    return float(stats.t.ppf(1 - error, 7) * SPREAD.std(ddof=1) / math.sqrt(8))
-
+from tests.stats.test_pair_limits import BASE, SPREAD, reach
 
 # non_inferiority
 
@@ -31,7 +23,7 @@ def test_keep_turns_at_the_lower_bound_and_drop_at_the_upper_one(
     side: int, decided: Decided
 ) -> None:
     for shift, outcome in ((1e-4, decided), (-1e-4, Decided.INCONCLUSIVE)):
-        variant = 100 * np.exp(SPREAD + math.log(0.98) + side * (bound(0.05) + shift))
+        variant = 100 * np.exp(SPREAD + math.log(0.98) + side * (reach(0.05) + shift))
         assert non_inferiority(BASE, variant).outcome is outcome
 
 
@@ -53,7 +45,7 @@ def test_the_plan_of_the_optimizer_test_stops_early_and_repeats() -> None:
 
 def test_faster_is_a_one_sided_test_on_ratios() -> None:
     for shift, outcome in ((1e-4, Decided.PASS), (-1e-4, Decided.INCONCLUSIVE)):
-        a = 100 * np.exp(SPREAD + bound(0.01) + shift)
+        a = 100 * np.exp(SPREAD + reach(0.01) + shift)
         assert faster(a, BASE).outcome is outcome
     assert faster(BASE, BASE * 1.1).outcome is Decided.FAIL
 
