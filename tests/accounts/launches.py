@@ -12,22 +12,13 @@ import pandas as pd
 from nsa.contract.digests import recomputed_steps
 from runbook.accounts import model, tables
 from runbook.accounts.registry import Row, Sources, unbalanced
-from runbook.accounts.workload import GeneratedData, Workload
+from runbook.accounts.workload import Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 from tests.factory import ranks as made
-from tests.factory.told import ORACLE, TEXT, first_pass, recomputed, told_steps
+from tests.factory.told import DATA, ORACLE, TEXT, first_pass, recomputed, told_steps
 
 STEPS, RANKS, PER_RANK = 60, 2, 128
-DATA = GeneratedData(
-    kind="synthetic",
-    seed=1,
-    vocab_size=256,
-    seq_len=128,
-    nproc=RANKS,
-    rows=1,
-    accumulation=1,
-)
 WORK = Workload(
     nproc=RANKS,
     step_tokens=PER_RANK,

@@ -7,8 +7,14 @@ from typing import Any
 
 import pandas as pd
 
+from runbook.accounts.workload import GeneratedData
+
 # Of the text of its first documents.
 TEXT = {"documents": 2, "bytes": 129, "read": "5e", "decoded": "5e", "apart": None}
+# Random numbers of a small vocabulary, a sequence for each of two ranks.
+DATA = GeneratedData(
+    kind="synthetic", seed=1, vocab_size=256, seq_len=128, nproc=2, rows=1, accumulation=1
+)
 # Of a layer's gates: entropy, largest share, and the shares.
 GATES = (0.95, 0.4, 0.4, 0.35, 0.25)
 

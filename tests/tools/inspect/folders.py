@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from nsa.contract.digests import recomputed_steps
-from runbook.accounts.workload import GeneratedData
 from tests.accounts.first_weights import first_weights
 from tests.factory import files
 from tests.factory.ranks import honest, records
-from tests.factory.told import ORACLE, first_pass, in_force, recomputed, told_steps
+from tests.factory.told import DATA, ORACLE, first_pass, in_force, recomputed, told_steps
 
-TOKEN, SEED = "a1b2", 1
+TOKEN = "a1b2"
 # The model of configs/cpu_smoke.yaml.
 SHAPE = {
     "model": {"dim": 128, "n_layers": 2, "n_heads": 4, "n_kv_groups": 2, "d_k": 32, "d_v": 32}
@@ -76,7 +76,7 @@ def write_env(
         "n_params": 462_232,
     }
     train = {"lr": 0.001, "warmup_steps": 0, "lr_schedule": "constant", "grad_clip": 1.0}
-    train["seed"] = SEED
+    train["seed"] = DATA.seed
     document = {"run_token": TOKEN, "world_size": world_size, "effective": effective}
     document |= {"config": {"train": train, **SHAPE}}
     (folder / "env.json").write_text(json.dumps(document))
@@ -87,15 +87,7 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     at = range(1, steps + 1)
     table = pd.DataFrame({"step": at, "loss": map(loss_of, at), "dt_s": map(dt_of, at)})
     table = table.assign(toks_per_s=512 / table["dt_s"], grad_norm=1.0, fetch_s=0.001)
-    data = GeneratedData(
-        kind="synthetic",
-        seed=SEED,
-        vocab_size=256,
-        seq_len=128,
-        nproc=ranks,
-        rows=4 // ranks,
-        accumulation=1,
-    )
+    data = replace(DATA, nproc=ranks, rows=4 // ranks)
     told = told_steps(
         table,
         began=5.0,
