@@ -58,21 +58,6 @@ def test_a_suspicion_that_does_not_hold_passes() -> None:
     assert regression(np.full(18, 100.0), head).outcome is Decided.PASS
 
 
-# meets_target
-
-
-def test_target_bound_is_that_of_the_launches() -> None:
-    values = np.array([40.0, 41.0, 42.0])
-    decision = meets_target(values, 38.0)
-    low, high = stats.t.interval(
-        0.90, 2, loc=np.log(values).mean(), scale=stats.sem(np.log(values))
-    )
-    assert decision.interval == pytest.approx((math.exp(low), math.exp(high)))
-    assert decision.outcome is Decided.PASS
-    assert meets_target(values, 40.0).outcome is Decided.INCONCLUSIVE
-    assert meets_target(values, 44.0).outcome is Decided.FAIL
-
-
 # scaling
 
 
