@@ -32,20 +32,10 @@ def dt_of(step: int) -> float:
     return 0.05 + 0.001 * math.sin(step)
 
 
-def row(
-    step: int,
-    *,
-    loss: float | None = None,
-    dt_s: float | None = None,
-    arm: str = "",
-    block: int = 0,
-    tokens: int = 512,
-) -> str:
+def row(step: int, **told: object) -> str:
     """A row of a healthy run; `beats` tells the same of it."""
-    dt_s = dt_of(step) if dt_s is None else dt_s
-    loss = loss_of(step) if loss is None else loss
-    rest = {"tokens": tokens, "grad_norm": 1.0, "mem_mib": 300, "fetch_s": 0.001, "host_s": 0.001}
-    return files.row(step, loss=loss, dt_s=dt_s, arm=arm, block=block, **rest)
+    usual = {"loss": loss_of(step), "dt_s": dt_of(step), "grad_norm": 1.0, "mem_mib": 300}
+    return files.row(step, **({**usual, "fetch_s": 0.001, "host_s": 0.001} | told))
 
 
 def healthy(folder: Path, *, steps: int = 120, ranks: int = 2) -> Path:
