@@ -11,7 +11,6 @@ from runbook.folder.redact import (
     redact_diff,
     redact_text,
     redact_variables,
-    secret_lines,
 )
 
 CANARY = "canary-0f1e2d3c4b5a"
@@ -71,13 +70,6 @@ def test_shapes_of_secrets_need_no_variable(text: str) -> None:
 def test_the_longer_of_two_secrets_leaves_nothing_standing() -> None:
     environ = {"A_TOKEN": "abcdef", "B_TOKEN": "abcdef-and-more"}
     assert redact_text("x abcdef-and-more x", environ) == f"x {REDACTED} x"
-
-
-@pytest.mark.parametrize("secret", ["abcdef", "ABCDEF", "123456", "{}~[]^"])
-def test_the_lines_of_a_secret_are_found_wherever_it_stands_in_the_alphabet(secret: str) -> None:
-    text = f"nothing\n{secret}\nnothing\nx{secret}\n"
-    assert secret_lines(text, {"X_TOKEN": secret}) == [2, 4]
-    assert secret_lines("nothing\n", {"X_TOKEN": secret}) == []
 
 
 def test_only_what_decides_training_is_recorded() -> None:
