@@ -18,8 +18,8 @@ from benchmarks.judging_mutants.sites import ROOT, Change, Mutant, describe, lin
 from benchmarks.planted.copy import of_copy, write_anew
 
 # Tests of other parts do not run a line of these; those of the registry refuse a package of a copy,
-# and those of a night ask git, which a copy does not have.
-NOT_RUN = ("attention", "train", "data", "nightly", "test_registry.py")
+# and those of a night and of a session on a GPU ask git, which a copy does not have.
+NOT_RUN = ("attention", "train", "data", "nightly", "test_registry.py", "test_gpu_session.py")
 TESTS = ("tests", *(f"--ignore=tests/{name}" for name in NOT_RUN))
 QUICK = ("-m", "not slow and not e2e", "-p", "no:cacheprovider", "-q")
 TIME_LIMIT_S = 900.0

@@ -9,24 +9,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nsa.contract.digests import recomputed_steps, watched_steps
+from nsa.contract.digests import recomputed_steps
 from runbook.accounts import model, tables
 from runbook.accounts.registry import Row, Sources, unbalanced
-from runbook.accounts.workload import GeneratedData, Workload
+from runbook.accounts.workload import Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
-from tests.factory.told import PROOF, TEXT, recomputed, shadow, told_steps
+from tests.factory import ranks as made
+from tests.factory.told import DATA, ORACLE, TEXT, first_pass, recomputed, told_steps
 
 STEPS, RANKS, PER_RANK = 60, 2, 128
-DATA = GeneratedData(
-    kind="synthetic",
-    seed=1,
-    vocab_size=256,
-    seq_len=128,
-    nproc=RANKS,
-    rows=1,
-    accumulation=1,
-)
 WORK = Workload(
     nproc=RANKS,
     step_tokens=PER_RANK,
@@ -65,21 +57,16 @@ def rows() -> pd.DataFrame:
 
 def proof(number: int) -> dict[str, Any]:
     """What a rank proves, before its first step and after its last one."""
-    return {
-        **PROOF,
-        "loss": 5.6 + 0.01 * (number - 0.5),
-        "loss_again": 5.6 + 0.01 * (number - 0.5),
-        "positions": PER_RANK,
-        "text": TEXT,
-        "own_gradient": {"embedding": 1e-3, "attention.k_cmp": 1e-6},
-        "wire": "bf16",
-        "norm_told": 4.0,
-        "norm_before": 4.0,
-        "oracle": dict.fromkeys(
-            ("layer", "gates", "logits", "embedding", "blocks_illegal", "blocks_shortfall"), 0.0
-        )
-        | {"attention": 0.005, "layers": 12.0, "seams": 0.0},
-    }
+    return first_pass(
+        5.6 + 0.01 * (number - 0.5),
+        positions=PER_RANK,
+        own_gradient={"embedding": 1e-3, "attention.k_cmp": 1e-6},
+        wire="bf16",
+        text=TEXT,
+        norm_told=4.0,
+        norm_before=4.0,
+        oracle={**ORACLE, "attention": 0.005, "layers": 12.0},
+    )
 
 
 def rank(number: int, table: pd.DataFrame) -> RankLog:
@@ -100,33 +87,17 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
         toks_per_s=table["toks_per_s"] * (1 + 0.01 * number),
     )
     steps["mono"] += late
-    return RankLog(
-        rank=number,
-        path=f"heartbeat_rank{number}.jsonl",
-        sha256="",
-        events=3 * STEPS,
-        tokens=frozenset({"t"}),
-        first_step=1,
-        last_step=STEPS,
-        exit_code=0,
-        exit_reason="",
-        param_hash="h",
-        counts={},
-        pids=(40 + number,),
-        clock_s=float(table["dt_s"].sum()),
+    return made.honest(
+        number,
+        table,
+        steps,
+        token="t",
         proof=proof(number),
-        ending={
-            "fetched_sum": 9,
-            "embedded_sum": 9,
-            "moved": {"embedding": 0.01, "norm": 0.02},
-            "largest_lr": 3e-3,
-            "proof": proof(number),
-            "updates": [STEPS, STEPS],
-            "first_update": {"moved": 3e-4, "lr": 3e-4},
-            "shadow": shadow(watched_steps("t", 1, STEPS)),
-            "recomputed": recomputed(recomputed_steps("t", 1, STEPS), table),
-        },
-        steps=steps,
+        moved={"embedding": 0.01, "norm": 0.02},
+        rate=3e-3,
+        twice=recomputed(recomputed_steps("t", 1, STEPS), table),
+        ending={"first_update": {"moved": 3e-4, "lr": 3e-4}},
+        pids=(40 + number,),
     )
 
 

@@ -18,11 +18,10 @@ from tests.accounts.launches import (
     changed,
     ending_of,
     honest,
-    recomputed,
     rows,
-    shadow,
     shadow_of,
 )
+from tests.factory.told import recomputed, shadow
 
 ALONE = honest()[1][:1]
 

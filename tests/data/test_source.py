@@ -51,9 +51,10 @@ def test_batches_and_positions_come_through_unchanged() -> None:
 @pytest.mark.parametrize(("good", "words"), [(0, "the first batch"), (2, "batch 3")])
 def test_stalls_are_named_with_their_budget(good: int, words: str) -> None:
     source = Stalling(good)
-    ahead = wrap(source, timeout_s=0.2)
+    ahead = wrap(source, timeout_s=60)
     for _ in range(good):
         ahead.fetch()
+    ahead.timeout_s = 0.2
     begin = time.monotonic()
     with pytest.raises(DataStallError, match=words) as caught:
         ahead.fetch()

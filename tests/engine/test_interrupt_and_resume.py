@@ -81,7 +81,7 @@ def test_a_signal_leaves_a_readable_report_and_no_process(
     folder = beats.parents[2]
     began = time.monotonic()
     harness.send_signal(number)
-    assert harness.wait(timeout=20) == code
+    assert harness.wait(timeout=120) == code
     assert time.monotonic() - began < crowded(5)
     assert_nothing_left(tmp_path, within_s=0.1)
     record = RunRecord.model_validate_json((folder / "run.json").read_text())
@@ -98,10 +98,10 @@ def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
     harness = start(tmp_path)
     folder = wait_for(tmp_path, "*/bucket_sweep/run2/heartbeat_rank0.jsonl").parents[2]
     harness.send_signal(signal.SIGINT)
-    harness.wait(timeout=20)
+    harness.wait(timeout=120)
     before = digests(folder)
     again = start(tmp_path, "resume", str(folder))
-    assert again.wait(timeout=60) == 0
+    assert again.wait(timeout=300) == 0
     after = digests(folder)
     kept = [name for name in before if name.startswith(("baseline/", "bucket_sweep/run1/"))]
     assert len(kept) > 10
@@ -255,7 +255,7 @@ def test_a_signal_during_a_judgement_is_a_row(tmp_path: Path) -> None:
     class Slow(Toy):
         def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(5)
+            time.sleep(60)
             raise AssertionError("not interrupted")
 
     began = time.monotonic()

@@ -15,7 +15,9 @@ from runbook.errors import UsageError
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Ran
 from tests.config.test_profiles import written
+from tests.factory import records
 from tests.phases import builder
+from tests.reports.samples import run
 
 A100 = Ran(
     device="cuda",
@@ -31,27 +33,18 @@ A100 = Ran(
 
 def record(profile: str = "a100x2_pcie4", **changed: Any) -> RunRecord:
     found = load_profile(profile)
-    values: dict[str, Any] = {
-        "tool_version": "0",
-        "run_id": "x",
+    told = {
         "profile": found.name,
-        "profile_sha256": "0" * 64,
         "profile_document": found.model_dump(mode="json"),
         "scope": "typed by a person",
-        "verdict": Verdict.GO,
-        "reasons": (),
-        "started_at": "",
-        "finished_at": None,
-        "command": "",
         "required": found.required,
-        "phases": (),
         "environment": {"gpu.pcie_gen_max": "4"},
     }
-    return RunRecord(**(values | changed))
+    return run(Verdict.GO, (), **(told | changed))
 
 
 def phase(*ran: Ran) -> PhaseRecord:
-    return PhaseRecord(name="baseline", title="x", source="x", outcome=Outcome.PASS, ran=ran)
+    return records.phase("baseline", outcome=Outcome.PASS, ran=ran)
 
 
 def test_a_gpu_profile_whose_launches_ran_on_the_cpu_says_cpu() -> None:

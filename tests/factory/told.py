@@ -7,8 +7,14 @@ from typing import Any
 
 import pandas as pd
 
+from runbook.accounts.workload import GeneratedData
+
 # Of the text of its first documents.
 TEXT = {"documents": 2, "bytes": 129, "read": "5e", "decoded": "5e", "apart": None}
+# Random numbers of a small vocabulary, a sequence for each of two ranks.
+DATA = GeneratedData(
+    kind="synthetic", seed=1, vocab_size=256, seq_len=128, nproc=2, rows=1, accumulation=1
+)
 # Of a layer's gates: entropy, largest share, and the shares.
 GATES = (0.95, 0.4, 0.4, 0.35, 0.25)
 
@@ -23,6 +29,20 @@ PROOF: Mapping[str, Any] = {
     "norm_after": 1.0,
     "logit_gradient": 1e-6,
 }
+# A whole model that is exactly the equations'.
+ORACLE: Mapping[str, Any] = {
+    **dict.fromkeys(("embedding", "attention", "layer", "logits", "gates"), 0.0),
+    **dict.fromkeys(("blocks_illegal", "blocks_shortfall", "seams"), 0.0),
+}
+
+
+def first_pass(
+    loss: float, *, positions: int, own_gradient: Mapping[str, float], wire: str, **told: Any
+) -> dict[str, Any]:
+    """What a rank proves; positions: tokens of a pass; wire: the type in which gradients travel."""
+    exact = {"mean_low": 1.0} if wire == "fp32" else {}
+    proof = {**PROOF, **exact, "loss": loss, "loss_again": loss, "positions": positions}
+    return proof | {"own_gradient": own_gradient, "wire": wire, **told}
 
 
 def told_steps(
@@ -62,7 +82,7 @@ def recomputed(steps: Sequence[int], table: pd.DataFrame, *, layers: int = 12) -
     return {
         "steps": ended,
         "losses": [losses[step] for step in ended],
-        "gradient": 1e-3,
+        "gradient": 1e-6,
         "ranks": 0.0,
         "bias": {"toward_zero": 1e-4, "down": -1e-4, "weight": 900.0},
         "gates": [[list(GATES)] * layers for _ in ended],

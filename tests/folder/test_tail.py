@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.lines import LineTail, TableTail
 from tests.factory.files import HEADER, row, training
@@ -58,6 +60,20 @@ def test_one_call_catches_up_with_a_file_of_many_blocks(tmp_path: Path) -> None:
     path.write_bytes(b"%d\n" * 5 % (1, 2, 3, 4, 5) + b"x" * 2_500_000 + b"\nlast\n")
     seen = list(LineTail(path).lines())
     assert (len(seen), seen[-1]) == (7, b"last")
+
+
+def test_of_a_file_that_grew_by_more_than_is_read_at_once_the_end_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runbook.folder.launch.lines.LARGEST_LOG_BYTES", 2 << 20)
+    path = tmp_path / "x"
+    lines = b"%07d\n" * (1 << 18) % tuple(range(1 << 18))
+    path.write_bytes(lines)
+    assert len(list(LineTail(path).lines())) == 1 << 18
+    with path.open("ab") as stream:
+        stream.write(b"0262144\n")
+    seen = list(LineTail(path).lines())
+    assert (len(seen), seen[-1]) == (1 << 17, b"0262144")
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path) -> None:

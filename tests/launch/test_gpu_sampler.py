@@ -21,10 +21,19 @@ from tests.launch.nvml import Machine, nvidia_smi
 from tests.launch.test_counters import FIXTURES
 
 
-def sampler(folder: Path, token: str, seconds: float = 1.2) -> pd.DataFrame:
+def until_lines(path: Path, count: int) -> None:
+    """Wait until a sampler has written so many lines."""
+    give_up = time.monotonic() + 120
+    while path.read_text().count("\n") < count:
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def sampler(folder: Path, token: str) -> pd.DataFrame:
+    """The header and two samples of two GPUs at least."""
     environment = {**os.environ, RUN_TOKEN_VARIABLE: token}
     with gpu_samples(folder, environment):
-        time.sleep(seconds)
+        until_lines(folder / "gpu_samples.csv", 5)
     rows = read_rows(folder / "gpu_samples.csv", GPU_SAMPLES)
     assert rows.problems == []
     return rows.frame
@@ -40,7 +49,6 @@ def test_nvml_is_sampled_and_tells_whose_processes_compute(
     other = subprocess.Popen(["sleep", "60"])
     try:
         machine.say(own=own.pid, other=other.pid)
-        time.sleep(0.1)  # until both have become what they run
         frame = sampler(tmp_path, token)
     finally:
         for process in (own, other):
@@ -85,6 +93,6 @@ def test_what_the_sampler_says_of_a_lost_card_is_kept_beside_the_rows(
     code = f"print('{row}'); print('NVML: GPU is lost', flush=True); import time; time.sleep(60)"
     monkeypatch.setattr("runbook.machine.gpu.devices.SAMPLER", (sys.executable, "-c", code))
     with gpu_samples(tmp_path, dict(os.environ)):
-        time.sleep(1.2)
+        until_lines(tmp_path / "gpu_samples.csv", 3)
     assert (tmp_path / "gpu_samples.csv").read_text().splitlines()[1:] == [row]
     assert (tmp_path / "gpu_sampler.txt").read_text() == "NVML: GPU is lost\n"

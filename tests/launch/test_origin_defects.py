@@ -29,7 +29,7 @@ def test_the_watchdog_could_not_read_a_heartbeat(tmp_path: Path) -> None:
     beat.open(tmp_path)
     beat.step, beat.phase = 41, "step"
     beat.write("step_start")
-    watcher = Watcher(tmp_path, Thresholds(heartbeat_stall_s=0.3))
+    watcher = Watcher(tmp_path, Thresholds(heartbeat_stall_s=300))
     assert watcher.look() == []
     state = watcher.ranks.ranks[0]
     assert (state.step, state.phase, state.pid) == (41, "step", os.getpid())

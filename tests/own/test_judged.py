@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from runbook.config import registry
 from runbook.config.phase import PlanContext
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
-from tests.own.runs import LOG, document, judged, launched, profile_of
+from tests.own.runs import COUNTING, LOG, document, judged, launched, profile_of
 from tests.tiers import by_tier
 
 ANSWERED = {
@@ -160,3 +162,16 @@ def test_a_check_that_it_cannot_answer_is_not_required_of_it(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"cannot answer baseline\.oracle") as caught:
         profile_of(tmp_path, changed)
     assert "baseline.plausible" in str(caught.value)
+
+
+def test_every_check_that_the_page_promises_has_an_answer(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "your-trainer.md"
+    table = page.read_text("utf-8").partition("| check | evidence |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line]
+    promised = set(re.findall(r"`(\w+)`", " ".join(cells)))
+    assert promised > ANSWERED
+    alone = f"{sys.executable} {COUNTING} --ranks 1 --steps {{steps}} --out {{out}}"
+    context = PlanContext(profile=profile_of(tmp_path, document(single=alone)))
+    asked = (registry.phases()[name] for name in ("baseline", "single_gpu", "long_run"))
+    answered = {check.partition(".")[2] for one in asked for check in one.own_checks(context)}
+    assert promised <= answered

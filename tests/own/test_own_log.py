@@ -10,11 +10,12 @@ import pytest
 
 from nsa.contract import Phase
 from runbook.errors import UsageError
-from runbook.folder.launch.own_log import RowReader, read_own_log
+from runbook.folder.launch.own_log import RowReader, last_steps, read_own_log
+from runbook.folder.names import OWN_FOLDER
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.inputs import build_environment
 from runbook.records import Kind, LaunchStatus
-from runbook.records.own_trainer import LogMap, OwnTrainer
+from runbook.records.own_trainer import HeartbeatMap, LogMap, OwnTrainer
 from runbook.tools.own_profile import guess, templated
 from tests.factory import records
 
@@ -217,3 +218,12 @@ def test_a_table_that_is_not_taken_is_named_with_the_reason(
         guess(tmp_path, steps=9)
     assert f"{name}: " in str(error.value) and said in str(error.value)
     assert str(error.value).count("console: 0 rows") == 1
+
+
+def test_a_rank_whose_own_heartbeats_are_not_there_has_no_last_step(tmp_path: Path) -> None:
+    beats = HeartbeatMap(path="{out}/alive_{rank}.jsonl", step="at")
+    trainer = _trainer(ROWS).model_copy(update={"heartbeats": beats})
+    (tmp_path / OWN_FOLDER).mkdir()
+    told = '{"at": 3}\n{"at": 7}\n{"at": null}\n'
+    (tmp_path / OWN_FOLDER / "alive_0.jsonl").write_text(told)
+    assert last_steps(tmp_path, trainer, 2) == {0: 7, 1: None}

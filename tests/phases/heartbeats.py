@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from nsa.contract.digests import recomputed_steps, watched_steps
+from nsa.contract.digests import recomputed_steps
 from nsa.toggles import TOGGLES
 from runbook.accounts.workload import KINDS, GeneratedData
 from runbook.config.profile import Profile
@@ -18,8 +18,8 @@ from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog
 from runbook.records.launch import option
 from tests.accounts.first_weights import first_weights
-from tests.factory.told import PROOF as TRAVELLED
-from tests.factory.told import TEXT, in_force, recomputed, shadow, told_steps
+from tests.factory.ranks import honest
+from tests.factory.told import ORACLE, TEXT, first_pass, in_force, recomputed, told_steps
 
 SHA = "5" * 64
 TOKEN = "ab" * 16
@@ -72,10 +72,6 @@ def cut_by(cap_mib: float, of_mib: float) -> dict[str, Any]:
 
 
 GROUPS = ("embedding", "attention.q", "attention.gates", "mlp.down")
-PROOF: Mapping[str, Any] = {
-    **TRAVELLED,
-    "own_gradient": dict.fromkeys(GROUPS, 1e-3),
-}
 # The production model.
 MODEL: Mapping[str, Any] = {
     "dim": 768,
@@ -92,16 +88,11 @@ WEIGHTS: Mapping[str, Any] = first_weights(
     {"config": {"model": MODEL, "nsa": NSA}, "effective": {"vocab_size": VOCABULARY}}
 )
 SPOTS: Mapping[str, Any] = {
+    **ORACLE,
+    **dict.fromkeys(("attention", "layer", "logits"), 1e-3),
     "positions": [0, 9, 99],
     "shape": {**MODEL, **NSA},
-    "embedding": 0.0,
-    "attention": 1e-3,
-    "layer": 1e-3,
-    "logits": 1e-3,
     "layers": float(LAYERS),
-    "seams": 0.0,
-    "blocks_illegal": 0.0,
-    "blocks_shortfall": 0.0,
     "gates": 1e-7,
 }
 
@@ -153,17 +144,15 @@ def proof(launch: Launch, profile: Profile, rank: int, table: pd.DataFrame) -> M
     """The first pass of a rank: a pass has the tokens of one micro-batch."""
     work = profile.workload_of(launch.phase)
     wire = launch.env.get("NSA_DDP_COMPRESS", "off")
-    return {
-        **PROOF,
-        "loss": float(table["loss"].iloc[0]),
-        "loss_again": float(table["loss"].iloc[0]),
-        "positions": work.seq_len * work.global_batch // launch.nproc,
-        "wire": "fp32" if wire == "off" else wire,
-        "mean_low": 1.0 if wire == "off" else PROOF["mean_low"],
-        "oracle": _spots(profile),
-        "weights": None if launch.after else WEIGHTS,
-        "text": None if data_of(launch, profile) else TEXT,
-    }
+    return first_pass(
+        float(table["loss"].iloc[0]),
+        positions=work.seq_len * work.global_batch // launch.nproc,
+        own_gradient=dict.fromkeys(GROUPS, 1e-3),
+        wire="fp32" if wire == "off" else wire,
+        oracle=_spots(profile),
+        weights=None if launch.after else WEIGHTS,
+        text=None if data_of(launch, profile) else TEXT,
+    )
 
 
 def _spots(profile: Profile) -> Mapping[str, Any]:
@@ -191,7 +180,7 @@ def again(launch: Launch, table: pd.DataFrame) -> dict[str, Any]:
     """Loss and gradient of the steps that are computed twice."""
     profiled = "--profile-steps" in launch.argv
     steps = recomputed_steps(TOKEN, launch.after + 1, launch.steps, profiled=profiled)
-    return {**recomputed(steps, table, layers=LAYERS), "gradient": 1e-6}
+    return recomputed(steps, table, layers=LAYERS)
 
 
 def _saved(launch: Launch) -> tuple[Mapping[str, Any], ...]:
@@ -228,39 +217,26 @@ def _read_back(launch: Launch, accumulation: int) -> Mapping[str, Any] | None:
 def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:
     """Heartbeats of all ranks, to the last step, with equal parameters."""
     accumulation = profile.workload_of(launch.phase).accumulation
+    data = data_of(launch, profile)
     return tuple(
-        RankLog(
-            rank=rank,
-            path=f"{launch.run_dir}/heartbeat_rank{rank}.jsonl",
-            sha256=digest_of(f"{launch.run_dir} {rank}"),
-            events=3 * launch.steps,
-            tokens=frozenset({TOKEN}),
-            first_step=launch.after + 1,
-            last_step=launch.steps,
-            exit_code=0,
-            exit_reason="done",
-            param_hash="feed",
-            counts={"exit": 1, **dict.fromkeys(("step_start", "progress", "step_end"), len(table))},
-            checkpoints=_saved(launch),
-            effects=effects(launch, rank),
-            ddp_buckets=buckets(launch),
-            pids=(100 + rank,),
-            clock_s=float(table["dt_s"].sum()),
+        honest(
+            rank,
+            table,
+            beats(table, rank, launch.nproc, data),
+            token=TOKEN,
             proof=proof(launch, profile, rank, table),
+            moved=dict.fromkeys(GROUPS, min(4e-4, 2e-4 * len(table))),
+            rate=2e-4,
+            twice=again(launch, table),
             ending={
-                "fetched_sum": 7,
-                "embedded_sum": 7,
-                "moved": dict.fromkeys(GROUPS, min(4e-4, 2e-4 * len(table))),
-                "largest_lr": 2e-4,
-                "updates": [launch.after + len(table)] * 2,
-                "proof": proof(launch, profile, rank, table),
-                "first_update": {"moved": 2e-4, "lr": 2e-4},
-                "shadow": shadow(watched_steps(TOKEN, launch.after + 1, launch.steps)),
-                "recomputed": again(launch, table),
                 "saved": _read_back(launch, accumulation) if rank == 0 else None,
                 "in_force": in_force(launch.nproc, launch.env),
             },
-            steps=beats(table, rank, launch.nproc, data_of(launch, profile)),
+            path=f"{launch.run_dir}/heartbeat_rank{rank}.jsonl",
+            sha256=digest_of(f"{launch.run_dir} {rank}"),
+            checkpoints=_saved(launch),
+            effects=effects(launch, rank),
+            ddp_buckets=buckets(launch),
         )
         for rank in range(launch.nproc)
     )

@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
-from typing import Any
 
 from nsa import contract
-from nsa.contract import Event
-from runbook.records.evidence import LaunchEvidence, RankLog
+from runbook.records.evidence import LaunchEvidence
 from tests.factory.files import write_beats
-from tests.phases import heartbeats
-
-Record = dict[str, Any]
+from tests.factory.ranks import records
 
 
 def write_launch(root: Path, made: LaunchEvidence) -> Path:
@@ -47,39 +43,3 @@ def write_launch(root: Path, made: LaunchEvidence) -> Path:
         write_beats(folder, rank.rank, lines)
     (folder / "console.log").write_text("".join(f"{line}\n" for line in made.console_lines))
     return folder
-
-
-def records(log: RankLog) -> list[Record]:
-    """The heartbeats from which this log is read."""
-    pid = log.pids[0] if log.pids else None
-    head = {"rank": log.rank, "pid": pid, "token": next(iter(log.tokens), heartbeats.TOKEN)}
-    head |= {"rss_mib": 300.0, "cuda_mib": None}
-    first = float(log.steps["mono"].iloc[0]) - 0.01
-    made: list[Record] = [{**head, "event": Event.BOOT, "step": 0, "mono": first, "ts": first}]
-    if log.proof is not None:
-        made.append({**made[0], "event": Event.PROOF, **log.proof})
-    made += [
-        {**made[0], "event": Event.EFFECT, **_effect(effect)} for effect in log.effects
-    ]  # fmt: skip
-    made += [{**made[0], "event": Event.DDP_BUCKETS, **sizes} for sizes in log.ddp_buckets]
-    made += [{**made[0], "event": Event.CHECKPOINT, **saved} for saved in log.checkpoints]
-    begun = first
-    for row in log.steps.to_dict("records"):
-        now = {**head, "step": int(row["step"]), "mono": row["mono"], "ts": row["mono"]}
-        said = {name: row[name] for name in ("loss", "toks_per_s", "fetch_s")}
-        names = ("embedded", "data", "mem_mib", "reserved_mib", "cpu_s")
-        told = {name: row[name] for name in names}
-        made += [
-            {**now, "event": Event.STEP_START, "mono": begun},
-            {**now, "event": Event.FETCHED, "mono": begun + row["fetch_clock_s"]},
-            {**now, "event": Event.PROGRESS, **said},
-            {**now, "event": Event.STEP_END, **told},
-        ]
-        begun = row["mono"]
-    end = {"code": log.exit_code, "reason": log.exit_reason, "param_hash": log.param_hash}
-    return [*made, {**made[-1], "event": Event.EXIT, **end, **log.ending}]
-
-
-def _effect(effect: Any) -> Record:
-    names = ("toggle", "value", "took_effect", "evidence", "arm", "block")
-    return {name: getattr(effect, name) for name in names}

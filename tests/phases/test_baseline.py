@@ -198,6 +198,15 @@ def test_samples_that_end_before_the_timed_steps_are_missing() -> None:
     says(check, NOTHING, "run3: no samples in the last ")
 
 
+@pytest.mark.parametrize("kept", [slice(30), slice(-5, None)], ids=["first", "last"])
+def test_samples_are_dated_by_the_heartbeats_of_the_timed_steps(kept: slice) -> None:
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        return spoil.rank(0, steps=made.ranks[0].steps.iloc[kept])(made)
+
+    check = answers.row("baseline", "gpu_utilisation", change)
+    says(check, NOTHING, "its heartbeats lack the steps that the throughput rests on")
+
+
 def test_too_few_samples_neither_pass_nor_fail() -> None:
     """100 steps in 0.2 s. It was a warning, and so a GO of GPUs that nobody had looked at."""
     found = builder.evidence("baseline", WHERE, rate=4e6)

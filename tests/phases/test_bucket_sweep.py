@@ -38,6 +38,7 @@ def test_the_bucket_table_has_a_row_for_each_size_with_the_last_50_steps() -> No
     assert [row[0] for row in table.rows] == ["25", "50", "100"]
     assert [row[1] for row in table.rows] == pytest.approx([9e4, 1e5, 8e4])
     assert [row[3] for row in table.rows] == [50, 50, 50]
+    assert {row[-1] for row in table.rows} == {"bucket_sweep/interleaved/training.csv"}
 
 
 def test_too_few_rounds_are_inconclusive() -> None:

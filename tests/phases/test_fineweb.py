@@ -15,6 +15,14 @@ NO_PACKAGE = spoil.ended(
 falling = spoil.columns(loss=lambda table: 5.5 - 0.005 * table["step"])
 
 
+def test_the_loader_is_tried_in_three_short_steps_before_the_launch() -> None:
+    smoke, train = builder.PHASES["fineweb"].plan(WHERE)
+    tried = "--ddp 0 --steps 3 --seq-len 1024 --batch-size 1 --loader-timeout 60 "
+    assert f"--dataset fineweb_edu {tried}" in smoke.command_line()
+    trained = "--ddp 1 --steps 200 --loader-timeout 120 "
+    assert f"--dataset fineweb_edu {trained}" in train.command_line()
+
+
 def test_without_the_package_fineweb_is_skipped_with_its_name() -> None:
     found = builder.evidence("fineweb", WHERE, change=NO_PACKAGE)
     checks = builder.judge("fineweb", found, WHERE).checks

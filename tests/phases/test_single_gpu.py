@@ -65,6 +65,7 @@ def scaled(
 def test_scaling(one: float, many: float, expected: tuple[Outcome, Reason]) -> None:
     check = says(scaled(one, many), expected)
     assert check.measurement.value == pytest.approx(many / one / 2, rel=1e-3)
+    assert check.measurement.path == "baseline/run1/training.csv"
 
 
 def test_scaling_of_unlike_runs_is_not_comparable() -> None:

@@ -19,7 +19,7 @@ from benchmarks.accepted_runs import (
 )
 from runbook.errors import UsageError
 from runbook.stats.decision import Decided
-from runbook.stats.levels import LEVEL_RUNS, below_level, loss_shown
+from runbook.stats.levels import LEVEL_RUNS, allowance_of, below_level, loss_shown
 
 RUNS = 400
 # Declared 1 %, and two standard errors of 400 simulated runs.
@@ -54,6 +54,10 @@ def test_one_percent_a_night_does_not_pass_for_long(machine: str, most: float) -
     assert float(np.quantile(losses, 0.95)) <= most
     alone = [stopped_at(MACHINES["calm"], 0.01, random, level=False) for _ in range(40)]
     assert float(np.median(alone)) > 0.3, "the last run alone would let it pass: see the level"
+
+
+def test_shared_cores_may_differ_by_half_and_a_device_that_is_unknown_by_as_much() -> None:
+    assert [allowance_of(device) for device in ("cuda", "cpu", "xpu")] == [0.05, 0.5, 0.5]
 
 
 def test_one_lucky_run_is_no_level() -> None:

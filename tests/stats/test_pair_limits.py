@@ -160,6 +160,7 @@ def test_one_or_two_launches_have_to_be_fifteen_percent_away(
 def test_a_target_is_reached_by_the_lower_bound(target: float, outcome: str) -> None:
     decision = meets_target(shifted(reach(0.05)), 100 * target)
     assert decision.outcome is Decided[outcome]
+    assert decision.interval == pytest.approx((100.0, 100.0 * math.exp(2 * reach(0.05))))
     low, high = decision.interval or (math.nan, math.nan)
     says = f"bounds {low:.4g} to {high:.4g} hold it; add launches"
     assert (says in decision.reason) is (outcome == "INCONCLUSIVE")

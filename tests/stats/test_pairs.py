@@ -13,15 +13,7 @@ from runbook.stats.decision import Decided
 from runbook.stats.launches import launch_bounds, meets_target, scaling, scaling_over
 from runbook.stats.pairs import faster, non_inferiority, regression
 from runbook.stats.plans import FUSED_PLAN, SCALING_PLAN
-
-SPREAD = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
-BASE = np.full(8, 100.0)
-
-
-def bound(error: float) -> float:
-    """Half-width of the one-sided bound of SPREAD's mean."""
-    return float(stats.t.ppf(1 - error, 7) * SPREAD.std(ddof=1) / math.sqrt(8))
-
+from tests.stats.test_pair_limits import BASE, SPREAD, reach
 
 # non_inferiority
 
@@ -31,7 +23,7 @@ def test_keep_turns_at_the_lower_bound_and_drop_at_the_upper_one(
     side: int, decided: Decided
 ) -> None:
     for shift, outcome in ((1e-4, decided), (-1e-4, Decided.INCONCLUSIVE)):
-        variant = 100 * np.exp(SPREAD + math.log(0.98) + side * (bound(0.05) + shift))
+        variant = 100 * np.exp(SPREAD + math.log(0.98) + side * (reach(0.05) + shift))
         assert non_inferiority(BASE, variant).outcome is outcome
 
 
@@ -51,7 +43,7 @@ def test_the_plan_of_the_optimizer_test_stops_early_and_repeats() -> None:
 
 def test_faster_is_a_one_sided_test_on_ratios() -> None:
     for shift, outcome in ((1e-4, Decided.PASS), (-1e-4, Decided.INCONCLUSIVE)):
-        a = 100 * np.exp(SPREAD + bound(0.01) + shift)
+        a = 100 * np.exp(SPREAD + reach(0.01) + shift)
         assert faster(a, BASE).outcome is outcome
     assert faster(BASE, BASE * 1.1).outcome is Decided.FAIL
 
@@ -62,21 +54,6 @@ def test_faster_is_a_one_sided_test_on_ratios() -> None:
 def test_a_suspicion_that_does_not_hold_passes() -> None:
     head = np.concatenate([[97.0, 97.5, 96.5], np.tile([101.0, 99.0, 100.5], 5)])
     assert regression(np.full(18, 100.0), head).outcome is Decided.PASS
-
-
-# meets_target
-
-
-def test_target_bound_is_that_of_the_launches() -> None:
-    values = np.array([40.0, 41.0, 42.0])
-    decision = meets_target(values, 38.0)
-    low, high = stats.t.interval(
-        0.90, 2, loc=np.log(values).mean(), scale=stats.sem(np.log(values))
-    )
-    assert decision.interval == pytest.approx((math.exp(low), math.exp(high)))
-    assert decision.outcome is Decided.PASS
-    assert meets_target(values, 40.0).outcome is Decided.INCONCLUSIVE
-    assert meets_target(values, 44.0).outcome is Decided.FAIL
 
 
 # scaling

@@ -1,4 +1,4 @@
-"""steady, warm-up and memory_plateau: decisions about one run's series."""
+"""steady and memory_plateau: decisions about one run's series."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from runbook.errors import UsageError
 from runbook.stats.decision import Decided
 from runbook.stats.memory import memory_plateau
 from runbook.stats.steady import stall_share, steady
-from runbook.stats.throughput import warmup_cut
 
 RNG = np.random.default_rng(0)
 # The first step allocates and compiles: it is always cut, 24 batches of 50 are left.
@@ -41,13 +40,6 @@ def test_noise_alone_is_no_stall() -> None:
     for sd in (0.001, 0.01, 0.035, 0.06):
         noise = np.random.default_rng(3).normal(0, sd, (200, 1200))
         assert max(stall_share(row) for row in np.exp(noise)) < 0.01
-
-
-def test_warm_up_takes_at_most_a_quarter() -> None:
-    """A run that gets faster throughout has a trend, not a warm-up."""
-    times = CALM * np.exp(np.linspace(3.0, 0, 1201))
-    assert warmup_cut(times) == 300
-    assert steady(times).outcome is Decided.FAIL
 
 
 # memory

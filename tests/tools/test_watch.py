@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from runbook.cli import main
 from runbook.launch.watch.watchdog import Thresholds
+from runbook.process.ended import process_state
 from runbook.tools.watch import Watcher, live_stacks
 
 TOKEN = "ab12ab12ab12ab12"
@@ -47,7 +49,7 @@ def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
         subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path), str(rank)], env=clean)
         for rank in (0, 1)
     ]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         texts = [p.read_text() for p in tmp_path.glob("heartbeat_rank*.jsonl")]
         if len(texts) == 2 and all("step_end" in text for text in texts):
@@ -60,13 +62,16 @@ def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 
 
 def test_a_stall_is_found_with_stacks_and_halted(
-    tmp_path: Path, ranks: list[subprocess.Popen[bytes]]
+    tmp_path: Path, ranks: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.kill(ranks[1].pid, signal.SIGSTOP)
-    watcher = Watcher(tmp_path, Thresholds(heartbeat_stall_s=0.5))
-    reader = Watcher(tmp_path, Thresholds(heartbeat_stall_s=0.5, halt=False))
+    while process_state(ranks[1].pid) != "T":
+        time.sleep(0.01)
+    watcher = Watcher(tmp_path, Thresholds(heartbeat_stall_s=300))
+    reader = Watcher(tmp_path, Thresholds(heartbeat_stall_s=300, halt=False))
     assert watcher.look() == reader.look() == []
-    time.sleep(0.7)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 301)
+    monkeypatch.setattr("runbook.tools.watch.time", later)
     (seen,) = reader.look()
     assert (seen.kind, seen.rank) == ("heartbeat_stall", 1)
     names = {path.name.split("_rank")[0] for path in tmp_path.iterdir()}

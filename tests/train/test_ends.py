@@ -22,6 +22,18 @@ def _training(launch: Launch) -> bool:
     return all(len(launch.beats(rank, "step_end")) >= 5 for rank in range(2))
 
 
+def _stacks(launch: Launch, rank: int, pid: int) -> str:
+    """What this rank has written of its stacks so far."""
+    return (launch.run_dir / f"stackdump_rank{rank}_{pid}.txt").read_text()
+
+
+def _took_sigterm(launch: Launch) -> bool:
+    """Does no SIGTERM wait for this process any more?"""
+    status = Path(f"/proc/{launch.process.pid}/status").read_text()
+    waiting = int(status.partition("ShdPnd:")[2].split()[0], 16)
+    return not waiting >> (signal.SIGTERM - 1) & 1
+
+
 def _pids(launch: Launch) -> list[int]:
     return [launch.beats(rank)[0]["pid"] for rank in range(2)]
 
@@ -35,8 +47,9 @@ def halted(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 def _halted(folder: Path) -> Launch:
     launch = start(folder, [*ENDLESS, "--ddp", "1"], ranks=2)
     launch.until(_training)
-    os.kill(_pids(launch)[1], signal.SIGUSR1)
-    time.sleep(0.3)
+    pid = _pids(launch)[1]
+    os.kill(pid, signal.SIGUSR1)
+    launch.until(lambda it: "loop.py" in _stacks(it, 1, pid))
     (launch.run_dir / ".HALT").write_text("gate collapse\n")
     return launch.wait()
 
@@ -110,17 +123,16 @@ def test_origin_stacks_of_a_rank_stuck_in_a_collective_and_death_with_the_launch
     """A Python-level handler writes nothing while its rank waits in a collective."""
     launch = start(tmp_path, [*ENDLESS, "--ddp", "1"], ranks=2, fault=["sleep", "1", "4"])
     launch.until(lambda it: len(it.beats(1, "fetched")) == 4)
-    time.sleep(0.5)
     pids = _pids(launch)
-    for pid in pids:
-        os.kill(pid, signal.SIGUSR1)
-    time.sleep(0.3)
-    stacks = [
-        (launch.run_dir / f"stackdump_rank{rank}_{pid}.txt").read_text()
-        for rank, pid in enumerate(pids)
-    ]
-    assert "_engine_run_backward" in stacks[0]  # waits for its peer inside the backward pass
-    assert "_sleep" in stacks[1]  # the culprit
+
+    def stuck(launch: Launch) -> bool:
+        """Rank 0 waits for its peer inside the backward pass; rank 1 is the culprit."""
+        for pid in pids:
+            os.kill(pid, signal.SIGUSR1)
+        stacks = [_stacks(launch, rank, pid) for rank, pid in enumerate(pids)]
+        return "_engine_run_backward" in stacks[0] and "_sleep" in stacks[1]
+
+    launch.until(stuck)
     launch.process.kill()
     launch.wait()
     assert gone(*pids, within_s=5.0)
@@ -130,11 +142,10 @@ def test_a_second_sigterm_ends_a_stuck_process_now(tmp_path: Path) -> None:
     launch = start(tmp_path, ENDLESS, fault=["sleep", "0", "3"])
     launch.until(lambda it: len(it.beats(0, "fetched")) == 3)
     launch.process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
-    assert launch.process.poll() is None
+    launch.until(_took_sigterm)  # two that wait are one
     begin = time.monotonic()
     launch.process.send_signal(signal.SIGTERM)
-    launch.wait(10)
+    launch.wait(120)
     assert time.monotonic() - begin < crowded(3)
     assert launch.process.returncode == 13
     assert launch.exit()["reason"] == "second signal (SIGTERM)"

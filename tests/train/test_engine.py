@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -53,24 +52,31 @@ def test_a_lack_of_memory_is_told_from_other_errors(error: Exception, memory: bo
     assert is_out_of_memory(error) is memory
 
 
-def test_the_clock_splits_a_step_into_parts_and_the_hosts_own_time() -> None:
-    clock = StepClock(torch.device("cpu"))
-    clock.restart()
+def clock_that_reads(monkeypatch: pytest.MonkeyPatch, *readings: float) -> StepClock:
+    """The clock of a step on a CPU, whose host reads these seconds, one after the other."""
+    monkeypatch.setattr("nsa.step.clock.perf_counter", iter(readings).__next__)
+    return StepClock(torch.device("cpu"))
+
+
+def test_the_clock_splits_a_step_into_parts_and_the_hosts_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = clock_that_reads(monkeypatch, 100.0, 100.25, 100.75, 102.0, 105.0)
     with clock.part("fetch"):
-        time.sleep(0.03)
-    time.sleep(0.05)
+        pass
     mark = clock.tick()
-    assert mark.seconds() == pytest.approx(0.08, abs=0.03)
-    assert mark.fetch_s == pytest.approx(0.03, abs=0.02)
-    assert mark.host_s == pytest.approx(mark.seconds() - mark.fetch_s, abs=1e-3)
+    assert (mark.seconds(), mark.fetch_s, mark.host_s) == (2.0, 0.5, 1.5)
+    following = clock.tick()  # begins where the one before ended, and fetches nothing
+    assert (following.seconds(), following.fetch_s, following.host_s) == (3.0, 0.0, 3.0)
 
 
-def test_restart_leaves_out_what_came_before() -> None:
-    clock = StepClock(torch.device("cpu"))
-    time.sleep(0.1)
-    restarted = time.perf_counter()
+def test_restart_leaves_out_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = clock_that_reads(monkeypatch, 100.0, 101.0, 104.0, 110.0, 110.5)
+    with clock.part("fetch"):
+        pass
     clock.restart()
-    assert clock.tick().seconds() <= time.perf_counter() - restarted
+    mark = clock.tick()
+    assert (mark.seconds(), mark.fetch_s, mark.host_s) == (0.5, 0.0, 0.5)
 
 
 def test_start_up_loads_only_what_is_used() -> None:

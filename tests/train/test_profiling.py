@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
-import time
+import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,12 +167,17 @@ def test_many_events_do_not_take_minutes(tmp_path: Path) -> None:
         one = torch.ones(2)
         for _ in range(20_000):
             one.add(1)
-    began = time.process_time()
-    save_trace(profiler, tmp_path / TRACE_FILE)
-    events = recorded(profiler)
-    summarize(events, 1)
+    calls = itertools.count()
+    sys.setprofile(lambda *_: next(calls))
+    try:
+        save_trace(profiler, tmp_path / TRACE_FILE)
+        events = recorded(profiler)
+        summarize(events, 1)
+    finally:
+        sys.setprofile(None)
     assert len(events) >= 20_000
-    assert (time.process_time() - began) / len(events) < 40e-6
+    # Calls and returns, which no busy machine changes: 36 for each event, 171 by torch's list.
+    assert next(calls) / len(events) < 60
 
 
 def test_a_profile_without_cycles_is_not_warned_of_cycles(

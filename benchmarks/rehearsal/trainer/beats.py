@@ -17,8 +17,8 @@ from nsa.contract.digests import drawn_batch, recomputed_steps, watched_steps
 from nsa.toggles import TOGGLES
 from tests.accounts.first_weights import first_weights
 from tests.factory.files import Record, record
-from tests.factory.told import in_force, recomputed, shadow
-from tests.phases.heartbeats import GROUPS, PROOF, SPOTS, cut_by
+from tests.factory.told import ORACLE, PROOF, in_force, recomputed, shadow
+from tests.phases.heartbeats import GROUPS, cut_by
 
 # From the start of the process to its first word, to the process group, to the first pass.
 BOOT_S, GROUP_S, PROOF_S = 4.2, 9.1, 10.6
@@ -213,7 +213,7 @@ class Rank:
             "wire": wire,
             "norm_told": norm,
             "norm_before": norm,
-            "oracle": {**SPOTS, "shape": {**job.config["model"], **job.config["nsa"]}, **off},
+            "oracle": {**ORACLE, "shape": {**job.config["model"], **job.config["nsa"]}, **off},
             "weights": first_weights(env),
         }
 

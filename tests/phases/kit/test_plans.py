@@ -146,6 +146,7 @@ def test_preflight_measures_the_devices_with_the_settings_of_nccl() -> None:
     )
     _, one = plan("preflight", "h200x1")
     assert one.command_line() == "python -m nsa.ceilings --device cuda"
+    assert (one.nproc, one.nodes) == (1, 1)
     _, cores = plan("preflight", "cpu")
     assert cores.command_line() == (
         "OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 -m nsa.ceilings --device cpu"

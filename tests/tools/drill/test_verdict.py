@@ -95,7 +95,6 @@ def test_an_orphan_is_named(tmp_path: Path) -> None:
         start_new_session=True,
     )
     try:
-        time.sleep(0.2)
         seen = scene(tmp_path)
         mine = seen.result.model_copy(update={"run_token": token})
         assert "1 processes were left" in problems(HANG, replace(seen, result=mine))

@@ -130,9 +130,9 @@ FAULTS: dict[str, tuple[Fault, set[str]]] = {
         lambda folder: (folder / "heartbeat_rank1.jsonl").unlink(),
         {"missing_rank", *ALONE},
     ),
-    "wall clock back": (line(0, 60, ts=1000), {"clock_back"}),
-    "monotonic clock back": (line(0, 60, mono=1.0), {"clock_back"}),
-    "steps back": (line(0, 60, step=3), {"steps_not_increasing", "unbalanced"}),
+    "wall clock back": (line(0, 62, ts=1000), {"clock_back"}),
+    "monotonic clock back": (line(0, 62, mono=1.0), {"clock_back"}),
+    "steps back": (line(0, 62, step=3), {"steps_not_increasing", "unbalanced"}),
     "bad exit": (line(0, -1, code=11), {"failed_exit", *ALONE}),
     "odd fields": (
         every_line(0, lambda one: {name: ODD[name] for name in ODD.keys() & one.keys()}),
