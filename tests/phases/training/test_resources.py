@@ -78,7 +78,10 @@ def test_the_headline_says_what_is_held_at_the_end_of_production() -> None:
     ("held", "words"),
     [
         (RSS_MIB + STEP, "rank 1 holds ever more memory that its heartbeats do not tell"),
-        (2 * RSS_MIB, "rank 1 tells 30000 MiB less than the 60000 MiB that the kernel shows"),
+        (
+            np.where(np.arange(LOOKS) < LOOKS // 20, RSS_MIB, 2 * RSS_MIB),
+            "rank 1 tells 30000 MiB less than the 60000 MiB that the kernel shows",
+        ),
         (0.5 * RSS_MIB, "rank 1 tells 15000 MiB more than the 15000 MiB that the kernel shows"),
     ],
 )
