@@ -15,7 +15,7 @@ from nsa.data.source import Source
 from nsa.launch.output import Heartbeat, say
 from nsa.step.engine import Engine
 from nsa.train.settle import Tables
-from nsa.witness.recompute import loss_again
+from nsa.witness.shadow.recompute import loss_again
 from nsa.witness.witness import Witness
 
 

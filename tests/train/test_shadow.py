@@ -19,8 +19,8 @@ from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
 from nsa.witness.accounts import updates
-from nsa.witness.recompute import Bias, Recomputed, branch_use
-from nsa.witness.shadow import Shadow
+from nsa.witness.shadow.optimizer import Shadow
+from nsa.witness.shadow.recompute import Bias, Recomputed, branch_use
 from runbook.accounts.optimizer import _bias_problems, shadow_account
 from tests.accounts.launches import WORK, changed, ending_of, honest
 from tests.train import engines
@@ -160,7 +160,7 @@ def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: 
 
 
 def test_a_model_too_large_for_one_time_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsa.witness.recompute._MOST_ELEMENTS", 40_000)
+    monkeypatch.setattr("nsa.witness.shadow.recompute._MOST_ELEMENTS", 40_000)
     made = engine()
     shadow, asked = Shadow(made, token=TOKEN, first=1, last=80), []
     for step in sorted(shadow.recomputed):

@@ -3,7 +3,7 @@
 At a few pairs of steps that the run's token draws, a sample of every piece of the parameters is
 noted: gradient as reduced and before it is clipped, weight and both moments before and after the
 update. From the gradient, the config and its learning-rate schedule follows what the update had to
-give. Sums of all elements (`sums`) hold those that no sample meets. In some of these steps loss and
+give. Sums of all elements hold those that no sample meets. In some of these steps loss and
 gradient are computed a second time (`recompute`). Nothing waits for the device before the run has
 ended.
 """
@@ -23,9 +23,8 @@ from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data.source import Batch
 from nsa.step.engine import Engine
 from nsa.witness.accounts import pieces, plain_floats
-from nsa.witness.adamw import moved, updated, way_of, whole_rms
-from nsa.witness.recompute import Bias, Recomputed, gap, recompute
-from nsa.witness.sums import Sums
+from nsa.witness.shadow.adamw import Sums, moved, updated, way_of, whole_rms
+from nsa.witness.shadow.recompute import Bias, Recomputed, gap, recompute
 
 # torch takes a norm that it clips for so much larger.
 _CLIP_EPS = 1e-6

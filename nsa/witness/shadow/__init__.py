@@ -1,0 +1,1 @@
+"""A second optimizer and a second gradient beside the real ones, in drawn steps."""
