@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runbook.accounts.model import at_most, oracle_tolerance
 from runbook.accounts.workload import Workload
-from runbook.folder.launch.shapes import is_count
+from runbook.folder.launch.shapes import is_any_number, is_count
 from runbook.records.evidence import Effect, RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What a mean of known numbers may be off by after it traveled in a type.
 WIRE_TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2}
@@ -130,6 +133,38 @@ def norm_account(ranks: Sequence[RankLog]) -> list[str]:
             problems.append(
                 f"rank {rank.rank}: the gradient norm is 0 in {len(none)} steps, first "
                 f"{none.iloc[0]:.0f}"
+            )
+    return problems
+
+
+def told_norm_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+    """The CSV's norms are those of the gradients, in the steps whose gradients were looked at.
+
+    Launches of before these norms were kept do not tell them.
+    """
+    if "grad_norm" not in frame:
+        return []  # said by `column_account`
+    told = dict(zip(frame["step"].tolist(), frame["grad_norm"].tolist(), strict=True))
+    problems = []
+    for rank in ranks:
+        again = rank.ending.get("recomputed") or {}
+        steps, norms = again.get("steps") or (), again.get("norms") or ()
+        known = [
+            (step, norm)
+            for step, norm in zip(steps, norms, strict=False)
+            if is_any_number(norm) and norm
+        ]
+        apart = [
+            (step, norm)
+            for step, norm in known
+            if not abs(told.get(step, math.nan) / norm - 1) <= NORM_TOLERANCE
+        ]
+        if apart:
+            step, norm = apart[0]
+            problems.append(
+                f"the CSV's grad_norm of step {step} is {told.get(step, math.nan):.5g}; that of "
+                f"rank {rank.rank}'s gradients was {norm:.5g} ({len(apart)} of {len(known)} steps "
+                "differ)"
             )
     return problems
 

@@ -118,6 +118,7 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, tables.copy_account, copied=True),
     Account(Row.ACCOUNTS, model.loss_account, copied=True),
     Account(Row.ACCOUNTS, model.first_loss_account, copied=True),
+    Account(Row.ACCOUNTS, gradients.told_norm_account, copied=True),
     Account(Row.ACCOUNTS, between_steps.beside_account),
     Account(Row.ACCOUNTS, tables.written_account),
     Account(Row.ACCOUNTS, between_steps.restart_account),

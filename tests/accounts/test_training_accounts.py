@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.accounts.gradients import clip_account, norm_account
+from runbook.accounts.gradients import clip_account, norm_account, told_norm_account
 from runbook.accounts.optimizer import rate_account, update_account
 from runbook.accounts.tables import memory_account
 from tests.accounts.launches import STEPS, WORK, changed, ending_of, honest, proof_of, steps_of
@@ -168,6 +168,28 @@ def test_a_step_without_any_gradient_is_told() -> None:
     assert text == "rank 1: the gradient norm is 0 in 2 steps, first 7"
     assert norm_account(ranks) == norm_account((replace(ranks[0], steps=None),)) == []
     assert norm_account(steps_of(ranks, 0, grad_norm=math.nan)) == []  # another row's to say
+
+
+def test_a_norm_that_is_told_is_that_of_the_gradients() -> None:
+    """One that is told as it was clipped, the same in the CSV and in every heartbeat."""
+    table, ranks = honest()
+    assert told_norm_account(table, ranks) == []
+    again = ranks[1].ending["recomputed"]
+    step, norm = again["steps"][0], again["norms"][0]
+    clipped = table.assign(grad_norm=table["grad_norm"].clip(upper=norm / 1.02))
+    first, second = told_norm_account(clipped, ranks)
+    assert second.startswith(
+        f"the CSV's grad_norm of step {step} is {norm / 1.02:.5g}; that of rank 1's gradients was "
+        f"{norm:.5g} ("
+    )
+    assert first == second.replace("rank 1's", "rank 0's")
+    near = table.assign(grad_norm=table["grad_norm"] * 1.005)
+    assert told_norm_account(near, ranks) == []
+    # fp16's first scales: no number, and no fault of the CSV's.
+    infinite = {**again, "norms": [None, *again["norms"][1:]]}
+    others = changed(ranks, 1, ending={**ranks[1].ending, "recomputed": infinite})
+    broken = table.assign(grad_norm=table["grad_norm"].where(table["step"] != step, 9e9))
+    assert len(told_norm_account(broken, others)) == 1
 
 
 def test_the_last_step_that_is_wrong_is_named_on_each_rank_that_says_something() -> None:

@@ -76,12 +76,14 @@ def shadow(steps: Sequence[int]) -> dict[str, Any]:
 
 
 def recomputed(steps: Sequence[int], table: pd.DataFrame, *, layers: int = 12) -> dict[str, Any]:
-    """The steps that it computes twice: with the losses of the CSV."""
+    """The steps that it computes twice: with the losses and norms of the CSV."""
     losses = dict(zip(table["step"], table["loss"], strict=True))
+    norms = dict(zip(table["step"], table["grad_norm"], strict=True))
     ended = [step for step in steps if step in losses]
     return {
         "steps": ended,
         "losses": [losses[step] for step in ended],
+        "norms": [norms[step] for step in ended],
         "gradient": 1e-6,
         "ranks": 0.0,
         "bias": {"toward_zero": 1e-4, "down": -1e-4, "weight": 900.0},

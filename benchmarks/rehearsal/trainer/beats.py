@@ -213,7 +213,14 @@ class Rank:
             "wire": wire,
             "norm_told": norm,
             "norm_before": norm,
-            "oracle": {**ORACLE, "shape": {**job.config["model"], **job.config["nsa"]}, **off},
+            "own_gradient": dict.fromkeys(GROUPS, 1e-3),
+            "oracle": {
+                **ORACLE,
+                "positions": [0, 9, 99],
+                "layers": float(job.shape.layers),
+                "shape": {**job.config["model"], **job.config["nsa"]},
+                **off,
+            },
             "weights": first_weights(env),
         }
 
@@ -231,8 +238,9 @@ class Rank:
         first, largest = float(rates[0]), float(rates.max())
         # Adam's steps partly cancel: the way is longer than the distance.
         moved = max(float(rates.sum()) * 0.22, 0.4 * largest)
-        losses = pd.DataFrame({"step": range(1, done + 1), "loss": self.steps.loss[:done]})
-        twice = recomputed(self._twice(), losses, layers=job.shape.layers)
+        told = {"loss": self.steps.loss[:done], "grad_norm": self.steps.norm[:done]}
+        table = pd.DataFrame({"step": range(1, done + 1), **told})
+        twice = recomputed(self._twice(), table, layers=job.shape.layers)
         watched = watched_steps(self.token, 1, job.last_step)
         return {
             "param_hash": hashlib.sha256(f"{job.where} {self.token}".encode()).hexdigest(),

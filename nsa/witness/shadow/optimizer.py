@@ -11,6 +11,7 @@ ended.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -181,6 +182,8 @@ class Shadow:
     def report_recomputed(self) -> dict[str, Any]:
         """The steps computed twice, the losses that they had to have, the gradients' largest gap.
 
+        `norms`: of the gradients as they were before clipping; null of one that is not finite.
+
         `gradient`: of a piece, or of a parameter's sums, in root mean squares, as a share of what
         the ranks' gradients are.
         `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
@@ -205,8 +208,20 @@ class Shadow:
         told = plain_floats({"gradient": _worst(gaps), "ranks": _worst(apart)})
         told["bias"] = plain_floats(bias.report())
         gates = [self._again[step].gates.tolist() for step in ended]
+        norms = [self._norm(self._seen[step].begun) for step in ended]
         first = self._engine.ranks.rank == 0
-        return {"steps": ended, "losses": losses, **told, "gates": gates if first else None}
+        return {
+            "steps": ended,
+            "losses": losses,
+            "norms": [norm if math.isfinite(norm) else None for norm in norms],
+            **told,
+            "gates": gates if first else None,
+        }
+
+    @staticmethod
+    def _norm(begun: _Begun) -> float:
+        """Of the gradient of a loss that was not scaled."""
+        return float(begun.norm) / begun.scale
 
     def _moves(self, begun: _Begun) -> bool:
         """Under a scaler, a step whose gradients are not finite is left out."""
@@ -264,7 +279,7 @@ class Shadow:
     def _gaps(self, step: int, seen: _Seen) -> tuple[dict[str, float], int]:
         """The gaps of one step by name, and how many parameters count it otherwise than once."""
         begun = seen.begun
-        norm, told = float(begun.norm) / begun.scale, float(seen.norm)
+        norm, told = self._norm(begun), float(seen.norm)
         rate = self._engine.rate(step)
         left_out = not self._moves(begun)
         moves = torch.tensor(begun.has_gradient) & (not left_out)

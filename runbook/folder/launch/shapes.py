@@ -290,7 +290,8 @@ EVENTS: Mapping[str, Fields] = {
             "[count]: steps; number: weight first_moment second_moment norm rate jumps left"
         ),
         recomputed=fields(
-            "[count]: steps; [number]: losses; number: gradient ranks; {number}: bias;"
+            "[count]: steps; [number]: losses; [anything]: norms; number: gradient ranks;"
+            "{number}: bias;"
             "[[[number]]]: gates"
         ),
         proof=_PROOF,
