@@ -82,7 +82,7 @@ class Evaluations:
         count = self._engine.plan.config.train.eval_batches
         found = evaluate(
             self._engine,
-            self._witness.meter.passing(source.validation(count)),
+            self._witness.held_out(source.validation(count)),
             drawn=drawn_batch(beat.token, rank, step, count),
         )
         self._witness.compiling.note("eval")

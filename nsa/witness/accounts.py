@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ class TokenMeter:
 
     def __init__(self, model: NSALanguageModel) -> None:
         self._counting, self._evaluating = False, False
+        self._look: Callable[[], None] | None = None
         self._embedded, self._digest = 0, 0
         self._fetched_sum = 0
         self._embedded_sum: Tensor | None = None
@@ -55,9 +56,12 @@ class TokenMeter:
             self._add(batch.tokens)
             self._fetched_sum += int(batch.tokens[:, :-1].sum())
 
-    def passing(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """These held-out batches, digested and counted as they go by."""
+    def passing(
+        self, batches: Iterable[Tensor], look: Callable[[], None] | None = None
+    ) -> Iterator[Tensor]:
+        """These held-out batches, digested and counted as they go by; `look`: once in each."""
         self._evaluating, self._embedded, self._digest = True, 0, 0
+        self._look = look
         for tokens in batches:
             self._add(tokens)
             yield tokens
@@ -87,6 +91,8 @@ class TokenMeter:
         tokens = inputs[0]
         if self._evaluating:
             self._embedded += tokens.numel()
+            if self._look is not None:
+                self._look()
             return
         if not (self._counting and torch.is_grad_enabled()):
             return

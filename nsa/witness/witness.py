@@ -7,7 +7,7 @@ here changes what is trained, and no step waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,10 @@ class Witness:
     def unchanged(self) -> AbstractContextManager[None]:
         """Around what has to leave weights, moments, gradients and the model's mode as they are."""
         return self._shadow.unchanged()
+
+    def held_out(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
+        """These batches on their way through an evaluation: counted, and the weights looked at."""
+        return self.meter.passing(batches, self._shadow.evaluating)
 
     # -- a step --------------------------------------------------------------------------------
 

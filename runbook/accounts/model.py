@@ -106,6 +106,14 @@ def oracle_tolerance(work: Workload) -> float:
     return max(FLOAT32_SUMS, ROUNDOFFS * roundoff)
 
 
+def from_host_tolerance(work: Workload) -> float:
+    """How far a loss may be from that of a pass that the host launches, in nats.
+
+    On a GPU the pass that is held against it may be replayed or compiled.
+    """
+    return AGAIN_TOLERANCE if work.device == "cpu" else LOSS_TOLERANCE
+
+
 def at_most(value: object, limit: float) -> bool:
     return isinstance(value, int | float) and 0 <= value <= limit
 
@@ -136,9 +144,7 @@ def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Work
         return []  # said by `loss_account`
     step, loss = int(frame["step"].iloc[0]), float(frame["loss"].iloc[0])
     mean = sum(known) / len(known)
-    # On a GPU a step may be replayed, and the proof is launched from the host.
-    allowed = AGAIN_TOLERANCE if work.device == "cpu" else LOSS_TOLERANCE
-    if abs(loss - mean) <= allowed:
+    if abs(loss - mean) <= from_host_tolerance(work):
         return []
     return [
         f"the CSV's loss of step {step} is {loss:.5f}, the ranks' proof of its batch came to "

@@ -278,7 +278,8 @@ def _watched_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workl
         problems.append(f"{what}: off by {told.get(name)}{unit}, allowed {limit:g}{alone}")
     if told.get("jumps") != 0:
         problems.append(
-            "weights, moments or the model's mode change between two steps, or updates are not "
-            f"counted: {told.get('jumps')} of those watched"
+            "weights, moments or the model's mode change between two steps, an evaluation has "
+            "other weights than the last update left, or updates are not counted: "
+            f"{told.get('jumps')} of those watched"
         )
     return problems

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsa.contract.digests import drawn_batch
 from runbook.accounts.clocks import joined
-from runbook.accounts.model import LOSS_TOLERANCE
+from runbook.accounts.model import from_host_tolerance
 from runbook.accounts.workload import COPY_TOLERANCE, Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
@@ -182,7 +182,7 @@ def _evaluated_again(rank: RankLog, told: Mapping[str, Any], work: Workload) -> 
         yield f"computed batch {batch} a second time, drawn is {', '.join(map(str, drawn))}"
         return
     loss = again.get("loss")
-    if not _apart(losses[batch], loss) <= LOSS_TOLERANCE:
+    if not _apart(losses[batch], loss) <= from_host_tolerance(work):
         told_of = f"{_shown(losses[batch])} for batch {batch}"
         yield f"tells a loss of {told_of}, computed again {_shown(loss)}"
 

@@ -93,6 +93,15 @@ def test_an_evaluation_that_does_not_balance_is_seen(other: dict[str, Any], want
     assert any(wanted in text for text in problems), problems
 
 
+def test_on_a_cpu_a_batch_gives_its_loss_again_to_four_digits() -> None:
+    """A loss in bf16 was off by 5e-4 to 2e-2 nats; computed again in its own type by nothing."""
+    for off, device, count in ((5e-4, "cpu", 1), (1.9e-4, "cpu", 0), (1.9e-3, "cuda", 0)):
+        losses = ONE["losses"]
+        again = {**ONE["again"], "loss": losses[ONE["again"]["batch"]] + off}
+        work = replace(EVALUATING, device=device)
+        assert len(evaluation_account(VAL, ranks(again=again), work)) == count
+
+
 def test_val_csv_tells_what_the_heartbeats_tell() -> None:
     def problems(val: pd.DataFrame | None) -> list[str]:
         return evaluation_account(val, ranks(), EVALUATING)

@@ -18,7 +18,8 @@ from nsa.projection import _Split
 from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
-from nsa.witness.accounts import updates
+from nsa.train.evaluation import evaluate
+from nsa.witness.accounts import TokenMeter, updates
 from nsa.witness.shadow.optimizer import Shadow
 from nsa.witness.shadow.recompute import Bias, Recomputed, branch_use
 from runbook.accounts.optimizer import _bias_problems, shadow_account
@@ -460,6 +461,28 @@ def test_what_changes_while_all_has_to_rest_is_counted(
         change(made)
     found = shadow.report()["jumps"]
     assert found > 1 if jumps is None else found == jumps
+
+
+@pytest.mark.parametrize("by", [0.0, 1e-6], ids=("the same", "others"))
+@pytest.mark.parametrize("trains", [True, False], ids=("after a step", "as gone on from"))
+def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
+    by: float, trains: bool
+) -> None:
+    """Others that are there for its passes alone would be back when anything else looks."""
+    made = engine("--set", "train.eval_every=1")
+    shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
+    meter, clock = TokenMeter(made.model), StepClock(made.device)
+    for step in range(1, 4 if trains else 1):
+        outcome = made.compute([batch(step, 32)], clock)
+        made.update(step, clock)
+        shadow.updated(step, outcome.norm)
+    weights = [p.detach().clone() for p in made.model.parameters()]
+    for parameter in made.model.parameters():
+        parameter.data.add_(by)
+    evaluate(made, meter.passing([batch(9, 32).tokens], shadow.evaluating), drawn=0)
+    for parameter, own in zip(made.model.parameters(), weights, strict=True):
+        parameter.data.copy_(own)
+    assert (shadow.report()["jumps"] > 100) is bool(by)
 
 
 def test_a_rate_that_is_told_right_and_used_wrong_is_seen() -> None:

@@ -99,6 +99,8 @@ class Shadow:
         self._seen: dict[int, _Seen] = {}
         self._moved: list[Tensor] = []
         self._left: list[Tensor] = []
+        # As the last update before an evaluation left them, or the checkpoint that is gone on from.
+        self._updated = self._weights()
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -115,6 +117,10 @@ class Shadow:
     def _at_rest(self) -> Tensor:
         gradients = self._sample([p.grad for p in self._parameters])
         return torch.cat((self._state().values, gradients[None]))
+
+    def evaluating(self) -> None:
+        """A held-out batch is in the model, which has to hold what the last update left."""
+        self._moved.append((self._weights() != self._updated).sum())
 
     def recompute(self, step: int, batches: Sequence[Batch], *, from_host: int = 0) -> None:
         """What the step that is about to begin has to make of these micro-batches. A collective.
@@ -144,6 +150,9 @@ class Shadow:
 
     def updated(self, step: int, norm: Tensor) -> None:
         """The step's update is over; `norm`: of its gradients, as the trainer tells it."""
+        every = self._engine.plan.config.train.eval_every
+        if every and step % every == 0:
+            self._updated = self._weights()
         begun = self._begun.pop(step, None)
         if begun is None:
             return
@@ -163,8 +172,9 @@ class Shadow:
         `weight`, `first_moment`, `second_moment`: from AdamW's equation, in roundoffs of float32;
         `norm` and `rate`: from the true norm and from the schedule, as shares; `jumps`: elements
         that were not before a step what they were after the one before, what changed where all has
-        to rest, or counts that did not go up by one; `left`: elements that had a gradient before
-        the step's first backward pass.
+        to rest, weights that an evaluation had otherwise than the last update left them, or counts
+        that did not go up by one; `left`: elements that had a gradient before the step's first
+        backward pass.
         """
         worst = dict.fromkeys(("weight", "first_moment", "second_moment", "norm", "rate"), 0.0)
         jumps = sum(int(moved) for moved in self._moved)
@@ -243,7 +253,7 @@ class Shadow:
     def _state(self) -> _State:
         entries = [self._engine.optimizer.state.get(p, {}) for p in self._parameters]
         values = [
-            self._sample([p.detach() for p in self._parameters]),
+            self._weights(),
             *(self._sample([e.get(name) for e in entries]) for name in ("exp_avg", "exp_avg_sq")),
         ]
         # The fused kernel counts on the device, the others on the host.
@@ -262,6 +272,9 @@ class Shadow:
             sums.append(self._sums.exact(number, way))
             sizes.append(torch.stack([whole_rms(way), whole_rms(parameter.detach())]))
         return torch.stack(sums), torch.stack(sizes)
+
+    def _weights(self) -> Tensor:
+        return self._sample([p.detach() for p in self._parameters])
 
     def _gradient(self, tensors: Sequence[Tensor | None]) -> Tensor:
         return torch.cat((self._sample(tensors), self._sums.of(tensors)))
