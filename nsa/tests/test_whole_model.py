@@ -482,11 +482,12 @@ def test_the_seed_decides_the_weights(folder: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("resume", [(), ("--resume", "before")], ids=("new", "goes on"))
 @pytest.mark.parametrize(("words", "steps"), [((), 1000), (("--run-steps", "5000"), 5000)])
 def test_a_short_launch_has_the_schedule_of_the_whole_run(
-    words: tuple[str, ...], steps: int, folder: Path
+    words: tuple[str, ...], steps: int, resume: tuple[str, ...], folder: Path
 ) -> None:
     """The rate falls over the steps of the config, or of the run that the launch is a leg of."""
     file = built.write_config("mlp, own head", folder, steps=1000)
-    asked = ["--config", str(file), "--steps", "10", *words]
+    asked = ["--config", str(file), "--steps", "10", *words, *resume]
     assert plan_launch(asked, built.BATCHED).schedule_steps == steps

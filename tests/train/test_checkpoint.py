@@ -206,6 +206,23 @@ def test_a_checkpoint_that_is_gone_ends_no_run(tmp_path: Path) -> None:
     assert noted.check(store.folder) == noted.elements > 0
 
 
+def test_a_file_that_ends_before_any_of_its_tensors_is_told(tmp_path: Path) -> None:
+    """Its digest is right, and few of the tensors are read back."""
+    trainer = engine()
+    store = Checkpoints(tmp_path, trainer, Retention())
+    noted = ReadBack(trainer, token="t")
+    train(trainer, range(1, 2))
+    noted.note(1)
+    store.begin(step=1, position=POSITION, val_loss=None)
+    (file,) = store.finish().path.glob("*.distcp")
+    assert noted.check(store.folder) == 0
+    os.truncate(file, file.stat().st_size - 1)
+    told = noted.report(store.folder)
+    assert told is not None and f"{file.name} has {file.stat().st_size} bytes" in told["unreadable"]
+    with pytest.raises(restore.CheckpointError, match="bytes, "):
+        restore.read(file.parent, names=["rank0.position"])
+
+
 def _as_in_python_3_11_2(self: object, protocol: int) -> tuple[object, ...]:
     del protocol
     return getattr, (type(self), self._name_)  # type: ignore[attr-defined]

@@ -135,7 +135,9 @@ def read(folder: Path, *, names: Collection[str] | None = None) -> dict[str, Ten
     """Tensors of a checkpoint by name, on the host: all, or those. Raises CheckpointError."""
     reader = _Reader(folder)
     try:
-        listed = reader.read_metadata().state_dict_metadata
+        metadata = reader.read_metadata()
+        _held_in_full(folder, metadata)
+        listed = metadata.state_dict_metadata
         tensors = {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)  # type: ignore[union-attr]
             for name, entry in listed.items()
@@ -145,6 +147,18 @@ def read(folder: Path, *, names: Collection[str] | None = None) -> dict[str, Ten
     except (CheckpointException, AttributeError, pickle.UnpicklingError) as error:
         raise CheckpointError(f"{folder}: cannot be read as a checkpoint: {error}") from error
     return tensors
+
+
+def _held_in_full(folder: Path, metadata: Metadata) -> None:
+    """Raise CheckpointError where a file ends before any tensor in it does, asked for or not."""
+    for index, place in metadata.storage_data.items():
+        file = folder / place.relative_path
+        size = file.stat().st_size if file.exists() else 0
+        if size < place.offset + place.length:
+            raise CheckpointError(
+                f"{folder}: {file.name} has {size} bytes, {index.fqn} is at {place.offset} to "
+                f"{place.offset + place.length}"
+            )
 
 
 class _Reader(FileSystemReader):
