@@ -266,21 +266,20 @@ def per_cpu_second(log: TrainingLog, ranks: Sequence[RankLog]) -> Measurement:
     """Mean tokens of a step over the median processor time that all ranks together spend on it.
 
     After the log's own warm-up cut; all threads of a rank count, other processes do not. Raises
-    `MissingColumn` where a rank does not tell its processor time, `StatisticsError` where that
-    time does not grow from step to step.
+    `MissingColumn` where a rank does not tell its processor time, `StatisticsError` where that of
+    any rank does not grow from step to step.
     """
     need(log, "step", "tokens", "dt_s")
     spent = [_per_step(rank) for rank in ranks]
     if not spent:
         raise StatisticsError(f"{log.path}: no rank wrote heartbeats beside it")
-    together = sum(spent[1:], start=spent[0])
     cut = warmup_cut(log.frame["dt_s"].to_numpy(dtype=np.float64))
     # A step's time is known from the end of the step before.
     rows = log.frame.iloc[max(cut, 1) :]
-    seconds = together.reindex(rows["step"]).to_numpy(dtype=np.float64)
-    if not len(seconds) or not bool((seconds > 0).all()):
+    seconds = np.stack([own.reindex(rows["step"]).to_numpy(dtype=np.float64) for own in spent])
+    if not seconds.size or not bool((seconds > 0).all()):
         raise StatisticsError(f"{log.path}: the ranks' processor time does not grow in each step")
-    value = float(rows["tokens"].mean()) / float(np.median(seconds))
+    value = float(rows["tokens"].mean()) / float(np.median(seconds.sum(axis=0)))
     made = measurement(
         log, rows, name="toks_per_cpu_s_typical", value=value, unit=TOKENS_PER_CPU_SECOND
     )

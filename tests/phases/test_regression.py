@@ -161,3 +161,16 @@ def test_a_night_whose_pairs_differ_widely_passes_with_a_warning() -> None:
     changed = {name: stretched(made, noisy.get(name, 1.0)) for name, made in found.launches.items()}
     says(row("pace", replace(found, launches=changed)), WARNED, "hardly be found")
     assert row("pace", found).code is Reason.OK
+
+
+def one_rank_stands_still(made: LaunchEvidence) -> LaunchEvidence:
+    *others, last = made.ranks
+    assert last.steps is not None and others
+    stays = last.steps["cpu_s"].where(last.steps["step"] <= 20, last.steps["cpu_s"].iloc[20])
+    return replace(made, ranks=(*others, replace(last, steps=last.steps.assign(cpu_s=stays))))
+
+
+@pytest.mark.parametrize("side", ["reference", "head"])
+def test_one_rank_whose_processor_time_stands_still_is_not_hidden_by_the_others(side: str) -> None:
+    """HEAD would look twice as fast by it."""
+    says(row("pace", spoiled(one_rank_stands_still, side)), UNLIKE, "does not grow in each step")
