@@ -1,7 +1,7 @@
 """The model that the trainer builds is the one of the equations: outputs, loss and gradients.
 
-Both sides get the same random weights, in float64. The other side is `nsa.witness.oracle`, in
-NumPy: it has no gradients, so the trainer's are held against differences of the oracle's loss.
+Both sides get the same random weights, in float64. The other side, `nsa.tests.truth`, is the oracle
+in NumPy: it has no gradients, so the trainer's are held against differences of the oracle's loss.
 """
 
 from __future__ import annotations
