@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError, did_you_mean
-from nsa.settings import CONFIG_TOGGLES, OVERRIDES, Override, is_text, scalar
+from nsa.settings import CONFIG_TOGGLES, OVERRIDES, Override, is_text
+from nsa.strict_yaml import scalar
 
 
 @dataclass(frozen=True, kw_only=True)

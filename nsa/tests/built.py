@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import yaml
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from nsa.config import ModelConfig, NSAConfig
 from nsa.launch.plan import plan_launch
@@ -178,3 +179,39 @@ def groups(model: nn.Module) -> dict[str, Group]:
         else:
             found.setdefault(kind, []).append((name, slice(None)))
     return {name: Group(name=name, members=tuple(members)) for name, members in found.items()}
+
+
+def forward(
+    engine: Engine, tokens: oracle.Index, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """Logits as the trainer's step computes them."""
+    assert engine.wrapped is not None
+    logits = engine.wrapped(torch.from_numpy(tokens[:, :-1]).to(engine.device))
+    assert logits.dtype == dtype
+    return logits
+
+
+def backward(engine: Engine, tokens: oracle.Index, dtype: torch.dtype = torch.float64) -> None:
+    """The gradients of cross entropy in the model's parameters, and nothing else there."""
+    engine.model.zero_grad(set_to_none=True)
+    targets = torch.from_numpy(tokens[:, 1:]).to(engine.device)
+    logits = forward(engine, tokens, dtype)
+    cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+
+
+def gradients(
+    engine: Engine, tokens: oracle.Index, dtype: torch.dtype = torch.float64
+) -> dict[str, oracle.Array]:
+    """Gradients in float64 by the name of the group's part: in_proj row by row of its parts."""
+    backward(engine, tokens, dtype)
+    return held(engine)
+
+
+def held(engine: Engine) -> dict[str, oracle.Array]:
+    """The gradients that the model's parameters hold, in float64."""
+    named = dict(engine.model.named_parameters())
+    return {
+        f"{group.name}, {name}": named[name].grad[rows].double().cpu().numpy()  # type: ignore[index]
+        for group in groups(engine.model).values()
+        for name, rows in group.members
+    }

@@ -1,13 +1,19 @@
-"""A whole launch in this process, on one rank, of a small model that attends to two blocks."""
+"""A whole launch in this process, on one rank, of a small model, and what its run directory holds.
+
+The model attends to two blocks.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
+from nsa.contract import CHECKSUMS_JSON
 from nsa.launch.plan import plan_launch
 from nsa.launch.process import Termination
 from nsa.tests.built import BATCHED, write_config
@@ -19,6 +25,7 @@ SAVED, MIDDLE = 3, "checkpoints/step_3"
 # Attention is proven elsewhere: two selection blocks are enough to train on.
 SEQ_LEN = 16
 SUCCESS = 0
+PATIENCE_S = 60.0
 
 
 def launch(
@@ -58,3 +65,40 @@ def rows(folder: Path, name: str) -> list[dict[str, float]]:
             {key: float(row[key]) for key in ("step", "loss", "grad_norm", "lr") if key in row}
             for row in csv.DictReader(file)
         ]
+
+
+def kept(folder: Path) -> list[int]:
+    """The steps of the checkpoints that are there."""
+    return sorted(
+        int(path.name.removeprefix("step_")) for path in folder.glob("checkpoints/step_*")
+    )
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """What a checkpoint tells of itself."""
+    facts: dict[str, Any] = json.loads((folder / CHECKSUMS_JSON).read_text())
+    return facts
+
+
+def tell(folder: Path, **facts: Any) -> None:
+    """Have a checkpoint tell something else of itself."""
+    (folder / CHECKSUMS_JSON).write_text(json.dumps(facts_of(folder) | facts))
+
+
+def copied(folder: Path, into: Path, *steps: int) -> Path:
+    """A run with these of its checkpoints alone."""
+    for step in steps:
+        shutil.copytree(folder / f"checkpoints/step_{step}", into / f"checkpoints/step_{step}")
+    return into
+
+
+def wait_for_step(folder: Path, step: int) -> None:
+    """Until the heartbeats of the run in `folder` tell this step's end. Raises TimeoutError."""
+    begin = monotonic()
+    while monotonic() < begin + PATIENCE_S:
+        for path in folder.glob("runs/2*/heartbeat_rank0.jsonl"):
+            told = map(json.loads, path.read_text().splitlines()[:-1])
+            if any(one["event"] == "step_end" and one["step"] == step for one in told):
+                return
+        sleep(0.01)
+    raise TimeoutError(f"training did not come to step {step} while a save was under way")

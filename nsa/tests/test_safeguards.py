@@ -11,9 +11,8 @@ import json
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -21,90 +20,38 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from nsa.contract import CHECKSUMS_JSON, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, shard_file
+from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, shard_file
 from nsa.contract.digests import sha256_of
-from nsa.data.open import open_source
-from nsa.launch.output import Heartbeat
 from nsa.launch.plan import Place, plan_launch
 from nsa.launch.process import Termination
-from nsa.launch.ranks import Ranks, choose_device, start_ranks
-from nsa.step.engine import Engine
+from nsa.launch.ranks import Ranks
 from nsa.step.sync import Posted, post
 from nsa.tests.built import BATCHED, write_config
-from nsa.tests.launched import MIDDLE, SAVED, SEQ_LEN, STEPS, SUCCESS, launch, rows
+from nsa.tests.launched import (
+    MIDDLE,
+    SAVED,
+    STEPS,
+    SUCCESS,
+    copied,
+    facts_of,
+    kept,
+    launch,
+    rows,
+    tell,
+    wait_for_step,
+)
 from nsa.tests.maths import device
+from nsa.tests.spoiled import SCALED, SPOILED, SPOILS, spoil_gradient, trainer
 from nsa.train.checkpoint import restore
 from nsa.train.checkpoint import write as checkpoint
 from nsa.train.checkpoint.retention import Retention
 from nsa.train.loop import Loop
 from nsa.train.session import train
-from nsa.train.settle import Tables
 
-SPOILED = 3
 LAST = f"checkpoints/step_{STEPS}"
-PATIENCE_S = 60.0
 CONFIG, HALTED, NONFINITE, PREEMPTED = 2, 10, 11, 13
-# Far from what fp16 overflows at by itself.
-SCALED = {**BATCHED, "NSA_SCALER_INIT_SCALE": "256"}
-
-
-def trainer(folder: Path, *settings: str, precision: str = "fp32", save_every: int = 1) -> Loop:
-    """The loop of a new run of so many steps, in `folder`; a checkpoint after each, or so many."""
-    file = write_config("avg, tied head", folder, steps=STEPS, seq_len=SEQ_LEN, precision=precision)
-    settings = (f"train.save_every={save_every}", "train.grad_clip=1.0", *settings)
-    words = [word for setting in settings for word in ("--set", setting)]
-    plan = plan_launch(["--config", str(file), "--ddp", "0", *words], SCALED)
-    ranks = start_ranks(plan, choose_device(plan))
-    beat = Heartbeat(rank=0, token="5afe")
-    beat.open(folder)
-    return Loop(
-        plan,
-        engine=Engine(plan, ranks),
-        source=open_source(plan.config.data, plan.share),
-        tables=Tables(folder, rank=0, csv=True, aux=True, board=False),
-        heartbeat=beat,
-        termination=Termination(),
-        run_dir=folder,
-    )
-
-
-def spoil_gradient(loop: Loop, value: float) -> None:
-    """In one step the gradient of the first parameter is not finite; the loss is."""
-    first = next(loop.engine.model.parameters())
-    first.register_hook(lambda grad: grad * value if loop.step == SPOILED else grad)
-
-
-def spoil_logits(loop: Loop, change: Callable[[Tensor], Tensor]) -> None:
-    """In one step logits, and so the loss, are others."""
-
-    def hook(_model: nn.Module, _inputs: Any, logits: Tensor) -> Tensor:
-        return change(logits) if loop.step == SPOILED else logits
-
-    loop.engine.model.register_forward_hook(hook)
-
-
-def only_token_0(logits: Tensor) -> Tensor:
-    """Every other token is impossible: the loss is infinite."""
-    others = torch.zeros_like(logits)
-    others[..., 1:] = -torch.inf
-    return logits + others
-
-
-SPOILS: dict[str, Callable[[Loop], None]] = {
-    "loss nan": lambda loop: spoil_logits(loop, lambda logits: logits * torch.nan),
-    "loss inf": lambda loop: spoil_logits(loop, only_token_0),
-    "gradient nan": lambda loop: spoil_gradient(loop, torch.nan),
-    "gradient inf": lambda loop: spoil_gradient(loop, torch.inf),
-}
 # Under fp16 a scaler leaves out a step whose gradient overflows: only the loss ends the run.
 CASES = [*((what, "fp32") for what in SPOILS), ("loss nan", "fp16")]
-
-
-def kept(folder: Path) -> list[int]:
-    """The steps of the checkpoints that are there."""
-    return sorted(
-        int(path.name.removeprefix("step_")) for path in folder.glob("checkpoints/step_*")
-    )
 
 
 @pytest.mark.parametrize(("what", "precision"), CASES)
@@ -285,18 +232,6 @@ def test_a_save_is_of_one_moment_however_long_it_takes(
     check_goes_on(tmp_path, folder, whole)
 
 
-def wait_for_step(folder: Path, step: int) -> None:
-    """Until the heartbeats of the run in `folder` tell this step's end. Raises TimeoutError."""
-    begin = monotonic()
-    while monotonic() < begin + PATIENCE_S:
-        for path in folder.glob("runs/2*/heartbeat_rank0.jsonl"):
-            told = map(json.loads, path.read_text().splitlines()[:-1])
-            if any(one["event"] == "step_end" and one["step"] == step for one in told):
-                return
-        sleep(0.01)
-    raise TimeoutError(f"training did not come to step {step} while a save was under way")
-
-
 def check_goes_on(folder: Path, source: Path, whole: tuple[Path, dict[str, Any]]) -> None:
     """A launch from the middle checkpoint of `source` does what the whole one did from there."""
     torch.manual_seed(99)  # as another process, whose random numbers are others
@@ -347,24 +282,6 @@ def test_a_checkpoint_goes_only_once_the_next_one_is_whole(
     monkeypatch.setattr(checkpoint, "write_json", last_of_a_save)
     assert trainer(tmp_path, "train.keep_last=1").run().code == SUCCESS
     assert there == [[], *([step] for step in range(1, STEPS))]
-
-
-def facts_of(folder: Path) -> dict[str, Any]:
-    """What a checkpoint tells of itself."""
-    facts: dict[str, Any] = json.loads((folder / CHECKSUMS_JSON).read_text())
-    return facts
-
-
-def tell(folder: Path, **facts: Any) -> None:
-    """Have a checkpoint tell something else of itself."""
-    (folder / CHECKSUMS_JSON).write_text(json.dumps(facts_of(folder) | facts))
-
-
-def copied(folder: Path, into: Path, *steps: int) -> Path:
-    """A run with these of its checkpoints alone."""
-    for step in steps:
-        shutil.copytree(folder / f"checkpoints/step_{step}", into / f"checkpoints/step_{step}")
-    return into
 
 
 def test_the_scale_of_fp16_goes_on_as_it_was(tmp_path: Path) -> None:

@@ -1,14 +1,14 @@
 """The model that the trainer builds is the one of the equations: outputs, loss and gradients.
 
-Both sides get the same random weights, in float64. The other side is `nsa.witness.oracle`, in
-NumPy: it has no gradients, so the trainer's are held against differences of the oracle's loss.
+Both sides get the same random weights, in float64. The other side, `nsa.tests.truth`, is the oracle
+in NumPy: it has no gradients, so the trainer's are held against differences of the oracle's loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, cached_property
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from nsa.attention.selection import full_float32
 from nsa.data.source import Batch
@@ -27,17 +26,14 @@ from nsa.projection import Columns
 from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.tests import built, pieces
+from nsa.tests.truth import SLOPES, Truth
 from nsa.witness import oracle
 
 # Float64 rounds logits of size 10 at 2e-15, and they come out of sums of tens of terms, each of
 # them rounded too: 2e-14 where this was written.
 LOGITS = 1e-12
-# Central differences with a step of 1e-4: the error of the method is 1e-8 / 6 of the third
-# derivative, that of rounding 1e-16 / 1e-4 of the loss: 3e-8 of the usual slope, the two together.
-STEP, SLOPES = 1e-4, 1e-6
 # The trainer takes the loss in float32, from logits that it rounds to 2**-24 of their size.
 STEP_LOSS = 1e-6
-DIRECTIONS = 2
 # A part that matters changes some logit, or some output of its layer, by more than this.
 MATTERS = 1e-4
 LENGTHS = (1, 5, 8, 33, 71)
@@ -70,69 +66,6 @@ def _settings_of_torch() -> Iterator[None]:
         restore(value)
 
 
-class Truth:
-    """The oracle's side of a case: weights, logits, loss and slopes."""
-
-    def __init__(self, case: str, engine: Engine, seq_len: int) -> None:
-        self.cfg, self.weights = built.config(case), built.weights(engine.model)
-        self.tokens = built.tokens(seq_len)
-        self.output = self.forward(self.weights)
-        self.loss = self.loss_of(self.output)
-        self.groups = built.groups(engine.model)
-
-    def forward(
-        self, weights: dict[str, oracle.Array], *, blocks: list[oracle.Index] | None = None
-    ) -> oracle.Output:
-        return oracle.model(self.cfg, weights, self.tokens[:, :-1], blocks=blocks)
-
-    def loss_of(self, output: oracle.Output) -> float:
-        return oracle.cross_entropy(output.logits, self.tokens[:, 1:])
-
-    def chosen(self) -> list[oracle.Index]:
-        """Blocks of each layer as the trainer holds them: [B,S,G,n_sel], ascending, then -1."""
-        count = self.cfg.attention.n_sel
-        found = []
-        for layer in self.output.layers:
-            order = np.argsort(~layer.chosen, axis=-1, kind="stable")
-            order = np.where(np.take_along_axis(layer.chosen, order, -1), order, -1)
-            missing = max(0, count - order.shape[-1])
-            room = [(0, 0)] * 3 + [(0, missing)]
-            found.append(np.pad(order, room, constant_values=-1)[..., :count])
-        return found
-
-    @cached_property
-    def slopes(self) -> dict[str, oracle.Array]:
-        """Derivatives of the loss in random directions; the choice of blocks has none."""
-        blocks, found = self.chosen(), {}
-        for name, group in self.groups.items():
-            sides = [
-                [
-                    self.loss_of(self.forward(group.moved(self.weights, way, step), blocks=blocks))
-                    for step in (STEP, -STEP)
-                ]
-                for way in self.ways(group)
-            ]
-            found[name] = -np.diff(sides)[:, 0] / (2 * STEP)
-        return found
-
-    def ways(self, group: built.Group) -> list[list[oracle.Array]]:
-        """The random directions of a group."""
-        return [group.direction(self.weights, seed) for seed in range(DIRECTIONS)]
-
-    def check_gradients(self, engine: Engine, bound: float) -> None:
-        """The gradients that the model's parameters hold, against the slopes."""
-        named = dict(engine.model.named_parameters())
-        absent = [name for name, parameter in named.items() if parameter.grad is None]
-        assert not absent, f"no gradient: {absent}"
-        grads = {name: p.grad.cpu().numpy() for name, p in named.items() if p.grad is not None}
-        for name, group in self.groups.items():
-            expected = self.slopes[name]
-            found = np.array([group.slope(grads, way) for way in self.ways(group)])
-            usual = float(np.sqrt((expected**2).mean()))
-            worst = float(np.abs(found - expected).max())
-            assert worst <= bound * usual + 1e-11, f"d {name}: {found}, not {expected}"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("whole_model")
@@ -142,24 +75,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def truth(case: str, seq_len: int, folder: Path) -> Truth:
     """Worked out once for all ways to run: the weights are the same."""
     return Truth(case, built.build(case, "batched v2", folder), seq_len)
-
-
-def forward(
-    engine: Engine, tokens: oracle.Index, dtype: torch.dtype = torch.float64
-) -> torch.Tensor:
-    """Logits as the trainer's step computes them."""
-    assert engine.wrapped is not None
-    logits = engine.wrapped(torch.from_numpy(tokens[:, :-1]).to(engine.device))
-    assert logits.dtype == dtype
-    return logits
-
-
-def backward(engine: Engine, tokens: oracle.Index, dtype: torch.dtype = torch.float64) -> None:
-    """The gradients of cross entropy in the model's parameters, and nothing else there."""
-    engine.model.zero_grad(set_to_none=True)
-    targets = torch.from_numpy(tokens[:, 1:]).to(engine.device)
-    logits = forward(engine, tokens, dtype)
-    cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
 
 
 def distance(found: torch.Tensor, expected: oracle.Array) -> float:
@@ -178,7 +93,7 @@ def test_outputs_are_the_equations(case: str, way: str, folder: Path) -> None:
     engine = built.build(case, way, folder)
     for seq_len in lengths(way):
         expected = truth(case, seq_len, folder)
-        off = distance(forward(engine, expected.tokens), expected.output.logits)
+        off = distance(built.forward(engine, expected.tokens), expected.output.logits)
         assert off <= LOGITS, f"{way}, S={seq_len}: logits are off by {off:.1e}"
         layers = zip(built.attentions(engine.model), expected.output.layers, strict=True)
         for (layer, at), blocks in zip(layers, expected.chosen(), strict=True):
@@ -197,7 +112,7 @@ def test_gradients_are_the_equations(case: str, way: str, folder: Path) -> None:
     engine = built.build(case, way, folder)
     for seq_len in (lengths(way)[1], lengths(way)[-1]):
         expected = truth(case, seq_len, folder)
-        backward(engine, expected.tokens)
+        built.backward(engine, expected.tokens)
         expected.check_gradients(engine, SLOPES)
 
 
@@ -209,9 +124,9 @@ def test_chunks_of_queries_change_nothing(
     """Queries are cut where their masks are too many bytes, which no short sequence reaches."""
     pieces.cut_small(monkeypatch)
     engine, expected = built.build(case, way, folder), truth(case, LONG, folder)
-    off = distance(forward(engine, expected.tokens), expected.output.logits)
+    off = distance(built.forward(engine, expected.tokens), expected.output.logits)
     assert off <= LOGITS, f"{way}: logits are off by {off:.1e}"
-    backward(engine, expected.tokens)
+    built.backward(engine, expected.tokens)
     expected.check_gradients(engine, SLOPES)
 
 
@@ -227,24 +142,6 @@ def test_the_step_is_the_equations(case: str, folder: Path) -> None:
     assert float(outcome.norm) == pytest.approx(squares**0.5, rel=STEP_LOSS)
 
 
-def gradients(
-    engine: Engine, tokens: oracle.Index, dtype: torch.dtype = torch.float64
-) -> dict[str, oracle.Array]:
-    """Gradients in float64 by the name of the group's part: in_proj row by row of its parts."""
-    backward(engine, tokens, dtype)
-    return held(engine)
-
-
-def held(engine: Engine) -> dict[str, oracle.Array]:
-    """The gradients that the model's parameters hold, in float64."""
-    named = dict(engine.model.named_parameters())
-    return {
-        f"{group.name}, {name}": named[name].grad[rows].double().cpu().numpy()  # type: ignore[index]
-        for group in built.groups(engine.model).values()
-        for name, rows in group.members
-    }
-
-
 @pytest.mark.parametrize("case", list(built.CASES))
 def test_float32_over_several_pieces_has_the_gradients_of_masks(case: str, folder: Path) -> None:
     """In the type that trains, over sequences that are longer than a piece; the other side is
@@ -253,9 +150,9 @@ def test_float32_over_several_pieces_has_the_gradients_of_masks(case: str, folde
     exact, single = built.build(case, "sdpa", folder), built.build(case, "batched v2", folder)
     single.model.float()
     tokens = built.tokens(SEVERAL)
-    wanted = gradients(exact, tokens)
+    wanted = built.gradients(exact, tokens)
     with full_float32():
-        found = gradients(single, tokens, torch.float32)
+        found = built.gradients(single, tokens, torch.float32)
     for ours, theirs in zip(
         built.attentions(single.model), built.attentions(exact.model), strict=True
     ):
@@ -276,7 +173,7 @@ def test_bf16_has_the_gradients_of_float64_but_for_its_rounding(case: str, folde
     half = built.build(case, "batched v2", folder, precision="bf16")
     half.model.float()
     tokens = built.tokens(ALL_BLOCKS)
-    wanted = gradients(exact, tokens)
+    wanted = built.gradients(exact, tokens)
     half.model.zero_grad()
     made: list[torch.Tensor] = []
     half.model.head.register_forward_hook(lambda _, inputs, logits: made.append(logits))
@@ -287,7 +184,7 @@ def test_bf16_has_the_gradients_of_float64_but_for_its_rounding(case: str, folde
     told = f"the loss of the step's own logits is {loss.item()!r}, not {exact_loss!r}"
     assert abs(loss.item() - exact_loss) <= STEP_LOSS * exact_loss, told
     loss.backward()
-    found = held(half)
+    found = built.held(half)
     for name, gradient in wanted.items():
         size = float(np.linalg.norm(gradient))
         off = float(np.linalg.norm(found[name] - gradient))
@@ -315,7 +212,7 @@ def test_every_parameter_is_proven(case: str, folder: Path) -> None:
 def test_every_gate_and_branch_matters(case: str, folder: Path) -> None:
     """Shut in the oracle, one by one, none can hide: the trainer's model differs by then."""
     engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
-    logits = forward(engine, expected.tokens)
+    logits = built.forward(engine, expected.tokens)
     heads, blocks = expected.cfg.attention.n_heads, expected.chosen()
     for number in range(expected.cfg.n_layers):
         name = f"layers.{number}.attention.gate_bias"
@@ -358,7 +255,7 @@ def test_ties_go_to_the_lower_block(way: str, folder: Path) -> None:
         for layer in built.attentions(engine.model):
             layer.in_proj.weight[rows] = 0
     expected = Truth(case, engine, 41)
-    forward(engine, expected.tokens)
+    built.forward(engine, expected.tokens)
     layers = zip(built.attentions(engine.model), expected.chosen(), strict=True)
     for layer, blocks in layers:
         assert blocks[0, -1, 0].tolist() == [0, 1, 4, 5], "no tie between blocks 1, 2 and 3"
@@ -373,7 +270,7 @@ def test_a_slice_of_a_layer_is_enough(case: str, seq_len: int, folder: Path) -> 
     engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
     layer, seen = built.attentions(engine.model)[1], []
     layer.register_forward_hook(lambda _, inputs, out: seen.extend((*inputs, out)))
-    forward(engine, built.tokens(seq_len))
+    built.forward(engine, built.tokens(seq_len))
     x, out = (value.detach().cpu() for value in seen)
     at = np.array([0, 6, 40, seq_len // 2, seq_len - 1])
     found = oracle.attention(

@@ -6,7 +6,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from nsa.settings import load_strict
+from nsa.strict_yaml import load_strict
 
 
 @cache

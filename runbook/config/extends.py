@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from nsa.settings import load_strict
+from nsa.strict_yaml import load_strict
 from runbook.errors import UsageError, did_you_mean, meant, shown
 from runbook.files import read_given, shipped_names
 

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, NSAError, is_secret_name
-from nsa.settings import TrainerConfig, scalar
+from nsa.settings import TrainerConfig
+from nsa.strict_yaml import scalar
 from nsa.toggles import TOGGLES, parse_toggles
 from nsa.torch_env import TORCH_VARIABLES
 from runbook.errors import UsageError, did_you_mean, not_one_line, shown

@@ -222,7 +222,7 @@ def _executable(words: list[str], port: int | None) -> list[str]:
 def _write_effective(source: Path, overrides: Mapping[str, Any], target: Path) -> Path:
     import yaml
 
-    from nsa.settings import load_strict
+    from nsa.strict_yaml import load_strict
 
     document, problems = load_strict(source.read_text(encoding="utf-8"))
     if problems or not isinstance(document, dict):

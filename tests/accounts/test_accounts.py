@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.accounts import data, model, tables
-from runbook.accounts.gradients import gradient_account
-from runbook.accounts.workload import GeneratedData, Workload
-from runbook.records.evidence import Effect, RankLog
+from runbook.accounts import model, tables
+from runbook.records.evidence import Effect
 from tests.accounts.launches import (
-    PER_RANK,
     RANKS,
-    TEXT,
     WORK,
     Ranks,
     all_accounts,
@@ -148,126 +143,6 @@ def test_the_same_loss_in_another_order_of_sums(apart: float, found: int) -> Non
     assert len(model.loss_account(table, ranks)) == found
 
 
-def test_a_document_may_be_read_again_but_not_at_once() -> None:
-    table, ranks = honest()
-    digests = [f"{step % 20:016x}" for step in table["step"]]
-    again = steps_of(ranks, 0, data=digests)
-    assert all_accounts(table, again, replace(WORK, data=None)) == []
-    stuck = steps_of(ranks, 0, data=["1", *["1"], *digests[2:]])
-    assert "what it read before" in "; ".join(all_accounts(table, stuck, replace(WORK, data=None)))
-
-
-ENV: dict[str, Any] = {
-    "world_size": 2,
-    "effective": {"per_rank_batch": 1, "seq_len": 8, "accumulation": 1, "dtype": "fp32"},
-    "toggles": [{"name": "NSA_DDP_COMPRESS", "value": "bf16"}],
-}
-
-
-def test_arms_that_differ_in_compression_have_no_single_wire() -> None:
-    env = ENV
-    assert Workload.of(env).wire == "bf16"
-    assert Workload.of(env | {"arms": {"set": {"NSA_DDP_COMPRESS": "off"}}}).wire is None
-    assert Workload.of(env | {"toggles": []}).wire == "fp32"
-    assert Workload.of(env | {"world_size": 1, "toggles": []}).wire == "fp32"
-
-
-@pytest.mark.parametrize("told", ["bf16", "fp32"])
-def test_one_rank_narrows_its_gradients_in_ddp_and_not_without(told: str) -> None:
-    # As torchrun --nproc_per_node=1 with NSA_DDP_COMPRESS=bf16 leaves it, and python without DDP.
-    work = Workload.of(ENV | {"world_size": 1})
-    low = 0.998046875 if told == "bf16" else 1.0
-    _, ranks = honest()
-    alone = proof_of(ranks, 0, wire=told, mean_low=low)[:1]
-    alone = ending_of(alone, 0, proof=alone[0].proof)
-    assert gradient_account(alone, work) == []
-    wrong = proof_of(alone, 0, mean_low=0.97)
-    assert "came out as 0.97" in gradient_account(wrong, work)[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (None, "rank 1 does not turn the tokens of its first documents back"),
-        ({**TEXT, "decoded": None}, "rank 1 does not turn"),
-        ({**TEXT, "bytes": 0}, "rank 1 does not turn"),
-        (
-            {**TEXT, "decoded": "5f", "apart": 17},
-            "rank 1 trains on another text than its documents have: tokens turned back differ from "
-            "byte 17 of 129 (2 documents)",
-        ),
-    ],
-)
-def test_the_text_of_documents_is_what_their_tokens_tell(text: Any, says: str) -> None:
-    _, ranks = honest()
-    read = proof_of(ranks, 1, text=text)
-    (problem,) = data.data_account(read, replace(WORK, data=None))
-    assert problem.startswith(says)
-    assert data.data_account(read, WORK) == []
-    resumed = changed(read, 1, first_step=9)
-    assert data.data_account(resumed, replace(WORK, data=None)) == []
-
-
-def env(**effective: Any) -> dict[str, Any]:
-    known = {"per_rank_batch": 2, "seq_len": 64, "accumulation": 3, "dtype": "bf16"}
-    train = {"grad_clip": 0.5, "seed": 7, "eval_every": 20, "eval_batches": 4}
-    return {
-        "world_size": 2,
-        "effective": {**known, "dataset": "books", "device": "cpu", **effective},
-        "config": {"nsa": {"l": 16}, "model": {"n_layers": 4}, "train": train},
-    }
-
-
-def shared(ranks: Sequence[RankLog]) -> list[str]:
-    """Problems of the data account, but for rows that are none of the data's."""
-    found = data.data_account(ranks, WORK)
-    return [text for text in found if "other rows than" not in text]
-
-
-def test_the_workload_of_a_launch() -> None:
-    assert Workload.of(env()) == Workload(
-        nproc=2,
-        step_tokens=384,
-        pass_tokens=128,
-        seq_len=64,
-        block=16,
-        wire="fp32",
-        data=None,
-        dtype="bf16",
-        device="cpu",
-        layers=4,
-        grad_clip=0.5,
-        eval_every=20,
-        eval_batches=4,
-        shape={"n_layers": 4, "l": 16},
-    )
-    assert Workload.of(env(steps=9)).steps == 9
-    assert Workload.of(env() | {"config": None}).block == 0
-
-
-@pytest.mark.parametrize("dataset", ["synthetic", "markov"])
-def test_what_generated_data_are_follows_from_the_config(dataset: str) -> None:
-    told = env(dataset=dataset, vocab_size=256)
-    assert Workload.of(told).data == GeneratedData(
-        kind=dataset, seed=7, vocab_size=256, seq_len=64, nproc=2, rows=2, accumulation=3
-    )
-    del told["config"]["train"]["seed"]
-    with pytest.raises(ValueError, match=r"no usable config\.train\.seed$"):
-        Workload.of(told)
-    with pytest.raises(ValueError, match=r"no usable effective\.vocab_size$"):
-        Workload.of(env(dataset=dataset))
-    with pytest.raises(ValueError, match="more tokens in a step than a rank can read"):
-        Workload.of(env(dataset=dataset, vocab_size=256, per_rank_batch=1 << 40))
-
-
-@pytest.mark.parametrize("bad", [None, 0, -1, -2, "many"])
-def test_a_workload_that_cannot_be_known(bad: object) -> None:
-    with pytest.raises(ValueError, match=r"no usable effective\.seq_len, effective\.accumulation$"):
-        Workload.of(env(seq_len=bad, accumulation=bad))
-    with pytest.raises(ValueError, match=r"no usable world_size$"):
-        Workload.of(env() | {"world_size": bad})
-
-
 def test_a_column_that_has_a_second_source_may_not_be_missing() -> None:
     table, ranks = honest()
     assert table_accounts(table.drop(columns=["loss", "dt_s"]), ranks, WORK, None) == [
@@ -283,69 +158,6 @@ def test_a_step_that_ends_twice_is_counted_and_the_first_is_named() -> None:
     assert tables.step_account(changed(honest()[1], 1, param_hash="other")) == [
         "parameters differ between ranks at the end"
     ]
-
-
-def test_tokens_are_counted_on_every_rank_whatever_another_says() -> None:
-    table, ranks = honest()
-    seen = np.where(table["step"] >= 30, PER_RANK + 1, PER_RANK)
-    ranks = steps_of(steps_of(ranks, 0, embedded=np.where(seen > PER_RANK, np.nan, seen)), 1,
-                     embedded=seen)  # fmt: skip
-    assert data.token_account(table, proof_of(ranks, 1, positions=127), WORK) == [
-        "rank 0 does not say how many tokens it embedded",
-        "rank 1 embedded 129 tokens in step 30, not 128",
-        "rank 1 takes the loss at 127 positions of 128 in a pass",
-    ]
-    _, ranks = honest()
-    assert data.token_account(table, ending_of(ranks, 1, embedded_sum=8), WORK) == [
-        "rank 1 embeds other tokens than it fetched: 8 for 7"
-    ]
-    nothing = ending_of(ranks, 1, fetched_sum=None, embedded_sum=None)
-    assert len(data.token_account(table, nothing, WORK)) == 1
-    assert data.token_account(table.drop(columns="tokens"), ranks, WORK) == []
-    for more in (1, -1):
-        other = table["tokens"] + more * (table["step"] == 60)
-        assert data.token_account(table.assign(tokens=other), ranks, WORK) == [
-            "column tokens is not what the ranks embed together"
-        ]
-
-
-def test_the_same_batch_of_two_ranks_in_one_step_and_in_another() -> None:
-    table, ranks = honest()
-    first, second = (rank.steps["data"] for rank in ranks)  # type: ignore[index]
-    same = second.where(~table["step"].isin([7, 9]), first)
-    assert shared(steps_of(ranks, 1, data=same)) == [
-        "ranks 0 and 1 read the same data in 2 steps, first in step 7"
-    ]
-    moved = second.where(table["step"] != 20, first[29])
-    assert shared(steps_of(ranks, 1, data=moved)) == [
-        "rank 1 reads in step 20 what rank 0 reads in another (1 steps)"
-    ]
-    silent = changed(steps_of(ranks, 1, data=["1"] * len(table)), 0, steps=None)
-    assert shared(silent) == [
-        "rank 0 does not say which data it read",
-        "rank 1 reads in step 2 what it read before",
-    ]
-
-
-def test_of_many_ranks_each_is_held_against_the_first_that_read_the_same() -> None:
-    _, ranks = honest()
-    many = [replace(ranks[0], rank=number) for number in range(64)]
-    found = shared(many)
-    assert len(found) == 63, "not each against each"
-    assert found[0] == "ranks 0 and 1 read the same data in 60 steps, first in step 1"
-    assert found[-1] == "ranks 0 and 63 read the same data in 60 steps, first in step 1"
-
-
-def test_digests_add_up_in_64_bits() -> None:
-    """A rank with a digest of 2^63 and one without were added as floats, to another sum."""
-    _, ranks = honest()
-    high = steps_of(ranks, 0, data="f" * 16)
-    low = steps_of(high, 1, data="3")
-    total = data.union_of_data(low)
-    assert total is not None and set(total) == {2}
-    assert data.union_of_data(steps_of(low, 0, data=None)) is None
-    assert data.union_of_data(changed(low, 1, steps=None)) is None
-    assert data.union_of_data(()) is None
 
 
 @pytest.mark.parametrize(("share", "apart"), [(0.9e-6, 0), (1.1e-6, 1)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import NSAError
-from nsa.settings import load_strict, scalar
+from nsa.strict_yaml import load_strict, scalar
 from nsa.toggles import TOGGLES
 from runbook.config.load import load_profile
 from runbook.errors import UsageError

@@ -11,7 +11,7 @@ import pytest
 
 from runbook.records import Check, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from tests.phases import answers, builder, heartbeats, spoil, traces
+from tests.phases import answers, builder, heartbeats, machine_files, spoil, traces
 from tests.phases.answers import (
     FINE,
     IMPOSSIBLE,
@@ -148,7 +148,7 @@ def test_compression_that_was_switched_off_is_skipped() -> None:
 def test_of_several_launches_the_number_nearest_to_its_limit_is_shown_with_the_limit() -> None:
     def fuller(made: LaunchEvidence) -> LaunchEvidence:
         used = 40_960.0 if made.launch.name == "run2" else 8_192.0
-        return replace(made, gpu_samples=traces.gpu_samples(2, used_mib=used))
+        return replace(made, gpu_samples=machine_files.gpu_samples(2, used_mib=used))
 
     check = answers.row("baseline", "memory_headroom", fuller)
     assert check.outcome is Outcome.PASS and check.measurement is not None
@@ -157,7 +157,7 @@ def test_of_several_launches_the_number_nearest_to_its_limit_is_shown_with_the_l
 
 
 def test_one_idle_gpu_is_unbalanced_and_not_busy() -> None:
-    samples = traces.gpu_samples(2)
+    samples = machine_files.gpu_samples(2)
     samples.loc[samples["index"] == 1, "utilization_percent"] = 30.0
     found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
     assert builder.row("baseline", "gpu_balance", found, WHERE).outcome is Outcome.FAIL
@@ -167,7 +167,7 @@ def test_one_idle_gpu_is_unbalanced_and_not_busy() -> None:
 
 def test_starting_up_and_other_cards_do_not_count() -> None:
     """11 s of start are idle, and so are the six cards that no rank uses."""
-    samples = traces.gpu_samples(8)
+    samples = machine_files.gpu_samples(8)
     samples.loc[samples["index"] > 1, "utilization_percent"] = 0.0
     samples.loc[samples["index"] > 1, "memory_used_mib"] = 81_000.0
     found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
@@ -188,7 +188,7 @@ def test_a_fast_trainer_is_sampled_in_all_launches_together() -> None:
 
 def test_samples_that_end_before_the_timed_steps_are_missing() -> None:
     """A sampler that died in one of five launches: those that it left were busy, and passed."""
-    samples = traces.gpu_samples(2)
+    samples = machine_files.gpu_samples(2)
     check = answers.row(
         "baseline",
         "gpu_utilisation",
@@ -222,7 +222,7 @@ def test_what_nvidia_smi_does_not_tell_is_missing_and_no_fault() -> None:
         ("utilization_percent", ("gpu_utilisation", "gpu_balance")),
         ("memory_used_mib", ("memory_headroom",)),
     ):
-        samples = traces.gpu_samples(2).assign(**{column: math.nan})
+        samples = machine_files.gpu_samples(2).assign(**{column: math.nan})
         found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
         for what in whats:
             says(builder.row("baseline", what, found, WHERE), NOTHING)
@@ -230,7 +230,7 @@ def test_what_nvidia_smi_does_not_tell_is_missing_and_no_fault() -> None:
 
 def test_without_uuids_only_samples_of_as_many_gpus_count() -> None:
     for number, outcome in ((2, Outcome.PASS), (8, Outcome.INCOMPLETE)):
-        samples = traces.gpu_samples(number).drop(columns="uuid")
+        samples = machine_files.gpu_samples(number).drop(columns="uuid")
         assert (
             answers.row("baseline", "gpu_utilisation", spoil.parts(gpu_samples=samples)).outcome
             is outcome
@@ -238,7 +238,7 @@ def test_without_uuids_only_samples_of_as_many_gpus_count() -> None:
 
 
 def test_samples_of_one_gpu_say_nothing_about_two() -> None:
-    for samples in (None, traces.gpu_samples(1)):
+    for samples in (None, machine_files.gpu_samples(1)):
         found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
         for what in ("gpu_utilisation", "gpu_balance", "memory_headroom"):
             assert builder.row("baseline", what, found, WHERE).outcome is Outcome.INCOMPLETE

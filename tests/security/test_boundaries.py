@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.settings import load_strict
+from nsa.strict_yaml import load_strict
 from runbook.errors import UsageError
 from runbook.launch import run_launch
 from runbook.launch.inputs import build_environment

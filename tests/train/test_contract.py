@@ -15,7 +15,14 @@ from nsa.layer import GateStats
 from runbook.process import reaper
 from tests.train.launching import Launch, environment
 
-MAY_BE_IMPORTED = ("nsa", "nsa.contract", "nsa.toggles", "nsa.settings", "nsa.torch_env")
+MAY_BE_IMPORTED = (
+    "nsa",
+    "nsa.contract",
+    "nsa.toggles",
+    "nsa.settings",
+    "nsa.strict_yaml",
+    "nsa.torch_env",
+)
 LAUNCHED = [pytest.mark.e2e]
 
 

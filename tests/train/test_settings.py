@@ -8,7 +8,8 @@ import pytest
 
 from nsa.config import parameter_count
 from nsa.launch.plan import plan_launch
-from nsa.settings import ConfigError, Override, load_config, load_strict, scalar
+from nsa.settings import ConfigError, Override, load_config
+from nsa.strict_yaml import load_strict, scalar
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SMOKE = CONFIGS / "cpu_smoke.yaml"

@@ -29,7 +29,7 @@ from runbook.config.load import load_profile
 from runbook.records import Launch
 from tests.factory import files
 from tests.factory.told import GATES
-from tests.phases import builder, traces
+from tests.phases import builder, env_files, traces
 
 TORCH = {"13.0": "2.13.0", "12.8": "2.13.0+cu128", None: "2.13.0+cpu"}
 NCCL = "2.27.7"
@@ -86,7 +86,7 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
 def env_document(machine: Machine, job: Job, launch: Launch, argv: Sequence[str]) -> dict[str, Any]:
     """env.json: what was asked for, and what really ran; the run's token is not in it."""
     shape, profile = job.shape, load_profile(machine.profile)
-    made = traces.env(launch, builder.batch_of(launch, profile))
+    made = env_files.env(launch, builder.batch_of(launch, profile))
     # The folder of the trainer's package is this machine's.
     del made["package"]
     effective = {
@@ -99,7 +99,7 @@ def env_document(machine: Machine, job: Job, launch: Launch, argv: Sequence[str]
         "schedule_steps": job.schedule_steps,
         "steps": job.last_step,
     }
-    attention = traces.attention(
+    attention = env_files.attention(
         profile.workload_of(launch.phase), machine.windows.get(job.where, machine.window)
     )
     if not machine.self_test:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, NSAError
 from nsa.contract import CONFIG_VARIABLE as CONFIG
-from nsa.settings import CONFIG_TOGGLES, FLAGS, Override, TrainerConfig, load_config, scalar
+from nsa.settings import CONFIG_TOGGLES, FLAGS, Override, TrainerConfig, load_config
+from nsa.strict_yaml import scalar
 from nsa.toggles import (
     NEEDS_CUDA,
     TOGGLES,

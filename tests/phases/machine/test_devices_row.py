@@ -14,7 +14,7 @@ import pytest
 from runbook.files import utc_text
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import answers, builder, spoil, traces
+from tests.phases import answers, builder, machine_files, spoil
 from tests.phases.answers import DAMAGED, MACHINE, NEEDS_CUDA, NOTHING, OTHERWISE, WARNED, says
 
 WHERE = builder.context()
@@ -49,7 +49,7 @@ def logged(*lines: str, **changes: Any) -> spoil.Change:
 
 def without_driver(key: str) -> spoil.Change:
     """No driver answered, at its time."""
-    silent = traces.no_devices()
+    silent = machine_files.no_devices()
     del silent["taken_at"]
     return _told(key, **silent)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason
-from tests.phases import answers, builder, traces
+from tests.phases import answers, builder, machine_files
 from tests.phases.answers import WARNED, says
 
 
@@ -31,13 +31,13 @@ def test_a_quiet_machine_passes_with_the_share() -> None:
 
 @pytest.mark.parametrize("load", [{"others_s": 25.0}, {"others_s": 13.0, "steal_s": 12.0}])
 def test_more_than_a_fifth_of_the_cpus_is_a_warning(load: dict[str, float]) -> None:
-    found = says(row(load=traces.load(**load)), WARNED, "of 2 CPUs")
+    found = says(row(load=machine_files.load(**load)), WARNED, "of 2 CPUs")
     assert found.remedy.startswith("end the other work")
     assert found.evidence == ("baseline/run1/load.json",)
 
 
 def test_a_fifth_is_none_yet() -> None:
-    assert row(load=traces.load(others_s=24.0)).code is Reason.OK
+    assert row(load=machine_files.load(others_s=24.0)).code is Reason.OK
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,13 @@ def test_a_fifth_is_none_yet() -> None:
     [
         ({"load": None}, "not recorded"),
         ({"load": {"problem": "the kernel tells no times"}}, "the kernel tells no times"),
-        ({"load": {**traces.load(), "others_s": None}}, "not recorded"),
-        ({"load": {**traces.load(), "total_s": 0.0}}, "not recorded"),
+        ({"load": {**machine_files.load(), "others_s": None}}, "not recorded"),
+        ({"load": {**machine_files.load(), "total_s": 0.0}}, "not recorded"),
         (
-            {"result": LaunchResult(status=LaunchStatus.HUNG), "load": traces.load(others_s=90.0)},
+            {
+                "result": LaunchResult(status=LaunchStatus.HUNG),
+                "load": machine_files.load(others_s=90.0),
+            },
             "did not finish",
         ),
     ],

@@ -13,7 +13,7 @@ import pytest
 from runbook.folder.launch.shapes import ENV, shaped
 from runbook.records import Outcome, RankExit, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import answers, builder, heartbeats, spoil, traces
+from tests.phases import answers, builder, env_files, heartbeats, spoil
 from tests.phases.answers import (
     DAMAGED,
     NOT_LEARNING,
@@ -326,7 +326,7 @@ def _learns(change: spoil.Change, **context: Any) -> Any:
 
 
 def test_a_loss_that_stays_where_it_began_has_learned_nothing() -> None:
-    stuck = spoil.columns(loss=lambda t: traces.FLOOR + 0.01 * np.sin(t["step"]))
+    stuck = spoil.columns(loss=lambda t: env_files.FLOOR + 0.01 * np.sin(t["step"]))
     check = says(_learns(stuck), NOT_LEARNING)
     assert check.limit == 0.1
     says(_learns(stuck, steps_scale=0.1), TOO_FEW)
@@ -339,11 +339,11 @@ def test_what_was_learned_is_held_against_the_limit_with_four_standard_errors() 
     value = _learns(spoil.columns(loss=losses)).measurement.value
     # The last 50 steps are 2.5 and 3.5 in turn: mean 3, standard error 0.5 / sqrt(50).
     worst = 3.0 + 4 * 0.5 / math.sqrt(50)
-    assert value == pytest.approx((traces.FLOOR - worst) / (traces.FLOOR - traces.ENTROPY))
+    assert value == pytest.approx((env_files.FLOOR - worst) / (env_files.FLOOR - env_files.ENTROPY))
 
 
 def test_noise_teaches_nothing_however_low_its_loss() -> None:
-    says(_learns(spoil.effective(dataset="synthetic", loss_floor=traces.FLOOR)), OTHERWISE)
+    says(_learns(spoil.effective(dataset="synthetic", loss_floor=env_files.FLOOR)), OTHERWISE)
 
 
 def test_one_rank_must_read_what_all_ranks_read_together() -> None:

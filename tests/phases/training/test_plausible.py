@@ -20,7 +20,7 @@ from phases.training.plausible import (
     token_problems,
 )
 from runbook.records.evidence import PhaseEvidence, TrainingLog
-from tests.phases import answers, builder, spoil, traces
+from tests.phases import answers, builder, env_files, spoil
 from tests.phases.answers import UNLIKE, WHERE, says
 
 EFFECTIVE: dict[str, Any] = {
@@ -198,7 +198,7 @@ def test_what_makes_two_launches_unlike() -> None:
 def test_a_window_that_fell_back_in_one_launch_is_unlike_and_named() -> None:
     where = builder.context()
 
-    masked = spoil.env(attention=traces.attention(where.profile.workload, "masked", "varlen"))
+    masked = spoil.env(attention=env_files.attention(where.profile.workload, "masked", "varlen"))
     for phase in ("baseline", "single_gpu"):
         planned = (launch.name for launch in builder.PHASES[phase].plan(where))
         name = [one for one in planned if one.startswith("run")][2]

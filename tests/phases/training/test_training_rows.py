@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from nsa.contract import proof_text
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import answers, builder, spoil, traces
+from tests.phases import answers, builder, env_files, spoil
 from tests.phases.answers import (
     CRASHED,
     DAMAGED,
@@ -144,7 +144,9 @@ def test_sampling_noise_around_the_floor_is_no_leak_of_the_future() -> None:
     where = builder.context()
     steps = builder.PHASES["baseline"].plan(where)[0].steps
     noise = np.random.default_rng(3).normal(0.0, 0.05, steps)
-    assert answers.row("baseline", "plausible", loss(traces.FLOOR + noise), where).outcome is PASS
+    assert (
+        answers.row("baseline", "plausible", loss(env_files.FLOOR + noise), where).outcome is PASS
+    )
 
 
 def test_a_source_without_a_known_floor_is_held_against_the_start_only() -> None:

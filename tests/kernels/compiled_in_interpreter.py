@@ -1,6 +1,6 @@
 """A layer whose core is Triton's kernels, compiled and not, in Triton's interpreter.
 
-    TRITON_INTERPRET=1 python -m tests.train.compiled_in_interpreter
+    TRITON_INTERPRET=1 python -m tests.kernels.compiled_in_interpreter
 
 Prints as JSON what differs, by name, and what the compiler made.
 """

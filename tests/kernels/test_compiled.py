@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nsa.attention.tracing import OperatorCount, count_ranges
 from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import Event
 from nsa.kernels import compiled
@@ -30,12 +28,10 @@ from nsa.kernels.compiled import (
     count_compiled,
 )
 from nsa.kernels.kernel_check import compare
-from nsa.launch import arms
-from nsa.launch.arms import why_not
 from nsa.model import Layer, NSALanguageModel, mean_loss, whole
 from nsa.rounding import FLOAT32_SUMS, Gap, error_of
-from nsa.toggles import parse_toggles
 from tests.attention.flash_on_cpu import flash_on_cpu
+from tests.kernels.small import SHAPE, model_of, tokens_of
 from tests.train.launching import ROOT, environment
 
 # torch's own warnings while it compiles are not ours.
@@ -43,9 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{warning}")
     for warning in ("The .grad attribute:UserWarning", ".*torch.jit.*:DeprecationWarning")
 ]
-SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=8, d_v=8, l=6, d=3, l_sel=6, n_sel=3, w=7)
 TOKENS = (2, 40)
-BATCHED = {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "1"}
 BF16 = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 # Of those of Triton the interpreter's process has the proof.
 WAYS: dict[str, tuple[Way, Callable[[], AbstractContextManager[Any]]]] = {
@@ -72,16 +66,6 @@ def _as_before() -> Iterator[None]:
         torch._functorch.config.patch(ban_recompute_materialized_backward=True),
     ):
         yield
-
-
-def model_of(**changes: Any) -> NSALanguageModel:
-    torch.manual_seed(0)
-    shape = replace(SHAPE, phi=changes.pop("phi", "avg"))
-    return NSALanguageModel(ModelConfig(vocab_size=11, n_layers=2, attention=shape, **changes))
-
-
-def tokens_of(rows: int = 2, count: int = 41) -> Tensor:
-    return torch.randint(11, (rows, count), generator=torch.Generator().manual_seed(1))
 
 
 def gradients(
@@ -213,158 +197,6 @@ def test_no_mask_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         assert kept(1024) > 2 * long
 
 
-class TestWhatIsWatched:
-    """By hooks, counts and modes, which see nothing of a graph: then the modules run."""
-
-    @pytest.fixture
-    def model(self) -> NSALanguageModel:
-        found = model_of()
-        self.ran = 0
-
-        def noting(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-            self.ran += 1
-            return whole(*args)
-
-        found.compiled = noting
-        return found
-
-    def ran_in(self, model: NSALanguageModel) -> int:
-        before = self.ran
-        model(tokens_of()[:, :-1])
-        return self.ran - before
-
-    def test_a_plain_pass_is_compiled(self, model: NSALanguageModel) -> None:
-        assert self.ran_in(model) == 2
-        assert self.ran_in(model.eval()) == 2
-
-    @pytest.mark.parametrize("of", ["layers.1.attention", "layers.0.mlp.down"])
-    def test_a_hook_inside_of_a_layer_is_called(self, model: NSALanguageModel, of: str) -> None:
-        seen: list[Any] = []
-        handle = model.get_submodule(of).register_forward_hook(lambda *_: seen.append(1))
-        assert self.ran_in(model) == 0 and len(seen) == 1
-        handle.remove()
-        assert self.ran_in(model) == 2
-        back = model.get_submodule(of).register_full_backward_hook(lambda *_: None)
-        assert self.ran_in(model) == 0
-        back.remove()
-
-    def test_a_layers_own_hook_is_called_either_way(self, model: NSALanguageModel) -> None:
-        seen: list[Any] = []
-        model.layers[0].register_forward_hook(lambda *_: seen.append(1))
-        assert self.ran_in(model) == 2 and len(seen) == 1
-
-    def test_counts_and_modes(self, model: NSALanguageModel) -> None:
-        with count_ranges() as counts:
-            assert self.ran_in(model) == 0
-        assert counts.entered
-        with OperatorCount():
-            assert self.ran_in(model) == 0
-
-    def test_a_pass_that_is_wanted_from_the_host(self, model: NSALanguageModel) -> None:
-        model.run_from_host(2)
-        assert [self.ran_in(model) for _ in range(3)] == [0, 0, 2]
-
-    def test_recomputation_goes_the_way_that_the_pass_went(self) -> None:
-        """A count ends before the backward pass: another way would save other tensors."""
-        model = model_of(gradient_checkpointing=True)
-        ran: list[bool] = []
-        model.compiled = lambda *args: (ran.append(True), whole(*args))[1]  # type: ignore[func-returns-value]
-        with count_ranges():
-            loss = model(tokens_of()).sum()
-        loss.backward()
-        assert not ran
-        model(tokens_of()).sum().backward()
-        assert len(ran) == 4
-
-
-def _no_rotation(layer: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    still = torch.stack((torch.ones_like(turns[..., 0]), torch.zeros_like(turns[..., 0])), -1)
-    return whole(layer, x, still)
-
-
-class _WrongSlope(torch.autograd.Function):
-    """The right value, and a gradient that is off by a thousandth."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0] * 1.001
-
-
-def _wrong_slope(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    out, gates, blocks = whole(*given)
-    return _WrongSlope.apply(out), gates, blocks
-
-
-def _other_choice(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Of one query in fifty; what it gives is not looked at."""
-    out, gates, blocks = whole(*given)
-    changed = blocks.clone()
-    changed[:, ::50] = -1
-    return out, gates, changed
-
-
-Defect = tuple[Callable[..., Any], Callable[..., Tensor], str]
-DEFECTS: dict[str, Defect] = {
-    "none": (whole, mean_loss, ""),
-    "no rotation": (_no_rotation, mean_loss, "layer"),
-    "wrong gradient": (_wrong_slope, mean_loss, "layer"),
-    "other blocks": (_other_choice, mean_loss, "layer"),
-    "sum for mean": (whole, lambda z, t: mean_loss(z, t) * t.numel(), "loss"),
-    "not finite": (whole, lambda z, t: mean_loss(z, t) * torch.nan, "loss"),
-}
-
-
-@pytest.mark.parametrize("defect", DEFECTS)
-def test_other_numbers_are_noticed_before_a_step(defect: str) -> None:
-    model = model_of()
-    model.compiled, loss, part = DEFECTS[defect]
-    random = torch.get_rng_state()
-    gaps = compare(model, loss, tokens=(2, 50), autocast=nullcontext)
-    assert {gap.what.split(",")[0] for gap in gaps if gap.too_wide} == ({part} if part else set())
-    if defect == "other blocks":
-        assert [gap.what for gap in gaps if gap.too_wide] == ["layer, choices of blocks"]
-    assert torch.equal(torch.get_rng_state(), random)
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_the_bound_is_twice_our_own_error() -> None:
-    assert not Gap.twice(what="", error=2e-3, ours=1e-3).too_wide
-    assert Gap.twice(what="", error=2.1e-3, ours=1e-3).too_wide
-    assert not Gap.twice(what="", error=FLOAT32_SUMS, ours=0.0).too_wide
-    assert Gap.twice(what="", error=float("nan"), ours=1.0).too_wide
-    # Wherever it stands among others: no comparison with it is true.
-    lost = Gap.twice(what="lost", error=float("nan"), ours=1.0)
-    found = Gap.twice(what="found", error=3e-3, ours=1e-3)
-    assert max((found, lost), key=lambda gap: gap.beyond) is lost
-    assert max((lost, found), key=lambda gap: gap.beyond) is lost
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "words"),
-    [
-        (BATCHED, "cuda", "the package triton is not installed"),
-        (BATCHED, "cpu", "no C++ compiler here (g++, clang++, c++)"),
-        ({"NSA_COMPILE": "layer"}, "cuda", "token by token, a graph would hold every token; set"),
-        ({"NSA_LIGER": "1"}, "cpu", "need a CUDA device, this is cpu; set it to 0"),
-        ({"NSA_LIGER": "1"}, "auto", "the package liger-kernel is not installed; pip install"),
-        (BATCHED, "auto", None),
-        ({"NSA_COMPILE": "off", "NSA_LIGER": "0"}, "cpu", None),
-    ],
-)
-def test_what_is_missing_is_said_before_it_is_needed(
-    asked: dict[str, str], device: str, words: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arms.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(arms.shutil, "which", lambda _: None)
-    found = why_not(parse_toggles(asked), device)
-    assert (found is None) == (words is None)
-    assert words is None or (found is not None and words in found)
-
-
 class Beats:
     """What would be written."""
 
@@ -474,7 +306,7 @@ def test_arms_take_turns_without_a_new_graph() -> None:
 def test_the_kernels_of_triton_are_one_graph_too() -> None:
     """In Triton's interpreter, which a process chooses when it begins."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.train.compiled_in_interpreter"],
+        [sys.executable, "-m", "tests.kernels.compiled_in_interpreter"],
         cwd=ROOT,
         env={**environment({}), "TRITON_INTERPRET": "1"},
         capture_output=True,

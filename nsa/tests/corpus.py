@@ -1,0 +1,146 @@
+"""Documents that are written to files here, and what a rank has to read of them, by definition.
+
+The definition is docs/trainer-contract.md, "Data": tokens are bytes, 0 stands between two
+documents. Parquet is among the files where this machine has the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import cycle, islice
+from pathlib import Path
+
+SEQ_LEN, ROWS = 16, 2
+# What a text may hold that is easily taken for something else: both cases of every letter, signs,
+# blanks of several kinds, letters that have more than one form, signs beyond 16 bits.
+SIGNS = (
+    "".join(map(chr, range(33, 127))) + "\u00a0ÄäÉe\u0301ßﬁ…“”‘ıİΩµ１²\u200b\ufeff\u2028😀\t\v  "
+)
+# Not what the config says by itself: another text stands there.
+FIELD = "body"
+# Where documents lie, in the order of reading: files by name, folders among them.
+FILES = ["a.jsonl", "b/a.txt"]
+if find_spec("pyarrow"):
+    FILES += ["c.parquet", "d/e/a.parquet"]
+IN_A_FILE = 45
+DOCUMENTS = IN_A_FILE * len(FILES)
+# Of parquet; the last one of a file is smaller.
+ROW_GROUP = 20
+
+
+def texts() -> list[str]:
+    """Documents of 14 to 74 characters, no two alike; together they have all SIGNS.
+
+    Where the file can hold them, some have blanks and line ends around them, or a NUL.
+    """
+    words = [
+        f"{n}: {signs_of(n)}{'äß' * (n % 3)}{'abcdefghij' * (n % 6)}".strip()
+        for n in range(DOCUMENTS)
+    ]
+    odd = {0: "{} \n", 1: "\t {}", 2: "{}\0{}", 3: "{}"}
+    return [
+        f"{word}\n" if in_plain_text(n) else odd[n % 4].format(word, word)
+        for n, word in enumerate(words)
+    ]
+
+
+def signs_of(document: int) -> str:
+    """Ten that follow each other."""
+    start = 7 * document % len(SIGNS)
+    return (SIGNS * 2)[start : start + 10]
+
+
+def in_plain_text(document: int) -> bool:
+    """Plain text has lines, which keep their ends; an empty one ends a document."""
+    return FILES[document // IN_A_FILE].endswith(".txt")
+
+
+def write(path: Path, documents: Sequence[str], *, row_group: int = ROW_GROUP) -> None:
+    """A file of these documents in the form that its name tells."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        records = ({"text": f"no {n}", FIELD: text} for n, text in enumerate(documents))
+        lines = (json.dumps(record) + "\n" for record in records)
+        path.write_text("".join(lines), "utf-8")
+    elif path.suffix == ".txt":
+        path.write_text("\n".join(documents), "utf-8")
+    else:
+        write_parquet(path, documents, row_group)
+
+
+def write_all(folder: Path) -> None:
+    """A file of each form, in folders one in another."""
+    every = texts()
+    for n, name in enumerate(FILES):
+        write(folder / name, every[n * IN_A_FILE : (n + 1) * IN_A_FILE])
+
+
+def write_parquet(path: Path, documents: Sequence[str], row_group: int) -> None:
+    """The second of two columns; a row without a text stands in the middle."""
+    import pyarrow
+    from pyarrow import parquet
+
+    middle = len(documents) // 2
+    rows = [*documents[:middle], None, *documents[middle:]]
+    table = pyarrow.table({"text": [f"no {n}" for n in range(len(rows))], FIELD: rows})
+    parquet.write_table(table, path, row_group_size=row_group)
+    groups = parquet.ParquetFile(path).metadata
+    sizes = [groups.row_group(n).num_rows for n in range(groups.num_row_groups)]
+    assert len(sizes) > 2 and sizes[-1] < sizes[0], f"{path} has row groups of {sizes} rows"
+
+
+def is_held_out(text: str) -> bool:
+    """One in ten, by the text's 64-bit BLAKE2b digest as a little-endian number."""
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return number % 10 == 0
+
+
+def documents_of(rank: int, ranks: int, *, held_out: bool) -> list[bytes]:
+    """What the rank has to read: document n is of rank n modulo the ranks."""
+    mine = (text for text in texts()[rank::ranks] if is_held_out(text) == held_out)
+    # A NUL of a text would end its document.
+    return [text.replace("\0", "").encode() for text in mine]
+
+
+def batches_of(
+    documents: list[bytes], count: int, seq_len: int = SEQ_LEN
+) -> Iterator[list[list[int]]]:
+    """So many batches of the endless stream of these documents; rows overlap by one token."""
+    need = count * ROWS * seq_len + 1
+    stream = bytearray(b"\0")
+    for document in cycle(documents):
+        if len(stream) >= need:
+            break
+        stream += document + b"\0"
+    starts = range(0, count * ROWS * seq_len, seq_len)
+    rows = (list(stream[start : start + seq_len + 1]) for start in starts)
+    return iter([list(islice(rows, ROWS)) for _ in range(count)])
+
+
+def epoch_batches(documents: list[bytes], seq_len: int = SEQ_LEN) -> int:
+    """Batches that go once through the documents, and a quarter of the way again."""
+    tokens = sum(len(document) + 1 for document in documents)
+    return 5 * tokens // (4 * ROWS * seq_len)
+
+
+class Stream:
+    """What the client of a stream gives: records, and the place of the last one."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    def __iter__(self) -> Iterator[dict[str, str | None]]:
+        every: list[str | None] = [*texts()]
+        # A row without a text is no document.
+        for text in [*every[:9], None, *every[9:]][self.read :]:
+            self.read += 1
+            yield {"text": text}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"read": self.read}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.read = state["read"]

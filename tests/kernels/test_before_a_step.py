@@ -1,0 +1,110 @@
+"""Before a step: what a kernel lacks is said, and numbers that our modules do not give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nsa.kernels.kernel_check import compare
+from nsa.launch import arms
+from nsa.launch.arms import why_not
+from nsa.model import Layer, mean_loss, whole
+from nsa.rounding import FLOAT32_SUMS, Gap
+from nsa.toggles import parse_toggles
+from tests.kernels.small import model_of
+
+
+def _no_rotation(layer: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    still = torch.stack((torch.ones_like(turns[..., 0]), torch.zeros_like(turns[..., 0])), -1)
+    return whole(layer, x, still)
+
+
+class _WrongSlope(torch.autograd.Function):
+    """The right value, and a gradient that is off by a thousandth."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] * 1.001
+
+
+def _wrong_slope(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    out, gates, blocks = whole(*given)
+    return _WrongSlope.apply(out), gates, blocks
+
+
+def _other_choice(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Of one query in fifty; what it gives is not looked at."""
+    out, gates, blocks = whole(*given)
+    changed = blocks.clone()
+    changed[:, ::50] = -1
+    return out, gates, changed
+
+
+Defect = tuple[Callable[..., Any], Callable[..., Tensor], str]
+DEFECTS: dict[str, Defect] = {
+    "none": (whole, mean_loss, ""),
+    "no rotation": (_no_rotation, mean_loss, "layer"),
+    "wrong gradient": (_wrong_slope, mean_loss, "layer"),
+    "other blocks": (_other_choice, mean_loss, "layer"),
+    "sum for mean": (whole, lambda z, t: mean_loss(z, t) * t.numel(), "loss"),
+    "not finite": (whole, lambda z, t: mean_loss(z, t) * torch.nan, "loss"),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_other_numbers_are_noticed_before_a_step(defect: str) -> None:
+    model = model_of()
+    model.compiled, loss, part = DEFECTS[defect]
+    random = torch.get_rng_state()
+    gaps = compare(model, loss, tokens=(2, 50), autocast=nullcontext)
+    assert {gap.what.split(",")[0] for gap in gaps if gap.too_wide} == ({part} if part else set())
+    if defect == "other blocks":
+        assert [gap.what for gap in gaps if gap.too_wide] == ["layer, choices of blocks"]
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_bound_is_twice_our_own_error() -> None:
+    assert not Gap.twice(what="", error=2e-3, ours=1e-3).too_wide
+    assert Gap.twice(what="", error=2.1e-3, ours=1e-3).too_wide
+    assert not Gap.twice(what="", error=FLOAT32_SUMS, ours=0.0).too_wide
+    assert Gap.twice(what="", error=float("nan"), ours=1.0).too_wide
+    # Wherever it stands among others: no comparison with it is true.
+    lost = Gap.twice(what="lost", error=float("nan"), ours=1.0)
+    found = Gap.twice(what="found", error=3e-3, ours=1e-3)
+    assert max((found, lost), key=lambda gap: gap.beyond) is lost
+    assert max((lost, found), key=lambda gap: gap.beyond) is lost
+
+
+BATCHED = {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "1"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "words"),
+    [
+        (BATCHED, "cuda", "the package triton is not installed"),
+        (BATCHED, "cpu", "no C++ compiler here (g++, clang++, c++)"),
+        ({"NSA_COMPILE": "layer"}, "cuda", "token by token, a graph would hold every token; set"),
+        ({"NSA_LIGER": "1"}, "cpu", "need a CUDA device, this is cpu; set it to 0"),
+        ({"NSA_LIGER": "1"}, "auto", "the package liger-kernel is not installed; pip install"),
+        (BATCHED, "auto", None),
+        ({"NSA_COMPILE": "off", "NSA_LIGER": "0"}, "cpu", None),
+    ],
+)
+def test_what_is_missing_is_said_before_it_is_needed(
+    asked: dict[str, str], device: str, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arms.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(arms.shutil, "which", lambda _: None)
+    found = why_not(parse_toggles(asked), device)
+    assert (found is None) == (words is None)
+    assert words is None or (found is not None and words in found)
