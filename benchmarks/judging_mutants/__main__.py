@@ -3,7 +3,6 @@
     pip install -e '.[dev,mutants]'
     python -m benchmarks.judging_mutants --seed 1 --sample 150 --results DIR
 
-    --list         the mutants of this sample; runs nothing
     --results DIR  the coverage and what was killed are kept here, and not run again
     --workers N    so many copies of the repository at a time (default 2)
 
@@ -29,7 +28,9 @@ from pathlib import Path
 import yaml
 
 from benchmarks.judging_mutants.copies import Copies
-from benchmarks.judging_mutants.sites import ROOT, Mutant, describe, sample
+from benchmarks.judging_mutants.sites import Mutant, sample
+from benchmarks.planted.copy import ROOT
+from benchmarks.program import append_line, read_lines
 
 EQUIVALENTS = Path(__file__).with_name("equivalents.yaml")
 
@@ -40,16 +41,9 @@ def equivalents() -> dict[tuple[str, str, str], str]:
     return {(item["path"], item["before"], item["after"]): item["why"] for item in listed}
 
 
-def _killed_before(kept: Path, wanted: set[tuple[str, str, str]]) -> list[Mutant]:
-    if not kept.exists():
-        return []
-    lines = kept.read_text(encoding="utf-8").splitlines()
-    all_of_them = {mutant.key: mutant for mutant in (Mutant(**json.loads(line)) for line in lines)}
-    return [
-        mutant
-        for key, mutant in all_of_them.items()
-        if key in wanted and mutant.outcome.startswith("killed")
-    ]
+def _killed_before(kept: Path) -> dict[tuple[str, str, str], Mutant]:
+    found = [Mutant(**row) for row in read_lines(kept)]  # type: ignore[arg-type]
+    return {mutant.key: mutant for mutant in found if mutant.outcome.startswith("killed")}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -58,31 +52,23 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--sample", type=int, default=150)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--results", type=Path, default=ROOT / "artifacts" / "judging_mutants")
-    parser.add_argument("--list", action="store_true")
     asked = parser.parse_args(words)
-    chosen = sample(asked.sample, asked.seed)
-    if asked.list:
-        for change in chosen:
-            print(json.dumps(asdict(describe(change))))
-        return 0
     asked.results.mkdir(parents=True, exist_ok=True)
     named = equivalents()
     kept = asked.results / f"seed-{asked.seed}.jsonl"
-    found = _killed_before(kept, {describe(change).key for change in chosen})
-    known = {mutant.key for mutant in found}
-    chosen = [change for change in chosen if describe(change).key not in known]
+    known, chosen = _killed_before(kept), sample(asked.sample, asked.seed)
+    found = [known[change.key] for change, _ in chosen if change.key in known]
+    left = [(change, text) for change, text in chosen if change.key not in known]
     with (
         tempfile.TemporaryDirectory(prefix="mutants-") as scratch,
         ThreadPoolExecutor(asked.workers) as pool,
     ):
         copies = Copies(asked.results, Path(scratch), asked.workers)
         copies.measure()
-        for done in as_completed([pool.submit(copies.judge, change) for change in chosen]):
+        for done in as_completed([pool.submit(copies.judge, *one) for one in left]):
             found.append(done.result())
-            line = json.dumps(asdict(found[-1]))
-            print(line, flush=True)
-            with kept.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            print(json.dumps(asdict(found[-1])), flush=True)
+            append_line(kept, asdict(found[-1]))
     alive = [one for one in found if one.outcome == "survived"]
     unnamed = [one for one in alive if one.key not in named]
     killed = len(found) - len(alive)

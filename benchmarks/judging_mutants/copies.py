@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Queue
-from xml.etree import ElementTree
 
 from coverage import CoverageData
 
-from benchmarks.judging_mutants.sites import ROOT, Change, Mutant, describe, line_of, mutated
-from benchmarks.planted.copy import of_copy, write_anew
+from benchmarks.judging_mutants.sites import Mutant
+from benchmarks.planted.copy import ROOT, of_copy, write_anew
 
 # Tests of other parts do not run a line of these; those of the registry refuse a package of a copy,
 # and those of a night and of a session on a GPU ask git, which a copy does not have.
@@ -38,8 +37,6 @@ class Copies:
             shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "artifacts"))
             self._free.put(copy)
         self._coverage = results.resolve() / "coverage"
-        self._durations = results.resolve() / "durations.xml"
-        self._took: dict[str, float] = {}
 
     def measure(self) -> None:
         """Which test runs which line. Raises CalledProcessError where a test fails or is gone."""
@@ -49,9 +46,6 @@ class Copies:
         data.read()
         names = {name.rsplit("|", 1)[0] for name in data.measured_contexts()} - {""}
         names = {name for name in names if "test_registry" not in name}
-        for case in ElementTree.parse(self._durations).iter("testcase"):
-            path = case.attrib["classname"].replace(".", "/")
-            self._took[f"{path}.py::{case.attrib['name']}"] = float(case.attrib["time"])
         copy = self._free.get()
         listed = _listed(copy, sorted(names))
         words = _pytest("--collect-only", "-qq", "-n0", listed)
@@ -65,14 +59,13 @@ class Copies:
             f"[run]\nsource = phases,runbook\nrelative_files = true\ndata_file = {self._coverage}\n"
         )
         words = (*TESTS, *QUICK, "-n", str(self._free.qsize()), "--dist", "worksteal")
-        words += (f"--junitxml={self._durations}",)
         cover = ("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", "-x")
         copy = self._free.get()
         subprocess.run(_pytest(*words, *cover), cwd=copy, env=of_copy(copy), check=True)
         self._free.put(copy)
 
-    def tests(self, change: Change) -> list[str]:
-        """The tests that run the statement of this change, the quickest first.
+    def tests(self, change: Mutant) -> list[str]:
+        """The tests that run the statement of this change.
 
         All that run something of its file, if none runs the statement.
         """
@@ -82,29 +75,24 @@ class Copies:
         first, last = _statement(change)
         names = {name for line in range(first, last + 1) for name in contexts.get(line, ())}
         names = names - {""} or {name for found in contexts.values() for name in found} - {""}
-        return sorted({name.rsplit("|", 1)[0] for name in names}, key=self._seconds)
+        return sorted({name.rsplit("|", 1)[0] for name in names})
 
-    def _seconds(self, test: str) -> tuple[float, str]:
-        """How long a test took in the unchanged copy, and its name."""
-        return self._took.get(test, 0.0), test
-
-    def judge(self, change: Change) -> Mutant:
-        """Run its tests with this change in force."""
+    def judge(self, change: Mutant, text: str) -> Mutant:
+        """Run its tests with this change in force: `text` is its file then."""
         tests = self.tests(change)
         copy = self._free.get()
-        source, text = mutated(change)
         try:
             write_anew(copy / change.path, text)
             outcome = _run(copy, tests)
         finally:
-            write_anew(copy / change.path, source)
+            write_anew(copy / change.path, (ROOT / change.path).read_text(encoding="utf-8"))
             self._free.put(copy)
-        return replace(describe(change), outcome=outcome, tests=len(tests))
+        return replace(change, outcome=outcome, tests=len(tests))
 
 
-def _statement(change: Change) -> tuple[int, int]:
+def _statement(change: Mutant) -> tuple[int, int]:
     """First and last line of the innermost statement around a site; of a block its head only."""
-    source, line = mutated(change)[0], line_of(change)
+    source, line = (ROOT / change.path).read_text(encoding="utf-8"), change.line
     found = (line, line)
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.stmt):

@@ -8,13 +8,13 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from cosmic_ray.ast import get_ast
 from cosmic_ray.mutating import MutationVisitor
 from cosmic_ray.plugins import get_operator, operator_names
 
-ROOT = Path(__file__).resolve().parents[2]
+from benchmarks.planted.copy import ROOT
+
 JUDGES = (
     "phases/**/*.py",
     "runbook/accounts/**/*.py",
@@ -29,7 +29,10 @@ NOT_USED = ("core/VariableReplacer", "core/VariableInserter")
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One change. before, after: the changed lines, stripped. tests: how many met it."""
+    """One change. before, after: the changed lines, stripped. tests: how many met it.
+
+    line: the first that differs.
+    """
 
     path: str
     line: int
@@ -43,18 +46,8 @@ class Mutant:
         return self.path, self.before, self.after
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """What cosmic-ray can do at a site: an operator, and which of its occurrences in the file."""
-
-    path: str
-    at: tuple[int, int]
-    operator: str
-    occurrence: int
-
-
-def changes(path: str) -> Iterator[Change]:
-    """Every change in a file, except where it cannot matter."""
+def changes(path: str) -> Iterator[tuple[tuple[int, int], str, int]]:
+    """Of every change in a file, except where it cannot matter: place, operator, occurrence."""
     source = (ROOT / path).read_text(encoding="utf-8")
     tree = get_ast(source)
     allowed = _Allowed(source)
@@ -66,7 +59,7 @@ def changes(path: str) -> Iterator[Change]:
         for node in _walk(tree):
             for start, _ in operator.mutation_positions(node):
                 if allowed(name, start):
-                    yield Change(path=path, at=start, operator=name, occurrence=occurrence)
+                    yield start, name, occurrence
                 occurrence += 1
 
 
@@ -117,49 +110,41 @@ def _within(at: tuple[int, int], ranges: Sequence[tuple[tuple[int, int], tuple[i
     return any(start <= at < end for start, end in ranges)
 
 
-def sample(size: int, seed: int) -> list[Change]:
-    """So many sites of the judges, drawn at random, and one change of each."""
-    sites: dict[tuple[str, tuple[int, int]], list[Change]] = defaultdict(list)
+def sample(size: int, seed: int) -> list[tuple[Mutant, str]]:
+    """So many sites of the judges, drawn at random: one change of each, and its whole file then."""
+    sites: dict[tuple[str, tuple[int, int]], list[tuple[str, int]]] = defaultdict(list)
     for pattern in JUDGES:
-        for path in sorted(ROOT.glob(pattern)):
-            for change in changes(path.relative_to(ROOT).as_posix()):
-                sites[change.path, change.at].append(change)
+        for file in sorted(ROOT.glob(pattern)):
+            path = file.relative_to(ROOT).as_posix()
+            for at, operator, occurrence in changes(path):
+                sites[path, at].append((operator, occurrence))
     draw = random.Random(seed)
-    chosen: list[Change] = []
+    chosen: list[tuple[Mutant, str]] = []
     for site in draw.sample(sorted(sites), len(sites)):
-        change = draw.choice(sites[site])
-        if len(chosen) < size and _is_python(change):
-            chosen.append(change)
+        made = mutated(site[0], *draw.choice(sites[site]))
+        if made is not None:
+            chosen.append(made)
+        if len(chosen) == size:
+            break
     return chosen
 
 
-def _is_python(change: Change) -> bool:
-    try:
-        ast.parse(mutated(change)[1])
-    except SyntaxError:
-        return False
-    return True
-
-
-def mutated(change: Change) -> tuple[str, str]:
-    """The file before and after. Raises ValueError where the change is none."""
-    source = (ROOT / change.path).read_text(encoding="utf-8")
-    operator = get_operator(change.operator)()
-    text = MutationVisitor.mutate_code(source, operator, change.occurrence)
+def mutated(path: str, operator: str, occurrence: int) -> tuple[Mutant, str] | None:
+    """A change and the file with it, None where that is no Python. Raises ValueError for none."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    text = MutationVisitor.mutate_code(source, get_operator(operator)(), occurrence)
     if text is None or text == source:
-        raise ValueError(f"{change} changes nothing")
-    return source, text
-
-
-def describe(change: Change) -> Mutant:
-    source, text = mutated(change)
-    lines = list(difflib.ndiff(source.splitlines(), text.splitlines()))
-    before = " ".join(line[2:].strip() for line in lines if line.startswith("- "))
-    after = " ".join(line[2:].strip() for line in lines if line.startswith("+ "))
-    return Mutant(path=change.path, line=line_of(change), before=before, after=after)
-
-
-def line_of(change: Change) -> int:
-    """The number of the first line that the change touches."""
-    pairs = zip(*(text.splitlines() for text in mutated(change)), strict=False)
-    return next(number for number, (old, new) in enumerate(pairs, 1) if old != new)
+        raise ValueError(f"{path}: {operator} {occurrence} changes nothing")
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return None
+    old, new = source.splitlines(), text.splitlines()
+    lines = [line for line in difflib.ndiff(old, new) if line.startswith(("- ", "+ "))]
+    pairs = enumerate(zip(old, new, strict=False), 1)
+    return Mutant(
+        path=path,
+        line=next(number for number, (before, after) in pairs if before != after),
+        before=" ".join(line[2:].strip() for line in lines if line.startswith("- ")),
+        after=" ".join(line[2:].strip() for line in lines if line.startswith("+ ")),
+    ), text

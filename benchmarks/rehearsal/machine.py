@@ -46,8 +46,7 @@ class Machine:
     hot, busy_link_bytes_s: paces and the link while it trains, where they are others than those
     of a short measurement.
     slower_at_end: by how much the long run has slowed down when it ends, as a share.
-    torch_cuda None: torch was built without CUDA. torch_sees None: as many devices as there are,
-    if the driver is new enough.
+    torch_cuda None: torch was built without CUDA.
     counters_taken_at, kernel_log_of, samples_days: documents of another time, by their own times.
     versions: what env.json tells otherwise in the launches of a phase.
     window: how the window branch runs; windows: how it runs otherwise in one launch.
@@ -66,7 +65,6 @@ class Machine:
     gpus: int = 2
     driver: Driver = DRIVERS["580"]
     torch_cuda: str | None = "13.0"
-    torch_sees: int | None = None
     link: str = "NODE"
     link_bytes_s: float = PCIE_BYTES_S[4]
     loaded_generation: int = 0
@@ -83,7 +81,6 @@ class Machine:
     leak_mib_per_step: Mapping[int, float] = field(default_factory=dict)
     learns: bool = True
     kernels: Mapping[str, str] = field(default_factory=lambda: dict(KERNELS))
-    fused_works: bool = True
     gradient: str = "mean"
     attention_error: float = 4.2e-3
     diverges: bool = False
@@ -108,9 +105,7 @@ class Machine:
     @property
     def devices(self) -> int:
         """How many devices torch can use."""
-        if self.torch_cuda is None or self.too_old:
-            return 0
-        return self.gpus if self.torch_sees is None else self.torch_sees
+        return 0 if self.torch_cuda is None or self.too_old else self.gpus
 
     @property
     def too_old(self) -> bool:

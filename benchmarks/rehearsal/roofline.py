@@ -24,7 +24,7 @@ MEMORY_EFFICIENCY = 0.7
 # What the elementwise kernels of forward and backward move, for each token of a micro-batch.
 BYTES_PER_TOKEN = 4.0e6
 # Host: 2,400 operators of a micro-batch, launched in so many seconds.
-OPERATORS, HOST_S = 2400, 0.023
+HOST_S = 0.023
 # Host, besides: clipping, the optimizer's launch, statistics, heartbeats.
 STEP_HOST_S = 0.0015
 # A backward pass is two thirds of a micro-batch; gradients hide behind it.
