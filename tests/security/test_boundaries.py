@@ -71,7 +71,7 @@ def _listening(pids: list[int]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LaunchResult, Onlooker]:
-    """A real run that crashes at step 12, on a machine whose environment is full of secrets."""
+    """A real run that crashes at step 60, on a machine whose environment is full of secrets."""
     return once(tmp_path_factory, "crashed", _crashed)
 
 
@@ -79,7 +79,7 @@ def _crashed(root: Path) -> tuple[Path, LaunchResult, Onlooker]:
     fault = FAULTS["exception"]
     launch = drill_launch(fault, name="run").model_copy(
         update={
-            "argv": tuple("12" if w == "6" else w for w in drill_launch(fault, name="run").argv),
+            "argv": tuple("60" if w == "6" else w for w in drill_launch(fault, name="run").argv),
             "env": {"NSA_PREFILL_BATCHED": "1", "HF_TOKEN": CANARY},
         }
     )
