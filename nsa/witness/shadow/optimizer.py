@@ -116,7 +116,7 @@ class Shadow:
 
     def _at_rest(self) -> Tensor:
         gradients = self._sample([p.grad for p in self._parameters])
-        return torch.cat((self._state().values, gradients[None]))
+        return torch.cat((self._values(), gradients[None]))
 
     def evaluating(self) -> None:
         """A held-out batch is in the model, which has to hold what the last update left."""
@@ -250,25 +250,31 @@ class Shadow:
             has_gradient=[g is not None for g in grads],
         )
 
+    def _entries(self) -> list[dict[str, Tensor]]:
+        """What the optimizer keeps of each parameter; nothing before its first update."""
+        return [self._engine.optimizer.state.get(p, {}) for p in self._parameters]
+
+    def _values(self) -> Tensor:
+        """Weight and moments [3, N] of the sample."""
+        entries = self._entries()
+        moments = ([e.get(name) for e in entries] for name in ("exp_avg", "exp_avg_sq"))
+        return torch.stack([self._weights(), *map(self._sample, moments)])
+
     def _state(self) -> _State:
-        entries = [self._engine.optimizer.state.get(p, {}) for p in self._parameters]
-        values = [
-            self._weights(),
-            *(self._sample([e.get(name) for e in entries]) for name in ("exp_avg", "exp_avg_sq")),
-        ]
+        entries = self._entries()
         # The fused kernel counts on the device, the others on the host.
         none = torch.zeros((), device=next((e["step"].device for e in entries if e), None))
         counts = [e["step"] if e else none for e in entries]
         sums = [self._sums.exact(n, p.detach()) for n, p in enumerate(self._parameters)]
-        return _State(
-            values=torch.stack(values), counts=torch.stack(counts), sums=torch.stack(sums)
-        )
+        return _State(values=self._values(), counts=torch.stack(counts), sums=torch.stack(sums))
 
     def _way(self) -> tuple[Tensor, Tensor]:
         """What `_Seen` calls `way` and `sizes`, one parameter after the other."""
         sums, sizes = [], []
-        for number, parameter in enumerate(self._parameters):
-            way = way_of(parameter, self._engine.optimizer.state.get(parameter, {}))
+        for number, (parameter, entry) in enumerate(
+            zip(self._parameters, self._entries(), strict=True)
+        ):
+            way = way_of(parameter, entry)
             sums.append(self._sums.exact(number, way))
             sizes.append(torch.stack([whole_rms(way), whole_rms(parameter.detach())]))
         return torch.stack(sums), torch.stack(sizes)
