@@ -185,18 +185,14 @@ def _put_in_place(
     document: dict[str, Any], branch: str, seq_len: int, cfg: NSAConfig
 ) -> Iterator[tuple[Kernel, int]]:
     """Kernels of all choices of a branch together, each with the spill of the one it came with."""
-    made = [
-        one for one in document["choices"] if (one["branch"], one["seq_len"]) == (branch, seq_len)
-    ]
+    made = launch.nearest(document, branch, seq_len)
     part = PARTS["compressed" if branch == "top" else branch]
 
     def kernels(count: int) -> list[Kernel]:
         """With the first `count` choices."""
 
         def adjust(of: str, cut: Any) -> Any:
-            for one in made[:count] if of == branch else ():
-                cut = launch.put(cut, one["field"], launch.value_of(one))
-            return cut
+            return launch.put_all(cut, made[:count]) if of == branch else cut
 
         return list(part(cfg, seq_len, PAIRS, adjust))
 

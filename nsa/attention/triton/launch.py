@@ -15,6 +15,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -143,7 +144,12 @@ def _with_choices(
     document = measured(device, capability)
     if document is None or document["shapes"][branch] != shape_of(branch, cfg, itemsize):
         return cut
-    for one in nearest(document, branch, seq_len):
+    return put_all(cut, nearest(document, branch, seq_len))
+
+
+def put_all(cut: Any, choices: Sequence[dict[str, Any]]) -> Any:
+    """The cut with each of these choices in its field."""
+    for one in choices:
         cut = put(cut, one["field"], value_of(one))
     return cut
 
