@@ -91,9 +91,13 @@ class ReportView:
     @property
     def untold(self) -> tuple[Step, ...]:
         """The steps that no cause tells, nor the verdict of a GO or of a run that was cut off."""
-        told = {cause.advice.command for cause in self.causes if cause.blocks}
         elsewhere = self.interruption or self.record.verdict is Verdict.GO
-        return () if elsewhere else tuple(s for s in self.following if s.command not in told)
+        return () if elsewhere else tuple(s for s in self.following if s.command not in self.told)
+
+    @property
+    def told(self) -> frozenset[str]:
+        """The commands that stand beside the causes that keep the run from GO."""
+        return frozenset(cause.advice.command for cause in self.causes if cause.blocks)
 
     @property
     def main_reasons(self) -> tuple[str, ...]:

@@ -44,9 +44,8 @@ def _end(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
     if view.record.verdict is Verdict.GO and view.record.exports:
         pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
         yield whole(f"export {' '.join(pairs)}")
-    told = {cause.advice.command for cause in view.causes if cause.blocks}
     for name, step in zip(STEPS, view.following, strict=False):
-        if step.command not in told:
+        if step.command not in view.told:
             yield whole(f"  {name}   {one_line(screen.typed(step.command))}")
 
 
