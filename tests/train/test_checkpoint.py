@@ -195,25 +195,26 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
     assert told["kept"] == [3]
 
 
-def test_a_checkpoint_that_is_gone_ends_no_run(tmp_path: Path) -> None:
+def saved_and_noted(folder: Path) -> tuple[Checkpoints, ReadBack]:
+    """A store whose only save, of step 1, has begun, and what it has to read."""
     trainer = engine()
-    store = Checkpoints(tmp_path, trainer, Retention())
+    store = Checkpoints(folder, trainer, Retention())
     noted = ReadBack(trainer, token="t")
     train(trainer, range(1, 2))
     noted.note(1)
     store.begin(step=1, position=POSITION, val_loss=None)
+    return store, noted
+
+
+def test_a_checkpoint_that_is_gone_ends_no_run(tmp_path: Path) -> None:
+    store, noted = saved_and_noted(tmp_path)
     shutil.rmtree(store.finish().path)
     assert noted.check(store.folder) == noted.elements > 0
 
 
 def test_a_file_that_ends_before_any_of_its_tensors_is_told(tmp_path: Path) -> None:
     """Its digest is right, and few of the tensors are read back."""
-    trainer = engine()
-    store = Checkpoints(tmp_path, trainer, Retention())
-    noted = ReadBack(trainer, token="t")
-    train(trainer, range(1, 2))
-    noted.note(1)
-    store.begin(step=1, position=POSITION, val_loss=None)
+    store, noted = saved_and_noted(tmp_path)
     (file,) = store.finish().path.glob("*.distcp")
     assert noted.check(store.folder) == 0
     os.truncate(file, file.stat().st_size - 1)
