@@ -11,6 +11,15 @@ _LISTING = re.compile(r"([a-z][a-z ]*) \((.*)\)", re.DOTALL)
 _LISTED = 3
 
 
+# What a terminal is told of colors.
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def without_colors(text: str) -> str:
+    """What a program printed, as it would have for no terminal."""
+    return _COLOR.sub("", text)
+
+
 # A command of this program in a sentence: between backticks, or behind these words.
 _COMMAND = re.compile(r"(?:(?<=`)|(?<=\bsee )|(?<=: ))runbook (?=[a-z-])")
 

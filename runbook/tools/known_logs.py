@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from runbook.records.own_trainer import CONSOLE, PACE, LogMap
+from runbook.records.own_trainer import PACE, LogMap
 
 # What columns are called elsewhere; the first that is there is taken.
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -101,7 +101,7 @@ def by_columns(path: str, fields: Sequence[str]) -> LogMap | None:
 def whose_columns(path: str, fields: Sequence[str]) -> str:
     """Lightning's CSVLogger writes metrics.csv, with the epoch before or after the step."""
     is_lightning = path.endswith("/metrics.csv") and {"epoch", "step"} <= set(fields)
-    return "Lightning" if is_lightning and path != CONSOLE else ""
+    return "Lightning" if is_lightning else ""
 
 
 def advice() -> str:

@@ -24,6 +24,7 @@ from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.names import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.records.own_trainer import COLUMNS, CONSOLE, OUT, LogMap, OwnTrainer
+from runbook.text import without_colors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +42,6 @@ PROCESSES = RowSpec(
 )
 # A progress bar is drawn over with carriage returns, and a row may stand behind one.
 _LINE = re.compile(rb"[\r\n]")
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _LITERAL = re.compile(r"\{[^{}]*\}")
 _NO_NUMBER = re.compile(r"(-?\b(?:nan|inf)\b)(?=\s*[,}])")
 _LARGEST_LINE = 1 << 16
@@ -81,7 +81,7 @@ class RowReader:
         """
         if len(line) > _LARGEST_LINE:
             return None
-        text = _COLOR.sub("", line.decode("utf-8", "replace"))
+        text = without_colors(line.decode("utf-8", "replace"))
         found = self._fields(text.strip("\ufeff"))
         row = {name: value for name in COLUMNS if (value := _number(found.get(name))) is not None}
         if self._tells_step and "step" not in row:

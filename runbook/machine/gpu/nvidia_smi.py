@@ -16,6 +16,7 @@ from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import POWER_FIELDS
 from runbook.machine.gpu import Gpu
 from runbook.process.start import ToolResult, run_tool
+from runbook.text import without_colors
 
 _TIMEOUT_S, _SHORT_S = 60.0, 20.0
 _NOT_IN_XML = "nvidia-smi's XML does not tell"
@@ -289,15 +290,12 @@ def _leading(text: str | None) -> int | None:
     return int(match.group()) if match else None
 
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-
-
 def parse_topology(text: str) -> dict[tuple[int, int], str]:
     """Read the matrix of `nvidia-smi topo -m`: how each pair of GPUs is connected.
 
     Returns {(0, 1): "NODE"} or "NV12", "PIX", "PHB", "SYS"; each pair once, lower index first.
     """
-    lines = [_ESCAPES.sub("", line).split() for line in text.splitlines()]
+    lines = [line.split() for line in without_colors(text).splitlines()]
     header = next((cells for cells in lines if cells and cells[0] == "GPU0"), [])
     columns = [cell for cell in header if re.fullmatch(r"GPU\d+", cell)]
     links: dict[tuple[int, int], str] = {}
