@@ -301,9 +301,11 @@ class _Session:
         """DDP is checked, not assumed: every rank must hold the same parameters."""
         self.ending.param_hash = parameter_hash(engine.model)
         if not engine.ranks.same_everywhere(self.ending.param_hash):
+            apart = engine.ranks.unequal(engine.model)
+            number = f"{len(apart)} of {sum(1 for _ in engine.model.parameters())}"
             self.ending.end = End(
                 code=ExitCode.CRASH,
-                reason="the parameters differ between the ranks: DDP did not keep them equal "
-                f"(the run had ended with: {self.ending.end.reason})",
+                reason=f"the parameters differ between the ranks ({number}, first {apart[0]}): DDP "
+                f"did not keep them equal (the run had ended with: {self.ending.end.reason})",
             )
             shout(f"[rank {engine.ranks.rank}] {self.ending.end.reason}")
