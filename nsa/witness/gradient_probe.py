@@ -67,7 +67,10 @@ def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -
     ]
     handles.append(engine.model.head.register_forward_hook(_counting(seen)))
     spots = OracleCheck(
-        model=engine.model, row=_row(engine, len(batch.tokens)), seed=_drawn(engine, batch)
+        model=engine.model,
+        row=_row(engine, len(batch.tokens)),
+        seed=_drawn(engine, batch),
+        within=engine.autocast,
     )
     count = min(2, engine.plan.config.train.accumulate_grad_batches)
     try:

@@ -3,14 +3,16 @@
 The paths that train are proven on small shapes elsewhere. What this launch computes, with its
 length, precision, device and kernels, is seen only here: inputs and outputs of every layer and of
 the head are noted during one pass, then computed again in NumPy. Each rank looks at positions of a
-row of its own, both drawn anew for each launch, so that no place is safe from it for long.
+row of its own, both drawn anew for each launch, so that no place is safe from it for long; of one
+layer, drawn like them, it holds the gradients too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nsa.model import NSALanguageModel
+from nsa.model import Layer, NSALanguageModel
 from nsa.rounding import error_of
 from nsa.witness import oracle
+from nsa.witness.slope_check import slope_error
 
 # Positions of the sequence that are computed again: both ends, and one of each part between them.
 POSITIONS = 8
@@ -33,17 +36,20 @@ Array = NDArray[np.float64]
 class OracleCheck:
     """Inputs and outputs by module name, of one sequence of one pass.
 
-    row: which of the batch. seed: what the positions are drawn with.
+    row: which of the batch. seed: what positions and layer are drawn with. within: what layers run
+    in, such as autocast.
     """
 
     model: NSALanguageModel
     row: int = 0
     seed: int = 0
+    within: Callable[[], AbstractContextManager[object]] = nullcontext
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     blocks: dict[str, Tensor] = field(default_factory=dict)
     gates: dict[str, Tensor] = field(default_factory=dict)
     seams: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    back: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -74,14 +80,23 @@ class OracleCheck:
         return ["embedding", *layers, "norm"]
 
     def _seam(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        """A hook that keeps what went into and came out of a module, at the positions only."""
+        """A hook that keeps what went into and came out of a module, at the positions only, and
+        the gradients that come back there."""
 
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if name in self.seams:
+                return
             at = torch.from_numpy(self._positions(output.shape[1])).to(output.device)
-            ends = inputs[0][self.row].detach()[at], output[self.row].detach()[at]
-            self.seams.setdefault(name, ends)
+            ends = inputs[0], output
+            self.seams[name] = inputs[0][self.row].detach()[at], output[self.row].detach()[at]
+            for number, end in enumerate(ends):
+                if end.requires_grad:
+                    end.register_hook(partial(self._came_back, (name, number), at))  # type: ignore[no-untyped-call]
 
         return hook
+
+    def _came_back(self, end: tuple[str, int], at: Tensor, gradient: Tensor) -> None:
+        self.back[end] = gradient[self.row].detach()[at]
 
     def _note(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -99,7 +114,9 @@ class OracleCheck:
 
         attention, gates, layer: of the worst layer; `gates` as its statistics read them, `layer`
         relative to what the layer adds.
-        layers: how many ran. seams: places where a module gets what the one before did not give.
+        slope: of one layer's gradients, as `slope_error` says.
+        layers: how many ran. seams: places where a module gets what the one before did not give, or
+        gives back a gradient that the one before does not get.
         shape: of the model, which the oracle took, by the config's names.
         blocks_illegal: choices of blocks that the rules forbid. blocks_shortfall: the most by
         which a block that was taken scores below one that was left out, over the mean score.
@@ -114,6 +131,7 @@ class OracleCheck:
                     errors.setdefault(what, []).append(value)
         found |= {what: max(values) for what, values in errors.items()}
         found["logits"] = self._logits(at)
+        found["slope"] = self._slope(at)
         found["layers"] = sum(name in self.seams for name in self._chain()[1:-1])
         found["seams"] = self._broken_seams()
         return {n: float(f"{v:.4g}") if isinstance(v, float) else v for n, v in found.items()}
@@ -129,8 +147,18 @@ class OracleCheck:
         return np.unique(np.concatenate([[0], drawn, [seq_len - 1]]))
 
     def _broken_seams(self) -> int:
-        ends = [self.seams[name] for name in self._chain() if name in self.seams]
-        return sum(not torch.equal(given, got) for (_, given), (got, _) in pairwise(ends))
+        ran = [name for name in self._chain() if name in self.seams]
+        return sum(
+            not torch.equal(self.seams[one][1], self.seams[other][0])
+            or not _alike(self.back.get((one, 1)), self.back.get((other, 0)))
+            for one, other in pairwise(ran)
+        )
+
+    def _slope(self, at: NDArray[np.int64]) -> float:
+        number = self.seed % self.model.cfg.n_layers
+        layer: Layer = self.model.layers[number]  # type: ignore[assignment]
+        x = self.inputs[f"layers.{number}"]
+        return slope_error(layer, self.model.cfg, x, at, within=self.within, seed=self.seed)
 
     def _weights(self, prefix: str) -> dict[str, Array]:
         state = self.model.get_submodule(prefix).state_dict()
@@ -163,6 +191,13 @@ class OracleCheck:
         weights = {name: _array(state[name]) for name in ("norm.weight", words)}
         x = _array(self.outputs[f"layers.{cfg.n_layers - 1}"])[:, at]
         return _share(_array(self.outputs[""])[:, at], oracle.head(cfg, weights, x))
+
+
+def _alike(one: Tensor | None, other: Tensor | None) -> bool:
+    """Under a gradient scaler that tried a factor too large both are NaN."""
+    if one is None or other is None:
+        return one is other
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def _array(tensor: Tensor) -> Array:

@@ -171,19 +171,25 @@ def spots(ranks: Ranks, **values: Any) -> Ranks:
         ("fp8", "cuda", 2e-5),  # of a type that is not known nothing is explained
     ],
 )
-@pytest.mark.parametrize("what", ["attention", "gates", "layer", "logits", "blocks_shortfall"])
+@pytest.mark.parametrize(
+    ("what", "times"),
+    [*((name, 1) for name in ("attention", "gates", "layer", "logits")), ("slope", 8),
+     ("blocks_shortfall", 1)],
+)  # fmt: skip
 def test_a_type_explains_eight_roundoffs_and_no_more(
-    dtype: str, device: str, most: float, what: str
+    dtype: str, device: str, most: float, what: str, times: int
 ) -> None:
     _, ranks = honest()
     work = replace(WORK, dtype=dtype, device=device)
     batches = ["first", "last"] if dtype == "fp32" else ["first"]
     base = {"attention": most}
+    most *= times
     assert model.oracle_account(spots(ranks, **base | {what: most}), work) == []
     for wrong in (most * 1.001, -1e-9, math.nan, None):
         found = model.oracle_account(spots(ranks, **base | {what: wrong}), work)
         for batch in batches:
-            says = f"{what} is off by {wrong} of itself in the {batch} batch, allowed {most:.2g}"
+            part = "a layer's gradient" if what == "slope" else what
+            says = f"{part} is off by {wrong} of itself in the {batch} batch, allowed {most:.2g}"
             assert f"rank 0: {says}" in found
 
 
@@ -198,6 +204,14 @@ def test_a_model_of_another_shape_than_the_config_is_seen(told: dict[str, Any] |
     has = ", ".join(f"{name}={(told or {}).get(name)}" for name in wrong)
     wanted = ", ".join(f"{name}={value}" for name, value in wrong.items())
     assert f"rank 0: the model has {has}, the config {wanted} (first batch)" in found
+
+
+def test_a_run_of_before_slopes_were_told_is_judged_without_them() -> None:
+    _, ranks = honest()
+    for text in model.oracle_account(spots(ranks, slope=0.3), WORK):
+        assert text.startswith("rank 0: a layer's gradient is off by 0.3")
+    told = {n: v for n, v in proof(0)["oracle"].items() if n != "slope"}
+    assert model.oracle_account(proof_of(ranks, 0, oracle=told), WORK) == []
 
 
 def test_an_embedding_is_copied_exactly() -> None:

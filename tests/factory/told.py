@@ -31,7 +31,7 @@ PROOF: Mapping[str, Any] = {
 }
 # A whole model that is exactly the equations'.
 ORACLE: Mapping[str, Any] = {
-    **dict.fromkeys(("embedding", "attention", "layer", "logits", "gates"), 0.0),
+    **dict.fromkeys(("embedding", "attention", "layer", "logits", "gates", "slope"), 0.0),
     **dict.fromkeys(("blocks_illegal", "blocks_shortfall", "seams"), 0.0),
 }
 

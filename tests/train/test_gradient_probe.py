@@ -39,6 +39,7 @@ def test_an_honest_trainer_proves_itself_and_nothing_is_left_behind() -> None:
     spots = proof["oracle"]
     assert spots["embedding"] == 0
     assert max(spots[name] for name in ("attention", "gates", "layer", "logits")) < TOLERANCE
+    assert spots["slope"] < 2e-5
     assert spots["blocks_illegal"] == 0
     assert (spots["layers"], spots["seams"]) == (2, 0)
     assert all(p.grad is None for p in trainer.model.parameters())
@@ -111,6 +112,35 @@ def _loss_on(inputs: slice, targets: slice) -> Callable[[Any], Any]:
     return lambda _real: loss
 
 
+class _SlopeTimes(torch.autograd.Function):
+    """x, whose gradient comes back as another multiple of itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, by: float) -> Tensor:
+        ctx.by = by
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.by * grads[0], None
+
+
+def _times(by: float) -> Callable[[Tensor], Tensor]:
+    return lambda x: _SlopeTimes.apply(x, by)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _weakened_between_layers(real: Any) -> Any:
+    def forward(self: NSALanguageModel, tokens: Tensor) -> Tensor:
+        handle = self.layers[0].register_forward_hook(lambda _m, _i, out: _times(0.9)(out))
+        try:
+            out: Tensor = real(self, tokens)
+        finally:
+            handle.remove()
+        return out
+
+    return forward
+
+
 def _part(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
     """A part of the projection changed on its way into attention."""
 
@@ -158,6 +188,24 @@ WRONG: dict[str, tuple[tuple[Any, str], Callable[[Any], Any], Callable[[dict[str
         MODEL,
         _halved_on_the_way,
         lambda proof: proof["oracle"]["seams"] == 2,
+    ),
+    "a gradient weakened on its way between layers": (
+        MODEL,
+        _weakened_between_layers,
+        lambda proof: proof["oracle"]["seams"] == 1 and proof["oracle"]["layer"] < TOLERANCE,
+    ),
+    **{
+        f"a gradient of {part} that is 5 % too small": (
+            PARTS,
+            _part(part, _times(0.95)),
+            lambda proof: proof["oracle"]["slope"] > 1e-3 and proof["oracle"]["layer"] < TOLERANCE,
+        )
+        for part in ("q", "k_cmp", "k_sel", "k_win", "v_cmp", "v_sel", "v_win", "gates")
+    },
+    "a gradient of a norm that is doubled": (
+        (torch.nn.RMSNorm, "forward"),
+        lambda real: lambda self, x: real(self, _times(2.0)(x)),
+        lambda proof: proof["oracle"]["slope"] > 1e-2,
     ),
     "something behind the logits": (
         MODEL,

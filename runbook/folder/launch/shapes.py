@@ -261,7 +261,7 @@ _PROOF = fields(
     "count: positions; {number}: own_gradient; text: wire; [text]: missing",
     oracle=fields(
         "[count]: positions; {anything}: shape;"
-        "number: embedding attention gates layer logits layers seams blocks_illegal"
+        "number: embedding attention gates layer logits slope layers seams blocks_illegal"
         " blocks_shortfall"
     ),
     text=fields("count: documents bytes apart; text: read decoded"),
