@@ -345,6 +345,43 @@ def test_no_two_rows_or_columns_of_a_weight_begin_alike() -> None:
             assert cosines.max() < nearest, f"two {what} of {name}"
 
 
+def test_no_row_or_column_has_the_numbers_of_another_in_another_order() -> None:
+    """Flipped, permuted or with other signs: independent numbers are never the same ones."""
+    cfg = built.config("mlp, own head")
+    seen: dict[bytes, str] = {}
+    for name, part in NSALanguageModel(cfg).named_modules():
+        if not isinstance(part, nn.Linear | nn.Embedding):
+            continue
+        weight = np.sort(np.abs(part.weight.detach().numpy()), axis=1)
+        turned = np.sort(np.abs(part.weight.detach().numpy().T), axis=1)
+        for what, vectors in (("row", weight), ("column", turned)):
+            for number, vector in enumerate(vectors if vectors.shape[1] >= 4 else ()):
+                here = f"{what} {number} of {name}"
+                assert seen.setdefault(vector.tobytes(), here) == here, here
+
+
+def test_rows_and_columns_of_a_weight_lie_as_independent_ones_do() -> None:
+    """The mean of n cos^2 over pairs of vectors of n normal numbers is 1, of orthogonal ones 0.
+
+    n cos^2 has a variance of 2 (n - 1) / (n + 2), and of two pairs that share a vector they are
+    independent: six standard errors.
+    """
+    cfg = built.config("mlp, own head")
+    for name, part in NSALanguageModel(cfg).named_modules():
+        if not isinstance(part, nn.Linear | nn.Embedding):
+            continue
+        weight = part.weight.detach().double().numpy()
+        for what, vectors in (("rows", weight), ("columns", weight.T)):
+            m, n = vectors.shape
+            pairs = m * (m - 1) / 2
+            if pairs < 1000:
+                continue
+            unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            squares = n * np.square(unit @ unit.T)[np.triu_indices(m, 1)]
+            told = f"{what} of {name}: the mean of n cos^2 is {squares.mean():.3f}, has to be 1"
+            assert abs(squares.mean() - 1) < 6 * np.sqrt(2 / pairs), told
+
+
 def test_norms_begin_as_one_and_gates_half_open() -> None:
     """A gate is a sigmoid: shut ones would leave almost nothing of what attention adds."""
     for case in built.CASES:
