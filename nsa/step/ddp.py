@@ -154,7 +154,11 @@ class Wrapped:
         kept = self.ddp.find_unused_parameters and not self.static_graph
         if not kept and not data.get("has_rebuilt_buckets"):
             return None
-        own = [p.numel() * p.element_size() for p in self.module.parameters() if p.requires_grad]
+        own = [
+            p.numel() * p.element_size()
+            for name, p in self.module.named_parameters()
+            if p.requires_grad and name not in self.ddp.parameters_to_ignore
+        ]
         sizes = _numbers(data["bucket_sizes" if kept else "rebuilt_bucket_sizes"])
         if not kept:
             filled = _numbers(data["rebuilt_per_bucket_param_indices"])

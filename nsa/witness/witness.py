@@ -42,6 +42,8 @@ class Witness:
         if plan.flags.profile_steps and engine.ranks.rank == 0:
             self._profiler = StepProfiler(run_dir, plan.flags.profile_steps, engine.device.type)
         self._evidence: BlockEvidence | None = None
+        # Before DDP gives every rank those of rank 0. What goes on from a checkpoint has none.
+        self._weights = first_weights(engine.model) if first == 1 else None
         self._begins_trace = False
         self._largest_lr = 0.0
         self._first_update: dict[str, float] | None = None
@@ -53,10 +55,8 @@ class Witness:
         """Before the first step: does every rank's gradient arrive? A collective."""
         self._heartbeat.phase = Phase.FIRST_STEP
         proof = probe_gradients(self._engine, batch)
-        # What goes on from a checkpoint has no first weights.
-        weights = first_weights(self._engine.model) if self._first == 1 else None
         text = text_again(batch, self._engine.plan.config.data)
-        self._heartbeat.write(Event.PROOF, **proof, weights=weights, text=text)
+        self._heartbeat.write(Event.PROOF, **proof, weights=self._weights, text=text)
         self.compiling.note("proof")
 
     def begin_block(self, block: Block, running: Mapping[str, Any]) -> None:

@@ -448,17 +448,23 @@ def test_a_planted_defect_fails_the_account(
         (lambda made: made.model.eval(), 1),
         (lambda made: [p.data.add_(1.0) for p in made.model.parameters()], None),
         (lambda made: [e["exp_avg"].add_(1.0) for e in made.optimizer.state.values()], None),
+        (lambda made: made.model.layers[1].mlp.down.weight.data[5].mul_(0.5), 1),  # type: ignore
+        (lambda made: made.model.embedding.weight.data.view(-1)[70].add_(1e-4), 1),
     ],
-    ids=("nothing", "mode", "weights", "moments"),
+    ids=("nothing", "mode", "weights", "moments", "a row", "an element"),
 )
+@pytest.mark.parametrize("later", [False, True], ids=("meanwhile", "before the next step"))
 def test_what_changes_while_all_has_to_rest_is_counted(
-    change: Callable[[Engine], object], jumps: int | None
+    change: Callable[[Engine], object], jumps: int | None, later: bool
 ) -> None:
     made = engine()
     trained(made)
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
     with shadow.unchanged():
+        _ = later or change(made)
+    if later:
         change(made)
+    shadow.watch(1)
     found = shadow.report()["jumps"]
     assert found > 1 if jumps is None else found == jumps
 
@@ -482,7 +488,19 @@ def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
     evaluate(made, meter.passing([batch(9, 32).tokens], shadow.evaluating), drawn=0)
     for parameter, own in zip(made.model.parameters(), weights, strict=True):
         parameter.data.copy_(own)
-    assert (shadow.report()["jumps"] > 100) is bool(by)
+    assert shadow.report()["jumps"] == (len(weights) if by else 0)
+
+
+def test_the_rate_of_every_step_is_held_against_the_schedule() -> None:
+    """Also of those that nobody drew: that of one step in a hundred is seen, too."""
+    made = engine()
+    shadow, clock = Shadow(made, token=TOKEN, first=1, last=STEPS), StepClock(made.device)
+    for step in range(1, 12):
+        outcome = made.compute([batch(step, 32)], clock)
+        made.update(step, clock)
+        _put_rate(made.optimizer, 0.0 if step == 7 else made.rate(step))
+        shadow.updated(step, outcome.norm)
+    assert shadow.report()["rate"] == 1.0
 
 
 def test_a_rate_that_is_told_right_and_used_wrong_is_seen() -> None:

@@ -32,16 +32,20 @@ _CLIP_EPS = 1e-6
 # Of each piece so many elements, at places that the run's token draws.
 _SAMPLED = 16
 _ROUNDOFF = 2.0**-24
+# Types of whole numbers by the bytes of an element.
+_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
     """Weight and moments [3, N] of the sample, and the updates that each parameter had [P].
 
-    sums: of all its weights [P, _SAMPLED], in float64.
+    bits: of all weights and moments [3, P], see `_bits`. sums: of all its weights [P, _SAMPLED], in
+    float64.
     """
 
     values: Tensor
+    bits: Tensor
     counts: Tensor
     sums: Tensor
 
@@ -62,12 +66,11 @@ class _Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """A step whose update is over. `norm`: as the trainer tells it; `rates`: the groups' own."""
+    """A step whose update is over. `norm`: as the trainer tells it."""
 
     begun: _Begun
     state: _State
     norm: Tensor
-    rates: tuple[float, ...]
     # What the moments make of all weights, but for the rate: its sums [P, _SAMPLED], and the root
     # mean squares of it and of the weights [P, 2].
     way: Tensor
@@ -99,28 +102,41 @@ class Shadow:
         self._seen: dict[int, _Seen] = {}
         self._moved: list[Tensor] = []
         self._left: list[Tensor] = []
+        self._rate = 0.0
         # As the last update before an evaluation left them, or the checkpoint that is gone on from.
-        self._updated = self._weights()
+        self._updated = self._bits([p.detach() for p in self._parameters])
+        # As an evaluation or the like left all, until the next step begins.
+        self._resting: Tensor | None = None
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Around what has to leave all of this as it is: an evaluation, a save, other toggles.
 
         Weights and moments, gradients, which would be added to those of the next step, and the
-        model's mode: in that of an evaluation nothing is replayed or recomputed.
+        model's mode: in that of an evaluation nothing is replayed or recomputed. The next step has
+        to begin with the same.
         """
-        before, training = self._at_rest(), self._engine.model.training
+        self._rested()
+        self._resting = self._at_rest()
         yield
-        moved = (self._at_rest() != before).sum()
-        self._moved.append(moved + (self._engine.model.training != training))
+        self._rested()
+        self._resting = self._at_rest()
+
+    def _rested(self) -> None:
+        """Look whether all is as it was left, if it had to rest until now."""
+        if self._resting is not None:
+            self._moved.append((self._at_rest() != self._resting).sum())
+        self._resting = None
 
     def _at_rest(self) -> Tensor:
-        gradients = self._sample([p.grad for p in self._parameters])
-        return torch.cat((self._values(), gradients[None]))
+        gradients = self._bits([p.grad for p in self._parameters])
+        mode = gradients.new_tensor([self._engine.model.training])
+        return torch.cat((self._all_bits().flatten(), gradients, mode))
 
     def evaluating(self) -> None:
         """A held-out batch is in the model, which has to hold what the last update left."""
-        self._moved.append((self._weights() != self._updated).sum())
+        now = self._bits([p.detach() for p in self._parameters])
+        self._moved.append((now != self._updated).sum())
 
     def recompute(self, step: int, batches: Sequence[Batch], *, from_host: int = 0) -> None:
         """What the step that is about to begin has to make of these micro-batches. A collective.
@@ -142,6 +158,7 @@ class Shadow:
 
         Then no gradient may be there yet: the step's own would be added to it.
         """
+        self._rested()
         watched = step in self._watched
         if watched:
             self._left.append((self._sample([p.grad for p in self._parameters]) != 0).sum())
@@ -152,7 +169,11 @@ class Shadow:
         """The step's update is over; `norm`: of its gradients, as the trainer tells it."""
         every = self._engine.plan.config.train.eval_every
         if every and step % every == 0:
-            self._updated = self._weights()
+            self._updated = self._bits([p.detach() for p in self._parameters])
+        # Numbers of the host: those of every step.
+        rates = tuple(float(group["lr"]) for group in self._engine.optimizer.param_groups)
+        due = self._engine.rate(step)
+        self._rate = _worst([self._rate, *(abs(own / due - 1) for own in rates)])
         begun = self._begun.pop(step, None)
         if begun is None:
             return
@@ -163,20 +184,19 @@ class Shadow:
             way=way,
             sizes=sizes,
             norm=norm.detach().clone(),
-            rates=tuple(float(group["lr"]) for group in self._engine.optimizer.param_groups),
         )
 
     def report(self) -> dict[str, Any]:
         """The steps watched, and the largest gap of each kind. Synchronizes.
 
         `weight`, `first_moment`, `second_moment`: from AdamW's equation, in roundoffs of float32;
-        `norm` and `rate`: from the true norm and from the schedule, as shares; `jumps`: elements
-        that were not before a step what they were after the one before, what changed where all has
-        to rest, weights that an evaluation had otherwise than the last update left them, or counts
-        that did not go up by one; `left`: elements that had a gradient before the step's first
-        backward pass.
+        `norm` and `rate`: from the true norm and, of all steps, from the schedule, as shares;
+        `jumps`: weights and moments of parameters that were not before a step what they were after
+        the one before, that changed where all has to rest, or that an evaluation had otherwise than
+        the last update left them, and counts that did not go up by one; `left`: elements that had a
+        gradient before the step's first backward pass.
         """
-        worst = dict.fromkeys(("weight", "first_moment", "second_moment", "norm", "rate"), 0.0)
+        worst = dict.fromkeys(("weight", "first_moment", "second_moment", "norm"), 0.0)
         jumps = sum(int(moved) for moved in self._moved)
         for step, seen in self._seen.items():
             gaps, wrong_counts = self._gaps(step, seen)
@@ -185,9 +205,10 @@ class Shadow:
             jumps += wrong_counts
             earlier = self._seen.get(step - 1)
             if earlier is not None:
-                jumps += int((earlier.state.values != seen.begun.state.values).sum())
+                jumps += int((earlier.state.bits != seen.begun.state.bits).sum())
         left = sum(int(found) for found in self._left)
-        return {"steps": list(self._seen), **plain_floats(worst), "jumps": jumps, "left": left}
+        told = plain_floats({**worst, "rate": self._rate})
+        return {"steps": list(self._seen), **told, "jumps": jumps, "left": left}
 
     def report_recomputed(self) -> dict[str, Any]:
         """The steps computed twice, the losses that they had to have, the gradients' largest gap.
@@ -256,9 +277,16 @@ class Shadow:
 
     def _values(self) -> Tensor:
         """Weight and moments [3, N] of the sample."""
+        return torch.stack([self._sample(tensors) for tensors in self._weights_and_moments()])
+
+    def _all_bits(self) -> Tensor:
+        """Of weights and moments [3, P]."""
+        return torch.stack([self._bits(tensors) for tensors in self._weights_and_moments()])
+
+    def _weights_and_moments(self) -> Iterator[Sequence[Tensor | None]]:
         entries = self._entries()
-        moments = ([e.get(name) for e in entries] for name in ("exp_avg", "exp_avg_sq"))
-        return torch.stack([self._weights(), *map(self._sample, moments)])
+        yield [p.detach() for p in self._parameters]
+        yield from ([e.get(name) for e in entries] for name in ("exp_avg", "exp_avg_sq"))
 
     def _state(self) -> _State:
         entries = self._entries()
@@ -266,7 +294,12 @@ class Shadow:
         none = torch.zeros((), device=next((e["step"].device for e in entries if e), None))
         counts = [e["step"] if e else none for e in entries]
         sums = [self._sums.exact(n, p.detach()) for n, p in enumerate(self._parameters)]
-        return _State(values=self._values(), counts=torch.stack(counts), sums=torch.stack(sums))
+        return _State(
+            values=self._values(),
+            bits=self._all_bits(),
+            counts=torch.stack(counts),
+            sums=torch.stack(sums),
+        )
 
     def _way(self) -> tuple[Tensor, Tensor]:
         """What `_Seen` calls `way` and `sizes`, one parameter after the other."""
@@ -279,8 +312,19 @@ class Shadow:
             sizes.append(torch.stack([whole_rms(way), whole_rms(parameter.detach())]))
         return torch.stack(sums), torch.stack(sizes)
 
-    def _weights(self) -> Tensor:
-        return self._sample([p.detach() for p in self._parameters])
+    def _bits(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """Sums [P] of all elements as whole numbers, exact in any order; 0 where there is none.
+
+        Whatever changes in one place changes them.
+        """
+        device = self._places[0].device
+        found = [
+            torch.zeros((), dtype=torch.int64, device=device)
+            if tensor is None
+            else tensor.view(_WHOLE[tensor.element_size()]).sum(dtype=torch.int64)
+            for tensor in tensors
+        ]
+        return torch.stack(found)
 
     def _gradient(self, tensors: Sequence[Tensor | None]) -> Tensor:
         return torch.cat((self._sample(tensors), self._sums.of(tensors)))
@@ -317,13 +361,12 @@ class Shadow:
         wanted[:, idle] = before[:, idle]
         off = (after - wanted).abs() / (_ROUNDOFF * explained)
         off[:, idle] = (after != before)[:, idle].double() / _ROUNDOFF
-        rates = [abs(own / rate - 1) for own in seen.rates]
         gaps = dict(
             zip(("weight", "first_moment", "second_moment"), off.amax(1).tolist(), strict=True)
         )
         gaps["weight"] = _worst([gaps["weight"], self._off_as_a_whole(seen, rate, moves)])
         gaps |= {"norm": 0.0 if left_out else abs(told / norm - 1) if norm else told}
-        return gaps | {"rate": max(rates)}, int((now != was + moves).sum())
+        return gaps, int((now != was + moves).sum())
 
     def _off_as_a_whole(self, seen: _Seen, rate: float, moves: Tensor) -> float:
         """How far the sums of all weights are from AdamW's with these moments, in roundoffs."""
