@@ -113,8 +113,20 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, tables.step_account, copied=True),
     Account(Row.ACCOUNTS, clocks.time_account, copied=True),
     Account(Row.ACCOUNTS, between_steps.fetch_account, copied=True),
-    Account(Row.ACCOUNTS, data.token_account, copied=True),
-    Account(Row.ACCOUNTS, data.data_account, copied=True),
+    Account(
+        Row.ACCOUNTS,
+        data.token_account,
+        topic="trained_on",
+        title="{name} does not train on the tokens that its data have.",
+        copied=True,
+    ),
+    Account(
+        Row.ACCOUNTS,
+        data.data_account,
+        topic="trained_on",
+        title="{name} does not train on the tokens that its data have.",
+        copied=True,
+    ),
     Account(Row.ACCOUNTS, tables.copy_account, copied=True),
     Account(
         Row.ACCOUNTS,
@@ -150,8 +162,18 @@ ACCOUNTS = (
         topic="saves",
         title="{name} left out checkpoints that train.save_every asks for.",
     ),
-    Account(Row.ACCOUNTS, saves.saved_account),
-    Account(Row.ACCOUNTS, saves.position_account),
+    Account(
+        Row.ACCOUNTS,
+        saves.saved_account,
+        topic="saved",
+        title="The checkpoints of {name} are not what they have to be.",
+    ),
+    Account(
+        Row.ACCOUNTS,
+        saves.position_account,
+        topic="saved",
+        title="The checkpoints of {name} are not what they have to be.",
+    ),
     Account(Row.ACCOUNTS, first_weights.size_account),
     Account(
         Row.ACCOUNTS,
@@ -195,10 +217,12 @@ class Unbalanced:
 
     @property
     def account(self) -> Account | None:
-        """The one that all of it is about, or may follow from; None where that is none."""
+        """The one that all of it is about, or may follow from, or the first of those that have one
+        remedy; None where that is none."""
         off = [account for account, _ in self.found]
         leading = next((account for account in off if account.leads), None)
-        return leading or (off[0] if len(off) == 1 else None)
+        alike = len({(account.topic, account.title) for account in off}) == 1
+        return leading or (off[0] if len(off) == 1 or (alike and off[0].topic) else None)
 
 
 def unbalanced(sources: Sources, *rows: Row) -> Unbalanced:

@@ -19,6 +19,13 @@ def test_one_account_alone_gives_its_row_topic_and_reason() -> None:
     assert _off("memory", "settings").problems == ["memory is off", "settings is off"]
 
 
+def test_accounts_of_one_remedy_give_it_together() -> None:
+    both = _off("token", "data").account
+    assert both is not None and both.topic == "trained_on"
+    assert _off("token", "saved").account is None
+    assert _off("memory", "gates").account is None  # both without one
+
+
 def test_an_account_from_which_others_follow_gives_it_beside_them_too() -> None:
     both = _off("first_weights", "oracle").account
     assert both is not None and both.topic == "first_weights"
