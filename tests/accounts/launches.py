@@ -77,7 +77,7 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
     late = np.where(table["step"] % 7 == 0, 0.001, 0.0)
     steps = told_steps(
         table,
-        began=500.0,
+        began=500.0 + 1e-5 * number,
         data=[DATA.of_step(number, step) for step in table["step"]],
         embedded=PER_RANK,
         mem_mib=300.0,

@@ -72,6 +72,10 @@ def compressed(sent: int) -> Effect:
 
 
 HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
+    "one rank tells the times of the other": (
+        lambda r: changed(r, 1, steps=r[1].steps.assign(mono=r[0].steps["mono"])),
+        "ranks 0 and 1 end 5 steps in the same microseconds",
+    ),
     "one process writes for two": (lambda r: changed(r, 1, pids=(40,)), "ranks 0 and 1 are one"),
     "no steps": (lambda r: changed(r, 1, steps=None), "rank 1: no step_end"),
     "rank 1 reads rank 0's data": (

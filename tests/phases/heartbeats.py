@@ -130,7 +130,7 @@ def beats(
     memory = dict.fromkeys(("mem_mib", "rss_mib", "cuda_mib"), table["mem_mib"])
     return told_steps(
         table,
-        began=1000.0,
+        began=1000.0 + 1e-5 * rank,
         data=digests(data, rank, nproc, table["step"].tolist()),
         ts=BEGAN_AT + passed,
         embedded=table["tokens"] / nproc,

@@ -80,7 +80,7 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     data = replace(DATA, nproc=ranks, rows=4 // ranks)
     told = told_steps(
         table,
-        began=5.0,
+        began=5.0 + 1e-5 * rank,
         data=[data.of_step(rank, step) for step in at],
         embedded=512 // ranks,
         mem_mib=300.0,
