@@ -37,13 +37,14 @@ class OracleCheck:
     """Inputs and outputs by module name, of one sequence of one pass.
 
     row: which of the batch. seed: what positions and layer are drawn with. within: what layers run
-    in, such as autocast.
+    in, such as autocast. only: the one layer that is watched; None for the whole model.
     """
 
     model: NSALanguageModel
     row: int = 0
     seed: int = 0
     within: Callable[[], AbstractContextManager[object]] = nullcontext
+    only: int | None = None
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
     blocks: dict[str, Tensor] = field(default_factory=dict)
@@ -69,13 +70,17 @@ class OracleCheck:
                 handle.remove()
 
     def _names(self) -> list[str]:
-        numbers = range(self.model.cfg.n_layers)
+        numbers = range(self.model.cfg.n_layers) if self.only is None else [self.only]
         layers = [f"layers.{number}{part}" for number in numbers for part in ("", ".attention")]
+        if self.only is not None:
+            return layers
         # "" is the model itself: its logits are what the loss is taken of.
         return ["embedding", *layers, ""]
 
     def _chain(self) -> list[str]:
         """Modules that hand the residual stream on, in order."""
+        if self.only is not None:
+            return []
         layers = [f"layers.{number}" for number in range(len(self.model.layers))]
         return ["embedding", *layers, "norm"]
 
@@ -135,6 +140,12 @@ class OracleCheck:
         found["layers"] = sum(name in self.seams for name in self._chain()[1:-1])
         found["seams"] = self._broken_seams()
         return {n: float(f"{v:.4g}") if isinstance(v, float) else v for n, v in found.items()}
+
+    def layer_error(self) -> float:
+        """Of the one layer that was watched the largest error that `result` tells of all."""
+        name = f"layers.{self.only}"
+        found = self._layer(name, self._positions(self.inputs[name].shape[1])).values()
+        return float(f"{max(found, key=lambda off: (off != off, off)):.4g}")
 
     def _shape(self) -> dict[str, Any]:
         cfg = self.model.cfg

@@ -61,7 +61,25 @@ def oracle_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     proofs = [(f"rank {rank.rank}", "first", rank.proof) for rank in ranks]
     if work.dtype == "fp32":
         proofs += [(f"rank {rank.rank}", "last", rank.ending.get("proof")) for rank in ranks]
-    return [text for who, when, proof in proofs for text in _spot_problems(who, when, proof, work)]
+    found = [text for who, when, proof in proofs for text in _spot_problems(who, when, proof, work)]
+    return found + [text for rank in ranks for text in _layers_off(rank, work)]
+
+
+def _layers_off(rank: RankLog, work: Workload) -> list[str]:
+    """The steps that are computed twice, in which one drawn layer is held against the equations.
+
+    Half types tell none, and earlier runs did not.
+    """
+    again, allowed = rank.ending.get("recomputed") or {}, oracle_tolerance(work)
+    told = list(zip(again.get("steps") or (), again.get("layers") or (), strict=False))
+    off = [(step, error) for step, error in told if not at_most(error, allowed)]
+    if not off:
+        return []
+    step, error = off[0]
+    return [
+        f"rank {rank.rank}: a layer is off by {error} of itself in step {step}, allowed "
+        f"{allowed:.2g} ({len(off)} of {len(told)} steps looked at)"
+    ]
 
 
 def _spot_problems(

@@ -34,6 +34,23 @@ def test_the_model_of_the_last_step_is_held_against_the_oracle_in_fp32() -> None
     assert "rank 0: layer is off by 0.3 of itself in the last batch" in text
 
 
+def test_a_layer_that_goes_otherwise_in_the_middle_of_a_launch_is_seen() -> None:
+    _, ranks = honest()
+    work, exact = replace(WORK, dtype="fp32"), {**proof(0)["oracle"], "attention": 1e-6}
+    ranks = ending_of(proof_of(ranks, 0, oracle=exact), 0, proof={**proof(0), "oracle": exact})[:1]
+    twice = dict(ranks[0].ending["recomputed"])
+    fine = [1e-6] * len(twice["steps"])
+    assert (
+        model.oracle_account(ending_of(ranks, 0, recomputed={**twice, "layers": fine}), work) == []
+    )
+    for wrong in (0.3, None, -1.0):
+        told = {**twice, "layers": [*fine[:-1], wrong]}
+        (text,) = model.oracle_account(ending_of(ranks, 0, recomputed=told), work)
+        step, count = twice["steps"][-1], len(fine)
+        assert f"a layer is off by {wrong} of itself in step {step}" in text
+        assert f"(1 of {count} steps looked at)" in text
+
+
 def test_too_short_for_two_compressed_blocks_their_keys_may_stay_idle() -> None:
     _, ranks = honest()
     idle = proof_of(ranks, 0, own_gradient={"attention.k_cmp": 0.0})

@@ -86,6 +86,17 @@ def test_the_gates_of_a_step_are_those_of_the_same_computed_again(words: list[st
         assert again[1, 2] > again[0, 2] + 0.05  # layers differ, and so do branches
 
 
+def test_a_layer_of_each_step_that_is_computed_twice_is_held_against_the_equations() -> None:
+    made = engine()
+    told = trained(made, last=10)["recomputed"]
+    assert len(told["layers"]) == len(told["steps"]) > 1
+    assert max(told["layers"]) < 2e-5
+    for one in made.model.attentions():
+        one.cfg = replace(one.cfg, w=8)
+    assert min(trained(made, last=10)["recomputed"]["layers"]) > 1e-3
+    assert trained(engine("--precision", "bf16"), last=10)["recomputed"]["layers"] == []
+
+
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1.0])
 def test_gates_of_0_are_a_use_of_no_branch(value: float) -> None:
     use = branch_use(torch.tensor([[value, 0.0, 0.0]]))

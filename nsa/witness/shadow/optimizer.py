@@ -25,7 +25,7 @@ from nsa.data.source import Batch
 from nsa.step.engine import Engine
 from nsa.witness.accounts import pieces, plain_floats
 from nsa.witness.shadow.adamw import Sums, moved, updated, way_of, whole_rms
-from nsa.witness.shadow.recompute import Bias, Recomputed, gap, recompute
+from nsa.witness.shadow.recompute import Bias, Recomputed, gap, one_layer_off, recompute
 
 # torch takes a norm that it clips for so much larger.
 _CLIP_EPS = 1e-6
@@ -86,6 +86,8 @@ class Shadow:
         profiled = engine.plan.flags.profile_steps > 0
         self.recomputed = frozenset(recomputed_steps(token, first, last, profiled=profiled))
         self._again: dict[int, Recomputed] = {}
+        # By the step: how far a layer was from the equations; in half types that has no bound.
+        self._layers: dict[int, float] = {}
         self._seed = _seed(token)
         self._parameters, self._places = _places(engine, self._seed)
         self._owner = torch.repeat_interleave(
@@ -152,6 +154,9 @@ class Shadow:
             from_host=from_host,
             together=_SAMPLED if step == min(self.recomputed) else None,
         )
+        if self._engine.plan.config.runtime.precision == "fp32":
+            seed = self._seed + step + self._engine.ranks.rank
+            self._layers[step] = one_layer_off(self._engine, batches[0], seed)
 
     def watch(self, step: int) -> None:
         """A step begins: note its gradient before it is clipped, if the step is a drawn one.
@@ -217,6 +222,7 @@ class Shadow:
 
         `gradient`: of a piece, or of a parameter's sums, in root mean squares, as a share of what
         the ranks' gradients are.
+        layers: how far one layer was from the equations in each step; in fp32 alone.
         `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
         gradients' errors are on average, as `Bias` tells it. `gates`: of each
         step and layer what `branch_use` says; null on other ranks than 0, which writes gates.csv.
@@ -244,9 +250,10 @@ class Shadow:
         return {
             "steps": ended,
             "losses": losses,
-            "norms": [norm if math.isfinite(norm) else None for norm in norms],
+            "norms": [_plain(norm) for norm in norms],
             **told,
             "gates": gates if first else None,
+            "layers": [_plain(self._layers[step]) for step in ended if step in self._layers],
         }
 
     @staticmethod
@@ -387,6 +394,11 @@ class Shadow:
 def _worst(gaps: list[float]) -> float:
     """The largest; a NaN stays the worst."""
     return next((one for one in gaps if one != one), max(gaps))
+
+
+def _plain(number: float) -> float | None:
+    """For a line that has no NaN."""
+    return number if math.isfinite(number) else None
 
 
 def _seed(token: str) -> int:

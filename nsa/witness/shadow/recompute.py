@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from nsa.data.source import Batch
 from nsa.rounding import rms
 from nsa.step.engine import Engine
+from nsa.witness.oracle_check import OracleCheck
 
 # Gradients of so many elements, 64 MiB in float32, are made at once: the largest parameters of a
 # large model take turns from step to step.
@@ -224,6 +225,16 @@ def branch_use(gates: Tensor) -> Tensor:
 def _gates(engine: Engine) -> list[Tensor]:
     """Of every layer in the last pass, as it keeps them."""
     return [m.last_gates for m in engine.model.attentions() if m.last_gates is not None]
+
+
+def one_layer_off(engine: Engine, batch: Batch, seed: int) -> float:
+    """How far a layer is from the equations in a row of this batch, all of it drawn by the seed."""
+    rows, layers = len(batch.tokens), engine.model.cfg.n_layers
+    check = OracleCheck(model=engine.model, row=seed % rows, seed=seed, only=seed // rows % layers)
+    engine.model.run_from_host()
+    with torch.no_grad(), engine.autocast(), check.watch():
+        engine.model(batch.on(engine.device)[:, :-1])
+    return check.layer_error()
 
 
 def loss_again(engine: Engine, tokens: Tensor) -> float:
