@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -105,11 +105,6 @@ class Ranks:
         """Do all ranks hold the same digest?"""
         return not self.any(self.from_rank0(digest) != digest)
 
-    def unequal(self, module: nn.Module) -> list[str]:
-        """Names of the parameters that are not the same on all ranks, in order."""
-        held = ((name, _digest([parameter])) for name, parameter in module.named_parameters())
-        return [name for name, digest in held if not self.same_everywhere(digest)]
-
     def end(self) -> None:
         """Leave the process group."""
         if self.grouped:
@@ -159,13 +154,9 @@ def join_ranks(place: Place, device: torch.device, *, grouped: bool, timeout: ti
 
 def parameter_hash(module: nn.Module) -> str:
     """SHA-256 over all parameters' bytes, in order."""
-    return _digest(module.parameters())
-
-
-def _digest(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
-    for tensor in tensors:
-        whole = tensor.detach().contiguous().cpu()
+    for parameter in module.parameters():
+        whole = parameter.detach().contiguous().cpu()
         digest.update(whole.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 

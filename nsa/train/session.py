@@ -187,7 +187,7 @@ class _Session:
         source.close()
         self.ending.accounts = loop.accounts()
         self.loop = loop
-        self._check_equal(engine)
+        self._check_equal(loop)
         ranks.end()
 
     def _open(self, run_dir: Path) -> None:
@@ -297,15 +297,13 @@ class _Session:
             board=not toggles.flag("NSA_TB_DISABLE"),
         )
 
-    def _check_equal(self, engine: Engine) -> None:
+    def _check_equal(self, loop: Loop) -> None:
         """DDP is checked, not assumed: every rank must hold the same parameters."""
-        self.ending.param_hash = parameter_hash(engine.model)
-        if not engine.ranks.same_everywhere(self.ending.param_hash):
-            apart = engine.ranks.unequal(engine.model)
-            number = f"{len(apart)} of {sum(1 for _ in engine.model.parameters())}"
+        self.ending.param_hash = parameter_hash(loop.engine.model)
+        if not loop.ranks.same_everywhere(self.ending.param_hash):
             self.ending.end = End(
                 code=ExitCode.CRASH,
-                reason=f"the parameters differ between the ranks ({number}, first {apart[0]}): DDP "
+                reason=f"the parameters differ between the ranks ({loop.witness.parted()}): DDP "
                 f"did not keep them equal (the run had ended with: {self.ending.end.reason})",
             )
-            shout(f"[rank {engine.ranks.rank}] {self.ending.end.reason}")
+            shout(f"[rank {loop.ranks.rank}] {self.ending.end.reason}")

@@ -166,6 +166,10 @@ class Witness:
             evidence = {"after_the_last_step": str(gap)}
             self._log.effect(block, "NSA_CUDA_GRAPHS", False, evidence)
 
+    def parted(self) -> str:
+        """Which parameters differ between the ranks, and since when, in words. A collective."""
+        return self._shadow.parted()
+
     def facts(self) -> dict[str, Any]:
         """What the exit event tells of all that was seen. Synchronizes."""
         return {

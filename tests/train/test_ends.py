@@ -157,8 +157,8 @@ def test_ranks_that_drifted_apart_are_an_error(tmp_path: Path) -> None:
     launch = run(tmp_path, args, ranks=2, fault=["drift", "1", "2"])
     ends = [launch.exit(rank) for rank in range(2)]
     assert [end["code"] for end in ends] == [1, 1]
-    # The fault moves rank 1's first parameter alone.
-    assert "differ between the ranks (1 of 16, first embedding.weight)" in ends[0]["reason"]
+    # The fault moves rank 1's first parameter alone, after step 2.
+    assert "seen first after step 2: 1 of 16, of these first embedding.weight" in ends[0]["reason"]
 
 
 @pytest.mark.slow

@@ -215,6 +215,22 @@ class Shadow:
         told = plain_floats({**worst, "rate": self._rate})
         return {"steps": list(self._seen), **told, "jumps": jumps, "left": left}
 
+    def parted(self) -> str:
+        """Which parameters differ between the ranks, and since when, in words. A collective.
+
+        Later on all of them do: each follows from the others.
+        """
+        ranks, names = self._engine.ranks, self._engine.model.named_parameters()
+        named = {id(parameter): name for name, parameter in names}
+        for step, seen in sorted(self._seen.items()):
+            own = seen.state.bits[0]
+            apart = ranks.sum((own != ranks.tensor_of_rank0(own)).double().tolist())
+            found = [named[id(p)] for p, off in zip(self._parameters, apart, strict=True) if off]
+            if found:
+                count = f"{len(found)} of {len(apart)}"
+                return f"seen first after step {step}: {count}, of these first {found[0]}"
+        return "since the last update"
+
     def report_recomputed(self) -> dict[str, Any]:
         """The steps computed twice, the losses that they had to have, the gradients' largest gap.
 
