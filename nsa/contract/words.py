@@ -133,6 +133,10 @@ def checkpoint_step(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+# How the reason of a rank begins that ends because DDP did not keep the ranks equal.
+PARTED = "the parameters differ between the ranks"
+
+
 class NSAError(ValueError):
     """A wrong value from the caller; the message names it, the allowed values and the remedy.
 

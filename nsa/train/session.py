@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nsa.attention import tracing
-from nsa.contract import OUT_OF_MEMORY_PREFIX, Event, ExitCode, Phase
+from nsa.contract import OUT_OF_MEMORY_PREFIX, PARTED, Event, ExitCode, Phase
 from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.kernels.dispatch import is_out_of_memory
@@ -303,7 +303,7 @@ class _Session:
         if not loop.ranks.same_everywhere(self.ending.param_hash):
             self.ending.end = End(
                 code=ExitCode.CRASH,
-                reason=f"the parameters differ between the ranks ({loop.witness.parted()}): DDP "
-                f"did not keep them equal (the run had ended with: {self.ending.end.reason})",
+                reason=f"{PARTED} ({loop.witness.parted()}): DDP did not keep them equal "
+                f"(the run had ended with: {self.ending.end.reason})",
             )
             shout(f"[rank {loop.ranks.rank}] {self.ending.end.reason}")

@@ -149,6 +149,7 @@ _KINDS = {
     Kind.HOST_MEMORY: "host_memory",
     Kind.DISK_FULL: "disk",
     Kind.AT_EXIT: "at_exit",
+    Kind.PARTED: "parted",
 }
 
 

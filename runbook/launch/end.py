@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from nsa.contract import ELSEWHERE, RANK_LINE, REFUSAL, ExitCode
+from nsa.contract import ELSEWHERE, PARTED, RANK_LINE, REFUSAL, ExitCode
 from runbook.launch.watch.ranks import RankState
 from runbook.machine.surroundings import DISK_FULL
 from runbook.records import Kind, LaunchStatus, RankExit
@@ -124,6 +124,8 @@ def classify_trainer(
         what = "its process is gone, and its exit code is unknown"
     else:
         what = culprit.reason or _wordless(culprit, console)
+    if what.startswith(PARTED):
+        return End(status=LaunchStatus.CRASHED, cause=what, kind=Kind.PARTED)  # said by all alike
     rank = f"rank {culprit.rank}"
     after = f" after step {culprit.steps_done}" if culprit.steps_done else ""
     kind = Kind.DISK_FULL if DISK_FULL.search(what) else Kind.NONE

@@ -229,6 +229,7 @@ class Kind(StrEnum):
     HOST_MEMORY = "host_memory"
     DISK_FULL = "disk_full"
     AT_EXIT = "at_exit"
+    PARTED = "parted"
 
 
 class RankExit(Sparse):

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from nsa.contract import PARTED
 from runbook.folder.launch.lines import Exit
 from runbook.launch.end import End, classify_trainer, is_communication_failure, rank_exits
 from runbook.launch.watch.ranks import RankState
-from runbook.records import LaunchStatus
+from runbook.records import Kind, LaunchStatus
 from tests.launch.helpers import fake_launch, rank, run
 
 CONFIG, ENVIRONMENT = LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR
@@ -210,3 +211,10 @@ def test_a_real_torchrun_whose_store_refuses_is_invalid_and_started_once(tmp_pat
     result = run(launch, tmp_path, retry=True)
     assert (result.status, result.attempts) == (ENVIRONMENT, 1)
     assert result.cause == f"RuntimeError: {LIBUV}"
+
+
+def test_ranks_that_parted_have_a_kind_and_no_culprit() -> None:
+    said = f"{PARTED} (seen first after step 2: 1 of 16, of these first norm.weight): DDP did not"
+    both = (state(0, 1, said, step=4), state(1, 1, said, step=4))
+    end = Case(ranks=both, cause=said).end()
+    assert (end.status, end.kind, end.culprit_rank, end.cause) == (CRASHED, Kind.PARTED, None, said)
