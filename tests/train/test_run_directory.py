@@ -271,6 +271,16 @@ def test_tensorboard_events_or_a_line_that_says_why_not(everything: Launch) -> N
     assert everything.effects()["NSA_TB_DISABLE"]["took_effect"] is bool(written)
 
 
+def test_tensorboard_shows_the_numbers_of_the_csv_at_their_steps(everything: Launch) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    board = events.EventAccumulator(str(everything.run_dir / "tb")).Reload()
+    steps = everything.column("step")
+    for name in ("loss", "lr", "toks_per_s", "grad_norm"):
+        shown = {point.step: point.value for point in board.Scalars(name)}
+        own = dict(zip(steps, everything.column(name), strict=True))
+        assert shown and shown == pytest.approx({step: own[step] for step in shown}, rel=1e-6)
+
+
 def test_what_is_not_available_is_said(everything: Launch) -> None:
     effect = everything.effects()["NSA_USE_FA2"]
     assert effect["took_effect"] is False
