@@ -7,7 +7,7 @@ in NumPy: each piece (the input, every parameter, each part of the projection) g
 a random direction.
 
 With u a direction of independent normal numbers, <gradient, u> is normal, as wide as the gradient
-is long. Directions are divided by that length, so that all pieces count alike: what is off by a
+is long. Directions are divided by that length, so that pieces count alike: what is off by a
 share of one piece's gradient is off by that share, times a normal number, over the root of the
 number of pieces.
 """
@@ -34,6 +34,8 @@ Within = Callable[[], AbstractContextManager[object]]
 _DIRECTIONS = 2
 # What moves most moves by this share of itself; float64 keeps eight digits of the difference.
 _FAR = 1e-4
+# Of the longest gradient: what is shorter counts as if it were so long.
+_LEAST = 0.01
 _INPUT, _PROJECTION = "input", "attention.in_proj.weight"
 
 
@@ -53,8 +55,9 @@ def slope_error(
     lengths = {name: float(np.linalg.norm(gradient)) for name, gradient in gradients.items()}
     if not all(map(math.isfinite, lengths.values())):
         return math.nan
-    # What gets no gradient moves as far as others do: by the equations it may have one.
-    lengths = {name: length or max(lengths.values()) for name, length in lengths.items()}
+    # What gets hardly any gradient, or none, has rounding for one: it counts for less.
+    least = _LEAST * max(lengths.values())
+    lengths = {name: max(length, least) for name, length in lengths.items()}
 
     def value(along: Mapping[str, Array], step: float) -> float:
         moved = _tensors(cfg.attention, {name: start[name] + step * along[name] for name in start})

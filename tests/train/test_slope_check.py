@@ -1,0 +1,34 @@
+"""Slopes of the equations agree with a healthy layer's gradients, whatever the way and length."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+
+from nsa.config import ModelConfig, NSAConfig, Path, Phi, Way
+from nsa.model import NSALanguageModel
+from nsa.witness.slope_check import slope_error
+
+
+@pytest.mark.parametrize("path", ["batched", "sequential", "reference"])
+@pytest.mark.parametrize("phi", ["avg", "mlp"])
+# Without a compressed block, with one alone (whose key gets no gradient), with choices.
+@pytest.mark.parametrize("seq_len", [10, 20, 130])
+def test_a_healthy_layer_is_right(path: Path, phi: Phi, seq_len: int) -> None:
+    torch.manual_seed(seq_len)
+    attention = NSAConfig(
+        dim=64, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=4, w=32,
+        phi=phi,
+    )  # fmt: skip
+    cfg = ModelConfig(vocab_size=64, n_layers=2, attention=attention, way=Way(path=path))
+    layer = NSALanguageModel(cfg).layers[1]
+    at = np.unique(np.linspace(0, seq_len - 1, 6).astype(np.int64))
+    x = torch.randn(1, seq_len, 64)
+    kept = layer.attention.last_gates
+    error = slope_error(layer, cfg, x, at, within=nullcontext, seed=3)  # type: ignore[arg-type]
+    assert error < 2e-5
+    assert layer.attention.last_gates is kept
+    assert all(parameter.grad is None for parameter in layer.parameters())
