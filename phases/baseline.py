@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from nsa.contract import COMPRESSION_LINE, proof_text
 from phases.compare.accepted import against_best, against_last
-from phases.compare.pictures import losses, marks, throughputs
 from phases.compare.rates import (
     aim,
     last50s,
-    launches_compared,
     mfu,
     mfu_of_ceiling,
     production_days,
@@ -18,8 +16,9 @@ from phases.compare.rates import (
     stale_target,
     throughput,
 )
-from phases.kit.case import Case, Finding, gather, invalid, optional, passed, skipped
+from phases.kit.case import Case, Finding, invalid, passed, skipped
 from phases.kit.commands import repeated
+from phases.kit.curves import losses, marks, throughputs
 from phases.kit.limits import THROUGHPUT, fixed_rules, specs
 from phases.kit.measure import rank_value
 from phases.kit.rows import Row, RowPhase
@@ -81,13 +80,11 @@ class Baseline(RowPhase):
         table = rate_table(case, names, title="Throughput of each launch")
         limit = case.limit(THROUGHPUT)
         floor = marks(limit, "floor") if case.gates_throughput(limit) else ()
-        compared = optional(lambda: launches_compared(case, names, f"{self.name}.throughput"))
         return Judgement(
             checks=(),
             tables=(table,),
             measurements=last50s(case, names),
             series=(*throughputs(case, names, floor), *losses(case, names[0])),
-            comparisons=gather([compared]),
         )
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from nsa.contract import HALT_FILE
-from phases.compare.pictures import gate_curves, losses, marks, memories, throughputs
 from phases.compare.rates import last50s, rate_table
-from phases.kit.case import Case, Finding, gather, incomplete, invalid, optional
+from phases.kit.case import Case, Finding, incomplete, invalid, optional
 from phases.kit.commands import environment, scaled, trainer_launch
-from phases.kit.limits import DRIFT, LEARNED_SHARE, MEMORY, STALL_SHARE, fixed_rules, specs
+from phases.kit.curves import gate_curves, losses, marks, memories, throughputs
+from phases.kit.limits import LEARNED_SHARE, MEMORY, fixed_rules, specs
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.training.gates import gates, selection
@@ -23,14 +23,11 @@ from phases.training.stability import (
     memory_limit,
     memory_plateau,
     no_halt,
-    plateau_of,
     steadiness,
-    with_memory,
 )
 from phases.training.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, PlanContext
-from runbook.records import Compared, Comparison, Launch, Mark, Outcome, Reason, Series, Span, Stop
-from runbook.records.measurement import MIB_PER_GIB
+from runbook.records import Launch, Mark, Outcome, Reason, Series, Stop
 
 _LAUNCH, _STOPPED, _RESUMED = "run", "stopped", "resumed"
 # Steps that a launch does before it is told to end, and those that it would have left.
@@ -133,9 +130,6 @@ class LongRun(RowPhase):
             tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
             measurements=(*last50s(case, [_LAUNCH]), *(selection(known) if known else ())),
             series=_curves(case),
-            comparisons=gather(
-                [optional(partial(_drift, case)), optional(partial(_projected, case))]
-            ),
         )
 
 
@@ -225,7 +219,7 @@ def _curves(case: Case) -> tuple[Series, ...]:
         shown = share.gated and math.isfinite(level)
         return [Mark(label="has to come below", value=level)] if shown else []
 
-    most = marks(case.limit(MEMORY), "limit of each rank", factor=MIB_PER_GIB)
+    most = marks(case.limit(MEMORY), "limit of each rank")
     # What the allocator held decides the limit; what tensors take, the plateau.
     kinds = {"memory": "reserved_mib", "tensors": "mem_mib"}
     told = kinds if case.profile.has_gpu else {"memory": "mem_mib"}
@@ -237,42 +231,3 @@ def _curves(case: Case) -> tuple[Series, ...]:
     ]
     healthy = gate_curves(case, _LAUNCH) if known else ()
     return (*throughputs(case, [_LAUNCH]), *losses(case, _LAUNCH, wanted), *held, *healthy)
-
-
-def _drift(case: Case) -> Comparison | None:
-    """The change of the step time, against what is still level if that decides."""
-    measured, drift = steadiness(case, _LAUNCH).measurement, case.limit(DRIFT)
-    if measured is None:
-        return None
-    gated = case.gates_throughput(drift, case.limit(STALL_SHARE))
-    return Comparison(
-        check="long_run.steady",
-        title="Change of the step time from beginning to end",
-        each="",
-        unit="share",
-        rows=(Compared(label="step time", values=(), measurement=measured, decides=gated),),
-        reference=Mark(label="no change", value=0.0),
-        margin=Span(label="still level", low=-drift.value, high=drift.value) if gated else None,
-    )
-
-
-def _projected(case: Case) -> Comparison | None:
-    """The memory of every rank at the end of production, against its limit."""
-    found = {
-        rank.rank: plateau_of(case, rank).measurement for rank in with_memory(case, _LAUNCH).ranks
-    }
-    rows = tuple(
-        Compared(label=f"rank {rank}", values=(), measurement=measured)
-        for rank, measured in found.items()
-        if measured is not None
-    )
-    if not rows:
-        return None
-    return Comparison(
-        check="long_run.memory_plateau",
-        title=f"Memory projected to step {case.profile.workload.production_steps}",
-        each="",
-        unit="MiB",
-        rows=rows,
-        limits=tuple(marks(case.limit(MEMORY), "limit of each rank", factor=MIB_PER_GIB)),
-    )

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phases.compare.pictures import gate_curves, losses, throughputs
 from phases.compare.rates import aim, last50s, launch_rate, mfu, rate_table
 from phases.kit.case import Case, Finding, optional
 from phases.kit.commands import trainer_launch
+from phases.kit.curves import gate_curves, losses, throughputs
 from phases.kit.limits import (
     CHECKPOINT_SHARE,
     DRIFT,

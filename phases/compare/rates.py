@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from nsa.contract import Ceiling
 from phases.kit.case import (
@@ -43,16 +43,10 @@ from phases.training.training import require_sound
 from runbook.accounts.clocks import BusySteps, clock_ratio
 from runbook.accounts.workload import COPY_TOLERANCE
 from runbook.config.limits import IDLE_MFU
-from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Table
+from runbook.records import Measurement, Outcome, Reason, Table
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.decision import Decision
 from runbook.stats.launches import meets_target
 from runbook.stats.throughput import StatisticsError, time_lost, typical
-
-if TYPE_CHECKING:
-    from runbook.config.limits import Limit
-
-T = TypeVar("T")
 
 
 def cell(measured: Measurement | None) -> float | None:
@@ -127,11 +121,12 @@ def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
 def throughput(case: Case, names: Sequence[str]) -> Finding:
     """One-sided 95 % bound over the launches against the profile's floor."""
     require_sound(case, names)
-    shown, limit = bounded_rate(case, names), case.limit(THROUGHPUT)
+    pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
     if not case.gates_throughput(limit):
-        return shown_only(shown, limit, f"throughput: {shown}")
+        return shown_only(pooled, limit, f"throughput: {pooled}")
     rates = launch_rates(case, names)
-    decision = _against_floor(rates, limit)
+    decision = meets_target([float(rate.value) for rate in rates], limit.value)
+    shown = pooled.model_copy(update={"interval": decision.interval})
     last = optional(lambda: last50(case.log(names[0])))
     alone = f"; shown beside it, the last 50 steps of {names[0]}"
     beside = f"{alone}: {last}" if last else "; fewer than 50 measured steps in a launch"
@@ -140,41 +135,6 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
     slow = f"Too slow: {float(shown.value):.4g} tok/s, at least {limit.value:g} tok/s is required."
     title = slow if finding.outcome is Outcome.FAIL else ""
     return replace(finding, title=title)
-
-
-def bounded_rate(case: Case, names: Sequence[str]) -> Measurement:
-    """The pooled throughput, with the interval that decides where a floor does."""
-    pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
-    if not case.gates_throughput(limit):
-        return pooled
-    decision = _against_floor(launch_rates(case, names), limit)
-    return pooled.model_copy(update={"interval": decision.interval})
-
-
-def _against_floor(rates: Sequence[Measurement], limit: Limit) -> Decision:
-
-    return meets_target([float(rate.value) for rate in rates], limit.value)
-
-
-def launches_compared(case: Case, names: Sequence[str], check: str) -> Comparison:
-    """The launches behind the throughput, against the floor where it decides."""
-    limit = case.limit(THROUGHPUT)
-    gated = case.gates_throughput(limit)
-    values = tuple(float(rate.value) for rate in launch_rates(case, names))
-    row = Compared(
-        label="tokens / time after warm-up",
-        values=values,
-        measurement=bounded_rate(case, names),
-        decides=gated,
-    )
-    return Comparison(
-        check=check,
-        title="Throughput of the launches",
-        each="one launch",
-        unit=TOKENS_PER_SECOND,
-        rows=(row,),
-        limits=(Mark(label="floor", value=limit.value),) if gated else (),
-    )
 
 
 def aim(case: Case, names: Sequence[str]) -> Finding:

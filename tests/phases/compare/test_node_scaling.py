@@ -172,13 +172,6 @@ def test_healthy_nodes_pass_and_the_table_says_what_each_number_gave() -> None:
     assert rows[4, 8]["tok/s"] == pytest.approx(4 * ONE_NODE * 0.97, rel=1e-3)
     assert "baseline/run1" in str(rows[4, 8]["launches"])
     assert all(row["interval of tok/s"] for row in rows.values())
-    shown = next(one for one in judgement.comparisons if one.check == ROW)
-    assert [(row.label, row.decides) for row in shown.rows] == [
-        ("2 nodes", True),
-        ("4 nodes", True),
-    ]
-    assert shown.rows[1].values == pytest.approx((0.97,) * 3)
-    assert [mark.value for mark in shown.limits] == [0.9]
 
 
 @pytest.mark.parametrize(
