@@ -9,6 +9,7 @@ from phases.compare.accepted import against_best, against_last
 from phases.compare.rates import (
     aim,
     last50s,
+    launches,
     mfu,
     mfu_of_ceiling,
     production_days,
@@ -77,7 +78,7 @@ class Baseline(RowPhase):
     def details(self, case: Case) -> Judgement:
         """The throughput of every launch, by the last-50 statistic (W3) and by tokens over time."""
         names = self.names(case)
-        table = rate_table(case, names, title="Throughput of each launch")
+        table = rate_table(case, launches(names), title="Throughput of each launch")
         limit = case.limit(THROUGHPUT)
         floor = marks(limit, "floor") if case.gates_throughput(limit) else ()
         return Judgement(

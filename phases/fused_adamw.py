@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nsa.contract import proof_text
 from nsa.toggles import meaning
 from phases.compare.ab import AbPhase, Rounds
-from phases.compare.arms import ArmFault, arm_fault, blamed, places, source_log, tolerant
+from phases.compare.arms import ArmFault, arm_fault, blamed, dropped, places, source_log
 from phases.kit.case import (
     Case,
     Finding,
@@ -81,14 +81,18 @@ class FusedAdamW(AbPhase):
 
     def rows(self) -> Sequence[Row]:
         """The comparison, in which a fault of the fused arm only drops that arm."""
-        shared = (
+        return (
             *training_rows(self.names),
             *self.alike_rows(),
             self.row.one("took_effect", self._took_effect),
             self.row.one("loss_parity", self._loss_parity),
             self.row.one("control", self.reproduces),
+            self.row.one("keep", self._keep),
         )
-        return (*tolerant(shared, self._fault), self.row.one("keep", self._keep))
+
+    def instead(self, case: Case, row: Row) -> Finding | None:
+        """A fault of the fused arm only drops that arm, which row `keep` says."""
+        return None if row.what == "keep" else dropped(case, row, self._fault(case))
 
     def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
         """Is the variant at most the margin slower: by interim analyses in blocks."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from nsa.contract import HALT_FILE
-from phases.compare.rates import last50s, rate_table
+from phases.compare.rates import last50s, launches, rate_table
 from phases.kit.case import Case, Finding, incomplete, invalid, optional
 from phases.kit.commands import environment, scaled, trainer_launch
 from phases.kit.curves import gate_curves, losses, marks, memories, throughputs
@@ -105,6 +105,14 @@ class LongRun(RowPhase):
         """Where the profile has it save, also what becomes of a launch that is stopped."""
         return (*self.rows(), *(_STOPPING if _saves(context) else ()))
 
+    def instead(self, case: Case, row: Row) -> Finding | None:
+        """Why nothing was stopped."""
+        if row not in _STOPPING or len(self.plan(case.context)) > 1:
+            return None
+        every = case.context.config_overrides.get("train.save_every", "as it is")
+        reason = f"train.save_every={every} leaves no checkpoint that a launch could go on from"
+        return incomplete(Reason.NOT_RUN, reason)
+
     def rows(self) -> Sequence[Row]:
         """Stability, each aspect by itself."""
         each = self.row.each
@@ -127,7 +135,7 @@ class LongRun(RowPhase):
         known = optional(lambda: case.launch(_LAUNCH))
         return Judgement(
             checks=(),
-            tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
+            tables=(rate_table(case, launches([_LAUNCH]), title="Throughput of the long run"),),
             measurements=(*last50s(case, [_LAUNCH]), *(selection(known) if known else ())),
             series=_curves(case),
         )
@@ -155,24 +163,9 @@ def _scaled_saving(run: Launch, context: PlanContext) -> dict[str, int]:
     return {**every, "train.keep_every": after} if after else {}
 
 
-def _if_planned(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:
-    """The answer, or why nothing was stopped."""
-
-    def judged(case: Case) -> Finding:
-        if len(LongRun().plan(case.context)) > 1:
-            return answer(case)
-        every = case.context.config_overrides.get("train.save_every", "as it is")
-        reason = f"train.save_every={every} leaves no checkpoint that a launch could go on from"
-        return incomplete(Reason.NOT_RUN, reason)
-
-    return judged
-
-
 _STOPPING = (
-    RowsOf("long_run").one("stopped", _if_planned(partial(stopped, names=(_STOPPED, _RESUMED)))),
-    RowsOf("long_run").one(
-        "resumed", _if_planned(partial(resumed, first=_LAUNCH, others=(_STOPPED, _RESUMED)))
-    ),
+    RowsOf("long_run").one("stopped", partial(stopped, names=(_STOPPED, _RESUMED))),
+    RowsOf("long_run").one("resumed", partial(resumed, first=_LAUNCH, others=(_STOPPED, _RESUMED))),
 )
 
 

@@ -10,7 +10,7 @@ from phases.compare.node_scaling import (
     node_scaling_rows,
     node_scaling_table,
 )
-from phases.compare.rates import last50s, launch_rates, pooled_rate, rate_table
+from phases.compare.rates import last50s, launch_rates, launches, pooled_rate, rate_table
 from phases.compare.scaling import (
     ONE_RANK,
     RANKS,
@@ -254,7 +254,7 @@ class SingleGpu(RowPhase):
         shares = same.names if same else ()
         tables = (
             node_scaling_table(case),
-            rate_table(case, [*names, *shares], title="Throughput on one device"),
+            rate_table(case, launches([*names, *shares]), title="Throughput on one device"),
         )
         return Judgement(
             checks=(),

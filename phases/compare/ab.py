@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from phases.compare.arms import (
-    arm_table,
     launch_name,
     places,
     reproduces_baseline,
     samples,
     source_log,
 )
+from phases.compare.rates import last50_of, rate_table
 from phases.kit.case import Case, Finding, invalid, optional, passed
 from phases.kit.commands import (
     INTERLEAVED,
@@ -225,19 +225,20 @@ class AbPhase(RowPhase):
 
     def details(self, case: Case) -> Judgement:
         """The table of the arms, and the value for later phases."""
-        table, last_50s = arm_table(
-            case,
-            list(self.values(case.context)),
-            title=self.table_title,
-            column=self.table_column,
-            note="tok/s; last-50 is the documented statistic (W3), the decision rests on "
-            "tokens / time of randomized blocks",
-        )
+        where = list(places(case, list(self.values(case.context))))
+        rated = [(p.arm if p.inside else p.launch, p.launch, p.inside) for p in where]
+        title, column = self.table_title, self.table_column
+        # Of launches of its own, an arm's first one stands for it.
+        last_50s = {
+            place.arm: last
+            for place in reversed(where)
+            if (last := last50_of(case, place.launch, place.inside)) is not None
+        }
         choice = None if case.context.aa else optional(partial(self.choice, case))
         return Judgement(
             checks=(),
-            tables=(table,),
-            measurements=tuple(last_50s.values()),
+            tables=(rate_table(case, rated, title=title, column=column),),
+            measurements=tuple(reversed(last_50s.values())),
             choices={self.toggle: choice} if choice else {},
             notes=self.notes(last_50s) if last_50s else [],
         )

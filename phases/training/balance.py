@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -105,7 +105,7 @@ def as_written(case: Case, name: str) -> Finding:
     )
 
 
-def _failed(off: Unbalanced, name: str, paths: Iterable[str]) -> Finding:
+def _failed(off: Unbalanced, name: str, paths: Sequence[str]) -> Finding:
     """FAIL with everything that is off, for the reason of the account that it is about."""
     account = off.account
     reason = f"{name}: {listed(off.problems)}"
