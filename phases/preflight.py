@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from phases.kit import table
 from phases.kit.case import Case, Finding, failed, invalid, passed
 from phases.kit.commands import ceilings_launch, pytest_launch
 from phases.kit.limits import CEILING_ALL_REDUCE, DISK_FREE, DISK_WRITE, fixed_rules, specs
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase
-from phases.kit.tables import table
 from phases.machine import ceilings
 from phases.machine.devices import (
     cuda,
@@ -25,17 +25,17 @@ from phases.machine.devices import (
     pcie,
     power_limit,
 )
-from phases.machine.facts import (
+from phases.machine.host import (
     artifacts,
     branch,
     clean_tree,
+    host_settings,
     leftovers,
     needs,
     recorded,
     sequential_prefill,
     variables,
 )
-from phases.machine.host_settings import host_settings
 from phases.machine.nodes import falls_short, node_rows, pair_launches, pair_rows
 from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.config.phase import Judgement, PlanContext

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
+from phases.kit import table
 from phases.kit.case import Case, Finding, ending, incomplete, invalid, skipped
 from phases.kit.playbook import Situation, first_of, remedy_for, situation_of
-from phases.kit.tables import table
 from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
 from runbook.records import Check, Launch, Outcome, Reason

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from phases import preflight
-from phases.kit.tables import table
+from phases.kit import table
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.records import Check, Outcome, Reason
