@@ -30,18 +30,17 @@ class Advice:
     """What a reader does about one cause.
 
     `likely` are sentences, and `seen` is what the evidence shows of the cause. `command` is what to
-    type next, `does` says in a sentence what that is for, and `passes` what it means if that
-    passes; empty where that is only that the cause is gone. `steps` are to be taken in their order.
-    `left_out` are the settings that `command` lacks.
+    type next, and `does` says in a sentence what that is for. `steps` are to be taken in their
+    order. `left_out` are the settings that `command` lacks; `shipped`: it runs the shipped trainer.
     """
 
     likely: tuple[str, ...]
     command: str
     does: str
     steps: tuple[str, ...]
-    passes: str = ""
     seen: str = ""
     left_out: tuple[Given, ...] = ()
+    shipped: bool = False
 
 
 class Adviser:
@@ -107,50 +106,17 @@ class Adviser:
         if settings:
             return _without_settings(found, rerun, settings)
         if trainer:
-            return self._of_other_trainer(found, rerun, first, trainer)
+            return self._of_other_trainer(found, rerun, trainer)
         return replace(found, likely=(clue,), seen="") if of_machine and clue else found
 
-    def _of_other_trainer(self, found: Advice, rerun: str, first: str, trainer: str) -> Advice:
-        """The shipped trainer next, unless a look at the machine comes first.
-
-        What tells more of the failure comes after it: of one trainer or of the other.
-        """
-        shipped = self._with_shipped_trainer(rerun)
-        if not shipped:  # a record of another version
-            after = (f"if the shipped trainer passes, look in {trainer}", *found.steps)
+    def _of_other_trainer(self, found: Advice, rerun: str, trainer: str) -> Advice:
+        """The shipped trainer next."""
+        after = (f"if the shipped trainer passes, look in {trainer}", *found.steps)
+        if not self._shipped_profile:
             return replace(found, steps=after)
-        if first and not _added(rerun, first):
-            after = (
-                *found.steps,
-                f"{_code(shipped)} tells whether the shipped trainer does it too",
-            )
-            return replace(found, steps=after)
-        return replace(
-            found,
-            command=shipped,
-            does="This runs the shipped trainer.",
-            passes=(
-                f"the fault is in your trainer ({trainer}): find it by these steps, and fix it "
-                "until the command that shows the failure passes"
-            ),
-            steps=(*self._both_ways(first), *found.steps),
-        )
-
-    def _both_ways(self, first: str) -> Iterator[str]:
-        """What to do once the shipped trainer has passed, and once it has not."""
-        if first:
-            yield f"if the shipped trainer passes, {_code(first)} tells more of yours"
-            more = self._with_shipped_trainer(first)
-            yield f"if it fails too, {_code(more)} tells more of what both do"
-        else:
-            yield (
-                "if the shipped trainer fails too, yours is not to blame alone: look at what both "
-                "have, the machine, the profile and nsa"
-            )
-
-    def _with_shipped_trainer(self, line: str) -> str:
-        profile = self._shipped_profile
-        return edited(line, profile=profile) if profile else ""
+        shipped = edited(rerun, profile=self._shipped_profile)
+        does = "This runs the shipped trainer."
+        return replace(found, command=shipped, does=does, steps=after, shipped=True)
 
 
 def _without_settings(found: Advice, rerun: str, settings: tuple[Given, ...]) -> Advice:
@@ -210,11 +176,6 @@ def _added(rerun: str, first: str) -> list[str]:
     """The settings that a remedy's first command has on top of the command that reproduces."""
     before = _words(rerun)
     return [word for word in _words(first) if "=" in word and word not in before]
-
-
-def _code(line: str) -> str:
-    """The command as part of a sentence; one with a backtick stays plain."""
-    return line if "`" in line else f"`{line}`"
 
 
 def _words(line: str) -> list[str]:

@@ -74,9 +74,7 @@ class Cause:
     @property
     def remedy(self) -> str:
         """What to try, in one line."""
-        passes = self.advice.passes
-        told = (f"if the shipped trainer passes, {passes}",) if passes else ()
-        return STEP.join((*told, *self.advice.steps))
+        return STEP.join(self.advice.steps)
 
     @property
     def blocks(self) -> bool:

@@ -40,7 +40,7 @@ def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
     if first is None:
         return
     advice, invocation = first.advice, record.invocation
-    when = "once your trainer is fixed" if advice.passes else "when this passes"
+    when = "once your trainer is fixed" if advice.shipped else "when this passes"
     if advice.command:
         yield Step(command=advice.command, does=f"for {first.lead.id}")
     else:
@@ -51,7 +51,7 @@ def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
     elif record.options.get("plan"):
         if after_an_accident(record):
             line, does = invocation.resume_line(record.run_id), "go on with this launch"
-    elif record.verdict is Verdict.INCOMPLETE and not advice.passes and _worth_keeping(record):
+    elif record.verdict is Verdict.INCOMPLETE and not advice.shipped and _worth_keeping(record):
         line, does = invocation.failed_line(record.run_id), "run again here what did not pass"
     yield Step(command=line, when=when, does=does)
 
