@@ -19,12 +19,7 @@ from phases.training.gates import gates, selection
 from phases.training.own import own_learns
 from phases.training.plausible import LOSS_WINDOW
 from phases.training.resuming import resumed, stopped
-from phases.training.stability import (
-    memory_limit,
-    memory_plateau,
-    no_halt,
-    steadiness,
-)
+from phases.training.stability import memory_limit, memory_plateau, no_halt, steadiness
 from phases.training.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Mark, Outcome, Reason, Series, Stop

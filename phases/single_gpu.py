@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phases.compare.node_scaling import (
-    NODE_SCALING,
-    node_scaling_rows,
-    node_scaling_table,
-)
+from phases.compare.node_scaling import NODE_SCALING, node_scaling_rows, node_scaling_table
 from phases.compare.rates import last50s, launch_rates, launches, pooled_rate, rate_table
 from phases.compare.scaling import (
     ONE_RANK,
@@ -25,16 +21,7 @@ from phases.compare.scaling import (
     whole_side,
     without_overlap,
 )
-from phases.kit.case import (
-    Case,
-    Finding,
-    failed,
-    gather,
-    lost_heartbeats,
-    missing,
-    passed,
-    skipped,
-)
+from phases.kit.case import Case, Finding, failed, gather, lost_heartbeats, missing, passed, skipped
 from phases.kit.commands import repeated
 from phases.kit.curves import throughputs
 from phases.kit.limits import FIRST_LOSS_TOLERANCE, SCALING, fixed_rules, specs

@@ -8,13 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from phases.compare.arms import (
-    launch_name,
-    places,
-    reproduces_baseline,
-    samples,
-    source_log,
-)
+from phases.compare.arms import launch_name, places, reproduces_baseline, samples, source_log
 from phases.compare.rates import last50_of, rate_table
 from phases.kit.case import Case, Finding, invalid, optional, passed
 from phases.kit.commands import (

@@ -16,15 +16,7 @@ from nsa.toggles import TOGGLES
 from phases.kit.commands import environment
 from runbook.config.limits import Limit
 from runbook.config.phase import PlanContext
-from runbook.records import (
-    Kind,
-    Launch,
-    LaunchResult,
-    LaunchStatus,
-    Measurement,
-    Outcome,
-    Reason,
-)
+from runbook.records import Kind, Launch, LaunchResult, LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
 
 if TYPE_CHECKING:

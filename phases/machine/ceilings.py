@@ -9,14 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nsa.contract import CEILINGS_JSON, Ceiling
-from phases.kit.case import (
-    Case,
-    Finding,
-    ending,
-    invalid,
-    missing,
-    skipped,
-)
+from phases.kit.case import Case, Finding, ending, invalid, missing, skipped
 from phases.kit.limits import (
     CARDS_ALIKE,
     CEILING_ALL_REDUCE,

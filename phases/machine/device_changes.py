@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from phases.kit.case import (
-    Case,
-    Finding,
-    invalid,
-    missing,
-    once,
-    passed,
-    warned,
-)
+from phases.kit.case import Case, Finding, invalid, missing, once, passed, warned
 from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST
 from phases.kit.measure import file_value
 from phases.machine.device_samples import Notes, require_own_times, sampled

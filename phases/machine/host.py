@@ -9,16 +9,7 @@ from collections.abc import Callable
 from operator import eq, gt, lt, ne
 from typing import Any
 
-from phases.kit.case import (
-    Case,
-    Finding,
-    incomplete,
-    invalid,
-    missing,
-    passed,
-    skipped,
-    warned,
-)
+from phases.kit.case import Case, Finding, incomplete, invalid, missing, passed, skipped, warned
 from phases.kit.commands import environment
 from phases.kit.limits import BUSY_SHARE, LONG_SEQUENCE, OTHER_WORK_SHARE, SHM_LEAST_GIB
 from phases.kit.measure import file_value
