@@ -22,7 +22,7 @@ from phases.kit.limits import (
 )
 from phases.kit.measure import against, shown_only
 from phases.kit.rows import Row, RowPhase, RowsOf
-from phases.machine.gpu_samples import balance, utilisation
+from phases.machine.samples import balance, utilisation
 from phases.training.gates import gates, selection
 from phases.training.resuming import checkpoint_time, resumed, storage
 from phases.training.stability import (

@@ -14,8 +14,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reports.advice import Advice, Adviser
-from reports.endings import headline_of, how_it_ended, seen_non_finite, telling
+from reports.advice import (
+    Advice,
+    Adviser,
+    headline_of,
+    how_it_ended,
+    seen_non_finite,
+    telling,
+)
 from reports.row import CheckRow
 from runbook.records import THE_RUN, Kind, LaunchEntry, LaunchStatus, Outcome, Reason, RunRecord
 from runbook.records.launch import RESUME_FLAG

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from reports.causes import Cause, causes_of
-from reports.following import following
+from reports.permits import following
 from reports.row import CheckRow, missing_row, one_line, row_of
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST

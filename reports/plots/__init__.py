@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from reports.plots.intervals import Interval
-from reports.plots.timeline import Timeline
+from reports.plots.bars import Interval, Timeline
 from reports.plots.traces import Traces
 from reports.row import one_line
 from runbook.records import PhaseRecord, RunRecord, Series
