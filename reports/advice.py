@@ -14,7 +14,7 @@ from functools import cached_property
 
 from pydantic import ValidationError
 
-from reports.row import CheckRow
+from reports.text import CheckRow
 from runbook.config.precedence import SHELL, Given, given
 from runbook.config.profile import Profile
 from runbook.engine.scope import profile_of, shipped_like

@@ -22,7 +22,7 @@ from reports.advice import (
     seen_non_finite,
     telling,
 )
-from reports.row import CheckRow
+from reports.text import CheckRow
 from runbook.records import THE_RUN, Kind, LaunchEntry, LaunchStatus, Outcome, Reason, RunRecord
 from runbook.records.launch import RESUME_FLAG
 from runbook.records.outcome import STEP

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from reports.advice import values_before
 from reports.key_numbers import KeyNumber, key_numbers
-from reports.row import one_line, shown_value
+from reports.text import one_line, shown_value
 from reports.view import ReportView
 from runbook.config.precedence import told
 from runbook.records import Outcome, PhaseRecord, RunRecord, Table, Verdict

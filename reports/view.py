@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from reports.causes import Cause, causes_of
 from reports.permits import following
-from reports.row import CheckRow, missing_row, one_line, row_of
+from reports.text import CheckRow, missing_row, one_line, row_of
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Step

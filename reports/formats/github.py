@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reports.causes import Cause
 from reports.permits import STEPS
-from reports.row import CheckRow, one_line
+from reports.text import CheckRow, one_line
 from reports.view import ReportView, build_view
 from runbook.records import Reason, RunRecord
 from runbook.records.run import Report, Screen

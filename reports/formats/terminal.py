@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reports.causes import Cause
 from reports.permits import STEPS, permit_of
-from reports.row import CheckRow, one_line
+from reports.text import CheckRow, one_line
 from reports.view import PhaseView, ReportView, build_view
 from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import RunRecord, Verdict

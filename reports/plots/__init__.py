@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from reports.plots.bars import Interval, Timeline
 from reports.plots.traces import Traces
-from reports.row import one_line
+from reports.text import one_line
 from runbook.records import PhaseRecord, RunRecord, Series
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from markupsafe import Markup
 
 from reports.plots import draw
-from reports.row import limit_text, value_text
+from reports.text import limit_text, value_text
 from runbook.records import Check, LaunchEntry, Mark, Outcome, PhaseRecord, RunRecord
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from reports.row import one_line
+from reports.text import one_line
 
 WIDTH = 360.0
 # Of the page's font, in drawing units; enough to keep words apart.
