@@ -165,8 +165,6 @@ class SingleGpu(RowPhase):
 
     def _scaling(self, case: Case) -> Finding:
         """The efficiency, and on how many nodes it was measured where there are several."""
-        if case.profile.own_trainer:
-            return self._own_scaling(case)
         found, nodes = self._weak(case), case.context.nodes
         if nodes < 2 or found.measurement is None:
             return found
@@ -175,25 +173,19 @@ class SingleGpu(RowPhase):
         return replace(found, reason=f"{found.reason}; measured: {measured}")
 
     def _weak(self, case: Case) -> Finding:
-        """At one batch per GPU; at one global batch where nothing else was launched."""
-        limit = case.limit(SCALING)
-        require_ranks(case)
-        one = self._one_device(case)
-        value, decision = self._efficiency(case, one)
-        if not case.gates_throughput(limit):
-            return shown_only(value, limit, f"efficiency at the same {self._batch(case)}: {value}")
-        if unlike := unlike_baseline(case, one.names):
-            return replace(unlike, measurement=value)
-        return decided(decision, value, limit)
+        """At one batch per GPU; at one global batch where nothing else was launched.
 
-    def _own_scaling(self, case: Case) -> Finding:
-        """E of a trainer of one's own: at one batch per rank, if that is what the profile says."""
+        That of a trainer of one's own decides if the profile says that it is one batch per rank.
+        """
         limit = case.limit(SCALING)
         require_ranks(case)
-        value, decision = self._efficiency(case, self._same_global(case))
-        own = case.profile.own_trainer
-        if own is None or own.tokens_per_rank is None or not case.gates_throughput(limit):
-            return shown_only(value, limit, f"efficiency: {value}")
+        one, own = self._one_device(case), case.profile.own_trainer
+        value, decision = self._efficiency(case, one)
+        same = "" if own else f" at the same {self._batch(case)}"
+        if not case.gates_throughput(limit) or (own and own.tokens_per_rank is None):
+            return shown_only(value, limit, f"efficiency{same}: {value}")
+        if not own and (unlike := unlike_baseline(case, one.names)):
+            return replace(unlike, measurement=value)
         return decided(decision, value, limit)
 
     def _link(self, case: Case) -> Finding:

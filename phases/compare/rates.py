@@ -250,7 +250,7 @@ def rate_table(case: Case, rated: Sequence[Rated], *, title: str, column: str = 
     """Each launch or arm by the last-50 statistic (W3) and by tokens over time."""
     rows: list[tuple[str | float | None, ...]] = []
     for label, name, arm in rated:
-        log, last = optional(partial(case.log, name, whole=False)), last50_of(case, name, arm)
+        log, last = optional(partial(case.log, name, ended=False)), last50_of(case, name, arm)
         own = partial(own_rate, case, name) if case.profile.own_trainer else None
         rate = optional(own or partial(effective_rate, log, arm=arm)) if log else None
         spread = None if last is None or last.stdev is None else round(last.stdev, 1)
@@ -269,4 +269,4 @@ def launches(names: Sequence[str]) -> list[Rated]:
 
 def last50_of(case: Case, name: str, arm: str | None = None) -> Measurement | None:
     """The last-50 statistic of a launch, or of an arm in it; None where it has none."""
-    return optional(lambda: last50(case.log(name, whole=False), arm=arm))
+    return optional(lambda: last50(case.log(name, ended=False), arm=arm))

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nsa.contract import HEARTBEATS
+from nsa.contract import ENV_JSON, HEARTBEATS
 from nsa.toggles import TOGGLES
 from phases.kit.commands import environment
 from runbook.config.limits import Limit
@@ -88,6 +88,12 @@ def listed(problems: Sequence[str], most: int = 20) -> str:
 def missing(reason: str, *paths: str, follows: str = "") -> Finding:
     """To be raised where what a row is answered from is not there."""
     return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths, follows=follows)
+
+
+def whole(launch: LaunchEvidence, file: str, kind: str) -> None:
+    """Raise INVALID where a part of this file could not be read."""
+    if problems := [text for text in launch.problems if file in text]:
+        raise invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(launch.path(kind),))
 
 
 # (outcome, code, topic) of a launch that did not finish. A fault of the trainer is FAIL; what we
@@ -257,13 +263,13 @@ class Case:
             raise replace(end, outcome=Outcome.INCOMPLETE, reason=reason, measurement=None)
         return found
 
-    def log(self, name: str, *, whole: bool = True, sane: bool = True) -> TrainingLog:
-        """The training.csv of a launch: undamaged, and of a launch that ended if `whole`.
+    def log(self, name: str, *, ended: bool = True, sane: bool = True) -> TrainingLog:
+        """The training.csv of a launch: undamaged, and of a launch that ended well if `ended`.
 
         With `sane`, times, tokens and rates have to be finite and above zero, so that every
         statistic can be computed.
         """
-        found = self.completed(name) if whole else self.launch(name)
+        found = self.completed(name) if ended else self.launch(name)
         log = found.training
         if log is None or len(log.frame) == 0:
             own = found.launch.own
@@ -286,10 +292,7 @@ class Case:
         found = self.launch(name)
         if found.env is not None:
             return dict(found.env)
-        problems = [problem for problem in found.problems if "env.json" in problem]
-        if problems:
-            broken = invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(found.path("env"),))
-            raise broken
+        whole(found, ENV_JSON, "env")
         reason = f"{name} wrote no env.json"
         raise missing(reason, found.path("console"), follows=self.fault_of(name))
 

@@ -25,7 +25,7 @@ def throughputs(case: Case, names: Sequence[str], limits: Sequence[Mark] = ()) -
     """Throughput of every step of each launch, with its warm-up and its last-50 window."""
 
     def one(name: str) -> Series | None:
-        log = case.log(name, whole=False)
+        log = case.log(name, ended=False)
         rate, last = optional(partial(effective_rate, log)), optional(partial(last50, log))
         first = int(log.frame["step"].min())
         counted = rate.window.first_step if rate and rate.window else first
@@ -51,7 +51,7 @@ def losses(
     """The loss of a launch against its floor; `levels` makes others of ln(V) and the floor."""
 
     def one() -> Series | None:
-        log, (start, floor) = case.log(name, whole=False), _loss_levels(case, name)
+        log, (start, floor) = case.log(name, ended=False), _loss_levels(case, name)
         limits = (*(levels(start, floor) if levels else ()), *_loss_marks(start, floor))
         return _curve(
             log.frame, "loss", (log.path, log.sha256), name=f"{name} loss", label=name,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from phases.kit.case import Case, Finding, invalid, missing, once, passed, warned
+from phases.kit.case import Case, Finding, invalid, missing, once, passed, warned, whole
 from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST, TAKEN_EARLY_S, TAKEN_LATE_S
 from phases.kit.measure import file_value
 from phases.machine.devices import require_gpu
@@ -70,8 +70,7 @@ def _said(launch: LaunchEvidence, compared: int, notes: Notes) -> Finding:
 def _document(launch: LaunchEvidence, key: str, file: str) -> Mapping[str, Any]:
     """A document of the launch, whole."""
     path = launch.path(key)
-    if problems := [problem for problem in launch.problems if file in problem]:
-        raise invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(path,))
+    whole(launch, file, key)
     document: Mapping[str, Any] | None = getattr(launch, key)
     if document is None:
         name = launch.launch.name

@@ -181,7 +181,7 @@ def _ranks_alive(case: Case, name: str) -> Finding:
 
 
 def _loss_finite(case: Case, name: str) -> Finding:
-    log = case.log(name, whole=False, sane=False)
+    log = case.log(name, ended=False, sane=False)
     launch = case.launch(name)
     losses = log.frame["loss"].to_numpy(dtype=float)
     bad = (~(abs(losses) < math.inf)).nonzero()[0].tolist()
