@@ -148,12 +148,9 @@ class Interval:
 
     @property
     def caption(self) -> str:
-        """What is drawn, and from which files."""
-        return (
-            f"Dot and bar: estimate and interval. From {self.measured.where}."
-            if self.measured
-            else ""
-        )
+        """What the check says of it, and from which files."""
+        where = self.measured.where if self.measured else ""
+        return f"{self.check.reason} (dot and bar: estimate and interval, from {where})"
 
     @property
     def says(self) -> str:
