@@ -7,7 +7,6 @@ from functools import partial
 
 from phases.compare.rates import cell, launch_rates, pooled_rate
 from phases.compare.scaling import (
-    ONE_RANK,
     Side,
     efficiency,
     numbers_of_nodes,
@@ -25,7 +24,7 @@ from phases.training.training import require_sound
 from runbook.config.phase import PlanContext
 from runbook.records import Measurement, Outcome, Reason, Table
 from runbook.stats.decision import Decision
-from runbook.stats.launches import launch_bounds, scaling_over
+from runbook.stats.launches import scaling_over
 from runbook.stats.plans import SCALING_PLAN
 
 NODE_SCALING = "node_scaling"
@@ -106,49 +105,27 @@ def _node_scaling(case: Case) -> Finding:
 
 
 def node_scaling_table(case: Case) -> Table | None:
-    """Each number of nodes with its throughput, and what that is of one node's and one rank's."""
+    """Each number of nodes with its throughput, and what that is of one node's."""
     if not numbers_of_nodes(case.context):
         return None
-    one = side_of(case, ONE_RANK)
-    single = optional(partial(pooled_rate, one.case, one.names))
-    found = optional(partial(_efficiencies, case)) or {}
-    sides = gather(optional(partial(_side, case, nodes)) for nodes in _numbers(case))
-    values = {n: measured for n, (measured, _) in found.items()}
-    rows = [_row(side, values.get(side.nodes), single) for side in sides]
-    if sides[0].ranks > 1:
-        rows.insert(0, _row(one, None, single))
+    found, rows = optional(partial(_efficiencies, case)) or {}, []
+    for side in gather(optional(partial(_side, case, nodes)) for nodes in _numbers(case)):
+        pooled = optional(partial(pooled_rate, side.case, side.names))
+        value = found[side.nodes][0] if side.nodes in found else None
+        ends = value.interval if value and value.interval else (None, None)
+        of_one = (None if value is None else float(value.value), *ends)
+        launches = ", ".join(side.case.launch(name).launch.id for name in side.names)
+        rows.append(
+            (
+                *(side.nodes, side.ranks, cell(pooled)),
+                *(None if one is None else round(one, 3) for one in of_one),
+                launches if pooled else None,
+            )
+        )
     return Table(
         title="Throughput by number of nodes",
-        columns=(
-            *("nodes", "ranks", "tok/s", "interval of tok/s", "E to one node", "interval of E"),
-            *("E to one rank", "launches"),
-        ),
+        columns=("nodes", "ranks", "tok/s", "E to one node", "at least", "at most", "launches"),
         rows=tuple(rows),
-        note="tokens / time after warm-up, mean of the launches with its 90 % interval, at one "
-        "batch per rank; all nodes: the launches of the baseline",
+        note="tokens / time after warm-up, at one batch per rank; all nodes: the launches of the "
+        "baseline",
     )
-
-
-def _row(
-    side: Side, value: Measurement | None, single: Measurement | None
-) -> tuple[int | float | str | None, ...]:
-    pooled = optional(partial(pooled_rate, side.case, side.names))
-    each = None
-    if pooled is not None and single is not None:
-        each = round(float(pooled.value) / (side.ranks * float(single.value)), 3)
-    return (
-        *(side.nodes, side.ranks, cell(pooled), optional(partial(_bounds, side))),
-        round(float(value.value), 3) if value else None,
-        f"{value.interval[0]:.3f} to {value.interval[1]:.3f}" if value and value.interval else None,
-        each,
-        ", ".join(side.case.launch(name).launch.id for name in side.names) if pooled else None,
-    )
-
-
-def _bounds(side: Side) -> str | None:
-
-    values = [float(rate.value) for rate in launch_rates(side.case, side.names)]
-    if len(values) < 2:
-        return None
-    low, high = launch_bounds(values)
-    return f"{low:.1f} to {high:.1f}"
