@@ -33,8 +33,6 @@ class BucketSweep(AbPhase):
     toggle = "NSA_DDP_BUCKET_MB"
     compared = "bucket size"
     ratio = "best_bucket_ratio"
-    decides = "best"
-    arm_unit = "MB"
     table_title = "Bucket size and throughput"
     table_column = toggle
     arms_toggle = toggle

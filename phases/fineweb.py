@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from phases.kit.case import Case, Finding, ending, failed, invalid, missing, passed, skipped
 from phases.kit.commands import trainer_launch
@@ -56,24 +55,13 @@ class FineWeb(RowPhase):
     def rows(self) -> Sequence[Row]:
         """Loader and progress, or why there is neither here."""
         shared = [row for row in training_rows(lambda _: [_TRAIN]) if row.what != "plausible"]
-        rows = (
-            self.row.one("loader", _loader),
-            *shared,
-            self.row.one("progress", _progress),
-        )
-        return [replace(row, answer=_or_missing(row.answer)) for row in rows]
+        return (self.row.one("loader", _loader), *shared, self.row.one("progress", _progress))
 
-
-def _or_missing(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:
-    """Without the optional packages there is nothing to judge: SKIPPED, with their names."""
-
-    def judged(case: Case) -> Finding:
+    def instead(self, case: Case, row: Row) -> Finding | None:
+        """Without the optional packages there is nothing to judge: SKIPPED, with their names."""
+        del row
         absent = _missing_package(case)
-        if absent:
-            return skipped(Reason.NOT_ASKED_FOR, absent)
-        return answer(case)
-
-    return judged
+        return skipped(Reason.NOT_ASKED_FOR, absent) if absent else None
 
 
 def _missing_package(case: Case) -> str:

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from nsa.contract import proof_text
 from nsa.toggles import meaning
 from phases.compare.ab import AbPhase, Rounds
-from phases.compare.arms import ArmFault, arm_fault, blamed, places, source_log, tolerant
-from phases.kit.case import (
-    Case,
-    Finding,
-    ending,
-    gather,
-    incomplete,
-    invalid,
-    optional,
-    passed,
-    warned,
-)
+from phases.compare.arms import ArmFault, arm_fault, blamed, dropped, places, source_log
+from phases.kit.case import Case, Finding, ending, incomplete, invalid, passed, warned
 from phases.kit.commands import environment
 from phases.kit.limits import FUSED_MARGIN, LOSS_PARITY, fixed_rules, specs
 from phases.kit.measure import log_value, rank_value
 from phases.kit.rows import Row
 from phases.training.training import training_rows
-from runbook.config.phase import Judgement, PlanContext
+from runbook.config.phase import PlanContext
 from runbook.config.precedence import SAFE_MODE
-from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Span
+from runbook.records import Measurement, Outcome, Reason
 from runbook.stats.decision import Decided, Decision
 from runbook.stats.pairs import non_inferiority, t_quantile
 from runbook.stats.plans import FUSED_LAUNCHES_PLAN, FUSED_PLAN
@@ -57,7 +45,6 @@ class FusedAdamW(AbPhase):
     toggle = "NSA_OPT_FUSED"
     compared = "optimizer's kernel"
     ratio = "fused_ratio"
-    decides = "keep"
     table_title = "Plain and fused AdamW"
     ordered_first = True
     unset_is_control = True
@@ -86,14 +73,18 @@ class FusedAdamW(AbPhase):
 
     def rows(self) -> Sequence[Row]:
         """The comparison, in which a fault of the fused arm only drops that arm."""
-        shared = (
+        return (
             *training_rows(self.names),
             *self.alike_rows(),
             self.row.one("took_effect", self._took_effect),
             self.row.one("loss_parity", self._loss_parity),
             self.row.one("control", self.reproduces),
+            self.row.one("keep", self._keep),
         )
-        return (*tolerant(shared, self._fault), self.row.one("keep", self._keep))
+
+    def instead(self, case: Case, row: Row) -> Finding | None:
+        """A fault of the fused arm only drops that arm, which row `keep` says."""
+        return None if row.what == "keep" else dropped(case, row, self._fault(case))
 
     def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
         """Is the variant at most the margin slower: by interim analyses in blocks."""
@@ -104,43 +95,6 @@ class FusedAdamW(AbPhase):
         plan = FUSED_PLAN if context.protocol == "blocks" else FUSED_LAUNCHES_PLAN
         return non_inferiority(
             base, variant, margin, plan=plan, final=rounds.final, steps=rounds.steps
-        )
-
-    def pair(self, context: PlanContext, decision: Decision) -> tuple[str, str] | None:
-        """The variant against the control."""
-        if context.aa:
-            return super().pair(context, decision)
-        return self.variant(context), self.control(context)
-
-    def accepted(self, context: PlanContext, decision: Decision) -> Span | None:
-        """The loss of speed that would be accepted."""
-        if context.aa:
-            return super().accepted(context, decision)
-        margin = context.profile.limit(FUSED_MARGIN).value
-        return Span(label=f"accepted: at most {margin:.0%} slower", low=1 - margin, high=1.0)
-
-    def details(self, case: Case) -> Judgement:
-        """As of every comparison, and the losses of the rounds."""
-        found = super().details(case)
-        gaps = gather([optional(partial(self._losses_compared, case))])
-        return replace(found, comparisons=(*found.comparisons, *gaps))
-
-    def _losses_compared(self, case: Case) -> Comparison:
-        limit = case.limit(LOSS_PARITY)
-        first, second = self.values(case.context)
-        row = Compared(
-            label=f"{second} minus {first}",
-            values=tuple(_gaps(case, (first, second)).tolist()),
-            measurement=_loss_gap(case, (first, second)),
-        )
-        return Comparison(
-            check=f"{self.name}.loss_parity",
-            title=f"{self.table_title}: difference of the loss",
-            each="one round",
-            unit="nats",
-            rows=(row,),
-            reference=Mark(label="equal", value=0.0),
-            margin=Span(label="accepted difference", low=-limit.value, high=limit.value),
         )
 
     def _fault(self, case: Case) -> ArmFault | None:

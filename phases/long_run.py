@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 from nsa.contract import HALT_FILE
-from phases.compare.pictures import gate_curves, losses, marks, memories, throughputs
-from phases.compare.rates import last50s, rate_table
-from phases.kit.case import Case, Finding, gather, incomplete, invalid, optional
+from phases.compare.rates import last50s, launches, rate_table
+from phases.kit.case import Case, Finding, incomplete, invalid, optional
 from phases.kit.commands import environment, scaled, trainer_launch
-from phases.kit.limits import DRIFT, LEARNED_SHARE, MEMORY, STALL_SHARE, fixed_rules, specs
+from phases.kit.curves import gate_curves, losses, marks, memories, throughputs
+from phases.kit.limits import LEARNED_SHARE, MEMORY, fixed_rules, specs
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.training.gates import gates, selection
 from phases.training.own import own_learns
 from phases.training.plausible import LOSS_WINDOW
 from phases.training.resuming import resumed, stopped
-from phases.training.stability import (
-    memory_limit,
-    memory_plateau,
-    no_halt,
-    plateau_of,
-    steadiness,
-    with_memory,
-)
+from phases.training.stability import memory_limit, memory_plateau, no_halt, steadiness
 from phases.training.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, PlanContext
-from runbook.records import Compared, Comparison, Launch, Mark, Outcome, Reason, Series, Span, Stop
-from runbook.records.measurement import MIB_PER_GIB
+from runbook.records import Launch, Mark, Outcome, Reason, Series, Stop
 
 _LAUNCH, _STOPPED, _RESUMED = "run", "stopped", "resumed"
 # Steps that a launch does before it is told to end, and those that it would have left.
@@ -108,6 +100,14 @@ class LongRun(RowPhase):
         """Where the profile has it save, also what becomes of a launch that is stopped."""
         return (*self.rows(), *(_STOPPING if _saves(context) else ()))
 
+    def instead(self, case: Case, row: Row) -> Finding | None:
+        """Why nothing was stopped."""
+        if row not in _STOPPING or len(self.plan(case.context)) > 1:
+            return None
+        every = case.context.config_overrides.get("train.save_every", "as it is")
+        reason = f"train.save_every={every} leaves no checkpoint that a launch could go on from"
+        return incomplete(Reason.NOT_RUN, reason)
+
     def rows(self) -> Sequence[Row]:
         """Stability, each aspect by itself."""
         each = self.row.each
@@ -130,12 +130,9 @@ class LongRun(RowPhase):
         known = optional(lambda: case.launch(_LAUNCH))
         return Judgement(
             checks=(),
-            tables=(rate_table(case, [_LAUNCH], title="Throughput of the long run"),),
+            tables=(rate_table(case, launches([_LAUNCH]), title="Throughput of the long run"),),
             measurements=(*last50s(case, [_LAUNCH]), *(selection(known) if known else ())),
             series=_curves(case),
-            comparisons=gather(
-                [optional(partial(_drift, case)), optional(partial(_projected, case))]
-            ),
         )
 
 
@@ -161,24 +158,9 @@ def _scaled_saving(run: Launch, context: PlanContext) -> dict[str, int]:
     return {**every, "train.keep_every": after} if after else {}
 
 
-def _if_planned(answer: Callable[[Case], Finding]) -> Callable[[Case], Finding]:
-    """The answer, or why nothing was stopped."""
-
-    def judged(case: Case) -> Finding:
-        if len(LongRun().plan(case.context)) > 1:
-            return answer(case)
-        every = case.context.config_overrides.get("train.save_every", "as it is")
-        reason = f"train.save_every={every} leaves no checkpoint that a launch could go on from"
-        return incomplete(Reason.NOT_RUN, reason)
-
-    return judged
-
-
 _STOPPING = (
-    RowsOf("long_run").one("stopped", _if_planned(partial(stopped, names=(_STOPPED, _RESUMED)))),
-    RowsOf("long_run").one(
-        "resumed", _if_planned(partial(resumed, first=_LAUNCH, others=(_STOPPED, _RESUMED)))
-    ),
+    RowsOf("long_run").one("stopped", partial(stopped, names=(_STOPPED, _RESUMED))),
+    RowsOf("long_run").one("resumed", partial(resumed, first=_LAUNCH, others=(_STOPPED, _RESUMED))),
 )
 
 
@@ -225,7 +207,7 @@ def _curves(case: Case) -> tuple[Series, ...]:
         shown = share.gated and math.isfinite(level)
         return [Mark(label="has to come below", value=level)] if shown else []
 
-    most = marks(case.limit(MEMORY), "limit of each rank", factor=MIB_PER_GIB)
+    most = marks(case.limit(MEMORY), "limit of each rank")
     # What the allocator held decides the limit; what tensors take, the plateau.
     kinds = {"memory": "reserved_mib", "tensors": "mem_mib"}
     told = kinds if case.profile.has_gpu else {"memory": "mem_mib"}
@@ -237,42 +219,3 @@ def _curves(case: Case) -> tuple[Series, ...]:
     ]
     healthy = gate_curves(case, _LAUNCH) if known else ()
     return (*throughputs(case, [_LAUNCH]), *losses(case, _LAUNCH, wanted), *held, *healthy)
-
-
-def _drift(case: Case) -> Comparison | None:
-    """The change of the step time, against what is still level if that decides."""
-    measured, drift = steadiness(case, _LAUNCH).measurement, case.limit(DRIFT)
-    if measured is None:
-        return None
-    gated = case.gates_throughput(drift, case.limit(STALL_SHARE))
-    return Comparison(
-        check="long_run.steady",
-        title="Change of the step time from beginning to end",
-        each="",
-        unit="share",
-        rows=(Compared(label="step time", values=(), measurement=measured, decides=gated),),
-        reference=Mark(label="no change", value=0.0),
-        margin=Span(label="still level", low=-drift.value, high=drift.value) if gated else None,
-    )
-
-
-def _projected(case: Case) -> Comparison | None:
-    """The memory of every rank at the end of production, against its limit."""
-    found = {
-        rank.rank: plateau_of(case, rank).measurement for rank in with_memory(case, _LAUNCH).ranks
-    }
-    rows = tuple(
-        Compared(label=f"rank {rank}", values=(), measurement=measured)
-        for rank, measured in found.items()
-        if measured is not None
-    )
-    if not rows:
-        return None
-    return Comparison(
-        check="long_run.memory_plateau",
-        title=f"Memory projected to step {case.profile.workload.production_steps}",
-        each="",
-        unit="MiB",
-        rows=rows,
-        limits=tuple(marks(case.limit(MEMORY), "limit of each rank", factor=MIB_PER_GIB)),
-    )

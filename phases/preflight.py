@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from phases.kit import table
 from phases.kit.case import Case, Finding, failed, invalid, passed
 from phases.kit.commands import ceilings_launch, pytest_launch
 from phases.kit.limits import CEILING_ALL_REDUCE, DISK_FREE, DISK_WRITE, fixed_rules, specs
@@ -24,17 +25,17 @@ from phases.machine.devices import (
     pcie,
     power_limit,
 )
-from phases.machine.facts import (
+from phases.machine.host import (
     artifacts,
     branch,
     clean_tree,
+    host_settings,
     leftovers,
     needs,
     recorded,
     sequential_prefill,
     variables,
 )
-from phases.machine.host_settings import host_settings
 from phases.machine.nodes import falls_short, node_rows, pair_launches, pair_rows
 from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.config.phase import Judgement, PlanContext
@@ -49,62 +50,6 @@ _SANITY_TESTS = {
     "whole_model": ("test_whole_model", "the whole model against the oracle"),
     "documents": ("test_documents", "documents against their definition"),
     "safeguards": ("test_safeguards", "stops, kept checkpoints and going on from one"),
-}
-# Tests of the whole model that are not about its equations: first weights alone, ...
-_OF_WEIGHTS = (
-    "test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike",
-    "test_no_two_rows_or_columns_of_a_weight_begin_alike",
-    "test_norms_begin_as_one_and_gates_half_open",
-    "test_weights_are_kept_in_float32",
-)
-# ... and all that a run begins with.
-_OF_THE_BEGINNING = (
-    *_OF_WEIGHTS,
-    "test_the_seed_decides_the_weights",
-    "test_a_short_launch_has_the_schedule_of_the_whole_run",
-)
-# Tests of the safeguards that are about saving, and about going on from what was saved.
-_OF_CHECKPOINTS = (
-    "test_checkpoints_that_stay_are_those_that_were_asked_for",
-    "test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped",
-    "test_a_save_is_of_one_moment_however_long_it_takes",
-    "test_a_checkpoint_goes_only_once_the_next_one_is_whole",
-    "test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none",
-    "test_random_numbers_go_on_as_after_the_step_that_was_saved",
-    "test_the_scale_of_fp16_goes_on_as_it_was",
-    "test_a_damaged_checkpoint_is_refused_and_an_evaluation_that_is_owed_is_made",
-    "test_the_newest_checkpoint_is_that_of_the_highest_step",
-    "test_a_checkpoint_of_more_ranks_is_refused",
-    "test_every_rank_goes_on_at_its_own_place_in_the_data",
-    "test_nothing_is_added_to_a_folder_that_was_used",
-)
-_OF_STOPPING = (
-    "test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it",
-    "test_the_last_save_may_take_longer_than_the_grace_time",
-)
-# Tests of documents that are about what the steps make of them, ...
-_OF_BATCHES = ("test_steps_train_on_what_is_read_once_and_in_order",)
-# ... about where reading goes on, which moves the batches of the steps after it, ...
-_OF_PLACES = (
-    *_OF_BATCHES,
-    "test_reading_goes_on_where_a_checkpoint_was_written",
-    "test_reading_does_not_go_on_in_other_files",
-)
-# ... and about what is held out.
-_OF_EVALUATION = (
-    "test_evaluation_reads_what_is_held_out_and_the_same_each_time",
-    "test_evaluation_is_the_same_wherever_training_is",
-    "test_training_reads_on_beside_an_evaluation",
-)
-# What has a remedy of its own where no other test of its module failed.
-_TOPICS = {
-    "first_weights": _OF_WEIGHTS,
-    "beginning": _OF_THE_BEGINNING,
-    "checkpoints": _OF_CHECKPOINTS,
-    "stopping": _OF_STOPPING,
-    "batches": _OF_BATCHES,
-    "places": _OF_PLACES,
-    "held_out": _OF_EVALUATION,
 }
 # A slow or full disk is no fault of the trainer.
 _ENVIRONMENT = partial(invalid, Reason.WRONG_ENVIRONMENT)
@@ -198,7 +143,7 @@ def _passed(case: Case, *, module: str, shown: str) -> Finding:
         return found
     broken = broken_tests(report_of(case, _SANITY).cases)
     names = {test.name.partition("[")[0] for test in broken if module in test.classname}
-    topics = (topic for topic, known in _TOPICS.items() if names <= set(known))
+    topics = (topic for topic, known in table("playbook")["tests"].items() if names <= set(known))
     return replace(found, topic=next(topics, ""))
 
 

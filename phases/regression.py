@@ -11,16 +11,7 @@ from itertools import chain
 from random import Random
 
 from phases.compare.rates import cell
-from phases.kit.case import (
-    Case,
-    Finding,
-    ending,
-    incomplete,
-    invalid,
-    optional,
-    passed,
-    warned,
-)
+from phases.kit.case import Case, Finding, ending, incomplete, invalid, optional, passed, warned
 from phases.kit.commands import trainer_launch
 from phases.kit.limits import specs
 from phases.kit.measure import decided, derived

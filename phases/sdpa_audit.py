@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from nsa.toggles import meaning
-from phases.compare.arms import ArmFault, arm_fault, refused, tolerant
+from phases.compare.arms import ArmFault, arm_fault, dropped, refused
 from phases.kit.case import (
     Case,
     Finding,
@@ -42,6 +42,9 @@ _DECIDED = {"NSA_USE_TRITON_SEL": "0", "NSA_WINDOW": "auto"}
 _MAIN = {_FLASH: "NSA_SDPA_FLASH_ONLY", _NO_FLASH: "NSA_SDPA_NO_FLASH"}
 _OTHER = {_FLASH: _MAIN[_NO_FLASH], _NO_FLASH: _MAIN[_FLASH]}
 
+# The rows that say themselves what became of an arm.
+_OWN = ("audited", "kernels", _FLASH, _NO_FLASH, "stable")
+
 
 class SdpaAudit(RowPhase):
     """Requirements A1 to A7."""
@@ -75,15 +78,19 @@ class SdpaAudit(RowPhase):
 
     def rows(self) -> Sequence[Row]:
         """Audit present, kernels as expected, and which of the two settings is usable."""
-        shared = (*training_rows(self.names), toggles_row(self.names, but=("NSA_SDPA_AUDIT",)))
         return (
-            *tolerant(shared, _fault),
+            *training_rows(self.names),
+            toggles_row(self.names, but=("NSA_SDPA_AUDIT",)),
             self.row.one("audited", _audited),
             self.row.one("kernels", _kernels),
             self.row.one("flash_only", partial(_arm, arm=_FLASH)),
             self.row.one("no_flash", partial(_arm, arm=_NO_FLASH)),
             self.row.one("stable", _stable),
         )
+
+    def instead(self, case: Case, row: Row) -> Finding | None:
+        """A fault of an optional arm only drops that arm, which the audit's own rows say."""
+        return None if row.what in _OWN else dropped(case, row, _fault(case))
 
     def details(self, case: Case) -> Judgement:
         """Kernel per branch and arm."""

@@ -4,46 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
-from phases.compare.link import explained, without_overlap
-from phases.compare.node_scaling import (
-    NODE_SCALING,
-    node_scaling_compared,
-    node_scaling_rows,
-    node_scaling_table,
-)
-from phases.compare.pictures import (
-    Efficiency,
-    efficiencies_compared,
-    efficiency,
-    marks,
-    throughputs,
-)
-from phases.compare.rates import cell, last50s, launch_rate, launch_rates, pooled_rate, rate_table
-from phases.compare.subsets import (
+from phases.compare.node_scaling import NODE_SCALING, node_scaling_rows, node_scaling_table
+from phases.compare.rates import last50s, launch_rates, launches, pooled_rate, rate_table
+from phases.compare.scaling import (
     ONE_RANK,
     RANKS,
     Side,
+    efficiency,
+    explained,
     numbers_of_nodes,
     side_of,
     subset_launches,
     subsets,
     unlike_baseline,
     whole_side,
+    without_overlap,
 )
-from phases.kit.case import (
-    Case,
-    Finding,
-    failed,
-    gather,
-    lost_heartbeats,
-    missing,
-    optional,
-    passed,
-    skipped,
-)
+from phases.kit.case import Case, Finding, failed, gather, lost_heartbeats, missing, passed, skipped
 from phases.kit.commands import repeated
+from phases.kit.curves import throughputs
 from phases.kit.limits import FIRST_LOSS_TOLERANCE, SCALING, fixed_rules, specs
 from phases.kit.measure import decided, shown_only
 from phases.kit.rows import Row, RowPhase, answered
@@ -52,7 +32,8 @@ from phases.training.plausible import alike
 from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.accounts.data import union_of_data
 from runbook.config.phase import Judgement, PlanContext
-from runbook.records import Comparison, Launch, Reason, Table
+from runbook.records import Launch, Measurement, Reason
+from runbook.stats.decision import Decision
 from runbook.stats.launches import scaling
 from runbook.stats.plans import SCALING_PLAN
 
@@ -184,8 +165,6 @@ class SingleGpu(RowPhase):
 
     def _scaling(self, case: Case) -> Finding:
         """The efficiency, and on how many nodes it was measured where there are several."""
-        if case.profile.own_trainer:
-            return self._own_scaling(case)
         found, nodes = self._weak(case), case.context.nodes
         if nodes < 2 or found.measurement is None:
             return found
@@ -194,35 +173,27 @@ class SingleGpu(RowPhase):
         return replace(found, reason=f"{found.reason}; measured: {measured}")
 
     def _weak(self, case: Case) -> Finding:
-        """At one batch per GPU; at one global batch where nothing else was launched."""
-        limit = case.limit(SCALING)
-        require_ranks(case)
-        one = self._one_device(case)
-        found = self._efficiency(case, one)
-        value = found.measurement
-        if not case.gates_throughput(limit):
-            return shown_only(value, limit, f"efficiency at the same {self._batch(case)}: {value}")
-        if unlike := unlike_baseline(case, one.names):
-            return replace(unlike, measurement=value)
-        return decided(found.decision, value, limit)
+        """At one batch per GPU; at one global batch where nothing else was launched.
 
-    def _own_scaling(self, case: Case) -> Finding:
-        """E of a trainer of one's own: at one batch per rank, if that is what the profile says."""
+        That of a trainer of one's own decides if the profile says that it is one batch per rank.
+        """
         limit = case.limit(SCALING)
         require_ranks(case)
-        found = self._efficiency(case, self._same_global(case))
-        own = case.profile.own_trainer
-        if own is None or own.tokens_per_rank is None or not case.gates_throughput(limit):
-            return shown_only(found.measurement, limit, f"efficiency: {found.measurement}")
-        return decided(found.decision, found.measurement, limit)
+        one, own = self._one_device(case), case.profile.own_trainer
+        value, decision = self._efficiency(case, one)
+        same = "" if own else f" at the same {self._batch(case)}"
+        if not case.gates_throughput(limit) or (own and own.tokens_per_rank is None):
+            return shown_only(value, limit, f"efficiency{same}: {value}")
+        if not own and (unlike := unlike_baseline(case, one.names)):
+            return replace(unlike, measurement=value)
+        return decided(decision, value, limit)
 
     def _link(self, case: Case) -> Finding:
         """E against that of a step without overlap over the link that preflight measured."""
         limit = case.limit(SCALING)
         require_ranks(case)
         gated, one = case.gates_throughput(limit), self._one_device(case)
-        found = self._efficiency(case, one)
-        value = found.measurement
+        value, decision = self._efficiency(case, one)
         if not gated and "preflight" not in case.evidence.earlier:
             reason = f"{value}; preflight, which measures the link, was not run"
             return skipped(Reason.NOT_GATED, reason, measurement=value)
@@ -230,15 +201,15 @@ class SingleGpu(RowPhase):
         if not gated:
             text = f"efficiency at the same {self._batch(case)}: {value}; {expected.note}"
             return shown_only(expected, limit, text)
-        return explained(value, expected, limit, found.decision)
+        return explained(value, expected, limit, decision)
 
     def _strong(self, case: Case) -> Finding:
         require_ranks(case)
-        value = self._efficiency(case, self._same_global(case)).measurement
+        value, _ = self._efficiency(case, self._same_global(case))
         text = f"{value}: never decides, one GPU has {case.profile.ranks} times the batch"
         return skipped(Reason.NOT_GATED, text, measurement=value)
 
-    def _efficiency(self, case: Case, one: Side) -> Efficiency:
+    def _efficiency(self, case: Case, one: Side) -> tuple[Measurement, Decision]:
         """E of the baseline's launches against these of one device, and what it decides."""
         ranks, whole = case.profile.ranks, whole_side(case)
         require_sound(one.case, one.names)
@@ -253,68 +224,20 @@ class SingleGpu(RowPhase):
             plan=SCALING_PLAN,
         )
         note = f"T_{ranks} from the baseline phase, T_1 from {', '.join(one.names[:pairs])}"
-        return efficiency(
-            "scaling_efficiency",
-            alone[:pairs],
-            together[:pairs],
-            decision,
-            times=ranks,
-            note=note,
-        )
-
-    def _compared(self, case: Case) -> Comparison | None:
-        """E pair by pair: at one batch per GPU where that decides, and at one global batch."""
-        if case.profile.ranks < 2:
-            return None
-        limit, shares = case.limit(SCALING), self._same_batch(case)
-        gated = shares is not None and case.gates_throughput(limit)
-        kinds = [("one batch per GPU", shares, gated)] if shares else []
-        kinds.append(("one global batch", self._same_global(case), False))
-        rows = [self._efficiency(case, one).row(what, decides=yes) for what, one, yes in kinds]
-        floor = marks(limit, "floor") if gated else ()
-        return efficiencies_compared(rows, check=f"{self.name}.scaling", floor=floor)
+        counted = (alone[:pairs], together[:pairs])
+        return efficiency("scaling_efficiency", *counted, decision, note=note), decision
 
     def details(self, case: Case) -> Judgement:
-        """Both sides, per launch and per device."""
+        """Every launch on one device, and each number of nodes."""
         names, same = self.names(case), self._same_batch(case)
         shares = same.names if same else ()
         tables = (
             node_scaling_table(case),
-            rate_table(case, [*names, *shares], title="Throughput on one device"),
-            self._sides(case, shares, "batch per GPU") if shares else None,
-            self._sides(case, names, "global batch"),
+            rate_table(case, launches([*names, *shares]), title="Throughput on one device"),
         )
-        over_nodes = partial(node_scaling_compared, case, self.name)
         return Judgement(
             checks=(),
             tables=gather(tables),
             measurements=last50s(case, [*names, *shares]),
             series=throughputs(case, [*names, *shares]),
-            comparisons=gather(map(optional, (partial(self._compared, case), over_nodes))),
-        )
-
-    def _sides(self, case: Case, names: Sequence[str], same: str) -> Table | None:
-        before = optional(lambda: case.earlier("baseline"))
-        if before is None:
-            return None
-        rows = []
-        for first, second in zip(before.evidence.launches, names, strict=False):
-            many = optional(partial(launch_rate, before, first))
-            one = optional(partial(launch_rate, case, second))
-            if many and one:
-                each = float(many.value) / case.profile.ranks
-                rows.append(
-                    (
-                        f"{first} / {second}",
-                        cell(many),
-                        round(each, 1),
-                        cell(one),
-                        round(each / float(one.value), 3),
-                    )
-                )
-        return Table(
-            title=f"All ranks against one at the same {same}, pair by pair",
-            columns=("pair", "all ranks", "per rank", "one device", "E"),
-            rows=tuple(rows),
-            note=f"tok/s, tokens / time after warm-up; the same {same} on both sides",
         )

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phases.compare.pictures import gate_curves, losses, throughputs
-from phases.compare.rates import aim, last50s, launch_rate, mfu, rate_table
+from phases.compare.rates import aim, last50s, launch_rate, launches, mfu, rate_table
 from phases.kit.case import Case, Finding, optional
 from phases.kit.commands import trainer_launch
+from phases.kit.curves import gate_curves, losses, throughputs
 from phases.kit.limits import (
     CHECKPOINT_SHARE,
     DRIFT,
@@ -22,7 +22,7 @@ from phases.kit.limits import (
 )
 from phases.kit.measure import against, shown_only
 from phases.kit.rows import Row, RowPhase, RowsOf
-from phases.machine.gpu_samples import balance, utilisation
+from phases.machine.samples import balance, utilisation
 from phases.training.gates import gates, selection
 from phases.training.resuming import checkpoint_time, resumed, storage
 from phases.training.stability import (
@@ -143,7 +143,7 @@ class TrainingStage(RowPhase, Made):
         known = optional(lambda: case.launch(last))
         return Judgement(
             checks=(),
-            tables=(rate_table(case, names, title="Throughput of each launch"),),
+            tables=(rate_table(case, launches(names), title="Throughput of each launch"),),
             measurements=(*last50s(case, names), *(selection(known) if known else ())),
             series=(
                 *throughputs(case, names),

@@ -1,4 +1,4 @@
-"""What to do about a cause: what is likely behind it, what to type next, and the steps after that.
+"""What is said of a cause: how a launch ended, what is likely behind it, and what to do.
 
 Everything is a fact of the run: what a person set, which trainer it was, what the judges found in
 the evidence. Nothing here knows a kind of failure by its name.
@@ -6,23 +6,48 @@ the evidence. Nothing here knows a kind of failure by its name.
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pydantic import ValidationError
 
+from reports.text import CheckRow
 from runbook.config.precedence import SHELL, Given, given
 from runbook.config.profile import Profile
 from runbook.engine.scope import profile_of, shipped_like
-from runbook.records import RunRecord
+from runbook.records import Kind, LaunchEntry, LaunchStatus, RunRecord
 from runbook.records.outcome import STEP
 from runbook.records.run import edited
 
 # More settings than this are counted.
 _NAMED = 3
 _SHIPPED_TRAINER = str(Profile.model_fields["trainer"].default)
+# What was not finite, as the trainer ends: `loss nan on rank 1, gradient norm inf`.
+_NUMBER = re.compile(r"(loss|gradient norm) (\S+?)(?: on ([^,]+(?:, \d+)*))?(?=,|$)")
+_STEP = re.compile(r"\bat step (\d+)")
+_WRITTEN = {"nan": "NaN", "inf": "infinite"}
+# An end that does not say so itself begins with these words.
+_WORDS = {
+    LaunchStatus.CRASHED: "crashed: ",
+    LaunchStatus.CONFIG_ERROR: "the trainer refuses this config: ",
+    LaunchStatus.ENVIRONMENT_ERROR: "the trainer cannot run on this machine: ",
+    LaunchStatus.HARDWARE_ERROR: "hardware error: ",
+    LaunchStatus.OUT_OF_MEMORY: "out of memory: ",
+    LaunchStatus.PREEMPTED: "ended from outside: ",
+}
+# The files that tell most of an end, by parts of their names; `{}` is the culprit's rank.
+_TELLING = {
+    LaunchStatus.HUNG: ("stackdump_rank{}_", "incident.json", "console.log", "flight_rank{}"),
+    LaunchStatus.TIMED_OUT: ("training.csv", "stackdump_rank", "console.log"),
+    LaunchStatus.NON_FINITE: ("training.csv", "incident.json", "console.log"),
+    LaunchStatus.HARDWARE_ERROR: ("kernel_log.json", "incident.json", "console.log"),
+    LaunchStatus.HALTED: (".anomaly_type", "anomalies.jsonl", "console.log"),
+}
+_OF_A_CRASH = ("console.log", "stackdump_rank{}_", "incident.json")
+_OF_A_DESYNC = ("flight_rank", "incident.json", "console.log")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +55,17 @@ class Advice:
     """What a reader does about one cause.
 
     `likely` are sentences, and `seen` is what the evidence shows of the cause. `command` is what to
-    type next, `does` says in a sentence what that is for, and `passes` what it means if that
-    passes; empty where that is only that the cause is gone. `steps` are to be taken in their order.
-    `left_out` are the settings that `command` lacks.
+    type next, and `does` says in a sentence what that is for. `steps` are to be taken in their
+    order. `left_out` are the settings that `command` lacks; `shipped`: it runs the shipped trainer.
     """
 
     likely: tuple[str, ...]
     command: str
     does: str
     steps: tuple[str, ...]
-    passes: str = ""
     seen: str = ""
     left_out: tuple[Given, ...] = ()
+    shipped: bool = False
 
 
 class Adviser:
@@ -107,50 +131,17 @@ class Adviser:
         if settings:
             return _without_settings(found, rerun, settings)
         if trainer:
-            return self._of_other_trainer(found, rerun, first, trainer)
+            return self._of_other_trainer(found, rerun, trainer)
         return replace(found, likely=(clue,), seen="") if of_machine and clue else found
 
-    def _of_other_trainer(self, found: Advice, rerun: str, first: str, trainer: str) -> Advice:
-        """The shipped trainer next, unless a look at the machine comes first.
-
-        What tells more of the failure comes after it: of one trainer or of the other.
-        """
-        shipped = self._with_shipped_trainer(rerun)
-        if not shipped:  # a record of another version
-            after = (f"if the shipped trainer passes, look in {trainer}", *found.steps)
+    def _of_other_trainer(self, found: Advice, rerun: str, trainer: str) -> Advice:
+        """The shipped trainer next."""
+        after = (f"if the shipped trainer passes, look in {trainer}", *found.steps)
+        if not self._shipped_profile:
             return replace(found, steps=after)
-        if first and not _added(rerun, first):
-            after = (
-                *found.steps,
-                f"{_code(shipped)} tells whether the shipped trainer does it too",
-            )
-            return replace(found, steps=after)
-        return replace(
-            found,
-            command=shipped,
-            does="This runs the shipped trainer.",
-            passes=(
-                f"the fault is in your trainer ({trainer}): find it by these steps, and fix it "
-                "until the command that shows the failure passes"
-            ),
-            steps=(*self._both_ways(first), *found.steps),
-        )
-
-    def _both_ways(self, first: str) -> Iterator[str]:
-        """What to do once the shipped trainer has passed, and once it has not."""
-        if first:
-            yield f"if the shipped trainer passes, {_code(first)} tells more of yours"
-            more = self._with_shipped_trainer(first)
-            yield f"if it fails too, {_code(more)} tells more of what both do"
-        else:
-            yield (
-                "if the shipped trainer fails too, yours is not to blame alone: look at what both "
-                "have, the machine, the profile and nsa"
-            )
-
-    def _with_shipped_trainer(self, line: str) -> str:
-        profile = self._shipped_profile
-        return edited(line, profile=profile) if profile else ""
+        shipped = edited(rerun, profile=self._shipped_profile)
+        does = "This runs the shipped trainer."
+        return replace(found, command=shipped, does=does, steps=after, shipped=True)
 
 
 def _without_settings(found: Advice, rerun: str, settings: tuple[Given, ...]) -> Advice:
@@ -212,11 +203,6 @@ def _added(rerun: str, first: str) -> list[str]:
     return [word for word in _words(first) if "=" in word and word not in before]
 
 
-def _code(line: str) -> str:
-    """The command as part of a sentence; one with a backtick stays plain."""
-    return line if "`" in line else f"`{line}`"
-
-
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line)
@@ -228,3 +214,76 @@ def _counted(texts: list[str]) -> str:
     """`a, b, c and 2 more`."""
     more = len(texts) - _NAMED
     return f"{', '.join(texts[:_NAMED])}{f' and {more} more' if more > 0 else ''}"
+
+
+# -- the bad end of a launch in words, and the files that tell most of it -------------------------
+
+
+def headline_of(entry: LaunchEntry | None, launches: Sequence[str]) -> str:
+    """The sentence for the launch shown, of those that ended alike; empty where none fits."""
+    if entry is None:
+        return ""
+    if entry.result.status is LaunchStatus.HUNG:
+        return _hang(entry)
+    if entry.result.status is LaunchStatus.NON_FINITE:
+        return _divergence(entry, launches)
+    return ""
+
+
+def _hang(entry: LaunchEntry) -> str:
+    result, steps = entry.result, _STEP.findall(entry.result.cause)
+    if result.culprit_rank is None or not steps:
+        return ""
+    both = result.attempts == len(steps) > 1
+    again = ", in both attempts" if both and len(set(steps)) == 1 else ""
+    return f"Rank {result.culprit_rank} hung at step {steps[-1]}{again}."
+
+
+def _divergence(entry: LaunchEntry, launches: Sequence[str]) -> str:
+    found, steps = seen_non_finite(entry.result.cause), _STEP.findall(entry.result.cause)
+    if not found or not steps:
+        return ""
+    ((what, value, ranks),) = found
+    where = f" on {ranks}" if ranks else ""
+    phases = {name.partition("/")[0] for name in launches}
+    spread = f" ({len(phases)} phases, one cause)" if len(phases) > 1 else ""
+    return f"Training diverged at step {steps[0]}: the {what} is {_WRITTEN[value]}{where}{spread}."
+
+
+def seen_non_finite(cause: str) -> list[tuple[str, str, str]]:
+    """What a launch saw that was not finite: the number, NaN or infinite, and on which ranks.
+
+    The step is not looked at: one fault ends launches of other settings at other steps. A gradient
+    norm follows from a loss that is not finite, so it counts only where the loss was finite.
+    """
+    found = [
+        (what, value.lstrip("+-"), ranks)
+        for what, value, ranks in _NUMBER.findall(cause)
+        if value.lstrip("+-") in _WRITTEN
+    ]
+    return found[:1]
+
+
+def how_it_ended(entry: LaunchEntry) -> str:
+    """What the launch said last, or the kind of its end."""
+    result = entry.result
+    cause = result.cause or result.status.value.replace("_", " ")
+    return f"{_WORDS.get(result.status, '')}{cause}"
+
+
+def telling(rows: Sequence[CheckRow], launch: LaunchEntry | None) -> tuple[str, ...]:
+    """The paths of evidence, those that tell most of this end first."""
+    if launch is None:
+        return rows[0].evidence
+    result, folder = launch.result, f"{launch.launch.run_dir}/"
+    found = [*result.evidence, *(path for row in rows for path in row.evidence)]
+    paths = [path for path in dict.fromkeys(found) if path.startswith(folder)]
+    words = _OF_A_DESYNC if result.kind is Kind.DESYNC else _TELLING.get(result.status, _OF_A_CRASH)
+    culprit = "" if result.culprit_rank is None else str(result.culprit_rank)
+    parts = [part.replace("{}_" if not culprit else "{}", culprit) for part in words]
+
+    def place(path: str) -> int:
+        name = path.rpartition("/")[2]
+        return next((i for i, part in enumerate(parts) if name.startswith(part)), len(parts))
+
+    return tuple(sorted(paths, key=place)) or rows[0].evidence

@@ -11,21 +11,19 @@ same stays apart, because a hidden fault is worse than a long list.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from reports.advice import Advice, Adviser
-from reports.endings import headline_of, how_it_ended, seen_non_finite, telling
-from reports.row import CheckRow
-from runbook.records import (
-    THE_RUN,
-    Kind,
-    LaunchEntry,
-    LaunchStatus,
-    Outcome,
-    Reason,
-    RunRecord,
+from reports.advice import (
+    Advice,
+    Adviser,
+    headline_of,
+    how_it_ended,
+    seen_non_finite,
+    telling,
 )
+from reports.text import CheckRow
+from runbook.records import THE_RUN, Kind, LaunchEntry, LaunchStatus, Outcome, Reason, RunRecord
 from runbook.records.launch import RESUME_FLAG
 from runbook.records.outcome import STEP
 
@@ -43,6 +41,8 @@ _CUT_OFF = (LaunchStatus.PREEMPTED, LaunchStatus.INTERRUPTED)
 _FROM_OUTSIDE = (*_CUT_OFF, LaunchStatus.HARDWARE_ERROR)
 # Of these the rank is part of what happened, and how long it took is not.
 _BY_RANK = (LaunchStatus.HUNG,)
+# Rows of one fault by where their thread ends: a launch, a row, or words that are neither.
+_Group = dict[str, list[CheckRow]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,7 @@ class Cause:
     @property
     def remedy(self) -> str:
         """What to try, in one line."""
-        passes = self.advice.passes
-        told = (f"if the shipped trainer passes, {passes}",) if passes else ()
-        return STEP.join((*told, *self.advice.steps))
+        return STEP.join(self.advice.steps)
 
     @property
     def blocks(self) -> bool:
@@ -89,25 +87,15 @@ class Cause:
         return self.rows[1:]
 
 
-@dataclass(kw_only=True)
-class _Thread:
-    """Rows that end at the same place: a launch, a row, or words that are neither."""
-
-    end: str
-    fault: tuple[object, ...]
-    rows: list[CheckRow] = field(default_factory=list)
-
-
 def causes_of(record: RunRecord, problems: Sequence[CheckRow]) -> tuple[Cause, ...]:
     """The causes of a run's problem rows, worst first; every row is in one at least."""
     book = _Book(record, problems)
-    threads = {end: _Thread(end=end, fault=book.fault(end)) for end in book.bad_launches()}
+    threads: _Group = {end: [] for end in book.bad_launches()}
     for row in problems:
-        end = book.end_of(row)
-        threads.setdefault(end, _Thread(end=end, fault=book.fault(end))).rows.append(row)
-    groups: dict[tuple[object, ...], list[_Thread]] = {}
-    for thread in threads.values():
-        groups.setdefault(thread.fault, []).append(thread)
+        threads.setdefault(book.end_of(row), []).append(row)
+    groups: dict[tuple[object, ...], _Group] = {}
+    for end, rows in threads.items():
+        groups.setdefault(book.fault(end), {})[end] = rows
     causes = [cause for group in groups.values() if (cause := book.cause(group)) is not None]
     order = {id(row): place for place, row in enumerate(problems)}
     return tuple(sorted(causes, key=lambda one: (not one.blocks, *_harm(one, order))))
@@ -176,19 +164,18 @@ class _Book:
         own = [e.launch.name for e in self.launches.values() if e.launch.phase == row.phase]
         return [*own, row.phase]
 
-    def cause(self, group: Sequence[_Thread]) -> Cause | None:
+    def cause(self, group: _Group) -> Cause | None:
         """The cause of threads that end in the same fault; None if no row tells of it."""
-        launches = tuple(one.end for one in group if one.end in self.launches)
-        rows = list({id(row): row for one in group for row in one.rows}.values())
+        launches = tuple(end for end in group if end in self.launches)
+        rows = [row for of_end in group.values() for row in of_end]
         if not rows:  # only in the shadow of a worse launch of the same phase
             phase = launches[0].partition("/")[0]
             rows = [
                 r for r in self.rows.values() if r.phase == phase and r.follows in self.launches
             ]
             rows = rows[:1]
-        ends = {one.end for one in group}
         outside = any(self.launches[name].result.status in _OUTSIDE for name in launches)
-        rows.sort(key=lambda row: _showing(row, ends, outside=outside))
+        rows.sort(key=lambda row: _showing(row, group, outside=outside))
         lead = rows[0]
         launch = self._shown_launch(lead, launches)
         title = self._title(lead, group, launches, launch)
@@ -234,24 +221,27 @@ class _Book:
     def _title(
         self,
         lead: CheckRow,
-        group: Sequence[_Thread],
+        group: _Group,
         launches: Sequence[str],
         launch: LaunchEntry | None,
     ) -> str:
         if launch is not None:
             others = [name for name in launches if name != launch.launch.id]
             return f"{launch.launch.id}{_also(others)}: {how_it_ended(launch)}"
-        if group[0].end == THE_RUN:
+        if THE_RUN in group:
             signal = self.record.options.get("signal")
             return f"the run was interrupted by {signal}" if signal else "the run has not completed"
-        others = [one.end for one in group if one.end in self.rows and one.end != lead.id]
+        others = [end for end in group if end in self.rows and end != lead.id]
         return f"{lead.id}{_also(others)}: {lead.reason}{_measured(lead)}"
 
     def _rerun(
-        self, group: Sequence[_Thread], rows: Iterable[CheckRow], launch: LaunchEntry | None
+        self,
+        group: _Group,
+        rows: Iterable[CheckRow],
+        launch: LaunchEntry | None,
     ) -> str:
         cut_off = launch is not None and launch.result.status in _CUT_OFF
-        if group[0].end == THE_RUN or (cut_off and self.record.interrupted):
+        if THE_RUN in group or (cut_off and self.record.interrupted):
             return self.record.invocation.resume_line(self.record.run_id)
         return next((row.rerun for row in rows if row.rerun), "")
 
@@ -277,7 +267,7 @@ def _without_place(text: str, names: Iterable[str]) -> str:
     return re.sub(r"\bstep \d+", "step", text)
 
 
-def _showing(row: CheckRow, ends: set[str], *, outside: bool) -> tuple[object, ...]:
+def _showing(row: CheckRow, ends: Container[str], *, outside: bool) -> tuple[object, ...]:
     """The fault itself first, then rows that tell of it, those that decide and the worst first.
 
     Where a launch met a fault from `outside`, a row that says so comes before a failure.

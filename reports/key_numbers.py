@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
-from reports.row import limit_text, one_line, shown_value
+from reports.text import limit_text, one_line, shown_value
 from runbook.records import Check, Measurement, Outcome, Reason, RunRecord
 from runbook.records.measurement import MIB_PER_GIB, plain_number
 

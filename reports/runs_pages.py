@@ -9,8 +9,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-from reports.row import one_line
-from reports.templating import template_environment
+from reports.text import one_line, template_environment
 from runbook.records.measurement import plain_number
 from runbook.tools.compare import Comparison, metric_text
 from runbook.tools.history import RunsPage, Trend

@@ -9,11 +9,10 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from reports.advice import values_before
 from reports.key_numbers import KeyNumber, key_numbers
-from reports.row import one_line, shown_value
+from reports.text import one_line, shown_value
 from reports.view import ReportView
 from runbook.config.precedence import told
 from runbook.records import Outcome, PhaseRecord, RunRecord, Table, Verdict
@@ -23,8 +22,6 @@ from runbook.text import counted
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
 _TILES = 4
-# So many variables have a line each; of more, as many as fit stand in one.
-_EXPORTS_EACH, _EXPORT_WIDTH = 4, 100
 # The documents ask for these two tables, in this shape.
 TABLE_PHASES = ("bucket_sweep", "fused_adamw")
 _TABLE_COLUMNS = 5
@@ -80,33 +77,17 @@ def summarize(view: ReportView) -> Summary:
         tiles=tuple(tiles[:_TILES]),
         unmeasured=_unmeasured(missing),
         numbers=numbers,
-        exports=exports_text(record),
+        exports="\n".join(f"export {n}={shlex.quote(v)}" for n, v in record.exports.items()),
         approved=approved,
         settings_title="Settings to use" if approved else "Settings of this run, not approved",
         unapproved="Not a recommendation. These settings were used in this run.",
         facts=tuple(run_facts(record)),
         tables=tuple(_tables(record)),
-        began_and_ended=_span(record.started_at, record.finished_at),
+        began_and_ended=f"{record.started_at} to {record.finished_at or 'not finished'}",
         folder=folder,
         program=record.environment.get(PROGRAM, ""),
         words=" ".join(filter(None, (view.words, _terms(record, numbers)))),
     )
-
-
-def _span(began: str, ended: str | None) -> str:
-    """`Nov 23, 2026, 04:22-04:24 UTC`; as the record has it where that is no time."""
-    if ended is None:
-        return f"{began} to not finished"
-    try:
-        first, last = (datetime.fromisoformat(text).astimezone(UTC) for text in (began, ended))
-    except ValueError:
-        return f"{began} to {ended}"
-    same_day = first.date() == last.date()
-    at, until = f"{first:%H:%M}", f"{last:%H:%M}"
-    end = f" to {last:%b} {last.day}, {until}"
-    if same_day:
-        end = "" if until == at else f"-{until}"
-    return f"{first:%b} {first.day}, {first:%Y}, {at}{end} UTC"
 
 
 def _unmeasured(missing: Sequence[KeyNumber]) -> str:
@@ -132,19 +113,6 @@ def run_folder(record: RunRecord) -> str:
     """The run's folder as a word of a command: where the run was told to put it."""
     out = Invocation.recorded(record.profile, {}, record.options).out
     return shlex.quote(f"{out}/{record.run_id}")
-
-
-def exports_text(record: RunRecord) -> str:
-    """`export NAME=value` lines that a shell takes as they are; many share lines."""
-    pairs = [f"{name}={shlex.quote(text)}" for name, text in record.exports.items()]
-    if len(pairs) <= _EXPORTS_EACH:
-        return "\n".join(f"export {pair}" for pair in pairs)
-    lines = [["export"]]
-    for pair in pairs:
-        if len(" ".join([*lines[-1], pair])) > _EXPORT_WIDTH and len(lines[-1]) > 1:
-            lines.append(["export"])
-        lines[-1].append(pair)
-    return "\n".join(map(" ".join, lines))
 
 
 def _tables(record: RunRecord) -> Iterator[SmallTable]:

@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from reports.causes import Cause, causes_of
-from reports.following import following
-from reports.row import CheckRow, missing_row, one_line, row_of
+from reports.permits import following
+from reports.text import CheckRow, missing_row, one_line, row_of
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Step
@@ -22,17 +22,6 @@ _MEANINGS = {
     Outcome.INCOMPLETE.value: "it could not run, or left no evidence",
     Outcome.INCONCLUSIVE.value: "measured, but not decidable",
     Outcome.SKIPPED.value: "not asked for, or not needed here; never counted as passed",
-}
-_NOT_ASKED = "not asked for"
-# Each outcome as a sentence says it, of one check and of several.
-_TOLD = {
-    Outcome.PASS.value: ("passed", "passed"),
-    Outcome.FAIL.value: ("failed", "failed"),
-    Outcome.INVALID.value: ("was invalid", "were invalid"),
-    Outcome.INCOMPLETE.value: ("left no evidence", "left no evidence"),
-    Outcome.INCONCLUSIVE.value: ("was inconclusive", "were inconclusive"),
-    Outcome.SKIPPED.value: ("was skipped", "were skipped"),
-    _NOT_ASKED: ("was not asked for", "were not asked for"),
 }
 
 
@@ -70,16 +59,10 @@ class ReportView:
 
     @property
     def tally(self) -> str:
-        """How many causes there are, and in a sentence how the required checks came out.
-
-        A GO says that of the required ones with its reasons; here it has all checks.
-        """
-        total = f"{_plural(len(self.rows), 'check')} in all"
-        if self.record.verdict is Verdict.GO:
-            return f"{total}: {_in_words(self.rows)}."
-        of = f"{_plural(len(self.causes), 'cause')}; of" if self.causes else "Of"
-        required = _plural(len(self.acceptance), "required check")
-        return f"{of} {required} {_in_words(self.acceptance)}. {total}."
+        """How many causes there are, and how the checks came out; a GO has the required ones."""
+        go = self.record.verdict is Verdict.GO
+        causes = [_plural(len(self.causes), "cause")] if self.causes else []
+        return "; ".join([*causes, *([] if go else [self.required_counts]), self.counts])
 
     @property
     def words(self) -> str:
@@ -154,19 +137,6 @@ def _urgency(row: CheckRow) -> tuple[bool, int]:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _in_words(rows: tuple[CheckRow, ...]) -> str:
-    """`17 passed, 11 failed, 3 were invalid and 42 left no evidence`."""
-    found = Counter(_NOT_ASKED if row.left_out else row.outcome for row in rows)
-    parts = [
-        f"{found[name]} {one if found[name] == 1 else several}"
-        for name, (one, several) in _TOLD.items()
-        if found[name]
-    ]
-    if not parts:
-        return "none passed"
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
 
 
 def _count(rows: tuple[CheckRow, ...], noun: str) -> str:

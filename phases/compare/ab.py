@@ -8,16 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from phases.compare.arms import (
-    arm_table,
-    launch_name,
-    places,
-    reproduces_baseline,
-    samples,
-    source_log,
-)
-from phases.compare.pictures import compared_arms
-from phases.kit.case import Case, Finding, gather, invalid, optional, passed
+from phases.compare.arms import launch_name, places, reproduces_baseline, samples, source_log
+from phases.compare.rates import last50_of, rate_table
+from phases.kit.case import Case, Finding, invalid, optional, passed
 from phases.kit.commands import (
     INTERLEAVED,
     environment,
@@ -32,7 +25,7 @@ from phases.training.plausible import alike
 from phases.training.proofs import effect_problem
 from phases.training.training import require_sound, toggles_row
 from runbook.config.phase import Judgement, PlanContext
-from runbook.records import Comparison, Launch, Mark, Measurement, Outcome, Reason, Span
+from runbook.records import Launch, Measurement, Outcome, Reason
 from runbook.records.evidence import TrainingLog
 from runbook.stats.arms import best_arm_sequential, complete_rounds
 from runbook.stats.decision import Decided, Decision, FloatArray
@@ -41,10 +34,6 @@ from runbook.stats.throughput import block_step_times, block_throughputs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-# As the reports say it of what is shown and decides nothing.
-NOT_GATED = "not gated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,16 +52,14 @@ class Rounds:
 class AbPhase(RowPhase):
     """Arms that differ in `toggle` only, in turns inside one launch or in launches of their own.
 
-    `compared` is what the arms differ in, in words; `ratio` names the measured ratio, `decides` the
-    row that it decides and `table_title` the table. `ordered_first` as in `schedule`. With
-    `unset_is_control`, leaving the toggle unset means the control arm.
+    `compared` is what the arms differ in, in words; `ratio` names the measured ratio and
+    `table_title` the table. `ordered_first` as in `interleaved`. With `unset_is_control`, leaving
+    the toggle unset means the control arm.
     """
 
     toggle: ClassVar[str]
     compared: ClassVar[str]
     ratio: ClassVar[str]
-    decides: ClassVar[str]
-    arm_unit: ClassVar[str] = ""
     table_title: ClassVar[str]
     table_column: ClassVar[str] = "arm"
     ordered_first: ClassVar[bool] = False
@@ -211,42 +198,6 @@ class AbPhase(RowPhase):
         """The ratio that was decided on, with its interval."""
         return estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
 
-    def pair(self, context: PlanContext, decision: Decision) -> tuple[str, str] | None:
-        """The arms whose ratio was decided on; None where there were too few rounds."""
-        del context
-        leader, rival = (decision.details.get(name) for name in ("leader", "rival"))
-        return (str(leader), str(rival)) if leader and rival else None
-
-    def accepted(self, context: PlanContext, decision: Decision) -> Span | None:
-        """The ratios that make no difference worth a switch."""
-        del context
-        share = decision.details.get("min_effect")
-        if not isinstance(share, float):
-            return None
-        return Span(label=f"within {share:.0%}", low=1 / (1 + share), high=1 + share)
-
-    def comparison(self, case: Case) -> Comparison | None:
-        """The rounds behind the decision; None where too few were run."""
-        decision, values = self.decision(case), self.values(case.context)
-        arms = self.pair(case.context, decision)
-        if arms is None or decision.estimate is None:
-            return None
-
-        def said(arm: str) -> str:
-            return f"{arm} {self.arm_unit}".strip() if values[arm] == arm else arm
-
-        frame, measured = samples(case, list(values)), self.estimate(case, decision)
-        return Comparison(
-            check=f"{self.name}.{self.decides}",
-            title=f"{self.table_title}: ratios",
-            each="one round",
-            unit="ratio",
-            answer=_told(decision, self.answer(case, decision)),
-            rows=tuple(compared_arms(frame, decision, measured, arms=arms, said=said)),
-            reference=Mark(label="equal", value=1.0),
-            margin=self.accepted(case.context, decision),
-        )
-
     def answer(self, case: Case, decision: Decision, *, note: str = "") -> Finding:
         """The decision as a finding; an A/A must not find a difference, in either direction.
 
@@ -261,36 +212,27 @@ class AbPhase(RowPhase):
         finding = decided(decision, value, reason=text)
         if finding.outcome is Outcome.PASS or case.profile.throughput_gated:
             return finding
-        text = f"{NOT_GATED} on profile {case.profile.name}, nothing was decided: {decision.reason}"
+        text = f"not gated on profile {case.profile.name}, nothing was decided: {decision.reason}"
         reason = f"{text}{note}; {self.toggle} stays as it is"
         found = passed(reason, measurement=finding.measurement)
         return replace(found, code=Reason.NOT_GATED)
 
     def details(self, case: Case) -> Judgement:
         """The table of the arms, and the value for later phases."""
-        table, last_50s = arm_table(
-            case,
-            list(self.values(case.context)),
-            title=self.table_title,
-            column=self.table_column,
-            note="tok/s; last-50 is the documented statistic (W3), the decision rests on "
-            "tokens / time of randomized blocks",
-        )
+        where = list(places(case, list(self.values(case.context))))
+        rated = [(p.arm if p.inside else p.launch, p.launch, p.inside) for p in where]
+        title, column = self.table_title, self.table_column
+        # Of launches of its own, an arm's first one stands for it.
+        last_50s = {
+            place.arm: last
+            for place in reversed(where)
+            if (last := last50_of(case, place.launch, place.inside)) is not None
+        }
         choice = None if case.context.aa else optional(partial(self.choice, case))
         return Judgement(
             checks=(),
-            tables=(table,),
-            measurements=tuple(last_50s.values()),
-            comparisons=gather([optional(partial(self.comparison, case))]),
+            tables=(rate_table(case, rated, title=title, column=column),),
+            measurements=tuple(reversed(last_50s.values())),
             choices={self.toggle: choice} if choice else {},
             notes=self.notes(last_50s) if last_50s else [],
         )
-
-
-def _told(decision: Decision, finding: Finding) -> str:
-    """What the picture says: the decision, and the row's outcome where that is another."""
-    if finding.code is Reason.NOT_GATED:
-        return NOT_GATED
-    said = decision.outcome.value
-    same = finding.outcome is decision.outcome.as_check
-    return said if same else f"{finding.outcome.value} ({said})"

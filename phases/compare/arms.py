@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsa.contract import ELSEWHERE, OUT_OF_MEMORY_PREFIX
-from phases.compare.rates import cell, last50_cells
 from phases.kit.case import (
     Case,
     Finding,
@@ -18,17 +16,16 @@ from phases.kit.case import (
     incomplete,
     inconclusive,
     invalid,
-    optional,
     passed,
     skipped,
     warned,
 )
 from phases.kit.commands import INTERLEAVED, launches_per_arm
 from phases.kit.limits import CONTROL_LEAST
-from phases.kit.measure import derived, effective_rate, last50
+from phases.kit.measure import derived, effective_rate
 from phases.kit.rows import Row
 from phases.training.plausible import differences
-from runbook.records import ArmSchedule, Measurement, Outcome, Reason, Table
+from runbook.records import ArmSchedule, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.arms import complete_rounds
@@ -149,63 +146,19 @@ def _turn(schedule: ArmSchedule, rows: int) -> str | None:
     return order[block] if block < len(order) else None
 
 
-def tolerant(rows: Sequence[Row], fault: Callable[[Case], ArmFault | None]) -> tuple[Row, ...]:
-    """The same rows, where a fault of an optional arm is that arm's own affair.
+def dropped(case: Case, row: Row, fault: ArmFault | None) -> Finding | None:
+    """What a row says where a fault of an optional arm ended the launch, its own affair.
 
-    If the trainer did not go on without the arm, row `completed` says so as a warning, and the
-    others have nothing left to judge.
+    Row `completed` says so as a warning, and the others have nothing left to judge. None where the
+    trainer went on without the arm.
     """
-
-    def wrap(row: Row) -> Row:
-        def answer(case: Case) -> Finding:
-            found = fault(case)
-            if found is None or all(one.result.ok for one in case.evidence.launches.values()):
-                return row.answer(case)
-            arm, end = found
-            reason = f"the optional arm {arm} ended the launch ({end.reason})"
-            if row.what == "completed":
-                return warned(f"{reason}: that arm is dropped", evidence=end.evidence)
-            return skipped(end.code, reason, evidence=end.evidence, follows=end.follows)
-
-        return replace(row, answer=answer)
-
-    return tuple(wrap(row) for row in rows)
-
-
-def arm_table(
-    case: Case,
-    arms: Sequence[str],
-    *,
-    title: str,
-    column: str,
-    note: str,
-) -> tuple[Table, dict[str, Measurement]]:
-    """The table of W5 and F4: mean and stdev over each arm's last 50 steps, and tokens over time.
-
-    Returns the table and the last-50 measurement of each arm that has one.
-    """
-    rows: list[tuple[Any, ...]] = []
-    found: dict[str, Measurement] = {}
-    for place in places(case, arms):
-        log = optional(partial(case.log, place.launch, whole=False))
-        last = optional(partial(last50, log, arm=place.inside)) if log else None
-        rate = optional(partial(effective_rate, log, arm=place.inside)) if log else None
-        if last is not None:
-            found.setdefault(place.arm, last)
-        mean, stdev, window = last50_cells(last)
-        rows.append(
-            (
-                place.arm if place.inside else place.launch,
-                mean,
-                stdev,
-                last.n if last else None,
-                window,
-                cell(rate),
-                log.path if log else "no evidence",
-            )
-        )
-    columns = (column, "last-50 mean", "last-50 stdev", "n", "window", "tokens / time", "source")
-    return Table(title=title, columns=columns, rows=tuple(rows), note=note), found
+    if fault is None or all(one.result.ok for one in case.evidence.launches.values()):
+        return None
+    arm, end = fault
+    reason = f"the optional arm {arm} ended the launch ({end.reason})"
+    if row.what == "completed":
+        return warned(f"{reason}: that arm is dropped", evidence=end.evidence)
+    return skipped(end.code, reason, evidence=end.evidence, follows=end.follows)
 
 
 # Two-sided error of the prediction interval.

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from phases.compare.pictures import Efficiency, efficiencies_compared, efficiency, marks
 from phases.compare.rates import cell, launch_rates, pooled_rate
-from phases.compare.subsets import (
-    ONE_RANK,
+from phases.compare.scaling import (
     Side,
+    efficiency,
     numbers_of_nodes,
     of_nodes,
     side_of,
@@ -23,8 +22,9 @@ from phases.kit.rows import Row, RowsOf
 from phases.machine.nodes import other_nodes
 from phases.training.training import require_sound
 from runbook.config.phase import PlanContext
-from runbook.records import Comparison, Measurement, Outcome, Reason, Table
-from runbook.stats.launches import launch_bounds, scaling_over
+from runbook.records import Measurement, Outcome, Reason, Table
+from runbook.stats.decision import Decision
+from runbook.stats.launches import scaling_over
 from runbook.stats.plans import SCALING_PLAN
 
 NODE_SCALING = "node_scaling"
@@ -62,7 +62,7 @@ def _require_comparable(case: Case, sides: Mapping[int, Side]) -> None:
                 raise unlike
 
 
-def _efficiencies(case: Case) -> dict[int, Efficiency]:
+def _efficiencies(case: Case) -> dict[int, tuple[Measurement, Decision]]:
     """By number of nodes E against one whole node, and what it decides."""
     sides = {nodes: _side(case, nodes) for nodes in _numbers(case)}
     _require_comparable(case, sides)
@@ -74,7 +74,7 @@ def _efficiencies(case: Case) -> dict[int, Efficiency]:
     )
     name = "node_scaling_efficiency"
     return {
-        n: efficiency(name, rates[1], rates[n], one, times=n, note=f"of {n} nodes against one")
+        n: (efficiency(name, rates[1], rates[n], one, note=f"of {n} nodes against one"), one)
         for n, one in decisions.items()
     }
 
@@ -82,87 +82,50 @@ def _efficiencies(case: Case) -> dict[int, Efficiency]:
 def _node_scaling(case: Case) -> Finding:
     """PASS if E of each number of nodes is; else it names the first that is not."""
     limit, found = case.limit(SCALING), _efficiencies(case)
-    value_of = {n: float(one.measurement.value) for n, one in found.items()}
+    value_of = {n: float(measured.value) for n, (measured, _) in found.items()}
     told = ", ".join(f"{value:.3f} of {n} nodes" for n, value in value_of.items())
     if not case.gates_throughput(limit):
         short = [n for n, value in value_of.items() if not limit.holds(value)]
         where = f"; first below {limit.value:g} at {short[0]} nodes" if short else ""
-        shown = found[(*short, case.context.nodes)[0]].measurement
+        shown = found[(*short, case.context.nodes)[0]][0]
         return shown_only(shown, limit, f"E against one node: {told}{where}")
-    outcomes = {n: one.decision.outcome.as_check for n, one in found.items()}
+    outcomes = {n: decision.outcome.as_check for n, (_, decision) in found.items()}
     worst = min(found, key=lambda n: (outcomes[n].rank, n))
     if outcomes[worst] is Outcome.PASS:
         worst = min(found, key=lambda n: value_of[n])
+    value, decision = found[worst]
     said = {
         Outcome.FAIL: f"first below {limit.value:g} at {worst} nodes",
         Outcome.INCONCLUSIVE: f"undecided from {worst} nodes on",
         Outcome.INVALID: f"not possible at {worst} nodes",
         Outcome.PASS: f"lowest at {worst} nodes",
     }[outcomes[worst]]
-    reason = f"E against one node: {told}; {said}: {found[worst].decision.reason}"
-    return decided(found[worst].decision, found[worst].measurement, limit, reason=reason)
+    reason = f"E against one node: {told}; {said}: {decision.reason}"
+    return decided(decision, value, limit, reason=reason)
 
 
 def node_scaling_table(case: Case) -> Table | None:
-    """Each number of nodes with its throughput, and what that is of one node's and one rank's."""
+    """Each number of nodes with its throughput, and what that is of one node's."""
     if not numbers_of_nodes(case.context):
         return None
-    one = side_of(case, ONE_RANK)
-    single = optional(partial(pooled_rate, one.case, one.names))
-    found = optional(partial(_efficiencies, case)) or {}
-    sides = gather(optional(partial(_side, case, nodes)) for nodes in _numbers(case))
-    rows = [_row(side, found.get(side.nodes), single) for side in sides]
-    if sides[0].ranks > 1:
-        rows.insert(0, _row(one, None, single))
+    found, rows = optional(partial(_efficiencies, case)) or {}, []
+    for side in gather(optional(partial(_side, case, nodes)) for nodes in _numbers(case)):
+        pooled = optional(partial(pooled_rate, side.case, side.names))
+        value = found[side.nodes][0] if side.nodes in found else None
+        ends = value.interval if value and value.interval else (None, None)
+        of_one = (None if value is None else float(value.value), *ends)
+        launches = ", ".join(side.case.launch(name).launch.id for name in side.names)
+        rows.append(
+            (
+                *(side.nodes, side.ranks, cell(pooled)),
+                *(None if one is None else round(one, 3) for one in of_one),
+                launches if pooled else None,
+            )
+        )
     return Table(
         title="Throughput by number of nodes",
-        columns=(
-            *("nodes", "ranks", "tok/s", "interval of tok/s", "E to one node", "interval of E"),
-            *("E to one rank", "launches"),
-        ),
+        columns=("nodes", "ranks", "tok/s", "E to one node", "at least", "at most", "launches"),
         rows=tuple(rows),
-        note="tokens / time after warm-up, mean of the launches with its 90 % interval, at one "
-        "batch per rank; all nodes: the launches of the baseline",
-    )
-
-
-def _row(
-    side: Side, found: Efficiency | None, single: Measurement | None
-) -> tuple[int | float | str | None, ...]:
-    pooled = optional(partial(pooled_rate, side.case, side.names))
-    each = None
-    if pooled is not None and single is not None:
-        each = round(float(pooled.value) / (side.ranks * float(single.value)), 3)
-    value = found.measurement if found else None
-    return (
-        *(side.nodes, side.ranks, cell(pooled), optional(partial(_bounds, side))),
-        round(float(value.value), 3) if value else None,
-        f"{value.interval[0]:.3f} to {value.interval[1]:.3f}" if value and value.interval else None,
-        each,
-        ", ".join(side.case.launch(name).launch.id for name in side.names) if pooled else None,
-    )
-
-
-def _bounds(side: Side) -> str | None:
-
-    values = [float(rate.value) for rate in launch_rates(side.case, side.names)]
-    if len(values) < 2:
-        return None
-    low, high = launch_bounds(values)
-    return f"{low:.1f} to {high:.1f}"
-
-
-def node_scaling_compared(case: Case, phase: str) -> Comparison | None:
-    """E of each number of nodes, round by round, against the floor where it decides."""
-    if not numbers_of_nodes(case.context):
-        return None
-    limit = case.limit(SCALING)
-    gated = case.gates_throughput(limit)
-    rows = [one.row(f"{n} nodes", decides=gated) for n, one in _efficiencies(case).items()]
-    return efficiencies_compared(
-        rows,
-        check=f"{phase}.{NODE_SCALING}",
-        title="Scaling efficiency E against one node, round by round",
-        each="one round",
-        floor=marks(limit, "floor") if gated else (),
+        note="tokens / time after warm-up, at one batch per rank; all nodes: the launches of the "
+        "baseline",
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from nsa.contract import Ceiling
 from phases.kit.case import (
@@ -43,29 +43,14 @@ from phases.training.training import require_sound
 from runbook.accounts.clocks import BusySteps, clock_ratio
 from runbook.accounts.workload import COPY_TOLERANCE
 from runbook.config.limits import IDLE_MFU
-from runbook.records import Compared, Comparison, Mark, Measurement, Outcome, Reason, Table
+from runbook.records import Measurement, Outcome, Reason, Table
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.decision import Decision
 from runbook.stats.launches import meets_target
-from runbook.stats.throughput import StatisticsError, time_lost, typical
-
-if TYPE_CHECKING:
-    from runbook.config.limits import Limit
-
-T = TypeVar("T")
 
 
 def cell(measured: Measurement | None) -> float | None:
     """A number for a table's cell."""
     return None if measured is None else round(float(measured.value), 1)
-
-
-def last50_cells(last: Measurement | None) -> tuple[float | None, float | None, str]:
-    """Mean, standard deviation and window of a last-50 statistic for a table."""
-    if last is None:
-        return None, None, "fewer than 50 steps"
-    spread = None if last.stdev is None else round(last.stdev, 1)
-    return cell(last), spread, str(last.window)
 
 
 _SECONDS_PER_DAY = 86_400.0
@@ -127,11 +112,12 @@ def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
 def throughput(case: Case, names: Sequence[str]) -> Finding:
     """One-sided 95 % bound over the launches against the profile's floor."""
     require_sound(case, names)
-    shown, limit = bounded_rate(case, names), case.limit(THROUGHPUT)
+    pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
     if not case.gates_throughput(limit):
-        return shown_only(shown, limit, f"throughput: {shown}")
+        return shown_only(pooled, limit, f"throughput: {pooled}")
     rates = launch_rates(case, names)
-    decision = _against_floor(rates, limit)
+    decision = meets_target([float(rate.value) for rate in rates], limit.value)
+    shown = pooled.model_copy(update={"interval": decision.interval})
     last = optional(lambda: last50(case.log(names[0])))
     alone = f"; shown beside it, the last 50 steps of {names[0]}"
     beside = f"{alone}: {last}" if last else "; fewer than 50 measured steps in a launch"
@@ -140,41 +126,6 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
     slow = f"Too slow: {float(shown.value):.4g} tok/s, at least {limit.value:g} tok/s is required."
     title = slow if finding.outcome is Outcome.FAIL else ""
     return replace(finding, title=title)
-
-
-def bounded_rate(case: Case, names: Sequence[str]) -> Measurement:
-    """The pooled throughput, with the interval that decides where a floor does."""
-    pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
-    if not case.gates_throughput(limit):
-        return pooled
-    decision = _against_floor(launch_rates(case, names), limit)
-    return pooled.model_copy(update={"interval": decision.interval})
-
-
-def _against_floor(rates: Sequence[Measurement], limit: Limit) -> Decision:
-
-    return meets_target([float(rate.value) for rate in rates], limit.value)
-
-
-def launches_compared(case: Case, names: Sequence[str], check: str) -> Comparison:
-    """The launches behind the throughput, against the floor where it decides."""
-    limit = case.limit(THROUGHPUT)
-    gated = case.gates_throughput(limit)
-    values = tuple(float(rate.value) for rate in launch_rates(case, names))
-    row = Compared(
-        label="tokens / time after warm-up",
-        values=values,
-        measurement=bounded_rate(case, names),
-        decides=gated,
-    )
-    return Comparison(
-        check=check,
-        title="Throughput of the launches",
-        each="one launch",
-        unit=TOKENS_PER_SECOND,
-        rows=(row,),
-        limits=(Mark(label="floor", value=limit.value),) if gated else (),
-    )
 
 
 def aim(case: Case, names: Sequence[str]) -> Finding:
@@ -291,36 +242,31 @@ def production_days(case: Case, names: Sequence[str]) -> Finding:
     return skipped(Reason.NOT_GATED, f"{reason}; shown, not gated", measurement=value)
 
 
-def rate_table(case: Case, names: Sequence[str], *, title: str) -> Table:
-    """Each launch by the last-50 statistic (W3) and by tokens over time."""
-    return Table(
-        title=title,
-        columns=(
-            *("launch", "last-50 mean", "last-50 stdev", "window"),
-            *("tokens / time", "typical", "time lost", "source"),
-        ),
-        rows=tuple(_rate_cells(case, name) for name in names),
-        note="tok/s of all ranks; tokens / time, after warm-up, decides; last-50 is shown (W3)",
-    )
+# Of a table's row: what it is called, its launch, and its arm inside that, if it is one.
+Rated = tuple[str, str, str | None]
 
 
-def _rate_cells(case: Case, name: str) -> tuple[Any, ...]:
+def rate_table(case: Case, rated: Sequence[Rated], *, title: str, column: str = "launch") -> Table:
+    """Each launch or arm by the last-50 statistic (W3) and by tokens over time."""
+    rows: list[tuple[str | float | None, ...]] = []
+    for label, name, arm in rated:
+        log, last = optional(partial(case.log, name, ended=False)), last50_of(case, name, arm)
+        own = partial(own_rate, case, name) if case.profile.own_trainer else None
+        rate = optional(own or partial(effective_rate, log, arm=arm)) if log else None
+        spread = None if last is None or last.stdev is None else round(last.stdev, 1)
+        window = str(last.window) if last else "fewer than 50 steps"
+        source = log.path if log else "no evidence"
+        rows.append((label, cell(last), spread, window, cell(rate), source))
+    columns = (column, "last-50 mean", "last-50 stdev", "window", "tokens / time", "source")
+    note = "tok/s of all ranks; tokens / time, after warm-up, decides; last-50 is shown (W3)"
+    return Table(title=title, columns=columns, rows=tuple(rows), note=note)
 
-    log = optional(partial(case.log, name))
-    last = optional(partial(last50, log)) if log else None
-    rated = partial(own_rate, case, name) if case.profile.own_trainer else None
-    rate = optional(rated or partial(effective_rate, log)) if log else None
-    usual = pause = None
-    if log is not None and rate is not None:
-        try:
-            usual, pause = typical(log), time_lost(log)
-        except StatisticsError:
-            usual = pause = None
-    return (
-        name,
-        *last50_cells(last),
-        cell(rate),
-        cell(usual),
-        f"{float(pause.value):.1%}" if pause else None,
-        log.path if log and (last or rate) else "no evidence",
-    )
+
+def launches(names: Sequence[str]) -> list[Rated]:
+    """Whole launches, as `rate_table` takes them."""
+    return [(name, name, None) for name in names]
+
+
+def last50_of(case: Case, name: str, arm: str | None = None) -> Measurement | None:
+    """The last-50 statistic of a launch, or of an arm in it; None where it has none."""
+    return optional(lambda: last50(case.log(name, ended=False), arm=arm))

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nsa.contract import HEARTBEATS
+from nsa.contract import ENV_JSON, HEARTBEATS
 from nsa.toggles import TOGGLES
 from phases.kit.commands import environment
 from runbook.config.limits import Limit
 from runbook.config.phase import PlanContext
-from runbook.records import (
-    Comparator,
-    Kind,
-    Launch,
-    LaunchResult,
-    LaunchStatus,
-    Measurement,
-    Outcome,
-    Reason,
-)
+from runbook.records import Kind, Launch, LaunchResult, LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
 
 if TYPE_CHECKING:
@@ -36,78 +27,55 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Finding(Exception):
     """Outcome, closed reason code and a sentence; with the number and the limit if there is one.
 
     An answer returns it; a guard raises it where a row's question has none. `topic` names the
     playbook entry that fixes it; the row's own topic is the default. `follows` as in `Check`: a
     launch, another check, a phase, or what the machine does not have. So are `title` and `clue`.
+    A number that a `limit` was held against names all its files as evidence, any other one the
+    first.
     """
 
     outcome: Outcome
     code: Reason
     reason: str
+    _: KW_ONLY
     measurement: Measurement | None = None
-    comparator: Comparator = Comparator.NONE
-    limit: float | str | bool | None = None
-    limit_source: str = ""
-    evidence: tuple[str, ...] = ()
+    limit: Limit | None = None
+    evidence: Sequence[str] = ()
     topic: str = ""
     follows: str = ""
     title: str = ""
     clue: str = ""
 
+    def __post_init__(self) -> None:
+        files = self.measurement.sources if self.measurement else ()
+        paths = [*self.evidence, *(one.path for one in (files if self.limit else files[:1]))]
+        self.evidence = tuple(dict.fromkeys(filter(None, paths)))
+
     def __str__(self) -> str:
         return self.reason
 
 
-def finding(
-    outcome: Outcome,
-    code: Reason,
-    reason: str,
-    *,
-    measurement: Measurement | None = None,
-    limit: Limit | None = None,
-    evidence: Iterable[str] = (),
-    topic: str = "",
-    follows: str = "",
-    title: str = "",
-    clue: str = "",
-) -> Finding:
-    """A number that a `limit` was held against names all its files, any other one the first."""
-    files = measurement.sources if measurement else ()
-    paths = [*evidence, *(source.path for source in (files if limit else files[:1]))]
-    return Finding(
-        outcome=outcome,
-        code=code,
-        reason=f"WARNING: {reason}" if code is Reason.WARNING else reason,
-        measurement=measurement,
-        comparator=limit.spec.comparator if limit else Comparator.NONE,
-        limit=limit.value if limit else None,
-        limit_source=limit.source if limit else "",
-        evidence=tuple(dict.fromkeys(filter(None, paths))),
-        topic=topic,
-        follows=follows,
-        title=title,
-        clue=clue,
-    )
-
-
 # The answer is yes.
-passed = partial(finding, Outcome.PASS, Reason.OK)
-# Nothing is wrong enough to stop, but a person should read it.
-warned = partial(finding, Outcome.PASS, Reason.WARNING)
+passed = partial(Finding, Outcome.PASS, Reason.OK)
 # A fault of the thing under test.
-failed = partial(finding, Outcome.FAIL)
+failed = partial(Finding, Outcome.FAIL)
 # Not comparable, not plausible, or the environment is wrong.
-invalid = partial(finding, Outcome.INVALID)
+invalid = partial(Finding, Outcome.INVALID)
 # No evidence: not run, or cut off.
-incomplete = partial(finding, Outcome.INCOMPLETE)
+incomplete = partial(Finding, Outcome.INCOMPLETE)
 # Measured, but not decidable at the declared error rate.
-inconclusive = partial(finding, Outcome.INCONCLUSIVE)
+inconclusive = partial(Finding, Outcome.INCONCLUSIVE)
 # The question does not arise here; the reason says why.
-skipped = partial(finding, Outcome.SKIPPED)
+skipped = partial(Finding, Outcome.SKIPPED)
+
+
+def warned(reason: str, **more: Any) -> Finding:
+    """Nothing is wrong enough to stop, but a person should read it."""
+    return Finding(Outcome.PASS, Reason.WARNING, f"WARNING: {reason}", **more)
 
 
 def listed(problems: Sequence[str], most: int = 20) -> str:
@@ -120,6 +88,12 @@ def listed(problems: Sequence[str], most: int = 20) -> str:
 def missing(reason: str, *paths: str, follows: str = "") -> Finding:
     """To be raised where what a row is answered from is not there."""
     return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths, follows=follows)
+
+
+def whole(launch: LaunchEvidence, file: str, kind: str) -> None:
+    """Raise INVALID where a part of this file could not be read."""
+    if problems := [text for text in launch.problems if file in text]:
+        raise invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(launch.path(kind),))
 
 
 # (outcome, code, topic) of a launch that did not finish. A fault of the trainer is FAIL; what we
@@ -171,7 +145,7 @@ def ending(launch: LaunchEvidence) -> Finding:
         how = _SAID.get(result.status, result.status.value.replace("_", " "))
         reason = f"{name} {how}{culprit}{cause}"
     clue, follows = _where_it_stopped(result), launch.launch.id
-    return finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows, clue=clue)
+    return Finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows, clue=clue)
 
 
 def _where_it_stopped(result: LaunchResult) -> str:
@@ -290,13 +264,13 @@ class Case:
             raise replace(end, outcome=Outcome.INCOMPLETE, reason=reason, measurement=None)
         return found
 
-    def log(self, name: str, *, whole: bool = True, sane: bool = True) -> TrainingLog:
-        """The training.csv of a launch: undamaged, and of a launch that ended if `whole`.
+    def log(self, name: str, *, ended: bool = True, sane: bool = True) -> TrainingLog:
+        """The training.csv of a launch: undamaged, and of a launch that ended well if `ended`.
 
         With `sane`, times, tokens and rates have to be finite and above zero, so that every
         statistic can be computed.
         """
-        found = self.completed(name) if whole else self.launch(name)
+        found = self.completed(name) if ended else self.launch(name)
         log = found.training
         if log is None or len(log.frame) == 0:
             own = found.launch.own
@@ -319,10 +293,7 @@ class Case:
         found = self.launch(name)
         if found.env is not None:
             return dict(found.env)
-        problems = [problem for problem in found.problems if "env.json" in problem]
-        if problems:
-            broken = invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(found.path("env"),))
-            raise broken
+        whole(found, ENV_JSON, "env")
         reason = f"{name} wrote no env.json"
         raise missing(reason, found.path("console"), follows=self.fault_of(name))
 

@@ -6,7 +6,7 @@ A new limit is one entry there, its name in the `limits` of the phase that reads
 
 from __future__ import annotations
 
-from phases.kit.tables import table
+from phases.kit import table
 from runbook.config.limits import IDLE_MFU, FixedRule, LimitSpec, LimitUse  # noqa: F401
 from runbook.config.profile import MOST_OF_PEAK  # noqa: F401 - fixed.yaml tells both
 from runbook.records import Comparator

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from phases.kit.case import Finding, failed, finding, inconclusive, invalid, passed, skipped
-from runbook.records import Comparator, Measurement, Outcome, Reason, Window
+from phases.kit.case import Finding, failed, inconclusive, invalid, passed, skipped
+from runbook.records import Measurement, Outcome, Reason, Window
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 from runbook.stats.decision import Decision
 from runbook.stats.throughput import StatisticsError, effective, last_window
@@ -163,8 +163,7 @@ def against(
         return shown_only(measurement, limit, text)
     if limit.holds(float(measurement.value)):
         return passed(text, measurement=measurement, limit=limit)
-    below = limit.spec.comparator in (Comparator.AT_LEAST, Comparator.ABOVE)
-    fault = Reason.BELOW_LIMIT if below else Reason.ABOVE_LIMIT
+    fault = Reason.BELOW_LIMIT if limit.spec.floor else Reason.ABOVE_LIMIT
     return (beyond or partial(failed, fault))(text, measurement=measurement, limit=limit)
 
 
@@ -194,7 +193,7 @@ def decided(
     """A decision as a finding, in its own words unless `reason` has others."""
     outcome = decision.outcome.as_check
     files = (*evidence, *(source.path for source in measurement.sources))
-    return finding(
+    return Finding(
         outcome,
         _DECIDED[outcome],
         reason or decision.reason,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from phases.kit.tables import table
+from phases.kit import table
 from runbook.config.profile import Profile
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence

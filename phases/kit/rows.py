@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
+from phases.kit import table
 from phases.kit.case import Case, Finding, ending, incomplete, invalid, skipped
 from phases.kit.playbook import Situation, first_of, remedy_for, situation_of
-from phases.kit.tables import table
 from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
-from runbook.records import Check, Comparator, Launch, Outcome, Reason
+from runbook.records import Check, Launch, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
 
 S = TypeVar("S")
@@ -83,6 +83,11 @@ class RowPhase(Phase):
         del context
         return self.rows()
 
+    def instead(self, case: Case, row: Row) -> Finding | None:
+        """What a row says where its question does not arise; None where it does."""
+        del case, row
+        return None
+
     def names(self, case: Case) -> Sequence[str]:
         """Names of the planned launches."""
         return [launch.name for launch in self.plan(case.context)]
@@ -115,7 +120,7 @@ class RowPhase(Phase):
                 checks=[self._check(row, finding, case) for row in self.asked(context)]
             )
         rows = self._rows_for(case)
-        found = {row.what: answered(row, case) for row in rows}
+        found = {row.what: answered(row, case, self.instead) for row in rows}
         checks = [self._check(row, self._traced(row, found), case) for row in rows]
         try:
             details = self.details(case)
@@ -154,6 +159,9 @@ class RowPhase(Phase):
         now = situation_of(case.profile, launches, finding.evidence)
         remedy, typed = self._advised(row.topic, finding, now, context, row.needs)
         said = {name: value for name, value in vars(finding).items() if name != "topic"}
+        if (limit := said.pop("limit")) is not None:
+            said |= {"comparator": limit.spec.comparator, "limit": limit.value}
+            said["limit_source"] = limit.source
         return Check(
             id=check_id,
             phase=self.name,
@@ -186,11 +194,14 @@ class RowPhase(Phase):
         return remedy, first.command or context.rerun(*self._again(needs), adding=adding)
 
 
-def answered(row: Row, case: Case) -> Finding:
-    """The row's answer; what keeps it from having one is an answer too."""
+def answered(
+    row: Row, case: Case, instead: Callable[[Case, Row], Finding | None] = lambda *_: None
+) -> Finding:
+    """The row's answer, or what it says `instead`; what keeps it from having one is one too."""
     try:
-        ours = case.profile.own_trainer is None or row.own
-        return row.answer(case) if ours else needs_contract(case)
+        if case.profile.own_trainer and not row.own:
+            return needs_contract(case)
+        return instead(case, row) or row.answer(case)
     except Finding as nothing:
         return nothing
     except _IMPOSSIBLE as error:
@@ -267,7 +278,7 @@ def _order(found: Finding) -> tuple[int, bool, float]:
 
 def _room(found: Finding) -> float:
     limit, measured = found.limit, found.measurement
-    if measured is None or isinstance(limit, str | bool | None):
+    if measured is None or limit is None:
         return 0.0
-    room = float(measured.value) - limit
-    return room if found.comparator in (Comparator.AT_LEAST, Comparator.ABOVE) else -room
+    room = float(measured.value) - limit.value
+    return room if limit.spec.floor else -room

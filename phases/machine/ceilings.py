@@ -9,14 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nsa.contract import CEILINGS_JSON, Ceiling
-from phases.kit.case import (
-    Case,
-    Finding,
-    ending,
-    invalid,
-    missing,
-    skipped,
-)
+from phases.kit.case import Case, Finding, ending, invalid, missing, skipped, whole
 from phases.kit.limits import (
     CARDS_ALIKE,
     CEILING_ALL_REDUCE,
@@ -104,9 +97,7 @@ def _launch(case: Case, name: str = LAUNCH) -> tuple[LaunchEvidence, Mapping[str
     if end.outcome is not Outcome.PASS:
         raise end
     if launch.ceilings is None:
-        problems = [text for text in launch.problems if CEILINGS_JSON in text]
-        if problems:
-            raise _damaged(launch, problems[0])
+        whole(launch, CEILINGS_JSON, "ceilings")
         raise missing(f"{name} wrote no {CEILINGS_JSON}", launch.path("console"))
     return launch, launch.ceilings
 
@@ -114,7 +105,7 @@ def _launch(case: Case, name: str = LAUNCH) -> tuple[LaunchEvidence, Mapping[str
 def _damaged(launch: LaunchEvidence, reason: str) -> Finding:
     """INVALID; where a field was left out for its type, that is the cause."""
     odd = [text for text in launch.problems if CEILINGS_JSON in text]
-    cause = f" ({'; '.join(odd)})" if odd and odd[0] != reason else ""
+    cause = f" ({'; '.join(odd)})" if odd else ""
     paths = (launch.path("ceilings"),)
     return invalid(Reason.DAMAGED_ARTIFACT, f"{reason}{cause}", evidence=paths)
 

@@ -7,21 +7,15 @@ read is said, and never counts as healthy in silence.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from phases.kit.case import (
-    Case,
-    Finding,
-    invalid,
-    missing,
-    once,
-    passed,
-    warned,
-)
-from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST
+from phases.kit.case import Case, Finding, invalid, missing, once, passed, warned, whole
+from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST, TAKEN_EARLY_S, TAKEN_LATE_S
 from phases.kit.measure import file_value
-from phases.machine.device_samples import Notes, require_own_times, sampled
 from phases.machine.devices import require_gpu
+from phases.machine.samples import Notes, sampled
+from runbook.files import utc_text
 from runbook.folder.launch.kernel_lines import (
     XIDS,
     KernelLine,
@@ -47,7 +41,7 @@ def device_changes(case: Case, name: str) -> Finding:
     before = _document(launch, "devices_before", DEVICES_BEFORE_JSON)
     after = _document(launch, "devices_after", DEVICES_AFTER_JSON)
     kernel = _document(launch, "kernel_log", KERNEL_LOG_JSON)
-    require_own_times(launch, before=before, after=after, kernel=kernel)
+    _require_own_times(launch, before=before, after=after, kernel=kernel)
     gpus = _used(launch, before)
     notes = Notes()
     _standing(gpus, case.profile.hardware.pcie_width, notes)
@@ -76,8 +70,7 @@ def _said(launch: LaunchEvidence, compared: int, notes: Notes) -> Finding:
 def _document(launch: LaunchEvidence, key: str, file: str) -> Mapping[str, Any]:
     """A document of the launch, whole."""
     path = launch.path(key)
-    if problems := [problem for problem in launch.problems if file in problem]:
-        raise invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(path,))
+    whole(launch, file, key)
     document: Mapping[str, Any] | None = getattr(launch, key)
     if document is None:
         name = launch.launch.name
@@ -105,6 +98,49 @@ def _used(launch: LaunchEvidence, before: Mapping[str, Any]) -> list[_Gpu]:
         reason = f"{path}: it does not tell of GPU {', '.join(lacking)}, which a rank used"
         raise invalid(Reason.MISMATCH, reason, evidence=(path, launch.path("env")))
     return [gpu for uuid, gpu in found.items() if uuid in wanted]
+
+
+def _require_own_times(
+    launch: LaunchEvidence,
+    *,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    kernel: Mapping[str, Any],
+) -> None:
+    """Raise a finding unless each document was written when the launch began, or ended.
+
+    What was taken at another time says nothing of this launch, however healthy it looks.
+    """
+    begun = _seconds(launch.result.started_at)
+    if begun is None:
+        raise missing(f"{launch.launch.name}: the record does not tell when it was started")
+    ended = begun + launch.result.duration_s
+    for file, document, key, expected, word in (
+        (DEVICES_BEFORE_JSON, before, "taken_at", begun, "began"),
+        (DEVICES_AFTER_JSON, after, "taken_at", ended, "ended"),
+        (KERNEL_LOG_JSON, kernel, "began_at", begun, "began"),
+        (KERNEL_LOG_JSON, kernel, "ended_at", ended, "ended"),
+    ):
+        told = _seconds(document.get(key))
+        path = f"{launch.launch.run_dir}/{file}"
+        if told is None:
+            reason = f"{path}: it does not tell {key}"
+            raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(path,))
+        if not -TAKEN_EARLY_S <= told - expected <= TAKEN_LATE_S:
+            reason = (
+                f"{path} is of another time: {key} {document[key]}, the launch {word} at "
+                f"{utc_text(datetime.fromtimestamp(expected, tz=UTC))}"
+            )
+            raise invalid(Reason.MISMATCH, reason, evidence=(path,), topic="devices")
+
+
+def _seconds(text: object) -> float | None:
+    """Seconds of a time with its zone, such as `2026-01-31T12:00:00Z`; None if it is none."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return moment.timestamp() if moment.tzinfo else None
 
 
 # -- before the launch ---------------------------------------------------------------------------

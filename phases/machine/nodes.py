@@ -10,16 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsa.contract import Ceiling
-from phases.kit.case import (
-    Case,
-    Finding,
-    inconclusive,
-    invalid,
-    missing,
-    passed,
-    skipped,
-    warned,
-)
+from phases.kit.case import Case, Finding, inconclusive, invalid, missing, passed, skipped, warned
 from phases.kit.commands import ceilings_launch
 from phases.kit.limits import CEILING_ALL_REDUCE, CLOCKS_APART_S, CLOCKS_EXACT_S
 from phases.kit.rows import Row, RowsOf

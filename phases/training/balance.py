@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from phases.kit.case import (
     once,
     passed,
     warned,
+    whole,
 )
 from phases.kit.measure import log_value, rank_value
 from phases.training.own import own_accounts
@@ -105,7 +106,7 @@ def as_written(case: Case, name: str) -> Finding:
     )
 
 
-def _failed(off: Unbalanced, name: str, paths: Iterable[str]) -> Finding:
+def _failed(off: Unbalanced, name: str, paths: Sequence[str]) -> Finding:
     """FAIL with everything that is off, for the reason of the account that it is about."""
     account = off.account
     reason = f"{name}: {listed(off.problems)}"
@@ -179,10 +180,8 @@ def _untested(case: Case, name: str) -> str:
 
 def _self_tested(case: Case, name: str) -> Finding | None:
     """What the trainer found wrong with its kernels; None where that is nothing."""
-    launch = case.launch(name)
-    if odd := [text for text in launch.problems if f"{ENV_JSON}.attention" in text]:
-        # What was left out may be the one that failed.
-        return invalid(Reason.DAMAGED_ARTIFACT, odd[0], evidence=(launch.path("env"),))
+    # What was left out may be the one that failed.
+    whole(case.launch(name), f"{ENV_JSON}.attention", "env")
     bad = {
         kind: found
         for kind, found in _self_test(case, name).items()

@@ -19,12 +19,7 @@ from phases.kit.case import (
     passed,
     skipped,
 )
-from phases.kit.measure import (
-    derived,
-    file_value,
-    log_value,
-    rank_value,
-)
+from phases.kit.measure import derived, file_value, log_value, rank_value
 from phases.training.stability import processes_of
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import TrainingLog

@@ -27,7 +27,7 @@ from runbook.records import LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence
 
 # Toggles that switch logging, watching or limits; their absence changes no number.
-_PASSIVE = frozenset(
+PASSIVE = frozenset(
     {
         "NSA_TB_DISABLE",
         "NSA_DISABLE_CSV_LOGS",
@@ -44,7 +44,7 @@ def toggles_in_force(env: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in env.items()
-        if name in TOGGLES and TOGGLES[name].reader == "trainer" and name not in _PASSIVE
+        if name in TOGGLES and TOGGLES[name].reader == "trainer" and name not in PASSIVE
     }
 
 

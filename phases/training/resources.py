@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from phases.kit.case import Case, Finding, failed, invalid
+from phases.kit.case import Case, Finding, failed, whole
 from phases.kit.measure import file_value
 from runbook.folder.names import RESOURCES_CSV
 from runbook.records import Reason
@@ -53,8 +53,7 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     """
     launch = case.launch(name)
     looks = _looks(launch)
-    if damage := [text for text in launch.problems if f"/{RESOURCES_CSV}: " in text]:
-        return invalid(Reason.DAMAGED_ARTIFACT, damage[0], evidence=(launch.path("resources"),))
+    whole(launch, f"/{RESOURCES_CSV}: ", "resources")
     if looks is None:
         return None
     steps_left = case.profile.workload.production_steps - float(looks["step"].max())

@@ -22,7 +22,7 @@ from phases.kit.limits import FLAKY_LAUNCHES
 from phases.kit.measure import log_value, rank_value
 from phases.kit.rows import Row, RowsOf, first_problem
 from phases.machine.device_changes import device_changes
-from phases.machine.host_settings import other_work
+from phases.machine.host import other_work
 from phases.training.as_planned import as_planned
 from phases.training.balance import as_written, balanced, learned_from
 from phases.training.own import own_ranks
@@ -181,7 +181,7 @@ def _ranks_alive(case: Case, name: str) -> Finding:
 
 
 def _loss_finite(case: Case, name: str) -> Finding:
-    log = case.log(name, whole=False, sane=False)
+    log = case.log(name, ended=False, sane=False)
     launch = case.launch(name)
     losses = log.frame["loss"].to_numpy(dtype=float)
     bad = (~(abs(losses) < math.inf)).nonzero()[0].tolist()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.causes import Cause
-from reports.following import STEPS
-from reports.row import CheckRow, one_line
+from reports.permits import STEPS
+from reports.text import CheckRow, one_line
 from reports.view import ReportView, build_view
 from runbook.records import Reason, RunRecord
 from runbook.records.run import Report, Screen

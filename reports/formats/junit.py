@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from reports.row import CheckRow
+from reports.text import CheckRow
 from reports.view import PhaseView, ReportView, build_view
 from runbook.records import Reason, RunRecord, Verdict
 from runbook.records.run import Report, Screen

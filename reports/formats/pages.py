@@ -14,7 +14,7 @@ from markupsafe import Markup
 from reports.permits import permit_of
 from reports.plots import figures
 from reports.summary import summarize
-from reports.templating import template_environment
+from reports.text import template_environment
 from reports.view import build_view
 from runbook.records import RunRecord
 from runbook.records.run import Report, Screen

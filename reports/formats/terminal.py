@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from reports.causes import Cause
-from reports.following import STEPS
-from reports.permits import permit_of
-from reports.row import CheckRow, one_line
+from reports.permits import STEPS, permit_of
+from reports.text import CheckRow, one_line
 from reports.view import PhaseView, ReportView, build_view
 from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import RunRecord, Verdict

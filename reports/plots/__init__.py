@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from reports.plots.forest import Forest, forest_of_check
-from reports.plots.timeline import Timeline
+from reports.plots.bars import Interval, Timeline
 from reports.plots.traces import Traces
-from reports.row import one_line
+from reports.text import one_line
 from runbook.records import PhaseRecord, RunRecord, Series
 
 
@@ -22,7 +21,7 @@ from runbook.records import PhaseRecord, RunRecord, Series
 class Figure:
     """One picture. `phase` is the phase that it belongs to, empty for the whole run.
 
-    `kind` is timeline, comparison, interval, or the group of the curves (throughput, loss, memory,
+    `kind` is timeline, interval, or the group of the curves (throughput, loss, memory, tensors,
     gates); trace where a curve has none. `title` and `caption` are plain text; `svg` says in its
     `desc` what it shows.
     """
@@ -36,41 +35,24 @@ class Figure:
 
 def figures(record: RunRecord) -> tuple[Figure, ...]:
     """Every picture of the run: first its course, then phase by phase what decided."""
-    return (*_course(record), *(one for phase in record.phases for one in _of_phase(phase)))
-
-
-def _course(record: RunRecord) -> Iterator[Figure]:
-    course = Timeline(record)
-    if course.bars:
-        yield Figure(
-            kind="timeline", phase="", title=course.title, caption=course.caption, svg=course.svg()
+    drawn = [("", Timeline(record)), *((p.name, one) for p in record.phases for one in _of(p))]
+    return tuple(
+        Figure(
+            kind=one.kind,
+            phase=phase,
+            title=one_line(one.title),
+            caption=one_line(one.caption),
+            svg=one.svg(),
         )
+        for phase, one in drawn
+        if not one.empty
+    )
 
 
-def _of_phase(phase: PhaseRecord) -> Iterator[Figure]:
-    drawn: list[tuple[str, Forest | Traces]] = [
-        ("comparison", Forest(comparison)) for comparison in phase.comparisons
-    ]
-    compared = {comparison.check for comparison in phase.comparisons}
-    for check in phase.checks:
-        found = None if check.id in compared else forest_of_check(check)
-        drawn += [("interval", found)] if found else []
-    drawn += [(group or "trace", Traces(group, curves)) for group, curves in _groups(phase.series)]
-    for kind, one in drawn:
-        if not one.empty:
-            yield Figure(
-                kind=kind,
-                phase=phase.name,
-                title=one_line(one.title),
-                caption=one_line(one.caption),
-                svg=one.svg(),
-            )
-
-
-def _groups(series: tuple[Series, ...]) -> list[tuple[str, tuple[Series, ...]]]:
-    """The curves that share a scale; one without a group stands alone."""
-    found: dict[tuple[str, str], list[Series]] = {}
-    for number, curve in enumerate(series):
-        alone = "" if curve.group else str(number)
-        found.setdefault((curve.group, alone), []).append(curve)
-    return [(group, tuple(curves)) for (group, _), curves in found.items()]
+def _of(phase: PhaseRecord) -> Iterator[Interval | Traces]:
+    """What decided, and the curves that share a scale; one without a group stands alone."""
+    yield from map(Interval, phase.checks)
+    groups: dict[tuple[str, str], list[Series]] = {}
+    for curve in phase.series:
+        groups.setdefault((curve.group, "" if curve.group else curve.name), []).append(curve)
+    yield from (Traces(group, curves) for (group, _), curves in groups.items())

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from reports.row import one_line
+from reports.text import one_line
 
 WIDTH = 360.0
-# Words higher than this would stand in the key.
-_HIGHEST = 22.0
 # Of the page's font, in drawing units; enough to keep words apart.
 CHAR = 5.9
 LINE = 14.0
 CURVES = ("curve", "curve-2", "curve-3", "curve-4")
 # Beyond it differences of two numbers may overflow.
-_HUGE = 1e100
+HUGE = 1e100
 # A scale no finer than this share of its largest value: labels stay short.
 _FINEST = 1e-4
 # Between the outermost values and the ends of a scale.
@@ -28,7 +26,7 @@ _SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def drawable(value: float) -> bool:
     """Finite, and small enough that differences cannot overflow."""
-    return math.isfinite(value) and abs(value) < _HUGE
+    return math.isfinite(value) and abs(value) < HUGE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,13 +134,6 @@ def curve(points: Sequence[tuple[float, float]], x: Scale, y: Scale, kind: str) 
     return Markup('<path class="{}" d="{}"/>').format(kind, path)
 
 
-def area(low: Sequence[tuple[float, float]], high: Sequence[tuple[float, float]]) -> Markup:
-    """A filled stretch between two lines in drawing units."""
-    around = [*low, *reversed(high)]
-    path = "L".join(f"{_short(x)} {_short(y)}" for x, y in around)
-    return Markup('<path class="band" d="M{}Z"/>').format(path)
-
-
 def shorten(words: str, width: float) -> str:
     """The words, cut with an ellipsis to what fits into so many drawing units."""
     most = max(2, int(width / CHAR))
@@ -206,45 +197,6 @@ def _labels(scale: Scale) -> list[tuple[float, str]]:
 def _anchor(at: float) -> str:
     """Where words at the edge of the drawing have to begin or end."""
     return "start" if at < 16 else "end" if at > WIDTH - 16 else "middle"
-
-
-def levels(
-    marks: Sequence[tuple[float, str]],
-    left: float,
-    right: float,
-    bottom: float,
-    *,
-    avoid: Sequence[tuple[float, float]] = (),
-) -> list[Markup]:
-    """Labelled lines across the drawing; each label where it covers the least of `avoid`."""
-    parts, taken = [], list(avoid)
-    for at, words in marks:
-        said = shorten(words, right - left - 4)
-        x, y = _spot(at, CHAR * len(said), (left, right, bottom), taken)
-        # Where a label stands weighs more than any curve for the labels after it.
-        taken += [(x - CHAR * n, y - up) for n in range(len(said)) for up in (0, 4, 8)] * 50
-        parts.append(line(left, at, right, at, "limit"))
-        parts.append(text(x, y, said, anchor="end"))
-    return parts
-
-
-def _spot(
-    at: float,
-    wide: float,
-    edges: tuple[float, float, float],
-    taken: Sequence[tuple[float, float]],
-) -> tuple[float, float]:
-    """Where words `wide` end beside the line at this height: above or under it, right or left."""
-    left, right, bottom = edges
-
-    def covered(spot: tuple[float, float]) -> int:
-        x, y = spot
-        inside = sum(x - wide - 2 <= px <= x + 2 and y - 10 <= py <= y + 3 for px, py in taken)
-        return inside + (0 if _HIGHEST <= y < bottom else 1000)
-
-    return min(
-        ((x, at + dy) for dy in (-3.0, 11.0) for x in (right - 2, left + 2 + wide)), key=covered
-    )
 
 
 def key_rows(words: Sequence[str], width: float) -> int:

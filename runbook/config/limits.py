@@ -77,6 +77,11 @@ class LimitSpec:
         if self.comparator not in _HOLDS:
             raise ValueError(f"limit {self.name!r}: {self.comparator!r} compares no numbers")
 
+    @property
+    def floor(self) -> bool:
+        """Is a higher value the better one?"""
+        return self.comparator in (Comparator.AT_LEAST, Comparator.ABOVE)
+
     def in_force(self, given: LimitValue) -> Limit:
         """The limit with the value that a profile gives it."""
         return Limit(spec=self, value=given.value, source=given.source, gated=given.gated)

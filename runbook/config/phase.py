@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from runbook.defaults import DEFAULT_LAUNCHER
-from runbook.records import Check, Comparison, Launch, Measurement, Series, Table
+from runbook.records import Check, Launch, Measurement, Series, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
 from runbook.records.run import Invocation
 
@@ -68,7 +68,6 @@ class Judgement:
     measurements: Sequence[Measurement] = ()
     tables: Sequence[Table] = ()
     series: Sequence[Series] = ()
-    comparisons: Sequence[Comparison] = ()
     choices: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
     remedies: Mapping[str, str] = field(default_factory=dict)

@@ -19,12 +19,10 @@ from runbook.config.profile import Profile
 from runbook.config.settings import Settings, parse_settings, word
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
-from runbook.records.outcome import Comparator
 from runbook.records.own_trainer import UNCHECKED, OwnTrainer
 from runbook.records.run import NODE_NAMES, Ran
 
 _MODEL = ("model", "nsa")
-_HIGHER_IS_STRICTER = (Comparator.AT_LEAST, Comparator.ABOVE)
 
 
 def what_ran(evidence: PhaseEvidence) -> tuple[Ran, ...]:
@@ -244,7 +242,7 @@ def _loosened(profile: Profile, base: Profile) -> list[str]:
         after, spec = profile.limits.get(name), known.get(name)
         if after is None or spec is None or not before.gated:
             continue
-        higher = spec.comparator in _HIGHER_IS_STRICTER
+        higher = spec.floor
         lower = after.value < before.value if higher else after.value > before.value
         if lower or not after.gated:
             found.append(name)

@@ -52,8 +52,11 @@ _LISTS = (
     ("measurements", "measurement", "name"),
     ("tables", "table", "title"),
     ("series", "series", "name"),
-    ("comparisons", "comparison", "check"),
 )
+
+
+# What a phase shows beside its checks and numbers.
+_SHOWN = ("tables", "series", "comparisons")
 
 
 def compare_phases(recorded: PhaseRecord, recomputed: PhaseRecord) -> list[str]:
@@ -70,7 +73,9 @@ def _compare_records(recorded: RunRecord, again: RunRecord) -> list[str]:
     """One line for everything in the record that judging its artifacts does not give."""
     names, given = ([phase.name for phase in one.phases] for one in (recorded, again))
     problems = [] if names == given else [f"phases: recorded {names}, judged again {given}"]
-    for old, new in zip(recorded.phases, again.phases, strict=False):
+    nothing = {} if _by_this_code(recorded) else dict.fromkeys(_SHOWN, ())
+    for pair in zip(recorded.phases, again.phases, strict=False):
+        old, new = (phase.model_copy(update=nothing) for phase in pair)
         problems += compare_phases(old, new) if old.name == new.name else []
     old_rest, new_rest = (
         one.model_dump(mode="json", exclude={"phases"}) for one in (recorded, again)
@@ -128,11 +133,11 @@ def verify_run(
     Every entry in the folder against run.json and the manifest, run.json against the
     journal, the profile's digest, the plan and the end of every launch, every fact that is shown,
     everything that judging determines (checks, numbers, tables, scope, verdict) against a fresh
-    reading and judgement, and every report against a fresh rendering. A report that other code
-    wrote need not be what this code would write: its digest holds it, and it has to say what the
-    record says. `fingerprint` is what was kept elsewhere of the one that run.json should have,
-    from its first digit on. `phases` and `setup` replace the registered ones. The notes tell of
-    such reports, and of a folder that was copied or renamed.
+    reading and judgement, and every report against a fresh rendering. A report, a table or a curve
+    that other code wrote need not be what this code would write: its digest holds it, and a report
+    has to say what the record says. `fingerprint` is what was kept elsewhere of the one that
+    run.json should have, from its first digit on. `phases` and `setup` replace the registered ones.
+    The notes tell of such reports, and of a folder that was copied or renamed.
 
     Raises `RunbookError` if there is no readable run.json.
     """

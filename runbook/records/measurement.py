@@ -188,14 +188,6 @@ class Mark(Record):
     value: float
 
 
-class Span(Record):
-    """A labelled stretch between two levels, such as the differences that are accepted."""
-
-    label: str = Field(min_length=1)
-    low: float
-    high: float
-
-
 class Series(Record):
     """Points (x, y) of one curve. It illustrates; no check is ever judged from it.
 
@@ -227,37 +219,6 @@ class Series(Record):
         if given["limit"] is not None:
             kept["limits"] = ({"label": "limit", "value": given["limit"]},)
         return kept
-
-
-class Compared(Record):
-    """What one estimate rests on: `values` of the rounds, pairs or launches, in their order.
-
-    The measurement holds the estimate and the interval that decided; `decides` is False for what
-    is only shown beside it.
-    """
-
-    label: str = Field(min_length=1)
-    values: tuple[float, ...]
-    measurement: Measurement
-    decides: bool = True
-
-
-class Comparison(Record):
-    """The single values behind one decision, with the levels that it was held against.
-
-    `check` is the row that it decided, `each` what one value is of, `answer` the decision in a
-    word. `margin` is the stretch in which a difference is accepted.
-    """
-
-    check: str = Field(min_length=1)
-    title: str = Field(min_length=1)
-    each: str
-    unit: str
-    answer: str = ""
-    rows: tuple[Compared, ...] = Field(min_length=1)
-    reference: Mark | None = None
-    margin: Span | None = None
-    limits: tuple[Mark, ...] = ()
 
 
 def thin_points(

@@ -23,7 +23,7 @@ from runbook.defaults import (
     DEFAULT_QUEUE_S,
 )
 from runbook.records.launch import Launch, LaunchResult, with_option
-from runbook.records.measurement import Comparison, Measurement, Record, Scalar, Series, Table
+from runbook.records.measurement import Measurement, Record, Scalar, Series, Table
 from runbook.records.outcome import Check, Outcome, Verdict, satisfies
 from runbook.text import called_by, verdict_text
 
@@ -81,7 +81,8 @@ class PhaseRecord(Record):
 
     `remedies` has what to do about each launch that did not end well, by its name, and
     `first_commands` what its remedy has typed first, where it has that. `repeated` has the earlier
-    attempts of a phase that was run again, oldest first.
+    attempts of a phase that was run again, oldest first. `comparisons` has only what earlier
+    versions kept for pictures.
     """
 
     name: str
@@ -97,7 +98,7 @@ class PhaseRecord(Record):
     checks: tuple[Check, ...] = ()
     tables: tuple[Table, ...] = ()
     series: tuple[Series, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[dict[str, Any], ...] = ()
     choices: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     remedies: dict[str, str] = Field(default_factory=dict)

@@ -179,17 +179,6 @@ def effective(log: TrainingLog, *, arm: str | None = None, block: int | None = N
     return measurement(log, rows, name=name, value=_tokens_per_second(rows), unit=TOKENS_PER_SECOND)
 
 
-def time_lost(log: TrainingLog) -> Measurement:
-    """The share of time lost against the typical pace: 1 - effective / typical.
-
-    Slow steps of any length count here; what a stall is says `steady.stall_share`. Raises as
-    `typical`.
-    """
-    rows = _steady_rows(log)
-    value = 1.0 - _tokens_per_second(rows) / _usual_rate(rows)
-    return measurement(log, rows, name="time_lost", value=value, unit="")
-
-
 def block_throughputs(log: TrainingLog) -> pd.DataFrame:
     """Tokens over time of each block, as `arm` (str), `block` (int), `value` (tok/s).
 

@@ -13,11 +13,11 @@ from runbook.engine.derive import derive_record
 from runbook.engine.intact import differing_fields, unjudged_problems
 from runbook.engine.verify import compare_phases
 from runbook.errors import RunbookError
-from runbook.records import Compared, Mark, PhaseRecord, Reason, RunRecord
+from runbook.records import Mark, PhaseRecord, Reason, RunRecord
 from tests.cli.shell import inside
 from tests.engine.toys import PHASES, Toy
-from tests.reports.pictures import comparison, estimate, series
 from tests.reports.pictures import record as pictured
+from tests.reports.pictures import series
 
 
 @pytest.fixture
@@ -91,19 +91,15 @@ def test_a_phase_that_was_started_and_not_judged_leaves_a_trace(
     assert list(said(judged(record, started_at=""))) == []
 
 
-def phase(*, value: float = 1.0, interval: tuple[float, float] = (0.9, 1.1), level: float = 2.0,
-          point: float = 3.0) -> PhaseRecord:  # fmt: skip
-    row = Compared(label="a", values=(value,), measurement=estimate(1.0, interval))
+def phase(*, level: float = 2.0, point: float = 3.0) -> PhaseRecord:
     curve = series([1.0, point], limits=[Mark(label="limit", value=level)])
-    (made,) = pictured(curves=[curve], comparisons=[comparison([row])]).phases
+    (made,) = pictured(curves=[curve]).phases
     return made
 
 
 @pytest.mark.parametrize(
     ("edited", "where"),
     [
-        (phase(value=1.5), "sweep: comparison 'sweep.best'"),
-        (phase(interval=(0.99, 1.01)), "sweep: comparison 'sweep.best'"),
         (phase(level=9.0), "sweep: series 'run'"),
         (phase(point=9.0), "sweep: series 'run'"),
     ],
@@ -114,7 +110,7 @@ def test_an_edited_picture_is_a_difference(edited: PhaseRecord, where: str) -> N
     assert problem.startswith(where)
 
 
-def test_a_comparison_that_was_left_out_is_a_difference() -> None:
-    none = phase().model_copy(update={"comparisons": ()})
+def test_a_curve_that_was_left_out_is_a_difference() -> None:
+    none = phase().model_copy(update={"series": ()})
     assert compare_phases(none, phase())
     assert compare_phases(phase(), none)

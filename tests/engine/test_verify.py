@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runbook.config.phase import PlanContext
+from runbook.config.phase import Judgement, PlanContext
 from runbook.folder.integrity import folder_problems
 from runbook.folder.manifest import load_record, write_manifest
 from runbook.records import Launch
+from runbook.records.evidence import PhaseEvidence
 from tests.engine.toys import Toy, run, verify
 
 
@@ -167,6 +169,26 @@ def test_a_report_of_other_code_is_held_by_its_digest(
     page.write_text(page.read_text().replace(said, "GO for everything"))
     write_manifest(folder)
     assert any("report.html: line" in text for text in verify(folder).differences)
+
+
+class WithoutTables(Toy):
+    """As a later version, which shows less and says the same."""
+
+    def judge(self, evidence: PhaseEvidence, context: PlanContext) -> Judgement:
+        return replace(super().judge(evidence, context), tables=())
+
+
+def test_what_other_code_shows_is_held_by_the_digest_and_what_it_measured_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = run(tmp_path, Toy("baseline"))[1]
+    later = WithoutTables("baseline")
+    (problem,) = verify(made, later).differences
+    assert problem.startswith("baseline: tables differ")
+    monkeypatch.setattr("runbook.engine.verify.code_digest", lambda: "another")
+    assert verify(made, later).ok
+    flip(b'"value": 1', b'"value": 2')(made / "run.json")
+    assert any("value: recorded" in text for text in verify(made, later).differences)
 
 
 class Careful(Toy):

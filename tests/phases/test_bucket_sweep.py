@@ -37,7 +37,7 @@ def test_the_bucket_table_has_a_row_for_each_size_with_the_last_50_steps() -> No
     (table,) = judgement.tables
     assert [row[0] for row in table.rows] == ["25", "50", "100"]
     assert [row[1] for row in table.rows] == pytest.approx([9e4, 1e5, 8e4])
-    assert [row[3] for row in table.rows] == [50, 50, 50]
+    assert all(str(row[3]).startswith("steps ") for row in table.rows)
     assert {row[-1] for row in table.rows} == {"bucket_sweep/interleaved/training.csv"}
 
 
@@ -120,4 +120,4 @@ def test_the_single_protocol_gives_a_table_and_no_decision() -> None:
     where = builder.context(protocol="single")
     judgement = builder.judge("bucket_sweep", builder.evidence("bucket_sweep", where), where)
     assert get(judgement, "bucket_sweep.best").outcome is Outcome.INCONCLUSIVE
-    assert [row[3] for row in judgement.tables[0].rows] == [50, 50, 50]
+    assert [row[3] for row in judgement.tables[0].rows] == ["steps 151-200"] * 3

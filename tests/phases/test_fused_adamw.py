@@ -205,6 +205,4 @@ def test_on_a_cpu_an_undecided_speed_leaves_the_toggle_unset_and_passes() -> Non
     keep = says(get(judgement, "fused_adamw.keep"), (Outcome.PASS, Reason.NOT_GATED))
     assert keep.reason.startswith("not gated on profile cpu, nothing was decided: ")
     assert "INCONCLUSIVE" not in keep.reason and "NSA_OPT_FUSED stays as it is" in keep.reason
-    picture = next(one for one in judgement.comparisons if one.check == keep.id)
-    assert picture.answer == "not gated", "the words of the row and of the first page"
     assert judgement.choices == {}

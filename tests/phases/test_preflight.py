@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from phases import preflight
+from phases.kit import table
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.records import Check, Outcome, Reason
@@ -210,6 +211,8 @@ def test_sequential_prefill_of_long_sequences_is_warned_of(
 
 
 _SAVES, _STOPS = "how the trainer saves and resumes", "the signal or the file .HALT"
+# Shipped tests with a remedy of their own.
+OWN = table("playbook")["tests"]
 _NUMBERS = "a number that is not finite"
 SAVE = "test_a_save_is_of_one_moment_however_long_it_takes"
 STOP = "test_training_stops_at_a_number_that_is_not_finite[loss]"
@@ -236,8 +239,8 @@ SHORT = "test_a_short_launch_has_the_schedule_of_the_whole_run"
         ("documents", "test_documents", (PLACE,), "what `seek` makes of it"),
         ("documents", "test_documents", (HELD_OUT,), "what evaluation reads"),
         ("documents", "test_documents", (HELD_OUT, PLACE), "a separator after each"),
-        *(("safeguards", "test_safeguards", (n,), _SAVES) for n in preflight._OF_CHECKPOINTS),
-        *(("safeguards", "test_safeguards", (n,), _STOPS) for n in preflight._OF_STOPPING),
+        *(("safeguards", "test_safeguards", (n,), _SAVES) for n in OWN["checkpoints"]),
+        *(("safeguards", "test_safeguards", (n,), _STOPS) for n in OWN["stopping"]),
         ("safeguards", "test_safeguards", (STOP,), _NUMBERS),
         # Where numbers that are not finite go through too, those are looked at first.
         ("safeguards", "test_safeguards", (SAVE, STOP), _NUMBERS),
@@ -262,14 +265,12 @@ def test_what_failed_has_a_remedy_of_its_own(
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        ("test_whole_model.py", preflight._OF_THE_BEGINNING),
-        ("test_documents.py", preflight._OF_PLACES + preflight._OF_EVALUATION),
-        ("test_safeguards.py", preflight._OF_CHECKPOINTS + preflight._OF_STOPPING),
+        ("test_whole_model.py", OWN["beginning"]),
+        ("test_documents.py", OWN["places"] + OWN["held_out"]),
+        ("test_safeguards.py", OWN["checkpoints"] + OWN["stopping"]),
     ],
 )
-def test_the_tests_with_a_remedy_of_their_own_are_there(
-    module: str, names: tuple[str, ...]
-) -> None:
+def test_the_tests_with_a_remedy_of_their_own_are_there(module: str, names: list[str]) -> None:
     text = files("nsa.tests").joinpath(module).read_text("utf-8")
     for name in names:
         assert f"def {name}(" in text
@@ -278,7 +279,7 @@ def test_the_tests_with_a_remedy_of_their_own_are_there(
 def test_each_safeguard_is_about_numbers_saves_or_stops() -> None:
     """A test that is added to the module gets the remedy of what it is about."""
     text = files("nsa.tests").joinpath("test_safeguards.py").read_text("utf-8")
-    known = {*preflight._OF_CHECKPOINTS, *preflight._OF_STOPPING}
+    known = {*OWN["checkpoints"], *OWN["stopping"]}
     others = set(re.findall(r"^def (test_\w+)", text, re.MULTILINE)) - known
     assert others == {
         "test_training_stops_at_a_number_that_is_not_finite",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import TRAINING_COLUMNS
-from reports.row import value_text
+from reports.text import value_text
 from runbook.records.measurement import (
     TOKENS_PER_SECOND,
     Measurement,

@@ -9,14 +9,11 @@ from xml.etree import ElementTree as ET
 from runbook.records import (
     Check,
     Comparator,
-    Compared,
-    Comparison,
     Mark,
     Measurement,
     Outcome,
     RunRecord,
     Series,
-    Span,
     Verdict,
     Window,
 )
@@ -112,43 +109,20 @@ def series(
 
 
 def estimate(
-    value: float, interval: tuple[float, float] | None = None, *, stdev: float | None = None
+    value: float, interval: tuple[float, float] | None = None, *, unit: str = "ratio"
 ) -> Measurement:
-    return measured(value, "ratio", "phase/run/training.csv", interval=interval, stdev=stdev)
+    return measured(value, unit, "phase/run/training.csv", interval=interval)
 
 
-def comparison(
-    rows: Sequence[Compared],
-    *,
-    reference: float | None = 1.0,
-    margin: tuple[float, float] | None = None,
-    limits: Sequence[Mark] = (),
-    unit: str = "ratio",
-) -> Comparison:
-    return Comparison(
-        check="sweep.best",
-        title="Sizes",
-        each="one round",
-        unit=unit,
-        answer="TIE",
-        rows=tuple(rows),
-        reference=None if reference is None else Mark(label="equal", value=reference),
-        margin=None if margin is None else Span(label="within 2%", low=margin[0], high=margin[1]),
-        limits=tuple(limits),
-    )
-
-
-def record(
-    *, curves: Sequence[Series] = (), comparisons: Sequence[Comparison] = (), **told: object
-) -> RunRecord:
+def record(*, curves: Sequence[Series] = (), **told: object) -> RunRecord:
     """A run of one phase `sweep` with these pictures."""
     made = phase(
         "sweep",
-        **{"outcome": Outcome.PASS, "series": curves, "comparisons": comparisons, **told},
+        **{"outcome": Outcome.PASS, "series": curves, **told},
     )
     return run(Verdict.GO, (made,))
 
 
-def check(measurement: Measurement, limit: float) -> Check:
+def check(measurement: Measurement, limit: float | None) -> Check:
     held = {"comparator": Comparator.AT_LEAST, "limit": limit, "limit_source": "here"}
     return records.check("sweep.throughput", measurement=measurement, **held)

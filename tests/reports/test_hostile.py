@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from reports.templating import html_told, markdown_told
+from reports.text import html_told, markdown_told
 from runbook.config import registry
 from runbook.engine import derive
 from runbook.records import RunRecord

@@ -36,25 +36,25 @@ def test_a_gap_stays_a_gap() -> None:
     assert path["d"].count("M") == 2
 
 
-def test_up_to_four_ranks_are_curves_and_more_a_band_with_the_highest() -> None:
+def test_four_ranks_have_a_color_each_and_of_more_the_others_share_the_last() -> None:
     def ranks(count: int) -> list[Series]:
         return [
             series([10.0 + rank, 20.0 + rank, 30.0 + rank], name=f"rank {rank}", group="memory")
             for rank in range(count)
         ]
 
-    few = drawn(ranks(4))
+    def key(picture: Picture) -> list[str]:
+        return [words for words in picture.words() if "rank" in words or "others" in words]
+
     kinds = ("curve", "curve-2", "curve-3", "curve-4")
+    few, many = drawn(ranks(4)), drawn(ranks(8))
     assert [len(few.of(kind, "path")) for kind in kinds] == [1, 1, 1, 1]
-    assert [words for words in few.words() if words.startswith("rank")] == [
-        "rank 0", "rank 1", "rank 2", "rank 3"
-    ]  # fmt: skip
-    many = drawn(ranks(8))
-    (band,), (top,) = paths(many, "band"), paths(many, "curve")
-    assert [many.up(y) for _, y in top] == pytest.approx([17, 27, 37], abs=0.1)
-    values = [many.up(y) for _, y in band]
-    assert values == pytest.approx([10, 20, 30, 37, 27, 17], abs=0.1)
-    assert "highest: rank 7" in many.words()
+    assert key(few) == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert [len(many.of(kind, "path")) for kind in kinds] == [1, 1, 1, 5]
+    assert key(many) == ["rank 0", "rank 1", "rank 2", "5 others"]
+    assert [many.up(y) for _, y in paths(many, "curve-4")[-1]] == pytest.approx(
+        [17, 27, 37], abs=0.1
+    )
 
 
 def test_a_curve_of_an_older_record_keeps_its_limit() -> None:

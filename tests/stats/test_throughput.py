@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.records.evidence import TrainingLog
 from runbook.stats.arms import complete_rounds
-from runbook.stats.steady import stall_share, steady
+from runbook.stats.steady import steady
 from runbook.stats.throughput import (
     MissingColumn,
     StatisticsError,
@@ -26,7 +26,6 @@ from runbook.stats.throughput import (
     last_window,
     measured_rows,
     step_times,
-    time_lost,
     typical,
     warmup_cut,
 )
@@ -81,18 +80,6 @@ def test_a_row_per_20_steps_has_no_50_step_window(tmp_path: Path) -> None:
     assert caught.value.available == 3
     with pytest.raises(MissingColumn, match="dt_s"):
         typical(log)
-
-
-def test_time_lost_is_no_stall(tmp_path: Path) -> None:
-    """Two numbers had one name: 24 % and 25 % of the same run, 6 % and 0 % of the next."""
-    paused = [3.0, *[0.1] * 30, 2.0, *[0.1] * 30]
-    lost = time_lost(log_of(tmp_path, *steps(*paused)))
-    assert (lost.name, lost.value) == ("time_lost", pytest.approx(0.2375))
-    assert stall_share(np.array(paused[1:])) == pytest.approx(2.0 / 8.0)
-    limping = [3.0, *([0.1] * 9 + [0.104]) * 6]
-    lost = time_lost(log_of(tmp_path, *steps(*limping)))
-    assert lost.value == pytest.approx(1 - 1.0 / 1.004)
-    assert stall_share(np.array(limping[1:])) == 0
 
 
 def test_a_block_that_was_cut_short_is_no_sample(tmp_path: Path) -> None:
@@ -228,13 +215,11 @@ def test_an_arm_and_a_block_of_it(tmp_path: Path) -> None:
     assert window is not None and (window.first_step, window.last_step) == (2, 5)
 
 
-def test_the_typical_pace_and_the_time_lost_against_it(tmp_path: Path) -> None:
+def test_the_typical_pace_has_no_pauses(tmp_path: Path) -> None:
     """Of eight steps after warm-up seven take 1 s and one takes 3 s."""
     log = log_of(tmp_path, *steps(9.0, *[1.0] * 5, 3.0, 1.0, 1.0))
     assert (typical(log).value, typical(log).n) == (pytest.approx(512.0), 8)
     assert effective(log).value == pytest.approx(512 * 8 / 10)
-    assert time_lost(log).value == pytest.approx(0.2)
-    assert (time_lost(log).name, time_lost(log).unit) == ("time_lost", "")
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0])

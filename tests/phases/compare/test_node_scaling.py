@@ -166,19 +166,11 @@ def test_healthy_nodes_pass_and_the_table_says_what_each_number_gave() -> None:
     assert check.reason.startswith("E against one node: 0.990 of 2 nodes, 0.970 of 4 nodes")
     table = next(one for one in judgement.tables if one.title == "Throughput by number of nodes")
     rows = {(row[0], row[1]): dict(zip(table.columns, row, strict=True)) for row in table.rows}
-    assert list(rows) == [(1, 1), (1, 2), (2, 4), (4, 8)]
-    assert [row["E to one node"] for row in rows.values()] == [None, None, 0.99, 0.97]
-    assert [row["E to one rank"] for row in rows.values()] == [1.0, 0.98, 0.97, 0.951]
+    assert list(rows) == [(1, 2), (2, 4), (4, 8)]
+    assert [row["E to one node"] for row in rows.values()] == [None, 0.99, 0.97]
     assert rows[4, 8]["tok/s"] == pytest.approx(4 * ONE_NODE * 0.97, rel=1e-3)
     assert "baseline/run1" in str(rows[4, 8]["launches"])
-    assert all(row["interval of tok/s"] for row in rows.values())
-    shown = next(one for one in judgement.comparisons if one.check == ROW)
-    assert [(row.label, row.decides) for row in shown.rows] == [
-        ("2 nodes", True),
-        ("4 nodes", True),
-    ]
-    assert shown.rows[1].values == pytest.approx((0.97,) * 3)
-    assert [mark.value for mark in shown.limits] == [0.9]
+    assert rows[4, 8]["at least"] < 0.97 < rows[4, 8]["at most"]
 
 
 @pytest.mark.parametrize(

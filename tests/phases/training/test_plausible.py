@@ -46,11 +46,6 @@ def log(**columns: Any) -> TrainingLog:
     return TrainingLog(frame=pd.DataFrame(table | columns), path="training.csv", sha256="5" * 64)
 
 
-def without(column: str) -> TrainingLog:
-    made = log()
-    return replace(made, frame=made.frame.drop(columns=column))
-
-
 def test_a_healthy_log_has_no_problem() -> None:
     assert step_problems(log()) == []
     assert token_problems(log(), EFFECTIVE, 3) == []
@@ -81,7 +76,6 @@ def test_tokens_of_all_rows_are_counted() -> None:
     assert token_problems(log(tokens=[1024, 1024, 1023]), EFFECTIVE, 3) == [
         "3071 tokens in 3 steps, expected 3072"
     ]
-    assert token_problems(without("tokens"), EFFECTIVE, 3) == ["training.csv has no column tokens"]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +89,7 @@ def test_only_a_launch_that_stopped_early_may_have_fewer_rows(
     assert problems == ([] if fine else [f"3 rows for {planned} steps"])
 
 
-def test_times_are_positive_and_fit_into_the_launch() -> None:
-    assert time_problems(without("dt_s"), 9.0) == ["training.csv has no column dt_s"]
-    assert time_problems(log(dt_s=[0.5, 0.0, 0.5]), 9.0) == ["a step took no time"]
+def test_times_fit_into_the_launch() -> None:
     assert time_problems(log(), 1.4) == ["steps sum to 1.5 s in a launch of 1.4 s"]
     assert time_problems(log(), 0.0) == []  # a judged folder may not say how long it took
 

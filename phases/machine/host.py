@@ -1,19 +1,21 @@
-"""Rows about checkout, host and settings: another environment makes numbers INVALID."""
+"""Rows about checkout, host and settings: another environment makes numbers INVALID.
+
+What only skews numbers is a warning, named with its remedy.
+"""
 
 from __future__ import annotations
 
-from phases.kit.case import (
-    Case,
-    Finding,
-    incomplete,
-    invalid,
-    passed,
-    skipped,
-    warned,
-)
+from collections.abc import Callable
+from operator import eq, gt, lt, ne
+from typing import Any
+
+from phases.kit.case import Case, Finding, incomplete, invalid, missing, passed, skipped, warned
 from phases.kit.commands import environment
-from phases.kit.limits import LONG_SEQUENCE
+from phases.kit.limits import BUSY_SHARE, LONG_SEQUENCE, OTHER_WORK_SHARE, SHM_LEAST_GIB
+from phases.kit.measure import file_value
+from runbook.folder.launch.documents import load_of
 from runbook.records import Reason
+from runbook.records.evidence import Fact
 
 
 def recorded(case: Case, name: str) -> Finding:
@@ -40,15 +42,15 @@ def artifacts(case: Case) -> Finding:
     if case.profile.has_gpu:
         wanted["nvidia_smi.xml"] = "gpu.driver"
     found = {file: case.fact(name) for file, name in wanted.items()}
-    missing = [file for file, fact in found.items() if fact.path != file or fact.value is None]
+    lacking = [file for file, fact in found.items() if fact.path != file or fact.value is None]
     unknown = _no_checkout(case, "git.sha")
-    if unknown and missing == ["git_sha.txt"]:
+    if unknown and lacking == ["git_sha.txt"]:
         return unknown
-    if missing:
-        notes = "; ".join(found[file].note for file in missing if found[file].note)
-        reason = f"not recorded: {', '.join(missing)}{f' ({notes})' if notes else ''}"
+    if lacking:
+        notes = "; ".join(found[file].note for file in lacking if found[file].note)
+        reason = f"not recorded: {', '.join(lacking)}{f' ({notes})' if notes else ''}"
         # The one file that needs a GPU's tool is missing for the reason that its rows give.
-        follows = notes if missing == ["nvidia_smi.xml"] else ""
+        follows = notes if lacking == ["nvidia_smi.xml"] else ""
         return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=tuple(wanted), follows=follows)
     left = "" if case.profile.has_gpu else "; no nvidia_smi.xml: this profile uses no GPU"
     return passed(f"{', '.join(wanted)}{left}", evidence=tuple(wanted))
@@ -147,3 +149,78 @@ def sequential_prefill(case: Case) -> Finding:
         return warned(f"sequential prefill at S={length}: loops over tokens in Python")
     how = "batched" if batched else "sequential"
     return passed(f"{how} prefill at S={length}")
+
+
+# Settings that skew numbers: how a bad value is known, what it means, and the remedy.
+_SETTINGS: dict[str, tuple[Callable[[Any, Any], bool], object, str, str]] = {
+    "numa_balancing": (eq, True, "NUMA balancing moves pages", "sysctl kernel.numa_balancing=0"),
+    "iommu_translates": (eq, True, "the IOMMU translates transfers", "boot with iommu=pt"),
+    "acs_redirects": (eq, True, "PCIe ACS redirects transfers between GPUs",
+                      "switch ACS off in the firmware or with setpci"),
+    "memlock_mib": (ne, "unlimited", "locked memory is limited",
+                    "ulimit -l unlimited (container: --ulimit)"),
+    "shm_gib": (lt, SHM_LEAST_GIB, "shared memory (/dev/shm) is small",
+                "mount it larger (container: --shm-size)"),
+    "shm_free_gib": (lt, SHM_LEAST_GIB, "shared memory (/dev/shm) is nearly full",
+                     "remove what is left in it"),
+    "cpu_governor": (ne, "performance", "the CPU governor saves power",
+                     "cpupower frequency-set -g performance"),
+    "load_per_cpu": (gt, BUSY_SHARE, "the machine is loaded (runnable per CPU)", "end other work"),
+    "busy_cpus": (gt, 1.0, "other processes keep CPUs busy", "end them, or run when it is quiet"),
+    "hugepages": (eq, "never", "transparent hugepages are off",
+                  "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"),
+    "swap_used_mib": (gt, 64.0, "swap is in use", "free memory, then swapoff -a"),
+    "cpu_quota": (ne, "none", "a quota stops the container's CPUs",
+                  "give it whole CPUs (--cpuset-cpus)"),
+}  # fmt: skip
+# Only a profile with GPUs minds these.
+_OF_GPUS = ("numa_balancing", "iommu_translates", "acs_redirects", "memlock_mib")
+
+
+def host_settings(case: Case) -> Finding:
+    """A warning that names each setting that skews numbers, and each that could not be read."""
+    facts = case.evidence.facts
+    known = {name: facts[f"host.{name}"] for name in _SETTINGS if f"host.{name}" in facts}
+    if not known:
+        raise missing("no setting of the host was collected")
+    relevant = {
+        name: fact for name, fact in known.items() if case.profile.has_gpu or name not in _OF_GPUS
+    }
+    told = [text for name, fact in relevant.items() if (text := _skewing(name, fact))]
+    silent = [f"{name} ({fact.note})" for name, fact in relevant.items() if fact.value is None]
+    paths = tuple(dict.fromkeys(fact.path for fact in known.values()))
+    parts = [*told, *([f"unreadable: {', '.join(silent)}"] if silent else [])]
+    if told:
+        return warned("; ".join(parts), evidence=paths)
+    fine = f"{len(relevant) - len(silent)} settings read, none skews numbers"
+    return passed("; ".join([fine, *parts]), evidence=paths)
+
+
+def _skewing(name: str, fact: Fact) -> str:
+    skews, bound, words, remedy = _SETTINGS[name]
+    odd = skews in (gt, lt) and isinstance(fact.value, str)
+    if fact.value is None or odd or not skews(fact.value, bound):
+        return ""
+    unit = f" {fact.unit}" if fact.unit else ""
+    value = "" if isinstance(fact.value, bool) else f" ({fact.value}{unit})"
+    return f"{words}{value}: {remedy}"
+
+
+def other_work(case: Case, name: str) -> Finding:
+    """A warning where others took more of the CPUs than `OTHER_WORK_SHARE`.
+
+    SKIPPED where it was not recorded, or cannot be told: of a launch that was ended from here not
+    all processes are known to have been its own.
+    """
+    launch = case.launch(name)
+    load = load_of([launch.load])
+    if load is None:
+        why = (launch.load or {}).get("problem") or "the load was not recorded"
+        return skipped(Reason.NOTHING_COLLECTED, f"{name}: {why}")
+    if not launch.result.ok:
+        return skipped(Reason.NOTHING_COLLECTED, f"{name} did not finish")
+    value = file_value(launch, "load", "other_work", round(load.taken, 4), "of the CPUs")
+    if load.taken > OTHER_WORK_SHARE:
+        reason = f"{name}: {load}; more than {OTHER_WORK_SHARE:.0%} skews what is timed here"
+        return warned(reason, measurement=value)
+    return passed(f"{name}: {load}", measurement=value)
