@@ -12,7 +12,7 @@ from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.config import ModelConfig, Way, Window
 from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
 from nsa.kernels.compiled import Refused
-from nsa.launch.arms import other_kernels, triton_asked
+from nsa.launch.arms import triton_asked
 from nsa.launch.plan import AUDITED, LaunchPlan
 from nsa.toggles import ToggleSet
 
@@ -123,7 +123,7 @@ def forces_sdpa(toggles: ToggleSet) -> bool:
 
 def needs_trial(toggles: ToggleSet) -> bool:
     """May torch find only while it runs that it has no kernel for these toggles?"""
-    return any(toggles.flag(name) for name in AUDITED) or other_kernels(toggles)
+    return any(toggles.flag(n) for n in AUDITED) or toggles.text("NSA_COMPILE") != "off"
 
 
 def trial_step(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:
