@@ -23,7 +23,6 @@ from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.train.checkpoint import restore
 from nsa.train.checkpoint import write as checkpoint
-from nsa.train.checkpoint.retention import Retention
 from nsa.train.checkpoint.saves import ReadBack
 from nsa.train.checkpoint.write import Checkpoints, own_share, shared_state
 from runbook.folder.launch.shapes import EVENTS, shaped
@@ -46,8 +45,8 @@ def train(trainer: Engine, steps: range) -> list[float]:
     return losses
 
 
-def saved(run_dir: Path, trainer: Engine, step: int, keep: Retention | None = None) -> Path:
-    store = Checkpoints(run_dir, trainer, keep or Retention())
+def saved(run_dir: Path, trainer: Engine, step: int) -> Path:
+    store = Checkpoints(run_dir, trainer)
     store.begin(step=step, position=POSITION, val_loss=None)
     return store.finish().path
 
@@ -176,8 +175,8 @@ def test_micro_batches_give_the_gradient_of_the_batch_that_they_make() -> None:
 @pytest.mark.parametrize("broken", [None, 1, 2, 3])
 def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> None:
     """Three saves of which the newest alone stays; one holds other weights than the run."""
-    trainer = engine()
-    store = Checkpoints(tmp_path, trainer, Retention(last=1))
+    trainer = engine("--set", "train.keep_last=1")
+    store = Checkpoints(tmp_path, trainer)
     noted = ReadBack(trainer, token="t")
     for step in (1, 2, 3):
         train(trainer, range(step, step + 1))
@@ -198,7 +197,7 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
 def saved_and_noted(folder: Path) -> tuple[Checkpoints, ReadBack]:
     """A store whose only save, of step 1, has begun, and what it has to read."""
     trainer = engine()
-    store = Checkpoints(folder, trainer, Retention())
+    store = Checkpoints(folder, trainer)
     noted = ReadBack(trainer, token="t")
     train(trainer, range(1, 2))
     noted.note(1)
@@ -247,7 +246,7 @@ def test_the_list_of_tensors_is_of_known_classes_on_any_python(
 
 def test_why_a_checkpoint_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     trainer = engine()
-    store = Checkpoints(tmp_path, trainer, Retention())
+    store = Checkpoints(tmp_path, trainer)
     noted = ReadBack(trainer, token="t")
     train(trainer, range(1, 2))
     noted.note(1)

@@ -20,8 +20,13 @@ from nsa.contract import Event, Phase, checkpoint_name
 from nsa.launch.output import Heartbeat, say
 from nsa.step.engine import Engine
 from nsa.train.checkpoint.restore import CheckpointError, read, read_position
-from nsa.train.checkpoint.retention import Retention, numbered
-from nsa.train.checkpoint.write import Checkpoints, Saved, position_name, shared_state
+from nsa.train.checkpoint.write import (
+    Checkpoints,
+    Saved,
+    numbered,
+    position_name,
+    shared_state,
+)
 
 # Of the model and of the optimizer each; no larger than is read in a moment.
 _TENSORS, _LARGEST = 3, 1 << 22
@@ -37,7 +42,7 @@ class Saves(Checkpoints):
     """
 
     def __init__(self, run_dir: Path, engine: Engine, heartbeat: Heartbeat) -> None:
-        super().__init__(run_dir, engine, Retention.of(engine.plan.config.train))
+        super().__init__(run_dir, engine)
         self._run_dir, self._heartbeat = run_dir, heartbeat
         self._noted = ReadBack(engine, token=heartbeat.token)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copyreg
 import json
+import math
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -30,12 +31,12 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, checkpoint_name
+from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, checkpoint_name, checkpoint_step
 from nsa.contract.digests import identity_of, sha256_of
 from nsa.launch.output import RecordWriteError, sync_folder, write_json
 from nsa.launch.ranks import SAVING_GROUP
+from nsa.settings import TrainSection
 from nsa.step.engine import Engine
-from nsa.train.checkpoint.retention import Retention, prune
 
 # Python 3.11.2 (Debian 12) keeps a member of an enumeration as a call of `getattr`, which a reader
 # that runs nothing refuses. By its value is how later ones keep it.
@@ -57,8 +58,8 @@ class Saved:
 class Checkpoints:
     """Saves of one run, one at a time. Every method but `done` is for all ranks together."""
 
-    def __init__(self, run_dir: Path, engine: Engine, keep: Retention) -> None:
-        self.folder, self._engine, self._keep = run_dir / CHECKPOINTS_DIR, engine, keep
+    def __init__(self, run_dir: Path, engine: Engine) -> None:
+        self.folder, self._engine = run_dir / CHECKPOINTS_DIR, engine
         self._staging = Staging()
         self._group: dist.ProcessGroup | None = None
         self._writing: _Writing | None = None
@@ -94,7 +95,7 @@ class Checkpoints:
             "val_loss": val_loss,
             "scaler": self._engine.scaler.state_dict(),
         }
-        writer = _Writer(final, facts, self._keep)
+        writer = _Writer(final, facts, self._engine.plan.config.train)
         future: Any = async_save(
             own_share(self._engine, position),
             storage_writer=writer,
@@ -182,10 +183,10 @@ class Staging(AsyncStager):
 class _Writer(FileSystemWriter):
     """Writes under a temporary name; `finish`, which runs on rank 0 alone, makes it final."""
 
-    def __init__(self, final: Path, facts: Mapping[str, Any], keep: Retention) -> None:
+    def __init__(self, final: Path, facts: Mapping[str, Any], train: TrainSection) -> None:
         self.temporary = final.with_name(f".{final.name}.tmp")
         super().__init__(self.temporary)
-        self._final, self._facts, self._keep = final, facts, keep
+        self._final, self._facts, self._train = final, facts, train
 
     def storage_meta(self) -> StorageMeta:
         """Without the path, which is only the temporary one."""
@@ -209,7 +210,7 @@ class _Writer(FileSystemWriter):
         write_json(self.temporary / CHECKSUMS_JSON, {**self._facts, "sha256": sums})
         self.temporary.rename(self._final)
         sync_folder(self._final.parent)
-        prune(self._final.parent, self._keep)
+        prune(self._final.parent, self._train)
 
 
 def shared_state(engine: Engine) -> dict[str, Tensor]:
@@ -258,3 +259,49 @@ def own_share(engine: Engine, position: dict[str, Any]) -> dict[str, Tensor]:
 
 def _sizes(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
     return ((name, tensor.numel() * tensor.element_size()) for name, tensor in tensors.items())
+
+
+# -- which checkpoints of a run are kept ----------------------------------------------------------
+
+
+def numbered(checkpoints: Path) -> dict[int, Path]:
+    """The checkpoints in a folder by step; what is being written or removed is none."""
+    folders = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    found = {checkpoint_step(folder.name): folder for folder in folders}
+    return {step: folder for step, folder in found.items() if step is not None}
+
+
+def expendable(losses: Mapping[int, float | None], train: TrainSection) -> list[int]:
+    """The steps that need not be kept, of checkpoints by step with their validation losses.
+
+    Kept are the `keep_last` newest (0: all), those of every `keep_every` steps, and with
+    `keep_best` the one with the lowest loss of those that were evaluated at their own step.
+    """
+    if not train.keep_last:
+        return []
+    steps = sorted(losses)
+    kept = set(steps[-train.keep_last :])
+    if train.keep_every:
+        kept |= {step for step in steps if step % train.keep_every == 0}
+    known = {step: loss for step, loss in losses.items() if loss is not None}
+    finite = {step: loss for step, loss in known.items() if math.isfinite(loss)}
+    if train.keep_best and finite:
+        kept.add(min(finite, key=lambda step: (finite[step], step)))
+    return [step for step in steps if step not in kept]
+
+
+def prune(checkpoints: Path, train: TrainSection) -> None:
+    """Remove what need not be kept. A half-removed one no longer has a checkpoint's name."""
+    found = numbered(checkpoints)
+    for step in expendable({step: _loss(folder) for step, folder in found.items()}, train):
+        leaving = found[step].with_name(f".{found[step].name}.removed")
+        found[step].rename(leaving)
+        shutil.rmtree(leaving)
+
+
+def _loss(folder: Path) -> float | None:
+    try:
+        loss = json.loads((folder / CHECKSUMS_JSON).read_bytes())["val_loss"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # whoever damaged it: it can be the newest, never the best
+    return float(loss) if isinstance(loss, int | float) else None
