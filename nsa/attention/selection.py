@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from nsa.attention.branches import chunks, split_dim
+from nsa.attention.branches import split_dim
 from nsa.attention.opaque import operator
 from nsa.attention.tracing import profile_range
 from nsa.attention.triton.operators import ranges_of
@@ -172,21 +172,6 @@ def pick_blocks(p: Tensor, positions: Tensor, n_blocks: int, cfg: NSAConfig) -> 
     all of them read the same blocks.
     """
     return top_blocks(block_scores(p.sum(3), n_blocks, cfg), positions, cfg)
-
-
-@torch.no_grad()
-def selected_blocks(q: Tensor, k: Tensor, cfg: NSAConfig) -> Tensor:
-    """Selected blocks [B,G,S,n_sel] for q [B,G,S,h,Dk] and compressed keys k [B,G,N,Dk].
-
-    Works through chunks of queries, so that S x N probabilities never exist at once.
-    """
-    batch, _, seq_len = q.shape[:3]
-    picked = []
-    for start, stop in chunks(0, seq_len, batch * cfg.n_heads * k.shape[2] * k.itemsize):
-        positions = torch.arange(start, stop, device=q.device)
-        p = compressed_probabilities(q[:, :, start:stop], k, positions, cfg)
-        picked.append(pick_blocks(p, positions, cfg.n_blocks(seq_len), cfg))
-    return torch.cat(picked, 2)
 
 
 def _positions(blocks: Tensor, positions: Tensor | None) -> Tensor:

@@ -15,17 +15,17 @@ from nsa.attention.selection import full_float32
 from nsa.config import Way
 from nsa.contract import ELSEWHERE
 from nsa.data.source import Batch
-from nsa.kernels import compiled
-from nsa.kernels import cuda_graphs as replay
-from nsa.kernels.dispatch import Dispatch, allow_kernels
-from nsa.kernels.kernel_check import compare
 from nsa.launch.arms import why_not
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
+from nsa.step import compiled
+from nsa.step import cuda_graphs as replay
 from nsa.step.clock import StepClock
 from nsa.step.ddp import Wrapped
+from nsa.step.dispatch import Dispatch, allow_kernels
+from nsa.step.kernel_check import compare
 from nsa.step.optimizer import is_fused, learning_rate, new_optimizer, switched
 from nsa.toggles import ToggleSet
 

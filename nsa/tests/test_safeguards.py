@@ -43,8 +43,7 @@ from nsa.tests.launched import (
 )
 from nsa.tests.maths import device
 from nsa.tests.spoiled import SCALED, SPOILED, SPOILS, spoil_gradient, trainer
-from nsa.train.checkpoint import restore
-from nsa.train.checkpoint import write as checkpoint
+from nsa.train import checkpoint, restore
 from nsa.train.loop import Loop
 from nsa.train.session import train
 

@@ -23,10 +23,10 @@ from nsa.contract import (
     proof_text,
 )
 from nsa.data.source import Batch
-from nsa.kernels.compiled import backward_nodes
 from nsa.launch.arms import Block
 from nsa.launch.output import Heartbeat, say, write_json
 from nsa.launch.plan import AUDITED
+from nsa.step.compiled import backward_nodes
 from nsa.step.ddp import Bucket
 from nsa.step.engine import Engine
 from nsa.witness.effects import UNWATCHED, Seen, judge_all

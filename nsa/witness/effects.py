@@ -19,14 +19,14 @@ from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR, W
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, SELECTION_RANGES, TIMEOUT_TOLERANCE_S, WIN_RANGE
-from nsa.kernels.compiled import (
+from nsa.launch.output import MIB
+from nsa.settings import CONFIG_TOGGLES
+from nsa.step.compiled import (
     CALLS_BESIDE,
     COMPILED_NODE,
     count_compiled,
 )
-from nsa.kernels.cuda_graphs import REPLAYED_NODE
-from nsa.launch.output import MIB
-from nsa.settings import CONFIG_TOGGLES
+from nsa.step.cuda_graphs import REPLAYED_NODE
 from nsa.step.ddp import Wrapped
 from nsa.step.engine import Engine
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
-from nsa.attention.api import attend
+from nsa.attention import attend
 from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
 from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import between as between_launch

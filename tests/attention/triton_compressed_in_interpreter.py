@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa.attention.api import attend
+from nsa.attention import attend
 from nsa.attention.triton import operators
 from nsa.attention.triton.compressed import launch
 from nsa.config import Way

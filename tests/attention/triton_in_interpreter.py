@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 
 import nsa
-from nsa.attention.api import attend
+from nsa.attention import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import count_ranges

@@ -21,10 +21,9 @@ from nsa.data.source import Batch
 from nsa.launch.output import RecordWriteError
 from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
-from nsa.train.checkpoint import restore
-from nsa.train.checkpoint import write as checkpoint
-from nsa.train.checkpoint.saves import ReadBack
-from nsa.train.checkpoint.write import Checkpoints, own_share, shared_state
+from nsa.train import checkpoint, restore
+from nsa.train.checkpoint import Checkpoints, own_share, shared_state
+from nsa.train.saves import ReadBack
 from runbook.folder.launch.shapes import EVENTS, shaped
 from tests.train import engines
 

@@ -9,7 +9,7 @@ import pytest
 
 from nsa.contract import CHECKSUMS_JSON
 from nsa.settings import TrainSection
-from nsa.train.checkpoint.write import expendable, prune
+from nsa.train.checkpoint import expendable, prune
 
 LOSSES = {100: 3.0, 200: 2.0, 300: None, 400: float("nan"), 500: 2.5, 600: 2.4}
 

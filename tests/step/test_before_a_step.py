@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.kernels.kernel_check import compare
 from nsa.launch import arms
 from nsa.launch.arms import why_not
 from nsa.model import Layer, mean_loss, whole
 from nsa.rounding import FLOAT32_SUMS, Gap
+from nsa.step.kernel_check import compare
 from nsa.toggles import parse_toggles
-from tests.kernels.small import model_of
+from tests.step.small import model_of
 
 
 def _no_rotation(layer: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.config import ModelConfig, Way, Window
 from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
-from nsa.kernels.compiled import Refused
 from nsa.launch.arms import triton_asked
 from nsa.launch.plan import AUDITED, LaunchPlan
+from nsa.step.compiled import Refused
 from nsa.toggles import ToggleSet
 
 # What the CPU's allocator says.

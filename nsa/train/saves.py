@@ -19,14 +19,14 @@ from torch import Tensor
 from nsa.contract import Event, Phase, checkpoint_name
 from nsa.launch.output import Heartbeat, say
 from nsa.step.engine import Engine
-from nsa.train.checkpoint.restore import CheckpointError, read, read_position
-from nsa.train.checkpoint.write import (
+from nsa.train.checkpoint import (
     Checkpoints,
     Saved,
     numbered,
     position_name,
     shared_state,
 )
+from nsa.train.restore import CheckpointError, read, read_position
 
 # Of the model and of the optimizer each; no larger than is read in a moment.
 _TENSORS, _LARGEST = 3, 1 << 22

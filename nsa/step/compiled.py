@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nsa.contract import Event
+from nsa.launch.envfile import sdpa_kernels
 from nsa.launch.output import Heartbeat
 from nsa.model import Layer, Whole, mean_loss, whole
 from nsa.settings import ConfigError
@@ -70,7 +70,9 @@ def compile_layers(backend: str | Callable[..., Any] = "inductor") -> Graphs:
     layer, loss = torch.compile(_layer, **how), torch.compile(mean_loss, **how)
 
     def run(one: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return layer(one, x, turns, _allowed())
+        # SDPA chooses its kernel while it is compiled.
+        allowed = " ".join(name for name, may in sdpa_kernels().items() if may)
+        return layer(one, x, turns, allowed)
 
     return Graphs(layer=run, loss=loss)
 
@@ -80,18 +82,6 @@ def _layer(layer: Layer, x: Tensor, turns: Tensor, allowed: str) -> tuple[Tensor
     if not allowed:  # what is not read makes no other graph
         raise Refused("SDPA may take no kernel")
     return whole(layer, x, turns)
-
-
-def _allowed() -> str:
-    """Which kernels SDPA may choose from: it chooses while it is compiled."""
-    cuda = torch.backends.cuda
-    of = {
-        "flash": cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
-        "efficient": cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
-        "cudnn": cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
-        "math": cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
-    }
-    return " ".join(name for name, allowed in of.items() if allowed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,20 +13,20 @@ from nsa.attention.tracing import OperatorCount, count_ranges
 from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import NSAError
 from nsa.data.source import Batch
-from nsa.kernels.compiled import backward_nodes
-from nsa.kernels.cuda_graphs import (
-    REPLAYED_NODE,
-    Recording,
-    keep_gradients,
-    replay_gap,
-    roundings,
-)
 from nsa.launch.arms import why_not
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
 from nsa.step.clock import StepClock
+from nsa.step.compiled import backward_nodes
+from nsa.step.cuda_graphs import (
+    REPLAYED_NODE,
+    Recording,
+    keep_gradients,
+    replay_gap,
+    roundings,
+)
 from nsa.step.engine import Engine
 from nsa.toggles import parse_toggles
 from nsa.witness.effects import Seen, _cuda_graphs
