@@ -164,6 +164,30 @@ def everything_visible(start: int, stop: int, cfg: NSAConfig, device: torch.devi
     return block.masked_fill(block > current, -1)
 
 
+class Picker:
+    """Collects the blocks of all queries in `picked`: parts [groups, tokens, n_sel].
+
+    Those before `first` select all that they see; the others choose, by parts of ascending queries.
+    """
+
+    def __init__(self, cfg: NSAConfig, positions: Tensor, groups: int) -> None:
+        """positions [S]; those that must choose, but see no compressed key yet, have chosen."""
+        self.cfg, self.positions = cfg, positions
+        self.first = min(positions.numel(), cfg.n_sel * cfg.l_sel)
+        early = everything_visible(0, self.first, cfg, positions.device)
+        self.picked = [early.expand(groups, -1, -1)]
+        blind = min(cfg.l - 1, positions.numel())
+        if self.first < blind:
+            nothing = positions.new_zeros(groups, blind - self.first, 0, dtype=torch.float32)
+            self.take(nothing, self.first)
+
+    def take(self, summed: Tensor, start: int) -> None:
+        """Choose for queries from `start` on, by probabilities of their groups [groups,C,N]."""
+        stop = start + summed.shape[1]
+        scores = block_scores(summed, self.cfg.n_blocks(stop), self.cfg)
+        self.picked.append(top_blocks(scores, self.positions[start:stop], self.cfg, crowded=True))
+
+
 @torch.no_grad()
 def pick_blocks(p: Tensor, positions: Tensor, n_blocks: int, cfg: NSAConfig) -> Tensor:
     """Selected blocks [B,G,C,n_sel] from the probabilities p [B,G,C,h,N] of `positions` [C].

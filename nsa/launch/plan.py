@@ -88,6 +88,11 @@ class LaunchPlan:
         return self.config.train.batch_size // self.place.world_size
 
     @property
+    def micro_batch(self) -> tuple[int, int]:
+        """B and S of one rank's micro-batch."""
+        return self.per_rank_batch, self.config.train.seq_len
+
+    @property
     def tokens_per_step(self) -> int:
         """Tokens of all ranks and micro-batches in one optimizer step."""
         train = self.config.train

@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -84,8 +84,7 @@ def _layer(layer: Layer, x: Tensor, turns: Tensor, allowed: str) -> tuple[Tensor
     return whole(layer, x, turns)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
+class Compiled(NamedTuple):
     """Since the process began: graphs made, and breaks."""
 
     graphs: int = 0

@@ -94,11 +94,10 @@ class Engine:
             self.wrapped.take_off()
         self._record(toggles)
         self.wrapped = Wrapped(self.model, self.ranks, toggles)
-        train = self.plan.config.train
-        if train.accumulate_grad_batches > 1:
-            shape = (self.plan.per_rank_batch, train.seq_len)
+        if self.plan.config.train.accumulate_grad_batches > 1:
+            zeros = torch.zeros(self.plan.micro_batch, dtype=torch.int64, device=self.device)
             with self.autocast():
-                self.wrapped.prime(torch.zeros(shape, dtype=torch.int64, device=self.device))
+                self.wrapped.prime(zeros)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,7 +130,7 @@ class Engine:
             self._agreed[way] = compare(
                 self.model,
                 self._mean_loss,
-                tokens=(self.plan.per_rank_batch, self.plan.config.train.seq_len),
+                tokens=self.plan.micro_batch,
                 autocast=self.autocast,
                 half=_AUTOCAST.get(self.plan.config.runtime.precision),
             )
@@ -167,9 +166,10 @@ class Engine:
         if asked == self._recorded:
             return
         self.model.recording = None
-        tokens = (self.plan.per_rank_batch, self.plan.config.train.seq_len)
         try:
-            self.model.recording = replay.Recording(self.model, tokens, self.autocast)
+            self.model.recording = replay.Recording(
+                self.model, self.plan.micro_batch, self.autocast
+            )
         except RuntimeError as error:
             text = " ".join(str(error).split())
             raise compiled.Refused(f"NSA_CUDA_GRAPHS=1: cannot be recorded: {text}") from error
@@ -185,7 +185,7 @@ class Engine:
 
     def compare_replay(self) -> Gap:
         """A replayed pass held against the same pass launched by the host."""
-        tokens = (self.plan.per_rank_batch, self.plan.config.train.seq_len)
+        tokens = self.plan.micro_batch
 
         def loss(of: Tensor) -> Tensor:
             return self.loss(of, wrapped=False)

@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import nsa
 from nsa.attention import attend, branches, nsa_attention
 from nsa.attention.branches import Branches
+from nsa.attention.cpu import batched_cpu
 from nsa.attention.cpu import blocks as cpu_blocks
 from nsa.attention.cpu import dense as cpu_pieces
-from nsa.attention.cpu.function import batched_cpu
 from nsa.attention.selection import block_scores, overlap_weights
 from nsa.config import Way
 from nsa.projection import rotate_into, rotations
