@@ -189,8 +189,7 @@ def attend_compressed(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[
     """
     keys, values = (k * cfg.d_k**-0.5).flatten(0, 1), v.flatten(0, 1)
     if torch.compiler.is_compiling():
-        found: tuple[Tensor, Tensor] = choosing(q, keys, values, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
-        return found
+        return choosing(q, keys, values, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
     return cast(
         "tuple[Tensor, Tensor]",
         _Compressed.apply(q, keys, values, cfg),  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from torch import Tensor
 from nsa.attention.branches import split_dim
 from nsa.attention.opaque import operator
 from nsa.attention.tracing import profile_range
-from nsa.attention.triton.operators import ranges_of
+from nsa.attention.triton.operators import merged_ranges
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 
@@ -273,10 +273,9 @@ def build_ranges(
     build = ranges_v1 if version == "v1" else ranges_v2
     with profile_range(SELECTION_RANGES[version]):
         if by_triton and version == "v2":
-            return ranges_of(blocks, cfg)
+            return merged_ranges(blocks, cfg.l_sel)
         if version == "v1" and positions is None and torch.compiler.is_compiling():
-            ranges: Tensor = ranges_by_loops(blocks, cfg.l_sel)
-            return ranges
+            return ranges_by_loops(blocks, cfg.l_sel)
         return build(blocks, cfg, positions)
 
 

@@ -163,7 +163,10 @@ def operator() -> list[str]:
     out, lse = operators.selected(*leaves, bits, *numbers)
     kept = [x.detach() for x in (grad, *leaves, bits, out, lse)]
     return checked(
-        lambda *given: operators.attend_selected(*given, ranges, cfg), leaves, grad,
+        lambda *given: operators.selected(
+            *given, operators.selected_bits(ranges, cfg.l_sel), *numbers
+        )[0],
+        leaves, grad,
         (operators.selected_bits, (ranges, cfg.l_sel)),
         (operators.selected, (*leaves, bits, *numbers)),
         (operators.selected_backward, (*kept, *numbers)),
