@@ -275,6 +275,13 @@ _SAFE_MODE_OFF: dict[str, Value] = {
     "NSA_SDPA_FLASH_ONLY": False,
 }
 SAFE_MODE: dict[str, Value] = {**_SAFE_MODE_OFF, "NSA_SDPA_NO_FLASH": True}
+# What a toggle that is on needs others to be.
+_NEEDS: dict[str, Mapping[str, Value]] = {
+    "NSA_DDP_SAFE_MODE": _SAFE_MODE_OFF,
+    "NSA_SDPA_NO_FLASH": {"NSA_SDPA_FLASH_ONLY": False},
+    # Plain loops need the host.
+    "NSA_CUDA_GRAPHS": {"NSA_SEL_RANGES_V2": True},
+}
 
 
 # What this build never does, on whatever machine: why, and what runs instead.
@@ -302,19 +309,11 @@ class Conflict:
 
 def conflicts(toggles: ToggleSet) -> list[Conflict]:
     """Every pair that cannot hold, in words that say where both values come from."""
-    asking: list[tuple[str, Mapping[str, Value]]] = []
-    if toggles.flag("NSA_DDP_SAFE_MODE"):
-        asking.append(("NSA_DDP_SAFE_MODE", _SAFE_MODE_OFF))
-    if toggles.flag("NSA_SDPA_NO_FLASH") and not toggles.flag("NSA_DDP_SAFE_MODE"):
-        asking.append(("NSA_SDPA_NO_FLASH", {"NSA_SDPA_FLASH_ONLY": False}))
-    if toggles.flag("NSA_CUDA_GRAPHS"):
-        # Plain loops need the host.
-        asking.append(("NSA_CUDA_GRAPHS", {"NSA_SEL_RANGES_V2": True}))
     return [
         Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
-        for one, needs in asking
+        for one, needs in _NEEDS.items()
         for other, needed in needs.items()
-        if toggles.is_set(other) and toggles.values[other] != needed
+        if toggles.flag(one) and toggles.is_set(other) and toggles.values[other] != needed
     ]
 
 

@@ -133,8 +133,7 @@ def _slow_phases(injector: Injector) -> None:
 
     STEP is read as the seconds that each takes.
     """
-    from nsa.train import evaluation
-    from nsa.train.checkpoint import Checkpoints
+    from nsa.train import checkpoint, evaluation
 
     seconds = float(injector.step)
 
@@ -146,7 +145,7 @@ def _slow_phases(injector: Injector) -> None:
 
         return slowly
 
-    wrap(Checkpoints, "begin", slow)
+    wrap(checkpoint, "start", slow)
     wrap(evaluation, "evaluate", slow)
     injector.step = 1
     at_step(partial(_sleep, seconds=seconds))(injector)
@@ -254,7 +253,7 @@ KINDS: dict[str, Install] = {
     "stop": at_step(_end_by(signal.SIGSTOP)),
     "hang_init": hang_in("nsa.train.session", "Engine"),
     "hang_eval": hang_in("nsa.train.evaluation", "evaluate"),
-    "hang_checkpoint": hang_in("nsa.train.checkpoint", "Checkpoints.begin"),
+    "hang_checkpoint": hang_in("nsa.train.checkpoint", "start"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
     "data_stall": instead("nsa.data.open", "GeneratedSource.fetch", sleep_before),
     "extra_collective": at_step(_extra_all_reduce),
@@ -281,7 +280,7 @@ KINDS: dict[str, Install] = {
     "host_oom": at_step(_host_oom),
     "csv_full": at_step(_full_disk_for(TRAINING_CSV)),
     "heartbeat_full": at_step(_full_disk_for(HEARTBEATS.glob())),
-    "checkpoint_full": instead("nsa.train.checkpoint", "Checkpoints.begin", _in_small_files),
+    "checkpoint_full": instead("nsa.train.checkpoint", "start", _in_small_files),
     "torn_csv": at_step(_tear_the_csv(b"60,5.5,0.001,1")),
     "nul_csv": at_step(_tear_the_csv(b"\0" * 512)),
 }
