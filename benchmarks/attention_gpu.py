@@ -50,7 +50,7 @@ from benchmarks.attention.checks import (
 from benchmarks.attention.kernels import breakdown, kernel_table
 from benchmarks.attention.times import Timed, peak_bytes, timed
 from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
-from nsa.attention.api import choose_selected
+from nsa.attention import choose_selected
 from nsa.config import Selected
 
 DENSE = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from nsa.attention.api import attend_grouped
+from nsa.attention import attend_grouped
 from nsa.attention.branches import Grouped
 from nsa.config import (
     BATCHED,

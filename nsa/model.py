@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,9 @@ from nsa.layer import NSAAttention
 __all__ = ["ModelConfig", "NSALanguageModel", "SwiGLU"]
 
 
-class Recorded(Protocol):
-    """Layers that can be replayed instead of run (`nsa.kernels.cuda_graphs`)."""
-
-    def fits(self, x: Tensor) -> bool:
-        """May this pass, whose first layer gets x [B,S,dim], be replayed?"""
-
-    def run(self, x: Tensor) -> Tensor:
-        """The output of the last layer for the first one's x [B,S,dim]."""
+# Layers that can be replayed instead of run (`nsa.step.cuda_graphs`): the output of the last layer
+# for the first one's x [B,S,dim], or None where this pass may not be replayed.
+Recorded = Callable[[Tensor], Tensor | None]
 
 
 class SwiGLU(nn.Module):
@@ -132,9 +127,10 @@ class NSALanguageModel(nn.Module):
             )
         x = self.embedding(tokens)
         by_host = self._takes_from_host()
-        if self.recording is not None and self.training and not by_host and self.recording.fits(x):
-            replayed: Tensor = self.head(self.norm(self.recording.run(x)))
-            return replayed
+        may_replay = self.recording is not None and self.training and not by_host
+        replayed = self.recording(x) if self.recording and may_replay else None
+        if replayed is not None:
+            return cast("Tensor", self.head(self.norm(replayed)))
         # Decided once: what is computed again in the backward pass has to run the same way.
         by = None if by_host or self._is_watched() else self.compiled
         for layer in self.layers:

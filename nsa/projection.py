@@ -10,7 +10,6 @@ CPU reads it, and its backward pass writes each gradient straight into its colum
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, cast
@@ -159,20 +158,12 @@ def split_projection(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig
 def split_together(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig) -> Grouped:
     """The same as `split_projection`, token before group in memory, by a third of the operators.
 
-    Queries and the keys of all branches lie side by side, so that one product turns them all.
+    Queries and the keys of all branches lie side by side, so that one product turns them all. turns
+    [S, d_k/2] complex, or [S, d_k/2, 2] as real numbers, for a compiler that knows no others.
     """
-    return in_parts(side_by_side(y, gate_bias, turns, cfg), cfg)
-
-
-def side_by_side(
-    y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Turned queries and keys [B,S,heads,d_k], values [B,S,3G,d_v] and gates [B,S,3H] of y.
-
-    turns [S, d_k/2] complex, or [S, d_k/2, 2] as real numbers, for a compiler that knows no others.
-    """
-    wide = accumulate_dtype(y.dtype)
-    widths = [sum(_heads(cfg)) * cfg.d_k, 3 * cfg.n_kv_groups * cfg.d_v, 3 * cfg.n_heads]
+    wide, groups = accumulate_dtype(y.dtype), [cfg.n_kv_groups] * 3
+    heads = [cfg.n_heads, *groups]
+    widths = [sum(heads) * cfg.d_k, sum(groups) * cfg.d_v, 3 * cfg.n_heads]
     turned, values, gates = y.split_with_sizes(widths, -1)
     source = split_dim(turned.to(wide).contiguous(), 2, cfg.d_k)
     if turns.is_complex():
@@ -182,23 +173,12 @@ def side_by_side(
     opened = (gates.to(wide) + gate_bias.to(wide)).sigmoid().to(y.dtype)
     # Their columns are not aligned for the kernels that load 16 bytes at a time.
     values = split_dim(values.contiguous(), 2, cfg.d_v)
-    return turned, values, opened
-
-
-def in_parts(laid: Sequence[Tensor], cfg: NSAConfig) -> Grouped:
-    """Views of what `side_by_side` gives, by part."""
-    turned, values, opened = laid
     parts = (
-        *turned.split_with_sizes(_heads(cfg), 2),
-        *values.split_with_sizes([cfg.n_kv_groups] * 3, 2),
+        *turned.split_with_sizes(heads, 2),
+        *values.split_with_sizes(groups, 2),
         split_dim(opened, 2, 3),
     )
     return Branches(**dict(zip(PARTS, parts, strict=True))).grouped(cfg)
-
-
-def _heads(cfg: NSAConfig) -> list[int]:
-    """Heads of the queries and of the three branches' keys."""
-    return [cfg.n_heads, *[cfg.n_kv_groups] * 3]
 
 
 def _turn_real(source: Tensor, turns: Tensor) -> Tensor:

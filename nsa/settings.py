@@ -5,9 +5,10 @@ Three layers: the YAML file, then `NSA_*` overrides, then command-line flags. To
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,22 +31,20 @@ CONFIG_TOGGLES = {
     "NSA_BATCH_SIZE": "train.batch_size",
 }
 
-# The trainer's flag, section and key of the config that it overrides, and its help.
-OVERRIDES: tuple[tuple[str, str, str, str, str], ...] = (
-    ("--dataset", "data", "dataset", "NAME", "synthetic, markov, local or fineweb_edu"),
-    ("--local-path", "data", "local_path", "PATH", "file or folder for --dataset local"),
-    ("--loader-timeout", "data", "loader_timeout_s", "S", "seconds to wait for a batch"),
-    ("--steps", "train", "steps", "N", "optimizer steps"),
-    ("--seq-len", "train", "seq_len", "N", "tokens per sequence"),
-    ("--batch-size", "train", "batch_size", "N", "global batch, sequences"),
-    ("--accum", "train", "accumulate_grad_batches", "N", "micro-batches per optimizer step"),
-    ("--out-dir", "train", "out_dir", "DIR", "folder for run directories"),
-    ("--seed", "train", "seed", "N", "seed of weights and data"),
-    ("--log-every", "train", "log_every", "N", "steps between log lines"),
-    ("--precision", "runtime", "precision", "NAME", "fp32, bf16 or fp16"),
-)
-# The flag that has the last word on a key of the config.
-FLAGS = {f"{section}.{key}": flag for flag, section, key, _, _ in OVERRIDES}
+# The trainer's flag that has the last word on a key of the config, what it takes, and its help.
+OVERRIDES: dict[str, tuple[str, str, str]] = {
+    "data.dataset": ("--dataset", "NAME", "synthetic, markov, local or fineweb_edu"),
+    "data.local_path": ("--local-path", "PATH", "file or folder for --dataset local"),
+    "data.loader_timeout_s": ("--loader-timeout", "S", "seconds to wait for a batch"),
+    "train.steps": ("--steps", "N", "optimizer steps"),
+    "train.seq_len": ("--seq-len", "N", "tokens per sequence"),
+    "train.batch_size": ("--batch-size", "N", "global batch, sequences"),
+    "train.accumulate_grad_batches": ("--accum", "N", "micro-batches per optimizer step"),
+    "train.out_dir": ("--out-dir", "DIR", "folder for run directories"),
+    "train.seed": ("--seed", "N", "seed of weights and data"),
+    "train.log_every": ("--log-every", "N", "steps between log lines"),
+    "runtime.precision": ("--precision", "NAME", "fp32, bf16 or fp16"),
+}
 
 # Sizes and steps are 32-bit numbers to the kernels; a seed is one of 63 bits to every generator.
 _LARGEST, _LARGEST_SEED = 2**31 - 1, 2**63 - 1
@@ -162,14 +161,8 @@ def _attention(model: ModelSection, nsa: NsaSection) -> NSAConfig:
     return NSAConfig(**shape, **nsa.model_dump())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Override:
-    """A value that a flag or a toggle puts over the file's."""
-
-    section: str
-    key: str
-    value: Any
-    origin: str
+# Values by key ("train.lr"), each with the flag or the toggle that puts it over the file's.
+Overrides = Mapping[str, tuple[Any, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,9 +176,12 @@ class Loaded:
 
 
 def load_config(
-    path: str | Path, overrides: Iterable[Override] = (), *, settings: Iterable[Override] = ()
+    path: str | Path,
+    overrides: Overrides = MappingProxyType({}),
+    *,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Loaded:
-    """Read, override and validate a config file; `settings` count as if the file said so.
+    """Read, override and validate a config file; `settings`, by key, count as if the file said so.
 
     Raises ConfigError that lists everything wrong: the file, its keys, its values, the values
     put over it, and shapes that do not fit together.
@@ -193,34 +189,34 @@ def load_config(
     data, problems = _read(Path(path))
     if data is None:
         raise refusal(problems)
-    origins: dict[tuple[str, str], str] = {}
-    _put(data, settings, origins)
+    _put(data, settings)
     # A flag that shortens a run leaves its learning-rate schedule as long as the file says.
     file_steps = _file_steps(data)
-    _put(data, overrides, origins)
-    config = _validate(data, origins, problems)
+    _put(data, {key: value for key, (value, _) in overrides.items()})
+    origins = {key: origin for key, (_, origin) in overrides.items()}
+    sources = dict.fromkeys(settings, "--set") | origins
+    config = _validate(data, sources, problems)
     if problems or config is None:
         raise refusal(problems)
     return Loaded(
         config=config,
-        sources={".".join(key): origin for key, origin in origins.items()},
+        sources=sources,
         path=str(path),
         schedule_steps=file_steps,
     )
 
 
-def _put(
-    data: dict[str, Any], items: Iterable[Override], origins: dict[tuple[str, str], str]
-) -> None:
-    for item in items:
-        section = data.setdefault(item.section, {})
-        if isinstance(section, dict):
-            section[item.key] = item.value
-            origins[(item.section, item.key)] = item.origin
+def _put(data: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        owner = data.setdefault(section, {})
+        if isinstance(owner, dict):
+            owner[key] = value
 
 
-def is_text(section: str, key: str) -> bool:
+def is_text(name: str) -> bool:
     """Is this key's value text, so that `7` on the command line is no number?"""
+    section, _, key = name.partition(".")
     owner = TrainerConfig.model_fields.get(section)
     field = getattr(owner and owner.annotation, "model_fields", {}).get(key)
     return field is not None and field.annotation is str
@@ -257,7 +253,7 @@ def _file_steps(data: Mapping[str, Any]) -> int:
 
 
 def _validate(
-    data: dict[str, Any], origins: Mapping[tuple[str, str], str], problems: list[str]
+    data: dict[str, Any], sources: Mapping[str, str], problems: list[str]
 ) -> TrainerConfig | None:
     bad_sections, config = set(), None
     try:
@@ -265,7 +261,7 @@ def _validate(
     except ValidationError as error:
         for item in error.errors(include_url=False):
             bad_sections.add(str(item["loc"][0]))
-            problems.append(_explain(cast("dict[str, Any]", item), origins))
+            problems.append(_explain(cast("dict[str, Any]", item), sources))
     if not bad_sections & {"model", "nsa"}:
         problems += _shape_problems(data)
     return config
@@ -293,11 +289,11 @@ def _shape_problems(data: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _explain(item: Mapping[str, Any], origins: Mapping[tuple[str, str], str]) -> str:
+def _explain(item: Mapping[str, Any], sources: Mapping[str, str]) -> str:
     loc = tuple(str(part) for part in item["loc"])
     where = ".".join(loc)
-    if len(loc) == 2 and loc in origins:
-        where = f"{origins[loc[0], loc[1]]} ({where})"
+    if where in sources:
+        where = f"{sources[where]} ({where})"
     if item["type"] == "extra_forbidden":
         return f"{where}: no such key{_hint(loc)}"
     if item["type"] == "missing":

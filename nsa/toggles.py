@@ -133,8 +133,6 @@ _ROWS: tuple[Toggle, ...] = (
     _row("choice", "COMPILE", "off", "torch.compile of each layer, and of the loss, as one graph",
          choices=("off", "layer"), arm=True),
     _row("bool", "CUDA_GRAPHS", False, "replay each layer's passes as CUDA graphs", arm=True),
-    _row("bool", "LIGER", False, "RMSNorm and SwiGLU by the kernels of the package liger-kernel",
-         arm=True),
     _row("choice", "DDP_COMPRESS", "off", "type of the gradients on the wire", "B2, E3",
          choices=("off", "bf16", "fp16"), arm=True),
     _row("float", "DDP_BUCKET_MB", 25.0, "bucket cap of DDP, MiB", "B2, E4",
@@ -274,10 +272,16 @@ _SAFE_MODE_OFF: dict[str, Value] = {
     "NSA_OPT_FUSED": False,
     "NSA_COMPILE": "off",
     "NSA_CUDA_GRAPHS": False,
-    "NSA_LIGER": False,
     "NSA_SDPA_FLASH_ONLY": False,
 }
 SAFE_MODE: dict[str, Value] = {**_SAFE_MODE_OFF, "NSA_SDPA_NO_FLASH": True}
+# What a toggle that is on needs others to be.
+_NEEDS: dict[str, Mapping[str, Value]] = {
+    "NSA_DDP_SAFE_MODE": _SAFE_MODE_OFF,
+    "NSA_SDPA_NO_FLASH": {"NSA_SDPA_FLASH_ONLY": False},
+    # Plain loops need the host.
+    "NSA_CUDA_GRAPHS": {"NSA_SEL_RANGES_V2": True},
+}
 
 
 # What this build never does, on whatever machine: why, and what runs instead.
@@ -289,7 +293,6 @@ UNAVAILABLE = {
 # What runs on CUDA devices only, as it is set, and why.
 NEEDS_CUDA = {
     "NSA_CUDA_GRAPHS=1": "CUDA graphs need a CUDA device",
-    "NSA_LIGER=1": "its kernels need a CUDA device",
     "NSA_USE_TRITON_SEL=1": "its kernels need a CUDA device",
 }
 
@@ -306,21 +309,11 @@ class Conflict:
 
 def conflicts(toggles: ToggleSet) -> list[Conflict]:
     """Every pair that cannot hold, in words that say where both values come from."""
-    asking: list[tuple[str, Mapping[str, Value]]] = []
-    if toggles.flag("NSA_DDP_SAFE_MODE"):
-        asking.append(("NSA_DDP_SAFE_MODE", _SAFE_MODE_OFF))
-    if toggles.flag("NSA_SDPA_NO_FLASH") and not toggles.flag("NSA_DDP_SAFE_MODE"):
-        asking.append(("NSA_SDPA_NO_FLASH", {"NSA_SDPA_FLASH_ONLY": False}))
-    if toggles.flag("NSA_LIGER"):
-        asking.append(("NSA_LIGER", {"NSA_COMPILE": "off"}))
-    if toggles.flag("NSA_CUDA_GRAPHS"):
-        # Plain loops need the host.
-        asking.append(("NSA_CUDA_GRAPHS", {"NSA_SEL_RANGES_V2": True}))
     return [
         Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
-        for one, needs in asking
+        for one, needs in _NEEDS.items()
         for other, needed in needs.items()
-        if toggles.is_set(other) and toggles.values[other] != needed
+        if toggles.flag(one) and toggles.is_set(other) and toggles.values[other] != needed
     ]
 
 

@@ -7,7 +7,7 @@ what becomes of each; nothing is dropped or renamed without a note. Torch-free.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -64,7 +64,7 @@ def plan(environ: Mapping[str, str], *, uses_nccl: bool) -> tuple[list[Passed], 
     for name in TORCH_VARIABLES:
         if name in environ:
             value = environ[name]
-            to, mapped, note = _RULES.get(name, _keep)(name, value, uses_nccl)
+            to, mapped, note = _mapped(name, value, uses_nccl)
             rows.append(
                 Passed(name=name, value=value, mapped_to=to, mapped_value=mapped, note=note)
             )
@@ -95,51 +95,28 @@ def translate(passed: Sequence[Passed], environ: MutableMapping[str, str]) -> No
     environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
-# Each rule: name, value, whether NCCL is in use -> name and value that torch will read, and why.
-Mapped = tuple[str | None, str | None, str]
-
-
-def _keep(name: str, value: str, _uses_nccl: bool) -> Mapped:
+def _mapped(name: str, value: str, uses_nccl: bool) -> tuple[str | None, str | None, str]:
+    """Name and value that torch will read of a variable, and why they are others."""
+    if name == _OLD_ALLOC:
+        return _ALLOC, value, "the name that this torch reads"
+    if name in ("NCCL_BLOCKING_WAIT", _BLOCKING):
+        if value == "0":
+            return _BLOCKING, "0", ""
+        why = "dropped: with it there is no NCCL watchdog thread and no flight-recorder dump"
+        return None, None, why
+    if name in ("NCCL_ASYNC_ERROR_HANDLING", _ASYNC):
+        if not uses_nccl or value == "0":
+            # Under torchrun the new name is always set, by torchrun itself.
+            silent = uses_nccl or name == _ASYNC
+            return _ASYNC, value, "" if silent else "without effect: no NCCL here"
+        # 3 ends the process and leaves the flight recorder usable; 1 is incompatible with it.
+        why = "torchrun forces 1, with which the flight recorder does not work: 3 is used"
+        return _ASYNC, "3", why
+    if name == _DEBUG and value.upper() == "DETAIL":
+        if uses_nccl:
+            return name, value, "slows small collectives 3 to 9 times: for diagnosis only"
+        return name, "INFO", "DETAIL crashes DDP on gloo: INFO is used"
     return name, value, ""
-
-
-def _async(name: str, value: str, uses_nccl: bool) -> Mapped:
-    if not uses_nccl or value == "0":
-        # Under torchrun the new name is always set, by torchrun itself.
-        silent = uses_nccl or name == _ASYNC
-        return _ASYNC, value, "" if silent else "without effect: no NCCL here"
-    # 3 ends the process and leaves the flight recorder usable; 1 is incompatible with it.
-    why = "torchrun forces 1, with which the flight recorder does not work: 3 is used"
-    return _ASYNC, "3", why
-
-
-def _blocking(_name: str, value: str, _uses_nccl: bool) -> Mapped:
-    if value == "0":
-        return _BLOCKING, "0", ""
-    why = "dropped: with it there is no NCCL watchdog thread and no flight-recorder dump"
-    return None, None, why
-
-
-def _debug(name: str, value: str, uses_nccl: bool) -> Mapped:
-    if value.upper() != "DETAIL":
-        return name, value, ""
-    if uses_nccl:
-        return name, value, "slows small collectives 3 to 9 times: for diagnosis only"
-    return name, "INFO", "DETAIL crashes DDP on gloo: INFO is used"
-
-
-def _renamed(_name: str, value: str, _uses_nccl: bool) -> Mapped:
-    return _ALLOC, value, "the name that this torch reads"
-
-
-_RULES: dict[str, Callable[[str, str, bool], Mapped]] = {
-    _OLD_ALLOC: _renamed,
-    "NCCL_ASYNC_ERROR_HANDLING": _async,
-    _ASYNC: _async,
-    "NCCL_BLOCKING_WAIT": _blocking,
-    _BLOCKING: _blocking,
-    _DEBUG: _debug,
-}
 
 
 @contextmanager

@@ -45,8 +45,7 @@ def main(words: Sequence[str]) -> int:
     found: list[tuple[int, Compiled, list[str]]]
     if args.tuned:
         found = [
-            (one.kernel.constants["WIDTH_K"], made, one.problems(made))
-            for one, made in compile_tuned()
+            (one.kernel.constants["D_K"], made, one.problems(made)) for one, made in compile_tuned()
         ]
     else:
         made = compile_all(args.capability, args.width, args.type, args.part)

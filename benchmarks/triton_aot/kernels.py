@@ -83,7 +83,7 @@ def selected(
     cut = adjust("selected", choose_cut(cfg, seq_len, pairs))
     shape = launch.shape_constants(cfg)
     l_sel, by_block, of = {"L_SEL": cfg.l_sel}, cut.by_block, {"pointers": _LISTS}
-    chosen = {**l_sel, "N_SEL": cfg.n_sel, "PLACES": 1 << (cfg.n_sel - 1).bit_length()}
+    chosen = {**l_sel, "N_SEL": cfg.n_sel}
     listed = {**l_sel, "TOKENS": launch.TOKENS_OF_A_LIST}
     listed |= {"PLACES": by_block.places if by_block else 1}
     offsets = {"PIECE": cut.piece, "PIECE_OF_RUN": by_block.piece if by_block else cut.piece}
@@ -115,8 +115,8 @@ def _by_block(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
     pointers = {name: kind for name, kind in _LISTS.items() if name != "parts"}
     shape, places = launch.shape_constants(cfg), {"PLACES": cut.places}
     piece = {**shape, **launch.by_block_constants(cfg, seq_len, cut)}
-    output = {name: shape[name] for name in ("HEADS", "D_V", "WIDTH_V")}
-    gradient = {name: shape[name] for name in ("HEADS", "D_K", "WIDTH_K")}
+    output = {name: shape[name] for name in ("HEADS", "D_V")}
+    gradient = {name: shape[name] for name in ("HEADS", "D_K")}
     yield Kernel(
         name="places", function=readers.place_kernel, pointers=pointers,
         constants={"TOKENS": launch.TOKENS_OF_PLACES},
@@ -163,7 +163,7 @@ def compressed(
         name="compressed sum", function=columns.compressed_sum_kernel,
         constants={**rest, **owned, "FEW": LEAST}, **of,
     )  # fmt: skip
-    widths = {name: shape[name] for name in ("D_K", "D_V", "WIDTH_K", "WIDTH_V")}
+    widths = {name: shape[name] for name in ("D_K", "D_V")}
     yield Kernel(
         name="terms of keys", function=rows.terms_kernel,
         pointers={"k": "fp32", "v": "fp32"}, own=(*own, "values"),

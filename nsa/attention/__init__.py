@@ -1,19 +1,35 @@
-"""Native Sparse Attention as functions of tensors; the module on top is `nsa.NSAAttention`."""
+"""Native Sparse Attention as functions of tensors, and how a call will run.
+
+The module on top is `nsa.NSAAttention`.
+"""
 
 from __future__ import annotations
 
-from nsa.attention.api import (
-    PathChoice,
-    choose_path,
-    choose_selected,
-    choose_window,
-    nsa_attention,
-    select_blocks,
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsa.attention.branches import (
+    CHUNK_BYTES,
+    Branches,
+    Grouped,
+    check_attention_inputs,
 )
-from nsa.attention.selection import block_map, ranges_v1, ranges_v2
+from nsa.attention.cpu import batched_cpu
+from nsa.attention.reference import reference as written_out
+from nsa.attention.reference import sequential
+from nsa.attention.sdpa import batched_sdpa
+from nsa.attention.selection import block_map, full_float32, ranges_v1, ranges_v2
+from nsa.attention.triton.tiles import triton_problem
+from nsa.attention.window import varlen_problem
+from nsa.config import BATCHED, NSAConfig, Way
+from nsa.contract import NSAError, raise_problems
 
 __all__ = [
     "PathChoice",
+    "attend",
     "block_map",
     "choose_path",
     "choose_selected",
@@ -21,5 +37,175 @@ __all__ = [
     "nsa_attention",
     "ranges_v1",
     "ranges_v2",
-    "select_blocks",
 ]
+
+
+def attend(x: Branches, cfg: NSAConfig, way: Way = BATCHED) -> tuple[Tensor, Tensor]:
+    """`nsa_attention`, returning the selected blocks [B,S,G,n_sel] beside the output.
+
+    Asks for kernels as they are named, whether they can run or not.
+    """
+    check_attention_inputs(x.named(), cfg)
+    # Autocast would quietly round the scores that choose blocks; types are the caller's here. A
+    # compiler knows no change of precision: what chooses blocks makes its own, out of its sight.
+    precise = nullcontext() if torch.compiler.is_compiling() else full_float32()
+    with torch.autocast(x.q.device.type, enabled=False), precise:
+        if way.path == "reference":
+            return written_out(x, cfg, way.selection_ranges)
+        if way.path == "sequential":
+            return sequential(x, cfg, way.selection_ranges)
+        if not way.by_sdpa(x.q.device.type):
+            return batched_cpu(x.grouped(cfg), cfg, way.selection_ranges)
+        return batched_sdpa(x, cfg, way)
+
+
+def attend_grouped(x: Grouped, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
+    """`attend` on the layer's own layout, without checks, and without copies on the CPU path."""
+    if way.path == "batched" and not way.by_sdpa(x.q.device.type):
+        with torch.autocast("cpu", enabled=False):
+            return batched_cpu(x, cfg, way.selection_ranges)
+    return attend(x.flat(), cfg, way)
+
+
+def nsa_attention(
+    q: Tensor,
+    k_cmp: Tensor,
+    v_cmp: Tensor,
+    k_sel: Tensor,
+    v_sel: Tensor,
+    k_win: Tensor,
+    v_win: Tensor,
+    gates: Tensor,
+    cfg: NSAConfig,
+    way: Way = BATCHED,
+) -> Tensor:
+    """Native Sparse Attention (arXiv 2502.11089, equation 5): output [B,S,H,Dv] in q's type.
+
+    q: [B,S,H,Dk]. k_sel, k_win: [B,S,G,Dk]; v_sel, v_win: [B,S,G,Dv]. k_cmp, v_cmp: the same
+    shapes, raw, for cfg.phi "avg" (they are pooled here); already compressed [B,N,G,D] with
+    N = cfg.n_compressed(S) for phi "mlp". gates: [B,S,H,3] in [0,1] for the compressed, selected
+    and window branch. All of one type (float64, float32, bfloat16, float16) and device. Rotary
+    positions, where wanted, are already applied.
+
+    way: how it runs (`choose_path` says which implementation of "batched" and why). Its kernels for
+    the window are "masked" (anywhere), "varlen" (torch's attention with windows) or "triton" (of
+    this package), for the selected branch "sdpa" (anywhere) or "triton", which also run the
+    compressed branch and choose the blocks.
+
+    Types: pooling, the compressed branch and everything that chooses blocks run in at least
+    float32, so half types select what float32 would from the same rounded inputs; exact ties go
+    to the lower block. A branch with nothing visible contributes exactly 0.
+
+    Raises NSAError (a ValueError) that lists every wrong argument.
+    """
+    x = Branches(
+        q=q,
+        k_cmp=k_cmp,
+        v_cmp=v_cmp,
+        k_sel=k_sel,
+        v_sel=v_sel,
+        k_win=k_win,
+        v_win=v_win,
+        gates=gates,
+    )
+    errors = []
+    if way.window == "varlen":
+        problem = _window_problem(cfg, q.dtype, q.device, use_flash=way.use_flash)
+        errors += [f"window='varlen': {problem}; use 'masked'"] if problem else []
+    for name, asked, other in (
+        ("window", way.window, "masked"),
+        ("selected", way.selected, "sdpa"),
+    ):
+        problem = triton_problem(cfg, q.dtype, q.device) if asked == "triton" else None
+        errors += [f"{name}='triton': {problem}; use '{other}'"] if problem else []
+    raise_problems("nsa_attention", errors)
+    return attend(x, cfg, way)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathChoice:
+    """The implementation chosen (`value`) and the reason, for people and for env.json."""
+
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.reason})"
+
+
+def _window_problem(
+    cfg: NSAConfig, dtype: torch.dtype, device: torch.device, *, use_flash: bool
+) -> str | None:
+    if not use_flash:
+        return "flash kernels are switched off"
+    return varlen_problem(cfg, dtype, device)
+
+
+def choose_window(
+    cfg: NSAConfig,
+    asked: str = "auto",
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    use_flash: bool = True,
+    triton: str = "0",
+    seq_len: int | None = None,
+) -> PathChoice:
+    """Say how the window branch should run where attention goes through SDPA, and why.
+
+    "auto" is "varlen" where that can run: torch's kernel is there without Triton's compiler.
+    triton, as `choose_selected` is asked: our kernels come before it for "1", after it for "auto",
+    where they can run. Whether the device computes it rightly is for a test on the device to say.
+    Raises NSAError where "varlen" is asked for by name and cannot run.
+    """
+    if asked == "masked":
+        return PathChoice(value="masked", reason="asked for by name")
+    problem = _window_problem(cfg, dtype, device, use_flash=use_flash)
+    if problem and asked == "varlen":
+        raise NSAError(f"window=varlen: {problem}; allowed here: auto, masked")
+    wanted = asked == "auto" and (triton == "1" or (triton == "auto" and problem is not None))
+    if wanted and triton_problem(cfg, dtype, device, seq_len) is None:
+        why = "asked for by name" if triton == "1" else str(problem)
+        return PathChoice(value="triton", reason=f"kernels of this package: {why}")
+    if problem:
+        return PathChoice(value="masked", reason=problem)
+    why = "asked for by name" if asked == "varlen" else "no mask, no padding, no copied keys"
+    return PathChoice(value="varlen", reason=f"varlen_attn of torch {torch.__version__}: {why}")
+
+
+def choose_selected(
+    cfg: NSAConfig,
+    asked: str = "auto",
+    *,
+    seq_len: int | None = None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> PathChoice:
+    """Say how compressed and selected branch should run where attention goes through SDPA, and why.
+
+    asked: "1" (the Triton kernels), "0" (SDPA) or "auto", the kernels where they can run. Whether
+    the device computes them rightly is for a test on the device to say. Raises NSAError where they
+    are asked for by name and cannot run.
+    """
+    if asked == "0":
+        return PathChoice(value="sdpa", reason="Triton kernels are switched off")
+    problem = triton_problem(cfg, dtype, device, seq_len)
+    if problem and asked == "1":
+        raise NSAError(f"NSA_USE_TRITON_SEL=1: {problem}; allowed here: 0, auto")
+    if problem:
+        return PathChoice(value="sdpa", reason=problem)
+    why = "asked for by name" if asked == "1" else "no mask, no copied keys"
+    return PathChoice(value="triton", reason=why)
+
+
+def choose_path(cfg: NSAConfig, seq_len: int, *, device: str = "cpu") -> PathChoice:
+    """Say how `nsa_attention` will run "batched" for this config, length and device type."""
+    if device != "cpu":
+        rows = f"queries by chunks of {CHUNK_BYTES >> 20} MiB"
+        return PathChoice(value="sdpa", reason=f"device {device}: masked SDPA, {rows}")
+    full = cfg.n_sel * cfg.l_sel
+    if seq_len <= full:
+        reason = f"S={seq_len} <= n_sel*l_sel={full}: every query selects all it sees"
+        return PathChoice(value="cpu_dense", reason=reason)
+    reason = f"S={seq_len} > n_sel*l_sel={full}: later queries attend block by block"
+    return PathChoice(value="cpu_block", reason=reason)

@@ -99,18 +99,6 @@ def _kind_errors(named: dict[str, Tensor]) -> list[str]:
     return errors
 
 
-def check_selection_inputs(q: Tensor, k_cmp: Tensor, cfg: NSAConfig) -> None:
-    """Raise NSAError unless q [B,S,H,Dk] and k_cmp fit the config and each other."""
-    errors = _query_errors(q, cfg)
-    if not errors:
-        batch, seq_len = q.shape[:2]
-        length, letters = _compressed_length(cfg, seq_len)
-        expected = (batch, length, cfg.n_kv_groups, cfg.d_k)
-        errors = _shape_error("k_cmp", k_cmp, f"[B,{letters},G,Dk]", expected)
-        errors += _kind_errors({"q": q, "k_cmp": k_cmp})
-    raise_problems("select_blocks", errors)
-
-
 def check_attention_inputs(named: dict[str, Tensor], cfg: NSAConfig) -> None:
     """Raise NSAError unless all eight tensors fit the config and each other."""
     q = named["q"]

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from nsa.attention.branches import chunks, split_dim
 from nsa.attention.opaque import config_of, differentiate, operator
-from nsa.attention.selection import block_scores, everything_visible, full_float32, top_blocks
+from nsa.attention.selection import Picker, full_float32
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig
 from nsa.contract import CMP_RANGE, SCORES_RANGE
@@ -92,15 +92,18 @@ def _forward(
     """Attend by chunks; each chunk's probabilities choose its blocks, then they are gone."""
     batch, groups, seq_len, heads, _ = q.shape
     out = values.new_zeros(keys.shape[0], seq_len * heads, values.shape[2])
-    picker = _Picker(cfg, cut.positions, batch * groups, min(cfg.l - 1, seq_len))
+    picker = Picker(cfg, cut.positions, batch * groups)
     with full_float32():
         for start, stop in cut.chunks:
             with profile_range(CMP_RANGE):
                 rows = _rows(q, start, stop, keys.dtype)
                 p = _probabilities(rows, keys, cut.hidden(start, stop), heads)
                 torch.bmm(p, values, out=out[:, start * heads : stop * heads])
-            with profile_range(SCORES_RANGE):
-                picker.take(p.view(p.shape[0], stop - start, heads, -1), start)
+            first = max(start, picker.first)
+            if first < stop:
+                with profile_range(SCORES_RANGE):
+                    of_heads = p.view(p.shape[0], stop - start, heads, -1)[:, first - start :]
+                    picker.take(of_heads.sum(2), first)
     blocks = torch.cat(picker.picked, 1).view(batch, groups, seq_len, cfg.n_sel)
     return out.view(batch, groups, seq_len, heads, -1), blocks
 
@@ -179,29 +182,6 @@ def choosing_backward(
 differentiate(choosing, choosing_backward, results=0)
 
 
-class _Picker:
-    """Collects the blocks of all queries in `picked`: parts [B*G, tokens, n_sel]."""
-
-    def __init__(self, cfg: NSAConfig, positions: Tensor, groups: int, blind: int) -> None:
-        self.cfg, self.positions = cfg, positions
-        self.n_blocks = cfg.n_blocks(positions.numel())
-        # The first query that must choose.
-        self.first = min(positions.numel(), cfg.n_sel * cfg.l_sel)
-        early = everything_visible(0, self.first, cfg, positions.device)
-        self.picked = [early.expand(groups, -1, -1)]
-        if self.first < blind:
-            nothing = positions.new_zeros(groups, blind - self.first, 1, 0, dtype=torch.float32)
-            self.take(nothing, self.first)
-
-    def take(self, p: Tensor, start: int) -> None:
-        """Choose for queries from `start` on, with probabilities p [B*G,C,h,N]."""
-        skip = max(0, self.first - start)
-        if skip < p.shape[1]:
-            scores = block_scores(p[:, skip:].sum(2), self.n_blocks, self.cfg)
-            positions = self.positions[start + skip : start + p.shape[1]]
-            self.picked.append(top_blocks(scores, positions, self.cfg, crowded=True))
-
-
 def attend_compressed(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
     """Output [B,G,S,h,Dv] and blocks [B,G,S,n_sel] of q [B,G,S,h,Dk] on k, v [B,G,N,D].
 
@@ -209,8 +189,7 @@ def attend_compressed(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[
     """
     keys, values = (k * cfg.d_k**-0.5).flatten(0, 1), v.flatten(0, 1)
     if torch.compiler.is_compiling():
-        found: tuple[Tensor, Tensor] = choosing(q, keys, values, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
-        return found
+        return choosing(q, keys, values, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
     return cast(
         "tuple[Tensor, Tensor]",
         _Compressed.apply(q, keys, values, cfg),  # type: ignore[no-untyped-call]

@@ -6,24 +6,25 @@ arguments are tensors and numbers, so a config is made again of shapes and numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from nsa.config import MIN_N_SEL, NSAConfig
 
-Gradients = Callable[..., tuple[Tensor, ...]]
+Gradients = Callable[..., Sequence[Tensor]]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def operator(fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+def operator(fake: Callable[..., Any]) -> Callable[[Function], Function]:
     """Register a function under its name. fake: its results for tensors that hold no numbers."""
 
-    def register(function: Callable[..., Any]) -> Any:
+    def register(function: Function) -> Function:
         made = torch.library.custom_op(f"nsa::{function.__name__}", function, mutates_args=())
         made.register_fake(fake)
-        return made
+        return cast("Function", made)
 
     return register
 
@@ -57,9 +58,7 @@ def differentiate(operator: Any, gradients: Gradients, *, results: int = 2) -> N
         ctx.set_materialize_grads(False)
 
     def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        found: tuple[Tensor | None, ...] = ()
-        if grad is not None:
-            found = gradients(grad, *ctx.saved_tensors, *ctx.numbers)
+        found = () if grad is None else gradients(grad, *ctx.saved_tensors, *ctx.numbers)
         return (*found, *(None,) * (ctx.n_inputs - len(found)))
 
     operator.register_autograd(backward, setup_context=keep)

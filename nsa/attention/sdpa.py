@@ -110,7 +110,7 @@ def _pooled(x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     if cfg.phi == "mlp":
         return compress(x.k_cmp, cfg), compress(x.v_cmp, cfg)
     if way.selected == "triton":
-        return by_triton.pooled(x.k_cmp, x.v_cmp, cfg)
+        return by_triton.pool(x.k_cmp, x.v_cmp, cfg.l, cfg.d)
     # Both are pooled alike: together that is half of the operators.
     pooled = compress(torch.cat((x.k_cmp, x.v_cmp), -1), cfg)
     k, v = pooled.split_with_sizes((cfg.d_k, cfg.d_v), -1)
@@ -121,9 +121,11 @@ def _compressed(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, way: Way) -> tu
     """Compressed branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,N,G,D]; blocks [B,S,G,n_sel]."""
     if way.selected == "triton":
         with profile_range(CMP_RANGE):
-            out, lse = by_triton.attend_compressed(q, k, v, cfg)
+            out, _, lse = by_triton.compressed(q, k, v, cfg.l, cfg.d)
         with profile_range(SCORES_RANGE):
-            return out, by_triton.blocks_of(q, k, lse, cfg)
+            # No gradient flows through a choice.
+            q, k, lse = q.detach(), k.detach(), lse.detach()
+            return out, by_triton.top_blocks(q, k, lse, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
     out, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
     return out.transpose(1, 2), blocks.transpose(1, 2).contiguous()
 
@@ -134,7 +136,8 @@ def _selected(q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, way: Way) 
     ranges = build_ranges(blocks, cfg, way.selection_ranges, by_triton=by_kernels)
     with profile_range(ATTEND_RANGE):
         if by_kernels:
-            return by_triton.attend_selected(q, x.k_sel, x.v_sel, ranges, cfg)
+            bits = by_triton.selected_bits(ranges, cfg.l_sel)
+            return by_triton.selected(q, x.k_sel, x.v_sel, bits, cfg.l_sel, cfg.n_sel)[0]
         if seq_len <= cfg.n_sel * cfg.l_sel:
             # Everything visible is selected.
             return _causal(q, x.k_sel, x.v_sel, cfg, attend)
@@ -159,7 +162,7 @@ def _window(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> Tensor:
     """Sliding-window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]: the last w tokens, the current too."""
     with profile_range(WIN_RANGE):
         if way.window == "triton":
-            return by_triton.attend_window(q, x.k_win, x.v_win, cfg)
+            return by_triton.window(q, x.k_win, x.v_win, cfg.w)[0]
         if way.window == "varlen":
             return varlen_window(q, x.k_win, x.v_win, cfg)
         if q.shape[1] <= cfg.w:
@@ -211,7 +214,8 @@ def batched_sdpa(x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]
     o_win = _window(q, x, cfg, way)
     with profile_range(GATE_RANGE):
         if way.selected == "triton":
-            return by_triton.mixed(o_cmp, o_sel, o_win, x.gates), blocks
+            cmp, sel, win = (branch.flatten(2, 3) for branch in (o_cmp, o_sel, o_win))
+            return by_triton.mix(cmp, sel, win, x.gates), blocks
         gates = split_dim(x.gates, 2, cfg.heads_per_group)
         mix = _mixed if torch.compiler.is_compiling() else _Mix.apply
         out = cast("Tensor", mix(o_cmp, o_sel, o_win, gates))

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from nsa.attention.branches import chunks, split_dim
+from nsa.attention.branches import split_dim
 from nsa.attention.opaque import operator
 from nsa.attention.tracing import profile_range
-from nsa.attention.triton.operators import ranges_of
+from nsa.attention.triton.operators import merged_ranges
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 
@@ -164,6 +164,30 @@ def everything_visible(start: int, stop: int, cfg: NSAConfig, device: torch.devi
     return block.masked_fill(block > current, -1)
 
 
+class Picker:
+    """Collects the blocks of all queries in `picked`: parts [groups, tokens, n_sel].
+
+    Those before `first` select all that they see; the others choose, by parts of ascending queries.
+    """
+
+    def __init__(self, cfg: NSAConfig, positions: Tensor, groups: int) -> None:
+        """positions [S]; those that must choose, but see no compressed key yet, have chosen."""
+        self.cfg, self.positions = cfg, positions
+        self.first = min(positions.numel(), cfg.n_sel * cfg.l_sel)
+        early = everything_visible(0, self.first, cfg, positions.device)
+        self.picked = [early.expand(groups, -1, -1)]
+        blind = min(cfg.l - 1, positions.numel())
+        if self.first < blind:
+            nothing = positions.new_zeros(groups, blind - self.first, 0, dtype=torch.float32)
+            self.take(nothing, self.first)
+
+    def take(self, summed: Tensor, start: int) -> None:
+        """Choose for queries from `start` on, by probabilities of their groups [groups,C,N]."""
+        stop = start + summed.shape[1]
+        scores = block_scores(summed, self.cfg.n_blocks(stop), self.cfg)
+        self.picked.append(top_blocks(scores, self.positions[start:stop], self.cfg, crowded=True))
+
+
 @torch.no_grad()
 def pick_blocks(p: Tensor, positions: Tensor, n_blocks: int, cfg: NSAConfig) -> Tensor:
     """Selected blocks [B,G,C,n_sel] from the probabilities p [B,G,C,h,N] of `positions` [C].
@@ -172,21 +196,6 @@ def pick_blocks(p: Tensor, positions: Tensor, n_blocks: int, cfg: NSAConfig) -> 
     all of them read the same blocks.
     """
     return top_blocks(block_scores(p.sum(3), n_blocks, cfg), positions, cfg)
-
-
-@torch.no_grad()
-def selected_blocks(q: Tensor, k: Tensor, cfg: NSAConfig) -> Tensor:
-    """Selected blocks [B,G,S,n_sel] for q [B,G,S,h,Dk] and compressed keys k [B,G,N,Dk].
-
-    Works through chunks of queries, so that S x N probabilities never exist at once.
-    """
-    batch, _, seq_len = q.shape[:3]
-    picked = []
-    for start, stop in chunks(0, seq_len, batch * cfg.n_heads * k.shape[2] * k.itemsize):
-        positions = torch.arange(start, stop, device=q.device)
-        p = compressed_probabilities(q[:, :, start:stop], k, positions, cfg)
-        picked.append(pick_blocks(p, positions, cfg.n_blocks(seq_len), cfg))
-    return torch.cat(picked, 2)
 
 
 def _positions(blocks: Tensor, positions: Tensor | None) -> Tensor:
@@ -264,10 +273,9 @@ def build_ranges(
     build = ranges_v1 if version == "v1" else ranges_v2
     with profile_range(SELECTION_RANGES[version]):
         if by_triton and version == "v2":
-            return ranges_of(blocks, cfg)
+            return merged_ranges(blocks, cfg.l_sel)
         if version == "v1" and positions is None and torch.compiler.is_compiling():
-            ranges: Tensor = ranges_by_loops(blocks, cfg.l_sel)
-            return ranges
+            return ranges_by_loops(blocks, cfg.l_sel)
         return build(blocks, cfg, positions)
 
 

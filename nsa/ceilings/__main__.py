@@ -42,7 +42,7 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
         return refuse(error, environ)
     torch_env.translate(passed, environ)
     with for_good():
-        from nsa.ceilings.session import run
+        from nsa.ceilings.measure import run
 
     given = run_dir.resolve() if run_dir is not None and token is not None else None
     return run(known.device, place, termination, run_dir=given, token=token)

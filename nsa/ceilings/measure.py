@@ -1,7 +1,8 @@
-"""One number at a time: warm-up, repeats, every time kept. Nothing is judged here.
+"""One launch on one rank: each ceiling with all its times, the document, the end.
 
-On CUDA the times come from events in the stream; nothing is synchronized between the first and the
-last repeat. The host's clock around all of them is the second source.
+Of each there is a warm-up, and repeats whose times are all kept; nothing is judged here. On CUDA
+the times come from events in the stream; nothing is synchronized between the first and the last
+repeat. The host's clock around all of them is the second source.
 """
 
 from __future__ import annotations
@@ -10,19 +11,31 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from nsa.contract import Ceiling
-from nsa.launch.ranks import Ranks
+from nsa.contract import CEILINGS_JSON, Ceiling, Event, ExitCode, Phase
+from nsa.launch.envfile import device_facts
+from nsa.launch.output import MIB, Heartbeat, say, write_json
+from nsa.launch.plan import Place
+from nsa.launch.process import Termination, by_hand, link_latest, new_token, open_run_dir
+from nsa.launch.ranks import Ranks, device_of, join_ranks
+from nsa.step.clock import StepClock
+from nsa.train.session import Ending, run_rank
+from nsa.train.settle import End
 
 # Clocks of an idle card are low; it has them up after this time of work, or these rounds.
 _WARM_UP_S = 0.25
 _WARM_UP_ROUNDS = 2
-_MIB = 1 << 20
+# The whole program takes seconds, so that a collective of a minute is stuck.
+_STUCK = timedelta(minutes=1)
+# What a launch by hand writes below, as the trainer does below its `out_dir`.
+_OUT_DIR = "artifacts/ceilings"
 
 
 class WrongResult(RuntimeError):
@@ -34,7 +47,7 @@ class Sizes:
     """How much one call does. `inner` calls are one repeat, so that the clock is no part of it."""
 
     matmul: int
-    dtype: str
+    dtype: torch.dtype
     memory_bytes: int
     host_bytes: int
     reduce_bytes: int
@@ -45,63 +58,33 @@ class Sizes:
 
 # A matrix product that fills an A100 or an H200 (1.1 TFLOP), copies far above their caches.
 ON_CUDA = Sizes(
-    matmul=8192,
-    dtype="bf16",
-    memory_bytes=2048 * _MIB,
-    host_bytes=256 * _MIB,
-    reduce_bytes=256 * _MIB,
-    repeats=10,
-    inner=5,
-    latency_inner=20,
-)
+    matmul=8192, dtype=torch.bfloat16, memory_bytes=2048 * MIB, host_bytes=256 * MIB,
+    reduce_bytes=256 * MIB, repeats=10, inner=5, latency_inner=20,
+)  # fmt: skip
 ON_CPU = Sizes(
-    matmul=768,
-    dtype="fp32",
-    memory_bytes=64 * _MIB,
-    host_bytes=0,
-    reduce_bytes=4 * _MIB,
-    repeats=5,
-    inner=1,
-    latency_inner=5,
-)
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Times:
-    """Seconds of one call, for each repeat, and of all repeats by the host's clock."""
-
-    seconds: list[float]
-    host_s: float
-    inner: int
-
-    def document(self, *, work: float, unit: str, scale: float, **what: Any) -> dict[str, Any]:
-        """The entry of the document; `work` of one call, `scale` of the unit."""
-        return {
-            **what,
-            "inner": self.inner,
-            "seconds": self.seconds,
-            "host_s": self.host_s,
-            "rate": work / statistics.median(self.seconds) / scale,
-            "unit": unit,
-        }
+    matmul=768, dtype=torch.float32, memory_bytes=64 * MIB, host_bytes=0,
+    reduce_bytes=4 * MIB, repeats=5, inner=1, latency_inner=5,
+)  # fmt: skip
+_NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 class Bench:
     """The measurements of one rank. Those of `Ceiling` are collectives: every rank calls each."""
 
-    def __init__(self, ranks: Ranks, sizes: Sizes | None = None) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         self.ranks, self.device = ranks, ranks.device
-        self.sizes = sizes or (ON_CUDA if self.device.type == "cuda" else ON_CPU)
+        self.sizes = ON_CUDA if self.device.type == "cuda" else ON_CPU
 
     def measure(self, what: Ceiling) -> dict[str, Any] | None:
         """One entry of the document; None where this machine has no such thing."""
-        ways = {
+        sizes = self.sizes
+        ways: dict[Ceiling, Callable[[], dict[str, Any] | None]] = {
             Ceiling.MATMUL: self._matmul,
             Ceiling.MEMORY_COPY: self._memory_copy,
             Ceiling.HOST_COPY: self._host_copy,
-            Ceiling.ALL_REDUCE: self._all_reduce,
-            Ceiling.LATENCY: self._latency,
+            Ceiling.ALL_REDUCE: lambda: self._reduce(sizes.reduce_bytes, sizes.inner),
+            # The smallest there is.
+            Ceiling.LATENCY: lambda: self._reduce(4, sizes.latency_inner),
         }
         self.wait_for_all()
         return ways[what]()
@@ -113,7 +96,7 @@ class Bench:
 
     def _matmul(self) -> dict[str, Any]:
         """Random numbers: on zeros a card draws less power and shows more than training gets."""
-        size, kind = self.sizes.matmul, _DTYPES[self.sizes.dtype]
+        size, kind = self.sizes.matmul, self.sizes.dtype
         source = torch.Generator(device=self.device).manual_seed(self.ranks.rank)
         one, other = (
             torch.randn(size, size, generator=source, device=self.device).to(kind) for _ in range(2)
@@ -125,20 +108,19 @@ class Bench:
 
         multiply()
         first = product.clone()
-        times = self._timed(multiply, self.sizes.inner)
+        times = self._timed(multiply, work=2.0 * size**3 / 1e12, unit="TFLOP/s")
         if not torch.equal(first, product):
             raise WrongResult("two products of the same matrices differ")
-        what = {"dtype": self.sizes.dtype, "size": size}
-        return times.document(work=2.0 * size**3, unit="TFLOP/s", scale=1e12, **what)
+        return {"dtype": _NAMES[kind], "size": size, **times}
 
     def _memory_copy(self) -> dict[str, Any]:
         """Each byte is read once and written once."""
         source, target = (self._bytes(self.sizes.memory_bytes, fill) for fill in (1, 0))
-        times = self._timed(lambda: target.copy_(source), self.sizes.inner)
+        size = source.numel()
+        times = self._timed(lambda: target.copy_(source), work=2.0 * size / 1e9)
         if not torch.equal(source, target):
             raise WrongResult("a copy in the device's memory differs from its source")
-        size = source.numel()
-        return times.document(work=2.0 * size, unit="GB/s", scale=1e9, bytes=size)
+        return {"bytes": size, **times}
 
     def _host_copy(self) -> dict[str, Any] | None:
         """From pinned memory, one rank after the other: cards may share their way to the host."""
@@ -155,46 +137,33 @@ class Bench:
         size = self.sizes.host_bytes
         source = torch.ones(size, dtype=torch.uint8).pin_memory()
         target = self._bytes(size, 0)
-        times = self._timed(lambda: target.copy_(source, non_blocking=True), self.sizes.inner)
+        times = self._timed(lambda: target.copy_(source, non_blocking=True), work=size / 1e9)
         if int(target.sum()) != size:
             raise WrongResult("a copy from the host's memory differs from its source")
-        return times.document(work=float(size), unit="GB/s", scale=1e9, bytes=size)
-
-    def _all_reduce(self) -> dict[str, Any] | None:
-        return self._reduce(self.sizes.reduce_bytes, self.sizes.inner)
-
-    def _latency(self) -> dict[str, Any] | None:
-        """The smallest all-reduce."""
-        return self._reduce(4, self.sizes.latency_inner)
+        return {"bytes": size, **times}
 
     def _reduce(self, size: int, inner: int) -> dict[str, Any] | None:
         """Bus bandwidth as nccl-tests count it: each rank's link carries 2 (N - 1) / N bytes."""
         count = self.ranks.world_size
         if count == 1:
             return None
-        self._check_sum(size)
-        tensor = torch.zeros(size // 4, device=self.device)
-        times = self._timed(lambda: torch.distributed.all_reduce(tensor), inner, together=True)
-        work = size * 2.0 * (count - 1) / count
-        return times.document(work=work, unit="GB/s", scale=1e9, bytes=size, ranks=count)
-
-    def _check_sum(self, size: int) -> None:
         tensor = torch.full((size // 4,), float(self.ranks.rank + 1), device=self.device)
-        torch.distributed.all_reduce(tensor)
-        count = self.ranks.world_size
+        dist.all_reduce(tensor)
         if not bool((tensor == count * (count + 1) / 2).all()):
             raise WrongResult("the sum of all ranks is wrong")
+        work = size * 2.0 * (count - 1) / count / 1e9
+        zeros = torch.zeros_like(tensor)
+        times = self._timed(lambda: dist.all_reduce(zeros), work=work, together=inner)
+        return {"bytes": size, "ranks": count, **times}
 
-    def _timed(self, call: Callable[[], object], inner: int, *, together: bool = False) -> Times:
-        """Seconds of a call. `together`: every rank has to call it equally often."""
-        self._warm_up(call, inner, together=together)
-        if together:
-            self.wait_for_all()
-        if self.device.type == "cuda":
-            return self._by_events(call, inner)
-        return self._by_clock(call, inner)
+    def _timed(
+        self, call: Callable[[], object], *, work: float, unit: str = "GB/s", together: int = 0
+    ) -> dict[str, Any]:
+        """Seconds of a call, of each repeat, and the rate of `work` of one call in `unit`.
 
-    def _warm_up(self, call: Callable[[], object], inner: int, *, together: bool) -> None:
+        together: calls of a repeat, where every rank has to call it equally often.
+        """
+        inner = together or self.sizes.inner
         until = time.perf_counter() + (_WARM_UP_S if self.device.type == "cuda" else 0.0)
         rounds = 0
         while rounds < _WARM_UP_ROUNDS or (time.perf_counter() < until and not together):
@@ -202,28 +171,19 @@ class Bench:
                 call()
             self._synchronize()
             rounds += 1
-
-    def _by_events(self, call: Callable[[], object], inner: int) -> Times:
-        marks = [_mark() for _ in range(self.sizes.repeats + 1)]
+        if together:
+            self.wait_for_all()
         began = time.perf_counter()
-        marks[0].record()
-        for mark in marks[1:]:
-            for _ in range(inner):
-                call()
-            mark.record()
-        self._synchronize()
-        host_s = time.perf_counter() - began
-        seconds = [before.elapsed_time(after) / 1e3 / inner for before, after in pairwise(marks)]
-        return Times(seconds=seconds, host_s=host_s, inner=inner)
-
-    def _by_clock(self, call: Callable[[], object], inner: int) -> Times:
-        marks = [time.perf_counter()]
+        clock, marks = StepClock(self.device), []
         for _ in range(self.sizes.repeats):
             for _ in range(inner):
                 call()
-            marks.append(time.perf_counter())
-        seconds = [(after - before) / inner for before, after in pairwise(marks)]
-        return Times(seconds=seconds, host_s=marks[-1] - marks[0], inner=inner)
+            marks.append(clock.tick())
+        self._synchronize()
+        host_s = time.perf_counter() - began
+        seconds = [mark.seconds() / inner for mark in marks]
+        rate = work / statistics.median(seconds)
+        return {"inner": inner, "seconds": seconds, "host_s": host_s, "rate": rate, "unit": unit}
 
     def _bytes(self, size: int, fill: int) -> Tensor:
         return torch.full((size,), fill, dtype=torch.uint8, device=self.device)
@@ -233,6 +193,87 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
 
-def _mark() -> Any:
-    """An event that knows its time."""
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+def run(
+    asked: str,
+    place: Place,
+    termination: Termination,
+    *,
+    run_dir: Path | None,
+    token: str | None,
+) -> int:
+    """Measure and write; returns the exit code after it was written as the last heartbeat."""
+    beat, ending = Heartbeat(rank=place.rank, token=token or ""), Ending()
+    grouped = place.from_torchrun and place.world_size > 1
+
+    def measure() -> None:
+        _measure_all(asked, place, beat, grouped=grouped, run_dir=run_dir)
+        ending.end = End(code=ExitCode.SUCCESS, reason="everything is measured")
+
+    return run_rank(measure, ending, beat, termination, grouped=grouped)
+
+
+def _measure_all(
+    asked: str, place: Place, beat: Heartbeat, *, grouped: bool, run_dir: Path | None
+) -> None:
+    beat.write(Event.BOOT)
+    if run_dir is not None:
+        open_run_dir(run_dir, place, beat, grouped=grouped)
+    device = device_of(place, asked, asked_by="--device")
+    if device.type == "cuda":
+        beat.cuda_mib = lambda: round(torch.cuda.memory_allocated() / MIB, 1)
+    ranks = join_ranks(place, device, grouped=grouped, timeout=_STUCK)
+    if run_dir is None:
+        beat.token = ranks.from_rank0(new_token())
+        run_dir = Path(ranks.from_rank0(str(by_hand(_OUT_DIR, beat.token))))
+        open_run_dir(run_dir, place, beat, grouped=grouped)
+        if ranks.rank == 0:
+            link_latest(run_dir, _OUT_DIR)
+    beat.write(Event.INIT_DONE)
+    beat.phase = Phase.STEP
+    bench = Bench(ranks)
+    own: dict[str, Any] = {"rank": ranks.rank, "device": _device(device)}
+    for what in Ceiling:
+        beat.write(Event.CEILING_START, ceiling=what)
+        own[what] = bench.measure(what)
+    everything: list[Any] = [own] * ranks.world_size
+    if ranks.world_size > 1:
+        dist.all_gather_object(everything, own)
+    if ranks.rank == 0:
+        _write(run_dir, everything, token=beat.token)
+    bench.wait_for_all()
+    ranks.end()
+
+
+def _device(device: torch.device) -> dict[str, Any]:
+    facts = device_facts(device, ranks=1)
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    return {"type": facts["type"], "name": facts["name"], "uuid": uuid}
+
+
+def _write(run_dir: Path, everything: list[dict[str, Any]], *, token: str) -> None:
+    document = {
+        "schema_version": 1,
+        "run_token": token,
+        "world_size": len(everything),
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
+        "ranks": everything,
+    }
+    write_json(run_dir / CEILINGS_JSON, document)
+    for rank in everything:
+        say(f"[ceilings] rank {rank['rank']} ({rank['device']['name']}): {_told(rank)}")
+    say(f"[run] {run_dir / CEILINGS_JSON}")
+
+
+def _told(rank: dict[str, Any]) -> str:
+    """The rates of a rank in words; of the smallest all-reduce its time."""
+    texts = []
+    for what in Ceiling:
+        one = rank[what]
+        name = what.replace("_", " ")
+        if one is None:
+            texts.append(f"no {name}")
+        elif what is Ceiling.LATENCY:
+            texts.append(f"{name} {sorted(one['seconds'])[len(one['seconds']) // 2] * 1e6:.0f} us")
+        else:
+            texts.append(f"{name} {one['rate']:.4g} {one['unit']}")
+    return ", ".join(texts)

@@ -14,7 +14,7 @@ from pathlib import Path
 from nsa.contract.words import CHECKSUMS_JSON, METADATA_FILE, shard_file
 
 # With everything that they require, these are what training computes with.
-_COMPUTING = ("torch", "numpy", "scipy", "pandas", "liger-kernel")
+_COMPUTING = ("torch", "numpy", "scipy", "pandas")
 _REQUIRED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
 # -- columns ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Column:
     """A column of a CSV file. `filled`: never empty (a NaN is written as text)."""
 
@@ -43,42 +43,36 @@ class Column:
     filled: bool = False
 
 
-def _column(
-    name: str, meaning: str, unit: str = "", *, kind: type = float, filled: bool = False
-) -> Column:
-    return Column(name=name, meaning=meaning, unit=unit, kind=kind, filled=filled)
-
-
 TRAINING_COLUMNS = (
-    _column("step", "optimizer step, from 1", kind=int, filled=True),
-    _column("loss", "mean over all ranks and micro-batches", "nats", filled=True),
-    _column("lr", "learning rate"),
-    _column("toks_per_s", "tokens over dt_s", "tok/s", filled=True),
-    _column("tokens", "of all ranks and micro-batches", "tokens", filled=True),
-    _column("dt_s", "wall time of exactly this step", "s", filled=True),
-    _column("grad_norm", "before clipping"),
-    _column("mem_mib", "CUDA: peak of all tensors; CPU: resident memory", "MiB"),
-    _column("arm", "name of the arm, empty without a schedule", kind=str),
-    _column("block", "number of the block in the schedule", kind=int, filled=True),
-    _column("warmup", "1 for a warm-up step of its block", kind=bool, filled=True),
-    _column("fetch_s", "waiting for data", "s"),
-    _column("host_s", "the trainer's own time, outside all work", "s"),
+    Column("step", "optimizer step, from 1", kind=int, filled=True),
+    Column("loss", "mean over all ranks and micro-batches", "nats", filled=True),
+    Column("lr", "learning rate"),
+    Column("toks_per_s", "tokens over dt_s", "tok/s", filled=True),
+    Column("tokens", "of all ranks and micro-batches", "tokens", filled=True),
+    Column("dt_s", "wall time of exactly this step", "s", filled=True),
+    Column("grad_norm", "before clipping"),
+    Column("mem_mib", "CUDA: peak of all tensors; CPU: resident memory", "MiB"),
+    Column("arm", "name of the arm, empty without a schedule", kind=str),
+    Column("block", "number of the block in the schedule", kind=int, filled=True),
+    Column("warmup", "1 for a warm-up step of its block", kind=bool, filled=True),
+    Column("fetch_s", "waiting for data", "s"),
+    Column("host_s", "the trainer's own time, outside all work", "s"),
 )
 VAL_COLUMNS = (
-    _column("step", "optimizer step", kind=int, filled=True),
-    _column("loss", "on documents never trained on", "nats", filled=True),
+    Column("step", "optimizer step", kind=int, filled=True),
+    Column("loss", "on documents never trained on", "nats", filled=True),
 )
 GATES_COLUMNS = (
-    _column("step", "optimizer step", kind=int, filled=True),
-    _column("entropy", "of the gates' shares, over ln 3, of the layer where it is lowest"),
-    _column("max_gate", "largest share of a branch, of the layer where it is largest"),
-    _column("entropy_mean", "the entropy as a mean over the layers"),
-    _column("max_gate_mean", "the largest share as a mean over the layers"),
-    _column("share_cmp", "mean share of the compressed branch"),
-    _column("share_sel", "mean share of the selected branch"),
-    _column("share_win", "mean share of the window"),
-    _column("sel_blocks_mean", "blocks that a query attends to", "blocks"),
-    _column("sel_forced_share", "part of them that is forced"),
+    Column("step", "optimizer step", kind=int, filled=True),
+    Column("entropy", "of the gates' shares, over ln 3, of the layer where it is lowest"),
+    Column("max_gate", "largest share of a branch, of the layer where it is largest"),
+    Column("entropy_mean", "the entropy as a mean over the layers"),
+    Column("max_gate_mean", "the largest share as a mean over the layers"),
+    Column("share_cmp", "mean share of the compressed branch"),
+    Column("share_sel", "mean share of the selected branch"),
+    Column("share_win", "mean share of the window"),
+    Column("sel_blocks_mean", "blocks that a query attends to", "blocks"),
+    Column("sel_forced_share", "part of them that is forced"),
 )
 
 

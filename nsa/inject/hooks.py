@@ -124,28 +124,27 @@ def in_backward(loss: Any, act: Callable[[Any], Any]) -> Any:
     return loss
 
 
-def change_loss(injector: Injector, change: Callable[[Any], Any]) -> None:
-    """Give `change(loss)` to the backward pass, once."""
-    from nsa.step.engine import Engine
-
-    count_steps(injector)
-
-    def make(loss: Callable[..., Any]) -> Callable[..., Any]:
-        def changed(engine: Any, *args: Any, **options: Any) -> Any:
-            value = loss(engine, *args, **options)
-            if not injector.due() or not value.requires_grad or injector.injected:
-                return value
-            injector.mark()
-            return change(value)
-
-        return changed
-
-    wrap(Engine, "loss", make)
-
-
 def loss_as(change: Callable[[Any], Any]) -> Install:
-    """`change_loss` as an entry of the table of kinds."""
-    return lambda injector: change_loss(injector, change)
+    """Give `change(loss)` to the backward pass, once."""
+
+    def install(injector: Injector) -> None:
+        from nsa.step.engine import Engine
+
+        count_steps(injector)
+
+        def make(loss: Callable[..., Any]) -> Callable[..., Any]:
+            def changed(engine: Any, *args: Any, **options: Any) -> Any:
+                value = loss(engine, *args, **options)
+                if not injector.due() or not value.requires_grad or injector.injected:
+                    return value
+                injector.mark()
+                return change(value)
+
+            return changed
+
+        wrap(Engine, "loss", make)
+
+    return install
 
 
 def only_with(name: str, value: str, act: Callable[[Any], None]) -> Install:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from nsa.inject.hooks import (
     Injector,
     Install,
     at_step,
-    change_loss,
     count_steps,
     hang_in,
     in_backward,
@@ -68,8 +68,8 @@ def _grandchild(_engine: Any) -> None:
 # -- hangs -----------------------------------------------------------------------------------------
 
 
-def _sleep(_engine: Any) -> None:
-    time.sleep(FOREVER_S)
+def _sleep(_engine: Any, seconds: float = FOREVER_S) -> None:
+    time.sleep(seconds)
 
 
 def _spin(_engine: Any) -> None:
@@ -77,12 +77,8 @@ def _spin(_engine: Any) -> None:
         pass
 
 
-def _sleep_in_backward(injector: Injector) -> None:
-    def stuck(grad: Any) -> Any:
-        time.sleep(FOREVER_S)
-        return grad
-
-    change_loss(injector, lambda loss: in_backward(loss, stuck))
+def _sleep_in_backward(loss: Any) -> Any:
+    return in_backward(loss, _sleep)
 
 
 # -- collectives -----------------------------------------------------------------------------------
@@ -103,22 +99,9 @@ def _other_op(engine: Any) -> None:
     dist.all_gather([torch.ones_like(mine) for _ in range(dist.get_world_size())], mine)
 
 
-def _other_shape(injector: Injector) -> None:
+def _reduce_less(all_reduce: Callable[..., Any], tensor: Any, **options: Any) -> Any:
     """One rank reduces one element fewer than the others."""
-    import torch.distributed as dist
-
-    count_steps(injector)
-
-    def make(all_reduce: Callable[..., Any]) -> Callable[..., Any]:
-        def smaller(tensor: Any, *args: Any, **options: Any) -> Any:
-            if injector.due() and tensor.numel() > 1:
-                injector.mark()
-                tensor = tensor.flatten()[:-1].clone()
-            return all_reduce(tensor, *args, **options)
-
-        return smaller
-
-    wrap(dist, "all_reduce", make)
+    return all_reduce(tensor.flatten()[:-1].clone(), **options)
 
 
 def _stuck_stream(_engine: Any) -> None:
@@ -132,10 +115,6 @@ def _stuck_stream(_engine: Any) -> None:
     sleep(_FOREVER_CYCLES)
 
 
-def _late(seconds: float) -> Callable[[Any], None]:
-    return lambda _engine: time.sleep(seconds)
-
-
 # -- clocks and slow phases ------------------------------------------------------------------------
 
 
@@ -146,7 +125,7 @@ def _jump_clock(_engine: Any) -> None:
 
 def _jump_clock_and_sleep(engine: Any) -> None:
     _jump_clock(engine)
-    time.sleep(FOREVER_S)
+    _sleep(engine)
 
 
 def _slow_phases(injector: Injector) -> None:
@@ -154,8 +133,7 @@ def _slow_phases(injector: Injector) -> None:
 
     STEP is read as the seconds that each takes.
     """
-    from nsa.train import evaluation
-    from nsa.train.checkpoint.write import Checkpoints
+    from nsa.train import checkpoint, evaluation
 
     seconds = float(injector.step)
 
@@ -167,13 +145,10 @@ def _slow_phases(injector: Injector) -> None:
 
         return slowly
 
-    def first(_engine: Any) -> None:
-        time.sleep(seconds)
-
-    wrap(Checkpoints, "begin", slow)
+    wrap(checkpoint, "start", slow)
     wrap(evaluation, "evaluate", slow)
     injector.step = 1
-    at_step(first)(injector)
+    at_step(partial(_sleep, seconds=seconds))(injector)
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -274,19 +249,19 @@ KINDS: dict[str, Install] = {
     "grandchild": at_step(_grandchild),
     "sleep": at_step(_sleep),
     "spin": at_step(_spin),
-    "sleep_backward": _sleep_in_backward,
+    "sleep_backward": loss_as(_sleep_in_backward),
     "stop": at_step(_end_by(signal.SIGSTOP)),
     "hang_init": hang_in("nsa.train.session", "Engine"),
     "hang_eval": hang_in("nsa.train.evaluation", "evaluate"),
-    "hang_checkpoint": hang_in("nsa.train.checkpoint.write", "Checkpoints.begin"),
+    "hang_checkpoint": hang_in("nsa.train.checkpoint", "start"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
     "data_stall": instead("nsa.data.open", "GeneratedSource.fetch", sleep_before),
     "extra_collective": at_step(_extra_all_reduce),
     "other_op": at_step(_other_op),
-    "other_shape": _other_shape,
+    "other_shape": instead("torch.distributed", "all_reduce", _reduce_less),
     "stuck_stream": at_step(_stuck_stream),
-    "late_20ms": at_step(_late(0.02), every=True),
-    "late_100ms": at_step(_late(0.1), every=True),
+    "late_20ms": at_step(partial(_sleep, seconds=0.02), every=True),
+    "late_100ms": at_step(partial(_sleep, seconds=0.1), every=True),
     "clock_jump": at_step(_jump_clock),
     "clock_jump_hang": at_step(_jump_clock_and_sleep),
     "slow_phases": _slow_phases,
@@ -305,7 +280,7 @@ KINDS: dict[str, Install] = {
     "host_oom": at_step(_host_oom),
     "csv_full": at_step(_full_disk_for(TRAINING_CSV)),
     "heartbeat_full": at_step(_full_disk_for(HEARTBEATS.glob())),
-    "checkpoint_full": instead("nsa.train.checkpoint.write", "Checkpoints.begin", _in_small_files),
+    "checkpoint_full": instead("nsa.train.checkpoint", "start", _in_small_files),
     "torn_csv": at_step(_tear_the_csv(b"60,5.5,0.001,1")),
     "nul_csv": at_step(_tear_the_csv(b"\0" * 512)),
 }

@@ -19,13 +19,8 @@ from nsa.contract import NSAError, did_you_mean
 from nsa.settings import refusal
 from nsa.toggles import ARM_TOGGLES, NEEDS_CUDA, TOGGLES, ToggleSet, Value, contradictions
 
-LIGER, TRITON = "liger_kernel", "triton"
+TRITON = "triton"
 _COMPILERS = ("g++", "clang++", "c++")
-
-
-def other_kernels(toggles: ToggleSet) -> bool:
-    """Do the layers run otherwise than by our own modules?"""
-    return toggles.text("NSA_COMPILE") != "off" or toggles.flag("NSA_LIGER")
 
 
 def triton_asked(toggles: ToggleSet, by_config: bool) -> str:
@@ -54,8 +49,6 @@ def why_not(toggles: ToggleSet, device: str) -> str | None:
     """
     if toggles.flag("NSA_CUDA_GRAPHS") and device == "cpu":
         return f"NSA_CUDA_GRAPHS=1: {NEEDS_CUDA['NSA_CUDA_GRAPHS=1']}, this is cpu; set it to 0"
-    if toggles.flag("NSA_LIGER"):
-        return _why_no_liger(device)
     mode = toggles.text("NSA_COMPILE")
     if mode == "off":
         return None
@@ -69,17 +62,6 @@ def why_not(toggles: ToggleSet, device: str) -> str | None:
     if device == "cpu" and not any(map(shutil.which, _COMPILERS)):
         return (
             f"NSA_COMPILE: no C++ compiler here ({', '.join(_COMPILERS)}); install one or use off"
-        )
-    return None
-
-
-def _why_no_liger(device: str) -> str | None:
-    if device == "cpu":
-        return f"NSA_LIGER=1: {NEEDS_CUDA['NSA_LIGER=1']}, this is cpu; set it to 0"
-    if importlib.util.find_spec(LIGER) is None:
-        return (
-            "NSA_LIGER=1: the package liger-kernel is not installed; "
-            "pip install 'nsa-runbook[liger]', or set it to 0"
         )
     return None
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError, did_you_mean
-from nsa.settings import CONFIG_TOGGLES, OVERRIDES, Override, is_text
+from nsa.settings import OVERRIDES, Overrides, is_text
 from nsa.strict_yaml import scalar
 
 
@@ -28,8 +28,8 @@ class Flags:
     arms: str | None
     profile_steps: int
     run_steps: int
-    settings: tuple[Override, ...]
-    overrides: tuple[Override, ...]
+    settings: Mapping[str, Any]
+    overrides: Overrides
     problems: tuple[str, ...]
 
 
@@ -48,7 +48,7 @@ def _parser() -> _Parser:
     )
     add = parser.add_argument
     add("--config", metavar="FILE", help="config file; else CONFIG of the environment")
-    for flag, _, _, metavar, text in OVERRIDES:
+    for flag, metavar, text in OVERRIDES.values():
         add(flag, metavar=metavar, help=text)
     add("--ddp", metavar="{0,1,auto}", default="auto", help="distributed data parallel")
     add("--resume", metavar="PATH", help="run directory, latest or checkpoint to go on from")
@@ -80,7 +80,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
         problems.append(f"--ddp {known.ddp}: allowed is 0, 1 or auto")
     profile = _count("--profile-steps", known.profile_steps, problems)
     run_steps = _count("--run-steps", known.run_steps, problems)
-    settings = tuple(_settings(known.set, problems))
+    settings = _settings(known.set, problems)
     return Flags(
         config=known.config or environ.get(CONFIG_VARIABLE) or None,
         ddp=known.ddp,
@@ -90,7 +90,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
         profile_steps=profile,
         run_steps=run_steps,
         settings=settings,
-        overrides=tuple(_overrides(known)),
+        overrides=_overrides(known),
         problems=tuple(problems),
     )
 
@@ -101,16 +101,6 @@ def _count(flag: str, text: str, problems: list[str]) -> int:
         problems.append(f"{flag} {text}: must be a whole number >= 0")
         return 0
     return value
-
-
-def toggle_overrides(values: Mapping[str, Any], given: Mapping[str, str]) -> list[Override]:
-    """Config values that NSA_* variables set."""
-    found = []
-    for name, dotted in CONFIG_TOGGLES.items():
-        section, _, key = dotted.partition(".")
-        if name in given and values[name] is not None:
-            found.append(Override(section=section, key=key, value=values[name], origin=name))
-    return found
 
 
 def _unknown(word: str, options: Sequence[str]) -> str:
@@ -128,9 +118,9 @@ def _stray(unknown: Sequence[str]) -> list[str]:
     return stray
 
 
-def _settings(words: Sequence[str], problems: list[str]) -> list[Override]:
+def _settings(words: Sequence[str], problems: list[str]) -> dict[str, Any]:
     """The `--set SECTION.KEY=VALUE` words; what cannot be one is added to the problems."""
-    found: dict[str, Override] = {}
+    found: dict[str, Any] = {}
     for word in words:
         name, equals, text = word.partition("=")
         section, dot, key = name.partition(".")
@@ -139,19 +129,20 @@ def _settings(words: Sequence[str], problems: list[str]) -> list[Override]:
         elif name in found:
             problems.append(f"--set {name}: given twice")
         else:
-            value = text if is_text(section, key) else scalar(text)
-            found[name] = Override(section=section, key=key, value=value, origin="--set")
-    return list(found.values())
+            found[name] = _value(name, text)
+    return found
 
 
-def _overrides(known: argparse.Namespace) -> list[Override]:
-    found = []
-    for flag, section, key, _, _ in OVERRIDES:
+def _overrides(known: argparse.Namespace) -> Overrides:
+    found: dict[str, tuple[Any, str]] = {}
+    for key, (flag, _, _) in OVERRIDES.items():
         text = getattr(known, flag[2:].replace("-", "_"))
         if text is not None:
-            value = text if is_text(section, key) else scalar(text)
-            found.append(Override(section=section, key=key, value=value, origin=flag))
+            found[key] = _value(key, text), flag
     if known.synthetic_on_fail:
-        flag, key = "--synthetic-on-fail", "synthetic_on_fail"
-        found.append(Override(section="data", key=key, value=True, origin=flag))
+        found["data.synthetic_on_fail"] = True, "--synthetic-on-fail"
     return found
+
+
+def _value(key: str, text: str) -> Any:
+    return text if is_text(key) else scalar(text)

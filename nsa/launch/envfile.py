@@ -98,28 +98,20 @@ def versions() -> dict[str, str | None]:
 
     `packages` is a digest over the versions of everything that training computes with.
     """
-    cuda = torch.cuda.is_available()
-    nccl = _nccl() if cuda else None
+    nccl: Any = torch.cuda.nccl.version
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": nccl,
+        "nccl": ".".join(map(str, nccl())) if torch.cuda.is_available() else None,
         "driver": _driver(),
         "triton": _installed("triton"),
         "packages": _packages(),
     }
 
 
-@cache
-def _packages() -> str:
-    """The tests that are shipped make a dozen launches in one process."""
-    return installed_digest()
-
-
-def _nccl() -> str:
-    numbers: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-    return ".".join(map(str, numbers))
+# The tests that are shipped make a dozen launches in one process.
+_packages = cache(installed_digest)
 
 
 def _driver() -> str | None:
@@ -283,6 +275,17 @@ def announce(plan: LaunchPlan, facts: Mapping[str, Any], attention: Mapping[str,
             say(f"[env] {row.name}={row.value}: {row.note}")
 
 
+def sdpa_kernels() -> dict[str, bool]:
+    """By name, which kernels SDPA may choose from."""
+    cuda: Any = torch.backends.cuda
+    return {
+        "flash": cuda.flash_sdp_enabled(),
+        "efficient": cuda.mem_efficient_sdp_enabled(),
+        "cudnn": cuda.cudnn_sdp_enabled(),
+        "math": cuda.math_sdp_enabled(),
+    }
+
+
 def policies() -> dict[str, Any]:
     """The switches in force now, for env.json.
 
@@ -297,12 +300,7 @@ def policies() -> dict[str, Any]:
         "bf16_reduced_precision_reduction": cuda.matmul.allow_bf16_reduced_precision_reduction,
         "fp16_reduced_precision_reduction": cuda.matmul.allow_fp16_reduced_precision_reduction,
         "fp16_accumulation": cuda.matmul.allow_fp16_accumulation,
-        "sdpa_kernels": {
-            "flash": cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
-            "efficient": cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
-            "cudnn": cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
-            "math": cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
-        },
+        "sdpa_kernels": sdpa_kernels(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "cudnn_enabled": cudnn.enabled,

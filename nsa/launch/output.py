@@ -8,6 +8,7 @@ doing now, on the wall and the monotonic clock; lines are appended without fsync
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -90,13 +91,9 @@ def sync_folder(folder: Path) -> None:
 def plain(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields with non-finite numbers as text, which JSON cannot hold otherwise."""
     return {
-        name: repr(value) if isinstance(value, float) and not _finite(value) else value
+        name: repr(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in fields.items()
     }
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0.0
 
 
 def say(message: str, *, rank: int = 0) -> None:

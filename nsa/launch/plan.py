@@ -6,15 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nsa import torch_env
 from nsa.config import ModelConfig, Way
 from nsa.config import Path as AttentionPath
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
 from nsa.launch.arms import ArmFile, Block, load_blocks, triton_asked, why_no_triton, why_not
-from nsa.launch.cli import Flags, parse_flags, toggle_overrides
+from nsa.launch.cli import Flags, parse_flags
 from nsa.settings import (
+    CONFIG_TOGGLES,
     VOCAB_SIZES,
     Loaded,
     Share,
@@ -86,6 +86,11 @@ class LaunchPlan:
     def per_rank_batch(self) -> int:
         """Sequences of one rank in one micro-batch."""
         return self.config.train.batch_size // self.place.world_size
+
+    @property
+    def micro_batch(self) -> tuple[int, int]:
+        """B and S of one rank's micro-batch."""
+        return self.per_rank_batch, self.config.train.seq_len
 
     @property
     def tokens_per_step(self) -> int:
@@ -208,9 +213,13 @@ def _load(flags: Flags, toggles: ToggleSet, problems: list[str]) -> Loaded | Non
             "CONFIG=configs/cpu_smoke.yaml)"
         )
         return None
-    overrides = toggle_overrides(toggles.values, toggles.sources)
+    by_toggle = {
+        key: (toggles.values[name], name)
+        for name, key in CONFIG_TOGGLES.items()
+        if toggles.is_set(name)
+    }
     try:
-        changes = [*overrides, *flags.overrides]
+        changes = {**by_toggle, **flags.overrides}
         return load_config(flags.config, changes, settings=flags.settings)
     except NSAError as error:
         problems += error.problems
@@ -304,9 +313,8 @@ def _check_profile(flags: Flags, blocks: Sequence[Block], problems: list[str]) -
 
 
 def _notes(flags: Flags, schedule: ArmFile | None, blocks: Sequence[Block]) -> list[str]:
-    notes: list[str] = []
-    asked: list[Any] = [item.value for item in flags.overrides if item.origin == "--steps"]
     total = sum(block.total_steps for block in blocks)
-    if schedule is not None and asked and asked[0] != total:
-        notes.append(f"--steps {asked[0]} is not used: the schedule of --arms has {total} steps")
-    return notes
+    asked, flag = flags.overrides.get("train.steps", (total, ""))
+    if schedule is None or asked == total:
+        return []
+    return [f"{flag} {asked} is not used: the schedule of --arms has {total} steps"]

@@ -15,27 +15,22 @@ from nsa.attention.selection import full_float32
 from nsa.config import Way
 from nsa.contract import ELSEWHERE
 from nsa.data.source import Batch
-from nsa.kernels import compiled
-from nsa.kernels import cuda_graphs as replay
-from nsa.kernels.dispatch import Dispatch, allow_kernels
-from nsa.kernels.kernel_check import compare
-from nsa.launch.arms import other_kernels, why_not
+from nsa.launch.arms import why_not
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
+from nsa.step import compiled
+from nsa.step import cuda_graphs as replay
 from nsa.step.clock import StepClock
 from nsa.step.ddp import Wrapped
+from nsa.step.dispatch import Dispatch, allow_kernels
+from nsa.step.kernel_check import compare
 from nsa.step.optimizer import is_fused, learning_rate, new_optimizer, switched
 from nsa.toggles import ToggleSet
 
 # Toggles that a recording of the layers depends on, beside the way of attention.
-_IN_A_RECORDING = (
-    "NSA_COMPILE",
-    "NSA_LIGER",
-    "NSA_SDPA_FLASH_ONLY",
-    "NSA_SDPA_NO_FLASH",
-)
+_IN_A_RECORDING = ("NSA_COMPILE", "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH")
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -76,7 +71,7 @@ class Engine:
         self.on_loss: Callable[[Tensor], None] | None = None
         self.before_clipping: Callable[[], None] | None = None
         self._made: compiled.Graphs | None = None
-        self._agreed: dict[tuple[str, bool, Way], list[Gap]] = {}
+        self._agreed: dict[Way, list[Gap]] = {}
         self._kept: list[RemovableHandle] = []
         self._recorded: tuple[object, ...] = ()
         self.replay_gap: Gap | None = None
@@ -99,11 +94,10 @@ class Engine:
             self.wrapped.take_off()
         self._record(toggles)
         self.wrapped = Wrapped(self.model, self.ranks, toggles)
-        train = self.plan.config.train
-        if train.accumulate_grad_batches > 1:
-            shape = (self.plan.per_rank_batch, train.seq_len)
+        if self.plan.config.train.accumulate_grad_batches > 1:
+            zeros = torch.zeros(self.plan.micro_batch, dtype=torch.int64, device=self.device)
             with self.autocast():
-                self.wrapped.prime(torch.zeros(shape, dtype=torch.int64, device=self.device))
+                self.wrapped.prime(zeros)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -125,33 +119,28 @@ class Engine:
         problem = why_not(toggles, self.device.type)
         if problem is not None:
             raise compiled.Refused(problem)
-        mode, with_liger = toggles.text("NSA_COMPILE"), toggles.flag("NSA_LIGER")
-        way = self.dispatch.way(toggles)
-        if mode != "off" and self._made is None:
-            self._made = compiled.compile_layers()
-        self.graphs = self._made if mode != "off" else None
-        self.model.compiled = None if self.graphs is None else self.graphs.layer
-        compiled.use_liger(self.model, with_liger)
-        self.gaps = []
-        if not other_kernels(toggles):
+        self.graphs, self.model.compiled, self.gaps = None, None, []
+        if toggles.text("NSA_COMPILE") == "off":
             return
-        asked = mode, with_liger, way
-        if asked not in self._agreed:
-            self._agreed[asked] = compare(
+        if self._made is None:
+            self._made = compiled.compile_layers()
+        self.graphs, self.model.compiled = self._made, self._made.layer
+        way = self.dispatch.way(toggles)
+        if way not in self._agreed:
+            self._agreed[way] = compare(
                 self.model,
                 self._mean_loss,
-                tokens=(self.plan.per_rank_batch, self.plan.config.train.seq_len),
+                tokens=self.plan.micro_batch,
                 autocast=self.autocast,
                 half=_AUTOCAST.get(self.plan.config.runtime.precision),
             )
-        self.gaps = self._agreed[asked]
+        self.gaps = self._agreed[way]
         wide = "; ".join(str(gap) for gap in self.gaps if gap.too_wide)
         # All ranks or none: what comes next is a collective.
         if self.ranks.any(bool(wide)):
-            what = "NSA_LIGER=1" if with_liger else f"NSA_COMPILE={mode}"
             raise compiled.Refused(
-                f"{what}: does not agree with our own modules on this device "
-                f"({wide or ELSEWHERE}); unset it"
+                f"NSA_COMPILE={toggles.text('NSA_COMPILE')}: does not agree with our own modules "
+                f"on this device ({wide or ELSEWHERE}); unset it"
             )
 
     def _record(self, toggles: ToggleSet) -> None:
@@ -177,9 +166,10 @@ class Engine:
         if asked == self._recorded:
             return
         self.model.recording = None
-        tokens = (self.plan.per_rank_batch, self.plan.config.train.seq_len)
         try:
-            self.model.recording = replay.Recording(self.model, tokens, self.autocast)
+            self.model.recording = replay.Recording(
+                self.model, self.plan.micro_batch, self.autocast
+            )
         except RuntimeError as error:
             text = " ".join(str(error).split())
             raise compiled.Refused(f"NSA_CUDA_GRAPHS=1: cannot be recorded: {text}") from error
@@ -195,7 +185,7 @@ class Engine:
 
     def compare_replay(self) -> Gap:
         """A replayed pass held against the same pass launched by the host."""
-        tokens = (self.plan.per_rank_batch, self.plan.config.train.seq_len)
+        tokens = self.plan.micro_batch
 
         def loss(of: Tensor) -> Tensor:
             return self.loss(of, wrapped=False)

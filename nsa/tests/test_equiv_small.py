@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import nsa
-from nsa.attention import nsa_attention, select_blocks
+from nsa.attention import attend, nsa_attention
+from nsa.attention.branches import Branches
 from nsa.config import Way
 from nsa.tests import maths, pieces
 
@@ -60,7 +61,7 @@ def test_path_equals_the_equations(path: str, seq_len: int, dtype: torch.dtype) 
 def test_selected_blocks_equal_the_equations(seq_len: int) -> None:
     cfg = nsa.NSAConfig(**maths.SMALL)
     x = maths.random_inputs(maths.SMALL, 2, seq_len, seed=seq_len, dtype=torch.float64)
-    found = select_blocks(x["q"], x["k_cmp"], cfg).tolist()
+    found = attend(Branches(**x), cfg, Way(path="reference"))[1].tolist()
     _, truth = maths.attend(x, maths.SMALL)
     padded = [
         [[g + [-1] * (cfg.n_sel - len(g)) for g in row] for row in element] for element in truth
@@ -76,8 +77,9 @@ def test_a_long_sequence_equals_the_equations_where_it_is_looked_at() -> None:
     leaves = {n: v.detach().cpu().double().requires_grad_() for n, v in x.items()}
     truth, chosen = maths.attend(leaves, FOUR_HEADS, places)
     wanted = torch.autograd.grad((truth.flatten() * weight).sum(), list(leaves.values()))
-    assert select_blocks(x["q"], x["k_cmp"], cfg)[0, places].tolist() == chosen[0]
-    out = nsa_attention(**x, cfg=cfg)[:, places]
+    whole, blocks = attend(Branches(**x), cfg)
+    assert blocks[0, places].tolist() == chosen[0]
+    out = whole[:, places]
     grads = torch.autograd.grad((out.flatten() * weight.to(out)).sum(), list(x.values()))
     pairs = {"out": (out, truth), **dict(zip(x, zip(grads, wanted, strict=True), strict=True))}
     for name, (value, exact) in pairs.items():

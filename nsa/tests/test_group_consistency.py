@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import nsa
-from nsa.attention import nsa_attention, select_blocks
+from nsa.attention import attend, nsa_attention
+from nsa.attention.branches import Branches
 from nsa.config import Way
 from nsa.tests import maths
 
@@ -55,7 +56,7 @@ def test_heads_of_a_group_read_the_same_tokens(path: str) -> None:
 def test_tokens_read_are_those_of_the_selected_blocks(path: str) -> None:
     cfg = nsa.NSAConfig(**maths.SMALL)
     x = maths.random_inputs(maths.SMALL, 1, SEQ_LEN, seed=3, dtype=torch.float64)
-    blocks = select_blocks(x["q"], x["k_cmp"], cfg)[0].cpu()
+    blocks = attend(Branches(**x), cfg, Way(path=path))[1][0].cpu()
     for group in range(cfg.n_kv_groups):
         read = _touched(path, group * cfg.heads_per_group)[..., group]
         for t in range(SEQ_LEN):
@@ -68,7 +69,7 @@ def test_groups_choose_for_themselves() -> None:
     """Made to fail on purpose: were the sum taken over all heads, groups would always agree."""
     cfg = nsa.NSAConfig(**maths.SMALL)
     x = maths.random_inputs(maths.SMALL, 1, SEQ_LEN, seed=3, dtype=torch.float64)
-    blocks = select_blocks(x["q"], x["k_cmp"], cfg)[0]
+    blocks = attend(Branches(**x), cfg, Way(path="reference"))[1][0]
     assert not torch.equal(blocks[:, 0], blocks[:, 1])
 
 
@@ -85,12 +86,12 @@ def test_of_equal_scores_the_lower_blocks_are_read(path: str) -> None:
     x = maths.random_inputs(shape, 1, TIED[-1] + 1, seed=3, dtype=torch.float32)
     with torch.no_grad():
         x["k_cmp"].zero_()
-    out = nsa_attention(**x, cfg=cfg, way=Way(path=path))
-    chosen = select_blocks(x["q"], x["k_cmp"], cfg)[0, :, 0].tolist()
+    out, blocks = attend(Branches(**x), cfg, Way(path=path))
+    chosen = blocks[0, :, 0].tolist()
     for t in TIED:
         (grad,) = torch.autograd.grad(out[0, t, 0].sum(), x["v_sel"], retain_graph=True)
         tokens = grad[0, :, 0].abs().sum(-1).nonzero().flatten().tolist()
         current = t // cfg.l_sel
         wanted = [*range(cfg.n_sel - 2), current - 1, current]
         assert sorted({i // cfg.l_sel for i in tokens}) == wanted, f"{path}: query {t}"
-        assert chosen[t] == wanted, f"select_blocks: query {t}"
+        assert chosen[t] == wanted, f"{path} says otherwise: query {t}"

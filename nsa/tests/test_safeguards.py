@@ -25,6 +25,7 @@ from nsa.contract.digests import sha256_of
 from nsa.launch.plan import Place, plan_launch
 from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks
+from nsa.settings import TrainSection
 from nsa.step.sync import Posted, post
 from nsa.tests.built import BATCHED, write_config
 from nsa.tests.launched import (
@@ -42,9 +43,7 @@ from nsa.tests.launched import (
 )
 from nsa.tests.maths import device
 from nsa.tests.spoiled import SCALED, SPOILED, SPOILS, spoil_gradient, trainer
-from nsa.train.checkpoint import restore
-from nsa.train.checkpoint import write as checkpoint
-from nsa.train.checkpoint.retention import Retention
+from nsa.train import checkpoint, restore
 from nsa.train.loop import Loop
 from nsa.train.session import train
 
@@ -368,7 +367,9 @@ def test_the_newest_checkpoint_is_that_of_the_highest_step(
     folder = copied(whole[0], tmp_path / "run", 5, 6)
     newest = (folder / "checkpoints/step_6").rename(folder / "checkpoints/step_10")
     assert restore.find_step(folder, 0) == (newest, [])
-    assert Retention(last=1).expendable({9: None, 12: None}) == [9]
+    shape = {"steps": 1, "seq_len": 2, "batch_size": 1, "lr": 0.1}
+    keep = TrainSection.model_validate(shape | {"keep_last": 1})
+    assert checkpoint.expendable({9: None, 12: None}, keep) == [9]
 
 
 def test_a_checkpoint_of_more_ranks_is_refused(
@@ -390,13 +391,15 @@ def test_every_rank_goes_on_at_its_own_place_in_the_data(
     own = torch.Generator().manual_seed(7).get_state()
     saved |= {"rank1.rng": own, "rank1.position": as_bytes(place)}
     folder = tmp_path / MIDDLE
-    write = checkpoint._Writer(folder, {"step": 3, "world_size": 2, "scaler": {}}, Retention())
+    facts = {"step": 3, "world_size": 2, "scaler": {}}
+    (tmp_path / "new").mkdir()
+    loop = trainer(tmp_path / "new")
+    write = checkpoint._Writer(folder, facts, loop.plan.config.train)
     save_tensors(saved, storage_writer=write, no_dist=True)
     shard = folder / shard_file(1)
     shutil.copy(folder / shard_file(0), shard)
     tell(folder, sha256={**facts_of(folder)["sha256"], shard.name: sha256_of(shard)})
-    (tmp_path / "new").mkdir()
-    engine = trainer(tmp_path / "new").engine
+    engine = loop.engine
     one = Place(rank=1, local_rank=1, world_size=2, nodes=1, from_torchrun=True)
     engine.ranks = Agreeing(place=one, device=device(), grouped=True)
     assert restore.load(folder, engine).position == place

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention import nsa_attention, ranges_v1, ranges_v2, select_blocks
+from nsa.attention import attend, nsa_attention, ranges_v1, ranges_v2
+from nsa.attention.branches import Branches
 from nsa.attention.reference import attend_selected
 from nsa.attention.selection import group_queries
 from nsa.config import Way
@@ -194,7 +195,7 @@ def test_equivalence_in_attention(pattern: str, path: str) -> None:
 def test_steering_makes_gaps() -> None:
     """The pattern that once failed is really produced: late queries select non-neighbors."""
     x = _steered("gaps")
-    blocks = select_blocks(x["q"], x["k_cmp"], CFG)[0, -1, 0].tolist()
+    blocks = attend(Branches(**x), CFG, Way(path="reference"))[1][0, -1, 0].tolist()
     free = [j for j in blocks if j not in (0, blocks[-1], blocks[-2])]
     assert len(free) == 2 and all(j % 2 for j in free), blocks
 

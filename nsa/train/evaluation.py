@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -20,20 +20,15 @@ from nsa.witness.witness import Witness
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """A batch that was computed a second time, counted from 0, and what that gave, in nats."""
-
-    batch: int
-    loss: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluation came to, in nats: a mean over ranks and batches, this rank's batches."""
+    """What an evaluation came to, in nats: a mean over ranks and batches, this rank's batches.
+
+    again: which batch was computed a second time, counted from 0, and what that gave.
+    """
 
     loss: float
     losses: list[float]
-    again: Drawn | None
+    again: dict[str, float] | None
 
 
 def evaluate(engine: Engine, batches: Iterable[Tensor], *, drawn: int) -> Evaluation:
@@ -53,7 +48,7 @@ def evaluate(engine: Engine, batches: Iterable[Tensor], *, drawn: int) -> Evalua
     return Evaluation(
         loss=total / count,
         losses=losses,
-        again=None if kept is None else Drawn(batch=drawn, loss=loss_again(engine, kept)),
+        again=None if kept is None else {"batch": drawn, "loss": loss_again(engine, kept)},
     )
 
 
@@ -61,12 +56,7 @@ class Evaluations:
     """The evaluations of a launch, each with its row and its heartbeat."""
 
     def __init__(
-        self,
-        engine: Engine,
-        *,
-        tables: Tables,
-        heartbeat: Heartbeat,
-        witness: Witness,
+        self, engine: Engine, *, tables: Tables, heartbeat: Heartbeat, witness: Witness
     ) -> None:
         self._engine, self._witness = engine, witness
         self._tables, self._heartbeat = tables, heartbeat
@@ -89,7 +79,7 @@ class Evaluations:
         self._latest = (step, found.loss)
         self._tables.val(step, found.loss)
         told = {**self._witness.meter.passed(), "seconds": round(perf_counter() - begin, 4)}
-        beat.write(Event.EVAL, **asdict(found), **told)
+        beat.write(Event.EVAL, **vars(found), **told)
         say(f"[eval] step {step} loss={found.loss:.4f}", rank=rank)
         beat.sync()
 

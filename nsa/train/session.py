@@ -15,15 +15,15 @@ from nsa.attention import tracing
 from nsa.contract import OUT_OF_MEMORY_PREFIX, PARTED, Event, ExitCode, Phase
 from nsa.data.open import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
-from nsa.kernels.dispatch import is_out_of_memory
 from nsa.launch.envfile import announce, effective, write_env
 from nsa.launch.output import MIB, Heartbeat, say, shout
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import Termination, by_hand, link_latest, new_token, open_run_dir
 from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, write_flight
 from nsa.settings import ConfigError
+from nsa.step.dispatch import is_out_of_memory
 from nsa.step.engine import Engine
-from nsa.train.checkpoint import restore
+from nsa.train import restore
 from nsa.train.loop import Loop
 from nsa.train.settle import End, Tables
 from nsa.witness.self_test import SelfTest, self_test

@@ -23,10 +23,10 @@ from nsa.contract import (
     proof_text,
 )
 from nsa.data.source import Batch
-from nsa.kernels.compiled import backward_nodes
-from nsa.launch.arms import Block, other_kernels
+from nsa.launch.arms import Block
 from nsa.launch.output import Heartbeat, say, write_json
 from nsa.launch.plan import AUDITED
+from nsa.step.compiled import backward_nodes
 from nsa.step.ddp import Bucket
 from nsa.step.engine import Engine
 from nsa.witness.effects import UNWATCHED, Seen, judge_all
@@ -160,8 +160,8 @@ class BlockEvidence:
         self._update: OperatorCount | None = None
         self._audit: KernelAudit | None = None
         self._steps, self.emitted, self._counted = 0, False, False
-        # Of the first two steps' losses, by how many steps came before.
-        self._graphs: dict[int, Counter[str]] = {}
+        # Of the graph of the second step's loss.
+        self._nodes: Counter[str] | None = None
         self._layer_calls, self._call_hook = 0, ExitStack()
         wanted = any(block.toggles.flag(name) for name in AUDITED)
         # torch has one profiler: two at once crash the process.
@@ -179,9 +179,7 @@ class BlockEvidence:
         if self._counted or (engine.model.recording is None and engine.model.compiled is None):
             return False
         with self._first():
-            loss = engine.loss(batch.tokens.to(engine.device), wrapped=False)
-            if engine.on_loss is not None:
-                engine.on_loss(loss)
+            engine.loss(batch.tokens.to(engine.device), wrapped=False)
         self._layer_calls = 0
         if engine.model.recording is not None:
             # Layers that are replayed are not called, and those that are called are not replayed.
@@ -209,7 +207,7 @@ class BlockEvidence:
             self.engine.on_loss = None
 
     def _look(self, loss: Tensor) -> None:
-        self._graphs[self._steps] = backward_nodes(loss)
+        self._nodes = backward_nodes(loss)
 
     def _called(self, _layer: nn.Module, _inputs: object) -> None:
         self._layer_calls += 1
@@ -224,17 +222,14 @@ class BlockEvidence:
             counts = stack.enter_context(count_ranges())
             if self._audit is not None:
                 stack.enter_context(self._audit.watch())
-            if self.block.toggles.is_set("NSA_LIGER"):
-                stack.enter_context(self._looking())
             yield
         self._ranges = counts
 
     def judge_steps(self, compiled_in_steps: int) -> None:
         """The block is over: a graph that was compiled in its timed steps spoils their times."""
-        if compiled_in_steps and other_kernels(self.block.toggles):
-            name = "NSA_LIGER" if self.block.toggles.flag("NSA_LIGER") else "NSA_COMPILE"
+        if compiled_in_steps and self.block.toggles.text("NSA_COMPILE") != "off":
             why = {"compiled_in_timed_steps": compiled_in_steps}
-            self.log.effect(self.block, name, False, why)
+            self.log.effect(self.block, "NSA_COMPILE", False, why)
 
     def watch_update(self) -> AbstractContextManager[Any]:
         """Around the optimizer's step; only the block's first one is looked at."""
@@ -287,8 +282,7 @@ class BlockEvidence:
             kernels=self._audit.kernels() if self._audit else None,
             wire=wire,
             running=self.running,
-            nodes=self._graphs.get(0),
-            unwatched=self._graphs.get(1),
+            unwatched=self._nodes,
             layer_calls=self._layer_calls,
         )
 

@@ -19,16 +19,14 @@ from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR, W
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, SELECTION_RANGES, TIMEOUT_TOLERANCE_S, WIN_RANGE
-from nsa.kernels.compiled import (
-    CALLS_BESIDE,
-    COMPILED_NODE,
-    LIGER_MLP_NODE,
-    LIGER_NORM_NODE,
-    count_compiled,
-)
-from nsa.kernels.cuda_graphs import REPLAYED_NODE
 from nsa.launch.output import MIB
 from nsa.settings import CONFIG_TOGGLES
+from nsa.step.compiled import (
+    CALLS_BESIDE,
+    COMPILED_NODE,
+    count_compiled,
+)
+from nsa.step.cuda_graphs import REPLAYED_NODE
 from nsa.step.ddp import Wrapped
 from nsa.step.engine import Engine
 from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
@@ -63,8 +61,8 @@ class Seen:
 
     ranges: of the first forward pass. update: operators of the first optimizer step, by name.
     running: by toggle, the value that the object in charge works with, where one says so; None on
-    a rank whose object does nothing. nodes: of the first loss's graph, by name; None where no
-    toggle asks for them. unwatched: the same of the second step's first loss, when nothing watches.
+    a rank whose object does nothing. unwatched: nodes of the graph of the second step's first loss,
+    by name, when nothing watches; None where no toggle asks for them.
     layer_calls: of the first layer in the first step, with its backward passes.
     """
 
@@ -75,7 +73,6 @@ class Seen:
     kernels: Mapping[str, str] | None
     wire: Mapping[str, Any] | None
     running: Mapping[str, Any]
-    nodes: Mapping[str, int] | None = None
     unwatched: Mapping[str, int] | None = None
     layer_calls: int = 0
 
@@ -106,8 +103,7 @@ def _judge(name: str, seen: Seen) -> Evidence:
         return True, "off"
     if name in _ABOUT_DDP and not seen.engine.uses_ddp:
         return False, "no DDP in this launch"
-    looked = {"NSA_LIGER": seen.nodes, **dict.fromkeys(UNWATCHED, seen.unwatched)}
-    if name in looked and looked[name] is None:
+    if name in UNWATCHED and seen.unwatched is None:
         return None, "no forward pass was looked at"
     rule = _RULES.get(name)
     # What nobody looks at is not proven: that the toggle was read says nothing about its effect.
@@ -366,15 +362,6 @@ def _cuda_graphs(seen: Seen) -> Evidence:
     return found == wanted, evidence
 
 
-def _liger(seen: Seen) -> Evidence:
-    layers, nodes = seen.engine.plan.config.model.n_layers, seen.nodes or {}
-    on = seen.toggles.flag("NSA_LIGER")
-    found = {name: nodes.get(name, 0) for name in (LIGER_NORM_NODE, LIGER_MLP_NODE)}
-    wanted = {LIGER_NORM_NODE: (2 * layers + 1) * on, LIGER_MLP_NODE: layers * on}
-    gaps = [str(gap) for gap in seen.engine.gaps]
-    return found == wanted, {"calls": found, "wanted": wanted, "furthest_off": gaps}
-
-
 _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_PREFILL_BATCHED": _prefill,
     "NSA_SEL_RANGES_V2": _ranges,
@@ -382,7 +369,6 @@ _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_DDP_BUCKET_MB": _bucket,
     "NSA_COMPILE": _compile,
     "NSA_CUDA_GRAPHS": _cuda_graphs,
-    "NSA_LIGER": _liger,
     "NSA_DDP_COMPRESS": _compress,
     "NSA_DDP_STATIC_GRAPH": _ddp_fact("static_graph", "NSA_DDP_STATIC_GRAPH"),
     "NSA_DDP_FIND_UNUSED": _ddp_fact("find_unused_parameters", "NSA_DDP_FIND_UNUSED"),

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import PROFILE_JSON, TRACE_FILE
-from nsa.kernels.compiled import GENERATED
 from nsa.launch.output import write_json
 from nsa.launch.plan import PROFILE_WARMUP_STEPS
+from nsa.step.compiled import GENERATED
 
 _OPERATORS = ("aten::", "c10d::", "gloo:", "nccl:", "nsa::", "torch::", "cuda", "cuLaunch")
 # Kinds of events: on the host's timeline; work on a device's (kernels, copies); and a range of the

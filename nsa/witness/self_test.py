@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from nsa.attention.api import attend, choose_path
+from nsa.attention import attend, choose_path
 from nsa.contract import ELSEWHERE, NSAError
-from nsa.kernels.dispatch import allow_kernels, forces_sdpa
 from nsa.launch.arms import triton_asked
 from nsa.launch.output import say
 from nsa.settings import refusal
+from nsa.step.dispatch import allow_kernels, forces_sdpa
 from nsa.step.engine import Engine
 from nsa.toggles import ToggleSet
 from nsa.witness.equations import Agreement, Bound, measure

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from nsa.contract import Event, Phase
 from nsa.data.source import Batch
-from nsa.kernels.compiled import Compiling
 from nsa.launch.arms import Block
 from nsa.launch.output import Heartbeat
+from nsa.step.compiled import Compiling
 from nsa.step.engine import Engine
 from nsa.witness.accounts import Movement, TokenMeter, first_weights, plain_floats, updates
 from nsa.witness.effect_watch import BlockEvidence, EffectLog

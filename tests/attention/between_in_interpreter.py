@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from triton.runtime import interpreter
 
-from nsa.attention.api import attend
+from nsa.attention import attend
 from nsa.attention.selection import build_ranges, ranges_v1, ranges_v2
 from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import between as between_launch
@@ -119,11 +119,15 @@ def mix_operator() -> list[str]:
     leaves = [x.contiguous().requires_grad_() for x in given]
     kept = [x.detach() for x in (grad, *leaves)]
     by_group = [x.detach().unflatten(2, (2, 3)).requires_grad_() for x in leaves[:3]]
+
+    def mixed(*branches: Tensor) -> Tensor:
+        return operators.mix(*(x.flatten(2, 3) for x in branches[:3]), branches[3])
+
     problems = checked(
-        operators.mixed, [*by_group, leaves[3]], grad,
+        mixed, [*by_group, leaves[3]], grad,
         (operators.mix, tuple(leaves)), (operators.mix_backward, tuple(kept)),
     )  # fmt: skip
-    out = operators.mixed(*by_group, leaves[3])
+    out = mixed(*by_group, leaves[3])
     grads = torch.autograd.grad(out, [*by_group, leaves[3]], grad)
     for got, right in zip((out, *grads), mixed_right(kept), strict=True):
         problems += compare("the operator", got.flatten(2, -2).double().view_as(right), right, 2e-3)

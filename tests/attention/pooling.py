@@ -121,7 +121,7 @@ def pool_operator() -> list[str]:
     cfg = case.config()
 
     def call(*given: Tensor) -> Tensor:
-        return torch.cat(operators.pooled(*given, cfg), -1)
+        return torch.cat(operators.pool(*given, cfg.l, cfg.d), -1)
 
     kept = [x.contiguous() for x in grads]
     problems: list[str] = checked(

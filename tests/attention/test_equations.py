@@ -8,8 +8,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from torch import Tensor
 
-from nsa.attention import nsa_attention, select_blocks
-from nsa.attention.api import attend
+from nsa.attention import attend, nsa_attention
 from nsa.attention.branches import Branches
 from nsa.config import Way
 from tests.attention import equations
@@ -50,7 +49,7 @@ def check_output(example: Example, path: str, dtype: torch.dtype) -> None:
     truth = equations.nsa(numbers, example.shape, compressed=example.compressed)
     assume(truth.margin > MARGIN[dtype])
     x = tensors(numbers, dtype)
-    found = select_blocks(x["q"], x["k_cmp"], example.config()).tolist()
+    found = attend(Branches(**x), example.config(), Way(path="reference"))[1].tolist()
     assert [[[[j for j in g if j >= 0] for g in t] for t in b] for b in found] == truth.blocks
     out = run(example, x, path).detach().double().numpy()
     bound = ABSOLUTE[dtype] + RELATIVE[dtype] * np.abs(truth.out)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention.api import attend
+from nsa.attention import attend
 from nsa.attention.branches import Branches
 from nsa.config import Selected, Way, Window
 from nsa.data.source import Batch

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nsa
-from nsa.attention import branches, nsa_attention, select_blocks
-from nsa.attention.api import attend
+from nsa.attention import attend, branches, nsa_attention
 from nsa.attention.branches import Branches
+from nsa.attention.cpu import batched_cpu
 from nsa.attention.cpu import blocks as cpu_blocks
 from nsa.attention.cpu import dense as cpu_pieces
-from nsa.attention.cpu.function import batched_cpu
 from nsa.attention.selection import block_scores, overlap_weights
 from nsa.config import Way
 from nsa.projection import rotate_into, rotations
@@ -232,7 +231,7 @@ def test_g_overlap_weights() -> None:
 def test_h_forced_blocks_are_inside_n(n_sel: int) -> None:
     cfg = nsa.NSAConfig(**{**vars(SMALL), "n_sel": n_sel})
     x = inputs(cfg, 131, batch=2)
-    blocks = select_blocks(x["q"], x["k_cmp"], cfg)
+    blocks = attend(Branches(**x), cfg, Way(path="reference"))[1]
     assert blocks.shape == (2, 131, 2, n_sel)
     for t in range(131):
         current = t // cfg.l_sel
@@ -253,7 +252,8 @@ def test_h_ties_go_to_the_lower_index() -> None:
         current = t // SMALL.l_sel
         expected = [0, 1, current - 1, current]
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
-            got = select_blocks(x["q"].to(dtype), x["k_cmp"].to(dtype), SMALL)[0, t]
+            way = Way(path="reference")
+            got = attend(Branches(**x).to(dtype), SMALL, way)[1][0, t]
             assert got.tolist() == [expected, expected], (t, dtype)
 
 

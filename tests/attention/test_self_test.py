@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention import sdpa, selection
-from nsa.attention.api import attend
+from nsa.attention import attend, sdpa, selection
 from nsa.attention.branches import Branches
 from nsa.config import Way
 from nsa.witness.equations import Agreement, measure, random_inputs

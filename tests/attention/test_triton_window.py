@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import nsa
-from nsa.attention import api, choose_window
+from nsa import attention as api
+from nsa.attention import choose_window
 from nsa.attention.triton import tiles
 from nsa.attention.triton.tiles import register_limit
 from tests.attention.triton_process import needs_triton

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention import choose_window, nsa_attention
+from nsa.attention import attend, choose_window, nsa_attention
 from nsa.attention import window as window_module
-from nsa.attention.api import attend
 from nsa.attention.branches import Branches
 from nsa.config import Way
 from nsa.contract import NSAError

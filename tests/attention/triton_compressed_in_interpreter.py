@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa.attention.api import attend
+from nsa.attention import attend
 from nsa.attention.triton import operators
 from nsa.attention.triton.compressed import launch
 from nsa.config import Way
@@ -139,8 +139,9 @@ def compressed_operator() -> list[str]:
     numbers = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
 
     def call(*given_: Tensor) -> tuple[Tensor, Tensor]:
-        out, sums = operators.attend_compressed(*given_, cfg)
-        return out, operators.blocks_of(given_[0], given_[1], sums, cfg)
+        out, _, sums = operators.compressed(*given_, cfg.l, cfg.d)
+        chosen = (x.detach() for x in (*given_[:2], sums))
+        return out, operators.top_blocks(*chosen, *numbers)
 
     top = (q.detach(), k.detach(), exact_lse.detach(), *numbers)
     # Only the first one has a gradient to trace.

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 
 import nsa
-from nsa.attention.api import attend
+from nsa.attention import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import count_ranges
@@ -163,7 +163,10 @@ def operator() -> list[str]:
     out, lse = operators.selected(*leaves, bits, *numbers)
     kept = [x.detach() for x in (grad, *leaves, bits, out, lse)]
     return checked(
-        lambda *given: operators.attend_selected(*given, ranges, cfg), leaves, grad,
+        lambda *given: operators.selected(
+            *given, operators.selected_bits(ranges, cfg.l_sel), *numbers
+        )[0],
+        leaves, grad,
         (operators.selected_bits, (ranges, cfg.l_sel)),
         (operators.selected, (*leaves, bits, *numbers)),
         (operators.selected_backward, (*kept, *numbers)),

@@ -209,7 +209,7 @@ def window_operator() -> list[str]:
     out, lse = operators.window(*leaves, case.w)
     kept = [x.detach() for x in (grad, *leaves, out, lse)]
     return checked(
-        lambda *tensors: operators.attend_window(*tensors, case.config()), leaves, grad,
+        lambda *tensors: operators.window(*tensors, case.w)[0], leaves, grad,
         (operators.window, (*leaves, case.w)),
         (operators.window_backward, (*kept, case.w)),
     )  # fmt: skip

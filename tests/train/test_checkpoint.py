@@ -18,14 +18,12 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 from nsa.contract import METADATA_FILE, Event
 from nsa.data.source import Batch
-from nsa.launch.output import RecordWriteError
+from nsa.launch.output import Heartbeat, RecordWriteError
 from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
-from nsa.train.checkpoint import restore
-from nsa.train.checkpoint import write as checkpoint
-from nsa.train.checkpoint.retention import Retention
-from nsa.train.checkpoint.saves import ReadBack
-from nsa.train.checkpoint.write import Checkpoints, own_share, shared_state
+from nsa.train import checkpoint, restore
+from nsa.train.checkpoint import own_share, shared_state
+from nsa.train.saves import ReadBack, Saves
 from runbook.folder.launch.shapes import EVENTS, shaped
 from tests.train import engines
 
@@ -46,10 +44,10 @@ def train(trainer: Engine, steps: range) -> list[float]:
     return losses
 
 
-def saved(run_dir: Path, trainer: Engine, step: int, keep: Retention | None = None) -> Path:
-    store = Checkpoints(run_dir, trainer, keep or Retention())
+def saved(run_dir: Path, trainer: Engine, step: int) -> Path:
+    store = Saves(run_dir, trainer, Heartbeat(rank=0, token="t"))
     store.begin(step=step, position=POSITION, val_loss=None)
-    return store.finish().path
+    return store.finish()
 
 
 @pytest.mark.parametrize("how", [{}, {"NSA_OPT_FUSED": "1"}], ids=["plain", "fused"])
@@ -176,8 +174,8 @@ def test_micro_batches_give_the_gradient_of_the_batch_that_they_make() -> None:
 @pytest.mark.parametrize("broken", [None, 1, 2, 3])
 def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> None:
     """Three saves of which the newest alone stays; one holds other weights than the run."""
-    trainer = engine()
-    store = Checkpoints(tmp_path, trainer, Retention(last=1))
+    trainer = engine("--set", "train.keep_last=1")
+    store = Saves(tmp_path, trainer, Heartbeat(rank=0, token="t"))
     noted = ReadBack(trainer, token="t")
     for step in (1, 2, 3):
         train(trainer, range(step, step + 1))
@@ -195,10 +193,10 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
     assert told["kept"] == [3]
 
 
-def saved_and_noted(folder: Path) -> tuple[Checkpoints, ReadBack]:
+def saved_and_noted(folder: Path) -> tuple[Saves, ReadBack]:
     """A store whose only save, of step 1, has begun, and what it has to read."""
     trainer = engine()
-    store = Checkpoints(folder, trainer, Retention())
+    store = Saves(folder, trainer, Heartbeat(rank=0, token="t"))
     noted = ReadBack(trainer, token="t")
     train(trainer, range(1, 2))
     noted.note(1)
@@ -208,14 +206,14 @@ def saved_and_noted(folder: Path) -> tuple[Checkpoints, ReadBack]:
 
 def test_a_checkpoint_that_is_gone_ends_no_run(tmp_path: Path) -> None:
     store, noted = saved_and_noted(tmp_path)
-    shutil.rmtree(store.finish().path)
+    shutil.rmtree(store.finish())
     assert noted.check(store.folder) == noted.elements > 0
 
 
 def test_a_file_that_ends_before_any_of_its_tensors_is_told(tmp_path: Path) -> None:
     """Its digest is right, and few of the tensors are read back."""
     store, noted = saved_and_noted(tmp_path)
-    (file,) = store.finish().path.glob("*.distcp")
+    (file,) = store.finish().glob("*.distcp")
     assert noted.check(store.folder) == 0
     os.truncate(file, file.stat().st_size - 1)
     told = noted.report(store.folder)
@@ -247,12 +245,12 @@ def test_the_list_of_tensors_is_of_known_classes_on_any_python(
 
 def test_why_a_checkpoint_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     trainer = engine()
-    store = Checkpoints(tmp_path, trainer, Retention())
+    store = Saves(tmp_path, trainer, Heartbeat(rank=0, token="t"))
     noted = ReadBack(trainer, token="t")
     train(trainer, range(1, 2))
     noted.note(1)
     store.begin(step=1, position=POSITION, val_loss=None)
-    (store.finish().path / METADATA_FILE).write_bytes(pickle.dumps(print))
+    (store.finish() / METADATA_FILE).write_bytes(pickle.dumps(print))
     told = noted.report(store.folder)
     assert told is not None and told["positions"] is None
     assert told["unreadable"].endswith(f"{METADATA_FILE} names builtins.print")

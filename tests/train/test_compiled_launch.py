@@ -1,12 +1,8 @@
-"""NSA_COMPILE and NSA_LIGER in real launches of the trainer, with the real compiler for the CPU."""
+"""NSA_COMPILE in real launches of the trainer, with the real compiler for the CPU."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +15,7 @@ from nsa.toggles import parse_toggles
 from nsa.witness.effect_watch import BlockEvidence
 from tests.shared import once
 from tests.train.conftest import edited
-from tests.train.launching import ROOT, Launch, environment, run
+from tests.train.launching import Launch, run
 
 STEPS = 12
 TIMEOUT_S = 420
@@ -121,7 +117,7 @@ def _arms_of_kernels(folder: Path) -> Launch:
     arms = [
         ("off", {"NSA_COMPILE": "off"}),
         ("layer", LAYER),
-        ("liger", {"NSA_COMPILE": "off", "NSA_LIGER": "1"}),
+        ("graphs", {"NSA_CUDA_GRAPHS": "1"}),
         ("again", LAYER | {"NSA_DDP_STATIC_GRAPH": "0", "NSA_DDP_FIND_UNUSED": "1"}),
     ]
     schedule = {
@@ -153,7 +149,7 @@ class TestTwoRanks:
         assert launch.exit(0)["param_hash"] == launch.exit(1)["param_hash"]
         refused = {beat["arm"]: beat["error"] for beat in launch.beats(1, "arm_failed")}
         assert refused == {
-            "liger": "NSA_LIGER=1: its kernels need a CUDA device, this is cpu; set it to 0",
+            "graphs": "NSA_CUDA_GRAPHS=1: CUDA graphs need a CUDA device, this is cpu; set it to 0",
         }
         assert Counter(row["arm"] for row in launch.rows()) == dict.fromkeys(
             ("off", "layer", "again"), 7
@@ -180,7 +176,7 @@ def test_a_graph_in_a_timed_step_takes_the_effect_back() -> None:
     told: list[tuple[Any, ...]] = []
     engine = type("E", (), {"ranks": type("R", (), {"rank": 1}), "device": None})
     log = type("L", (), {"effect": staticmethod(lambda *words: told.append(words[1:]))})
-    for variables in ({"NSA_COMPILE": "layer"}, {"NSA_LIGER": "1"}, {}):
+    for variables in ({"NSA_COMPILE": "layer"}, {}):
         block = Block(index=0, arm="", warmup_steps=0, steps=5, toggles=parse_toggles(variables))
         evidence = BlockEvidence(
             block, log=cast("Any", log), engine=cast("Any", engine), profiler=None, running={}
@@ -188,7 +184,7 @@ def test_a_graph_in_a_timed_step_takes_the_effect_back() -> None:
         evidence.judge_steps(0)
         evidence.judge_steps(2)
     why = {"compiled_in_timed_steps": 2}
-    assert told == [("NSA_COMPILE", False, why), ("NSA_LIGER", False, why)]
+    assert told == [("NSA_COMPILE", False, why)]
     assert Event.EFFECT == "effect"
 
 
@@ -199,8 +195,7 @@ def test_a_graph_in_a_timed_step_takes_the_effect_back() -> None:
             {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "0"},
             "token by token, a graph would hold every token",
         ),
-        ({"NSA_LIGER": "1"}, "NSA_LIGER=1: its kernels need a CUDA device"),
-        ({"NSA_LIGER": "1", "NSA_COMPILE": "layer"}, "exclude each other"),
+        ({"NSA_CUDA_GRAPHS": "1"}, "NSA_CUDA_GRAPHS=1: CUDA graphs need a CUDA device"),
         ({"NSA_DDP_SAFE_MODE": "1", "NSA_COMPILE": "layer"}, "exclude each other"),
         ({"NSA_COMPILE": "max"}, "allowed is off, layer"),
     ],
@@ -212,24 +207,3 @@ def test_a_plain_launch_that_cannot_have_them_does_not_start(
     assert launch.process.returncode == 2
     assert words in launch.text()
     assert not (launch.run_dir / "training.csv").exists()
-
-
-def test_ligers_kernels_agree_with_our_modules() -> None:
-    """Norm and MLP of the real package in Triton's interpreter, in float32: values, gradients."""
-    for package in ("liger_kernel", "triton"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"the package {package} is not installed (the extra `liger`)")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.train.liger_in_interpreter"],
-        cwd=ROOT,
-        env={**environment({}), "TRITON_INTERPRET": "1", "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert not any(gap[-1] for gap in found["gaps"])
-    assert found["gradients"] < 2e-6
-    assert found["nodes"] == [2 * 2 + 1, 2], "every norm and every MLP, by autograd's own account"
-    assert found["names"] is True and found["off"] == 0

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from nsa.kernels.dispatch import is_out_of_memory
 from nsa.step.clock import StepClock
+from nsa.step.dispatch import is_out_of_memory
 from nsa.step.optimizer import learning_rate
 from tests.train.launching import environment
 

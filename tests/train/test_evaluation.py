@@ -24,8 +24,8 @@ def test_an_evaluation_is_the_mean_of_its_batches_and_leaves_nothing_behind() ->
     assert len(found.losses) == 3
     assert found.loss == pytest.approx(math.fsum(found.losses) / 3, rel=1e-12)
     assert found.again is not None
-    assert found.again.batch == 1
-    assert found.again.loss == pytest.approx(found.losses[1], abs=1e-6)
+    assert found.again["batch"] == 1
+    assert found.again["loss"] == pytest.approx(found.losses[1], abs=1e-6)
     assert trainer.model.training
     assert all(p.grad is None for p in trainer.model.parameters())
 
@@ -42,7 +42,7 @@ def test_a_loss_that_only_an_evaluation_has_is_not_what_the_batch_gives_again(
     monkeypatch.setattr(Engine, "loss", loss)
     found = evaluate(engine(), HELD_OUT, drawn=2)
     assert found.again is not None
-    assert found.again.loss - found.losses[2] > 0.05
+    assert found.again["loss"] - found.losses[2] > 0.05
 
 
 def test_a_batch_that_is_never_reached_is_not_computed_again() -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from nsa.contract import HEARTBEATS, TRAINING_CSV, VAL_CSV
-from nsa.kernels.dispatch import trial_step
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
+from nsa.step.dispatch import trial_step
 from nsa.step.sync import Agreed
-from nsa.train.checkpoint.restore import Restored
 from nsa.train.loop import Loop
+from nsa.train.restore import Restored
 from nsa.train.settle import halt_reason, what_is_not_finite
 from runbook.accounts.clocks import BusySteps, step_clock
 from runbook.folder.launch.evidence import read_training_csv

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nsa.data.open import CHAIN_CHANCES, chain_entropy_nats
-from nsa.train.checkpoint import restore
+from nsa.train import restore
 from tests.shared import once
 from tests.train.launching import Launch, run
 

@@ -11,7 +11,7 @@ import pytest
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
 from nsa.contract.digests import sha256_of
 from nsa.launch.output import write_json
-from nsa.train.checkpoint import restore
+from nsa.train import restore
 from tests.train.conftest import STEPS
 from tests.train.launching import Launch, run
 

@@ -8,30 +8,38 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import CHECKSUMS_JSON
-from nsa.train.checkpoint.retention import Retention, prune
+from nsa.settings import TrainSection
+from nsa.train.checkpoint import expendable, prune
 
 LOSSES = {100: 3.0, 200: 2.0, 300: None, 400: float("nan"), 500: 2.5, 600: 2.4}
+
+
+def keeping(last: int = 0, every: int = 0, best: bool = False) -> TrainSection:
+    keep = {"keep_last": last, "keep_every": every, "keep_best": best}
+    return TrainSection.model_validate(
+        {"steps": 1, "seq_len": 2, "batch_size": 1, "lr": 0.1} | keep
+    )
 
 
 @pytest.mark.parametrize(
     ("keep", "gone"),
     [
-        (Retention(), []),
-        (Retention(last=2), [100, 200, 300, 400]),
-        (Retention(last=10), []),
-        (Retention(last=1, every=300), [100, 200, 400, 500]),
-        (Retention(last=1, best=True), [100, 300, 400, 500]),
-        (Retention(last=2, every=400, best=True), [100, 300]),
+        (keeping(), []),
+        (keeping(last=2), [100, 200, 300, 400]),
+        (keeping(last=10), []),
+        (keeping(last=1, every=300), [100, 200, 400, 500]),
+        (keeping(last=1, best=True), [100, 300, 400, 500]),
+        (keeping(last=2, every=400, best=True), [100, 300]),
     ],
 )
-def test_what_may_go(keep: Retention, gone: list[int]) -> None:
-    assert keep.expendable(LOSSES) == gone
+def test_what_may_go(keep: TrainSection, gone: list[int]) -> None:
+    assert expendable(LOSSES, keep) == gone
 
 
 def test_the_best_is_the_first_of_equals_and_none_without_evaluations() -> None:
-    keep = Retention(last=1, best=True)
-    assert keep.expendable({1: 2.0, 2: 2.0, 3: 3.0}) == [2]
-    assert keep.expendable({1: None, 2: None, 3: None}) == [1, 2]
+    keep = keeping(last=1, best=True)
+    assert expendable({1: 2.0, 2: 2.0, 3: 3.0}, keep) == [2]
+    assert expendable({1: None, 2: None, 3: None}, keep) == [1, 2]
 
 
 def test_pruning_leaves_nothing_half_removed_and_touches_nothing_else(tmp_path: Path) -> None:
@@ -41,6 +49,6 @@ def test_pruning_leaves_nothing_half_removed_and_touches_nothing_else(tmp_path: 
         text = json.dumps({"step": step, "val_loss": loss}) if step != 300 else "torn"
         (folder / CHECKSUMS_JSON).write_text(text)
     (tmp_path / ".step_700.tmp").mkdir()
-    prune(tmp_path, Retention(last=2, best=True))
+    prune(tmp_path, keeping(last=2, best=True))
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [".step_700.tmp", "step_200", "step_500", "step_600"]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nsa.toggles import TOGGLES
-from nsa.train.checkpoint import restore
+from nsa.train import restore
 from tests.train.conftest import EVERYTHING, STEPS
 from tests.train.launching import Launch
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.attention import api
+from nsa import attention as api
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks

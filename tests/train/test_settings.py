@@ -8,7 +8,7 @@ import pytest
 
 from nsa.config import parameter_count
 from nsa.launch.plan import plan_launch
-from nsa.settings import ConfigError, Override, load_config
+from nsa.settings import ConfigError, load_config
 from nsa.strict_yaml import load_strict, scalar
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -71,12 +71,12 @@ def test_the_production_config_is_the_documented_one() -> None:
 @pytest.mark.parametrize(("w", "refused"), [(1, True), (2, False)])
 def test_a_window_of_one_key_has_keys_that_nothing_trains(w: int, refused: bool) -> None:
     """Softmax over one score is 1: no loss depends on the key, so its projection stays as it is."""
-    asked = [Override(section="nsa", key="w", value=w, origin="--set")]
+    asked = {"nsa.w": w}
     if not refused:
-        assert load_config(SMOKE, asked).config.nsa.w == w
+        assert load_config(SMOKE, settings=asked).config.nsa.w == w
         return
     with pytest.raises(ConfigError, match=r"nsa\.w=1: must be at least 2 to be trained"):
-        load_config(SMOKE, asked)
+        load_config(SMOKE, settings=asked)
 
 
 def test_the_config_of_125m_has_them() -> None:
@@ -134,9 +134,8 @@ def test_a_wrong_key_or_value_is_named(tmp_path: Path, old: str, new: str, why: 
 
 
 def test_overrides_name_their_flag() -> None:
-    bad = Override(section="train", key="steps", value="abc", origin="--steps")
     with pytest.raises(ConfigError, match=r"--steps \(train.steps\).*'abc'"):
-        load_config(SMOKE, [bad])
+        load_config(SMOKE, {"train.steps": ("abc", "--steps")})
 
 
 @pytest.mark.parametrize("content", ["", "- 1\n", "just text\n"])

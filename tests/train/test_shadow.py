@@ -144,10 +144,9 @@ class Rounded:
     def __init__(self, made: Engine) -> None:
         self._layers = made.model.layers
 
-    def fits(self, x: Tensor) -> bool:
-        return torch.is_grad_enabled() and not is_watched([])
-
-    def run(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor | None:
+        if not torch.is_grad_enabled() or is_watched([]):
+            return None
         for layer in self._layers:
             x = layer(x).bfloat16().float()
         return x

@@ -104,7 +104,6 @@ def test_the_arms_are_those_that_can_change_inside_a_launch() -> None:
         "NSA_WINDOW",
         "NSA_COMPILE",
         "NSA_CUDA_GRAPHS",
-        "NSA_LIGER",
     }
 
 

@@ -8,6 +8,229 @@ the backward pass from the saved log-sum-exp instead of being stored.
 
 from __future__ import annotations
 
-from nsa.attention.cpu.function import batched_cpu
+from collections.abc import Sequence
+from typing import Any, cast
 
-__all__ = ["batched_cpu"]
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nsa.attention.branches import Grouped
+from nsa.attention.cpu.blocks import Pairs
+from nsa.attention.cpu.dense import Schedule, schedule, workspace
+from nsa.attention.cpu.passes import (
+    BranchGrads,
+    Rows,
+    attend_blocks,
+    attend_compressed,
+    attend_pieces,
+    pair_stretches,
+)
+from nsa.attention.opaque import config_of, differentiate, operator
+from nsa.attention.selection import accumulate_dtype, block_map, build_ranges, compress
+from nsa.attention.tracing import profile_range
+from nsa.config import NSAConfig, Ranges
+from nsa.contract import ATTEND_RANGE, GATE_RANGE, WIN_RANGE
+
+
+def _pairs(blocks: Tensor, cut: Schedule, version: Ranges) -> list[list[list[Pairs]]]:
+    """Pairs of the queries that choose, of blocks [B,S,G,n_sel], by way of token ranges.
+
+    By batch element, group and stretch.
+    """
+    ranges = build_ranges(blocks, cut.cfg, version)[:, cut.full :]
+    chosen = block_map(ranges, cut.cfg.n_blocks(cut.seq_len), cut.cfg).transpose(1, 2)
+    return [pair_stretches(one, cut) for one in chosen]
+
+
+def _laid(x: Sequence[Tensor], cut: Schedule) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Of `_BatchedCPU.forward`'s tensors the queries as rows, keys times the scale, and values."""
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, _ = x
+    keys = [(k * cut.scale).contiguous() for k in (k_cmp, k_sel, k_win)]
+    return q.contiguous().flatten(2, 3), keys, [v.contiguous() for v in (v_cmp, v_sel, v_win)]
+
+
+def _forward(
+    x: Sequence[Tensor], cut: Schedule, version: Ranges
+) -> tuple[Tensor, Tensor, list[Tensor], list[Rows], list[list[list[Pairs]]]]:
+    """Output [B,S,G,h,Dv], blocks [B,S,G,n_sel], what `_laid` gives as one list, the branches'
+    results, and pairs."""
+    q, keys, values = _laid(x, cut)
+    cfg, space = cut.cfg, workspace(q.dtype)
+    heads, batch = cfg.heads_per_group, range(q.shape[0])
+    blind = min(cfg.l - 1, cut.seq_len) * heads
+    cmp = Rows.empty(q, cfg.d_v, blind)
+    sel, win = Rows.empty(q, cfg.d_v), Rows.empty(q, cfg.d_v)
+    picked = [
+        attend_compressed(q[b], keys[0][b], values[0][b], cmp.of(b), cut, space) for b in batch
+    ]
+    blocks = torch.stack(picked)
+    pairs = _pairs(blocks, cut, version)
+    with profile_range(ATTEND_RANGE):
+        for b in batch:
+            attend_pieces(q[b], keys[1][b], values[1][b], sel.of(b), cut.sel, heads, space)
+            attend_blocks(q[b], keys[1][b], values[1][b], sel.of(b), pairs[b], cut, space)
+    with profile_range(WIN_RANGE):
+        for b in batch:
+            attend_pieces(q[b], keys[2][b], values[2][b], win.of(b), cut.win, heads, space)
+    results = [cmp, sel, win]
+    with profile_range(GATE_RANGE):
+        mixed = _mix(results, x[-1])
+    return mixed, blocks, [q, *keys, *values], results, pairs
+
+
+def _backward(
+    grad_out: Tensor,
+    gates: Tensor,
+    laid: Sequence[Tensor],
+    results: list[Rows],
+    pairs: list[list[list[Pairs]]],
+    cut: Schedule,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, the six keys and values, and the gates."""
+    q, *rest = laid
+    keys, values = rest[:3], rest[3:]
+    space, grad = workspace(q.dtype), grad_out.transpose(1, 2)
+    dq, d_gates = torch.zeros_like(q), gates.new_zeros(gates.shape)
+    sums: list[Tensor] = []
+    for i, pieces in enumerate((cut.cmp, cut.sel, cut.win)):
+        dk, dv = torch.zeros_like(keys[i]), torch.zeros_like(values[i])
+        for b in range(q.shape[0]):
+            work = BranchGrads(
+                q=q[b],
+                k=keys[i][b],
+                v=values[i][b],
+                grad=grad[b],
+                gate=gates[b, ..., i : i + 1],
+                rows=results[i].of(b),
+                dq=dq[b],
+                dk=dk[b],
+                dv=dv[b],
+                d_gate=d_gates[b, ..., i : i + 1],
+            )
+            work.pieces(pieces, space)
+            if i == 1:
+                work.blocks(pairs[b], cut, space)
+        sums += [dk.mul_(cut.scale), dv]
+    return dq.view(*gates.shape[:-1], -1), *sums, d_gates
+
+
+def _mix(results: list[Rows], gates: Tensor) -> Tensor:
+    """Gated sum [B,S,G,h,Dv] of the branches' rows, gates [B,G,S,h,3]."""
+    batch, groups, seq_len, heads, _ = gates.shape
+    shape = (batch, groups, seq_len, heads, results[0].out.shape[-1])
+    mixed = gates.new_empty(batch, seq_len, groups, heads, shape[-1])
+    view = mixed.transpose(1, 2)
+    torch.mul(results[0].out.view(shape), gates[..., 0:1], out=view)
+    for i in (1, 2):
+        view.addcmul_(results[i].out.view(shape), gates[..., i : i + 1])
+    return mixed
+
+
+class _BatchedCPU(torch.autograd.Function):
+    """Forward and backward by pieces; probabilities are recomputed, never stored."""
+
+    @staticmethod
+    def forward(ctx: Any, cfg: NSAConfig, version: Ranges, *x: Tensor) -> tuple[Tensor, Tensor]:
+        """Output [B,S,G,h,Dv] and blocks [B,S,G,n_sel] of `Grouped` tensors, compressed ones."""
+        ctx.cut = _cut(cfg, x)
+        mixed, blocks, laid, results, ctx.pairs = _forward(x, ctx.cut, version)
+        ctx.save_for_backward(x[-1], *laid, *_numbers(results))
+        ctx.mark_non_differentiable(blocks)
+        return mixed, blocks
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of q, the six keys and values, and the gates."""
+        gates, *saved = ctx.saved_tensors
+        rows = _rows(saved[7:])
+        return None, None, *_backward(grad_out, gates, saved[:7], rows, ctx.pairs, ctx.cut)
+
+
+def _cut(cfg: NSAConfig, x: Sequence[Tensor]) -> Schedule:
+    q, k_cmp = x[:2]
+    return schedule(cfg, q.shape[2], k_cmp.shape[2], q.dtype)
+
+
+def _numbers(results: list[Rows]) -> list[Tensor]:
+    """The outputs of all branches, and their log-sum-exps."""
+    return [r.out for r in results] + [r.lse for r in results]
+
+
+def _rows(numbers: Sequence[Tensor]) -> list[Rows]:
+    return [Rows(out=o, lse=e) for o, e in zip(numbers[:3], numbers[3:], strict=True)]
+
+
+# -- for a compiler, which does not look into pieces that numbers decide ---------------------------
+
+
+Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _fake(*given: Any) -> tuple[Tensor, ...]:
+    q, v, gates = given[0], given[2], given[7]
+    batch, groups, seq_len, heads, _ = q.shape
+    mixed = gates.new_empty(batch, seq_len, groups, heads, v.shape[-1])
+    blocks = q.new_empty(batch, seq_len, groups, given[11], dtype=torch.int64)
+    shape = batch, groups, seq_len * heads
+    outs = [q.new_empty(*shape, v.shape[-1]) for _ in range(3)]
+    return mixed, blocks, *outs, *(q.new_empty(*shape, 1) for _ in range(3))
+
+
+def _of_numbers(x: Sequence[Tensor], l: int, d: int, l_sel: int, n_sel: int, w: int) -> Schedule:  # noqa: E741
+    cfg = config_of(x[0].transpose(1, 2), x[2], l=l, d=d, l_sel=l_sel, n_sel=n_sel, w=w)
+    return _cut(cfg, x)
+
+
+@operator(_fake)
+def by_pieces(
+    q: Tensor, k_cmp: Tensor, v_cmp: Tensor, k_sel: Tensor, v_sel: Tensor, k_win: Tensor,
+    v_win: Tensor, gates: Tensor, l: int, d: int, l_sel: int, n_sel: int, w: int, version: str,  # noqa: E741
+) -> Eight:  # fmt: skip
+    """`_BatchedCPU`: output, blocks, and the outputs and log-sum-exps of the branches."""
+    x = q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates
+    cut = _of_numbers(x, l, d, l_sel, n_sel, w)
+    mixed, blocks, _, results, _ = _forward(x, cut, "v1" if version == "v1" else "v2")
+    one, two, three, *rest = _numbers(results)
+    return mixed, blocks.contiguous(), one, two, three, rest[0], rest[1], rest[2]
+
+
+@operator(lambda _, x, *__: [one.new_empty(one.shape) for one in x])
+def by_pieces_backward(
+    grad: Tensor, x: list[Tensor], results: list[Tensor], l: int, d: int, l_sel: int, n_sel: int,  # noqa: E741
+    w: int,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of the eight tensors x from that of the output; results: all of the forward's."""
+    cut = _of_numbers(x, l, d, l_sel, n_sel, w)
+    q, keys, values = _laid(x, cut)
+    pairs = _pairs(results[1], cut, "v2")
+    return list(_backward(grad, x[-1], [q, *keys, *values], _rows(results[2:]), pairs, cut))
+
+
+def _gradients(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    return tuple(by_pieces_backward(grad, list(given[:8]), list(given[8:16]), *given[16:21]))
+
+
+differentiate(by_pieces, _gradients, results=8)
+
+
+def batched_cpu(x: Grouped, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Tensor]:
+    """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel] on a CPU.
+
+    Half types are computed in float32 throughout and rounded once, at the end. x is cheapest
+    when it is contiguous, as the layer makes it; anything else is copied.
+    """
+    wide = x.to(accumulate_dtype(x.q.dtype))
+    k_cmp, v_cmp = (
+        compress(t.transpose(1, 2), cfg).transpose(1, 2) for t in (wide.k_cmp, wide.v_cmp)
+    )
+    given = (wide.q, k_cmp, v_cmp, wide.k_sel, wide.v_sel, wide.k_win, wide.v_win, wide.gates)
+    if torch.compiler.is_compiling():
+        out, blocks, *_ = by_pieces(*given, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel, cfg.w, version)
+    else:
+        out, blocks = cast(
+            "tuple[Tensor, Tensor]",
+            _BatchedCPU.apply(cfg, version, *given),  # type: ignore[no-untyped-call]
+        )
+    return out.flatten(2, 3).to(x.q.dtype), blocks

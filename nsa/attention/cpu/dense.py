@@ -212,6 +212,11 @@ class Schedule:
     stretches: tuple[tuple[int, int], ...]
     ahead: Edge
 
+    @property
+    def scale(self) -> float:
+        """Of the scores; keys are multiplied by it once."""
+        return float(self.cfg.d_k**-0.5)
+
 
 @lru_cache(maxsize=16)
 def schedule(cfg: NSAConfig, seq_len: int, n: int, dtype: torch.dtype) -> Schedule:

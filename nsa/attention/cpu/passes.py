@@ -10,7 +10,7 @@ from torch import Tensor
 from nsa.attention.branches import split_dim
 from nsa.attention.cpu.blocks import Pairs, backward_blocks, forward_blocks, pair_up
 from nsa.attention.cpu.dense import Piece, Schedule, Workspace, backward_piece, forward_piece
-from nsa.attention.selection import block_scores, everything_visible, top_blocks
+from nsa.attention.selection import Picker
 from nsa.attention.tracing import profile_range
 from nsa.contract import CMP_RANGE, SCORES_RANGE
 
@@ -65,34 +65,19 @@ def attend_compressed(
     q: Tensor, k: Tensor, v: Tensor, rows: Rows, cut: Schedule, space: Workspace
 ) -> Tensor:
     """Fill `rows` with the compressed branch's results; returns the blocks chosen [S,G,n_sel]."""
-    cfg, heads = cut.cfg, cut.cfg.heads_per_group
-    groups = q.shape[0]
-    start = everything_visible(0, cut.full, cfg, q.device)
-    picked = [start.expand(groups, *start.shape)]
-    # Queries that must choose, but see no compressed key yet (l longer than all of n_sel blocks).
-    blind = min(max(cut.full, cfg.l - 1), cut.seq_len)
-    if blind > cut.full:
-        nothing = q.new_zeros(groups, blind - cut.full, 0)
-        picked.append(_pick(nothing, cut.full, blind, cut))
+    heads = cut.cfg.heads_per_group
+    picker = Picker(cut.cfg, torch.arange(cut.seq_len), q.shape[0])
     for piece in cut.cmp:
         with profile_range(CMP_RANGE):
             p, total = _piece(q, k, v, rows, piece, heads, space)
-        first = max(piece.start, cut.full)
+        first = max(piece.start, picker.first)
         if first < piece.stop:
             with profile_range(SCORES_RANGE):
                 skip = (first - piece.start) * heads
                 p = p[:, skip:].div_(total[:, skip:].clamp_min(torch.finfo(p.dtype).tiny))
                 summed = split_dim(p, 1, heads).sum(2)
-                picked.append(_pick(summed, first, piece.stop, cut))
-    return torch.cat(picked, 1).transpose(0, 1)
-
-
-def _pick(summed: Tensor, start: int, stop: int, cut: Schedule) -> Tensor:
-    """Blocks [G,tokens,n_sel] from group probabilities [G,tokens,N] of queries [start, stop)."""
-    cfg = cut.cfg
-    positions = torch.arange(start, stop, device=summed.device)
-    scores = block_scores(summed, cfg.n_blocks(stop), cfg)
-    return top_blocks(scores, positions, cfg, crowded=True)
+                picker.take(summed, first)
+    return torch.cat(picker.picked, 1).transpose(0, 1)
 
 
 def pair_stretches(chosen: Tensor, cut: Schedule) -> list[list[Pairs]]:

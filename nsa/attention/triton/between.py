@@ -19,23 +19,22 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.attention.triton.launch import device_of, inner
-from nsa.attention.triton.rows import load_rows
-from nsa.attention.triton.tiles import padded
+from nsa.attention.triton.rows import load_rows, padded
 from nsa.config import NSAConfig
 
 
 @triton.jit
 def _mean(
     x, to, x_b, x_t, x_g, n_blocks, groups, L: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):  # fmt: skip
     """One block of x [B,S,G,D] into `to` [B,n_blocks,G,D]."""
     block = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    inner, dim = tl.arange(0, TOKENS), tl.arange(0, WIDTH)
+    inner, dim = tl.arange(0, TOKENS), tl.arange(0, padded(D))
     x += batch * x_b + group * x_g + block * STRIDE * x_t
-    total = tl.zeros((WIDTH,), tl.float32)
+    total = tl.zeros((padded(D),), tl.float32)
     for first in range(0, L, TOKENS):
         token = first + inner
         seen = (token < L)[:, None] & (dim < D)[None, :]
@@ -47,28 +46,27 @@ def _mean(
 
 @triton.jit
 def pool_kernel(
-    k, v, pooled_k, pooled_v, n_blocks, groups, k_b, k_t, k_g, v_b, v_t, v_g,
-    L: tl.constexpr, STRIDE: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
-    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, TOKENS: tl.constexpr,
+    k, v, pooled_k, pooled_v, n_blocks, groups, k_b, k_t, k_g, v_b, v_t, v_g, L: tl.constexpr,
+    STRIDE: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Means float32 [B,n_blocks,G,D_K] and [B,n_blocks,G,D_V] of k and v [B,S,G,D]."""
     if tl.program_id(2) == 0:
-        _mean(k, pooled_k, k_b, k_t, k_g, n_blocks, groups, L, STRIDE, D_K, WIDTH_K, TOKENS)
+        _mean(k, pooled_k, k_b, k_t, k_g, n_blocks, groups, L, STRIDE, D_K, TOKENS)
     else:
-        _mean(v, pooled_v, v_b, v_t, v_g, n_blocks, groups, L, STRIDE, D_V, WIDTH_V, TOKENS)
+        _mean(v, pooled_v, v_b, v_t, v_g, n_blocks, groups, L, STRIDE, D_V, TOKENS)
 
 
 @triton.jit
 def _spread(
     grad, to, seq_len, n_blocks, groups, L: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr, TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of TOKENS tokens into `to` [B,S,G,D], from those of blocks [B,n_blocks,G,D]."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    dim = tl.arange(0, WIDTH)
-    total = tl.zeros((TOKENS, WIDTH), tl.float32)
+    dim = tl.arange(0, padded(D))
+    total = tl.zeros((TOKENS, padded(D)), tl.float32)
     for age in range(L // STRIDE):
         block = token // STRIDE - age
         seen = ((block >= 0) & (block < n_blocks))[:, None] & (dim < D)[None, :]
@@ -83,13 +81,13 @@ def _spread(
 def pool_backward_kernel(
     grad_k, grad_v, dk, dv, seq_len, n_blocks, groups,
     L: tl.constexpr, STRIDE: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
-    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):  # fmt: skip
     """dk [B,S,G,D_K] and dv [B,S,G,D_V] from float32 gradients of the means, contiguous."""
     if tl.program_id(2) == 0:
-        _spread(grad_k, dk, seq_len, n_blocks, groups, L, STRIDE, D_K, WIDTH_K, TOKENS)
+        _spread(grad_k, dk, seq_len, n_blocks, groups, L, STRIDE, D_K, TOKENS)
     else:
-        _spread(grad_v, dv, seq_len, n_blocks, groups, L, STRIDE, D_V, WIDTH_V, TOKENS)
+        _spread(grad_v, dv, seq_len, n_blocks, groups, L, STRIDE, D_V, TOKENS)
 
 
 @triton.jit
@@ -101,21 +99,16 @@ def _rows(seq_len, HEADS: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _wide(
-    base, batch, token, head, inside, of_batch, of_token, of_head, D: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
+def _wide(base, batch, token, head, inside, of_batch, of_token, of_head, D: tl.constexpr):
     """Rows [ROWS, WIDTH] of a tensor [B,S,HEADS,D], in float32."""
-    rows = load_rows(
-        base + batch * of_batch, of_token, of_head, token, head, inside, D, WIDTH
-    )  # fmt: skip
+    rows = load_rows(base + batch * of_batch, of_token, of_head, token, head, inside, D)
     return rows.to(tl.float32)
 
 
 @triton.jit
-def _store(base, rows, number, inside, D: tl.constexpr, WIDTH: tl.constexpr):
+def _store(base, rows, number, inside, D: tl.constexpr):
     """Rows [ROWS, WIDTH] into [B,S,HEADS,D], at their number in all."""
-    dim = tl.arange(0, WIDTH)
+    dim = tl.arange(0, padded(D))
     seen = inside[:, None] & (dim < D)[None, :]
     tl.store(base + (number * D)[:, None] + dim[None, :], rows.to(base.dtype.element_ty), seen)
 
@@ -124,7 +117,7 @@ def _store(base, rows, number, inside, D: tl.constexpr, WIDTH: tl.constexpr):
 def mix_kernel(
     cmp, sel, win, gates, out, seq_len,
     cmp_b, cmp_t, cmp_h, sel_b, sel_t, sel_h, win_b, win_t, win_h, of_batch, of_token, of_head,
-    HEADS: tl.constexpr, D_V: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Out [B,S,HEADS,D_V] of branches like it and gates [B,S,HEADS,3], a sum in the gates' order.
 
@@ -135,25 +128,17 @@ def mix_kernel(
     of_cmp = tl.load(gate, inside, 0.0).to(tl.float32)
     of_sel = tl.load(gate + 1, inside, 0.0).to(tl.float32)
     of_win = tl.load(gate + 2, inside, 0.0).to(tl.float32)
-    mixed = of_cmp[:, None] * _wide(
-        cmp, batch, token, head, inside, cmp_b, cmp_t, cmp_h, D_V, WIDTH_V
-    )  # fmt: skip
-    mixed += of_sel[:, None] * _wide(
-        sel, batch, token, head, inside, sel_b, sel_t, sel_h, D_V, WIDTH_V
-    )  # fmt: skip
-    mixed += of_win[:, None] * _wide(
-        win, batch, token, head, inside, win_b, win_t, win_h, D_V, WIDTH_V
-    )  # fmt: skip
-    _store(out, mixed, batch * seq_len * HEADS + row, inside, D_V, WIDTH_V)
+    mixed = of_cmp[:, None] * _wide(cmp, batch, token, head, inside, cmp_b, cmp_t, cmp_h, D_V)
+    mixed += of_sel[:, None] * _wide(sel, batch, token, head, inside, sel_b, sel_t, sel_h, D_V)
+    mixed += of_win[:, None] * _wide(win, batch, token, head, inside, win_b, win_t, win_h, D_V)
+    _store(out, mixed, batch * seq_len * HEADS + row, inside, D_V)
 
 
 @triton.jit
-def _gradients(
-    grads, branch, gate, d_branch, d_gate, number, inside, D: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
+def _gradients(grads, branch, gate, d_branch, d_gate, number, inside, D: tl.constexpr):
     """A gate's gradient is <gradient, branch>, a branch's is the gradient times its gate."""
     opened = tl.load(gate, inside, 0.0).to(tl.float32)
-    _store(d_branch, grads * opened[:, None], number, inside, D, WIDTH)
+    _store(d_branch, grads * opened[:, None], number, inside, D)
     total = tl.sum(grads * branch, 1)
     tl.store(d_gate, total.to(d_gate.dtype.element_ty), inside)
 
@@ -163,20 +148,20 @@ def mix_backward_kernel(
     grad, cmp, sel, win, gates, d_cmp, d_sel, d_win, d_gates, seq_len,
     grad_b, grad_t, grad_h, cmp_b, cmp_t, cmp_h, sel_b, sel_t, sel_h, win_b, win_t, win_h,
     of_batch, of_token, of_head,
-    HEADS: tl.constexpr, D_V: tl.constexpr, WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the branches [B,S,HEADS,D_V] and of the gates [B,S,HEADS,3]."""
     batch, row, token, head, inside = _rows(seq_len, HEADS, ROWS)
     number = batch * seq_len * HEADS + row
     gate = gates + batch * of_batch + token.to(tl.int64) * of_token + head * of_head
     d_gate = d_gates + number * 3
-    grads = _wide(grad, batch, token, head, inside, grad_b, grad_t, grad_h, D_V, WIDTH_V)
-    branch = _wide(cmp, batch, token, head, inside, cmp_b, cmp_t, cmp_h, D_V, WIDTH_V)
-    _gradients(grads, branch, gate, d_cmp, d_gate, number, inside, D_V, WIDTH_V)
-    branch = _wide(sel, batch, token, head, inside, sel_b, sel_t, sel_h, D_V, WIDTH_V)
-    _gradients(grads, branch, gate + 1, d_sel, d_gate + 1, number, inside, D_V, WIDTH_V)
-    branch = _wide(win, batch, token, head, inside, win_b, win_t, win_h, D_V, WIDTH_V)
-    _gradients(grads, branch, gate + 2, d_win, d_gate + 2, number, inside, D_V, WIDTH_V)
+    grads = _wide(grad, batch, token, head, inside, grad_b, grad_t, grad_h, D_V)
+    branch = _wide(cmp, batch, token, head, inside, cmp_b, cmp_t, cmp_h, D_V)
+    _gradients(grads, branch, gate, d_cmp, d_gate, number, inside, D_V)
+    branch = _wide(sel, batch, token, head, inside, sel_b, sel_t, sel_h, D_V)
+    _gradients(grads, branch, gate + 1, d_sel, d_gate + 1, number, inside, D_V)
+    branch = _wide(win, batch, token, head, inside, win_b, win_t, win_h, D_V)
+    _gradients(grads, branch, gate + 2, d_win, d_gate + 2, number, inside, D_V)
 
 
 # Tokens that a program of pooling reads, or writes the gradients of, at once: a block of the
@@ -189,15 +174,7 @@ _NUMBERS = 2048
 
 def pool_constants(cfg: NSAConfig) -> dict[str, int]:
     """What the kernels are compiled for."""
-    return {
-        "L": cfg.l,
-        "STRIDE": cfg.d,
-        "D_K": cfg.d_k,
-        "D_V": cfg.d_v,
-        "WIDTH_K": padded(cfg.d_k),
-        "WIDTH_V": padded(cfg.d_v),
-        "TOKENS": _TOKENS,
-    }
+    return {"L": cfg.l, "STRIDE": cfg.d, "D_K": cfg.d_k, "D_V": cfg.d_v, "TOKENS": _TOKENS}
 
 
 def pool_forward(k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
@@ -237,8 +214,7 @@ def pool_backward(
 
 def mix_constants(heads: int, d_v: int) -> dict[str, int]:
     """What the kernels are compiled for; heads: of all groups."""
-    width = padded(d_v)
-    return {"HEADS": heads, "D_V": d_v, "WIDTH_V": width, "ROWS": max(1, _NUMBERS // width)}
+    return {"HEADS": heads, "D_V": d_v, "ROWS": max(1, _NUMBERS // padded(d_v))}
 
 
 def mix_forward(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:

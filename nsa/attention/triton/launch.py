@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from nsa.attention.triton.tiles import Tile, padded, register_limit
+from nsa.attention.triton.tiles import Tile, register_limit
 from nsa.config import NSAConfig
 
 _LOG2_E = math.log2(math.e)
@@ -67,14 +67,8 @@ def device_of(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def head_constants(cfg: NSAConfig) -> dict[str, int]:
-    """What kernels of all branches are compiled for: heads, and what they are padded to."""
-    return {
-        "HEADS": cfg.heads_per_group,
-        "D_K": cfg.d_k,
-        "D_V": cfg.d_v,
-        "WIDTH_K": padded(cfg.d_k),
-        "WIDTH_V": padded(cfg.d_v),
-    }
+    """What kernels of all branches are compiled for."""
+    return {"HEADS": cfg.heads_per_group, "D_K": cfg.d_k, "D_V": cfg.d_v}
 
 
 FOLDER = Path(__file__).parent / "tuned"

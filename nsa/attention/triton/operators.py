@@ -6,13 +6,12 @@ when one of them runs, and not before.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from nsa.attention.opaque import config_of, differentiate, operator
-from nsa.config import NSAConfig
 
 # What they are to profilers and dispatch modes.
 RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR = "merged_ranges", "selected", "window"
@@ -73,20 +72,6 @@ def top_blocks(
 differentiate(compressed, compressed_backward)
 
 
-def attend_compressed(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-    """Output float32 [B,S,G,h,Dv] of q [B,S,G,h,Dk] on float32 k, v [B,N,G,D]; exact lse."""
-    out, _, exact_lse = compressed(q, k, v, cfg.l, cfg.d)
-    return out, exact_lse
-
-
-def blocks_of(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
-    """Blocks int64 [B,S,G,n_sel], ascending, -1 at the end; no gradient flows through a choice."""
-    blocks: Tensor = top_blocks(
-        q.detach(), k.detach(), lse.detach(), cfg.l, cfg.d, cfg.l_sel, cfg.n_sel
-    )
-    return blocks
-
-
 # -- the selected branch ---------------------------------------------------------------------------
 
 
@@ -137,18 +122,6 @@ def selected_backward(
 differentiate(selected, selected_backward)
 
 
-def ranges_of(blocks: Tensor, cfg: NSAConfig) -> Tensor:
-    """`selection.ranges_v2` of what `blocks_of` chose, at positions 0..S-1."""
-    ranges: Tensor = merged_ranges(blocks, cfg.l_sel)
-    return ranges
-
-
-def attend_selected(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, cfg: NSAConfig) -> Tensor:
-    """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,S,G,D], by token ranges."""
-    out: Tensor = selected(q, k, v, selected_bits(ranges, cfg.l_sel), cfg.l_sel, cfg.n_sel)[0]
-    return out
-
-
 # -- the window ------------------------------------------------------------------------------------
 
 
@@ -171,12 +144,6 @@ def window_backward(
 
 
 differentiate(window, window_backward)
-
-
-def attend_window(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> Tensor:
-    """Window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,S,G,D]."""
-    out: Tensor = window(q, k, v, cfg.w)[0]
-    return out
 
 
 # -- pooling and the gated sum ---------------------------------------------------------------------
@@ -225,13 +192,7 @@ def _pool_gradients(ctx: Any, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor | 
     return (*pool_backward(grad_k, grad_v, *ctx.numbers), None, None)
 
 
-pool.register_autograd(_pool_gradients, setup_context=_keep_pool)
-
-
-def pooled(k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-    """`compression.mean_pool` of keys and of values [B,S,G,D], together."""
-    found: tuple[Tensor, Tensor] = pool(k, v, cfg.l, cfg.d)
-    return found
+cast("Any", pool).register_autograd(_pool_gradients, setup_context=_keep_pool)
 
 
 @operator(lambda cmp, _sel, _win, gates: gates.new_empty(cmp.shape))
@@ -253,9 +214,3 @@ def mix_backward(
 
 
 differentiate(mix, mix_backward, results=0)
-
-
-def mixed(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
-    """Gated sum [B,S,H,Dv] of branches [B,S,G,h,Dv], by gates [B,S,H,3]."""
-    out: Tensor = mix(*(x.flatten(2, 3) for x in (cmp, sel, win)), gates)
-    return out

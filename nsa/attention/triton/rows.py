@@ -3,21 +3,24 @@
 A program that owns queries takes ROWS rows of one kv group: row t*HEADS + h is head h of token t.
 Neighboring tokens fill a tile of the tensor cores whatever HEADS is, keys are read once for all
 heads, and no head has a mask of its own.
+
+WIDTH, of rows and keys of D numbers: `padded(D)`, and BLOCK: `padded(L_SEL)`.
 """
 
 import triton
 import triton.language as tl
 
+from nsa.attention.triton import tiles
+
 NOTHING = tl.constexpr(float("-inf"))
+padded = triton.constexpr_function(tiles.padded)
 
 
 @triton.jit
-def load_keys(
-    base, stride, first, end, KEYS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
+def load_keys(base, stride, first, end, KEYS: tl.constexpr, D: tl.constexpr):
     """Keys or values [KEYS, WIDTH] from number `first` on; zeros from `end` on and beyond D."""
     token = first + tl.arange(0, KEYS)
-    dim = tl.arange(0, WIDTH)
+    dim = tl.arange(0, padded(D))
     inside = (token < end)[:, None] & (dim < D)[None, :]
     return tl.load(base + token.to(tl.int64)[:, None] * stride + dim[None, :], inside, 0.0)
 
@@ -32,11 +35,9 @@ def this_tile(HEADS: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def load_rows(
-    base, token_stride, head_stride, token, head, inside, D: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
+def load_rows(base, token_stride, head_stride, token, head, inside, D: tl.constexpr):
     """Rows [ROWS, WIDTH] of one batch element and group; zeros where not inside and beyond D."""
-    dim = tl.arange(0, WIDTH)
+    dim = tl.arange(0, padded(D))
     far = token.to(tl.int64)
     at = base + far * token_stride + head * head_stride
     return tl.load(at[:, None] + dim[None, :], inside[:, None] & (dim < D)[None, :], 0.0)
@@ -45,10 +46,10 @@ def load_rows(
 @triton.jit
 def store_rows(
     base, rows, batch, group, token, head, inside, seq_len, groups, HEADS: tl.constexpr,
-    D: tl.constexpr, WIDTH: tl.constexpr,
+    D: tl.constexpr,
 ):  # fmt: skip
     """Rows [ROWS, WIDTH] into [B,S,G,HEADS,D], as far as they are inside."""
-    dim = tl.arange(0, WIDTH)
+    dim = tl.arange(0, padded(D))
     to = ((batch * seq_len + token.to(tl.int64)) * groups + group) * HEADS + head
     seen = inside[:, None] & (dim < D)[None, :]
     tl.store(base + (to * D)[:, None] + dim[None, :], rows.to(base.dtype.element_ty), seen)
@@ -56,21 +57,18 @@ def store_rows(
 
 @triton.jit
 def query_side(
-    q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
-    q_b, q_t, q_g, q_h, HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
-    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups, q_b,
+    q_t, q_g, q_h, HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
 ):  # fmt: skip
     """What a tile's gradient begins with: queries, gradients of the output, delta, log-sum-exp.
 
     delta, each row's <grad, out> [B*G, S*HEADS], is stored for the kernels that own keys.
     """
-    queries = load_rows(
-        q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
-    )  # fmt: skip
+    queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
     values = (batch * seq_len * groups + group) * HEADS * D_V
     step = groups * HEADS * D_V
-    grads = load_rows(grad + values, step, D_V, token, head, inside, D_V, WIDTH_V)
-    outs = load_rows(out + values, step, D_V, token, head, inside, D_V, WIDTH_V)
+    grads = load_rows(grad + values, step, D_V, token, head, inside, D_V)
+    outs = load_rows(out + values, step, D_V, token, head, inside, D_V)
     mine = tl.sum(grads.to(tl.float32) * outs.to(tl.float32), 1)
     tl.store(delta + pair * seq_len * HEADS + row, mine, inside)
     sums = tl.load(lse + pair * seq_len * HEADS + row, inside, 0.0)
@@ -111,3 +109,55 @@ def give_keys(dk, dv, p, queries, grads, values, delta):
     dp = tl.dot(values, tl.trans(grads), input_precision="ieee")
     ds = p * (dp - delta[None, :])
     return tl.dot(ds.to(queries.dtype), queries, dk, input_precision="ieee"), dv
+
+
+@triton.jit
+def _parts(parts, number, key, KEYS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr):
+    """Where part `number` of the gradients of keys, and of values, lies for `key` of KEYS keys.
+
+    parts: float32 [..., KEYS, WIDTH_K + WIDTH_V].
+    """
+    width: tl.constexpr = padded(D_K) + padded(D_V)
+    to = parts + number * KEYS * width + key[:, None] * width
+    dim_k, dim_v = tl.arange(0, padded(D_K)), tl.arange(0, padded(D_V))
+    return to + dim_k[None, :], to + padded(D_K) + dim_v[None, :]
+
+
+@triton.jit
+def store_part(
+    parts, number, dk, dv, KEYS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr
+):  # fmt: skip
+    """What a program adds to the gradients of KEYS keys and values, as part `number`."""
+    to_k, to_v = _parts(parts, number, tl.arange(0, KEYS), KEYS, D_K, D_V)
+    tl.store(to_k, dk)
+    tl.store(to_v, dv)
+
+
+@triton.jit
+def sum_parts(
+    parts, number, first, end, key, KEYS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr
+):  # fmt: skip
+    """The sum of parts from `number + first` to before `number + end`, in their order."""
+    total_k = tl.zeros((key.shape[0], padded(D_K)), tl.float32)
+    total_v = tl.zeros((key.shape[0], padded(D_V)), tl.float32)
+    for piece in range(first, end):
+        at_k, at_v = _parts(parts, number + piece, key, KEYS, D_K, D_V)
+        total_k += tl.load(at_k)
+        total_v += tl.load(at_v)
+    return total_k, total_v
+
+
+@triton.jit
+def store_keys(
+    dk, dv, sum_k, sum_v, flat, inside, scale, D_K: tl.constexpr, D_V: tl.constexpr
+):  # fmt: skip
+    """Gradients of keys, times `scale`, and of values, as far as they are inside.
+
+    flat: number of each among the keys of all groups.
+    """
+    dim_k, dim_v = tl.arange(0, padded(D_K)), tl.arange(0, padded(D_V))
+    to_k = dk + (flat * D_K)[:, None] + dim_k[None, :]
+    to_v = dv + (flat * D_V)[:, None] + dim_v[None, :]
+    of_k, of_v = inside[:, None] & (dim_k < D_K)[None, :], inside[:, None] & (dim_v < D_V)[None, :]
+    tl.store(to_k, (sum_k * scale).to(dk.dtype.element_ty), of_k)
+    tl.store(to_v, sum_v.to(dv.dtype.element_ty), of_v)

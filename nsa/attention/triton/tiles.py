@@ -163,20 +163,9 @@ class CompressedCut:
         return -(-seq_len // self.piece)
 
 
-def top_places(cfg: NSAConfig) -> int:
-    """Blocks that are kept sorted: a power of two that holds n_sel."""
-    return padded(cfg.n_sel)
-
-
-def top_steps(cfg: NSAConfig) -> int:
+def steps_of(l_sel: int, stride: int) -> int:
     """Room for the compressed keys that begin in a selection block: a power of two."""
-    return 1 << (cfg.l_sel // cfg.d - 1).bit_length()
-
-
-def reach_of(cfg: NSAConfig) -> int:
-    """Later selection blocks that a compressed key reaches into, at most."""
-    step = cfg.l_sel // cfg.d
-    return (step - 1 + cfg.l // cfg.d - 1) // step
+    return 1 << (l_sel // stride - 1).bit_length()
 
 
 def choose_compressed_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> CompressedCut:
@@ -199,5 +188,5 @@ def choose_compressed_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Compresse
         rounded_keys=64,
         owned=owned,
         piece=piece,
-        blocks=max(1, (32 if wide else 64) // top_steps(cfg)),
+        blocks=max(1, (32 if wide else 64) // steps_of(cfg.l_sel, cfg.d)),
     )

@@ -35,7 +35,9 @@ from nsa.attention.triton.rows import (
     give_queries,
     load_keys,
     load_rows,
+    padded,
     query_side,
+    store_keys,
     store_rows,
     this_tile,
 )
@@ -60,12 +62,12 @@ def span(first, last, w, KEYS: tl.constexpr):
 
 @triton.jit
 def _absorb(
-    best, total, acc, queries, token, first, k, k_t, v, v_t, seq_len, w, scale,
-    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    best, total, acc, queries, token, first, k, k_t, v, v_t, seq_len, w, scale, D_K: tl.constexpr,
+    D_V: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """KEYS keys more in the running softmax: largest score, sum and output of each row."""
-    keys = load_keys(k, k_t, first, seq_len, KEYS, D_K, WIDTH_K)
+    keys = load_keys(k, k_t, first, seq_len, KEYS, D_K)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     if MASKED:
         key = first + tl.arange(0, KEYS)
@@ -78,7 +80,7 @@ def _absorb(
         shift = tl.where(higher == NOTHING, 0.0, higher)
     p = tl.exp2(scores * scale - shift[:, None])
     keep = tl.exp2(best - shift)
-    values = load_keys(v, v_t, first, seq_len, KEYS, D_V, WIDTH_V)
+    values = load_keys(v, v_t, first, seq_len, KEYS, D_V)
     acc = acc * keep[:, None]
     acc = tl.dot(p.to(values.dtype), values, acc, input_precision="ieee")
     return higher, total * keep + tl.sum(p, 1), acc
@@ -88,51 +90,46 @@ def _absorb(
 def window_kernel(
     q, k, v, out, lse, seq_len, groups, w, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
     inside = token < seq_len
-    queries = load_rows(
-        q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
-    )  # fmt: skip
+    queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     best = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
+    acc = tl.zeros((ROWS, padded(D_V)), tl.float32)
     last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1)
     start, masked, whole, end = span(tile * ROWS // HEADS, last, w, KEYS)
-    for number in range(masked, whole):
-        best, total, acc = _absorb(
-            best, total, acc, queries, token, start + number * KEYS, k, k_t, v, v_t, seq_len, w,
-            scale, D_K, D_V, WIDTH_K, WIDTH_V, KEYS, False,
-        )  # fmt: skip
-    for number in range(masked + end - whole):
-        at = tl.where(number < masked, number, number - masked + whole)
-        best, total, acc = _absorb(
-            best, total, acc, queries, token, start + at * KEYS, k, k_t, v, v_t, seq_len, w,
-            scale, D_K, D_V, WIDTH_K, WIDTH_V, KEYS, True,
-        )  # fmt: skip
+    for at_ends in tl.static_range(2):
+        low, high = (0, masked + end - whole) if at_ends else (masked, whole)
+        for number in range(low, high):
+            at = number
+            if at_ends:
+                at = tl.where(number < masked, number, number - masked + whole)
+            best, total, acc = _absorb(
+                best, total, acc, queries, token, start + at * KEYS, k, k_t, v, v_t, seq_len, w,
+                scale, D_K, D_V, KEYS, at_ends,
+            )  # fmt: skip
     # Rows beyond the sequence may have seen nothing, and are not stored.
     acc = acc / total[:, None]
-    store_rows(
-        out, acc, batch, group, token, head, inside, seq_len, groups, HEADS, D_V, WIDTH_V
-    )  # fmt: skip
+    store_rows(out, acc, batch, group, token, head, inside, seq_len, groups, HEADS, D_V)
     tl.store(lse + pair * seq_len * HEADS + row, best + tl.log2(total), inside)
 
 
 @triton.jit
 def _gradient(
     acc, queries, grads, sums, delta, token, first, k, k_t, v, v_t, seq_len, w, scale,
-    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr,
     KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """What KEYS keys more add to the gradient of the queries, before its scale."""
-    keys = load_keys(k, k_t, first, seq_len, KEYS, D_K, WIDTH_K)
-    values = load_keys(v, v_t, first, seq_len, KEYS, D_V, WIDTH_V)
+    keys = load_keys(k, k_t, first, seq_len, KEYS, D_K)
+    values = load_keys(v, v_t, first, seq_len, KEYS, D_V)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     p = tl.exp2(scores * scale - sums[:, None])
     if MASKED:
@@ -145,8 +142,8 @@ def _gradient(
 def window_query_kernel(
     q, k, v, out, lse, grad, dq, delta, seq_len, groups, w, scale, dq_scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS]."""
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
@@ -154,41 +151,38 @@ def window_query_kernel(
     inside = token < seq_len
     queries, grads, mine, sums = query_side(
         q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
-        q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
+        q_b, q_t, q_g, q_h, HEADS, D_K, D_V,
     )  # fmt: skip
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
-    acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
+    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
     last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1)
     start, masked, whole, end = span(tile * ROWS // HEADS, last, w, KEYS)
-    for number in range(masked, whole):
-        acc = _gradient(
-            acc, queries, grads, sums, mine, token, start + number * KEYS, k, k_t, v, v_t, seq_len,
-            w, scale, D_K, D_V, WIDTH_K, WIDTH_V, KEYS, False,
-        )  # fmt: skip
-    for number in range(masked + end - whole):
-        at = tl.where(number < masked, number, number - masked + whole)
-        acc = _gradient(
-            acc, queries, grads, sums, mine, token, start + at * KEYS, k, k_t, v, v_t, seq_len,
-            w, scale, D_K, D_V, WIDTH_K, WIDTH_V, KEYS, True,
-        )  # fmt: skip
-    store_rows(
-        dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K, WIDTH_K
-    )  # fmt: skip
+    for at_ends in tl.static_range(2):
+        low, high = (0, masked + end - whole) if at_ends else (masked, whole)
+        for number in range(low, high):
+            at = number
+            if at_ends:
+                at = tl.where(number < masked, number, number - masked + whole)
+            acc = _gradient(
+                acc, queries, grads, sums, mine, token, start + at * KEYS, k, k_t, v, v_t, seq_len,
+                w, scale, D_K, D_V, KEYS, at_ends,
+            )  # fmt: skip
+    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)
 
 
 @triton.jit
 def _gradients(
     dk, dv, keys, values, key, first, rows_end, q, q_t, q_h, grad, grad_t, lse, delta, w, scale,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """What ROWS rows more add to the gradients of the keys, before its scale, and values."""
     row = first + tl.arange(0, ROWS)
     token, head = row // HEADS, row % HEADS
     inside = row < rows_end
-    queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
-    grads = load_rows(grad, grad_t, D_V, token, head, inside, D_V, WIDTH_V)
+    queries = load_rows(q, q_t, q_h, token, head, inside, D_K)
+    grads = load_rows(grad, grad_t, D_V, token, head, inside, D_V)
     sums = tl.load(lse + row, inside, 0.0)
     theirs = tl.load(delta + row, inside, 0.0)
     scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
@@ -202,22 +196,22 @@ def _gradients(
 def window_keys_kernel(
     q, k, v, grad, lse, delta, dk, dv, seq_len, groups, w, scale, dk_scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """dk [B,S,G,D_K] and dv [B,S,G,D_V] of KEYS keys; of several pieces: [pieces,B,S,G,D]."""
     first = tl.program_id(0) * KEYS
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    keys = load_keys(k + batch * k_b + group * k_g, k_t, first, seq_len, KEYS, D_K, WIDTH_K)
-    values = load_keys(v + batch * v_b + group * v_g, v_t, first, seq_len, KEYS, D_V, WIDTH_V)
+    keys = load_keys(k + batch * k_b + group * k_g, k_t, first, seq_len, KEYS, D_K)
+    values = load_keys(v + batch * v_b + group * v_g, v_t, first, seq_len, KEYS, D_V)
     key = first + tl.arange(0, KEYS)
     q += batch * q_b + group * q_g
     grad += (batch * seq_len * groups + group) * HEADS * D_V
     lse += pair * seq_len * HEADS
     delta += pair * seq_len * HEADS
-    sum_k = tl.zeros((KEYS, WIDTH_K), tl.float32)
-    sum_v = tl.zeros((KEYS, WIDTH_V), tl.float32)
+    sum_k = tl.zeros((KEYS, padded(D_K)), tl.float32)
+    sum_v = tl.zeros((KEYS, padded(D_V)), tl.float32)
     last = tl.minimum(first + KEYS, seq_len) - 1
     begin, rows_end = first * HEADS, tl.minimum(last + w, seq_len) * HEADS
     # Tokens from the last key on, until the first key is too far behind, see them all.
@@ -231,8 +225,7 @@ def window_keys_kernel(
     for number in range(tl.maximum(masked, low), tl.minimum(whole, high)):
         sum_k, sum_v = _gradients(
             sum_k, sum_v, keys, values, key, begin + number * ROWS, rows_end, q, q_t, q_h, grad,
-            groups * HEADS * D_V, lse, delta, w, scale, HEADS, D_K, D_V, WIDTH_K, WIDTH_V, ROWS,
-            False,
+            groups * HEADS * D_V, lse, delta, w, scale, HEADS, D_K, D_V, ROWS, False,
         )  # fmt: skip
     # The masked ones of this piece at the beginning of the walk, and from where they go on.
     few, again = tl.maximum(tl.minimum(masked, high) - low, 0), tl.maximum(whole, low)
@@ -240,17 +233,11 @@ def window_keys_kernel(
         at = tl.where(number < few, low + number, again + number - few)
         sum_k, sum_v = _gradients(
             sum_k, sum_v, keys, values, key, begin + at * ROWS, rows_end, q, q_t, q_h, grad,
-            groups * HEADS * D_V, lse, delta, w, scale, HEADS, D_K, D_V, WIDTH_K, WIDTH_V, ROWS,
-            True,
+            groups * HEADS * D_V, lse, delta, w, scale, HEADS, D_K, D_V, ROWS, True,
         )  # fmt: skip
-    dim_k, dim_v = tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
-    inside = (key < seq_len)[:, None]
     of_piece = piece * (tl.num_programs(1) // groups)
     flat = ((of_piece + batch) * seq_len + key.to(tl.int64)) * groups + group
-    to_k = dk + (flat * D_K)[:, None] + dim_k[None, :]
-    to_v = dv + (flat * D_V)[:, None] + dim_v[None, :]
-    tl.store(to_k, (sum_k * dk_scale).to(dk.dtype.element_ty), inside & (dim_k < D_K)[None, :])
-    tl.store(to_v, sum_v.to(dv.dtype.element_ty), inside & (dim_v < D_V)[None, :])
+    store_keys(dk, dv, sum_k, sum_v, flat, key < seq_len, dk_scale, D_K, D_V)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import ENV_JSON, NSAError
-from nsa.settings import Override, load_config
+from nsa.settings import load_config
 from runbook.config.plan import FREE_KEYS
 from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.settings import Settings
@@ -145,10 +145,7 @@ def _said(value: object) -> object:
 def launch_of(profile: Profile, settings: Settings, phase: PhaseSettings | None) -> Wanted:
     """What a phase of this profile trains; None for one that changes nothing."""
     own = phase.config_overrides if phase else {}
-    changes = []
-    for name, value in {**own, **settings.config_overrides}.items():
-        section, _, key = name.partition(".")
-        changes.append(Override(section=section, key=key, value=value, origin="--set"))
+    changes = {**own, **settings.config_overrides}
     try:
         loaded = load_config(resolve_config(profile.config), settings=changes)
     except NSAError as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, NSAError
 from nsa.contract import CONFIG_VARIABLE as CONFIG
-from nsa.settings import CONFIG_TOGGLES, FLAGS, Override, TrainerConfig, load_config
+from nsa.settings import CONFIG_TOGGLES, OVERRIDES, TrainerConfig, load_config
 from nsa.strict_yaml import scalar
 from nsa.toggles import (
     NEEDS_CUDA,
@@ -179,7 +179,7 @@ def _fewer(setup: Setup) -> str:
 def _not_obeyed(setup: Setup, launches: Sequence[Launch]) -> Iterator[str]:
     """Config keys that a person gave, and a launch sets otherwise by a flag of its own."""
     for key, value in setup.settings.config_overrides.items():
-        flag = FLAGS.get(key, "")
+        flag = OVERRIDES[key][0] if key in OVERRIDES else ""
         for launch in launches:
             own = option(launch.argv, flag) if flag else ""
             if own and scalar(own) != value:
@@ -291,11 +291,7 @@ def _loaded(
     path: Path, _changed_at: int, overrides: tuple[tuple[str, Scalar], ...]
 ) -> TrainerConfig:
     """The config as it will be changed; many launches of a plan share one."""
-    changes = []
-    for key, value in overrides:
-        section, _, name = key.partition(".")
-        changes.append(Override(section=section, key=name, value=value, origin=TYPED))
-    return load_config(path, settings=changes).config
+    return load_config(path, settings=dict(overrides)).config
 
 
 def _against_machine(setup: Setup, launch: Launch, config: TrainerConfig) -> Iterator[str]:

@@ -9,25 +9,32 @@ import triton
 import triton.language as tl
 
 from nsa.attention.triton.compressed.rows import seen_keys
-from nsa.attention.triton.rows import give_keys, load_keys, load_rows
+from nsa.attention.triton.rows import (
+    give_keys,
+    load_keys,
+    load_rows,
+    padded,
+    store_keys,
+    store_part,
+    sum_parts,
+)
 
 
 @triton.jit
 def _add(
     dk, dv, keys, values, key, first, end, q, grad, lse, delta, seq_len, groups, batch, group,
-    scale, q_t, q_h, HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
-    WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
-    ROWS: tl.constexpr, MASKED: tl.constexpr,
+    scale, q_t, q_h, HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L: tl.constexpr,
+    STRIDE: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """What ROWS rows more add to the gradients of keys [KEYS, WIDTH_K] and values."""
     row = first + tl.arange(0, ROWS)
     inside = row < end
     # Rows beyond the piece have gradients and delta 0: they add nothing.
     token, head = row // HEADS, row % HEADS
-    queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
+    queries = load_rows(q, q_t, q_h, token, head, inside, D_K)
     step = groups * HEADS * D_V
     theirs = grad + (batch * seq_len * groups + group) * HEADS * D_V
-    grads = load_rows(theirs, step, D_V, token, head, inside, D_V, WIDTH_V)
+    grads = load_rows(theirs, step, D_V, token, head, inside, D_V)
     sums = tl.load(lse + row, inside, 0.0)
     mine = tl.load(delta + row, inside, 0.0)
     scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
@@ -41,9 +48,8 @@ def _add(
 def compressed_piece_kernel(
     q, k, v, rounded_grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr,
-    ROWS: tl.constexpr, PIECE: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L: tl.constexpr,
+    STRIDE: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of KEYS keys by PIECE tokens: float32 [KEYS, WIDTH_K + WIDTH_V].
 
@@ -62,36 +68,29 @@ def compressed_piece_kernel(
         v += batch * v_b + group * v_g
         lse += pair * seq_len * HEADS
         delta += pair * seq_len * HEADS
-        keys = load_keys(k, k_t, tile * KEYS, n_keys, KEYS, D_K, WIDTH_K)
-        values = load_keys(v, v_t, tile * KEYS, n_keys, KEYS, D_V, WIDTH_V)
-        inner, dim_k, dim_v = tl.arange(0, KEYS), tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
-        dk = tl.zeros((KEYS, WIDTH_K), tl.float32)
-        dv = tl.zeros((KEYS, WIDTH_V), tl.float32)
-        key = tile * KEYS + inner
+        keys = load_keys(k, k_t, tile * KEYS, n_keys, KEYS, D_K)
+        values = load_keys(v, v_t, tile * KEYS, n_keys, KEYS, D_V)
+        dk = tl.zeros((KEYS, padded(D_K)), tl.float32)
+        dv = tl.zeros((KEYS, padded(D_V)), tl.float32)
+        key = tile * KEYS + tl.arange(0, KEYS)
         begin, end = start * HEADS, stop * HEADS
         masked = begin + tl.cdiv(tl.maximum(whole - start, 0) * HEADS, ROWS) * ROWS
-        for first in range(begin, tl.minimum(masked, end), ROWS):
-            dk, dv = _add(
-                dk, dv, keys, values, key, first, end, q, rounded_grad, lse, delta, seq_len,
-                groups, batch, group, scale, q_t, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V, L,
-                STRIDE, ROWS, True,
-            )  # fmt: skip
-        for first in range(masked, end, ROWS):
-            dk, dv = _add(
-                dk, dv, keys, values, key, first, end, q, rounded_grad, lse, delta, seq_len,
-                groups, batch, group, scale, q_t, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V, L,
-                STRIDE, ROWS, False,
-            )  # fmt: skip
+        for see_all in tl.static_range(2):
+            low, high = (masked, end) if see_all else (begin, tl.minimum(masked, end))
+            for first in range(low, high, ROWS):
+                dk, dv = _add(
+                    dk, dv, keys, values, key, first, end, q, rounded_grad, lse, delta, seq_len,
+                    groups, batch, group, scale, q_t, q_h, HEADS, D_K, D_V, L, STRIDE, ROWS,
+                    not see_all,
+                )  # fmt: skip
         of_tile = (pair * tl.num_programs(1) + tile) * n_pieces + piece
-        to = parts + of_tile * KEYS * (WIDTH_K + WIDTH_V) + inner[:, None] * (WIDTH_K + WIDTH_V)
-        tl.store(to + dim_k[None, :], dk)
-        tl.store(to + WIDTH_K + dim_v[None, :], dv)
+        store_part(parts, of_tile, dk, dv, KEYS, D_K, D_V)
 
 
 @triton.jit
 def compressed_sum_kernel(
     parts, dk, dv, groups, n_keys, n_pieces, n_tiles, dk_scale,
-    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr,
     L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr, PIECE: tl.constexpr,
     FEW: tl.constexpr,
 ):  # fmt: skip
@@ -100,17 +99,8 @@ def compressed_sum_kernel(
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
     tile = tl.program_id(0) * FEW // KEYS
-    dim_k, dim_v = tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
-    total_k = tl.zeros((FEW, WIDTH_K), tl.float32)
-    total_v = tl.zeros((FEW, WIDTH_V), tl.float32)
-    for piece in range((tile * KEYS * STRIDE + L - 1) // PIECE, n_pieces):
-        at = parts + ((pair * n_tiles + tile) * n_pieces + piece) * KEYS * (WIDTH_K + WIDTH_V)
-        at += (key - tile * KEYS)[:, None] * (WIDTH_K + WIDTH_V)
-        total_k += tl.load(at + dim_k[None, :])
-        total_v += tl.load(at + WIDTH_K + dim_v[None, :])
-    inside = (key < n_keys)[:, None]
+    first = (tile * KEYS * STRIDE + L - 1) // PIECE
+    number = (pair * n_tiles + tile) * n_pieces
+    sum_k, sum_v = sum_parts(parts, number, first, n_pieces, key - tile * KEYS, KEYS, D_K, D_V)
     flat = (batch * n_keys + key.to(tl.int64)) * groups + group
-    to_k = dk + (flat * D_K)[:, None] + dim_k[None, :]
-    to_v = dv + (flat * D_V)[:, None] + dim_v[None, :]
-    tl.store(to_k, total_k * dk_scale, inside & (dim_k < D_K)[None, :])
-    tl.store(to_v, total_v, inside & (dim_v < D_V)[None, :])
+    store_keys(dk, dv, sum_k, sum_v, flat, key < n_keys, dk_scale, D_K, D_V)

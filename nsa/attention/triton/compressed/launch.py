@@ -28,11 +28,8 @@ from nsa.attention.triton.tiles import (
     TERMS,
     choose_compressed_cut,
     padded,
-    reach_of,
-    top_places,
-    top_steps,
 )
-from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
+from nsa.config import NSAConfig
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,8 +126,7 @@ def terms_of(
         with device_of(k):
             terms_kernel[triton.cdiv(n_keys, LEAST), batch * groups](
                 k, whole, terms, values, groups, n_keys, *k.stride()[:3], *whole.stride()[:3],
-                D_K=d_k, D_V=d_v, WIDTH_K=padded(d_k), WIDTH_V=padded(d_v), TERMS=n_terms,
-                KEYS=LEAST, VALUES=v is not None,
+                D_K=d_k, D_V=d_v, TERMS=n_terms, KEYS=LEAST, VALUES=v is not None,
             )  # fmt: skip
     return terms, values
 
@@ -147,18 +143,5 @@ def compressed_constants(cfg: NSAConfig) -> dict[str, int]:
 
 def top_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
     """What the selection is compiled for, beside how it is cut."""
-    names = ("D_K", "WIDTH_K", "L", "STRIDE")
-    shape = compressed_constants(cfg)
-    reach = reach_of(cfg)
-    return {name: shape[name] for name in names} | {
-        "TERMS": n_terms(dtype),
-        "STEP": cfg.l_sel // cfg.d,
-        "STEPS": top_steps(cfg),
-        "REACH": reach,
-        "REACHES": triton.next_power_of_2(max(1, reach)),
-        "L_SEL": cfg.l_sel,
-        "N_SEL": cfg.n_sel,
-        "PLACES": top_places(cfg),
-        "INITIAL": FORCED_INITIAL_BLOCKS,
-        "LOCAL": FORCED_LOCAL_BLOCKS,
-    }
+    shape = {"D_K": cfg.d_k, "L": cfg.l, "STRIDE": cfg.d, "L_SEL": cfg.l_sel, "N_SEL": cfg.n_sel}
+    return shape | {"TERMS": n_terms(dtype)}

@@ -24,6 +24,7 @@ from nsa.attention.triton.rows import (
     give_queries,
     load_keys,
     load_rows,
+    padded,
     query_side,
     store_rows,
     this_tile,
@@ -33,10 +34,10 @@ from nsa.attention.triton.rows import (
 @triton.jit
 def _store(
     base, rows, batch, group, first, n_keys, groups, SPACE: tl.constexpr, D: tl.constexpr,
-    KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
     """Numbers [KEYS, WIDTH] into [B,N,G,SPACE], as far as they are of keys."""
-    key, dim = first + tl.arange(0, KEYS), tl.arange(0, WIDTH)
+    key, dim = first + tl.arange(0, KEYS), tl.arange(0, padded(D))
     to = ((batch * n_keys + key.to(tl.int64)) * groups + group) * SPACE
     tl.store(base + to[:, None] + dim[None, :], rows, (key < n_keys)[:, None] & (dim < D)[None, :])
 
@@ -44,7 +45,7 @@ def _store(
 @triton.jit
 def terms_kernel(
     k, v, terms, values, groups, n_keys, k_b, k_t, k_g, v_b, v_t, v_g,
-    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr,
     TERMS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
     """Terms [B,N,G,TERMS,D_K] of KEYS keys of one group; with VALUES, values [B,N,G,D_V] too.
@@ -55,30 +56,23 @@ def terms_kernel(
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
     kind = terms.dtype.element_ty
-    rest = load_keys(k + batch * k_b + group * k_g, k_t, tile * KEYS, n_keys, KEYS, D_K, WIDTH_K)
+    rest = load_keys(k + batch * k_b + group * k_g, k_t, tile * KEYS, n_keys, KEYS, D_K)
     for term in tl.static_range(TERMS):
         part = rest.to(kind)
         _store(
             terms + term * D_K, part, batch, group, tile * KEYS, n_keys, groups, TERMS * D_K, D_K,
-            KEYS, WIDTH_K,
+            KEYS,
         )  # fmt: skip
         rest -= part.to(tl.float32)
     if VALUES:
-        whole = load_keys(
-            v + batch * v_b + group * v_g, v_t, tile * KEYS, n_keys, KEYS, D_V, WIDTH_V
-        )  # fmt: skip
-        _store(
-            values, whole.to(kind), batch, group, tile * KEYS, n_keys, groups, D_V, D_V, KEYS,
-            WIDTH_V,
-        )  # fmt: skip
+        whole = load_keys(v + batch * v_b + group * v_g, v_t, tile * KEYS, n_keys, KEYS, D_V)
+        _store(values, whole.to(kind), batch, group, tile * KEYS, n_keys, groups, D_V, D_V, KEYS)
 
 
 @triton.jit
-def load_terms(
-    base, stride, key, n_keys, D: tl.constexpr, WIDTH: tl.constexpr, TERMS: tl.constexpr
-):  # fmt: skip
+def load_terms(base, stride, key, n_keys, D: tl.constexpr, TERMS: tl.constexpr):
     """The terms of keys, each [KEYS, WIDTH]; zeros beyond the first key, the last one and D."""
-    dim = tl.arange(0, WIDTH)
+    dim = tl.arange(0, padded(D))
     inside = ((key >= 0) & (key < n_keys))[:, None] & (dim < D)[None, :]
     at = base + key.to(tl.int64)[:, None] * stride + dim[None, :]
     terms = ()
@@ -128,13 +122,13 @@ def walk(
 @triton.jit
 def _absorb(
     best, total, exact_total, acc, queries, token, first, terms, k_t, v, v_t, n_keys, scale,
-    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr,
     L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr, KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
     """KEYS keys more in the running softmax: largest score, both sums and output of each row."""
     key = first + tl.arange(0, KEYS)
-    keys = load_terms(terms, k_t, key, n_keys, D_K, WIDTH_K, TERMS)
+    keys = load_terms(terms, k_t, key, n_keys, D_K, TERMS)
     scores = rounded_dot(queries, keys)
     exact = exact_dot(scores, queries, keys, TERMS)
     if MASKED:
@@ -151,7 +145,7 @@ def _absorb(
     keep = tl.exp2(best - shift)
     # One shift for both: rounding moves no score by more than its 2^-8.
     exact_total = exact_total * keep + tl.sum(tl.exp2(exact * scale - shift[:, None]), 1)
-    values = load_keys(v, v_t, first, n_keys, KEYS, D_V, WIDTH_V)
+    values = load_keys(v, v_t, first, n_keys, KEYS, D_V)
     acc = acc * keep[:, None]
     acc = tl.dot(p.to(values.dtype), values, acc, input_precision="ieee")
     return higher, total * keep + tl.sum(p, 1), exact_total, acc
@@ -161,9 +155,8 @@ def _absorb(
 def compressed_kernel(
     q, terms, v, out, lse, exact_lse, seq_len, groups, n_keys, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr,
-    KEYS: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L: tl.constexpr,
+    STRIDE: tl.constexpr, TERMS: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] of one tile and log-sum-exp [B*G, S*HEADS]. scale: by log2 e.
 
@@ -172,31 +165,24 @@ def compressed_kernel(
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
     inside = token < seq_len
-    queries = load_rows(
-        q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
-    )  # fmt: skip
+    queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
     terms += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     best = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     exact_total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
+    acc = tl.zeros((ROWS, padded(D_V)), tl.float32)
     whole, end = walk(tile, seq_len, n_keys, HEADS, L, STRIDE, KEYS, ROWS)
-    for first in range(0, whole, KEYS):
-        best, total, exact_total, acc = _absorb(
-            best, total, exact_total, acc, queries, token, first, terms, k_t, v, v_t, n_keys,
-            scale, D_K, D_V, WIDTH_K, WIDTH_V, L, STRIDE, TERMS, KEYS, False,
-        )  # fmt: skip
-    for first in range(whole, end, KEYS):
-        best, total, exact_total, acc = _absorb(
-            best, total, exact_total, acc, queries, token, first, terms, k_t, v, v_t, n_keys,
-            scale, D_K, D_V, WIDTH_K, WIDTH_V, L, STRIDE, TERMS, KEYS, True,
-        )  # fmt: skip
+    for at_end in tl.static_range(2):
+        low, high = (whole, end) if at_end else (0, whole)
+        for first in range(low, high, KEYS):
+            best, total, exact_total, acc = _absorb(
+                best, total, exact_total, acc, queries, token, first, terms, k_t, v, v_t, n_keys,
+                scale, D_K, D_V, L, STRIDE, TERMS, KEYS, at_end,
+            )  # fmt: skip
     empty = total == 0.0
     acc = acc / tl.where(empty, 1.0, total)[:, None]
-    store_rows(
-        out, acc, batch, group, token, head, inside, seq_len, groups, HEADS, D_V, WIDTH_V
-    )  # fmt: skip
+    store_rows(out, acc, batch, group, token, head, inside, seq_len, groups, HEADS, D_V)
     to = pair * seq_len * HEADS + row
     # Of nothing, best is minus infinity, and so are both sums.
     tl.store(lse + to, best + tl.log2(tl.where(empty, 1.0, total)), inside)
@@ -206,12 +192,12 @@ def compressed_kernel(
 @triton.jit
 def _gradient(
     acc, queries, grads, sums, delta, token, first, k, k_t, v, v_t, n_keys, scale,
-    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr,
     L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """What KEYS keys more add to the gradient of the queries, before its scale."""
-    keys = load_keys(k, k_t, first, n_keys, KEYS, D_K, WIDTH_K)
-    values = load_keys(v, v_t, first, n_keys, KEYS, D_V, WIDTH_V)
+    keys = load_keys(k, k_t, first, n_keys, KEYS, D_K)
+    values = load_keys(v, v_t, first, n_keys, KEYS, D_V)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     p = tl.exp2(scores * scale - sums[:, None])
     if MASKED:
@@ -223,9 +209,8 @@ def _gradient(
 def compressed_query_gradient_kernel(
     q, k, v, out, lse, grad, dq, delta, rounded_grad, seq_len, groups, n_keys, scale, dq_scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr,
-    ROWS: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L: tl.constexpr,
+    STRIDE: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """dq [B,S,G,HEADS,D_K] of one tile, and what the keys' gradients need of its rows.
 
@@ -237,27 +222,19 @@ def compressed_query_gradient_kernel(
     inside = token < seq_len
     queries, exact, mine, sums = query_side(
         q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
-        q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
+        q_b, q_t, q_g, q_h, HEADS, D_K, D_V,
     )  # fmt: skip
     grads = exact.to(queries.dtype)
-    store_rows(
-        rounded_grad, grads, batch, group, token, head, inside, seq_len, groups, HEADS, D_V,
-        WIDTH_V,
-    )  # fmt: skip
+    store_rows(rounded_grad, grads, batch, group, token, head, inside, seq_len, groups, HEADS, D_V)
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
-    acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
+    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
     whole, end = walk(tile, seq_len, n_keys, HEADS, L, STRIDE, KEYS, ROWS)
-    for first in range(0, whole, KEYS):
-        acc = _gradient(
-            acc, queries, grads, sums, mine, token, first, k, k_t, v, v_t, n_keys, scale,
-            D_K, D_V, WIDTH_K, WIDTH_V, L, STRIDE, KEYS, False,
-        )  # fmt: skip
-    for first in range(whole, end, KEYS):
-        acc = _gradient(
-            acc, queries, grads, sums, mine, token, first, k, k_t, v, v_t, n_keys, scale,
-            D_K, D_V, WIDTH_K, WIDTH_V, L, STRIDE, KEYS, True,
-        )  # fmt: skip
-    store_rows(
-        dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K, WIDTH_K
-    )  # fmt: skip
+    for at_end in tl.static_range(2):
+        low, high = (whole, end) if at_end else (0, whole)
+        for first in range(low, high, KEYS):
+            acc = _gradient(
+                acc, queries, grads, sums, mine, token, first, k, k_t, v, v_t, n_keys, scale, D_K,
+                D_V, L, STRIDE, KEYS, at_end,
+            )  # fmt: skip
+    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)

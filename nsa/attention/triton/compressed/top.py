@@ -17,28 +17,44 @@ S x S/l_sel numbers.
 import triton
 import triton.language as tl
 
+from nsa.attention.triton import tiles
 from nsa.attention.triton.compressed.rows import (
     exact_dot,
     load_terms,
     rounded_dot,
     seen_keys,
 )
-from nsa.attention.triton.rows import NOTHING, load_rows
+from nsa.attention.triton.rows import NOTHING, load_rows, padded
+from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS
 
+_INITIAL, _LOCAL = tl.constexpr(FORCED_INITIAL_BLOCKS), tl.constexpr(FORCED_LOCAL_BLOCKS)
 # Beyond every index of a block.
 _NO_BLOCK = tl.constexpr(2147483647)
+steps_of = triton.constexpr_function(tiles.steps_of)
+
+
+@triton.constexpr_function
+def reach_of(l, stride, l_sel):  # noqa: E741
+    """Later selection blocks that a compressed key reaches into, at most."""
+    return (l_sel // stride + l // stride - 2) // (l_sel // stride)
+
+
+@triton.constexpr_function
+def reaches_of(l, stride, l_sel):  # noqa: E741
+    """Room for them: a power of two."""
+    return triton.next_power_of_2(max(1, reach_of(l, stride, l_sel)))
 
 
 @triton.jit
 def _probabilities(
-    q, lse, terms, token, inside, key, seen, heads, n_keys, scale, q_t, q_h, k_t,
-    D_K: tl.constexpr, WIDTH_K: tl.constexpr, TERMS: tl.constexpr,
+    q, lse, terms, token, inside, key, seen, heads, n_keys, scale, q_t, q_h, k_t, D_K: tl.constexpr,
+    TERMS: tl.constexpr,
 ):  # fmt: skip
     """Of keys [KEYS], added up over the heads [TOKENS, KEYS]; 0 where not `seen`."""
-    keys = load_terms(terms, k_t, key, n_keys, D_K, WIDTH_K, TERMS)
+    keys = load_terms(terms, k_t, key, n_keys, D_K, TERMS)
     total = tl.zeros(seen.shape, tl.float32)
     for head in range(heads):
-        queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
+        queries = load_rows(q, q_t, q_h, token, head, inside, D_K)
         sums = tl.load(lse + token.to(tl.int64) * heads + head, inside, 0.0)
         exact = exact_dot(rounded_dot(queries, keys), queries, keys, TERMS)
         total += tl.exp2(exact * scale - sums[:, None])
@@ -49,33 +65,34 @@ def _probabilities(
 @triton.jit
 def _shared(
     p, offset, blocks_later: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr, STEPS: tl.constexpr,
+    L_SEL: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """What each block's keys give to the block that comes so many later [TOKENS, BLOCKS]."""
-    begins = offset - blocks_later * STEP
+    begins = offset - blocks_later * (L_SEL // STRIDE)
     # How many strides key and block share.
-    weight = tl.minimum(begins + L // STRIDE, STEP) - tl.maximum(begins, 0)
+    weight = tl.minimum(begins + L // STRIDE, L_SEL // STRIDE) - tl.maximum(begins, 0)
     weight = tl.maximum(weight, 0).to(tl.float32)
-    return tl.sum(tl.reshape(p * weight[None, :], (TOKENS, BLOCKS, STEPS)), 2)
+    of_blocks = tl.reshape(p * weight[None, :], (TOKENS, BLOCKS, steps_of(L_SEL, STRIDE)))
+    return tl.sum(of_blocks, 2)
 
 
 @triton.jit
 def _scores(
-    p, offset, carry, L: tl.constexpr, STRIDE: tl.constexpr, STEP: tl.constexpr,
-    TOKENS: tl.constexpr, BLOCKS: tl.constexpr, STEPS: tl.constexpr, REACH: tl.constexpr,
-    REACHES: tl.constexpr,
+    p, offset, carry, L: tl.constexpr, STRIDE: tl.constexpr, L_SEL: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Importance [TOKENS, BLOCKS] of a run of blocks by the probabilities of their keys.
 
     carry [TOKENS, REACHES]: what the run before gives to the first block of this one, by how many
     blocks later that is; and the same of this run.
     """
-    block, reach = tl.arange(0, BLOCKS), tl.arange(0, REACHES)
+    REACH: tl.constexpr = reach_of(L, STRIDE, L_SEL)
+    block, reach = tl.arange(0, BLOCKS), tl.arange(0, carry.shape[1])
     next_one = (block[:, None] + 1 == block[None, :])[None, :, :]
     moved = tl.zeros((TOKENS, BLOCKS), tl.float32)
     # From afar one block at a time: what is given to the next but one is moved on with its own.
     for nearer in tl.static_range(REACH):
-        given = _shared(p, offset, REACH - nearer, L, STRIDE, STEP, TOKENS, BLOCKS, STEPS) + moved
+        given = _shared(p, offset, REACH - nearer, L, STRIDE, L_SEL, TOKENS, BLOCKS) + moved
         here = (reach == REACH - nearer - 1)[None, :]
         first = tl.sum(tl.where(here, carry, 0.0), 1)
         last = tl.sum(tl.where((block == BLOCKS - 1)[None, :], given, 0.0), 1)
@@ -84,7 +101,7 @@ def _scores(
         # and wherever blocks are compared.
         shifted = tl.sum(tl.where(next_one, given[:, :, None], 0.0), 1)
         moved = tl.where((block == 0)[None, :], first[:, None], shifted)
-    return _shared(p, offset, 0, L, STRIDE, STEP, TOKENS, BLOCKS, STEPS) + moved, carry
+    return _shared(p, offset, 0, L, STRIDE, L_SEL, TOKENS, BLOCKS) + moved, carry
 
 
 @triton.jit
@@ -107,16 +124,10 @@ def _insert(best, held, scores, block):
 def top_kernel(
     q, terms, lse, blocks, seq_len, groups, heads, n_keys, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g,
-    D_K: tl.constexpr, WIDTH_K: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
-    STEP: tl.constexpr, STEPS: tl.constexpr, REACH: tl.constexpr, REACHES: tl.constexpr,
-    TERMS: tl.constexpr, L_SEL: tl.constexpr, N_SEL: tl.constexpr, PLACES: tl.constexpr,
-    INITIAL: tl.constexpr, LOCAL: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
+    D_K: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr,
+    L_SEL: tl.constexpr, N_SEL: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Blocks int64 [B,S,G,N_SEL] of a run of tokens, ascending, -1 at the end for none.
-
-    STEPS, REACHES: powers of two that hold the keys that begin in a block, and the later blocks
-    that such a key reaches into.
-    """
+    """Blocks int64 [B,S,G,N_SEL] of a run of tokens, ascending, -1 at the end for none."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
@@ -124,7 +135,7 @@ def top_kernel(
     inside = token < seq_len
     current = token // L_SEL
     last = tl.minimum(tile * TOKENS + TOKENS, seq_len) - 1
-    place = tl.arange(0, PLACES)
+    place = tl.arange(0, padded(N_SEL))
     if last < N_SEL * L_SEL:
         # All that is visible.
         found = tl.where(place[None, :] <= current[:, None], place[None, :], _NO_BLOCK)
@@ -134,25 +145,24 @@ def top_kernel(
         lse += pair * seq_len * heads
         # Nothing yet: worse than any score. Places beyond N_SEL are never left.
         empty = tl.where(place < N_SEL, -1.0, float("inf"))
-        best = tl.zeros((TOKENS, PLACES), tl.float32) + empty[None, :]
+        best = tl.zeros((TOKENS, padded(N_SEL)), tl.float32) + empty[None, :]
         # No two places hold the same, and none a block.
-        held = tl.zeros((TOKENS, PLACES), tl.int32) + (place ^ _NO_BLOCK)[None, :]
-        carry = tl.zeros((TOKENS, REACHES), tl.float32)
-        column = tl.arange(0, BLOCKS * STEPS)
-        offset = column % STEPS
+        held = tl.zeros((TOKENS, padded(N_SEL)), tl.int32) + (place ^ _NO_BLOCK)[None, :]
+        carry = tl.zeros((TOKENS, reaches_of(L, STRIDE, L_SEL)), tl.float32)
+        steps: tl.constexpr = steps_of(L_SEL, STRIDE)
+        column = tl.arange(0, BLOCKS * steps)
+        offset = column % steps
         for first in range(0, last // L_SEL + 1, BLOCKS):
-            key = (first + column // STEPS) * STEP + offset
-            seen = seen_keys(token, key, L, STRIDE) & (offset < STEP)[None, :]
+            key = (first + column // steps) * (L_SEL // STRIDE) + offset
+            seen = seen_keys(token, key, L, STRIDE) & (offset < L_SEL // STRIDE)[None, :]
             p = _probabilities(
-                q, lse, terms, token, inside, key, seen, heads, n_keys, scale, q_t, q_h, k_t,
-                D_K, WIDTH_K, TERMS,
+                q, lse, terms, token, inside, key, seen, heads, n_keys, scale, q_t, q_h, k_t, D_K,
+                TERMS,
             )  # fmt: skip
-            scores, carry = _scores(
-                p, offset, carry, L, STRIDE, STEP, TOKENS, BLOCKS, STEPS, REACH, REACHES
-            )  # fmt: skip
+            scores, carry = _scores(p, offset, carry, L, STRIDE, L_SEL, TOKENS, BLOCKS)
             block = first + tl.arange(0, BLOCKS)
             age = current[:, None] - block[None, :]
-            forced = (block < INITIAL)[None, :] | (age < LOCAL)
+            forced = (block < _INITIAL)[None, :] | (age < _LOCAL)
             scores = tl.where(forced, float("inf"), scores)
             best, held = _insert(best, held, tl.where(age >= 0, scores, NOTHING), block)
         found = tl.where((best >= 0.0) & (place < N_SEL)[None, :], held, _NO_BLOCK)

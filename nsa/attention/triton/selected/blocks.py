@@ -17,6 +17,7 @@ from nsa.attention.triton.rows import (
     NOTHING,
     give_queries,
     load_rows,
+    padded,
     query_side,
     store_rows,
     this_tile,
@@ -54,9 +55,9 @@ def _rows_of_run(
 
 
 @triton.jit
-def _store_parts(parts, rows, to, inside, D: tl.constexpr, WIDTH: tl.constexpr):
+def _store_parts(parts, rows, to, inside, D: tl.constexpr):
     """Rows [ROWS, WIDTH] into parts, as far as they are inside."""
-    dim = tl.arange(0, WIDTH)
+    dim = tl.arange(0, padded(D))
     at = parts + (to * D)[:, None] + dim[None, :]
     tl.store(at, rows.to(parts.dtype.element_ty), inside[:, None] & (dim < D)[None, :])
 
@@ -65,9 +66,8 @@ def _store_parts(parts, rows, to, inside, D: tl.constexpr, WIDTH: tl.constexpr):
 def part_kernel(
     q, k, v, parts, sums, readers, counts, offsets, piece_ends, begin, tokens, seq_len, groups,
     n_blocks, list_len, scale, q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
-    ROWS: tl.constexpr, PIECE: tl.constexpr, BLOCKS: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
+    PLACES: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Output and log-sum-exp of PIECE readers by one block. scale: by log2 e."""
     pair = tl.program_id(1).to(tl.int64)
@@ -79,14 +79,13 @@ def part_kernel(
     if block < n_blocks:
         q += batch * q_b + group * q_g
         keys, values, key = block_side(
-            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, BLOCK, D_K,
-            D_V, WIDTH_K, WIDTH_V,
+            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, D_K, D_V
         )  # fmt: skip
         for first in range(0, rows, ROWS):
             token, head, inside, to = _readers(
                 readers, start, first, rows, pair, begin, tokens, HEADS, PLACES, ROWS
             )  # fmt: skip
-            queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
+            queries = load_rows(q, q_t, q_h, token, head, inside, D_K)
             scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
             # A reader sees the first token of its block at least.
             scores = tl.where(key[None, :] <= token[:, None], scores, NOTHING)
@@ -95,14 +94,14 @@ def part_kernel(
             p = tl.exp2(scores * scale - best[:, None])
             total = tl.where(inside, tl.sum(p, 1), 1.0)
             part = tl.dot(p.to(values.dtype), values, input_precision="ieee")
-            _store_parts(parts, part * (1.0 / total)[:, None], to, inside, D_V, WIDTH_V)
+            _store_parts(parts, part * (1.0 / total)[:, None], to, inside, D_V)
             tl.store(sums + to, best + tl.log2(total), inside)
 
 
 @triton.jit
 def merge_kernel(
     parts, sums, read, out, lse, begin, tokens, seq_len, groups,
-    HEADS: tl.constexpr, D_V: tl.constexpr, WIDTH_V: tl.constexpr, PLACES: tl.constexpr,
+    HEADS: tl.constexpr, D_V: tl.constexpr, PLACES: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of rows of a run, from their parts.
@@ -112,10 +111,10 @@ def merge_kernel(
     pair, row, token, head, inside, n_parts, first = _rows_of_run(
         read, begin, tokens, seq_len, HEADS, PLACES, ROWS
     )  # fmt: skip
-    dim = tl.arange(0, WIDTH_V)
+    dim = tl.arange(0, padded(D_V))
     best = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
+    acc = tl.zeros((ROWS, padded(D_V)), tl.float32)
     for place in range(PLACES):
         at, is_there = first + place * HEADS, place < n_parts
         other = tl.load(sums + at, is_there, NOTHING)
@@ -130,7 +129,7 @@ def merge_kernel(
     total = tl.where(total == 0.0, 1.0, total)
     store_rows(
         out, acc / total[:, None], pair // groups, pair % groups, token, head, inside, seq_len,
-        groups, HEADS, D_V, WIDTH_V,
+        groups, HEADS, D_V,
     )  # fmt: skip
     tl.store(lse + pair * seq_len * HEADS + begin * HEADS + row, best + tl.log2(total), inside)
 
@@ -138,14 +137,13 @@ def merge_kernel(
 @triton.jit
 def delta_kernel(
     q, out, lse, grad, delta, seq_len, groups, q_b, q_t, q_g, q_h,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Each row's <grad, out> [B*G, S*HEADS]."""
     _, pair, row, token, head = this_tile(HEADS, ROWS)
     query_side(
         q, out, grad, lse, delta, pair, pair // groups, pair % groups, row, token, head,
-        token < seq_len, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
+        token < seq_len, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V,
     )  # fmt: skip
 
 
@@ -154,9 +152,8 @@ def gradient_part_kernel(
     q, k, v, grad, lse, delta, parts, readers, counts, offsets, piece_ends, begin, tokens, seq_len,
     groups, n_blocks, list_len, scale, dq_scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, PLACES: tl.constexpr,
-    ROWS: tl.constexpr, PIECE: tl.constexpr, BLOCKS: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
+    PLACES: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """What one block adds to the gradients of PIECE readers."""
     pair = tl.program_id(1).to(tl.int64)
@@ -169,17 +166,14 @@ def gradient_part_kernel(
         q += batch * q_b + group * q_g
         grad += (batch * seq_len * groups + group) * HEADS * D_V
         keys, values, key = block_side(
-            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, BLOCK, D_K,
-            D_V, WIDTH_K, WIDTH_V,
+            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, D_K, D_V
         )  # fmt: skip
         for first in range(0, rows, ROWS):
             token, head, inside, to = _readers(
                 readers, start, first, rows, pair, begin, tokens, HEADS, PLACES, ROWS
             )  # fmt: skip
-            queries = load_rows(q, q_t, q_h, token, head, inside, D_K, WIDTH_K)
-            grads = load_rows(
-                grad, groups * HEADS * D_V, D_V, token, head, inside, D_V, WIDTH_V
-            )  # fmt: skip
+            queries = load_rows(q, q_t, q_h, token, head, inside, D_K)
+            grads = load_rows(grad, groups * HEADS * D_V, D_V, token, head, inside, D_V)
             in_pair = (pair * seq_len + token) * HEADS + head
             mine = tl.load(lse + in_pair, inside, 0.0)
             theirs = tl.load(delta + in_pair, inside, 0.0)
@@ -187,26 +181,25 @@ def gradient_part_kernel(
             seen = key[None, :] <= token[:, None]
             p = tl.exp2(tl.where(seen, scores - mine[:, None], NOTHING))
             part = give_queries(None, p, grads, keys, values, theirs)
-            _store_parts(parts, part * dq_scale, to, inside, D_K, WIDTH_K)
+            _store_parts(parts, part * dq_scale, to, inside, D_K)
 
 
 @triton.jit
 def gradient_merge_kernel(
     parts, read, dq, begin, tokens, seq_len, groups,
-    HEADS: tl.constexpr, D_K: tl.constexpr, WIDTH_K: tl.constexpr, PLACES: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, PLACES: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """dq [B,S,G,HEADS,D_K] of rows of a run: the sum of their parts, in order."""
     pair, _, token, head, inside, n_parts, first = _rows_of_run(
         read, begin, tokens, seq_len, HEADS, PLACES, ROWS
     )  # fmt: skip
-    dim = tl.arange(0, WIDTH_K)
-    acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
+    dim = tl.arange(0, padded(D_K))
+    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
     for place in range(PLACES):
         seen = (place < n_parts)[:, None] & (dim < D_K)[None, :]
         at = ((first + place * HEADS) * D_K)[:, None] + dim[None, :]
         acc += tl.load(parts + at, seen, 0.0).to(tl.float32)
     store_rows(
-        dq, acc, pair // groups, pair % groups, token, head, inside, seq_len, groups, HEADS, D_K,
-        WIDTH_K,
+        dq, acc, pair // groups, pair % groups, token, head, inside, seq_len, groups, HEADS, D_K
     )  # fmt: skip

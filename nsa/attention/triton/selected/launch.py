@@ -53,9 +53,8 @@ def ranges_of(blocks: Tensor, l_sel: int) -> Tensor:
     ranges = torch.empty(*blocks.shape, 2, dtype=torch.int64, device=blocks.device)
     with device_of(blocks):
         ranges_kernel[triton.cdiv(seq_len * groups, TOKENS), batch](
-            blocks, ranges, seq_len * groups, groups, L_SEL=l_sel, N_SEL=n,
-            PLACES=triton.next_power_of_2(n), ROWS=TOKENS,
-        )  # fmt: skip
+            blocks, ranges, seq_len * groups, groups, L_SEL=l_sel, N_SEL=n, ROWS=TOKENS
+        )
     return ranges
 
 
@@ -67,9 +66,8 @@ def bits_of(ranges: Tensor, l_sel: int) -> Tensor:
     bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
     with device_of(ranges):
         pack_kernel[triton.cdiv(seq_len, TOKENS), batch * groups, words](
-            ranges, bits, seq_len, groups, words, L_SEL=l_sel, N_SEL=n,
-            PLACES=triton.next_power_of_2(n), TOKENS=TOKENS,
-        )  # fmt: skip
+            ranges, bits, seq_len, groups, words, L_SEL=l_sel, N_SEL=n, TOKENS=TOKENS
+        )
     return bits
 
 
@@ -141,7 +139,7 @@ def _forward_by_block(
     room = (pairs * tokens * cut.places * heads,)
     parts = torch.empty((*room, cfg.d_v), dtype=q.dtype, device=q.device)
     sums = torch.empty(room, dtype=torch.float32, device=q.device)
-    merged = {name: shape[name] for name in ("HEADS", "D_V", "WIDTH_V")}
+    merged = {name: shape[name] for name in ("HEADS", "D_V")}
     for begin, end in lists.runs():
         part_kernel[cut.n_pieces, pairs](
             q, k, v, parts, sums, lists.readers, lists.counts, lists.offsets, lists.ends, begin,
@@ -164,11 +162,12 @@ def _query_gradient_by_block(
     pairs, tokens, shape = batch * groups, lists.tokens, shape_constants(cfg)
     room = (pairs * tokens * cut.places * heads, cfg.d_k)
     parts = torch.empty(room, dtype=q.dtype, device=q.device)
-    rows = {name: size for name, size in shape.items() if name not in ("L_SEL", "BLOCK")}
-    merged = {name: shape[name] for name in ("HEADS", "D_K", "WIDTH_K")}
-    delta_kernel[triton.cdiv(seq_len * heads, cut.merge.rows), pairs](
-        q, out, lse, grad, delta, seq_len, groups, *q.stride()[:4], **rows, **how(cut.merge)
-    )
+    merged = {name: shape[name] for name in ("HEADS", "D_K")}
+    rows = triton.cdiv(seq_len * heads, cut.merge.rows)
+    delta_kernel[rows, pairs](
+        q, out, lse, grad, delta, seq_len, groups, *q.stride()[:4], **head_constants(cfg),
+        **how(cut.merge),
+    )  # fmt: skip
     for begin, end in lists.runs():
         gradient_part_kernel[cut.n_pieces, pairs](
             q, k, v, grad, lse, delta, parts, lists.readers, lists.counts, lists.offsets,
@@ -196,8 +195,8 @@ def piece_constants(cfg: NSAConfig, seq_len: int, cut: Cut) -> dict[str, int]:
 
 
 def shape_constants(cfg: NSAConfig) -> dict[str, int]:
-    """What kernels are compiled for: the shape, and what it is padded to."""
-    return head_constants(cfg) | {"L_SEL": cfg.l_sel, "BLOCK": padded(cfg.l_sel)}
+    """What kernels are compiled for: the shape."""
+    return head_constants(cfg) | {"L_SEL": cfg.l_sel}
 
 
 # Positions that one program of `place_kernel` and of `list_kernel` takes at a time, and blocks that

@@ -22,18 +22,26 @@ program that writes it, so that equal inputs give equal bits.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import NOTHING, give_keys
+from nsa.attention.triton.rows import (
+    NOTHING,
+    give_keys,
+    load_rows,
+    padded,
+    store_keys,
+    store_part,
+    sum_parts,
+)
 from nsa.attention.triton.selected.rows import block_side
 
 
 @triton.jit
 def ranges_kernel(
     blocks, ranges, n_rows, groups,
-    L_SEL: tl.constexpr, N_SEL: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr,
+    L_SEL: tl.constexpr, N_SEL: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Ranges int64 [B,S,G,N_SEL,2] of blocks int64 [B,S,G,N_SEL]; n_rows: S*G of them."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    place = tl.arange(0, PLACES)[None, :]
+    place = tl.arange(0, padded(N_SEL))[None, :]
     token = (row // groups)[:, None]
     inside = (row < n_rows)[:, None] & (place < N_SEL)
     first = (tl.program_id(1).to(tl.int64) * n_rows + row)[:, None] * N_SEL
@@ -52,7 +60,7 @@ def ranges_kernel(
     end = tl.minimum(block * L_SEL + L_SEL, token + 1).to(tl.int64)
     tl.store(to + 1, end, seen & (goes_on == 0))
     unused = inside & (place >= tl.sum(opens.to(tl.int32), 1)[:, None])
-    nothing = tl.zeros((ROWS, PLACES), tl.int64)
+    nothing = tl.zeros((ROWS, padded(N_SEL)), tl.int64)
     tl.store(ranges + at * 2, nothing, unused)
     tl.store(ranges + at * 2 + 1, nothing, unused)
 
@@ -60,13 +68,13 @@ def ranges_kernel(
 @triton.jit
 def pack_kernel(
     ranges, bits, seq_len, groups, n_words, L_SEL: tl.constexpr, N_SEL: tl.constexpr,
-    PLACES: tl.constexpr, TOKENS: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Bits of one word for a run of queries, from their token ranges [B,S,G,N_SEL,2]."""
     pair = tl.program_id(1).to(tl.int64)
     word = tl.program_id(2)
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    place = tl.arange(0, PLACES)
+    place = tl.arange(0, padded(N_SEL))
     inside = (token < seq_len)[:, None] & (place < N_SEL)[None, :]
     far = (pair // groups * seq_len + token.to(tl.int64)) * groups + pair % groups
     at = (far[:, None] * N_SEL + place[None, :]) * 2
@@ -75,7 +83,7 @@ def pack_kernel(
     # Ranges are disjoint, and begin with a block: their bits are, too, so that a sum is a union.
     low = tl.minimum(tl.maximum(start // L_SEL - word * 32, 0), 32)
     high = tl.minimum(tl.maximum((end + L_SEL - 1) // L_SEL - word * 32, 0), 32)
-    one = tl.full((TOKENS, PLACES), 1, tl.int64)
+    one = tl.full((TOKENS, padded(N_SEL)), 1, tl.int64)
     mine = tl.where(high > low, (one << high.to(tl.int64)) - (one << low.to(tl.int64)), 0)
     to = bits + (pair * n_words + word) * seq_len + token
     tl.store(to, tl.sum(mine, 1).to(tl.int32), mask=token < seq_len)
@@ -210,12 +218,11 @@ def this_piece(
 
 @triton.jit
 def piece_kernel(
-    q, k, v, grad, lse, delta, readers, counts, offsets, piece_ends, parts,
-    seq_len, groups, n_blocks, n_pieces, list_len, scale,
+    q, k, v, grad, lse, delta, readers, counts, offsets, piece_ends, parts, seq_len, groups,
+    n_blocks, n_pieces, list_len, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    PLACES: tl.constexpr, PIECE: tl.constexpr, BLOCKS: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
+    ROWS: tl.constexpr, PLACES: tl.constexpr, PIECE: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block by PIECE of its readers: float32 [BLOCK, WIDTH_K + WIDTH_V].
 
@@ -228,44 +235,36 @@ def piece_kernel(
         counts, offsets, piece_ends, piece, pair, pair, n_blocks, list_len, HEADS, PIECE, BLOCKS
     )  # fmt: skip
     if block < n_blocks:
+        q += batch * q_b + group * q_g
+        grad += (batch * seq_len * groups + group) * HEADS * D_V
         keys, values, key = block_side(
-            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, BLOCK, D_K,
-            D_V, WIDTH_K, WIDTH_V,
+            k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, D_K, D_V
         )  # fmt: skip
-        inner, dim_k, dim_v = tl.arange(0, BLOCK), tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
-        dk = tl.zeros((BLOCK, WIDTH_K), tl.float32)
-        dv = tl.zeros((BLOCK, WIDTH_V), tl.float32)
+        dk = tl.zeros((padded(L_SEL), padded(D_K)), tl.float32)
+        dv = tl.zeros((padded(L_SEL), padded(D_V)), tl.float32)
         for first in range(0, rows, ROWS):
             row = first + tl.arange(0, ROWS)
             inside = row < rows
             entry = tl.load(readers + start + row // HEADS, inside, 0)
             # Rows beyond the list have token -1, which sees nothing.
             token = tl.where(inside, entry // PLACES, -1)
-            far, head = token.to(tl.int64), row % HEADS
-            of_k = inside[:, None] & (dim_k < D_K)[None, :]
-            of_v = inside[:, None] & (dim_v < D_V)[None, :]
-            at = q + batch * q_b + group * q_g + far * q_t + head * q_h
-            queries = tl.load(at[:, None] + dim_k[None, :], of_k, 0.0)
-            flat = ((batch * seq_len + far) * groups + group) * HEADS + head
-            grads = tl.load(grad + (flat * D_V)[:, None] + dim_v[None, :], of_v, 0.0)
-            in_pair = (pair * seq_len + far) * HEADS + head
+            head = row % HEADS
+            queries = load_rows(q, q_t, q_h, token, head, inside, D_K)
+            grads = load_rows(grad, groups * HEADS * D_V, D_V, token, head, inside, D_V)
+            in_pair = (pair * seq_len + token) * HEADS + head
             sums = tl.load(lse + in_pair, inside, 0.0)
             theirs = tl.load(delta + in_pair, inside, 0.0)
             scores = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
             seen = key[:, None] <= token[None, :]
             p = tl.exp2(tl.where(seen, scores - sums[None, :], NOTHING))
             dk, dv = give_keys(dk, dv, p, queries, grads, values, theirs)
-        to = parts + (pair * n_pieces + piece) * BLOCK * (WIDTH_K + WIDTH_V)
-        to += inner[:, None] * (WIDTH_K + WIDTH_V)
-        tl.store(to + dim_k[None, :], dk)
-        tl.store(to + WIDTH_K + dim_v[None, :], dv)
+        store_part(parts, pair * n_pieces + piece, dk, dv, padded(L_SEL), D_K, D_V)
 
 
 @triton.jit
 def sum_kernel(
     parts, piece_ends, dk, dv, seq_len, groups, n_blocks, n_pieces, dk_scale,
-    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
-    L_SEL: tl.constexpr, BLOCK: tl.constexpr, FEW: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
     """dk [B,S,G,D_K] and dv [B,S,G,D_V] of FEW tokens: the sum over their block's pieces, in order.
 
@@ -275,20 +274,12 @@ def sum_kernel(
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
     inner = tl.program_id(2) * FEW + tl.arange(0, FEW)
-    dim_k, dim_v = tl.arange(0, WIDTH_K), tl.arange(0, WIDTH_V)
     of_block = pair * n_blocks + block
     first = tl.load(piece_ends + of_block - 1, block > 0, 0)
-    total_k = tl.zeros((FEW, WIDTH_K), tl.float32)
-    total_v = tl.zeros((FEW, WIDTH_V), tl.float32)
-    for piece in range(first, tl.load(piece_ends + of_block)):
-        at = parts + (pair * n_pieces + piece) * BLOCK * (WIDTH_K + WIDTH_V)
-        at += inner[:, None] * (WIDTH_K + WIDTH_V)
-        total_k += tl.load(at + dim_k[None, :])
-        total_v += tl.load(at + WIDTH_K + dim_v[None, :])
+    end = tl.load(piece_ends + of_block)
+    number = pair * n_pieces
+    sum_k, sum_v = sum_parts(parts, number, first, end, inner, padded(L_SEL), D_K, D_V)
     token = block * L_SEL + inner
-    inside = ((inner < L_SEL) & (token < seq_len))[:, None]
+    inside = (inner < L_SEL) & (token < seq_len)
     flat = (batch * seq_len + token.to(tl.int64)) * groups + group
-    to_k = dk + (flat * D_K)[:, None] + dim_k[None, :]
-    to_v = dv + (flat * D_V)[:, None] + dim_v[None, :]
-    tl.store(to_k, (total_k * dk_scale).to(dk.dtype.element_ty), inside & (dim_k < D_K)[None, :])
-    tl.store(to_v, total_v.to(dv.dtype.element_ty), inside & (dim_v < D_V)[None, :])
+    store_keys(dk, dv, sum_k, sum_v, flat, inside, dk_scale, D_K, D_V)

@@ -17,6 +17,7 @@ from nsa.attention.triton.rows import (
     give_queries,
     load_keys,
     load_rows,
+    padded,
     query_side,
     store_rows,
     this_tile,
@@ -42,36 +43,28 @@ def lowest(rest):
 
 
 @triton.jit
-def load_block(
-    base, stride, block, seq_len, L_SEL: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
-    WIDTH: tl.constexpr,
-):  # fmt: skip
+def load_block(base, stride, block, seq_len, L_SEL: tl.constexpr, D: tl.constexpr):
     """The keys or values [BLOCK, WIDTH] of a block; zeros beyond it, the sequence and D."""
     end = tl.minimum(block * L_SEL + L_SEL, seq_len)
-    return load_keys(base, stride, block * L_SEL, end, BLOCK, D, WIDTH)
+    return load_keys(base, stride, block * L_SEL, end, padded(L_SEL), D)
 
 
 @triton.jit
 def block_side(
     k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL: tl.constexpr,
-    BLOCK: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr,
 ):  # fmt: skip
     """What a program that owns a block begins with: keys, values, each one's token (or seq_len)."""
-    keys = load_block(
-        k + batch * k_b + group * k_g, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K
-    )  # fmt: skip
-    values = load_block(
-        v + batch * v_b + group * v_g, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V
-    )  # fmt: skip
-    inner = tl.arange(0, BLOCK)
+    keys = load_block(k + batch * k_b + group * k_g, k_t, block, seq_len, L_SEL, D_K)
+    values = load_block(v + batch * v_b + group * v_g, v_t, block, seq_len, L_SEL, D_V)
+    inner = tl.arange(0, padded(L_SEL))
     return keys, values, tl.where(inner < L_SEL, block * L_SEL + inner, seq_len)
 
 
 @triton.jit
-def visible(words, token, block, L_SEL: tl.constexpr, BLOCK: tl.constexpr):
+def visible(words, token, block, L_SEL: tl.constexpr):
     """What each row sees of a block [ROWS, BLOCK]: it reads it, up to its own token."""
-    inner = tl.arange(0, BLOCK)
+    inner = tl.arange(0, padded(L_SEL))
     reads = ((words >> (block % 32)) & 1) > 0
     key = block * L_SEL + inner
     return reads[:, None] & (inner < L_SEL)[None, :] & (key[None, :] <= token[:, None])
@@ -80,14 +73,14 @@ def visible(words, token, block, L_SEL: tl.constexpr, BLOCK: tl.constexpr):
 @triton.jit
 def _attend(
     best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
-    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
-    L_SEL: tl.constexpr, BLOCK: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr,
+    L_SEL: tl.constexpr,
 ):  # fmt: skip
     """One block more in the running softmax."""
-    keys = load_block(k, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K)
+    keys = load_block(k, k_t, block, seq_len, L_SEL, D_K)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-    scores = tl.where(visible(words, token, block, L_SEL, BLOCK), scores, NOTHING)
-    values = load_block(v, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V)
+    scores = tl.where(visible(words, token, block, L_SEL), scores, NOTHING)
+    values = load_block(v, v_t, block, seq_len, L_SEL, D_V)
     return absorb(best, total, acc, scores, values)
 
 
@@ -95,30 +88,27 @@ def _attend(
 def forward_kernel(
     q, k, v, bits, out, lse, seq_len, groups, n_words, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    EVERY: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
+    ROWS: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
     batch, group = pair // groups, pair % groups
     inside = token < seq_len
-    queries = load_rows(
-        q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K, WIDTH_K
-    )  # fmt: skip
+    queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     of_token = bits + pair * n_words * seq_len + token
     best = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, WIDTH_V), tl.float32)
+    acc = tl.zeros((ROWS, padded(D_V)), tl.float32)
     last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1) // L_SEL
     if EVERY:
         for block in range(last + 1):
             words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
             best, total, acc = _attend(
-                best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
-                D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
+                best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale, D_K,
+                D_V, L_SEL,
             )  # fmt: skip
     else:
         for word in range(last // 32 + 1):
@@ -128,12 +118,12 @@ def forward_kernel(
                 block = word * 32 + lowest(rest)
                 best, total, acc = _attend(
                     best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
-                    D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
+                    D_K, D_V, L_SEL,
                 )  # fmt: skip
                 rest = rest & (rest - 1)
     empty = total == 0.0
     acc = acc / tl.where(empty, 1.0, total)[:, None]
-    dim = tl.arange(0, WIDTH_V)
+    dim = tl.arange(0, padded(D_V))
     # In this form six registers fewer on Hopper, so that two programs fit a multiprocessor.
     to = out + ((batch * seq_len + token.to(tl.int64)) * groups + group) * HEADS * D_V + head * D_V
     seen = inside[:, None] & (dim < D_V)[None, :]
@@ -145,14 +135,14 @@ def forward_kernel(
 @triton.jit
 def _gradient(
     acc, queries, grads, sums, delta, words, token, block, k, k_t, v, v_t, seq_len, scale,
-    D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr, WIDTH_V: tl.constexpr,
-    L_SEL: tl.constexpr, BLOCK: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr,
+    L_SEL: tl.constexpr,
 ):  # fmt: skip
     """What one block more adds to the gradient of the queries, before its scale."""
-    keys = load_block(k, k_t, block, seq_len, L_SEL, BLOCK, D_K, WIDTH_K)
-    values = load_block(v, v_t, block, seq_len, L_SEL, BLOCK, D_V, WIDTH_V)
+    keys = load_block(k, k_t, block, seq_len, L_SEL, D_K)
+    values = load_block(v, v_t, block, seq_len, L_SEL, D_V)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-    seen = visible(words, token, block, L_SEL, BLOCK)
+    seen = visible(words, token, block, L_SEL)
     p = tl.exp2(tl.where(seen, scores - sums[:, None], NOTHING))
     return give_queries(acc, p, grads, keys, values, delta)
 
@@ -161,9 +151,8 @@ def _gradient(
 def query_gradient_kernel(
     q, k, v, bits, out, lse, grad, dq, delta, seq_len, groups, n_words, scale, dq_scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, WIDTH_K: tl.constexpr,
-    WIDTH_V: tl.constexpr, L_SEL: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    EVERY: tl.constexpr,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
+    ROWS: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
     """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS]."""
     tile, pair, row, token, head = this_tile(HEADS, ROWS)
@@ -171,19 +160,19 @@ def query_gradient_kernel(
     inside = token < seq_len
     queries, grads, mine, sums = query_side(
         q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
-        q_b, q_t, q_g, q_h, HEADS, D_K, D_V, WIDTH_K, WIDTH_V,
+        q_b, q_t, q_g, q_h, HEADS, D_K, D_V,
     )  # fmt: skip
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     of_token = bits + pair * n_words * seq_len + token
-    acc = tl.zeros((ROWS, WIDTH_K), tl.float32)
+    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
     last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1) // L_SEL
     if EVERY:
         for block in range(last + 1):
             words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
             acc = _gradient(
                 acc, queries, grads, sums, mine, words, token, block, k, k_t, v, v_t, seq_len,
-                scale, D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
+                scale, D_K, D_V, L_SEL,
             )  # fmt: skip
     else:
         for word in range(last // 32 + 1):
@@ -193,9 +182,7 @@ def query_gradient_kernel(
                 block = word * 32 + lowest(rest)
                 acc = _gradient(
                     acc, queries, grads, sums, mine, words, token, block, k, k_t, v, v_t, seq_len,
-                    scale, D_K, D_V, WIDTH_K, WIDTH_V, L_SEL, BLOCK,
+                    scale, D_K, D_V, L_SEL,
                 )  # fmt: skip
                 rest = rest & (rest - 1)
-    store_rows(
-        dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K, WIDTH_K
-    )  # fmt: skip
+    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)

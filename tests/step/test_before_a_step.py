@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.kernels.kernel_check import compare
 from nsa.launch import arms
 from nsa.launch.arms import why_not
 from nsa.model import Layer, mean_loss, whole
 from nsa.rounding import FLOAT32_SUMS, Gap
+from nsa.step.kernel_check import compare
 from nsa.toggles import parse_toggles
-from tests.kernels.small import model_of
+from tests.step.small import model_of
 
 
 def _no_rotation(layer: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,10 +94,8 @@ BATCHED = {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "1"}
         (BATCHED, "cuda", "the package triton is not installed"),
         (BATCHED, "cpu", "no C++ compiler here (g++, clang++, c++)"),
         ({"NSA_COMPILE": "layer"}, "cuda", "token by token, a graph would hold every token; set"),
-        ({"NSA_LIGER": "1"}, "cpu", "need a CUDA device, this is cpu; set it to 0"),
-        ({"NSA_LIGER": "1"}, "auto", "the package liger-kernel is not installed; pip install"),
         (BATCHED, "auto", None),
-        ({"NSA_COMPILE": "off", "NSA_LIGER": "0"}, "cpu", None),
+        ({"NSA_COMPILE": "off"}, "cpu", None),
     ],
 )
 def test_what_is_missing_is_said_before_it_is_needed(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from nsa.attention import PathChoice, choose_selected, choose_window
-from nsa.config import ModelConfig, Way, Window
+from nsa.config import ModelConfig, Selected, Way, Window
 from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
-from nsa.kernels.compiled import Refused
-from nsa.launch.arms import other_kernels, triton_asked
+from nsa.launch.arms import triton_asked
 from nsa.launch.plan import AUDITED, LaunchPlan
+from nsa.step.compiled import Refused
 from nsa.toggles import ToggleSet
 
 # What the CPU's allocator says.
@@ -53,9 +54,7 @@ class Dispatch:
             triton=triton_asked(toggles, self._config.runtime.use_triton_sel),
             seq_len=self._config.train.seq_len,
         )
-        if tested and choice.value in self.barred:
-            return PathChoice(value="masked", reason=self.barred[choice.value])
-        return choice
+        return self._allowed(choice, "masked") if tested else choice
 
     def selected(self, toggles: ToggleSet, *, tested: bool = True) -> PathChoice:
         """How the selected branch runs under these toggles, and why; `tested` as for `window`.
@@ -69,9 +68,11 @@ class Dispatch:
             dtype=self._dtype,
             device=self._device,
         )
-        if tested and choice.value in self.barred:
-            return PathChoice(value="sdpa", reason=self.barred[choice.value])
-        return choice
+        return self._allowed(choice, "sdpa") if tested else choice
+
+    def _allowed(self, choice: PathChoice, other: str) -> PathChoice:
+        why = self.barred.get(choice.value)
+        return choice if why is None else PathChoice(value=other, reason=why)
 
     def way(self, toggles: ToggleSet) -> Way:
         """How attention runs as these toggles choose, by what may be used.
@@ -95,8 +96,8 @@ class Dispatch:
             self._cfg.way,
             selection_ranges="v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1",
             force_sdpa=forces_sdpa(toggles) or "triton" in (window, selected),
-            window=_window(window),
-            selected="triton" if selected == "triton" else "sdpa",
+            window=cast("Window", window),
+            selected=cast("Selected", selected),
         )
 
 
@@ -109,13 +110,6 @@ def allow_kernels(toggles: ToggleSet) -> None:
     torch.backends.cuda.enable_math_sdp(others)
 
 
-def _window(value: str) -> Window:
-    for name in ("varlen", "triton"):
-        if value == name:
-            return name
-    return "masked"
-
-
 def forces_sdpa(toggles: ToggleSet) -> bool:
     """Is something about SDPA's kernels restricted?"""
     return toggles.flag("NSA_SDPA_NO_FLASH") or toggles.flag("NSA_SDPA_FLASH_ONLY")
@@ -123,7 +117,7 @@ def forces_sdpa(toggles: ToggleSet) -> bool:
 
 def needs_trial(toggles: ToggleSet) -> bool:
     """May torch find only while it runs that it has no kernel for these toggles?"""
-    return any(toggles.flag(name) for name in AUDITED) or other_kernels(toggles)
+    return any(toggles.flag(n) for n in AUDITED) or toggles.text("NSA_COMPILE") != "off"
 
 
 def trial_step(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:

@@ -1,6 +1,6 @@
 """A layer whose core is Triton's kernels, compiled and not, in Triton's interpreter.
 
-    TRITON_INTERPRET=1 python -m tests.kernels.compiled_in_interpreter
+    TRITON_INTERPRET=1 python -m tests.step.compiled_in_interpreter
 
 Prints as JSON what differs, by name, and what the compiler made.
 """
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from nsa.config import ModelConfig, NSAConfig, Way
-from nsa.kernels.compiled import compile_layers, count_compiled
 from nsa.model import Layer, Whole
 from nsa.rounding import Gap, error_of
+from nsa.step.compiled import compile_layers, count_compiled
 
 SHAPE = NSAConfig(
     dim=32, n_heads=2, n_kv_groups=1, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=3, w=16

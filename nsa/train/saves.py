@@ -11,17 +11,21 @@ from __future__ import annotations
 import random
 from collections.abc import Collection
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from nsa.contract import Event, Phase, checkpoint_name
+from nsa.contract import CHECKPOINTS_DIR, Event, Phase, checkpoint_name
+from nsa.contract.digests import identity_of
 from nsa.launch.output import Heartbeat, say
+from nsa.launch.ranks import SAVING_GROUP
 from nsa.step.engine import Engine
-from nsa.train.checkpoint.restore import CheckpointError, read, read_position
-from nsa.train.checkpoint.retention import Retention, numbered
-from nsa.train.checkpoint.write import Checkpoints, Saved, position_name, shared_state
+from nsa.train import checkpoint
+from nsa.train.checkpoint import numbered, position_name, shared_state
+from nsa.train.restore import CheckpointError, read, read_position
 
 # Of the model and of the optimizer each; no larger than is read in a moment.
 _TENSORS, _LARGEST = 3, 1 << 22
@@ -30,16 +34,32 @@ _ELEMENTS = 64
 _MOST_WRONG = 8
 
 
-class Saves(Checkpoints):
-    """Checkpoints with what the heartbeats say of them.
+class Saves:
+    """The saves of a launch, one at a time, with what the heartbeats say of them.
 
-    Every method but `done` and `read_back` is for all ranks together.
+    Every method but `done`, `under_way`, `has` and `read_back` is for all ranks together.
     """
 
     def __init__(self, run_dir: Path, engine: Engine, heartbeat: Heartbeat) -> None:
-        super().__init__(run_dir, engine, Retention.of(engine.plan.config.train))
-        self._run_dir, self._heartbeat = run_dir, heartbeat
+        self.folder, self._engine, self._heartbeat = run_dir / CHECKPOINTS_DIR, engine, heartbeat
         self._noted = ReadBack(engine, token=heartbeat.token)
+        self._staging = checkpoint.Staging()
+        self._group: dist.ProcessGroup | None = None
+        self._writing: checkpoint.Writing | None = None
+
+    @property
+    def done(self) -> bool:
+        """Has a save ended, well or not, whose `finish` is still to come?"""
+        return self._writing is not None and self._writing.future.done()
+
+    @property
+    def under_way(self) -> bool:
+        """Is there a save whose `finish` is still to come?"""
+        return self._writing is not None
+
+    def has(self, step: int) -> bool:
+        """Is there a checkpoint of this step?"""
+        return (self.folder / checkpoint_name(step)).exists()
 
     def begin(self, *, step: int, position: dict[str, Any], val_loss: float | None) -> None:
         """Start to write this step; the save before it is waited for.
@@ -54,27 +74,41 @@ class Saves(Checkpoints):
         # Beside the steps, and before the new save may put the one before it away.
         self._noted.check(self.folder)
         self._noted.note(step)
-        super().begin(step=step, position=position, val_loss=val_loss)
+        if self._engine.ranks.grouped and self._group is None:
+            # Of its own: the collectives of a save would mix with those of the steps.
+            self._group = dist.new_group(backend="gloo", group_desc=SAVING_GROUP)
+        self._writing = checkpoint.start(
+            self._engine,
+            self.folder,
+            step=step,
+            position=position,
+            val_loss=val_loss,
+            staging=self._staging,
+            group=self._group,
+        )
 
-    def finish(self) -> Saved:
+    def finish(self) -> Path:
         """The save that is under way, waited for where it has not ended.
 
         Raises RecordWriteError on a rank that could not write, RuntimeError on the others.
         """
-        done = super().finish()
+        done, self._writing = self._writing, None
+        if done is None:
+            raise RuntimeError("no save is under way")
+        done.wait(self._engine.ranks.rank)
+        seconds, held_up_s = round(perf_counter() - done.begin, 4), round(done.held_up_s, 4)
         self._heartbeat.write(
             Event.CHECKPOINT,
-            path=str(done.path.relative_to(self._run_dir)),
-            sha256=done.sha256,
-            seconds=done.seconds,
-            held_up_s=done.held_up_s,
+            path=str(done.final.relative_to(self.folder.parent)),
+            sha256=identity_of(done.final),
+            seconds=seconds,
+            held_up_s=held_up_s,
         )
         say(
-            f"[checkpoint] {done.path} in {done.seconds:.2f} s, training held up for "
-            f"{done.held_up_s:.2f} s",
+            f"[checkpoint] {done.final} in {seconds:.2f} s, training held up for {held_up_s:.2f} s",
             rank=self._engine.ranks.rank,
         )
-        return done
+        return done.final
 
     def read_back(self) -> dict[str, Any] | None:
         """What the newest save holds against what the run held, as `ReadBack.report` says it."""
@@ -163,10 +197,10 @@ class ReadBack:
         known = all(name in saved for name in names)
         return [read_position(saved[name]) for name in names] if known else None
 
-    def _saved(self, checkpoint: Path, names: Collection[str]) -> dict[str, Tensor]:
+    def _saved(self, folder: Path, names: Collection[str]) -> dict[str, Tensor]:
         """These tensors; none of a checkpoint that cannot be read, and the first reason is kept."""
         try:
-            return read(checkpoint, names=names)
+            return read(folder, names=names)
         except (CheckpointError, OSError) as error:
             self._unreadable = self._unreadable or str(error)
             return {}

@@ -26,8 +26,7 @@ from nsa.contract import (
 )
 from nsa.contract.digests import damage, identity_of
 from nsa.step.engine import Engine
-from nsa.train.checkpoint.retention import numbered
-from nsa.train.checkpoint.write import position_name, shared_state
+from nsa.train.checkpoint import numbered, position_name, shared_state
 
 # All that the list of tensors of a checkpoint may name; torch itself would run whatever it names.
 _HARMLESS = {

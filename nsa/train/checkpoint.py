@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copyreg
 import json
+import math
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -30,12 +31,11 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, checkpoint_name
-from nsa.contract.digests import identity_of, sha256_of
+from nsa.contract import CHECKSUMS_JSON, checkpoint_name, checkpoint_step
+from nsa.contract.digests import sha256_of
 from nsa.launch.output import RecordWriteError, sync_folder, write_json
-from nsa.launch.ranks import SAVING_GROUP
+from nsa.settings import TrainSection
 from nsa.step.engine import Engine
-from nsa.train.checkpoint.retention import Retention, prune
 
 # Python 3.11.2 (Debian 12) keeps a member of an enumeration as a call of `getattr`, which a reader
 # that runs nothing refuses. By its value is how later ones keep it.
@@ -45,108 +45,71 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A checkpoint that is on the disk. `held_up_s`: how long training stood still for it."""
+class Writing:
+    """A save that was started. `held_up_s`: how long training stood still for it."""
 
-    path: Path
-    sha256: str
-    seconds: float
-    held_up_s: float
-
-
-class Checkpoints:
-    """Saves of one run, one at a time. Every method but `done` is for all ranks together."""
-
-    def __init__(self, run_dir: Path, engine: Engine, keep: Retention) -> None:
-        self.folder, self._engine, self._keep = run_dir / CHECKPOINTS_DIR, engine, keep
-        self._staging = Staging()
-        self._group: dist.ProcessGroup | None = None
-        self._writing: _Writing | None = None
-
-    @property
-    def done(self) -> bool:
-        """Has a save ended, well or not, whose `finish` is still to come?"""
-        return self._writing is not None and self._writing.future.done()
-
-    @property
-    def under_way(self) -> bool:
-        """Is there a save whose `finish` is still to come?"""
-        return self._writing is not None
-
-    def has(self, step: int) -> bool:
-        """Is there a checkpoint of this step?"""
-        return (self.folder / checkpoint_name(step)).exists()
-
-    def begin(self, *, step: int, position: dict[str, Any], val_loss: float | None) -> None:
-        """Copy the state of this step and start to write it; the one before must be finished.
-
-        val_loss: of an evaluation at this very step.
-        """
-        begin = perf_counter()
-        ranks = self._engine.ranks
-        if ranks.grouped and self._group is None:
-            # Of its own: the collectives of a save would mix with those of the steps.
-            self._group = dist.new_group(backend="gloo", group_desc=SAVING_GROUP)
-        final = self.folder / checkpoint_name(step)
-        facts = {
-            "step": step,
-            "world_size": ranks.world_size,
-            "val_loss": val_loss,
-            "scaler": self._engine.scaler.state_dict(),
-        }
-        writer = _Writer(final, facts, self._keep)
-        future: Any = async_save(
-            own_share(self._engine, position),
-            storage_writer=writer,
-            async_stager=self._staging,
-            process_group=self._group,
-        )
-        self._writing = _Writing(
-            final=final,
-            temporary=writer.temporary,
-            future=future,
-            begin=begin,
-            held_up_s=perf_counter() - begin,
-        )
-
-    def finish(self) -> Saved:
-        """Wait for the save that is under way.
-
-        Raises RecordWriteError on a rank that could not write, RuntimeError on the others; then
-        nothing has the final name.
-        """
-        writing = self._writing
-        if writing is None:
-            raise RuntimeError("no save is under way")
-        self._writing = None
-        try:
-            writing.future.result()
-        except CheckpointException as error:
-            rank = self._engine.ranks.rank
-            if rank == 0:
-                shutil.rmtree(writing.temporary, ignore_errors=True)
-            mine = error.failures.get(rank)
-            if mine is None:
-                text = f"checkpoint {writing.final}: another rank could not write its part"
-                raise RuntimeError(text) from None
-            problem = mine[0] if isinstance(mine[0], OSError) else OSError(0, str(mine[0]))
-            raise RecordWriteError(writing.temporary, problem) from None
-        seconds = round(perf_counter() - writing.begin, 4)
-        return Saved(
-            path=writing.final,
-            sha256=identity_of(writing.final),
-            seconds=seconds,
-            held_up_s=round(writing.held_up_s, 4),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Writing:
     final: Path
     temporary: Path
     future: Future[Any]
     begin: float
     held_up_s: float
+
+    def wait(self, rank: int) -> None:
+        """Until it has its final name.
+
+        Raises RecordWriteError on a rank that could not write, RuntimeError on the others; then
+        nothing has the final name.
+        """
+        try:
+            self.future.result()
+        except CheckpointException as error:
+            if rank == 0:
+                shutil.rmtree(self.temporary, ignore_errors=True)
+            mine = error.failures.get(rank)
+            if mine is None:
+                text = f"checkpoint {self.final}: another rank could not write its part"
+                raise RuntimeError(text) from None
+            problem = mine[0] if isinstance(mine[0], OSError) else OSError(0, str(mine[0]))
+            raise RecordWriteError(self.temporary, problem) from None
+
+
+def start(
+    engine: Engine,
+    folder: Path,
+    *,
+    step: int,
+    position: dict[str, Any],
+    val_loss: float | None,
+    staging: Staging,
+    group: dist.ProcessGroup | None,
+) -> Writing:
+    """Copy the state of this step and start to write it; the save before must be over.
+
+    val_loss: of an evaluation at this very step. group: for the collectives of saves. For all ranks
+    together.
+    """
+    begin = perf_counter()
+    final = folder / checkpoint_name(step)
+    facts = {
+        "step": step,
+        "world_size": engine.ranks.world_size,
+        "val_loss": val_loss,
+        "scaler": engine.scaler.state_dict(),
+    }
+    writer = _Writer(final, facts, engine.plan.config.train)
+    future: Any = async_save(
+        own_share(engine, position),
+        storage_writer=writer,
+        async_stager=staging,
+        process_group=group,
+    )
+    return Writing(
+        final=final,
+        temporary=writer.temporary,
+        future=future,
+        begin=begin,
+        held_up_s=perf_counter() - begin,
+    )
 
 
 class Staging(AsyncStager):
@@ -182,10 +145,10 @@ class Staging(AsyncStager):
 class _Writer(FileSystemWriter):
     """Writes under a temporary name; `finish`, which runs on rank 0 alone, makes it final."""
 
-    def __init__(self, final: Path, facts: Mapping[str, Any], keep: Retention) -> None:
+    def __init__(self, final: Path, facts: Mapping[str, Any], train: TrainSection) -> None:
         self.temporary = final.with_name(f".{final.name}.tmp")
         super().__init__(self.temporary)
-        self._final, self._facts, self._keep = final, facts, keep
+        self._final, self._facts, self._train = final, facts, train
 
     def storage_meta(self) -> StorageMeta:
         """Without the path, which is only the temporary one."""
@@ -209,7 +172,7 @@ class _Writer(FileSystemWriter):
         write_json(self.temporary / CHECKSUMS_JSON, {**self._facts, "sha256": sums})
         self.temporary.rename(self._final)
         sync_folder(self._final.parent)
-        prune(self._final.parent, self._keep)
+        prune(self._final.parent, self._train)
 
 
 def shared_state(engine: Engine) -> dict[str, Tensor]:
@@ -258,3 +221,49 @@ def own_share(engine: Engine, position: dict[str, Any]) -> dict[str, Tensor]:
 
 def _sizes(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
     return ((name, tensor.numel() * tensor.element_size()) for name, tensor in tensors.items())
+
+
+# -- which checkpoints of a run are kept ----------------------------------------------------------
+
+
+def numbered(checkpoints: Path) -> dict[int, Path]:
+    """The checkpoints in a folder by step; what is being written or removed is none."""
+    folders = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    found = {checkpoint_step(folder.name): folder for folder in folders}
+    return {step: folder for step, folder in found.items() if step is not None}
+
+
+def expendable(losses: Mapping[int, float | None], train: TrainSection) -> list[int]:
+    """The steps that need not be kept, of checkpoints by step with their validation losses.
+
+    Kept are the `keep_last` newest (0: all), those of every `keep_every` steps, and with
+    `keep_best` the one with the lowest loss of those that were evaluated at their own step.
+    """
+    if not train.keep_last:
+        return []
+    steps = sorted(losses)
+    kept = set(steps[-train.keep_last :])
+    if train.keep_every:
+        kept |= {step for step in steps if step % train.keep_every == 0}
+    known = {step: loss for step, loss in losses.items() if loss is not None}
+    finite = {step: loss for step, loss in known.items() if math.isfinite(loss)}
+    if train.keep_best and finite:
+        kept.add(min(finite, key=lambda step: (finite[step], step)))
+    return [step for step in steps if step not in kept]
+
+
+def prune(checkpoints: Path, train: TrainSection) -> None:
+    """Remove what need not be kept. A half-removed one no longer has a checkpoint's name."""
+    found = numbered(checkpoints)
+    for step in expendable({step: _loss(folder) for step, folder in found.items()}, train):
+        leaving = found[step].with_name(f".{found[step].name}.removed")
+        found[step].rename(leaving)
+        shutil.rmtree(leaving)
+
+
+def _loss(folder: Path) -> float | None:
+    try:
+        loss = json.loads((folder / CHECKSUMS_JSON).read_bytes())["val_loss"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # whoever damaged it: it can be the newest, never the best
+    return float(loss) if isinstance(loss, int | float) else None

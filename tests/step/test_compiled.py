@@ -18,8 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import Event
-from nsa.kernels import compiled
-from nsa.kernels.compiled import (
+from nsa.model import Layer, NSALanguageModel, mean_loss, whole
+from nsa.rounding import FLOAT32_SUMS, Gap, error_of
+from nsa.step import compiled
+from nsa.step.compiled import (
     Compiled,
     Compiling,
     Graphs,
@@ -27,11 +29,9 @@ from nsa.kernels.compiled import (
     compile_layers,
     count_compiled,
 )
-from nsa.kernels.kernel_check import compare
-from nsa.model import Layer, NSALanguageModel, mean_loss, whole
-from nsa.rounding import FLOAT32_SUMS, Gap, error_of
+from nsa.step.kernel_check import compare
 from tests.attention.flash_on_cpu import flash_on_cpu
-from tests.kernels.small import SHAPE, model_of, tokens_of
+from tests.step.small import SHAPE, model_of, tokens_of
 from tests.train.launching import ROOT, environment
 
 # torch's own warnings while it compiles are not ours.
@@ -211,7 +211,7 @@ class Beats:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compiled]]:
     """The compiler's counts, one look after the other."""
     looks: list[Compiled] = []
-    monkeypatch.setattr("nsa.kernels.compiled.count_compiled", lambda: looks.pop(0))
+    monkeypatch.setattr("nsa.step.compiled.count_compiled", lambda: looks.pop(0))
     yield looks
 
 
@@ -306,7 +306,7 @@ def test_arms_take_turns_without_a_new_graph() -> None:
 def test_the_kernels_of_triton_are_one_graph_too() -> None:
     """In Triton's interpreter, which a process chooses when it begins."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compiled_in_interpreter"],
+        [sys.executable, "-m", "tests.step.compiled_in_interpreter"],
         cwd=ROOT,
         env={**environment({}), "TRITON_INTERPRET": "1"},
         capture_output=True,

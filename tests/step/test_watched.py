@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nsa.attention.tracing import OperatorCount, count_ranges
 from nsa.model import NSALanguageModel, whole
-from tests.kernels.small import model_of, tokens_of
+from tests.step.small import model_of, tokens_of
 
 
 class TestWhatIsWatched:

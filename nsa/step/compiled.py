@@ -1,10 +1,6 @@
-"""Other kernels: torch.compile of layers and of the loss, with what it counts, and liger-kernel's.
+"""torch.compile of layers and of the loss, with what it counts.
 
 The only module that knows names inside torch's compiler. They are those of torch 2.13.
-
-Of liger-kernel (the extra `liger`) it is RMSNorm and SwiGLU. Its fused linear cross-entropy is not
-used: it never makes the logits, and the logits are what the proofs of a launch are taken from
-(positions, the loss by its definition, the oracle).
 """
 
 from __future__ import annotations
@@ -13,15 +9,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsa.contract import Event
+from nsa.launch.envfile import sdpa_kernels
 from nsa.launch.output import Heartbeat
-from nsa.model import Layer, NSALanguageModel, SwiGLU, Whole, mean_loss, whole
+from nsa.model import Layer, Whole, mean_loss, whole
 from nsa.settings import ConfigError
 
 
@@ -75,7 +70,9 @@ def compile_layers(backend: str | Callable[..., Any] = "inductor") -> Graphs:
     layer, loss = torch.compile(_layer, **how), torch.compile(mean_loss, **how)
 
     def run(one: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return layer(one, x, turns, _allowed())
+        # SDPA chooses its kernel while it is compiled.
+        allowed = " ".join(name for name, may in sdpa_kernels().items() if may)
+        return layer(one, x, turns, allowed)
 
     return Graphs(layer=run, loss=loss)
 
@@ -87,20 +84,7 @@ def _layer(layer: Layer, x: Tensor, turns: Tensor, allowed: str) -> tuple[Tensor
     return whole(layer, x, turns)
 
 
-def _allowed() -> str:
-    """Which kernels SDPA may choose from: it chooses while it is compiled."""
-    cuda = torch.backends.cuda
-    of = {
-        "flash": cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
-        "efficient": cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
-        "cudnn": cuda.cudnn_sdp_enabled(),  # type: ignore[no-untyped-call]
-        "math": cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
-    }
-    return " ".join(name for name, allowed in of.items() if allowed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compiled:
+class Compiled(NamedTuple):
     """Since the process began: graphs made, and breaks."""
 
     graphs: int = 0
@@ -168,39 +152,3 @@ class Compiling:
             graphs=now.graphs,
             breaks=now.breaks,
         )
-
-
-# What autograd calls them: the norms (two in each layer and the last one), the MLP of each layer.
-LIGER_NORM_NODE = "LigerRMSNormFunctionBackward"
-LIGER_MLP_NODE = "LigerFusedGateUpSiLUMulFunctionBackward"
-
-
-def use_liger(model: NSALanguageModel, on: bool) -> None:
-    """Let every norm and MLP of the model run liger's kernels, or torch's again.
-
-    Parameters, their names and hooks stay; only what the modules do inside changes.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.RMSNorm | SwiGLU):
-            vars(module).pop("forward", None)
-        if on and isinstance(module, nn.RMSNorm):
-            vars(module)["forward"] = partial(_liger_norm, module)
-        if on and isinstance(module, SwiGLU):
-            vars(module)["forward"] = partial(_liger_mlp, module)
-
-
-def _liger_norm(module: nn.RMSNorm, x: Tensor) -> Tensor:
-    from liger_kernel.ops import LigerRMSNormFunction
-
-    # All in float32, and no gradient overwritten: the residual stream still needs it.
-    out: Tensor = LigerRMSNormFunction.apply(x, module.weight, module.eps, 0.0, "gemma", False)
-    return out
-
-
-def _liger_mlp(module: SwiGLU, x: Tensor) -> Tensor:
-    from liger_kernel.ops import LigerFusedGateUpSiLUMulFunction
-
-    # Rows only: of version 0.8.5 the backward pass forgets any other shape.
-    gated = LigerFusedGateUpSiLUMulFunction.apply(module.gate_up(x).flatten(0, -2))
-    out: Tensor = module.down(gated.unflatten(0, x.shape[:-1]))
-    return out

@@ -95,8 +95,10 @@ class Recording:
             and not is_watched(self._modules)
         )
 
-    def run(self, x: Tensor) -> Tensor:
-        """Replay all layers."""
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """Replay all layers where x fits."""
+        if not self.fits(x):
+            return None
         for layer, replayed in zip(self._layers, self._replayed, strict=True):
             x, gates, blocks = replayed(x)
             layer.attention.last_gates, layer.attention.last_blocks = gates.detach(), blocks

@@ -1,1 +1,0 @@
-"""Checkpoints: written beside the steps, read back, kept or removed, gone on from."""
