@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pwd
-import select
 import shlex
 import shutil
 import stat
@@ -15,7 +14,6 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import BinaryIO
 
 from runbook.errors import RunbookError, UsageError, choice_for
 
@@ -56,8 +54,8 @@ def not_text(text: str) -> str:
     return ""
 
 
-# The largest file that is read whole (JSON, XML, a table to decide from), and the largest one that
-# is read line by line. A million steps of this trainer make heartbeats of 1.2 GB.
+# The largest file that is read whole (JSON, XML, a log of another trainer), and the largest one
+# that is read line by line. A million steps of this trainer make heartbeats of 1.2 GB.
 LARGEST_DOCUMENT_BYTES = 64 << 20
 LARGEST_TABLE_BYTES = 256 << 20
 LARGEST_LOG_BYTES = 2 << 30
@@ -71,51 +69,27 @@ def too_large(path: Path, size: int, most: int) -> OSError:
 def read_bytes(path: Path, most: int = LARGEST_DOCUMENT_BYTES) -> bytes:
     """The bytes of a file. Raises OSError, also where there are more than `most`."""
     with path.open("rb") as stream:
-        return _read_all(stream, path, os.fstat(stream.fileno()).st_size, most)
-
-
-def _read_all(stream: BinaryIO, path: Path, size: int, most: int) -> bytes:
-    data = b"" if size > most else stream.read(most + 1)
+        size = os.fstat(stream.fileno()).st_size
+        data = b"" if size > most else stream.read(most + 1)
     if max(size, len(data)) > most:
         raise too_large(path, max(size, len(data)), most)
     return data
 
 
-# A pipe is read if somebody begins to write into it meanwhile.
-_PIPE_WAIT_S = 10.0
 _NAME = "runbook"
 
 
-def read_given(
-    path: Path,
-    *,
-    pipe: bool = False,
-    wait_s: float = _PIPE_WAIT_S,
-    most: int = LARGEST_DOCUMENT_BYTES,
-) -> bytes:
-    """The bytes of a file that a person named; with `pipe` also those of a pipe, to its end.
+def read_given(path: Path) -> bytes:
+    """The bytes of a file that a person named.
 
-    Raises OSError, also for more than `most` bytes, and for what can be read once only or has no
-    end: a device, a pipe (without `pipe`, or if nobody has begun to write into it after `wait_s`).
+    Raises OSError, also for what is too large, can be read once only or has no end: a device, a
+    pipe.
     """
     mode = path.stat().st_mode
-    if pipe and stat.S_ISFIFO(mode):
-        return _read_pipe(path, wait_s, most)
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         text = "is a pipe or a device, and is read more than once; save it as a file"
         raise OSError(errno.EINVAL, text, str(path))
-    return read_bytes(path, most)
-
-
-def _read_pipe(path: Path, wait_s: float, most: int) -> bytes:
-    # A blocking open would wait for a writer without end.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as stream:
-        if not select.select([handle], [], [], wait_s)[0]:
-            text = f"nobody has written into this pipe for {wait_s:g} s"
-            raise OSError(errno.ETIMEDOUT, text, str(path))
-        os.set_blocking(handle, True)
-        return _read_all(stream, path, 0, most)
+    return read_bytes(path)
 
 
 def sync_folder(folder: Path) -> None:

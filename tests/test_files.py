@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
-import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -63,30 +61,6 @@ def test_a_named_file_is_read_and_what_has_no_end_is_not(tmp_path: Path) -> None
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(OSError):
             read_given(path)
-
-
-def test_a_pipe_is_read_to_its_end_if_somebody_writes(tmp_path: Path) -> None:
-    os.mkfifo(pipe := tmp_path / "pipe")
-    with pytest.raises(OSError, match=r"nobody has written into this pipe for 0.01 s"):
-        read_given(pipe, pipe=True, wait_s=0.01)
-    text = b"a row\n" * 100_000
-    writer = threading.Thread(target=pipe.write_bytes, args=(text,))
-    writer.start()
-    assert read_given(pipe, pipe=True, wait_s=60) == text
-    writer.join()
-
-
-def test_a_pipe_without_an_end_is_not_read_to_it(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    handle = os.open(path, os.O_RDWR)
-    with subprocess.Popen(["cat", "/dev/zero"], stdout=handle) as zeros:
-        os.close(handle)
-        try:
-            with pytest.raises(OSError, match="has 1001 bytes, at most 1000 are read"):
-                read_given(path, pipe=True, most=1000)
-        finally:
-            zeros.kill()
 
 
 @pytest.mark.parametrize(

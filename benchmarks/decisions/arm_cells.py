@@ -36,10 +36,11 @@ from benchmarks.decisions.noise import (
     launches,
     rates,
 )
+from nsa.tests.test_performance_guards import lower_bound
 from runbook.config.load import load_profile
 from runbook.stats.arms import judge_rounds_so_far
-from runbook.stats.decision import Decision
-from runbook.stats.pairs import faster, non_inferiority
+from runbook.stats.decision import Decided, Decision
+from runbook.stats.pairs import non_inferiority
 from runbook.stats.plans import (
     AA_PLAN,
     BUCKET_LAUNCHES_PLAN,
@@ -240,7 +241,13 @@ def faster_cells() -> Iterator[Cell]:
     question = f"v2 faster, {plan.units} rounds"
 
     def decide(values: FloatArray, _steps: Any) -> Decision:
-        return faster(values[:, 1], values[:, 0], plan.error)
+        ratios = values[:, 1] / values[:, 0]
+        if lower_bound(list(ratios)) > 1.0:
+            outcome = Decided.PASS
+        else:
+            outcome = Decided.FAIL if lower_bound(list(1 / ratios)) > 1.0 else Decided.INCONCLUSIVE
+        n = len(ratios)
+        return Decision(outcome=outcome, error_rate=plan.error, n=n, unit="ratio", reason="")
 
     for noise in NOISES:
         no = (Claim("PASS", plan.error, at_limit=True),)

@@ -114,32 +114,6 @@ MIN_ROUNDS = 3
 FUTILITY_ERROR = 0.05
 
 
-def best_arm(
-    samples: pd.DataFrame, *, family_error: float = 0.01, min_effect: float = 0.02
-) -> Decision:
-    """The best of several arms, from data of a size that was fixed beforehand.
-
-    Args:
-        samples: columns `arm`, `block` (the round) and `value` (throughput of that arm in that
-            round: tokens / time); every arm exactly once in every round.
-        family_error: chance of declaring a winner among arms that are equally good.
-        min_effect: difference (ratio - 1) that would matter; only named in the reason of a TIE.
-
-    Returns:
-        WINNER if one arm beats every other one, each in a paired t-test on log ratios at
-        family_error / 2 one-sided (no arm of a tied best pair can win more often than
-        family_error); INCONCLUSIVE below 3 rounds; else TIE: the configured value stays.
-        `estimate` is the ratio of the leader to its closest rival, `interval` its two-sided
-        1 - family_error interval.
-
-    Raises:
-        UsageError: missing column, fewer than two arms, an arm missing or twice in a round,
-            a value that is not a finite number above 0.
-    """
-    arms, values = rounds_of(samples)
-    return judge_rounds(arms, values, error=family_error, min_effect=min_effect)
-
-
 def best_arm_sequential(
     samples: pd.DataFrame,
     *,
@@ -148,7 +122,7 @@ def best_arm_sequential(
     final: bool = False,
     steps: FloatArray | None = None,
 ) -> Decision:
-    """As `best_arm`, for a run with interim analyses that stops as soon as it knows.
+    """The best of several arms, in a run with interim analyses that stops as soon as it knows.
 
     A pure function of all complete rounds so far: it repeats the analyses of `plan` in order and
     returns the first that decided, so judging a finished run again gives the same outcome.
@@ -157,7 +131,8 @@ def best_arm_sequential(
     that costs no error, since it declares no winner.
 
     Args:
-        samples: as in `best_arm`; rounds ordered by `block`.
+        samples: columns `arm`, `block` (the round) and `value` (throughput of that arm in that
+            round: tokens / time); every arm exactly once in every round.
         plan: the interim analyses; must not be changed after the first round was seen.
         min_effect: smallest lead worth looking for.
         final: no more rounds will come (time is up): spend what error is left on a last analysis.
@@ -165,7 +140,8 @@ def best_arm_sequential(
             its pace meanwhile is INCONCLUSIVE.
 
     Raises:
-        UsageError: as `best_arm`.
+        UsageError: missing column, fewer than two arms, an arm missing or twice in a round,
+            a value that is not a finite number above 0.
     """
     arms, values = rounds_of(samples)
     return judge_rounds_so_far(
@@ -201,7 +177,20 @@ def judge_rounds(
     error: float,
     min_effect: float = 0.02,
 ) -> Decision:
-    """`best_arm` on an array [rounds, arms]."""
+    """The best of several arms, [rounds, arms], from data of a size that was fixed beforehand.
+
+    Args:
+        arms: their names.
+        values: throughput of each arm in each round.
+        error: chance of declaring a winner among arms that are equally good.
+        min_effect: difference (ratio - 1) that would matter; only named in the reason of a TIE.
+
+    Returns:
+        WINNER if one arm beats every other one, each in a paired t-test on log ratios at error / 2
+        one-sided (no arm of a tied best pair can win more often than `error`); INCONCLUSIVE below
+        3 rounds; else TIE: the configured value stays. `estimate` is the ratio of the leader to
+        its closest rival, `interval` its two-sided 1 - error interval.
+    """
     between("error", error, 0.0, 0.5)
     between("min_effect", min_effect, 0.0, 1.0)
     rounds = values.shape[0]

@@ -75,15 +75,6 @@ class Decision:
     go_on: bool = False
     details: Mapping[str, Detail] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Detail]:
-        """A plain dictionary that `json.dumps` takes as it is."""
-        return {
-            **vars(self),
-            "outcome": self.outcome.value,
-            "interval": None if self.interval is None else list(self.interval),
-            "details": dict(self.details),
-        }
-
 
 def too_few(
     n: int,

@@ -55,9 +55,7 @@ history baseline.throughput --html x.html -> --html shows everything: it goes wi
 history --html none/x.html -> --html none/x.html: no folder none/
 history --html artifacts/RUN/run.json -> lies in the folder of the run RUN; name another
 history --out absent -> no folder absent/
-decide target x.csv --target fast -> --target: must be a number, not 'fast'
-decide target x.csv --tagret 39 -> unknown option --tagret (did you mean '--target'?)
-decide scaling x.csv --devices 0 -> --devices: must be a whole number, 1 or more, not '0'
+decide target x.csv --target 39 -> unknown command 'decide'
 init --trainer t --tokens-per-rank 0 -> --tokens-per-rank: must be a whole number, 1 or more, not
 watch nosuch -> no run 'nosuch'
 watch artifacts/nowhere --once -> no such directory
