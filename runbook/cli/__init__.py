@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from runbook import __version__
 from runbook.cli import (
     drill,
-    export,
     finished,
     history,
     init,
@@ -33,7 +32,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         *(live.watch, triage.triage, history.history, questions.inspect),
     ),
     "other runs": (init.init, launch.nightly, drill.drill),
-    "other answers": (*(finished.compare, finished.judge, questions.replay, export.export),),
+    "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),
     "look up": (lists.phases, lists.profiles, lists.toggles, lists.schema),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}

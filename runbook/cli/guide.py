@@ -44,8 +44,6 @@ phases asked for), 70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completion])"""
 
 _WIDTH = 16
-# What were commands in version 0.1.0.
-_NOW = {"bundle": "export --to bundle"}
 _LABEL = 9
 
 
@@ -61,9 +59,8 @@ def overview(groups: Mapping[str, Sequence[Command]]) -> str:
 def named(name: str, commands: Mapping[str, Command]) -> Command:
     """The command of this name. Raises UsageError with the nearest one."""
     if name not in commands:
-        now = f" (it is `runbook {_NOW[name]}`)" if name in _NOW else ""
-        now = now or (f" (a phase: `runbook run --phase {name}`)" if is_phase(name) else "")
-        raise UsageError(f"unknown command {name!r}{now or choice_for(name, commands)}")
+        phase = f" (a phase: `runbook run --phase {name}`)" if is_phase(name) else ""
+        raise UsageError(f"unknown command {name!r}{phase or choice_for(name, commands)}")
     return commands[name]
 
 

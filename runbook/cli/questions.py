@@ -1,13 +1,15 @@
-"""Commands that judge what others measured: `inspect` and `replay`."""
+"""Numbers of others judged, and those of a run for others: `inspect`, `replay` and `export`."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook.cli._parser import command, option_table
-from runbook.cli._runs import folder_of
+from runbook.cli._parser import command, file_problems, option_table
+from runbook.cli._runs import find_run, folder_of, load_told, refuse_changed
 from runbook.console import Console
+from runbook.errors import ProgramExit, choice_for
 
 if TYPE_CHECKING:
     from runbook.tools.replay.judge import ReplayRecord
@@ -97,3 +99,68 @@ def _print_judgement(console: Console, judgement: ReplayRecord, path: str) -> No
             f"     found:   {item.found}",
             f"     rule:    {item.rule_text}",
         )
+
+
+_FORMATS = ("csv", "prometheus")
+_STDOUT = "-"
+# node_exporter reads no other file.
+_COLLECTED = ".prom"
+
+
+def _export_problems(args: argparse.Namespace) -> list[str]:
+    if args.to is None:
+        needed = f"--to is needed, for example --to csv numbers.csv; formats: {', '.join(_FORMATS)}"
+        return [] if args.misread else [needed]
+    name, target = args.to
+    if name not in _FORMATS:
+        return [f"--to {name}: no such format{choice_for(name, _FORMATS)}"]
+    if target == _STDOUT:
+        return []
+    if name == "prometheus" and Path(target).suffix != _COLLECTED:
+        return [f"--to {name} {target}: the collector reads only files that end in {_COLLECTED}"]
+    return file_problems(f"--to {name}", Path(target))
+
+
+@command(
+    "write a run's numbers as CSV or for Prometheus",
+    json_help="the path that was written, as one JSON document on stdout",
+    arguments=option_table(
+        """
+        run_name [RUN]
+        --out DIR
+        --to FORMAT  csv FILE or prometheus FILE.prom; - is stdout; needed, no default
+        """,
+        to={"metavar": ("FORMAT", "PATH"), "nargs": 2},
+    ),
+    problems=_export_problems,
+)
+def export(args: argparse.Namespace, console: Console) -> int:
+    """Write the numbers of a run (see docs/exporting.md). Changes nothing in the run.
+
+    csv         a row for each number: value, unit, n, spread, limit, outcome, file, digest
+    prometheus  a file for node_exporter's textfile collector, replaced at once: verdict,
+                checks by outcome, durations, every number and every limit; needs the
+                package prometheus-client: pip install 'nsa-runbook[prometheus]'
+
+    examples:
+      runbook export --to csv numbers.csv                      the newest run
+      runbook export --to prometheus /var/lib/node_exporter/runbook.prom
+      runbook export 20261121T010203Z-840303b --to csv -
+    exit codes: 0 written; 2 usage, or run.json changed since the run: nothing is written
+    """
+    from runbook.files import write_atomic, written_to
+    from runbook.tools.export import csv_text, prometheus_text
+
+    folder, (name, target) = find_run(args.run_name, args.out), args.to
+    refuse_changed(folder, "nothing is exported of it")
+    record = load_told(folder, console)
+    text = csv_text(record) if name == "csv" else prometheus_text(record)
+    if target != _STDOUT:
+        with written_to(f"--to {name}", Path(target)):
+            write_atomic(Path(target), text)
+    if args.json:
+        head = {"schema_version": 1, "run_id": record.run_id}
+        console.json_document({**head, "exports": [{"format": name, "written": [target]}]})
+    else:
+        console.page(text if target == _STDOUT else target)
+    return ProgramExit.GO

@@ -24,7 +24,6 @@ CASES = """
 rnu -> unknown command 'rnu' (did you mean 'run'?)
 zzz -> unknown command 'zzz'; there are: run, report, verify, launch, watch
 help juge -> unknown command 'juge' (did you mean 'judge'?)
-bundle -> unknown command 'bundle' (it is `runbook export --to bundle`)
 --versoin -> --versoin (did you mean '--version'?); options of a command come after its name; see
 phases --jsn -> unknown option --jsn (did you mean '--json'?); see runbook phases --help
 schema rum -> run|events|profile: invalid choice: 'rum' (choose from 'run', 'events', 'profile')
@@ -48,7 +47,7 @@ export --to tensorboard b -> no such format; there are: csv, prometheus
 export --to prometheus x.txt -> the collector reads only files that end in .prom
 export --to csv nowhere/x.csv -> no folder nowhere/
 export --to csv . -> --to csv .: is a folder; name a file in it; see runbook export --help
-export --to csv good.csv --to csv artifacts/RUN/run.json -> lies in the folder of the run RUN
+export --to csv artifacts/RUN/run.json -> lies in the folder of the run RUN
 history --csv -> --csv needs a METRIC, for example: baseline.throughput
 history --csv --otu x -> unknown option --otu (did you mean '--out'?)
 history baseline.throughput --html x.html -> --html shows everything: it goes with no METRIC
@@ -256,7 +255,7 @@ def test_a_folder_that_cannot_be_made(here: Path, words: str, place: str) -> Non
 @pytest.mark.parametrize(
     ("words", "flag"),
     [
-        *((f"export --to {fmt}", f"--to {fmt}") for fmt in ("csv", "prometheus", "bundle")),
+        *((f"export --to {fmt}", f"--to {fmt}") for fmt in ("csv", "prometheus")),
         ("compare RUN RUN --html", "--html"),
     ],
 )
