@@ -23,15 +23,10 @@ _HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORP
 _ARGUMENTS = option_table(
     """
     --faults LIST  comma-separated names, or all (default)
-    --repeat N     launches of each fault (default: 1)
-    --jobs N       launches at a time (default: 1)
     --list         list the faults and stop
-    --keep         keep every folder, not only those of failed rows
     --out DIR      new folder (default: artifacts/drill-<time>)
     """,
     faults="all",
-    repeat={"default": 1},
-    jobs={"default": 1},
     out={"default": None},
 )
 
@@ -50,7 +45,7 @@ def drill(args: argparse.Namespace, console: Console) -> int:
     examples:
       runbook drill --list
       runbook drill --faults frozen,sigkill,nan
-      runbook drill --repeat 5 --json > drill.json
+      runbook drill --json > drill.json
     exit codes: 0 every row passed, 1 a row failed, 2 usage, 3 interrupted
     """
     from runbook.files import utc_stamp
@@ -63,7 +58,7 @@ def drill(args: argparse.Namespace, console: Console) -> int:
         _list(console, faults, as_json=args.json)
         return 0
     out = args.out or Path(DEFAULT_OUT) / f"drill-{utc_stamp()}"
-    total, done = len(faults) * args.repeat, 0
+    total, done = len(faults), 0
 
     def told(row: DrillRow) -> None:
         nonlocal done
@@ -73,15 +68,7 @@ def drill(args: argparse.Namespace, console: Console) -> int:
         console.progress(f"[{done}/{total}] {row.fault}{took} {word}")
 
     with stop_on_signals(StopRequest()) as stop:
-        report = run_drill(
-            faults,
-            out.resolve(),
-            repeat=args.repeat,
-            jobs=args.jobs,
-            keep=args.keep,
-            stop=stop,
-            on_row=told,
-        )
+        report = run_drill(faults, out.resolve(), stop=stop, on_row=told)
     _print(console, report, as_json=args.json)
     if report.interrupted:
         return ProgramExit.INCOMPLETE

@@ -142,4 +142,3 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drill", "--list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {row["fault"] for row in listed["faults"]} == set(FAULTS)
-    assert main(["drill", "--repeat", "0"]) == 2
