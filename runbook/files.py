@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import pwd
 import shlex
 import shutil
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -34,23 +33,11 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def not_text(text: str) -> str:
-    """Why no file can hold it; empty if one can.
-
-    Bytes of a command line that are not UTF-8 cannot be written as such. Those that are may be read
-    as something else, where the locale that a shell names is not installed.
-    """
+    """Why no file can hold it, as bytes of a command line that are not UTF-8; empty if one can."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        with suppress(UnicodeError):
-            os.fsencode(text).decode("utf-8")
-            names = (os.environ.get(one) for one in ("LC_ALL", "LC_CTYPE", "LANG"))
-            locale = next((name for name in names if name), "C")
-            return (
-                f"is read as {sys.getfilesystemencoding()} here, because the locale {locale} is "
-                "not installed (`locale -a`) or not UTF-8: `export LC_ALL=C.UTF-8`"
-            )
-        return "is not UTF-8 text, and a run's files are"
+        return "is not UTF-8 text (or the locale is not), and a run's files are"
     return ""
 
 
@@ -125,34 +112,6 @@ def written_to(flag: str, path: Path) -> Iterator[None]:
     except OSError as error:
         text = f"{flag} {path}: cannot be written: {error.strerror or error}"
         raise UsageError(text, hint="name a place that can be written") from error
-
-
-def not_read(error: OSError) -> str:
-    """Why a file or folder could not be read: where this user may not, by whom and what to do."""
-    path = None if error.filename is None else Path(os.fsdecode(error.filename)).absolute()
-    if path is None or not isinstance(error, PermissionError):
-        return str(error.strerror or error)
-    for place in (*reversed(path.parents), path):
-        folder = place.is_dir()
-        needed = (os.R_OK if place == path else 0) | (os.X_OK if folder else 0)
-        if not os.access(place, os.F_OK) or os.access(place, needed):
-            continue  # what is in the way is another one, or this was no reading
-        found = place.stat()
-        who, owner = _user(os.geteuid()), _user(found.st_uid)
-        whom = "u" if who == owner else "a"
-        way = shlex.join(["chmod", *(("-R",) if folder else ()), f"{whom}+rX", str(place)])
-        way = f"`{way}`" if who == owner else f"ask {owner} for `{way}`, or do this as {owner}"
-        mode = stat.S_IMODE(found.st_mode)
-        return f"may not be read by {who}: {place} belongs to {owner}, mode {mode:04o}: {way}"
-    return str(error.strerror or error)
-
-
-def _user(number: int) -> str:
-    """The name of a user; its number where the system knows no name."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"user {number}"
 
 
 def make_new_dir(flag: str, path: Path) -> None:

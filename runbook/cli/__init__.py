@@ -99,9 +99,7 @@ def _refused(error: OSError) -> str:
         return "the current folder was removed; change to one that is there (cd)"
     if error.errno not in _REFUSALS:
         return ""
-    from runbook.files import not_read
-
-    return f"{error.filename or 'the system'}: {not_read(error)}"
+    return f"{error.filename or 'the system'}: {error.strerror or error}"
 
 
 def _tell(console: Console, *lines: str) -> None:

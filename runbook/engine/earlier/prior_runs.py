@@ -15,7 +15,7 @@ from nsa import contract
 from nsa.contract import sha256_of
 from runbook.engine.intact import journal_problems
 from runbook.errors import RunbookError
-from runbook.files import not_read, write_atomic
+from runbook.files import write_atomic
 from runbook.folder.comparability import (
     Facts,
     device_facts,
@@ -67,7 +67,7 @@ def keep_accepted(
         except DamagedRunError as error:
             damaged[folder.name] = str(error)
         except OSError as error:
-            damaged[folder.name] = f"{error.filename}: {not_read(error)}"
+            damaged[folder.name] = f"{error.filename}: {error.strerror or error}"
         except (RunbookError, StatisticsError) as error:
             left_out[folder.name] = str(error)
     runs.reverse()
