@@ -20,7 +20,7 @@ from phases.kit.case import (
 from phases.kit.limits import ACCEPTED_LOSS
 from phases.kit.measure import derived, in_file, shown_only
 from phases.training.training import require_sound
-from runbook.folder.comparability import device_facts, env_facts, other_work, unlike
+from runbook.folder.facts import device_facts, env_facts, other_work, unlike
 from runbook.records import Reason
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
 from runbook.stats.decision import Decision

@@ -9,15 +9,14 @@ from collections.abc import Sequence
 
 from runbook import __version__
 from runbook.cli import (
-    drill,
     finished,
     history,
-    init,
     lists,
     live,
     questions,
     run,
     triage,
+    trials,
 )
 from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, parse_all
 from runbook.cli.guide import named, overview, print_next
@@ -31,7 +30,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         *(run.run, finished.report, finished.verify, launch.launch),
         *(live.watch, triage.triage, history.history, questions.inspect),
     ),
-    "other runs": (init.init, launch.nightly, drill.drill),
+    "other runs": (trials.init, launch.nightly, trials.drill),
     "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),
     "look up": (lists.phases, lists.profiles, lists.toggles, lists.schema),
 }

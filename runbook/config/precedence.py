@@ -27,7 +27,7 @@ from runbook.errors import UsageError, not_one_line
 from runbook.files import data_path
 
 if TYPE_CHECKING:
-    from runbook.config.presets import Preset
+    from runbook.config.extends import Preset
     from runbook.config.profile import Profile
 
 TYPED = "--set"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runbook.config.presets import load_preset
+from runbook.config.extends import load_preset
 from runbook.config.setup import RunOptions, Setup
 from runbook.defaults import EXTRAS, absent
 from runbook.engine.plan.needs import needs_of

@@ -14,7 +14,7 @@ from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.settings import Settings
 from runbook.engine.intact import of_the_machine
 from runbook.errors import RunbookError, UsageError
-from runbook.folder.comparability import differences
+from runbook.folder.facts import differences
 from runbook.folder.launch.documents import read_json_object
 from runbook.launch.command import resolve_config
 from runbook.machine.identity import identity

@@ -16,7 +16,7 @@ from nsa.contract import sha256_of
 from runbook.engine.intact import journal_problems
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
-from runbook.folder.comparability import (
+from runbook.folder.facts import (
     Facts,
     device_facts,
     env_facts,

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
 from runbook.config.phase import Phase
 from runbook.config.plan import load_plan
 from runbook.config.precedence import gathered, with_config, words
-from runbook.config.presets import load_preset
 from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runbook.folder.comparability import Difference, Facts, device_facts, env_facts, unlike
+from runbook.folder.facts import Difference, Facts, device_facts, env_facts, unlike
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.shapes import is_number
 from runbook.folder.manifest import record_is_changed
