@@ -223,7 +223,7 @@ FOLDERS = ("/proc/x", "/sys/x", "taken/x")
 MADE = (
     "drill --faults exit",
     "init --tokens-per-rank 8 --profile cpu --trainer 'true {steps}'",
-    "triage --steps 5 --ranks 1 --profile cpu",
+    "triage configs/cpu_smoke.yaml --steps 5",
     "run --phase preflight --profile cpu",
 )
 
