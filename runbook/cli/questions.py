@@ -15,28 +15,9 @@ if TYPE_CHECKING:
     from runbook.tools.replay.judge import ReplayRecord
 
 
-def _floor(text: str) -> float:
-    if text == "none":
-        return float("-inf")
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of nats >= 0 nor `none`")
-    return value
-
-
 @command(
     "judge any run directory, read-only: what it holds and what is suspicious",
-    arguments=option_table(
-        """
-        directory DIR      a run's directory or id, or one CSV file
-        --loss-floor NATS  lowest loss that is possible, or `none` (default: from env.json, else
-                           ln 256)
-        """,
-        loss_floor=_floor,
-    ),
+    arguments=option_table("directory DIR  a run's directory or id, or one CSV file"),
 )
 def inspect(args: argparse.Namespace, console: Console) -> int:
     """Judge a run directory without changing it: which runs its training.csv holds, which
@@ -45,13 +26,13 @@ def inspect(args: argparse.Namespace, console: Console) -> int:
 
     examples:
       runbook inspect artifacts/m7c_125m_2xa100_prod
-      runbook inspect old/training.csv --loss-floor 5.545
+      runbook inspect old/training.csv
     exit codes: 0 nothing suspicious, 1 suspicious, 2 usage, 3 too little to say
     """
     from runbook.tools.inspect.folder import inspect_path
     from runbook.tools.inspect.types import inspection_text
 
-    inspection = inspect_path(folder_of(args.directory), loss_floor=args.loss_floor)
+    inspection = inspect_path(folder_of(args.directory))
     if args.json:
         console.json_document(inspection.document())
     else:

@@ -35,7 +35,7 @@ report --format pdf -> --format 'pdf': no such format; there are: details, githu
 report --format , -> --format names no format
 report --json --format md -> --json and --format: choose one
 report --out other -> no run in other/; `runbook run` starts one, --out names another folder
-judge --format md,html -> --format takes one format here
+judge --format md,html -> --format 'md,html': no such format
 judge --format json -> --format json: there is none; --json prints run.json
 verify --fingerprint 3f9c -> '3f9c' is not a fingerprint; allowed: 32 to 64 digits (0-9, a-f), as
 compare 20261121 -> name the two runs to compare; in artifacts/ there are: RUN
@@ -64,7 +64,6 @@ watch other --once -> nothing to read:
 inspect nosuch -> no run 'nosuch'
 inspect pipe.yaml -> save it as a file
 profiles ./pipe.yaml -> save it as a file
-nightly --pin pipe.yaml --dry-run -> save it as a file
 run --profile ./pipe.yaml --dry-run -> save it as a file
 run --out taken --dry-run -> --out taken: is a file, not a folder
 run --phase '' --profile cpu --dry-run -> no phase ''; there are: all,

@@ -134,8 +134,6 @@ def _add_nightly(parser: CommandParser) -> None:
         default="",
         help=f"the commit to compare with (default: the one pinned in {_PINNED})",
     )
-    pin = f"--pin FILE  another file with reference and profile (default: {_PINNED})"
-    option_table(pin)(parser)
 
 
 def _nightly_problems(args: argparse.Namespace) -> list[str]:
@@ -148,7 +146,7 @@ def _nightly_problems(args: argparse.Namespace) -> list[str]:
     args.phase = args.phase or _NIGHTLY_PHASES
     if not (args.profile and args.reference):
         try:
-            pinned = load_nightly(args.pin)
+            pinned = load_nightly()
         except UsageError as error:
             return list(error.problems)
         args.profile = args.profile or pinned.profile
