@@ -123,7 +123,6 @@ def go_on(state: RunState) -> RunRecord:
         left,
         profile,
         earlier=Earlier(profile.name, out, without=state.run_root.name),
-        phases=[name for name in names if name not in done],
         done_s=sum(record.duration_s for record in done.values()),
     )
     state.observer.run_started(state.run_root.name, str(state.run_root), names)
