@@ -29,8 +29,8 @@ def inspect(args: argparse.Namespace, console: Console) -> int:
       runbook inspect old/training.csv
     exit codes: 0 nothing suspicious, 1 suspicious, 2 usage, 3 too little to say
     """
+    from runbook.tools.inspect import inspection_text
     from runbook.tools.inspect.folder import inspect_path
-    from runbook.tools.inspect.types import inspection_text
 
     inspection = inspect_path(folder_of(args.directory))
     if args.json:
@@ -54,8 +54,8 @@ def replay(args: argparse.Namespace, console: Console) -> int:
       runbook replay my_report.yaml --json
     exit codes: 0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE
     """
+    from runbook.tools.replay import load_report
     from runbook.tools.replay.judge import judge_report
-    from runbook.tools.replay.report import load_report
 
     report, path, sha256 = load_report(args.file)
     judgement = judge_report(report)

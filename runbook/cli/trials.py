@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from runbook.defaults import DEFAULT_OUT
 
 if TYPE_CHECKING:
-    from runbook.tools.drill.faults import Fault
+    from runbook.tools.drill import Fault
     from runbook.tools.drill.runner import DrillReport, DrillRow
 
 
@@ -196,7 +196,7 @@ def drill(args: argparse.Namespace, console: Console) -> int:
     """
     from runbook.files import utc_stamp
     from runbook.launch import StopRequest, stop_on_signals
-    from runbook.tools.drill.faults import select
+    from runbook.tools.drill import select
     from runbook.tools.drill.runner import run_drill
 
     faults = select(args.faults)

@@ -12,7 +12,7 @@ from runbook.errors import UsageError
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus, RankExit
-from runbook.tools.drill.faults import FAULTS
+from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
 from runbook.tools.triage import run_steps
 from runbook.tools.triage_steps import STEPS, TriageStep, applied

@@ -63,7 +63,7 @@ PART = option_table(
 TELLING = option_table(
     f"""
     --output-format {_FORMATS}  text (default) for people; json: every event as one JSON line, the
-        same as --json; github: groups, annotations, step summary and outputs of GitHub Actions
+        same as --json; github: annotations, step summary and outputs of GitHub Actions
     --partial-exit 0|4  exit code of PARTIAL PASS: 4 (default), or 0 for a step of a job that runs a
         part on purpose
     """,

@@ -19,7 +19,7 @@ from runbook.launch import StopRequest
 from runbook.launch.incident.straggler import SHORT_OF_CPUS
 from runbook.process.reaper import carriers
 from runbook.records import LaunchStatus
-from runbook.tools.drill.faults import Fault
+from runbook.tools.drill import Fault
 from runbook.tools.drill.scene import Scene, play
 
 _ORPHANS_AFTER_S = 1.0

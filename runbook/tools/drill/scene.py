@@ -34,7 +34,7 @@ from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import TOKEN_VARIABLE, carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.launch import torchrun
-from runbook.tools.drill.faults import BUDGET_S, FAULTS, Fault
+from runbook.tools.drill import BUDGET_S, FAULTS, Fault
 
 _TIMEOUT_S = 240.0
 _START_WITHIN_S = 120.0

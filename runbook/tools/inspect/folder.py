@@ -20,8 +20,7 @@ from runbook.folder.launch.shapes import ENV, is_number, shaped
 from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.records import RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
-from runbook.tools.inspect.training import account_remarks, as_planned, completed, inspect_training
-from runbook.tools.inspect.types import (
+from runbook.tools.inspect import (
     Inspection,
     RankFacts,
     Remark,
@@ -30,6 +29,7 @@ from runbook.tools.inspect.types import (
     RunDirectory,
     remarks_on,
 )
+from runbook.tools.inspect.training import account_remarks, as_planned, completed, inspect_training
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from runbook.records.outcome import Outcome
 from runbook.stats.decision import Decided
 from runbook.stats.launches import meets_target
-from runbook.tools.replay.report import PHASE_NAMES, Report, Span, Status
+from runbook.tools.replay import PHASE_NAMES, Report, Span, Status
 
 # What the runbook leaves optional, and what its own acceptance table has: G2 and L1.
 OPTIONAL_PHASES = ("fused_adamw", "fineweb")

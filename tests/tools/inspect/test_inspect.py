@@ -12,8 +12,8 @@ import pytest
 
 from runbook.cli import main
 from runbook.errors import UsageError
+from runbook.tools.inspect import Inspection, inspection_text
 from runbook.tools.inspect.folder import inspect_path
-from runbook.tools.inspect.types import Inspection, inspection_text
 from tests.factory.files import HEADER, write_beats, write_rows
 from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run, steps
 from tests.tools.inspect.folders import TOKEN, beats, healthy, legacy_run, row, write_env
