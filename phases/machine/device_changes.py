@@ -22,6 +22,7 @@ from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST
 from phases.kit.measure import file_value
 from phases.machine.device_samples import Notes, require_own_times, sampled
 from phases.machine.devices import require_gpu
+from runbook.folder import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
 from runbook.folder.launch.kernel_lines import (
     XIDS,
     KernelLine,
@@ -31,7 +32,6 @@ from runbook.folder.launch.kernel_lines import (
     slot_of,
 )
 from runbook.folder.launch.shapes import DEVICE_COUNTERS
-from runbook.folder.names import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
 from runbook.records import LaunchStatus, Reason
 from runbook.records.evidence import LaunchEvidence
 

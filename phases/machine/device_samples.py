@@ -16,7 +16,7 @@ from phases.kit.limits import (
     THROTTLED_SHARE,
     WORKING_PERCENT,
 )
-from runbook.folder.names import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
+from runbook.folder import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 

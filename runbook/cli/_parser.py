@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, RunbookError, UsageError, not_one_line, option_meant, shown
-from runbook.folder.names import RECORD_FILE
+from runbook.folder import RECORD_FILE
 
 # The same letter wherever a command has the option; no other option has a letter (but -h).
 SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}

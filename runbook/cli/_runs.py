@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
-from runbook.folder.names import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
+from runbook.folder import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -91,8 +91,8 @@ def running_line(folder: Path) -> str:
 
 def refuse_changed(folder: Path, what: str) -> None:
     """Raises UsageError where run.json is another file than its manifest has; `what` follows."""
+    from runbook.folder import MANIFEST_FILE
     from runbook.folder.manifest import record_is_changed
-    from runbook.folder.names import MANIFEST_FILE
 
     if record_is_changed(folder):
         raise UsageError(

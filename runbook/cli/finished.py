@@ -11,7 +11,7 @@ from runbook.cli._parser import command, file_problems, option_table
 from runbook.cli._runs import find_run, load_told, print_reports, running_line
 from runbook.console import Console
 from runbook.errors import ProgramExit
-from runbook.folder.names import RECORD_FILE, run_folders
+from runbook.folder import RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord

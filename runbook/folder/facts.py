@@ -20,8 +20,8 @@ from nsa.contract import sha256_of
 from nsa.toggles import PREFIX
 from runbook.errors import RunbookError
 from runbook.files import read_bytes, write_atomic
+from runbook.folder import ACCEPTED_JSON
 from runbook.folder.launch.documents import read_json_object
-from runbook.folder.names import ACCEPTED_JSON
 from runbook.records.evidence import AcceptedRuns, Fact
 
 FACTS_FILE = "facts.json"

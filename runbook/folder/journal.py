@@ -16,7 +16,7 @@ from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.files import read_given, sync_folder, utc_text
-from runbook.folder.names import EVENTS_FILE
+from runbook.folder import EVENTS_FILE
 
 Event = Mapping[str, Any]
 RUNNING = "RUNNING"

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from nsa.contract import sha256_of
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_DOCUMENT_BYTES, read_bytes, write_atomic
-from runbook.folder.names import MANIFEST_FILE, OWN_FOLDER, RECORD_FILE
+from runbook.folder import MANIFEST_FILE, OWN_FOLDER, RECORD_FILE
 from runbook.records import ArtifactRecord, RunRecord
 
 # Before a line of the manifest whose name is escaped.

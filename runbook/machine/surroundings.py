@@ -23,8 +23,8 @@ from pathlib import Path
 import psutil
 
 from runbook.files import write_atomic
+from runbook.folder import LOAD_JSON
 from runbook.folder.launch.documents import Load, load_of
-from runbook.folder.names import LOAD_JSON
 from runbook.machine.host import count_cpus
 from runbook.process.ended import group_tasks
 

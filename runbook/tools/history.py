@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 
 from runbook.errors import RunbookError
+from runbook.folder import RECORD_FILE, run_folders
 from runbook.folder.journal import RUNNING, running_text
 from runbook.folder.manifest import load_record, record_is_changed
-from runbook.folder.names import RECORD_FILE, run_folders
 from runbook.records import RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.tools.export import MetricRow, metrics_of

@@ -12,9 +12,9 @@ from nsa.contract import NSAError
 from nsa.settings import load_config
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
+from runbook.folder import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
 from runbook.folder.launch.documents import json_object
 from runbook.folder.manifest import load_record
-from runbook.folder.names import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
 from runbook.records import (
     Launch,
     LaunchEntry,

@@ -16,6 +16,12 @@ from nsa.contract import sha256_of
 from runbook.engine.intact import journal_problems
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
+from runbook.folder import (
+    ACCEPTED_JSON,
+    DEVICES_BEFORE_JSON,
+    EVENTS_FILE,
+    RECORD_FILE,
+)
 from runbook.folder.facts import (
     Facts,
     device_facts,
@@ -28,12 +34,6 @@ from runbook.folder.launch.documents import read_json_object
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.shapes import DEVICES, ENV, Fields, shaped
 from runbook.folder.manifest import record_bytes, record_text
-from runbook.folder.names import (
-    ACCEPTED_JSON,
-    DEVICES_BEFORE_JSON,
-    EVENTS_FILE,
-    RECORD_FILE,
-)
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import LaunchEntry, RunRecord
 from runbook.records.evidence import AcceptedRun, AcceptedRuns

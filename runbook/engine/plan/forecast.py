@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nsa.contract import TRAINING_CSV
 from runbook.config.profile import Profile
-from runbook.engine.earlier.matches import ground_of
+from runbook.engine.earlier import ground_of
 from runbook.errors import RunbookError
+from runbook.folder import run_folders
 from runbook.folder.integrity import go_record
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.manifest import load_record
-from runbook.folder.names import run_folders
 from runbook.machine.host import count_cpus
 from runbook.records import Launch, RunRecord
 from runbook.records.measurement import duration_text

@@ -26,8 +26,8 @@ from nsa.contract import (
     checkpoint_name,
     shard_file,
 )
+from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import json_object
-from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.launch import Budgets, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
 from runbook.launch.watch.watchdog import Thresholds
