@@ -264,15 +264,11 @@ def test_student_s_t_is_that_of_scipy() -> None:
         assert t_upper_tail(1.5, freedom) == pytest.approx(stats.t.sf(1.5, freedom))
 
 
-def test_the_first_value_of_each_kind_that_is_no_throughput_is_named() -> None:
-    with pytest.raises(UsageError) as caught:
+def test_values_that_are_no_throughput_are_counted() -> None:
+    said = r"x: 4 of 5 value\(s\) are not finite and above 0; needed: at least 1 value in s"
+    with pytest.raises(UsageError, match=said):
         positive("x", [1.0, math.nan, -2.0, math.inf, 0.0], unit="s")
-    message = str(caught.value)
-    assert (
-        "x: 2 value(s) not finite, first at position 1 (nan); allowed: finite s above 0" in message
-    )
-    assert "x: 2 value(s) not above 0, first at position 2 (-2.0)" in message
-    with pytest.raises(UsageError, match=r"at least 1 value\(s\) in s, got 4"):
+    with pytest.raises(UsageError, match="0 of 4 value"):
         positive("x", np.ones((2, 2)), unit="s")
     assert positive("x", iter([1, 2]), unit="s").tolist() == [1.0, 2.0]
 
@@ -282,6 +278,5 @@ def test_pairs_of_different_lengths_say_both(a: list[float], b: list[float]) -> 
     says = f"t1 has {len(a)} value(s) and tN {len(b)}: they are paired"
     with pytest.raises(UsageError, match=re.escape(says)):
         scaling(a, b, 2)
-    for nothing in ([], [None]):
-        with pytest.raises(UsageError, match="x: "):
-            positive("x", nothing, unit="s")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="x: 0 of 0"):
+        positive("x", [], unit="s")

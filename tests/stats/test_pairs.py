@@ -99,7 +99,7 @@ def test_values_that_are_no_throughput(bad: float) -> None:
         lambda: scaling(good, ill, 2),
     )
     for call in calls:
-        with pytest.raises(UsageError, match="position"):
+        with pytest.raises(UsageError, match=r"1 of \d value"):
             call()
 
 
@@ -108,7 +108,5 @@ def test_other_bad_input() -> None:
         non_inferiority([1.0, 2.0], [1.0])
     with pytest.raises(UsageError, match="at least 1 value"):
         meets_target([], 1.0)
-    with pytest.raises(UsageError, match="not a list of numbers"):
-        meets_target(["fast"], 1.0)  # type: ignore[list-item]
     with pytest.raises(UsageError, match="at least 2 devices"):
         scaling([1.0], [1.0], 1)
