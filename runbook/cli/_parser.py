@@ -13,8 +13,8 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn
 
+from runbook import DEFAULT_OUT
 from runbook.console import Console
-from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, RunbookError, UsageError, not_one_line, option_meant, shown
 from runbook.folder import RECORD_FILE
 

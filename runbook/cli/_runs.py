@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runbook import DEFAULT_OUT
 from runbook.console import Console
-from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
 from runbook.folder import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
 

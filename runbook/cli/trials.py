@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from runbook.defaults import DEFAULT_OUT
+from runbook import DEFAULT_OUT
 
 if TYPE_CHECKING:
     from runbook.tools.drill import Fault

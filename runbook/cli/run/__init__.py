@@ -10,11 +10,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runbook import DEFAULT_LAUNCHER
 from runbook.cli._parser import SIGNALS, CommandParser, command, option_table
 from runbook.cli._runs import find_run
 from runbook.cli.run.options import MACHINE, MEASURED, PART, PLACE, SCALE, TELLING
 from runbook.console import Console, OutputFormat
-from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from runbook import DEFAULT_PLAN
 from runbook.cli._parser import CommandParser, command, option_table
 from runbook.cli.run import run
 from runbook.cli.run.options import MACHINE, PART, PLACE, SCALE, TELLING
 from runbook.console import Console
-from runbook.defaults import DEFAULT_PLAN
 from runbook.errors import UsageError
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from runbook.cli._parser import number_type, option_table, whole_type
-from runbook.console import OutputFormat
-from runbook.defaults import (
+from runbook import (
     DEFAULT_LAUNCHER,
     DEFAULT_OUT,
     DEFAULT_PROTOCOL,
     DEFAULT_QUEUE_S,
     PROTOCOLS,
 )
+from runbook.cli._parser import number_type, option_table, whole_type
+from runbook.console import OutputFormat
 from runbook.errors import ProgramExit
 
 _NOT_NEGATIVE = number_type(at_least=0)

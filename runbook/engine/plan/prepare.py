@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runbook import DEFAULT_PLAN, PROTOCOLS
 from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
 from runbook.config.phase import Phase
@@ -16,7 +17,6 @@ from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems
 from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
-from runbook.defaults import DEFAULT_PLAN, PROTOCOLS
 from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan.planned import planned_problems
 from runbook.errors import UsageError, choice_for
