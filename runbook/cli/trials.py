@@ -5,23 +5,17 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runbook import DEFAULT_OUT
 from runbook.cli._parser import CommandParser, command, number_type, option_table, whole_type
 from runbook.console import Console
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.records.own_trainer import OwnTrainer
-
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from runbook import DEFAULT_OUT
-
-if TYPE_CHECKING:
     from runbook.tools.drill import Fault
     from runbook.tools.drill.runner import DrillReport, DrillRow
 

@@ -13,28 +13,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from nsa.strict_yaml import load_strict
-from runbook.errors import UsageError, did_you_mean, meant, shown
-from runbook.files import read_given, shipped_names
+from nsa.toggles import TOGGLES
+from runbook.config.profile import Sourced
+from runbook.config.settings import variable_problems
+from runbook.errors import UsageError, choice_for, did_you_mean, meant, shown
+from runbook.files import preset_names, presets_folder, read_given, shipped_names
+from runbook.records.measurement import Record
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-
-from typing import Literal
-
-from pydantic import Field
-
-from nsa.toggles import TOGGLES
-from runbook.config.profile import Sourced
-from runbook.config.settings import variable_problems
-from runbook.errors import choice_for
-from runbook.files import preset_names, presets_folder
-from runbook.records.measurement import Record
 
 M = TypeVar("M", bound=BaseModel)
 # Of machines of any number of GPUs, those of so many are shown.
