@@ -40,7 +40,7 @@ from phases.training.plausible import alike
 from phases.training.proofs import effect_problem
 from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.config.phase import Judgement, PlanContext
-from runbook.folder.comparability import device_facts, env_facts, other_work, unlike
+from runbook.folder.facts import device_facts, env_facts, other_work, unlike
 from runbook.records import Launch, Reason
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
 from runbook.stats.decision import Decision

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import pwd
-import select
 import shlex
 import shutil
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import BinaryIO
 
 from runbook.errors import RunbookError, UsageError, choice_for
 
@@ -36,28 +33,16 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def not_text(text: str) -> str:
-    """Why no file can hold it; empty if one can.
-
-    Bytes of a command line that are not UTF-8 cannot be written as such. Those that are may be read
-    as something else, where the locale that a shell names is not installed.
-    """
+    """Why no file can hold it, as bytes of a command line that are not UTF-8; empty if one can."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        with suppress(UnicodeError):
-            os.fsencode(text).decode("utf-8")
-            names = (os.environ.get(one) for one in ("LC_ALL", "LC_CTYPE", "LANG"))
-            locale = next((name for name in names if name), "C")
-            return (
-                f"is read as {sys.getfilesystemencoding()} here, because the locale {locale} is "
-                "not installed (`locale -a`) or not UTF-8: `export LC_ALL=C.UTF-8`"
-            )
-        return "is not UTF-8 text, and a run's files are"
+        return "is not UTF-8 text (or the locale is not), and a run's files are"
     return ""
 
 
-# The largest file that is read whole (JSON, XML, a table to decide from), and the largest one that
-# is read line by line. A million steps of this trainer make heartbeats of 1.2 GB.
+# The largest file that is read whole (JSON, XML, a log of another trainer), and the largest one
+# that is read line by line. A million steps of this trainer make heartbeats of 1.2 GB.
 LARGEST_DOCUMENT_BYTES = 64 << 20
 LARGEST_TABLE_BYTES = 256 << 20
 LARGEST_LOG_BYTES = 2 << 30
@@ -71,51 +56,27 @@ def too_large(path: Path, size: int, most: int) -> OSError:
 def read_bytes(path: Path, most: int = LARGEST_DOCUMENT_BYTES) -> bytes:
     """The bytes of a file. Raises OSError, also where there are more than `most`."""
     with path.open("rb") as stream:
-        return _read_all(stream, path, os.fstat(stream.fileno()).st_size, most)
-
-
-def _read_all(stream: BinaryIO, path: Path, size: int, most: int) -> bytes:
-    data = b"" if size > most else stream.read(most + 1)
+        size = os.fstat(stream.fileno()).st_size
+        data = b"" if size > most else stream.read(most + 1)
     if max(size, len(data)) > most:
         raise too_large(path, max(size, len(data)), most)
     return data
 
 
-# A pipe is read if somebody begins to write into it meanwhile.
-_PIPE_WAIT_S = 10.0
 _NAME = "runbook"
 
 
-def read_given(
-    path: Path,
-    *,
-    pipe: bool = False,
-    wait_s: float = _PIPE_WAIT_S,
-    most: int = LARGEST_DOCUMENT_BYTES,
-) -> bytes:
-    """The bytes of a file that a person named; with `pipe` also those of a pipe, to its end.
+def read_given(path: Path) -> bytes:
+    """The bytes of a file that a person named.
 
-    Raises OSError, also for more than `most` bytes, and for what can be read once only or has no
-    end: a device, a pipe (without `pipe`, or if nobody has begun to write into it after `wait_s`).
+    Raises OSError, also for what is too large, can be read once only or has no end: a device, a
+    pipe.
     """
     mode = path.stat().st_mode
-    if pipe and stat.S_ISFIFO(mode):
-        return _read_pipe(path, wait_s, most)
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         text = "is a pipe or a device, and is read more than once; save it as a file"
         raise OSError(errno.EINVAL, text, str(path))
-    return read_bytes(path, most)
-
-
-def _read_pipe(path: Path, wait_s: float, most: int) -> bytes:
-    # A blocking open would wait for a writer without end.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as stream:
-        if not select.select([handle], [], [], wait_s)[0]:
-            text = f"nobody has written into this pipe for {wait_s:g} s"
-            raise OSError(errno.ETIMEDOUT, text, str(path))
-        os.set_blocking(handle, True)
-        return _read_all(stream, path, 0, most)
+    return read_bytes(path)
 
 
 def sync_folder(folder: Path) -> None:
@@ -151,34 +112,6 @@ def written_to(flag: str, path: Path) -> Iterator[None]:
     except OSError as error:
         text = f"{flag} {path}: cannot be written: {error.strerror or error}"
         raise UsageError(text, hint="name a place that can be written") from error
-
-
-def not_read(error: OSError) -> str:
-    """Why a file or folder could not be read: where this user may not, by whom and what to do."""
-    path = None if error.filename is None else Path(os.fsdecode(error.filename)).absolute()
-    if path is None or not isinstance(error, PermissionError):
-        return str(error.strerror or error)
-    for place in (*reversed(path.parents), path):
-        folder = place.is_dir()
-        needed = (os.R_OK if place == path else 0) | (os.X_OK if folder else 0)
-        if not os.access(place, os.F_OK) or os.access(place, needed):
-            continue  # what is in the way is another one, or this was no reading
-        found = place.stat()
-        who, owner = _user(os.geteuid()), _user(found.st_uid)
-        whom = "u" if who == owner else "a"
-        way = shlex.join(["chmod", *(("-R",) if folder else ()), f"{whom}+rX", str(place)])
-        way = f"`{way}`" if who == owner else f"ask {owner} for `{way}`, or do this as {owner}"
-        mode = stat.S_IMODE(found.st_mode)
-        return f"may not be read by {who}: {place} belongs to {owner}, mode {mode:04o}: {way}"
-    return str(error.strerror or error)
-
-
-def _user(number: int) -> str:
-    """The name of a user; its number where the system knows no name."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return f"user {number}"
 
 
 def make_new_dir(flag: str, path: Path) -> None:

@@ -21,7 +21,7 @@ import yaml
 
 from benchmarks.examples.catalog import EXAMPLES, Example
 from benchmarks.program import markdown_table, put_between
-from runbook.folder.names import run_folders
+from runbook.folder import run_folders
 from tests.reports.browser import MISSING, chromium, running
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@
     --results DIR  the coverage and what was killed are kept here, and not run again
     --workers N    so many copies of the repository at a time (default 2)
 
-A site is a place in phases, decide, verify, read or stats where cosmic-ray has a change to make.
+A site is a place in phases, verify, read or stats where cosmic-ray has a change to make.
 Sites are drawn at random, then one change of each. What cannot change a verdict is not drawn:
 annotations, and the arguments of dataclass decorators. Which tests run a line comes from one
 measurement of coverage; a mutant meets all tests that run its statement, the slow

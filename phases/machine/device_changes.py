@@ -16,6 +16,7 @@ from phases.kit.measure import file_value
 from phases.machine.devices import require_gpu
 from phases.machine.samples import Notes, sampled
 from runbook.files import utc_text
+from runbook.folder import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
 from runbook.folder.launch.kernel_lines import (
     XIDS,
     KernelLine,
@@ -25,7 +26,6 @@ from runbook.folder.launch.kernel_lines import (
     slot_of,
 )
 from runbook.folder.launch.shapes import DEVICE_COUNTERS
-from runbook.folder.names import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
 from runbook.records import LaunchStatus, Reason
 from runbook.records.evidence import LaunchEvidence
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, Finding, failed, whole
 from phases.kit.measure import file_value
-from runbook.folder.names import RESOURCES_CSV
+from runbook.folder import RESOURCES_CSV
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from runbook import __version__
 from runbook.cli import (
-    drill,
-    export,
     finished,
     history,
-    init,
     lists,
     live,
     questions,
     run,
     triage,
+    trials,
 )
-from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, parse_all
-from runbook.cli.guide import named, overview, print_next
+from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, is_phase, parse_all
+from runbook.cli._runs import print_next
 from runbook.cli.run import launch
 from runbook.console import CLOSED, Console, console_for, drop
-from runbook.errors import ProgramExit, RunbookError, UsageError, option_meant
+from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, option_meant
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
@@ -32,10 +30,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         *(run.run, finished.report, finished.verify, launch.launch),
         *(live.watch, triage.triage, history.history, questions.inspect),
     ),
-    "other runs": (init.init, launch.nightly, drill.drill),
-    "other answers": (
-        *(finished.compare, finished.judge, questions.decide, questions.replay, export.export),
-    ),
+    "other runs": (trials.init, launch.nightly, trials.drill),
+    "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),
     "look up": (lists.phases, lists.profiles, lists.toggles, lists.schema),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
@@ -58,6 +54,50 @@ _REFUSALS = {
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG,
     errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR,
 }  # fmt: skip
+
+
+_HEAD = """\
+usage: runbook COMMAND [options]
+
+Can this training run go to production on this machine, yes or no?
+Runs the phases of the validation runbook and answers GO, NO-GO or INCOMPLETE, with the provenance
+of every number."""
+
+_FOOT = """\
+options:
+  -h, --help        show this help; `runbook help COMMAND` or `runbook COMMAND --help` shows more
+  --version         show the version
+
+examples:
+  runbook                                what there is in this folder, and what to do next
+  runbook run                            all phases, with the profile for this machine
+  runbook run --dry-run                  print the commands that would run; start nothing
+  runbook run --phase preflight,baseline --profile a100x2_pcie4
+  runbook report                         show the report of the newest run
+
+exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (of the
+phases asked for), 70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
+
+completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completion])"""
+
+_WIDTH = 16
+
+
+def overview(groups: Mapping[str, Sequence[Command]]) -> str:
+    """The text of `runbook --help`: every command in one line, in its group."""
+    blocks = [
+        "\n".join([f"{title}:", *(f"  {one.name:<{_WIDTH}}  {one.help}" for one in commands)])
+        for title, commands in groups.items()
+    ]
+    return "\n\n".join([_HEAD, *blocks, _FOOT])
+
+
+def named(name: str, commands: Mapping[str, Command]) -> Command:
+    """The command of this name. Raises UsageError with the nearest one."""
+    if name not in commands:
+        phase = f" (a phase: `runbook run --phase {name}`)" if is_phase(name) else ""
+        raise UsageError(f"unknown command {name!r}{phase or choice_for(name, commands)}")
+    return commands[name]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,9 +142,7 @@ def _refused(error: OSError) -> str:
         return "the current folder was removed; change to one that is there (cd)"
     if error.errno not in _REFUSALS:
         return ""
-    from runbook.files import not_read
-
-    return f"{error.filename or 'the system'}: {not_read(error)}"
+    return f"{error.filename or 'the system'}: {error.strerror or error}"
 
 
 def _tell(console: Console, *lines: str) -> None:

@@ -1,14 +1,20 @@
-"""Finished runs, found by name and read; and what is said of one that changed or goes on."""
+"""Runs found by name and read, and what is said of one that changed or goes on.
+
+`runbook` alone tells what there is in this folder and what to do next.
+"""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runbook import DEFAULT_OUT
 from runbook.console import Console
-from runbook.defaults import DEFAULT_OUT
-from runbook.errors import UsageError, did_you_mean, first_of
-from runbook.folder.names import RECORD_FILE, run_folders
+from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
+from runbook.folder import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -85,8 +91,8 @@ def running_line(folder: Path) -> str:
 
 def refuse_changed(folder: Path, what: str) -> None:
     """Raises UsageError where run.json is another file than its manifest has; `what` follows."""
+    from runbook.folder import MANIFEST_FILE
     from runbook.folder.manifest import record_is_changed
-    from runbook.folder.names import MANIFEST_FILE
 
     if record_is_changed(folder):
         raise UsageError(
@@ -100,3 +106,132 @@ def print_reports(console: Console, folder: Path, shown: str = "") -> None:
     for name in ("report.html", "report.md"):
         if (folder / name).is_file():
             console.result(f"report  {shown or folder}/{name}")
+
+
+_LABEL = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What is said of the newest run of a folder, and the commands that come next."""
+
+    run: str
+    detail: str = ""
+    next: tuple[tuple[str, str], ...]
+
+
+def print_next(console: Console) -> int:
+    """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
+    from runbook.files import typed_here
+    from runbook.text import called_by
+
+    found = look(Path(DEFAULT_OUT))
+    console.result(f"{'machine':<{_LABEL}}{_machine()}")
+    console.result(f"{'run':<{_LABEL}}{found.run}")
+    if found.detail:
+        console.result(f"{'':<{_LABEL}}{found.detail}")
+    program = typed_here()
+    commands = [
+        (called_by(command, program), why)
+        for command, why in (*found.next, ("runbook --help", "all commands"))
+    ]
+    width = max(len(command) for command, _ in commands)
+    for number, (command, why) in enumerate(commands):
+        word = "next" if number == 0 else ""
+        console.result(f"{word:<{_LABEL}}{command:<{width}}  {why}")
+    return ProgramExit.GO
+
+
+def _machine() -> str:
+    from runbook.machine.detect import detect_profile
+
+    try:
+        name, reason = detect_profile()
+    except UsageError as error:
+        return str(error.problems[0])
+    return f"--profile auto takes {name}: {reason}"
+
+
+def look(out: Path) -> Found:
+    """The newest run below `out`. Raises nothing for what lies in its folder."""
+    folders = run_folders(out)
+    if not folders:
+        return Found(
+            run=f"none in {out}/",
+            next=(
+                ("runbook run --dry-run", "what would run here, and how long it may take"),
+                ("runbook run", "all phases, and the verdict"),
+            ),
+        )
+    return _unfinished(folders[-1]) or _finished(folders[-1])
+
+
+def _unfinished(folder: Path) -> Found | None:
+    """A run whose journal has no end; None if it has one, or is not readable as a journal."""
+    from runbook.folder.journal import events_so_far, phases_done, running_text, watch_line
+
+    events = events_so_far(folder / EVENTS_FILE)
+    if not events:
+        return None
+    name = shlex.quote(str(folder))
+    if running := running_text(folder):
+        return Found(
+            run=f"{folder}: {running}",
+            next=(
+                (watch_line(folder), "look on"),
+                (f"runbook stacks {name}", "what its ranks are doing"),
+            ),
+        )
+    if events[-1].get("event") == ENDS[0]:
+        return None
+    where = f"{folder}: not finished, {phases_done(events)}"
+    record = _record(folder)
+    again = record.invocation.resume_line(record.run_id) if record else ""
+    resume = (again or f"runbook run --resume {name}", "go on where it was cut off")
+    return Found(run=where, next=(resume, (f"runbook report {name}", "what there is so far")))
+
+
+def _record(folder: Path) -> RunRecord | None:
+    """What its run.json holds; None if that is gone or damaged."""
+    from runbook.folder.manifest import load_record
+
+    try:
+        return load_record(folder)
+    except RunbookError:
+        return None
+
+
+def _finished(folder: Path) -> Found:
+    name, record = shlex.quote(str(folder)), _record(folder)
+    if not (folder / RECORD_FILE).is_file():
+        again = ("runbook run", "a new run: of this one nothing can be judged")
+        return Found(run=f"{folder}: its {RECORD_FILE} is missing", next=(again,))
+    if record is None:
+        verify = (f"runbook verify {name}", "names every file that is damaged")
+        return Found(run=f"{folder}: its {RECORD_FILE} cannot be read", next=(verify,))
+    report = (f"runbook report {name}", "every check, with evidence and remedy")
+    return Found(
+        run=f"{folder}: {record.headline}",
+        detail=record.reasons[0] if record.reasons else "",
+        next=(*_following(record), report, *_besides(record, name)),
+    )
+
+
+def _following(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """What the reports of the run say is next."""
+    from runbook.config import registry
+
+    following = registry.reports()["terminal"].following
+    for step in following(record) if following else ():
+        yield step.command, ", ".join(filter(None, (step.when, step.does)))
+
+
+def _besides(record: RunRecord, name: str) -> Iterator[tuple[str, str]]:
+    """What else there is to do with such a run."""
+    from runbook.records import Verdict
+    from runbook.tools.triage_target import failed_launches
+
+    if record.verdict is Verdict.GO:
+        yield f"runbook verify {name}", "compute every number again"
+    elif record.verdict is Verdict.NO_GO and failed_launches(record):
+        yield f"runbook triage {name}", "find the setting that fixes its failed launch"

@@ -8,16 +8,10 @@ import re
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command, file_problems, option_table
-from runbook.cli._runs import (
-    find_run,
-    load_told,
-    print_reports,
-    refuse_changed,
-    running_line,
-)
+from runbook.cli._runs import find_run, load_told, print_reports, running_line
 from runbook.console import Console
 from runbook.errors import ProgramExit
-from runbook.folder.names import RECORD_FILE, run_folders
+from runbook.folder import RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -25,26 +19,16 @@ if TYPE_CHECKING:
 _DEFAULT_FORMAT = "terminal"
 
 
-def _formats(args: argparse.Namespace) -> list[str]:
-    chosen = args.format or _DEFAULT_FORMAT
-    return list(dict.fromkeys(name.strip() for name in chosen.split(",") if name.strip()))
-
-
-def _unknown_formats(args: argparse.Namespace) -> list[str]:
+def _unknown_format(args: argparse.Namespace) -> list[str]:
     from runbook.engine.derive import format_problems
 
-    if args.json and args.format:
+    if args.format is None:
+        return []
+    if args.json:
         return ["--json and --format: choose one"]
-    if not _formats(args):
-        return ["--format names no format"]
-    if "json" in _formats(args):
+    if args.format == "json":
         return ["--format json: there is none; --json prints run.json, the record"]
-    return [f"--format {text}" for text in format_problems(_formats(args))]
-
-
-def _one_known_format(args: argparse.Namespace) -> list[str]:
-    several = len(_formats(args)) > 1
-    return ["--format takes one format here"] if several else _unknown_formats(args)
+    return [f"--format {text}" for text in format_problems([args.format])]
 
 
 def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
@@ -64,47 +48,36 @@ def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> N
         f"""
         run_name [RUN]
         --out DIR
-        --format LIST  md, details, html, junit, terminal, github, comma-separated
-                       (default: {_DEFAULT_FORMAT})
-        """,
-        format="",
+        --format FORMAT  md, details, html, junit, terminal or github (default: {_DEFAULT_FORMAT})
+        """
     ),
-    problems=_unknown_formats,
+    problems=_unknown_format,
 )
 def report(args: argparse.Namespace, console: Console) -> int:
-    """Render a run again from its run.json. One format goes to stdout; several are written
-    into the run's folder, and their paths go to stdout.
+    """Render a run again from its run.json, on stdout.
 
     examples:
       runbook report                                the newest run, on the terminal
       runbook report --format md > report.md
-      runbook report 20261121T010203Z-840303b --format md,html,junit
+      runbook report 20261121T010203Z-840303b --format junit > junit.xml
     exit codes: 0 whatever the verdict, 2 usage, 3 the run still goes on, or run.json changed since
     """
-    from runbook.engine.derive import write_reports
     from runbook.folder.integrity import untrusted
     from runbook.folder.manifest import record_is_changed
 
     folder = find_run(args.run_name, args.out)
-    formats = _formats(args)
-    running = running_line(folder)
-    if running and formats == [_DEFAULT_FORMAT]:
+    fmt, running = args.format or _DEFAULT_FORMAT, running_line(folder)
+    if running and fmt == _DEFAULT_FORMAT:
         console.result(running)
         return ProgramExit.INCOMPLETE
     if running:
         console.error(running)
-    if len(formats) > 1:
-        refuse_changed(folder, "its reports are kept; one --format goes to stdout")
     record = load_told(folder, console, artifacts=True)
     changed = record_is_changed(folder)
     record = untrusted(record) if changed else record
-    if len(formats) == 1:
-        _print(console, record, formats[0], as_json=args.json)
-        if formats == [_DEFAULT_FORMAT] and not args.json:
-            print_reports(console, folder)
-    else:
-        for path in write_reports(record, folder, formats):
-            console.result(str(path))
+    _print(console, record, fmt, as_json=args.json)
+    if fmt == _DEFAULT_FORMAT and not args.json:
+        print_reports(console, folder)
     return ProgramExit.INCOMPLETE if changed or running else ProgramExit.GO
 
 
@@ -190,9 +163,8 @@ def verify(args: argparse.Namespace, console: Console) -> int:
                              (default: {_DEFAULT_FORMAT})
         """,
         profile="",
-        format="",
     ),
-    problems=_one_known_format,
+    problems=_unknown_format,
 )
 def judge(args: argparse.Namespace, console: Console) -> int:
     """Judge the artifacts of a finished run by the limits of another profile. Starts
@@ -216,7 +188,7 @@ def judge(args: argparse.Namespace, console: Console) -> int:
         profile = load_profile_document(record.profile_document, where=RECORD_FILE)
     judged = judge_again(record, folder, profile, named=args.profile)
     judged = untrusted(judged) if record_is_changed(folder) else judged
-    _print(console, judged, _formats(args)[0], as_json=args.json)
+    _print(console, judged, args.format or _DEFAULT_FORMAT, as_json=args.json)
     return judged.verdict.exit_code
 
 

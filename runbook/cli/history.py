@@ -13,7 +13,8 @@ from runbook.console import Console
 from runbook.errors import UsageError, choice_for
 
 if TYPE_CHECKING:
-    from runbook.tools.history import History, MetricRow, RunRow, Trend
+    from runbook.tools.export import MetricRow
+    from runbook.tools.history import History, RunRow, Trend
 
 _COLUMNS = (
     "started_at", "run_id", "profile", "line", "outcome", "value", "stdev", "n", "unit", "path",

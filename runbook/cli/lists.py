@@ -137,7 +137,7 @@ def _add_toggles(parser: CommandParser) -> None:
 def _show_preset(name: str, console: Console, *, as_json: bool) -> None:
     """The preset's variables with meaning and requirement, and as lines to paste."""
     from nsa.contract import CONFIG_VARIABLE
-    from runbook.config.presets import load_preset
+    from runbook.config.extends import load_preset
 
     preset = load_preset(name)
     exports = [f"export {key}={shlex.quote(value)}" for key, value in preset.variables.items()]

@@ -11,10 +11,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from runbook import DEFAULT_OUT
 from runbook.cli._parser import command, option_table
 from runbook.cli._runs import folder_of
 from runbook.console import Console
-from runbook.defaults import DEFAULT_OUT
 from runbook.errors import ProgramExit
 
 if TYPE_CHECKING:

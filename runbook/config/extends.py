@@ -1,4 +1,9 @@
-"""Documents that say `extends: NAME` and then only what differs: profiles, presets and plans."""
+"""Documents that say `extends: NAME` and then only what differs: profiles, presets and plans.
+
+A preset is variables that belong together, each with its value and the requirement behind it. The
+shipped ones are `configs/presets/*.yaml`. A profile that names one runs with its variables, so that
+what is measured and what the documents launch have one owner.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from nsa.strict_yaml import load_strict
-from runbook.errors import UsageError, did_you_mean, meant, shown
-from runbook.files import read_given, shipped_names
+from nsa.toggles import TOGGLES
+from runbook.config.profile import Sourced
+from runbook.config.settings import variable_problems
+from runbook.errors import UsageError, choice_for, did_you_mean, meant, shown
+from runbook.files import preset_names, presets_folder, read_given, shipped_names
+from runbook.records.measurement import Record
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
 
 M = TypeVar("M", bound=BaseModel)
 # Of machines of any number of GPUs, those of so many are shown.
@@ -189,3 +199,62 @@ def _model_of(annotation: Any) -> Any:
     """The model of an annotation that may also be None."""
     either = get_args(annotation) if isinstance(annotation, UnionType) else ()
     return next((one for one in either if one is not type(None)), annotation)
+
+
+class Preset(Record):
+    """`config` is the trainer config that it is meant for, if not the profile's.
+
+    `replaced` says of variables that the documents type what stands in their place. `commands`
+    take it by its name, on a machine that it is for.
+    """
+
+    schema_version: Literal[1]
+    name: str = Field(pattern=r"^[a-z0-9_]+$")
+    title: str = Field(min_length=1)
+    source: str = Field(min_length=1)
+    config: str = ""
+    commands: tuple[str, ...] = Field(min_length=1)
+    env: dict[str, Sourced]
+    replaced: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables as an environment."""
+        return {name: one.value for name, one in self.env.items()}
+
+    @property
+    def lines(self) -> list[str]:
+        """What is typed to train with it."""
+        return [f"runbook {command} --preset {self.name}" for command in self.commands]
+
+    def meaning(self, name: str) -> str:
+        """What a variable of it means: the toggle's own words, else what the preset says."""
+        return TOGGLES[name].meaning if name in TOGGLES else self.env[name].meaning
+
+
+def load_preset(name: str) -> Preset:
+    """A shipped preset. Raises UsageError that lists every wrong key and value."""
+    names = preset_names()
+    if name not in names:
+        raise UsageError(f"no preset {name!r}{choice_for(name, names)}")
+    document = whole_document("preset", name, presets_folder())
+    preset = validated(Preset, document, f"preset {name}")
+    if problems := variable_problems(preset.variables):
+        raise UsageError([f"preset {name}: {text}" for text in problems])
+    return preset
+
+
+def with_preset(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A profile's document with the variables of the preset that it names, below those of its own.
+
+    Raises UsageError for a name that is none.
+    """
+    rest = {key: value for key, value in document.items() if key != "preset"}
+    named = document.get("preset")
+    if named is None:
+        return rest
+    if not isinstance(named, str):
+        raise UsageError(f"{where}: preset: expected the name of a preset, got {named!r}")
+    own = rest.get("env") or {}
+    variables = load_preset(named).model_dump(mode="json")["env"]
+    return {**rest, "env": merged(variables, own) if isinstance(own, dict) else own}

@@ -7,10 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.config import registry
-from runbook.config.extends import SHOWN_GPUS, gpus_by_name, key_problem, validated, whole_document
+from runbook.config.extends import (
+    SHOWN_GPUS,
+    gpus_by_name,
+    key_problem,
+    validated,
+    whole_document,
+    with_preset,
+)
 from runbook.config.limits import Limit, limit_problems
 from runbook.config.machines import machines
-from runbook.config.presets import with_preset
 from runbook.config.profile import Profile
 from runbook.config.settings import override_problems, variable_problems
 from runbook.errors import UsageError, choice_for, did_you_mean

@@ -17,8 +17,7 @@ from typing import Any
 
 from pydantic import Field
 
-from runbook.config.extends import merged, read_mapping, validated
-from runbook.config.presets import with_preset
+from runbook.config.extends import merged, read_mapping, validated, with_preset
 from runbook.files import data_path
 from runbook.records.measurement import Record
 

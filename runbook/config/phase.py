@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from runbook.defaults import DEFAULT_LAUNCHER
+from runbook import DEFAULT_LAUNCHER
 from runbook.records import Check, Launch, Measurement, Series, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
 from runbook.records.run import Invocation

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from nsa.settings import DataSection
 from nsa.toggles import meaning
+from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.config import registry
 from runbook.config.extends import merged, validated, whole_document
 from runbook.config.limits import LimitValue
@@ -22,7 +23,6 @@ from runbook.config.load import load_profile_document
 from runbook.config.phase import Made
 from runbook.config.profile import PhaseSettings, PlanNote, Profile, Sourced, Stage
 from runbook.config.settings import Scalar
-from runbook.defaults import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.errors import UsageError, choice_for
 from runbook.files import data_path
 from runbook.records.measurement import Record

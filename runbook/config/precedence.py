@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, is_secret_name
 from nsa.toggles import PREFIX, meaning, safe_mode_changes
+from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.config.settings import (
     Settings,
     is_passed_on,
@@ -22,12 +23,11 @@ from runbook.config.settings import (
     unknown_note,
     variable_problems,
 )
-from runbook.defaults import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.errors import UsageError, not_one_line
 from runbook.files import data_path
 
 if TYPE_CHECKING:
-    from runbook.config.presets import Preset
+    from runbook.config.extends import Preset
     from runbook.config.profile import Profile
 
 TYPED = "--set"

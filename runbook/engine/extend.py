@@ -15,8 +15,8 @@ from runbook.config.plan import needing_go
 from runbook.config.registry import report_files, select
 from runbook.config.setup import Setup
 from runbook.errors import UsageError
+from runbook.folder import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
 from runbook.folder.journal import Event, Journal
-from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
 from runbook.records import LaunchStatus, PhaseRecord, RunRecord
 from runbook.records.outcome import satisfies
 from runbook.records.run import Repeated

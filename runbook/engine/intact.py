@@ -19,11 +19,10 @@ from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
 from runbook.engine.judge import is_as_planned, what_it_reads
 from runbook.errors import RunbookError
-from runbook.folder.comparability import differences
-from runbook.folder.facts import read_facts, shown_fact
+from runbook.folder import EVENTS_FILE, LAUNCH_JSON, RECORD_FILE, RESULT_JSON
+from runbook.folder.facts import differences, read_facts, shown_fact
 from runbook.folder.journal import read_events
 from runbook.folder.launch.documents import read_json_object
-from runbook.folder.names import EVENTS_FILE, LAUNCH_JSON, RECORD_FILE, RESULT_JSON
 from runbook.folder.redact import redact_variables
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
 from runbook.records.measurement import json_ready

@@ -9,7 +9,7 @@ from typing import Any
 
 from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.engine.scope import what_ran
-from runbook.folder.comparability import read_accepted
+from runbook.folder.facts import read_accepted
 from runbook.folder.launch.evidence import read_launch
 from runbook.records import (
     THE_RUN,

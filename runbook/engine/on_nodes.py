@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from nsa.contract import sha256_of
 from runbook.errors import RunbookError
+from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import FACTS_FILE, Draft, finish, read_facts, write_facts
-from runbook.folder.names import LAUNCH_JSON
 from runbook.launch import StopRequest, run_launch, set_aside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE, Launcher
 from runbook.launch.observer import Observer

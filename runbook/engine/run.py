@@ -29,9 +29,9 @@ from runbook.engine.plan.progress import Forecaster
 from runbook.engine.starting import Part, held_back
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, no_folder, not_text, typed_here, utc_stamp, utc_text
+from runbook.folder import EVENTS_FILE, RECORD_FILE
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record
-from runbook.folder.names import EVENTS_FILE, RECORD_FILE
 from runbook.launch import StopRequest, stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.inputs import remove_checkouts
@@ -123,7 +123,6 @@ def go_on(state: RunState) -> RunRecord:
         left,
         profile,
         earlier=Earlier(profile.name, out, without=state.run_root.name),
-        phases=[name for name in names if name not in done],
         done_s=sum(record.duration_s for record in done.values()),
     )
     state.observer.run_started(state.run_root.name, str(state.run_root), names)

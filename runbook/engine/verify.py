@@ -29,6 +29,7 @@ from runbook.engine.intact import (
 )
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.files import read_bytes
+from runbook.folder import RECORD_FILE
 from runbook.folder.facts import read_facts
 from runbook.folder.integrity import folder_problems
 from runbook.folder.manifest import (
@@ -38,7 +39,6 @@ from runbook.folder.manifest import (
     run_files,
     shown_fingerprint,
 )
-from runbook.folder.names import RECORD_FILE
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence

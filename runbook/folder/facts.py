@@ -1,18 +1,28 @@
-"""facts.json: what was found out about the machine; a fact is a draft until its file is whole."""
+"""Facts: what was found out about the machine, and in what two launches or documents differ.
+
+`facts.json` has what preflight found; a fact is a draft until its file is whole. `accepted.json` of
+a phase keeps what earlier accepted runs measured there. The engine writes it when the phase's
+launches have ended. A run is judged, and judged again, from this file alone, wherever its folder
+lies by then and whatever became of the earlier runs.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from nsa.contract import sha256_of
+from nsa.toggles import PREFIX
 from runbook.errors import RunbookError
 from runbook.files import read_bytes, write_atomic
-from runbook.records.evidence import Fact
+from runbook.folder import ACCEPTED_JSON
+from runbook.folder.launch.documents import read_json_object
+from runbook.records.evidence import AcceptedRuns, Fact
 
 FACTS_FILE = "facts.json"
 _FACTS = TypeAdapter(dict[str, Fact], config=ConfigDict(extra="forbid"))
@@ -79,3 +89,131 @@ def shown_fact(fact: Fact) -> str:
         return ""
     value = f"{fact.value:.6g}" if isinstance(fact.value, float) else str(fact.value)
     return f"{value} {fact.unit}".strip()
+
+
+# What something is, by its kind and its name.
+Facts = dict[tuple[str, str], str]
+
+_KINDS = {"git": "code", "versions": "software", "device": "machine"}
+_CARDS = ("device", "uuids")
+_WORK = ("seq_len", "global_batch", "accumulation", "dtype", "attention_path", "steps")
+# Of another kind than these are differences that a comparison names and is still made with.
+_SAME = ("work", "toggles", "machine")
+
+
+def env_facts(env: Mapping[str, Any]) -> Facts:
+    """Code, software, machine, work and toggles of a launch, as text."""
+    facts: Facts = {}
+    for name, kind in _KINDS.items():
+        # The branch is only a name for the commit.
+        inner = {key: v for key, v in _mapping(env.get(name)).items() if key != "branch"}
+        # Another card of the same model is no other machine: it may be slower, and that is to show.
+        facts |= {
+            ("cards" if (name, key) == _CARDS else kind, f"{name}.{key}"): str(value)
+            for key, value in inner.items()
+        }
+    effective = _mapping(env.get("effective"))
+    for source, names in ((env, ("world_size", "config_sha256")), (effective, _WORK)):
+        facts |= {("work", name): str(source[name]) for name in names if name in source}
+    toggles = env.get("toggles")
+    for toggle in toggles if isinstance(toggles, list | tuple) else ():
+        if "name" in _mapping(toggle):
+            facts["toggles", f"toggle {toggle['name']}"] = str(toggle.get("value"))
+    return facts
+
+
+def variable_facts(planned: Mapping[str, str]) -> Facts:
+    """The variables of a planned launch that are no toggles, such as NCCL's."""
+    return {
+        ("toggles", f"variable {name}"): value
+        for name, value in planned.items()
+        if not name.startswith(PREFIX)
+    }
+
+
+def device_facts(devices: Mapping[str, Any] | None) -> Facts:
+    """The cards of a launch and their driver, by its devices_before.json."""
+    found = _mapping(devices)
+    gpus = found.get("gpus")
+    cards = [_mapping(gpu).get("uuid") for gpu in gpus] if isinstance(gpus, list | tuple) else []
+    facts: Facts = {}
+    if uuids := ", ".join(sorted(str(uuid) for uuid in cards if uuid)):
+        facts["cards", "GPU UUIDs"] = uuids
+    if found.get("driver"):
+        facts["software", "driver"] = str(found["driver"])
+    return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Something that is not the same on both sides.
+
+    `kind` groups what changes together: code, machine, cards, software, work (profile, config, data
+    shapes), toggles or harness. Numbers may be compared only if one kind differs, and not work.
+    """
+
+    kind: str
+    what: str
+    a: str
+    b: str
+
+
+def unlike(
+    a: Mapping[tuple[str, str], str], b: Mapping[tuple[str, str], str], *, absent: str = "absent"
+) -> list[Difference]:
+    """What differs, with its text on both sides (`absent` where it has none)."""
+    values = {fact: (a.get(fact, absent), b.get(fact, absent)) for fact in {**a, **b}}
+    return [
+        Difference(kind=kind, what=what, a=left, b=right)
+        for (kind, what), (left, right) in values.items()
+        if left != right
+    ]
+
+
+def other_work(
+    a: Mapping[tuple[str, str], str], b: Mapping[tuple[str, str], str]
+) -> list[Difference]:
+    """What differs in work, toggles and machine: then no comparison is made at all."""
+    return [one for one in unlike(a, b) if one.kind in _SAME]
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Every value that two documents have otherwise, by its dotted key; None where one has none.
+
+    Values are the same where JSON has the same words for them: no NaN equals itself.
+    """
+    for name in sorted(one.keys() | other.keys()):
+        mine, theirs = one.get(name), other.get(name)
+        if json.dumps(mine, sort_keys=True) == json.dumps(theirs, sort_keys=True):
+            continue
+        if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+            yield from differences(mine, theirs, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", mine, theirs
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def read_accepted(run_root: Path, phase: str) -> AcceptedRuns | None:
+    """The earlier runs that the phase kept, oldest first; None if it looked for none.
+
+    A damaged file holds no runs, and `problem` says what is wrong with it.
+    """
+    problems: list[str] = []
+    document, sha256 = read_json_object(run_root / phase / ACCEPTED_JSON, problems)
+    if not sha256:
+        return None
+    kept = AcceptedRuns()
+    if document is not None:
+        try:
+            kept = AcceptedRuns.model_validate(document)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            problems.append(f"{ACCEPTED_JSON} has another shape: {place}: {first['msg']}")
+    found = {"path": f"{phase}/{ACCEPTED_JSON}", "sha256": sha256, "problem": "; ".join(problems)}
+    return kept.model_copy(update=found)

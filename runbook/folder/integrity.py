@@ -12,7 +12,8 @@ from pathlib import Path
 from nsa.contract import sha256_of
 from runbook.config.registry import report_files
 from runbook.errors import RunbookError
-from runbook.files import LARGEST_LOG_BYTES, not_read
+from runbook.files import LARGEST_LOG_BYTES
+from runbook.folder import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, run_folders
 from runbook.folder.journal import is_going_on
 from runbook.folder.manifest import (
     RUN_ID,
@@ -23,7 +24,6 @@ from runbook.folder.manifest import (
     record_bytes,
     strange_entries,
 )
-from runbook.folder.names import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, run_folders
 from runbook.records import ArtifactRecord, RunRecord, Verdict
 
 _MOST_LOOKED_AT = 2000
@@ -186,7 +186,7 @@ def _listed(folder: Path) -> dict[str, str]:
     except RunbookError as error:
         raise DamagedRunError(str(error)) from error
     except PermissionError as error:
-        raise DamagedRunError(f"its {MANIFEST_FILE} {not_read(error)}") from error
+        raise DamagedRunError(f"its {MANIFEST_FILE} {error.strerror or error}") from error
 
 
 def check_digests(folder: Path, record: RunRecord, names: Iterable[str]) -> None:

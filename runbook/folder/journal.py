@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from runbook.errors import RunbookError
-from runbook.files import not_read, read_given, sync_folder, utc_text
-from runbook.folder.names import EVENTS_FILE
+from runbook.files import read_given, sync_folder, utc_text
+from runbook.folder import EVENTS_FILE
 
 Event = Mapping[str, Any]
 RUNNING = "RUNNING"
@@ -96,7 +96,7 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     try:
         data = read_given(path)
     except OSError as error:
-        raise RunbookError(f"{path} cannot be read: {not_read(error)}") from error
+        raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
     end = data.rfind(b"\n") + 1
     events: list[Event] = []
     for number, line in enumerate(data[:end].split(b"\n")[:-1], start=1):

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from nsa.contract import sha256_of
 from runbook.errors import RunbookError
-from runbook.files import LARGEST_DOCUMENT_BYTES, not_read, read_bytes, write_atomic
-from runbook.folder.names import MANIFEST_FILE, OWN_FOLDER, RECORD_FILE
+from runbook.files import LARGEST_DOCUMENT_BYTES, read_bytes, write_atomic
+from runbook.folder import MANIFEST_FILE, OWN_FOLDER, RECORD_FILE
 from runbook.records import ArtifactRecord, RunRecord
 
 # Before a line of the manifest whose name is escaped.
@@ -201,7 +201,7 @@ def load_record(folder: Path) -> RunRecord:
     try:
         return RunRecord.model_validate_json(record_bytes(folder))
     except OSError as error:
-        raise RunbookError(f"{path} cannot be read: {not_read(error)}") from error
+        raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"

@@ -49,17 +49,6 @@ def redact_text(text: str, environ: Mapping[str, str] | None = None) -> str:
     return SECRET_SHAPES.sub(REDACTED, text)
 
 
-def secret_lines(text: str, environ: Mapping[str, str] | None = None) -> list[int]:
-    """Numbers of the lines, from 1 on, on which `redact_text` would blank something."""
-    if redact_text(text, environ) == text:
-        return []
-    lines = text.split("\n")
-    found = {n for n, line in enumerate(lines, 1) if redact_text(line, environ) != line}
-    for match in _PRIVATE_KEY.finditer(text):
-        found.add(text.count("\n", 0, match.start()) + 1)
-    return sorted(found)
-
-
 def redact_diff(text: str, environ: Mapping[str, str] | None = None) -> str:
     """A diff as `redact_text` leaves it, and without values written out beside a secret's name."""
     return _ASSIGNED.sub(rf"\g<name>{REDACTED}", redact_text(text, environ))

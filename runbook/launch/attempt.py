@@ -14,8 +14,8 @@ from typing import Any
 
 from nsa.contract import HALT_FILE, ExitCode
 from runbook.files import utc_text, write_atomic
+from runbook.folder import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
 from runbook.folder.launch.documents import read_console
-from runbook.folder.names import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
 from runbook.folder.redact import redact_text, redact_variables
 from runbook.launch.command import Command
 from runbook.launch.end import (

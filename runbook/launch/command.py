@@ -20,7 +20,7 @@ from typing import Any
 from nsa.contract import ARMS_JSON, CONFIG_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path, make_private_dir
-from runbook.folder.names import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
+from runbook.folder import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
 from runbook.launch.foreign import own_words
 from runbook.launch.inputs import folder_of
 from runbook.records import Launch

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nsa.contract import Phase
+from runbook.folder import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
 from runbook.folder.launch.lines import LineTail
 from runbook.folder.launch.own_log import (
     ARRIVALS,
@@ -22,7 +23,6 @@ from runbook.folder.launch.own_log import (
     heartbeat_step,
     log_path,
 )
-from runbook.folder.names import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
 from runbook.launch.end import (
     End,
     killed_for_memory,
@@ -31,8 +31,8 @@ from runbook.launch.end import (
     signal_name,
     told_by_parent,
 )
+from runbook.launch.watch.live_status import resident_mib
 from runbook.launch.watch.ranks import RankState, RankWatch
-from runbook.launch.watch.resources import resident_mib
 from runbook.launch.watch.watchdog import Hang
 from runbook.process.reaper import carriers
 from runbook.records import Kind, Launch, LaunchStatus

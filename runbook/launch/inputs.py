@@ -12,7 +12,7 @@ from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, package_digest
 from runbook.config.settings import VARIABLE_FAMILIES, is_passed_on, may_be_set
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, write_atomic
-from runbook.folder.names import CHECKOUT_JSON
+from runbook.folder import CHECKOUT_JSON
 from runbook.machine.git import clone_at, find_checkout, read_git
 
 CHECKOUTS = "checkouts"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from runbook.errors import UsageError
 from runbook.files import make_private_dir, write_atomic
+from runbook.folder import CONSOLE_LOG, LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import read_console, read_json_object
-from runbook.folder.names import CONSOLE_LOG, LAUNCH_JSON, RESULT_JSON
 from runbook.launch.attempt import Attempt, AttemptOptions
 from runbook.launch.command import build_command
 from runbook.launch.end import End, is_communication_failure

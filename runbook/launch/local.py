@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from runbook import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
-from runbook.defaults import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S
-from runbook.folder.names import CONSOLE_LOG
+from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import pasteable
 from runbook.launch.end import End
 from runbook.launch.incident.bundle import read_outside

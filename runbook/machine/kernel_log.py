@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from runbook.files import utc_text, write_atomic
+from runbook.folder import KERNEL_LOG_JSON
 from runbook.folder.launch.kernel_lines import KernelLine, parse_line
-from runbook.folder.names import KERNEL_LOG_JSON
 from runbook.folder.redact import redact_text
 from runbook.process.start import run_tool
 

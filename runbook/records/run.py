@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from runbook.defaults import (
+from runbook import (
     DEFAULT_LAUNCHER,
     DEFAULT_OUT,
     DEFAULT_PLAN,

@@ -30,114 +30,43 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-COLUMNS = ("arm", "block", "value")
-
-
 def rounds_of(samples: pd.DataFrame) -> tuple[list[str], FloatArray]:
     """Arm names in order of appearance and their values [rounds, arms], rounds in order.
 
     Numbered rounds are sorted by number, others stay in order of appearance.
 
     Raises:
-        UsageError: names every problem found.
+        UsageError: fewer than two arms, an arm missing in a round, a value that is not a finite
+            number above 0.
+        ValueError: an arm twice in a round.
     """
-    _check_columns(samples)
-    problems = _value_problems(samples)
-    arms = [str(arm) for arm in samples["arm"].drop_duplicates()]
-    if len(arms) < 2:
-        problems.append(f"arms: {arms}; at least two are needed to compare")
-    counts = samples.groupby(["block", "arm"], sort=False).size().unstack(fill_value=0)
-    for block, row in counts.iterrows():
-        missing = [str(arm) for arm, count in row.items() if count == 0]
-        twice = [str(arm) for arm, count in row.items() if count > 1]
-        if missing:
-            problems.append(f"block {block}: no value of arm(s) {', '.join(missing)}")
-        if twice:
-            problems.append(f"block {block}: more than one value of arm(s) {', '.join(twice)}")
-    if problems:
-        raise UsageError(
-            problems, hint="every arm must run exactly once per block (see complete_rounds)"
-        )
     table = samples.pivot(index="block", columns="arm", values="value")
     if not np.issubdtype(samples["block"].to_numpy().dtype, np.number):
         table = table.reindex(samples["block"].drop_duplicates())
-    table = table[samples["arm"].drop_duplicates().tolist()]
-    return arms, table.to_numpy(dtype=np.float64)
+    arms = samples["arm"].drop_duplicates().tolist()
+    values = table[arms].to_numpy(dtype=np.float64)
+    good = np.isfinite(values) & (values > 0)
+    if len(arms) < 2 or not good.all():
+        raise UsageError(
+            f"arms {', '.join(map(str, arms))}: at least two are needed, each with one finite value"
+            f" above 0 in each of {len(values)} round(s); {int((~good).sum())} lack"
+        )
+    return list(map(str, arms)), values
 
 
 def complete_rounds(samples: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """The rows of rounds in which every arm has one value, and how many rounds were left out.
 
     For a run that was stopped in the middle of a round.
-
-    Raises:
-        UsageError: a column is missing.
     """
-    _check_columns(samples)
     arms = samples["arm"].nunique()
     per_block = samples.groupby("block")["arm"].agg(["nunique", "size"])
     whole = per_block.index[(per_block["nunique"] == arms) & (per_block["size"] == arms)]
     return samples[samples["block"].isin(whole)], int(len(per_block) - len(whole))
 
 
-def _check_columns(samples: pd.DataFrame) -> None:
-    missing = [column for column in COLUMNS if column not in samples.columns]
-    if missing:
-        raise UsageError(
-            f"missing column(s) {', '.join(missing)}; got {', '.join(map(str, samples.columns))}",
-            hint=f"needed: {', '.join(COLUMNS)}",
-        )
-    if samples.empty:
-        raise UsageError("the table has no rows", hint=f"needed: {', '.join(COLUMNS)}")
-
-
-def _value_problems(samples: pd.DataFrame) -> list[str]:
-    import pandas as pd
-
-    problems = [
-        f"column {column}: {int(gaps)} empty cell(s)"
-        for column in ("arm", "block")
-        if (gaps := samples[column].isna().sum())
-    ]
-    numbers = pd.to_numeric(samples["value"], errors="coerce").to_numpy(dtype=np.float64)
-    bad = ~(np.isfinite(numbers) & (numbers > 0))
-    if bad.any():
-        first = samples.iloc[int(np.flatnonzero(bad)[0])]
-        problems.append(
-            f"column value: {int(bad.sum())} value(s) not finite and above 0,"
-            f" first {first['value']!r} (arm {first['arm']}, block {first['block']})"
-        )
-    return problems
-
-
 MIN_ROUNDS = 3
 FUTILITY_ERROR = 0.05
-
-
-def best_arm(
-    samples: pd.DataFrame, *, family_error: float = 0.01, min_effect: float = 0.02
-) -> Decision:
-    """The best of several arms, from data of a size that was fixed beforehand.
-
-    Args:
-        samples: columns `arm`, `block` (the round) and `value` (throughput of that arm in that
-            round: tokens / time); every arm exactly once in every round.
-        family_error: chance of declaring a winner among arms that are equally good.
-        min_effect: difference (ratio - 1) that would matter; only named in the reason of a TIE.
-
-    Returns:
-        WINNER if one arm beats every other one, each in a paired t-test on log ratios at
-        family_error / 2 one-sided (no arm of a tied best pair can win more often than
-        family_error); INCONCLUSIVE below 3 rounds; else TIE: the configured value stays.
-        `estimate` is the ratio of the leader to its closest rival, `interval` its two-sided
-        1 - family_error interval.
-
-    Raises:
-        UsageError: missing column, fewer than two arms, an arm missing or twice in a round,
-            a value that is not a finite number above 0.
-    """
-    arms, values = rounds_of(samples)
-    return judge_rounds(arms, values, error=family_error, min_effect=min_effect)
 
 
 def best_arm_sequential(
@@ -148,7 +77,7 @@ def best_arm_sequential(
     final: bool = False,
     steps: FloatArray | None = None,
 ) -> Decision:
-    """As `best_arm`, for a run with interim analyses that stops as soon as it knows.
+    """The best of several arms, in a run with interim analyses that stops as soon as it knows.
 
     A pure function of all complete rounds so far: it repeats the analyses of `plan` in order and
     returns the first that decided, so judging a finished run again gives the same outcome.
@@ -157,7 +86,8 @@ def best_arm_sequential(
     that costs no error, since it declares no winner.
 
     Args:
-        samples: as in `best_arm`; rounds ordered by `block`.
+        samples: columns `arm`, `block` (the round) and `value` (throughput of that arm in that
+            round: tokens / time); every arm exactly once in every round.
         plan: the interim analyses; must not be changed after the first round was seen.
         min_effect: smallest lead worth looking for.
         final: no more rounds will come (time is up): spend what error is left on a last analysis.
@@ -165,7 +95,7 @@ def best_arm_sequential(
             its pace meanwhile is INCONCLUSIVE.
 
     Raises:
-        UsageError: as `best_arm`.
+        UsageError, ValueError: as `rounds_of`.
     """
     arms, values = rounds_of(samples)
     return judge_rounds_so_far(
@@ -201,7 +131,20 @@ def judge_rounds(
     error: float,
     min_effect: float = 0.02,
 ) -> Decision:
-    """`best_arm` on an array [rounds, arms]."""
+    """The best of several arms, [rounds, arms], from data of a size that was fixed beforehand.
+
+    Args:
+        arms: their names.
+        values: throughput of each arm in each round.
+        error: chance of declaring a winner among arms that are equally good.
+        min_effect: difference (ratio - 1) that would matter; only named in the reason of a TIE.
+
+    Returns:
+        WINNER if one arm beats every other one, each in a paired t-test on log ratios at error / 2
+        one-sided (no arm of a tied best pair can win more often than `error`); INCONCLUSIVE below
+        3 rounds; else TIE: the configured value stays. `estimate` is the ratio of the leader to
+        its closest rival, `interval` its two-sided 1 - error interval.
+    """
     between("error", error, 0.0, 0.5)
     between("min_effect", min_effect, 0.0, 1.0)
     rounds = values.shape[0]

@@ -75,15 +75,6 @@ class Decision:
     go_on: bool = False
     details: Mapping[str, Detail] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Detail]:
-        """A plain dictionary that `json.dumps` takes as it is."""
-        return {
-            **vars(self),
-            "outcome": self.outcome.value,
-            "interval": None if self.interval is None else list(self.interval),
-            "details": dict(self.details),
-        }
-
 
 def too_few(
     n: int,
@@ -114,30 +105,13 @@ def positive(name: str, values: Iterable[float], *, unit: str) -> FloatArray:
     """`values` as a 1-D float array of finite numbers above zero.
 
     Raises:
-        UsageError: not numbers, too few of them, NaN, infinite, zero or negative; names the
-            first position of each problem.
+        UsageError: no value, or one that is NaN, infinite, zero or negative.
     """
-    try:
-        array = np.asarray(
-            values if isinstance(values, np.ndarray) else list(values), dtype=np.float64
-        )
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"{name}: not a list of numbers in {unit} ({error})") from error
-    problems = []
-    if array.ndim != 1 or array.size < 1:
-        problems.append(f"{name}: needs at least 1 value(s) in {unit}, got {array.size}")
-    for label, bad in (
-        ("not finite", ~np.isfinite(array)),
-        ("not above 0", np.isfinite(array) & (array <= 0)),
-    ):
-        where = np.flatnonzero(bad)
-        if where.size:
-            problems.append(
-                f"{name}: {where.size} value(s) {label}, first at position {where[0]}"
-                f" ({array.flat[where[0]]}); allowed: finite {unit} above 0"
-            )
-    if problems:
-        raise UsageError(problems)
+    array = np.asarray(values if isinstance(values, np.ndarray) else list(values), dtype=np.float64)
+    bad = int((~(np.isfinite(array) & (array > 0))).sum())
+    if array.ndim != 1 or not array.size or bad:
+        text = f"{name}: {bad} of {array.size} value(s) are not finite and above 0"
+        raise UsageError(text, hint=f"needed: at least 1 value in {unit}")
     return array
 
 

@@ -1,4 +1,4 @@
-"""Two arms, round by round: is one not worse, faster, or slower than it was?"""
+"""Two arms, round by round: is one not worse, or slower than it was?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from runbook.stats.decision import (
     unless_disturbed,
 )
 from runbook.stats.plans import (
-    FASTER_PLAN,
     REGRESSION_PLAN,
     InterimPlan,
     TwoStagePlan,
@@ -137,39 +136,6 @@ def _non_inferior(
         outcome = Decided.INCONCLUSIVE
         says = f"cannot tell whether more than {margin:.1%} slower"
     return _decision(outcome, "variant", ratio, (low, high), error, first.size, says)
-
-
-def faster(
-    a: Sequence[float] | FloatArray,
-    b: Sequence[float] | FloatArray,
-    error: float = FASTER_PLAN.error,
-) -> Decision:
-    """Is `a` faster than `b`, in alternated blocks of one process?
-
-    Args:
-        a: throughput of the one that should be faster, one value per block (work / time).
-        b: throughput of the other, same blocks.
-        error: one-sided error of either answer.
-
-    Returns:
-        PASS if the lower bound of a / b is above 1, FAIL if the upper bound is below 1, else
-        INCONCLUSIVE.
-
-    Raises:
-        UsageError: values that are not positive numbers, or different lengths.
-    """
-    between("error", error, 0.0, 0.5)
-    second, first = paired(("b", "a"), b, a, unit="work / time")
-    if first.size < MIN_PAIRS:
-        return _too_few(first.size, error)
-    ratio, (low, high) = _ratio(second, first, error)
-    if low > 1.0:
-        outcome, says = Decided.PASS, "faster"
-    elif high < 1.0:
-        outcome, says = Decided.FAIL, "slower"
-    else:
-        outcome, says = Decided.INCONCLUSIVE, "no difference shown"
-    return _decision(outcome, "a", ratio, (low, high), error, first.size, says)
 
 
 def regression(

@@ -1,6 +1,6 @@
 """When a comparison may stop early: the plans that are published, and how one is followed.
 
-The phases, `runbook decide` and the benchmark that publishes the error rates use these objects.
+The phases and the benchmark that publishes the error rates use these objects.
 """
 
 from __future__ import annotations

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import is_any_number
-from runbook.records import Check, Measurement, Outcome, RunRecord, Verdict, satisfies
+from runbook.records import Check, Measurement, Outcome, PhaseRecord, RunRecord, Verdict, satisfies
 from runbook.records.measurement import plain_number
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
-_RUN = ("run_id", "started_at", "profile", "verdict")
 _Sample = tuple[dict[str, str], float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number:
-    """One number: `name` is a check's id, or phase/measurement.
+class MetricRow:
+    """A number of one run, of a check or of a measurement, or the text in the place of one.
 
-    `measurement` names what was measured, `outcome` is the check's (empty without a check), and
-    `limit` is a number that the value was held against by `comparator`. The windows are steps.
-    What is no number, a text or a missing value, is None.
+    `name` is a check's id, or phase/measurement. `measurement` names what was measured, `outcome`
+    is the check's (empty without a check), and `limit` is a number that the value was held against
+    by `comparator`. The windows are steps. What is no number, a text or a missing value, is None.
+
+    Rows of one `line` are comparable: the same profile, settings, options, workload and devices;
+    `on_what` says on which.
     """
 
+    run_id: str
+    started_at: str
+    profile: str
+    verdict: str
     name: str
     phase: str
     measurement: str = ""
@@ -49,6 +57,9 @@ class Number:
     last_step: int | None = None
     path: str = ""
     sha256: str = ""
+    line: str
+    on_what: str
+    text: str
 
     @property
     def number(self) -> float | None:
@@ -56,24 +67,50 @@ class Number:
         return self.value if self.value is not None and math.isfinite(self.value) else None
 
 
-def numbers_of(record: RunRecord) -> list[Number]:
-    """The numbers of all checks and measurements, in the order of the phases; texts are no numbers.
+# What a table of numbers has no need of.
+_OF_TRENDS = ("line", "on_what", "text")
+
+
+def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
+    """Checks by their id, other measurements as `phase/name`, in the order of the phases.
 
     A measurement that a check already shows does not come twice.
     """
-    found = (
-        Number(**number_fields(name, phase.name, one, check))
-        for phase in record.phases
-        for name, one, check in phase.numbers()
-    )
-    return [one for one in found if one.value is not None]
+    for phase in record.phases:
+        line, on_what = _line(record, phase)
+        for name, one, check in phase.numbers():
+            yield MetricRow(
+                run_id=record.run_id,
+                started_at=record.started_at,
+                profile=record.profile,
+                verdict=record.verdict.value,
+                name=name,
+                phase=phase.name,
+                line=line,
+                on_what=on_what,
+                text=str(one.value) if one else check.reason if check else "",
+                **dict(_of_check(check)),
+                **dict(_of_value(one)),
+            )
 
 
-def number_fields(
-    name: str, phase: str, one: Measurement | None, check: Check | None
-) -> dict[str, Any]:
-    """The fields of a `Number`, by name."""
-    return {"name": name, "phase": phase, **dict(_of_check(check)), **dict(_of_value(one))}
+def numbers_of(record: RunRecord) -> list[MetricRow]:
+    """Those that are numbers."""
+    return [one for one in metrics_of(record) if one.value is not None]
+
+
+def _line(record: RunRecord, phase: PhaseRecord) -> tuple[str, str]:
+    """What has to be the same for two numbers of a phase to be comparable: digest and words."""
+    options = {name: record.options.get(name) for name in ("steps_scale", "protocol", "aa")}
+    ran = [one.model_dump(mode="json") for one in phase.ran]
+    same: list[object] = [record.profile_sha256, record.settings, options, ran]
+    if not ran:  # nothing trained there: the machine as preflight saw it
+        same += [record.environment.get(name) for name in ("system", "gpu.names", "cpu.count")]
+    text = json.dumps(same, sort_keys=True)
+    devices = dict.fromkeys(f"{one.ranks} x {one.name}" for one in phase.ran)
+    changed = [f"{name}={value}" for name, value in record.settings.items()]
+    words = [f"profile {record.profile}", *devices, *changed]
+    return hashlib.sha256(text.encode()).hexdigest()[:12], ", ".join(words)
 
 
 def _of_check(check: Check | None) -> Iterator[tuple[str, Any]]:
@@ -107,10 +144,10 @@ def csv_text(record: RunRecord) -> str:
     """One row for each number, after a header; NaN and infinities are words, absent cells empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow((*_RUN, *(field.name for field in fields(Number))))
-    run = (record.run_id, record.started_at, record.profile, record.verdict.value)
-    for number in numbers_of(record):
-        writer.writerow((*run, *(_cell(value) for value in asdict(number).values())))
+    names = [field.name for field in fields(MetricRow) if field.name not in _OF_TRENDS]
+    writer.writerow(names)
+    for row in numbers_of(record):
+        writer.writerow([_cell(getattr(row, name)) for name in names])
     return stream.getvalue()
 
 
@@ -185,7 +222,7 @@ def _families(record: RunRecord) -> Iterable[tuple[str, str, list[_Sample]]]:
     yield "limit", "The number that a check holds its value against.", limits
 
 
-def _labels(number: Number, *names: str) -> dict[str, str]:
+def _labels(number: MetricRow, *names: str) -> dict[str, str]:
     return {name: getattr(number, name) for name in names}
 
 

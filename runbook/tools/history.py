@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from runbook.errors import RunbookError
+from runbook.folder import RECORD_FILE, run_folders
 from runbook.folder.journal import RUNNING, running_text
 from runbook.folder.manifest import load_record, record_is_changed
-from runbook.folder.names import RECORD_FILE, run_folders
-from runbook.records import PhaseRecord, RunRecord, satisfies
+from runbook.records import RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.tools.export import Number, number_fields
+from runbook.tools.export import MetricRow, metrics_of
 
 # Half of the processors busy with something else, as preflight's row of host settings has it.
 BUSY_LOAD = 0.5
@@ -60,23 +58,6 @@ class RunRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricRow(Number):
-    """A check's or measurement's value in one run, with `text` for what is no number.
-
-    Rows of one `line` are comparable: the same profile, settings, options, workload and devices;
-    `on_what` says on which.
-    """
-
-    run_id: str
-    started_at: str
-    profile: str
-    verdict: str
-    line: str
-    on_what: str
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class History:
     """The runs of a folder, oldest first, and their numbers in the same order."""
 
@@ -115,7 +96,7 @@ def _read(folder: Path) -> tuple[RunRow, list[MetricRow]]:
     changed = record_is_changed(folder)
     problem = f"{RECORD_FILE} was changed since the run: see runbook verify" if changed else ""
     row = _run_row(folder, record, problem=problem)
-    return row, [] if changed else list(_metrics(record))
+    return row, [] if changed else list(metrics_of(record))
 
 
 def _run_row(folder: Path, record: RunRecord, *, problem: str) -> RunRow:
@@ -139,37 +120,6 @@ def _run_row(folder: Path, record: RunRecord, *, problem: str) -> RunRow:
         passed=sum(name in checks and satisfies(checks[name]) for name in required),
         **{name: getattr(record, name) for name in _AS_RECORDED},
     )
-
-
-def _metrics(record: RunRecord) -> Iterator[MetricRow]:
-    """Checks by their id; other measurements as `phase/name`."""
-    for phase in record.phases:
-        line, on_what = _line(record, phase)
-        for name, one, check in phase.numbers():
-            yield MetricRow(
-                run_id=record.run_id,
-                started_at=record.started_at,
-                profile=record.profile,
-                verdict=record.verdict.value,
-                line=line,
-                on_what=on_what,
-                text=str(one.value) if one else check.reason if check else "",
-                **number_fields(name, phase.name, one, check),
-            )
-
-
-def _line(record: RunRecord, phase: PhaseRecord) -> tuple[str, str]:
-    """What has to be the same for two numbers of a phase to be comparable: digest and words."""
-    options = {name: record.options.get(name) for name in ("steps_scale", "protocol", "aa")}
-    ran = [one.model_dump(mode="json") for one in phase.ran]
-    same: list[object] = [record.profile_sha256, record.settings, options, ran]
-    if not ran:  # nothing trained there: the machine as preflight saw it
-        same += [record.environment.get(name) for name in ("system", "gpu.names", "cpu.count")]
-    text = json.dumps(same, sort_keys=True)
-    devices = dict.fromkeys(f"{one.ranks} x {one.name}" for one in phase.ran)
-    changed = [f"{name}={value}" for name, value in record.settings.items()]
-    words = [f"profile {record.profile}", *devices, *changed]
-    return hashlib.sha256(text.encode()).hexdigest()[:12], ", ".join(words)
 
 
 def _number(value: object) -> float | None:

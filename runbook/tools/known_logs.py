@@ -1,14 +1,17 @@
 """What the logs of public trainers look like, so that nobody has to describe them.
 
-A pattern takes a loss that is no number too, since a launch whose loss is NaN has to be seen: the
-row is there, and its loss is a word.
+Their lines are in `configs/trainers/known_logs.yaml`: a new trainer is one entry there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import yaml
+from pydantic import TypeAdapter
+
+from runbook.files import data_path
+from runbook.records.measurement import Record
 from runbook.records.own_trainer import PACE, LogMap
 
 # What columns are called elsewhere; the first that is there is taken.
@@ -23,54 +26,16 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class KnownLog:
-    """Lines on the console of one public trainer. advice: what it has to be told for a probe."""
+class KnownLog(Record):
+    """Lines on the console of one public trainer; the fields are those of the file."""
 
     trainer: str
     pattern: str
-    advice: str = ""
+    advice: str
 
 
-KNOWN = (
-    # Its loss is left out where it is not above 0, NaN included: then the next word stands there.
-    KnownLog(
-        trainer="Megatron-LM",
-        pattern=r"iteration +(?P<step>\d+)/.*? elapsed time per iteration \(ms\): "
-        r"(?P<dt_ms>[\d.]+).*? learning rate: (?P<lr>\S+) .*?global batch size: +\d+ \| "
-        r"(?:lm loss: )?(?P<loss>\S+)(?:.*? grad norm: (?P<grad_norm>\S+))?",
-        advice="--log-interval 1",
-    ),
-    KnownLog(
-        trainer="NeMo",
-        pattern=r"Training epoch \d+, iteration (?P<step>\d+)/\d+ \| lr: (?P<lr>\S+) .*?"
-        r"\breduced_train_loss: (?P<loss>\S+)(?:.*? train_step_timing in s: (?P<dt_s>\S+))?",
-        advice="log_every_n_steps=1",
-    ),
-    # Its tps are of one device, and as many ranks as --local-ranks-filter names write each line.
-    KnownLog(
-        trainer="torchtitan",
-        pattern=r"step: +(?P<step>\d+) +loss: +(?P<loss>\S+) +"
-        r"(?:grad_norm: +(?P<grad_norm>\S+) +)?memory: ",
-        advice="--metrics.log_freq 1, and LOG_RANK=0",
-    ),
-    KnownLog(
-        trainer="Hugging Face Trainer",
-        pattern=r"\{'loss': '?(?P<loss>[^',}]+)'?, (?:'grad_norm': '?(?P<grad_norm>[^',}]+)'?, )?"
-        r"'learning_rate': '?(?P<lr>[^',}]+)'?, .*?'epoch': ",
-        advice="--logging_steps 1",
-    ),
-    # A step is what an optimizer does: litgpt marks the micro-batches that end one.
-    KnownLog(
-        trainer="litgpt",
-        pattern=r"iter \d+ \|? ?step (?P<step>\d+)[ |:]+loss train: (?P<loss>[^\s,]+), .*?\(step\)",
-        advice="--train.log_interval 1",
-    ),
-    KnownLog(
-        trainer="nanoGPT",
-        pattern=r"iter (?P<step>\d+): loss (?P<loss>[^\s,]+), time (?P<dt_ms>[\d.]+)ms",
-        advice="--log_interval=1",
-    ),
+KNOWN = TypeAdapter(tuple[KnownLog, ...]).validate_python(
+    yaml.safe_load((data_path("configs") / "trainers" / "known_logs.yaml").read_text("utf-8"))
 )
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf"
 _STEP = r"(?i)\b(?:step|iter(?:ation)?|update)\b\W{0,8}(?P<step>\d+)"

@@ -22,10 +22,10 @@ from runbook.config.load import load_profile, load_profile_document
 from runbook.config.profile import Profile
 from runbook.errors import UsageError
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
+from runbook.folder import CONSOLE_LOG, OWN_FOLDER
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.own_log import RowReader, document_in, lines_of
-from runbook.folder.names import CONSOLE_LOG, OWN_FOLDER
 from runbook.launch import StopRequest, run_launch
 from runbook.launch.end import last_words
 from runbook.launch.observer import Observer

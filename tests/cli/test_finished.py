@@ -70,8 +70,8 @@ def test_a_verdict_that_was_written_into_the_record_is_told(
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (("export", "--to", "csv", "x.csv", "--to", "csv", "-"), "nothing is exported of it"),
-        (("report", "--format", "md,html"), "its reports are kept"),
+        (("export", "--to", "csv", "x.csv"), "nothing is exported of it"),
+        (("export", "--to", "csv", "-"), "nothing is exported of it"),
     ],
 )
 def test_of_a_verdict_that_was_written_into_the_record_nothing_is_written(

@@ -12,7 +12,6 @@ import pytest
 from nsa.toggles import TOGGLES
 from runbook.cli import COMMANDS
 from runbook.cli._parser import CommandParser, parse_all, path_type
-from runbook.stats.plans import BUCKET_PLAN, FASTER_PLAN, FUSED_PLAN, SCALING_PLAN, TARGET_PLAN
 
 DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
 UNIT = re.compile(
@@ -68,10 +67,6 @@ def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None
 
 
 def test_defaults_in_the_help_are_those_of_their_owners() -> None:
-    error = help_of("decide", "--error")
-    assert "0.01 for best-arm, faster and scaling, else 0.05" in error
-    assert {plan.error for plan in (BUCKET_PLAN, FASTER_PLAN, SCALING_PLAN)} == {0.01}
-    assert {plan.error for plan in (FUSED_PLAN, TARGET_PLAN)} == {0.05}
     interval = TOGGLES["NSA_WATCH_INTERVAL_S"].default
     assert f"NSA_WATCH_INTERVAL_S, else {interval:g})" in help_of("watch", "--interval")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from runbook.config import registry
-from runbook.folder.names import run_folders
+from runbook.folder import run_folders
 from runbook.machine.host import find_trainers
 from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict
 from tests.cli.shell import ESCAPE, Ended, runbook

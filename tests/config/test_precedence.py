@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
 from runbook.config.precedence import (
     differing,
@@ -16,7 +17,6 @@ from runbook.config.precedence import (
     with_config,
     words,
 )
-from runbook.config.presets import load_preset
 from runbook.config.settings import Settings, is_passed_on, may_be_set, parse_settings
 from runbook.errors import UsageError
 

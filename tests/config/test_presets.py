@@ -9,8 +9,8 @@ import pytest
 
 from nsa.toggles import SAFE_MODE, TOGGLES, meaning
 from runbook.cli import main
+from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
-from runbook.config.presets import load_preset
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError

@@ -17,8 +17,8 @@ from nsa.contract import NSAError
 from nsa.launch.plan import plan_launch
 from nsa.toggles import TOGGLES
 from runbook.cli import main
+from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
-from runbook.config.presets import load_preset
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.records import ArmSchedule

@@ -18,8 +18,8 @@ from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.verify import verify_run
 from runbook.errors import UsageError
+from runbook.folder import EVENTS_FILE
 from runbook.folder.journal import Journal, read_events
-from runbook.folder.names import EVENTS_FILE
 from runbook.launch.observer import Observer
 from runbook.machine.identity import identity
 from runbook.records import Outcome, RunRecord, Verdict

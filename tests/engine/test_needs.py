@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runbook.config.presets import load_preset
+from runbook import EXTRAS, absent
+from runbook.config.extends import load_preset
 from runbook.config.setup import RunOptions, Setup
-from runbook.defaults import EXTRAS, absent
 from runbook.engine.plan.needs import needs_of
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError

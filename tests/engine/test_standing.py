@@ -25,7 +25,7 @@ from runbook.config.plan import load_plan, with_plan
 from runbook.config.profile import Profile
 from runbook.config.settings import parse_settings
 from runbook.config.setup import RunOptions
-from runbook.engine.earlier import matches
+from runbook.engine import earlier
 from runbook.engine.earlier.standing import Standing, find_standing, require_standing
 from runbook.engine.extend import Extension, _added
 from runbook.engine.plan.forecast import pace_of_the_go
@@ -195,7 +195,7 @@ def test_another_machine_or_code_is_no_ground(
     go: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("machine", "commit", "torch"):
-        monkeypatch.setattr(matches, "identity", lambda name=name: {**identity(), name: "else"})
+        monkeypatch.setattr(earlier, "identity", lambda name=name: {**identity(), name: "else"})
         assert f"{name} " in found(go).left_out[go[1]]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.config.load import load_profile
-from runbook.folder.names import run_folders
+from runbook.folder import run_folders
 from runbook.records import Outcome, RunRecord, Verdict
 from tests.cli.shell import Ended, inside
 

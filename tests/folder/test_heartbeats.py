@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.launch.watch.ranks import RankWatch
 from runbook.records.evidence import RankLog
+from runbook.tools.inspect import RemarkCode
 from runbook.tools.inspect.folder import inspect_heartbeats
-from runbook.tools.inspect.types import RemarkCode
 from tests.factory.files import beat, heartbeats
 from tests.tiers import examples, few
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.evidence import read_launch
-from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.launch import StopRequest, adopt_launch
 from runbook.launch.launcher_api import Running, Start
 from runbook.launch.local import Local, LocalRun

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from phases.kit.limits import OTHER_WORK_SHARE
+from runbook.folder import LOAD_JSON
 from runbook.folder.launch.documents import Load, load_of
-from runbook.folder.names import LOAD_JSON
 from runbook.machine.surroundings import LoadMeter
 from tests.launch.helpers import fake_launch, run
 

@@ -12,11 +12,11 @@ from tempfile import TemporaryFile
 
 import pytest
 
+from runbook.folder import RESOURCES_CSV
 from runbook.folder.launch.documents import RESOURCES
 from runbook.folder.launch.rows import read_rows
-from runbook.folder.names import RESOURCES_CSV
+from runbook.launch.watch.live_status import ResourceLog
 from runbook.launch.watch.ranks import RankState
-from runbook.launch.watch.resources import ResourceLog
 
 
 def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path: Path) -> None:
@@ -44,11 +44,12 @@ def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path:
         (folder / "checkpoints" / "weights").write_bytes(bytes(5 << 20))
         log.look([rank, RankState(rank=0, path=folder)])
         assert shared.fileno() > 0
+    # Before pandas is imported to read the rows.
+    statm = Path("/proc/self/statm").read_text().split()
     rows = read_rows(folder / RESOURCES_CSV, RESOURCES)
     assert not rows.problems and list(rows.frame["rank"]) == [1, 1]
     before, after = rows.frame.iloc[0], rows.frame.iloc[1]
     grown = after - before
-    statm = Path("/proc/self/statm").read_text().split()
     assert after["rss_mib"] == pytest.approx(
         int(statm[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, rel=0.2
     )

@@ -10,8 +10,8 @@ import pytest
 
 from nsa.contract import Phase
 from runbook.errors import UsageError
+from runbook.folder import OWN_FOLDER
 from runbook.folder.launch.own_log import RowReader, last_steps, read_own_log
-from runbook.folder.names import OWN_FOLDER
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.inputs import build_environment
 from runbook.records import Kind, LaunchStatus

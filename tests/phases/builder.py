@@ -14,7 +14,7 @@ from runbook.config import registry
 from runbook.config.load import load_profile
 from runbook.config.phase import Judgement, PlanContext
 from runbook.config.profile import Profile
-from runbook.folder.comparability import device_facts, env_facts
+from runbook.folder.facts import device_facts, env_facts
 from runbook.records import Check, Launch
 from runbook.records.evidence import (
     AcceptedRun,

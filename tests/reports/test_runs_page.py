@@ -9,7 +9,8 @@ from pathlib import Path
 
 from reports.runs_pages import render_runs, spark
 from runbook.cli import main
-from runbook.tools.history import MetricRow, RunRow, RunsPage, Trend
+from runbook.tools.export import MetricRow
+from runbook.tools.history import RunRow, RunsPage, Trend
 from tests.engine.test_history import store
 from tests.engine.test_trends import at
 from tests.reports.samples import no_go

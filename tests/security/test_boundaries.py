@@ -21,7 +21,7 @@ from runbook.launch.inputs import build_environment
 from runbook.launch.observer import Observer
 from runbook.process.reaper import TOKEN_VARIABLE, carriers, kill_all, signal_owned
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.tools.drill.faults import FAULTS
+from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
 from tests.launch.helpers import fake_launch
 from tests.shared import once

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runbook.engine.verify import verify_run
-from runbook.folder.names import run_folders
+from runbook.folder import run_folders
 from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from runbook.engine.verify import verify_run
+from runbook.folder import run_folders
 from runbook.folder.manifest import check_manifest
-from runbook.folder.names import run_folders
 from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster

@@ -10,8 +10,8 @@ from runbook.config.setup import RunOptions
 from runbook.engine.on_nodes import _gathered
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
+from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
-from runbook.folder.names import LAUNCH_JSON
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer
 from runbook.launch.slurm.commands import parse_job

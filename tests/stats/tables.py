@@ -8,7 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-__all__ = ["table_of"]
+from runbook.stats.arms import judge_rounds, rounds_of
+from runbook.stats.decision import Decision
+
+__all__ = ["best_arm", "table_of"]
 
 
 def table_of(values: npt.NDArray[np.float64], arms: Sequence[str] | None = None) -> pd.DataFrame:
@@ -20,3 +23,8 @@ def table_of(values: npt.NDArray[np.float64], arms: Sequence[str] | None = None)
         for index, name in enumerate(names)
     ]
     return pd.DataFrame(rows, columns=["arm", "block", "value"])
+
+
+def best_arm(table: pd.DataFrame) -> Decision:
+    """The best arm of a long table, at an error of 1 %."""
+    return judge_rounds(*rounds_of(table), error=0.01)

@@ -25,13 +25,13 @@ from benchmarks.decisions.noise import (
     launches,
     rates,
 )
-from runbook.stats.arms import best_arm, judge_rounds
+from runbook.stats.arms import judge_rounds
 from runbook.stats.decision import Decided
 from runbook.stats.launches import meets_target
 from runbook.stats.pairs import non_inferiority
 from runbook.stats.plans import FUSED_PLAN
 from runbook.stats.steady import steady
-from tests.stats.tables import table_of
+from tests.stats.tables import best_arm, table_of
 from tests.tiers import by_tier
 
 RUNS = 400

@@ -13,7 +13,7 @@ from runbook.cli import main
 from runbook.engine.judge import missing_row
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord
 from runbook.tools.compare import Comparison, compare_runs, comparison_text
-from runbook.tools.compare.sides import metric_change
+from runbook.tools.compare_sides import metric_change
 from tests.reports.samples import throughput
 from tests.tools.compared_runs import make_run
 

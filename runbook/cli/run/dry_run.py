@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from runbook import DEFAULT_LAUNCHER
 from runbook.config.precedence import dropped
 from runbook.console import Console
-from runbook.defaults import DEFAULT_LAUNCHER
 from runbook.engine.plan.forecast import Earlier, Estimate, Estimator, pace_of_the_go
 from runbook.engine.plan.needs import Needs, needs_of
 from runbook.engine.scope import departures

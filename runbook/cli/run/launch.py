@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from runbook import DEFAULT_PLAN
 from runbook.cli._parser import CommandParser, command, option_table
 from runbook.cli.run import run
 from runbook.cli.run.options import MACHINE, PART, PLACE, SCALE, TELLING
 from runbook.console import Console
-from runbook.defaults import DEFAULT_PLAN
 from runbook.errors import UsageError
 
 
@@ -69,8 +69,8 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     from runbook.config.setup import setup_of_record
     from runbook.engine.derive import derive_record
     from runbook.engine.earlier.standing import asked_for
+    from runbook.folder import EVENTS_FILE
     from runbook.folder.journal import read_events
-    from runbook.folder.names import EVENTS_FILE
 
     folder = find_run(args.resume, args.out)
     record = derive_record(read_events(Path(folder) / EVENTS_FILE)[0])
@@ -90,7 +90,6 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     json_help=run.json_help,
     arguments=_add_launch,
     problems=_launch_problems,
-    instead={"--phase": "--until"},
 )
 def launch(args: argparse.Namespace, console: Console) -> int:
     """Run the phases of a plan, one step to the whole production run, and stop at the first one
@@ -134,8 +133,6 @@ def _add_nightly(parser: CommandParser) -> None:
         default="",
         help=f"the commit to compare with (default: the one pinned in {_PINNED})",
     )
-    pin = f"--pin FILE  another file with reference and profile (default: {_PINNED})"
-    option_table(pin)(parser)
 
 
 def _nightly_problems(args: argparse.Namespace) -> list[str]:
@@ -148,7 +145,7 @@ def _nightly_problems(args: argparse.Namespace) -> list[str]:
     args.phase = args.phase or _NIGHTLY_PHASES
     if not (args.profile and args.reference):
         try:
-            pinned = load_nightly(args.pin)
+            pinned = load_nightly()
         except UsageError as error:
             return list(error.problems)
         args.profile = args.profile or pinned.profile

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from runbook.cli._runs import print_reports
 from runbook.cli.run.text import RunView, TextObserver
@@ -24,7 +24,6 @@ from runbook.folder.manifest import fingerprint_of, shown_fingerprint
 from runbook.launch.observer import Forecast, Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
 from runbook.records.run import Screen
-from runbook.text import printable
 
 _SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
 # GitHub takes a step's summary up to one MiB, and nothing of a larger one.
@@ -149,37 +148,6 @@ def _of(
     return _told(kind, source, phase=launch.phase, launch=launch.name, **fields)
 
 
-class GithubObserver(TextObserver):
-    """The plain lines of a pipe, each phase's in a group that can be folded."""
-
-    def __init__(self, console: Console) -> None:
-        self._log = LogConsole(console)
-        super().__init__(self._log)
-        self._open = False
-
-    def __enter__(self) -> Self:
-        self.callback(self._close)
-        return super().__enter__()
-
-    def phase_started(self, name: str, title: str, launches: int) -> None:
-        """Open the group."""
-        if not self._log.quiet:
-            where = " ".join(printable(f"{self._place(name)} {name}: {title}").split())
-            self._log.commands(f"::group::{where}")
-            self._open = True
-        super().phase_started(name, title, launches)
-
-    def phase_finished(self, record: PhaseRecord) -> None:
-        """Close the group; the phase's line stays visible below it."""
-        self._close()
-        super().phase_finished(record)
-
-    def _close(self) -> None:
-        if self._open:
-            self._log.commands("::endgroup::")
-            self._open = False
-
-
 def tell_github(
     console: LogConsole,
     record: RunRecord,
@@ -231,13 +199,10 @@ def _append(console: Console, variables: Mapping[str, str], name: str, text: str
 
 def observer_for(console: Console, output: OutputFormat) -> RunView:
     """The observer of this format; what it tells of goes on where nobody reads any more."""
-    views: dict[OutputFormat, type[RunView]] = {
-        OutputFormat.TEXT: TextObserver,
-        OutputFormat.JSON: JsonObserver,
-        OutputFormat.GITHUB: GithubObserver,
-    }
     console.outlive_readers()
-    return views[output](console)
+    if output is OutputFormat.JSON:
+        return JsonObserver(console)
+    return TextObserver(LogConsole(console) if output is OutputFormat.GITHUB else console)
 
 
 def print_summary(console: Console, record: RunRecord, folder: Path) -> None:

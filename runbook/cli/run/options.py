@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from runbook.cli._parser import number_type, option_table, whole_type
-from runbook.console import OutputFormat
-from runbook.defaults import (
+from runbook import (
     DEFAULT_LAUNCHER,
     DEFAULT_OUT,
     DEFAULT_PROTOCOL,
     DEFAULT_QUEUE_S,
     PROTOCOLS,
 )
+from runbook.cli._parser import number_type, option_table, whole_type
+from runbook.console import OutputFormat
 from runbook.errors import ProgramExit
 
 _NOT_NEGATIVE = number_type(at_least=0)
@@ -63,7 +63,7 @@ PART = option_table(
 TELLING = option_table(
     f"""
     --output-format {_FORMATS}  text (default) for people; json: every event as one JSON line, the
-        same as --json; github: groups, annotations, step summary and outputs of GitHub Actions
+        same as --json; github: annotations, step summary and outputs of GitHub Actions
     --partial-exit 0|4  exit code of PARTIAL PASS: 4 (default), or 0 for a step of a job that runs a
         part on purpose
     """,

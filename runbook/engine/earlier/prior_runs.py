@@ -15,8 +15,14 @@ from nsa import contract
 from nsa.contract import sha256_of
 from runbook.engine.intact import journal_problems
 from runbook.errors import RunbookError
-from runbook.files import not_read, write_atomic
-from runbook.folder.comparability import (
+from runbook.files import write_atomic
+from runbook.folder import (
+    ACCEPTED_JSON,
+    DEVICES_BEFORE_JSON,
+    EVENTS_FILE,
+    RECORD_FILE,
+)
+from runbook.folder.facts import (
     Facts,
     device_facts,
     env_facts,
@@ -28,12 +34,6 @@ from runbook.folder.launch.documents import read_json_object
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.shapes import DEVICES, ENV, Fields, shaped
 from runbook.folder.manifest import record_bytes, record_text
-from runbook.folder.names import (
-    ACCEPTED_JSON,
-    DEVICES_BEFORE_JSON,
-    EVENTS_FILE,
-    RECORD_FILE,
-)
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import LaunchEntry, RunRecord
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
@@ -67,7 +67,7 @@ def keep_accepted(
         except DamagedRunError as error:
             damaged[folder.name] = str(error)
         except OSError as error:
-            damaged[folder.name] = f"{error.filename}: {not_read(error)}"
+            damaged[folder.name] = f"{error.filename}: {error.strerror or error}"
         except (RunbookError, StatisticsError) as error:
             left_out[folder.name] = str(error)
     runs.reverse()

@@ -17,7 +17,7 @@ from runbook.config.plan import load_plan, needing_go, with_plan, without_board
 from runbook.config.precedence import words
 from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.settings import Settings
-from runbook.engine.earlier.matches import (
+from runbook.engine.earlier import (
     NAMED,
     Wanted,
     compared,

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsa.contract import TRAINING_CSV
-from runbook.config.load import limits_of
 from runbook.config.profile import Profile
-from runbook.engine.earlier.matches import ground_of
+from runbook.engine.earlier import ground_of
 from runbook.errors import RunbookError
+from runbook.folder import run_folders
 from runbook.folder.integrity import go_record
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.manifest import load_record
-from runbook.folder.names import run_folders
 from runbook.machine.host import count_cpus
 from runbook.records import Launch, RunRecord
 from runbook.records.measurement import duration_text
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 
 _BATCH = "train.batch_size"
-_THROUGHPUT_LIMIT = "throughput"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +108,8 @@ class Estimator:
         self._profile, self._earlier = profile, earlier
 
     def estimate(self, launch: Launch) -> Estimate:
-        """The estimate of a launch before the run, never above its time limit.
-
-        Where nothing else is known, by the floor that the profile sets.
-        """
-        found = self.expect(launch) or self._at_floor(launch)
+        """The estimate of a launch before the run, never above its time limit."""
+        found = self.expect(launch)
         if found is None:
             told_by_go = self._profile.plan and launch.kind == "trainer"
             way = " (the rate of a GO tells it)" if told_by_go else ""
@@ -126,7 +121,7 @@ class Estimator:
         return Estimate(min(seconds, launch.timeout_s), text)
 
     def expect(self, launch: Launch) -> Expected | None:
-        """What is expected of a launch; None where only the floor would be known.
+        """What is expected of a launch; None where nothing is known.
 
         An earlier run knows all of a launch; the pace of the first steps, its steps only.
         """
@@ -150,20 +145,6 @@ class Estimator:
         source = "the profile's estimate for its own step counts"
         return Expected(typical, source, Basis.PROFILE) if typical else None
 
-    def _at_floor(self, launch: Launch) -> Expected | None:
-        found = (one for one in limits_of(self._profile) if one.spec.name == _THROUGHPUT_LIMIT)
-        limit = next(found, None)
-        gated = self._profile.throughput_gated and limit is not None and limit.gated
-        if launch.kind != "trainer" or limit is None or not gated or not launch.steps:
-            return None
-        steps = launch.steps - launch.after
-        seconds = steps * self._profile.workload.tokens_per_step / limit.value
-        if seconds > launch.timeout_s:
-            return None  # so slow that it would be stopped: no pace that anybody expects
-        return Expected(
-            seconds, f"at the floor of {limit.value:g} {limit.spec.unit}", Basis.PROFILE
-        )
-
 
 # Of runs of one phase only, the newest may know nothing of the launch that is asked for.
 _MOST_RUNS = 5
@@ -185,15 +166,6 @@ class Earlier:
                     same = (then.phase, then.name) == (launch.phase, launch.name)
                     if same and then.steps == launch.steps and result.ok and result.duration_s > 0:
                         return result.duration_s, record.run_id
-        return None
-
-    def beside_launches(self, phase: str) -> float | None:
-        """Seconds that a phase took besides its launches: collecting, reading, judging."""
-        for record in self._records():
-            for one in record.phases:
-                if one.name == phase and one.duration_s > 0:
-                    started = sum(entry.result.duration_s for entry in one.launches)
-                    return max(0.0, one.duration_s - started)
         return None
 
     def _records(self) -> Iterator[RunRecord]:

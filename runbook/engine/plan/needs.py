@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa.settings import VOCAB_SIZES, TrainerConfig
+from runbook import BOARD_TOGGLE, absent, is_installed
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, parameters
 from runbook.config.plan import phases_without_board
-from runbook.defaults import BOARD_TOGGLE, absent, is_installed
 from runbook.engine.plan.planned import config_of
 from runbook.process.start import run_tool
 from runbook.records import Launch

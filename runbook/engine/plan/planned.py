@@ -28,10 +28,10 @@ from nsa.toggles import (
     toggle_set,
     with_safe_mode,
 )
+from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.config.phase import Phase
 from runbook.config.precedence import PRESET, SHELL, TYPED
 from runbook.config.settings import Scalar, torch_variable_problems, word
-from runbook.defaults import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.errors import RunbookError
 from runbook.launch.command import resolve_config
 from runbook.records import Launch
@@ -146,29 +146,11 @@ def _not_honored(setup: Setup, phase: Phase, launches: Sequence[Launch]) -> Iter
                 continue
             own = now.get(name, "unset")
             toggles = toggle_set({}, setup.settings.sources)
-            if toggles.sources[name].startswith(PRESET):
-                yield _of_another_machine(setup, name, launch, own)
-                break
             yield (
                 f"{name}={value} ({toggles.sources[name]}) cannot be had where a phase itself "
                 f"decides it ({own}): {way_out(toggles, name, own)}{_fewer(setup)}"
             )
             break
-
-
-def _of_another_machine(setup: Setup, name: str, launch: Launch, own: str) -> str:
-    """A preset's value that a phase of this profile does not take, and what to do instead."""
-    profile, settings = setup.profile, setup.settings
-    arms = launch.schedule.settings.values() if launch.schedule else ()
-    tried = ", ".join(dict.fromkeys(arm[name] for arm in arms if name in arm))
-    known = profile.variables.get(name)
-    keep = f", or keep the profile's value: --set {name}={known}" if known else ""
-    return (
-        f"{settings.sources[name]} is for another machine: it has "
-        f"{name}={settings.toggles[name]}, and {launch.phase} of profile {profile.name} "
-        f"{f'tries {tried}' if tried else f'has {own}'}; leave out --preset, since profile "
-        f"{profile.name} has settings of its own{keep}"
-    )
 
 
 def _fewer(setup: Setup) -> str:

@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runbook import DEFAULT_PLAN, PROTOCOLS
+from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
 from runbook.config.phase import Phase
 from runbook.config.plan import load_plan
 from runbook.config.precedence import gathered, with_config, words
-from runbook.config.presets import load_preset
 from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems
 from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
-from runbook.defaults import DEFAULT_PLAN, PROTOCOLS
 from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan.planned import planned_problems
 from runbook.errors import UsageError, choice_for

@@ -39,8 +39,8 @@ _Key = tuple[str, str]
 class Forecaster(Observer):
     """Passes every event on, and adds `run_forecast` and notes.
 
-    `planned` are all launches of the run in their order and `phases` its phases, those that had
-    ended before a resume left out; `done_s` is what these took.
+    `planned` are all launches of the run in their order, those of phases that had ended before a
+    resume left out; `done_s` is what these phases took.
     """
 
     def __init__(
@@ -50,16 +50,14 @@ class Forecaster(Observer):
         profile: Profile,
         *,
         earlier: Earlier,
-        phases: Sequence[str] = (),
         done_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner, self._profile, self._clock = inner, profile, clock
         self._left = {(launch.phase, launch.name): launch for launch in planned}
         self._count = max(1, len(self._left))
-        self._estimator, self._earlier = Estimator(profile, earlier), earlier
+        self._estimator = Estimator(profile, earlier)
         self._known: dict[_Key, Expected | None] = {}
-        self._beside = {phase: earlier.beside_launches(phase) or 0.0 for phase in phases}
         self._done_s, self._share, self._told_at = done_s, 0.0, -_TELL_EVERY_S
         self._run_began = clock()
         self._ended: list[tuple[Launch, float]] = []
@@ -117,7 +115,6 @@ class Forecaster(Observer):
     def phase_finished(self, record: PhaseRecord) -> None:
         """What is left after a phase; launches that were not started are not."""
         self._left = {key: one for key, one in self._left.items() if key[0] != record.name}
-        self._beside.pop(record.name, None)
         self._inner.phase_finished(record)
         self._tell()
 
@@ -207,7 +204,7 @@ class Forecaster(Observer):
         slower = {basis: self._slower(basis, now) for basis in Basis}
         sources, rough = dict[str, None](), False
         whole: list[float] = []
-        left_s, unknown = sum(self._beside.values()), 0
+        left_s, unknown = 0.0, 0
         for launch in self._left.values():
             found = self._expect(launch)
             if found is None:

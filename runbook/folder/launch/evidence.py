@@ -7,6 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from nsa import contract
 from nsa.contract import sha256_of
+from runbook.folder import (
+    CHECKOUT_JSON,
+    CONSOLE_LOG,
+    DEVICES_AFTER_JSON,
+    DEVICES_BEFORE_JSON,
+    GPU_SAMPLES_CSV,
+    JUNIT_XML,
+    KERNEL_LOG_JSON,
+    LOAD_JSON,
+    PROCESSES_CSV,
+    RESOURCES_CSV,
+)
 from runbook.folder.launch.documents import (
     GPU_SAMPLES,
     RESOURCES,
@@ -29,18 +41,6 @@ from runbook.folder.launch.shapes import (
     LOAD,
     PROFILE,
     shaped,
-)
-from runbook.folder.names import (
-    CHECKOUT_JSON,
-    CONSOLE_LOG,
-    DEVICES_AFTER_JSON,
-    DEVICES_BEFORE_JSON,
-    GPU_SAMPLES_CSV,
-    JUNIT_XML,
-    KERNEL_LOG_JSON,
-    LOAD_JSON,
-    PROCESSES_CSV,
-    RESOURCES_CSV,
 )
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog

@@ -1,10 +1,6 @@
 """Lines of the kernel log that concern a launch: errors of GPUs and of their links, lack of memory.
 
 A line is kept as the kernel wrote it, and read again from its text whenever it is judged.
-
-What an Xid means, and its immediate action, is from NVIDIA, "Analyzing Xid Errors with the Xid
-Catalog" (docs.nvidia.com/deploy/xid-errors), for Ampere and newer; whether the program itself can
-be to blame is from the listing in "XID Errors" there. Our words.
 """
 
 from __future__ import annotations
@@ -13,6 +9,11 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+
+import yaml
+
+from runbook.files import data_path
+from runbook.records.measurement import Record
 
 
 class Kind(StrEnum):
@@ -119,13 +120,8 @@ def parse_lines(texts: Iterable[str]) -> list[KernelLine]:
 CATALOG = "docs.nvidia.com/deploy/xid-errors"
 
 
-@dataclass(frozen=True)
-class Xid:
-    """One number.
-
-    `hardware`: card, link or driver is to blame, never the program that trains. `ends`: what runs
-    on the GPU cannot go on; the others are only told.
-    """
+class Xid(Record):
+    """One number; the fields are those of `configs/machines/xids.yaml`, explained there."""
 
     meaning: str
     remedy: str
@@ -133,56 +129,16 @@ class Xid:
     ends: bool = True
 
 
-_RESTART = "restart the program; if it comes back, look for its wrong memory access"
-_RESET = "reset the GPU (nvidia-smi -r on an idle one) or reboot; if it comes back, replace it"
-_SUPPORT = "run the vendor's field diagnostics"
-_NVLINK = "read `nvidia-smi nvlink -e`, reseat the bridge or reset the GPUs"
+def _xids() -> dict[int, Xid]:
+    document = yaml.safe_load((data_path("configs") / "machines" / "xids.yaml").read_text("utf-8"))
+    remedies = document["remedies"]
+    return {
+        number: Xid(**{**one, "remedy": remedies.get(one["remedy"], one["remedy"])})
+        for number, one in document["xids"].items()
+    }
 
-XIDS: dict[int, Xid] = {
-    8: Xid("GPU stopped processing", _RESTART, False),
-    13: Xid("graphics engine exception", _RESTART, False),
-    31: Xid("GPU memory page fault (MMU)", _RESTART, False),
-    32: Xid("invalid or corrupted push buffer stream", _RESTART, False),
-    43: Xid("GPU stopped processing for one program", _RESTART, False),
-    45: Xid("preemptive cleanup after an earlier error", "look at the Xid before it", False),
-    46: Xid("GPU stopped processing", _RESET, True),
-    48: Xid("double bit ECC error: uncorrectable", _RESET, True),
-    61: Xid("internal microcontroller breakpoint", _RESET, True),
-    62: Xid("internal microcontroller halt", _RESET, True),
-    63: Xid(
-        "row remapping or page retirement recorded",
-        "reset the GPU to activate it",
-        True,
-        ends=False,
-    ),
-    64: Xid("row remapping or page retirement failed", _RESET, True),
-    68: Xid("video decoder exception", _RESTART, False),
-    69: Xid("graphics engine class error", _RESTART, False),
-    74: Xid("NVLink error", _NVLINK, True),
-    79: Xid("GPU has fallen off the bus", "reboot; check power, seating and the PCIe slot", True),
-    92: Xid("high rate of single bit ECC errors", _SUPPORT, True, ends=False),
-    94: Xid("contained memory error: uncorrectable", "restart; reset the GPU soon", True),
-    95: Xid("uncontained memory error: uncorrectable", _RESET, True),
-    109: Xid("context switch timeout", _RESET, True),
-    110: Xid("security fault", _RESET, True),
-    119: Xid("GSP RPC timeout: the card's own processor does not answer", _RESET, True),
-    120: Xid("GSP error: the card's own processor failed", _RESET, True),
-    121: Xid("C2C link error", _SUPPORT, True, ends=False),
-    136: Xid("link training failed", _NVLINK, True),
-    140: Xid("unrecovered ECC error", _RESET, True),
-    143: Xid("GPU initialization error", _RESET, True),
-    **{number: Xid("NVLink error (fifth generation)", _NVLINK, True) for number in range(144, 151)},
-    154: Xid(
-        "GPU recovery action changed", "do what the line asks for (reset, reboot)", True, ends=False
-    ),
-    155: Xid("NVLink error, defined by software", _NVLINK, True),
-    156: Xid("resource retired", "reset the GPU to activate it", True, ends=False),
-    157: Xid("retirement of a resource failed", _SUPPORT, True, ends=False),
-    158: Xid("fatal timeout of the GPU", _RESET, True),
-    167: Xid("fatal PCIe timeout", "check power, seating and the PCIe slot", True),
-    171: Xid("uncorrectable DRAM error", _RESET, True),
-    172: Xid("uncorrectable SRAM error", _RESET, True),
-}
+
+XIDS = _xids()
 
 
 def describe(number: int) -> str:

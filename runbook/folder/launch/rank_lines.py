@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nsa.contract import Event
 from runbook.folder.launch.lines import WholeLines, event_of, parse_heartbeats, whole_number
-from runbook.folder.launch.rows import Numbers
 from runbook.folder.launch.shapes import EVENTS, LARGEST_COUNT, is_any_number, is_digest, shaped
 from runbook.records.evidence import Effect
 
@@ -40,6 +39,36 @@ _TELLERS: Mapping[str, tuple[Event, ...]] = {
 }  # fmt: skip
 _ENDED = ("embedded", "mem_mib", "reserved_mib", "rss_mib", "cuda_mib", "cpu_s")
 _SAID = ("loss", "toks_per_s", "grad_norm", "fetch_s")
+
+
+_ROOM = 1 << 12
+
+
+class Numbers:
+    """An array that grows in place, so that a column is in memory once."""
+
+    def __init__(self, kind: str) -> None:
+        import numpy as np
+
+        self._values: npt.NDArray[Any] = np.empty(0, dtype=kind)
+        self._count = 0
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """What was put in so far."""
+        return self._values[: self._count]
+
+    def extend(self, values: npt.NDArray[Any] | Sequence[Any]) -> None:
+        """Append, in the array's own type."""
+        import numpy as np
+
+        end = self._count + len(values)
+        if end > len(self._values):
+            grown = np.empty(max(_ROOM, 2 * end), dtype=self._values.dtype)
+            grown[: self._count] = self.array
+            self._values = grown
+        self._values[self._count : end] = values
+        self._count = end
 
 
 def _columns(*names: str) -> dict[str, Numbers]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 _NEWLINE, _COMMA = 10, 44
 _NOT_A_NUMBER = ("", "nan", "NaN", "-nan", "-NaN", "NAN")
 _LARGEST_EXACT = float(2**53)
-# Rows for which there is room at once; the size of a file says little of one with a long tail.
-_MOST_ROOM = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +59,11 @@ class RowFile:
 class _Reader:
     """State of one pass over a file."""
 
-    def __init__(self, spec: RowSpec, size: int) -> None:
-        self.spec, self.size = spec, size
+    def __init__(self, spec: RowSpec) -> None:
+        self.spec = spec
         self.columns: tuple[str, ...] = ()
         self.legacy = False
-        self.all_numbers = True
-        self.numbers: dict[str, Numbers] = {}
-        self.texts: dict[str, list[pd.Series[str]]] = {}
+        self.frames: list[pd.DataFrame] = []
         self.bad_rows = 0
         self.headers_again = 0
         self.nul_rows = 0
@@ -80,16 +76,7 @@ class _Reader:
         if self.unreadable or not block:
             return
         frame = self._fast(block)
-        frame = self._slow(block) if frame is None else frame
-        for name in self._wanted():
-            if name in self.spec.text:
-                self.texts.setdefault(name, []).append(frame[name])
-                continue
-            if name not in self.numbers:
-                kind = "int64" if name in self.spec.whole else "float64"
-                room = len(frame) * self.size // len(block)
-                self.numbers[name] = Numbers(kind, min(room + room // 50, _MOST_ROOM))
-            self.numbers[name].extend(frame[name].to_numpy())
+        self.frames.append(self._slow(block) if frame is None else frame)
 
     def _take_header(self, block: bytes) -> bytes:
         line, _, rest = block.partition(b"\n")
@@ -133,19 +120,11 @@ class _Reader:
             "skip_blank_lines": False,
             "low_memory": False,
         }
-        frame: pd.DataFrame | None = None
-        # Most files have a number in every cell; to look each one up among these words costs more.
-        if self.all_numbers:
-            try:
-                frame = pd.read_csv(io.BytesIO(block), na_filter=False, **options)
-            except ValueError:
-                self.all_numbers = False
-        if frame is None:
-            words = dict.fromkeys(numbers, _NOT_A_NUMBER)
-            try:
-                frame = pd.read_csv(io.BytesIO(block), na_values=words, **options)
-            except ValueError:
-                return None
+        words = dict.fromkeys(numbers, _NOT_A_NUMBER)
+        try:
+            frame: pd.DataFrame = pd.read_csv(io.BytesIO(block), na_values=words, **options)
+        except ValueError:
+            return None
         for name in wanted:
             if name in self.spec.filled and bool(frame[name].isna().any()):
                 return None
@@ -172,10 +151,12 @@ class _Reader:
                 self.bad_rows += 1
             else:
                 rows.append(row)
-        wanted = self._wanted()
-        frame = pd.DataFrame(rows, columns=wanted)
-        types = {n: "str" if n in self.spec.text else "float64" for n in wanted}
-        return frame.astype(types)
+        return self._typed(pd.DataFrame(rows, columns=self._wanted()))
+
+    def _typed(self, frame: pd.DataFrame, whole: str = "float64") -> pd.DataFrame:
+        spec = self.spec
+        kinds = {n: "str" if n in spec.text else "float64" for n in frame.columns}
+        return frame.astype(kinds | dict.fromkeys(spec.whole & kinds.keys(), whole))
 
     def _row(self, text: str) -> list[float | str] | None:
         import numpy as np
@@ -206,15 +187,8 @@ class _Reader:
         import pandas as pd
 
         wanted = self._wanted() if self.columns and not self.unreadable else list(self.spec.columns)
-        found: dict[str, Any] = {}
-        for name in wanted:
-            if name in self.spec.text:
-                pieces = self.texts.pop(name, None) or [pd.Series([], dtype="str")]
-                found[name] = pd.concat(pieces, ignore_index=True)
-            else:
-                kind = "int64" if name in self.spec.whole else "float64"
-                found[name] = self.numbers.pop(name, Numbers(kind, 0)).array
-        return pd.DataFrame(found, columns=wanted, copy=False)
+        found = [frame for frame in self.frames if len(frame)] or [pd.DataFrame(columns=wanted)]
+        return self._typed(pd.concat(found, ignore_index=True), whole="int64")
 
 
 def read_rows(path: Path, spec: RowSpec) -> RowFile:
@@ -222,7 +196,7 @@ def read_rows(path: Path, spec: RowSpec) -> RowFile:
 
     Raises `OSError` if the file cannot be read at all.
     """
-    reader, lines = _Reader(spec, path.stat().st_size), WholeLines(path)
+    reader, lines = _Reader(spec), WholeLines(path)
     for block in lines:
         reader.feed(block)
     damage = [*lines.problems, *_damage(reader)]
@@ -286,33 +260,3 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-_ROOM = 1 << 12
-
-
-class Numbers:
-    """An array that grows in place, so that a column is in memory once."""
-
-    def __init__(self, kind: type | str, room: int = 0) -> None:
-        import numpy as np
-
-        self._values: npt.NDArray[Any] = np.empty(room, dtype=kind)
-        self._count = 0
-
-    @property
-    def array(self) -> npt.NDArray[Any]:
-        """What was put in so far."""
-        return self._values[: self._count]
-
-    def extend(self, values: npt.NDArray[Any] | Sequence[Any]) -> None:
-        """Append, in the array's own type."""
-        import numpy as np
-
-        end = self._count + len(values)
-        if end > len(self._values):
-            grown = np.empty(max(_ROOM, 2 * end), dtype=self._values.dtype)
-            grown[: self._count] = self.array
-            self._values = grown
-        self._values[self._count : end] = values
-        self._count = end

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from nsa.contract import FLIGHTS, STACKDUMPS, RankFiles
 from runbook.files import write_atomic
+from runbook.folder import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.folder.launch.documents import Load
-from runbook.folder.names import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.launch.end import End, said_by_watchdog
 from runbook.launch.incident.flight import (
     Flight,

@@ -17,8 +17,8 @@ from types import FrameType
 
 from runbook.errors import RunbookError
 from runbook.files import make_private_dir
+from runbook.folder import CONSOLE_LOG
 from runbook.folder.launch.lines import LineTail
-from runbook.folder.names import CONSOLE_LOG
 from runbook.launch.command import as_typed, free_port, on_loopback, rendezvous
 from runbook.launch.incident.bundle import read_outside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE

@@ -21,9 +21,7 @@ from typing import Any, TypeVar
 from pydantic import Field
 
 from runbook.files import write_atomic
-from runbook.folder.launch.documents import GPU_SAMPLES, Load, load_of, read_json_object
-from runbook.folder.launch.kernel_lines import KernelLine, parse_line
-from runbook.folder.names import (
+from runbook.folder import (
     CONSOLE_LOG,
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,
@@ -31,6 +29,8 @@ from runbook.folder.names import (
     KERNEL_LOG_JSON,
     LOAD_JSON,
 )
+from runbook.folder.launch.documents import GPU_SAMPLES, Load, load_of, read_json_object
+from runbook.folder.launch.kernel_lines import KernelLine, parse_line
 from runbook.records.measurement import Record
 
 NODES_FILE = "slurm_nodes.json"

@@ -14,7 +14,7 @@ from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
 from runbook.files import utc_text
-from runbook.folder.names import CONSOLE_LOG
+from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import completed, rendezvous
 from runbook.launch.launcher_api import Launcher, Running, Start
 from runbook.launch.local import nodes_problems

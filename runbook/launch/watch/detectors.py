@@ -16,9 +16,9 @@ from pathlib import Path
 
 from nsa.contract import GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, Event
 from runbook.files import utc_text, write_atomic
+from runbook.folder import ANOMALIES_JSONL, ANOMALY_TYPE
 from runbook.folder.launch.evidence import LEGACY_COLUMNS
 from runbook.folder.launch.lines import LineTail, TableTail, parse_heartbeat
-from runbook.folder.names import ANOMALIES_JSONL, ANOMALY_TYPE
 from runbook.launch.watch.watchdog import Thresholds
 
 _RECENT = 50

@@ -17,9 +17,7 @@ from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.files import utc_text, write_atomic
-from runbook.folder.launch.documents import GPU_SAMPLES
-from runbook.folder.launch.kernel_lines import slot_of
-from runbook.folder.names import (
+from runbook.folder import (
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,
     GPU_SAMPLER_TXT,
@@ -27,6 +25,8 @@ from runbook.folder.names import (
     NVIDIA_SMI_AFTER_XML,
     NVIDIA_SMI_BEFORE_XML,
 )
+from runbook.folder.launch.documents import GPU_SAMPLES
+from runbook.folder.launch.kernel_lines import slot_of
 from runbook.folder.redact import redact_text
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import read_nvidia_smi

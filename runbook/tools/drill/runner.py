@@ -7,10 +7,8 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from nsa.contract import TRAINING_CSV, Event
@@ -21,7 +19,7 @@ from runbook.launch import StopRequest
 from runbook.launch.incident.straggler import SHORT_OF_CPUS
 from runbook.process.reaper import carriers
 from runbook.records import LaunchStatus
-from runbook.tools.drill.faults import Fault
+from runbook.tools.drill import Fault
 from runbook.tools.drill.scene import Scene, play
 
 _ORPHANS_AFTER_S = 1.0
@@ -164,42 +162,26 @@ def run_drill(
     faults: Sequence[Fault],
     out: Path,
     *,
-    repeat: int = 1,
-    jobs: int = 1,
-    keep: bool = False,
     stop: StopRequest | None = None,
     on_row: Callable[[DrillRow], None] = lambda _row: None,
 ) -> DrillReport:
-    """Inject every fault `repeat` times in folders below `out` (which must not exist).
+    """Inject every fault in a folder below `out` (which must not exist).
 
-    Folders of injections that went as promised are deleted unless `keep`. `jobs` at a time makes
-    a drill shorter and its times longer. Raises `UsageError` if `out` cannot be made, and
-    `OSError` if the disk refuses later.
+    Folders of injections that went as promised are deleted. Raises `UsageError` if `out` cannot
+    be made, and `OSError` if the disk refuses later.
     """
     make_new_dir("--out", out)
     stop = stop or StopRequest()
-
-    def one(index: int, fault: Fault) -> DrillRow | None:
-        if stop.requested:
-            return None
-        if fault.spread and index > len(faults):
-            moved = Random(index).randrange(fault.spread)  # noqa: S311 - repeatable, no secret
-            fault = replace(fault, step=fault.step + moved)
+    rows: list[DrillRow] = []
+    for index, fault in enumerate(faults, start=1):
         root = out / f"{index:03d}-{fault.name}"
         make_private_dir(root)
         options = {"stop": stop} if fault.scene in ("launch", "override") else {}
         scene = play(fault, root, **options)
         if stop.requested:
-            return None
-        row = judge_scene(fault, scene)
-        if row.ok and not keep:
+            break
+        rows.append(judge_scene(fault, scene))
+        if rows[-1].ok:
             shutil.rmtree(root)
-        on_row(row)
-        return row
-
-    plan = list(enumerate([fault for _ in range(repeat) for fault in faults], start=1))
-    # A launch lives as long as the thread that started it: the pool outlives all of them.
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        rows = list(pool.map(one, *zip(*plan, strict=True))) if plan else []
-    done = tuple(row for row in rows if row is not None)
-    return DrillReport(rows=done, interrupted=len(done) < len(plan))
+        on_row(rows[-1])
+    return DrillReport(rows=tuple(rows), interrupted=len(rows) < len(faults))

@@ -26,15 +26,15 @@ from nsa.contract import (
     checkpoint_name,
     shard_file,
 )
+from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import json_object
-from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.launch import Budgets, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import TOKEN_VARIABLE, carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.launch import torchrun
-from runbook.tools.drill.faults import BUDGET_S, FAULTS, Fault
+from runbook.tools.drill import BUDGET_S, FAULTS, Fault
 
 _TIMEOUT_S = 240.0
 _START_WITHIN_S = 120.0

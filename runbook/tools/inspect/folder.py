@@ -11,17 +11,16 @@ from pydantic import ValidationError
 
 from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, VAL_CSV
 from runbook.errors import UsageError
+from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import name_below, read_json_object
 from runbook.folder.launch.evidence import GATES, VAL
 from runbook.folder.launch.lines import heartbeat_files, whole_number
 from runbook.folder.launch.rank_log import RankHistory, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import ENV, is_number, shaped
-from runbook.folder.names import LAUNCH_JSON, RESULT_JSON
 from runbook.records import RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
-from runbook.tools.inspect.training import account_remarks, as_planned, completed, inspect_training
-from runbook.tools.inspect.types import (
+from runbook.tools.inspect import (
     Inspection,
     RankFacts,
     Remark,
@@ -30,6 +29,7 @@ from runbook.tools.inspect.types import (
     RunDirectory,
     remarks_on,
 )
+from runbook.tools.inspect.training import account_remarks, as_planned, completed, inspect_training
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,27 +42,23 @@ _STEPS_BEHIND = 1
 _SECONDS_BEHIND = 60.0
 
 
-def inspect_path(path: Path, *, loss_floor: float | None = None) -> Inspection:
+def inspect_path(path: Path) -> Inspection:
     """Judge a directory, or one CSV file, without changing anything in it.
 
-    Directories below it that hold rows or heartbeats count too; links are not followed.
-    `loss_floor` in nats overrides the one from env.json; minus infinity means none. Without
-    either, a file in the older form is held against ln(256), the floor of uniform bytes.
+    Directories below it that hold rows or heartbeats count too; links are not followed. The floor
+    of the loss is that of env.json; without one it is ln(256), the floor of uniform bytes.
     Raises UsageError if there is no such path.
     """
     if not path.exists():
         raise UsageError(f"no such directory: {path}", hint="name a run's directory")
     if path.is_file():
-        found = [_inspect_one(path.parent, root=path.parent, csv=path, floor=loss_floor)]
+        found = [_inspect_one(path.parent, root=path.parent, csv=path)]
     elif not path.is_dir():
         raise UsageError(
             f"{path} is a pipe or a device", hint="name a run's directory, or save it as a file"
         )
     else:
-        found = [
-            _inspect_one(folder, root=path, csv=None, floor=loss_floor)
-            for folder in _run_directories(path)
-        ]
+        found = [_inspect_one(folder, root=path, csv=None) for folder in _run_directories(path)]
     directories = tuple(directory for directory, _ in found)
     remarks = [one for _, said in found for one in said]
     if not found:
@@ -83,7 +79,7 @@ def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
 
 
 def _inspect_one(
-    folder: Path, *, root: Path, csv: Path | None, floor: float | None
+    folder: Path, *, root: Path, csv: Path | None
 ) -> tuple[RunDirectory, list[Remark]]:
     problems: list[str] = []
     env, _ = read_json_object(folder / ENV_JSON, problems)
@@ -115,7 +111,7 @@ def _inspect_one(
     named = {_text((document or {}).get("run_token")) for document in (env, launch)}
     tokens = frozenset(token for token in named if token)
     remarks += rank_remarks(ranks, world_size=world_size, tokens=tokens)
-    limit, source = _floor(env, floor)
+    limit, source = _floor(env)
     path = csv or folder / TRAINING_CSV
     training: RowsFacts | None = None
     rows: TrainingLog | None = None
@@ -166,9 +162,7 @@ def _exits(result: Mapping[str, Any] | None, problems: list[str]) -> tuple[RankE
         return ()
 
 
-def _floor(env: Mapping[str, Any] | None, given: float | None) -> tuple[float | None, str]:
-    if given is not None:
-        return (given, "--loss-floor") if math.isfinite(given) else (None, "--loss-floor none")
+def _floor(env: Mapping[str, Any] | None) -> tuple[float | None, str]:
     if env is None:
         source = "ln 256, the floor of uniform bytes; no env.json says what the data was"
         return math.log(_BYTES), source

@@ -22,7 +22,7 @@ from runbook.folder.launch.evidence import read_training_csv
 from runbook.records import Launch, LaunchResult, RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.stats.throughput import cadence
-from runbook.tools.inspect.types import Found, Remark, RemarkCode, RowsFacts, Segment, remarks_on
+from runbook.tools.inspect import Found, Remark, RemarkCode, RowsFacts, Segment, remarks_on
 from runbook.tools.inspect.window import parts_of, segment_of, window_of
 
 if TYPE_CHECKING:

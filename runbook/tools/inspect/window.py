@@ -25,7 +25,7 @@ from runbook.stats.throughput import (
     typical,
     warmup_cut,
 )
-from runbook.tools.inspect.types import Found, RemarkCode, Segment
+from runbook.tools.inspect import Found, RemarkCode, Segment
 
 
 def parts_of(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:

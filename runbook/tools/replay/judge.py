@@ -1,27 +1,29 @@
 """What the numbers of a report can bear, its contradictions, and the verdict that these leave.
 
-Windows, means, winners, controls and the machine: these rules join those of `rules` in RULES.
+Windows, means, winners, controls and the machine: these rules join those of `rules` in RULES. The
+sentence of each, and what a breach amounts to, are in `configs/rules/replay.yaml`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
+import yaml
 from pydantic import Field
 
 from runbook.config.limits import IDLE_MFU
+from runbook.files import data_path
 from runbook.records.measurement import Record
 from runbook.records.outcome import Outcome, Verdict
 from runbook.stats.arms import MIN_ROUNDS, judge_rounds
 from runbook.stats.decision import Decided, Decision
 from runbook.stats.launches import MOST_SCALING, STALE_BELOW, scaling
-from runbook.tools.replay.report import Report, Result, Span, Status
-from runbook.tools.replay.rules import OPTIONAL_PHASES, RULES, Breach, rates, rule
-
-__all__ = ["OPTIONAL_PHASES", "RULES"]
+from runbook.tools.replay import Report, Result, Span, Status
+from runbook.tools.replay.rules import FORM, OPTIONAL_PHASES, Breach, Find, rates
 
 # A healthy trainer is at this share of the peak or above; below IDLE_MFU the machine idles.
 HEALTHY_MFU = 0.20
@@ -29,12 +31,6 @@ HEALTHY_MFU = 0.20
 SAME, APART = 0.03, 0.10
 
 
-@rule(
-    "window.too_few_rows",
-    Outcome.INCONCLUSIVE,
-    "a mean is taken over the last 50 steps, and the first row holds initialization; too few rows"
-    " are INCONCLUSIVE, never silently fewer (W3)",
-)
 def _few_rows(report: Report) -> Iterator[Breach]:
     for name, table in report.phases.items():
         if short := [line for line in table.results if 0 < len(line.rows) < report.window_rows]:
@@ -45,11 +41,6 @@ def _few_rows(report: Report) -> Iterator[Breach]:
             yield Breach(name, table.claim, found)
 
 
-@rule(
-    "mean.of_rates",
-    Outcome.INVALID,
-    "throughput is tokens / time; never average rates",
-)
 def _means_of_rates(report: Report) -> Iterator[Breach]:
     for name, table in report.phases.items():
         for line in table.results:
@@ -63,12 +54,6 @@ def _means_of_rates(report: Report) -> Iterator[Breach]:
                 yield Breach(name, f"mean {line.stated_mean:g}", found)
 
 
-@rule(
-    "choice.not_shown",
-    Outcome.INCONCLUSIVE,
-    "a WINNER beats every other arm at the family error of 1 % over randomized blocks; else TIE"
-    " and the configured value stays",
-)
 def _choice_not_shown(report: Report) -> Iterator[Breach]:
     for name in ("bucket_sweep", "fused_adamw"):
         table = report.table(name)
@@ -109,11 +94,6 @@ def _choice_of(results: Sequence[Result]) -> tuple[Decision, str]:
     return decision, decision.winner or (kept if decision.outcome is Decided.TIE else "")
 
 
-@rule(
-    "choice.against_rule",
-    Outcome.INCONCLUSIVE,
-    "keep the variant if its mean is not below the baseline's (F2)",
-)
 def _against_own_rule(report: Report) -> Iterator[Breach]:
     table = report.table("fused_adamw")
     base = next((line for line in table.results if line.control), None)
@@ -128,11 +108,6 @@ def _against_own_rule(report: Report) -> Iterator[Breach]:
         yield Breach("fused_adamw", table.claim, f"{found} no rule can decide on them)")
 
 
-@rule(
-    "control.not_reproduced",
-    Outcome.INVALID,
-    "a control arm that does not reproduce the baseline phase makes the comparison INVALID",
-)
 def _controls(report: Report) -> Iterator[Breach]:
     spans = [span for _, span in report.measured("baseline")]
     for name, table in report.phases.items() if spans else ():
@@ -146,12 +121,6 @@ def _controls(report: Report) -> Iterator[Breach]:
                 yield Breach(name, table.claim, found + ", ".join(map(rates, spans)))
 
 
-@rule(
-    "scaling.not_shown",
-    Outcome.INVALID,
-    "scaling is shown by pairs of launches of one config; above 1.05 it is not possible: something"
-    " was not compared like for like, which supports no claim",
-)
 def _scaling(report: Report) -> Iterator[Breach]:
     claim = report.table("single_gpu").claim
     claimed = ", ".join(text for text in (claim, report.claims("scaling")) if text)
@@ -185,12 +154,6 @@ def _efficiency(many: Result, slow: Span, fast: Span) -> tuple[float, str]:
     return least, text
 
 
-@rule(
-    "target.too_low",
-    Outcome.INVALID,
-    "a target must be able to catch a fault: a healthy trainer uses 20 to 40 % of the machine's"
-    " peak, and a target under half of what is measured is stale",
-)
 def _target(report: Report) -> Iterator[Breach]:
     target = report.acceptance.min_toks_per_s
     share = mfu(report, target)
@@ -205,12 +168,6 @@ def _target(report: Report) -> Iterator[Breach]:
         yield Breach("baseline", f"target {target:g} tok/s exceeded", found)
 
 
-@rule(
-    "plausible.mfu",
-    Outcome.INVALID,
-    "throughput must be plausible for the machine: below 1 % of its peak something is broken,"
-    " whatever the target says, and no machine does more than its peak",
-)
 def _use(report: Report) -> Iterator[Breach]:
     for name, table in report.phases.items():
         rates_of = [
@@ -224,12 +181,6 @@ def _use(report: Report) -> Iterator[Breach]:
             yield Breach(name, table.claim, found)
 
 
-@rule(
-    "plausible.sequence_length",
-    Outcome.INVALID,
-    "equal tok/s at two sequence lengths, far below the machine's peak, is implausible: overhead"
-    " per step would give the longer one more",
-)
 def _same_at_both_lengths(report: Report) -> Iterator[Breach]:
     lines = [(line, span) for line, span in report.measured("baseline") if line.config]
     for (one, (low, high)), (other, (low2, high2)) in combinations(lines, 2):
@@ -241,6 +192,35 @@ def _same_at_both_lengths(report: Report) -> Iterator[Breach]:
             found = f"{rates((low, high))} tok/s at S={a.seq_len} and {rates((low2, high2))} at"
             found += f" S={b.seq_len}, same batch: was the sequence length in force?"
             yield Breach("baseline", claimed, found)
+
+
+_NUMBERS: Mapping[str, Find] = {
+    "window.too_few_rows": _few_rows,
+    "mean.of_rates": _means_of_rates,
+    "choice.not_shown": _choice_not_shown,
+    "choice.against_rule": _against_own_rule,
+    "control.not_reproduced": _controls,
+    "scaling.not_shown": _scaling,
+    "target.too_low": _target,
+    "plausible.mfu": _use,
+    "plausible.sequence_length": _same_at_both_lengths,
+}
+
+
+class Rule(NamedTuple):
+    """A rule in one sentence, what a breach of it amounts to, and where a report breaks it."""
+
+    text: str
+    outcome: Outcome
+    breaches: Find
+
+
+RULES = {
+    name: Rule(one["text"], Outcome[one["outcome"]], {**FORM, **_NUMBERS}[name])
+    for name, one in yaml.safe_load(
+        (data_path("configs") / "rules" / "replay.yaml").read_text("utf-8")
+    ).items()
+}
 
 
 def tokens_over_time(values: Sequence[float]) -> float:

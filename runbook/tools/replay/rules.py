@@ -1,18 +1,15 @@
-"""What a report has to contain: rows, phases, configs, provenance. Each rule with its sentence.
-
-Written from docs/spec.md, whose requirements the sentences name. Pure: no files, no clock.
-"""
+"""Where a report lacks what it has to contain: rows, phases, configs, provenance. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from runbook.records.outcome import Outcome
 from runbook.stats.decision import Decided
 from runbook.stats.launches import meets_target
-from runbook.tools.replay.report import PHASE_NAMES, Report, Span, Status
+from runbook.tools.replay import PHASE_NAMES, Report, Span, Status
 
 # What the runbook leaves optional, and what its own acceptance table has: G2 and L1.
 OPTIONAL_PHASES = ("fused_adamw", "fineweb")
@@ -35,33 +32,9 @@ class Breach(NamedTuple):
     outcome: Outcome | None = None
 
 
-class Rule(NamedTuple):
-    """A rule in one sentence, what a breach of it amounts to, and where a report breaks it."""
-
-    text: str
-    outcome: Outcome
-    breaches: Callable[[Report], Iterator[Breach]]
+Find = Callable[[Report], Iterator[Breach]]
 
 
-RULES: dict[str, Rule] = {}
-_Find = Callable[[Report], Iterator[Breach]]
-
-
-def rule(name: str, outcome: Outcome, text: str) -> Callable[[_Find], _Find]:
-    """Keep a generator of breaches as the rule of this name."""
-
-    def keep(breaches: _Find) -> _Find:
-        RULES[name] = Rule(text, outcome, breaches)
-        return breaches
-
-    return keep
-
-
-@rule(
-    "acceptance.throughput",
-    Outcome.FAIL,
-    "the acceptance config must reach the floor, by the least that is stated (B3)",
-)
 def _throughput(report: Report) -> Iterator[Breach]:
     config, floor = report.acceptance.config, report.acceptance.min_toks_per_s
     claimed = report.claims("throughput")
@@ -80,11 +53,6 @@ def _throughput(report: Report) -> Iterator[Breach]:
             yield Breach("baseline", claimed, why, Outcome.INCONCLUSIVE)
 
 
-@rule(
-    "acceptance.config",
-    Outcome.INVALID,
-    "the acceptance row is measured on the config that the runbook names, not on a friendlier one",
-)
 def _another_config(report: Report) -> Iterator[Breach]:
     wanted = report.acceptance.config
     for row in report.scored:
@@ -95,11 +63,6 @@ def _another_config(report: Report) -> Iterator[Breach]:
             yield Breach("baseline", f"{row.claim}{value}", found)
 
 
-@rule(
-    "acceptance.rows",
-    Outcome.INCOMPLETE,
-    "GO needs every row of the runbook's own acceptance table, and of the report's (G2, L1)",
-)
 def _rows_missing(report: Report) -> Iterator[Breach]:
     there = {row.row for row in report.scored}
     for name in dict.fromkeys((*ACCEPTANCE_ROWS, *report.acceptance.rows)):
@@ -108,11 +71,6 @@ def _rows_missing(report: Report) -> Iterator[Breach]:
             yield Breach("acceptance", report.claimed_verdict, found)
 
 
-@rule(
-    "acceptance.value",
-    Outcome.INVALID,
-    "the acceptance row states what was measured on its config",
-)
 def _scored_value(report: Report) -> Iterator[Breach]:
     for row in report.scored:
         if row.row != "throughput" or row.value is None:
@@ -142,11 +100,6 @@ _PENDING = re.compile(
 )
 
 
-@rule(
-    "claim.not_passed",
-    Outcome.INCOMPLETE,
-    "what a report itself calls failed, pending, partial, deferred or skipped has not passed",
-)
 def _own_words(report: Report) -> Iterator[Breach]:
     said = [("acceptance", report.claimed_verdict)]
     said += [("acceptance", f"{row.row}: {row.claim}") for row in report.scored]
@@ -158,11 +111,6 @@ def _own_words(report: Report) -> Iterator[Breach]:
             yield Breach(phase, words, f"it says {found[0]!r} itself")
 
 
-@rule(
-    "phase.not_passed",
-    Outcome.INCOMPLETE,
-    "what failed, timed out, crashed, was cut off, skipped or not run is a row, and never passed",
-)
 def _not_passed(report: Report) -> Iterator[Breach]:
     for name in PHASE_NAMES:
         table = report.table(name)
@@ -175,11 +123,6 @@ def _not_passed(report: Report) -> Iterator[Breach]:
             yield Breach(name, table.claim, f"no result of {', '.join(table.not_run)}")
 
 
-@rule(
-    "config.sequential_prefill",
-    Outcome.INVALID,
-    "at S >= 1024 NSA_PREFILL_BATCHED=1 must be set (E1)",
-)
 def _sequential_prefill(report: Report) -> Iterator[Breach]:
     used = {line.config for table in report.phases.values() for line in table.results}
     longest = max((report.configs[name].seq_len for name in used if name), default=0)
@@ -187,11 +130,6 @@ def _sequential_prefill(report: Report) -> Iterator[Breach]:
         yield Breach("baseline", "", f"S={longest} without NSA_PREFILL_BATCHED=1")
 
 
-@rule(
-    "window.no_provenance",
-    Outcome.INCOMPLETE,
-    "every throughput number states its CSV path and window (G7)",
-)
 def _no_provenance(report: Report) -> Iterator[Breach]:
     lines = [line for table in report.phases.values() for line in table.results]
     if bare := [line for line in lines if not (line.csv and line.window)]:
@@ -203,3 +141,15 @@ def rates(span: Span) -> str:
     """One rate, or a range of them."""
     low, high = span
     return f"{low:g}" if low == high else f"{low:g}-{high:g}"
+
+
+FORM: Mapping[str, Find] = {
+    "acceptance.throughput": _throughput,
+    "acceptance.config": _another_config,
+    "acceptance.rows": _rows_missing,
+    "acceptance.value": _scored_value,
+    "claim.not_passed": _own_words,
+    "phase.not_passed": _not_passed,
+    "config.sequential_prefill": _sequential_prefill,
+    "window.no_provenance": _no_provenance,
+}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runbook.folder.comparability import env_facts, other_work, unlike
+from runbook.folder.facts import env_facts, other_work, unlike
 from runbook.records import Check, Outcome, Reason, Verdict, judge_run
 from tests.phases import builder, heartbeats, traces
 from tests.phases.answers import DAMAGED, FINE, NOT_GATED, TOO_MUCH, WARNED, WHERE, says

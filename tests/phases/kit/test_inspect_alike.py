@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runbook.records import Outcome
+from runbook.tools.inspect import RemarkCode
 from runbook.tools.inspect.folder import inspect_path
-from runbook.tools.inspect.types import RemarkCode
 from tests.phases import builder, on_disk, spoil
 from tests.phases.kit.test_hostile_files import from_disk
 from tests.phases.training.test_balance import ROWS, SPOILED

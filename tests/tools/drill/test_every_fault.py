@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.tools.drill.faults import FAULTS
+from runbook.tools.drill import FAULTS
 from runbook.tools.drill.runner import run_drill
 from tests.tiers import by_tier
 

@@ -16,7 +16,7 @@ from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.process.reaper import TOKEN_VARIABLE
 from runbook.records import LaunchResult, LaunchStatus
-from runbook.tools.drill.faults import FAULTS, Fault, select
+from runbook.tools.drill import FAULTS, Fault, select
 from runbook.tools.drill.runner import DrillReport, judge_scene
 from runbook.tools.drill.scene import Scene, drill_launch
 from tests.factory.files import HEADER, record, training, write_beats
@@ -142,4 +142,3 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["drill", "--list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {row["fault"] for row in listed["faults"]} == set(FAULTS)
-    assert main(["drill", "--repeat", "0"]) == 2

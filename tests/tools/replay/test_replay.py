@@ -12,9 +12,8 @@ import yaml
 from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.records.outcome import Outcome, Verdict
-from runbook.tools.replay import rules
+from runbook.tools.replay import Report, load_report, rules
 from runbook.tools.replay.judge import RULES, ReplayRecord, judge_report
-from runbook.tools.replay.report import Report, load_report
 
 
 def judged(name: str) -> ReplayRecord:

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runbook.folder.comparability import Difference
+from runbook.folder.facts import Difference
 from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready, plain_number
 from runbook.stats.decision import Decided
 from runbook.text import in_one_line
-from runbook.tools.compare.sides import (
+from runbook.tools.compare_sides import (
     MetricChange,
     SpeedChange,
     differences,

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runbook.folder.comparability import Difference, Facts, device_facts, env_facts, unlike
+from runbook.folder import MANIFEST_FILE, RECORD_FILE
+from runbook.folder.facts import Difference, Facts, device_facts, env_facts, unlike
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.shapes import is_number
 from runbook.folder.manifest import record_is_changed
-from runbook.folder.names import MANIFEST_FILE, RECORD_FILE
 from runbook.records import Check, LaunchStatus, Measurement, PhaseRecord, RunRecord
 from runbook.records.evidence import LaunchEvidence
 from runbook.stats.decision import Decided, Decision
