@@ -32,6 +32,9 @@ _ARGUMENTS = option_table(
     target [RUN|CONFIG]  default: the newest run
     --dry-run            show the steps; start nothing
     --floor TOK_S        triage low throughput: this many tok/s are fast enough (default: none)
+    --ranks N            ranks for a config (default: 2)
+    --profile NAME|FILE  ranks and variables for a config; without RUN|CONFIG, also the config
+                         (default: none)
     --set KEY=VALUE      a variable or config key that every try has, as for `runbook run`;
                          repeatable (default: none)
     --steps N            steps of each try (default: 30, or past the failing step)
@@ -50,7 +53,7 @@ def triage(args: argparse.Namespace, console: Console) -> int:
     operator's cheatsheet and the failure playbook, and stop at the first change that makes
     the failure go away. A change that helps is repeated, in turn with the command as it was,
     until chance would hardly look so. RUN|CONFIG is a run's folder or id (its first failed launch
-    is taken), a launch's directory, or a trainer config, for two ranks.
+    is taken), a launch's directory, or a trainer config.
 
     examples:
       runbook triage                        the newest run
@@ -81,14 +84,17 @@ def triage(args: argparse.Namespace, console: Console) -> int:
 def _target(args: argparse.Namespace, console: Console) -> Target:
     """The launch to repeat; a config has this shell's variables, a run keeps its own."""
     from nsa.contract import CONFIG_VARIABLE
+    from runbook.config.load import load_profile
     from runbook.config.precedence import SHELL, differing, shell_settings, told
     from runbook.config.settings import parse_settings, variable_problems
     from runbook.tools.triage_target import CONFIG_ENDINGS, find_target, with_choices
 
     typed = parse_settings(args.settings)
+    profile = load_profile(args.profile) if args.profile else None
     here = shell_settings(os.environ)
-    path = _path(args.target, args.out)
-    target = find_target(path, floor=args.floor)
+    default = here.get(CONFIG_VARIABLE, profile.config) if profile else None
+    path = _path(args.target or default, args.out)
+    target = find_target(path, floor=args.floor, ranks=args.ranks, profile=profile)
     if path.suffix not in CONFIG_ENDINGS:
         if found := list(differing(target.launch.env, {}, here)):
             console.error(f"warning: the failing launch keeps its variables: {'; '.join(found)}")
@@ -96,7 +102,7 @@ def _target(args: argparse.Namespace, console: Console) -> Target:
     shell = {name: value for name, value in here.items() if name != CONFIG_VARIABLE}
     if problems := [f"in this shell: {text}" for text in variable_problems(shell)]:
         raise UsageError(problems)
-    for text in told(shell, dict.fromkeys(shell, SHELL), {}):
+    for text in told(shell, dict.fromkeys(shell, SHELL), profile.variables if profile else {}):
         console.progress(f"set {text}")
     typed = replace(typed, toggles={**shell, **typed.toggles})
     return with_choices(target, typed, steps=args.steps)

@@ -1,4 +1,4 @@
-"""What processes may have on this machine: limits, room on disks, the loopback network.
+"""What processes may have on this machine: limits, room on disks, the loopback network, a clock.
 
 Where one of these is too small or odd, launches end badly and no trainer is to blame. Most is
 asked before anything starts; `limit_met` says whether an end had such a reason.
@@ -13,6 +13,7 @@ import re
 import resource
 import shutil
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -22,11 +23,13 @@ from pathlib import Path
 
 import psutil
 
+from runbook.config.settings import is_passed_on
 from runbook.files import write_atomic
 from runbook.folder import LOAD_JSON
 from runbook.folder.launch.documents import Load, load_of
 from runbook.machine.host import count_cpus
 from runbook.process.ended import group_tasks
+from runbook.process.start import run_tool
 
 _GIB, _MIB = 1024**3, 1024**2
 _KERNEL = Path("/proc/stat")
@@ -95,6 +98,9 @@ _LEAST_TASKS = 64
 _GRANTED = 1024
 _STACK = 64 * 1024
 _WITHIN_S = 10.0
+# Two clocks of one machine are no further apart, beyond the time that reading them takes.
+_APART_S = 1.0
+_STANDS_S = 0.001
 
 _NO_MEMORY = re.compile(
     r"[Cc](?:annot|an't|ould not) allocate memory|MemoryError|std::bad_alloc|failed to map segment"
@@ -122,7 +128,7 @@ def surroundings_problems(longest_s: float = 0.0) -> list[str]:
     """
     # Where a limit is too small, nothing else can be asked.
     too_small = [*_limit_problems(longest_s), *_task_problems()]
-    return too_small or [*_kernel_problems(), *_loopback_problems()]
+    return too_small or [*_kernel_problems(), *_loopback_problems(), *_clock_problems()]
 
 
 def memory_problems(who: str = "a run") -> list[str]:
@@ -192,6 +198,34 @@ def _loopback_problems() -> list[str]:
             f"({os.strerror(error.errno) if error.errno else error}): `{way}` in this network "
             "namespace"
         ]
+
+
+def _clock_problems() -> list[str]:
+    """Whether this process and one without its variables are told the same time by the system.
+
+    Launches get few of its variables, so a library that is preloaded to tell it another time does
+    not reach them, and their times would look forged.
+    """
+    began, clock = time.time(), time.monotonic()
+    words = [sys.executable, "-I", "-S", "-c", "import time; print(time.time())"]
+    variables = {name: text for name, text in os.environ.items() if is_passed_on(name)}
+    answer = run_tool(words, timeout_s=_WITHIN_S, variables=variables, only=True)
+    ended, took = time.time(), time.monotonic() - clock
+    preloaded = os.environ.get("LD_PRELOAD")
+    way = f"`unset LD_PRELOAD` ({preloaded})" if preloaded else "set it right, or wait until it is"
+    if ended - began < _STANDS_S < took:
+        return [f"the wall clock stands still at {began:.0f} s since 1970: {way}"]
+    if not answer.ok:
+        return [f"Python cannot be started without this shell's variables: {answer.problem}"]
+    told = float(answer.stdout)
+    ahead = began - told if told < began else min(0.0, ended - told)
+    if abs(ahead) <= _APART_S:
+        return []
+    side = "ahead of" if ahead > 0 else "behind"
+    return [
+        f"the clock of this process is {abs(ahead):.0f} s {side} the one of the processes that it "
+        f"starts, on the same machine: {way}"
+    ]
 
 
 def free_bytes(folder: Path) -> int:

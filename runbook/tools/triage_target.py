@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from nsa.contract import NSAError
 from nsa.settings import load_config
+from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
@@ -49,13 +50,26 @@ class Target:
     floor_toks_per_s: float | None = None
 
 
-def find_target(path: Path, *, floor: float | None = None) -> Target:
+def find_target(
+    path: Path,
+    *,
+    floor: float | None = None,
+    ranks: int | None = None,
+    profile: Profile | None = None,
+) -> Target:
     """Understand `path`: a run's folder, a launch's directory, or a trainer config.
 
-    Raises `UsageError` if the path is none of the three, or if nothing in the run failed.
+    `profile` gives a config its ranks and variables; a run has its own. Raises `UsageError` if the
+    path is none of the three, or if nothing in the run failed.
     """
     if path.suffix in CONFIG_ENDINGS:
-        return _target(_of_config(path), floor, f"config {path}", 0)
+        launch = _of_config(path, ranks, profile)
+        return _target(launch, floor, f"config {path}", 0)
+    if profile is not None or ranks is not None:
+        raise UsageError(
+            f"--profile and --ranks go with a config; {path} says itself how it was launched",
+            hint="leave them out, or name a trainer config",
+        )
     if (path / RECORD_FILE).is_file():
         return _of_run(path, floor)
     if (path / LAUNCH_JSON).is_file():
@@ -137,22 +151,28 @@ def _steps_done(result: LaunchResult) -> int:
     return max((rank.steps_done or 0 for rank in result.ranks), default=0)
 
 
-def _of_config(path: Path) -> Launch:
-    # A wrong config is no failure that another setting could take away.
-    try:
-        load_config(path)
-    except NSAError as error:
-        raise UsageError(str(error)) from error
+def _of_config(path: Path, wanted: int | None, profile: Profile | None) -> Launch:
+    ranks = wanted or (profile.ranks if profile else _RANKS)
+    env = {name: setting.value for name, setting in profile.env.items()} if profile else {}
+    start = torchrun(ranks) if ranks > 1 else ("python",)
+    ddp = "1" if ranks > 1 else "0"
     config = str(path)
-    trainer = ("-m", _TRAINER, "--config", config, "--dataset", "synthetic", "--ddp", "1")
+    module = profile.trainer if profile else _TRAINER
+    if module == _TRAINER:
+        # A wrong config is no failure that another setting could take away.
+        try:
+            load_config(path)
+        except NSAError as error:
+            raise UsageError(str(error)) from error
+    trainer = ("-m", module, "--config", config, "--dataset", "synthetic", "--ddp", ddp)
     return Launch(
         name="triage",
         phase="triage",
         kind="trainer",
-        argv=(*torchrun(_RANKS), *trainer),
-        env={"NSA_PREFILL_BATCHED": "1"},
+        argv=(*start, *trainer),
+        env={"NSA_PREFILL_BATCHED": "1", **env},
         run_dir="triage",
-        nproc=_RANKS,
+        nproc=ranks,
         steps=_STEPS["failure"],
         timeout_s=_TIMEOUT_S,
         config=config,

@@ -1,6 +1,6 @@
 """An environment that is too small or odd is refused by name, or is what a bad end is put down to.
 
-Real limits and network namespaces, in processes of their own.
+Real limits, network namespaces and preloaded clocks, in processes of their own.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _ASK = shlex.join(
     [sys.executable, "-P", "-c",
      "from runbook.machine.surroundings import surroundings_problems as ask; print(ask())"]
 )  # fmt: skip
+_CLOCK = Path(__file__).with_name("clock_stand_in.c")
 
 
 def shell(line: str, cwd: Path, *before: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -138,6 +139,28 @@ def test_without_a_loopback_network_nothing_waits_for_it(
     assert "no loopback network" in told.stderr and not (tmp_path / "out").exists()
     assert f"`{way}`" in told.stderr
     assert shell(f"{state}; {way}; {_ASK}", tmp_path, *before).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("clock", "named"),
+    [
+        ("-DAHEAD=172800", "172800 s ahead of the one of the processes that it starts"),
+        ("-DSTILL=4102444800", "stands still at 4102444800 s since 1970"),
+    ],
+)
+def test_a_clock_that_reaches_the_harness_and_not_its_ranks_is_refused(
+    tmp_path: Path, clock: str, named: str
+) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler: the stand-in for a clock cannot be built")
+    library = tmp_path / "clock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", clock, "-o", library, _CLOCK], check=True)
+    told = shell(f"{_RUN} --phase baseline --out out", tmp_path, LD_PRELOAD=str(library))
+    assert told.returncode == 2, told.stderr
+    assert named in told.stderr and str(library) in told.stderr
+    assert not (tmp_path / "out").exists()
+    assert shell(f"unset LD_PRELOAD; {_ASK}", tmp_path, LD_PRELOAD=str(library)).stdout == "[]\n"
 
 
 @contextmanager

@@ -134,17 +134,28 @@ every try runs with a copy of the config in which train.seq_len=64
 
 def test_dry_run_word_for_word(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["triage", str(SMOKE), "--floor", "39", "--set", "train.seq_len=64"]
-    words += ["--set", "NSA_DDP_BUCKET_MB=1", "--steps", "9", "--dry-run"]
+    words += ["--set", "NSA_DDP_BUCKET_MB=1", "--steps", "9", "--ranks", "3", "--dry-run"]
     assert main(words) == 0
-    start = f"torchrun --nproc_per_node=2 -m nsa.train --config {SMOKE} --dataset synthetic"
+    start = f"torchrun --nproc_per_node=3 -m nsa.train --config {SMOKE} --dataset synthetic"
     end = "--ddp 1 --steps 9 --set train.seq_len=64"
     assert capsys.readouterr().out == DRY_RUN.format(config=SMOKE, start=start, end=end)
 
 
-def test_wrong_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_profile_gives_its_config_ranks_and_variables(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["triage", "--profile", "a100x2_pcie4", "--dry-run", "--json"]) == 0
+    (first, *_) = json.loads(capsys.readouterr().out)["steps"]
+    assert "m7c_125m_2xa100_production.yaml" in first["command"]
+    assert "NCCL_ALGO=Ring" in first["command"] and "NSA_DDP_BUCKET_MB=100" in first["command"]
+
+
+def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["triage", str(SMOKE), "--set", "NSA_DDP_COMPRES=off", "--dry-run"]) == 2
     assert "NSA_DDP_COMPRESS" in capsys.readouterr().err
     assert main(["triage", str(SMOKE), "--steps", "0", "--dry-run"]) == 2
+    assert main(["triage", str(tmp_path), "--profile", "cpu"]) == 2
+    assert "go with a config" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -266,14 +277,15 @@ def test_a_change_is_believed_where_chance_would_hardly_look_so(
     assert bool(triage.exports) == (outcome == "found")
 
 
-def test_what_this_shell_has_goes_into_a_config_and_not_into_a_run(
+def test_what_this_shell_has_goes_over_the_profile_and_not_into_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NSA_DDP_BUCKET_MB", "7")
-    assert main(["triage", str(SMOKE), "--dry-run"]) == 0
+    words = ["triage", "--profile", "a100x2_pcie4", "--dry-run"]
+    assert main(words) == 0
     shown = capsys.readouterr()
     assert "NSA_DDP_BUCKET_MB=7" in shown.out
-    assert "set NSA_DDP_BUCKET_MB=7 (shell)" in shown.err
+    assert "set NSA_DDP_BUCKET_MB=7 (shell, the profile has 25)" in shown.err
     launch = fake_launch(env={"NSA_DDP_BUCKET_MB": "1"})
     (tmp_path / "launch.json").write_text(
         json.dumps({"launch": json.loads(launch.model_dump_json())})
