@@ -75,7 +75,9 @@ extends: cpu
 required: [v2_parity.parity, nvtx.completed]
 """
 _UNANSWERED = "{extends: cpu, name: mfu, required: [baseline.mfu]}"
-_TELLING = ("runbook", "phases", "reports", "templates", "scripts/thresholds_page.py")
+_TELLING = (
+    "runbook", "phases", "reports", "templates", "configs/machines", "scripts/thresholds_page.py"
+)  # fmt: skip
 OUR_OWN = tuple(ROOT / name for name in _TELLING)
 
 
