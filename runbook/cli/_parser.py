@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from runbook import DEFAULT_OUT
@@ -55,6 +56,8 @@ class CommandParser(argparse.ArgumentParser):
         options.setdefault("allow_abbrev", False)
         options["exit_on_error"] = False
         super().__init__(**options)
+        # Options of other commands, and what this one has in their place.
+        self.instead: Mapping[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError where argparse would print the whole usage text and exit."""
@@ -87,7 +90,8 @@ class Command:
     """One sub-command: what --help says of it, its arguments, and the function that does it.
 
     `run` returns the exit code. `problems` finds what argparse cannot see in the arguments, so that
-    one message names all of it together with what argparse found.
+    one message names all of it together with what argparse found. `instead` has options of other
+    commands, and what this one has in their place.
     """
 
     name: str
@@ -97,11 +101,13 @@ class Command:
     json_help: str
     arguments: Arguments
     problems: Callable[[argparse.Namespace], Sequence[str]]
+    instead: Mapping[str, str]
     run: Handler
 
     def parser(self, make: Callable[..., CommandParser] = CommandParser) -> CommandParser:
         """The command's parser; -q, --json and --no-color mean the same everywhere."""
         parser = make(prog=f"runbook {self.name}", description=self.description, epilog=self.epilog)
+        parser.instead = self.instead
         self.arguments(parser)
         group = parser.add_argument_group("output")
         group.add_argument("--json", action="store_true", help=self.json_help)
@@ -121,6 +127,7 @@ def command(
     arguments: Arguments = lambda _: None,
     problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: (),
     json_help: str = "one JSON document on stdout",
+    instead: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[Handler], Command]:
     """Make a command of the function that answers it, by its name and docstring.
 
@@ -137,6 +144,7 @@ def command(
             json_help=json_help,
             arguments=arguments,
             problems=problems,
+            instead=instead,
             run=run,
         )
 
@@ -286,7 +294,7 @@ def _unknown_problems(unknown: Iterable[str], parser: CommandParser) -> list[str
     for word in unknown:
         if word.startswith("-") and word != "-":
             flag = word.partition("=")[0]
-            problems.append(f"unknown option {flag}{option_meant(flag, parser.known_options())}")
+            problems.append(f"unknown option {flag}{_hint(flag, parser)}")
             after_flag = "=" not in word
         else:
             # The word after an unknown option is most likely its value.
@@ -294,6 +302,18 @@ def _unknown_problems(unknown: Iterable[str], parser: CommandParser) -> list[str
                 problems.append(f"unexpected argument {word!r}{_as_a_phase(word, parser)}")
             after_flag = False
     return problems
+
+
+def _hint(flag: str, parser: CommandParser) -> str:
+    """What stands in an option's place, or which command has it; else an option like it."""
+    from runbook.cli import COMMANDS
+
+    if flag in parser.instead:
+        return f" (here it is {parser.instead[flag]})"
+    having = [name for name, one in COMMANDS.items() if flag in one.parser().known_options()]
+    if having:
+        return f" (`runbook {having[0]}` has it)"
+    return option_meant(flag, parser.known_options())
 
 
 def _as_a_phase(word: str, parser: CommandParser) -> str:

@@ -81,8 +81,8 @@ NSA_DDP_BUKET_MB=7 run --profile cpu -> in this shell: NSA_DDP_BUKET_MB: no such
 run --resume RUN --aa -> --aa cannot be combined with --resume: the run continues with its original
 run --resume RUN --set train.lr=1 -> --set cannot be combined with --resume
 run --failed RUN --phase nvtx -> --phase cannot be combined with --failed
-launch --phase smoke -> unknown option --phase
-launch --dry-run --aa -> unknown option --aa
+launch --phase smoke -> unknown option --phase (here it is --until)
+launch --dry-run --aa -> unknown option --aa (`runbook run` has it)
 launch --profile cpu --until -> --until: expected one argument
 launch --profile cpu --untl smoke -> unknown option --untl (did you mean '--until'?)
 launch --profile cpu --until smok -> did you mean 'smoke'?); see runbook launch --help

@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,7 +103,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     try:
         args.setup = prepare(args.options)
     except UsageError as error:
-        found.extend(error.problems)
+        found.extend([*error.problems, *_lacks_besides(args)])
     if not args.dry_run and args.launcher == DEFAULT_LAUNCHER:
         found.extend(_around(args))
     return found
@@ -112,6 +112,20 @@ def _problems(args: argparse.Namespace) -> list[str]:
 def _command() -> str:
     """What was typed."""
     return shlex.join(["runbook", *sys.argv[1:]])
+
+
+def _lacks_besides(args: argparse.Namespace) -> tuple[str, ...]:
+    """What a plan that is refused for want of a GO lacks as well, as its dry run tells it."""
+    from runbook.engine.plan.needs import needs_of
+    from runbook.engine.plan.prepare import prepare
+
+    if not args.options.plan or args.dry_run:
+        return ()
+    try:
+        setup = prepare(replace(args.options, dry_run=True))
+    except UsageError:
+        return ()  # wrong besides: told already
+    return needs_of(setup).lacks
 
 
 def _launcher_lacks(args: argparse.Namespace) -> list[str]:

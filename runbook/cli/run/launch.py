@@ -90,6 +90,7 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     json_help=run.json_help,
     arguments=_add_launch,
     problems=_launch_problems,
+    instead={"--phase": "--until"},
 )
 def launch(args: argparse.Namespace, console: Console) -> int:
     """Run the phases of a plan, one step to the whole production run, and stop at the first one
