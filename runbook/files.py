@@ -159,7 +159,7 @@ def not_read(error: OSError) -> str:
     if path is None or not isinstance(error, PermissionError):
         return str(error.strerror or error)
     for place in (*reversed(path.parents), path):
-        folder = place.is_dir()
+        folder = os.path.isdir(place)  # noqa: PTH112 - Path.is_dir raises what is to be told here
         needed = (os.R_OK if place == path else 0) | (os.X_OK if folder else 0)
         if not os.access(place, os.F_OK) or os.access(place, needed):
             continue  # what is in the way is another one, or this was no reading

@@ -134,5 +134,8 @@ def test_what_was_refused_for_another_reason_keeps_the_words_of_the_system(tmp_p
     assert not_read(PermissionError(13, "Permission denied", str(tmp_path / "new"))) == (
         "Permission denied"
     )
+    # A link that only the kernel may follow: what it leads to cannot even be looked at.
+    link = "/proc/1/cwd"
+    assert not_read(PermissionError(13, "Permission denied", link)) == "Permission denied"
     assert not_read(FileNotFoundError(2, "No such file", str(tmp_path))) == "No such file"
     assert not_read(OSError(5, "Input/output error")) == "Input/output error"
