@@ -54,25 +54,25 @@ def folder_of(named: Path) -> Path:
     return named if there else find_run(str(named), Path(DEFAULT_OUT))
 
 
-def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> RunRecord:
-    """The record; a warning where run.json, or one of its artifacts, changed since the run.
+def load_told(folder: Path, console: Console) -> tuple[RunRecord, str]:
+    """The record and the `doubt` of it; a warning where that, or an artifact that changed, is one.
 
     A link in the run's folder, through which files of another place would be read, is a change.
     """
     from nsa.contract import CHECKPOINTS_DIR
+    from runbook.engine.intact import doubt
     from runbook.folder.integrity import changed_artifacts
-    from runbook.folder.manifest import links_in, load_record, record_is_changed
+    from runbook.folder.manifest import links_in, load_record
 
     record = load_record(folder)
-    changed = [RECORD_FILE] if record_is_changed(folder) else []
-    if artifacts:
-        # Checkpoints, of which no report tells, are large; `verify` reads them too.
-        small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
-        changed += [*changed_artifacts(folder, small), *links_in(folder)]
-    if changed:
+    why = doubt(folder, record)
+    # Checkpoints, of which no report tells, are large; `verify` reads them too.
+    small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
+    changed = [*([RECORD_FILE] if why else []), *changed_artifacts(folder, small)]
+    if changed := [*changed, *links_in(folder)]:
         text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
         console.error(text)
-    return record
+    return record, why
 
 
 def running_line(folder: Path) -> str:
@@ -83,14 +83,11 @@ def running_line(folder: Path) -> str:
     return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
 
 
-def refuse_changed(folder: Path, what: str) -> None:
-    """Raises UsageError where run.json is another file than its manifest has; `what` follows."""
-    from runbook.folder.manifest import record_is_changed
-    from runbook.folder.names import MANIFEST_FILE
-
-    if record_is_changed(folder):
+def refuse_changed(folder: Path, why: str, what: str) -> None:
+    """Raises UsageError with a `doubt` if there is one; `what` follows."""
+    if why:
         raise UsageError(
-            f"{folder / RECORD_FILE} is another file than its {MANIFEST_FILE} has: {what}",
+            f"{folder / RECORD_FILE} {why}: {what}",
             hint=f"`runbook verify {folder.name}` names what differs",
         )
 

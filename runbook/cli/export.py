@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command, file_problems, option_table
-from runbook.cli._runs import find_run, load_told, refuse_changed
+from runbook.cli._runs import find_run, refuse_changed
 from runbook.console import Console
 from runbook.errors import ProgramExit, choice_for
 
@@ -89,17 +89,16 @@ def export(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 written; 2 usage, run.json changed since the run, or a secret was found:
     nothing is written
     """
+    from runbook.engine.intact import doubt
     from runbook.files import write_atomic, written_to
     from runbook.folder.manifest import load_record
     from runbook.tools.bundle import write_bundle
     from runbook.tools.export import csv_text, prometheus_text
 
     folder = find_run(args.run_name, args.out)
+    record = load_record(folder)
     if any(name in TEXTS for name, _ in args.to):
-        refuse_changed(folder, "nothing is exported of it")
-        record = load_told(folder, console)
-    else:
-        record = load_record(folder)
+        refuse_changed(folder, doubt(folder, record), "nothing is exported of it")
     makers = dict(zip(TEXTS, (csv_text, prometheus_text), strict=True))
     texts = [(name, target, makers[name](record)) for name, target in args.to if name in TEXTS]
     bundles = [

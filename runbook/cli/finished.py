@@ -82,8 +82,7 @@ def report(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 whatever the verdict, 2 usage, 3 the run still goes on, or run.json changed since
     """
     from runbook.engine.derive import write_reports
-    from runbook.folder.integrity import untrusted
-    from runbook.folder.manifest import record_is_changed
+    from runbook.engine.intact import untrusted
 
     folder = find_run(args.run_name, args.out)
     formats = _formats(args)
@@ -93,11 +92,10 @@ def report(args: argparse.Namespace, console: Console) -> int:
         return ProgramExit.INCOMPLETE
     if running:
         console.error(running)
+    record, why = load_told(folder, console)
     if len(formats) > 1:
-        refuse_changed(folder, "its reports are kept; one --format goes to stdout")
-    record = load_told(folder, console, artifacts=True)
-    changed = record_is_changed(folder)
-    record = untrusted(record) if changed else record
+        refuse_changed(folder, why, "its reports are kept; one --format goes to stdout")
+    record = untrusted(record, why) if why else record
     if len(formats) == 1:
         _print(console, record, formats[0], as_json=args.json)
         if formats == [_DEFAULT_FORMAT] and not args.json:
@@ -105,7 +103,7 @@ def report(args: argparse.Namespace, console: Console) -> int:
     else:
         for path in write_reports(record, folder, formats):
             console.result(str(path))
-    return ProgramExit.INCOMPLETE if changed or running else ProgramExit.GO
+    return ProgramExit.INCOMPLETE if why or running else ProgramExit.GO
 
 
 def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
@@ -204,18 +202,17 @@ def judge(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE, 4 PARTIAL PASS
     """
     from runbook.config.load import load_profile, load_profile_document
+    from runbook.engine.intact import untrusted
     from runbook.engine.verify import judge_again
-    from runbook.folder.integrity import untrusted
-    from runbook.folder.manifest import record_is_changed
 
     folder = find_run(args.run_name, args.out)
-    record = load_told(folder, console, artifacts=True)
+    record, why = load_told(folder, console)
     if args.profile:
         profile = load_profile(args.profile)
     else:
         profile = load_profile_document(record.profile_document, where=RECORD_FILE)
     judged = judge_again(record, folder, profile, named=args.profile)
-    judged = untrusted(judged) if record_is_changed(folder) else judged
+    judged = untrusted(judged, why) if why else judged
     _print(console, judged, _formats(args)[0], as_json=args.json)
     return judged.verdict.exit_code
 
@@ -250,10 +247,11 @@ def compare(args: argparse.Namespace, console: Console) -> int:
       runbook compare artifacts/20261120T010203Z-840303b 20261121 --html both.html
     exit codes: 0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided
     """
+    from runbook.folder.manifest import load_record
     from runbook.tools.compare import Comparison, compare_runs, comparison_text
 
     first, second = (find_run(name, args.out) for name in (args.a, args.b))
-    a, b = (load_told(folder, console) for folder in (first, second))
+    a, b = (load_record(folder) for folder in (first, second))
     found = compare_runs(a, first, b, second)
     if args.html is not None:
         from runbook.config import registry

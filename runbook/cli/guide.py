@@ -158,13 +158,16 @@ def _record(folder: Path) -> RunRecord | None:
 
 
 def _finished(folder: Path) -> Found:
+    from runbook.engine.intact import doubt
+
     name, record = shlex.quote(str(folder)), _record(folder)
     if not (folder / RECORD_FILE).is_file():
         again = ("runbook run", "a new run: of this one nothing can be judged")
         return Found(run=f"{folder}: its {RECORD_FILE} is missing", next=(again,))
-    if record is None:
+    why = "cannot be read" if record is None else doubt(folder, record)
+    if record is None or why:
         verify = (f"runbook verify {name}", "names every file that is damaged")
-        return Found(run=f"{folder}: its {RECORD_FILE} cannot be read", next=(verify,))
+        return Found(run=f"{folder}: its {RECORD_FILE} {why}", next=(verify,))
     report = (f"runbook report {name}", "every check, with evidence and remedy")
     return Found(
         run=f"{folder}: {record.headline}",

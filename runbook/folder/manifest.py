@@ -150,14 +150,12 @@ def check_manifest(run_root: Path, sizes: Mapping[str, int] | None = None) -> li
 
 
 def record_is_changed(run_root: Path) -> bool:
-    """Is run.json another file than the one that its manifest lists? False without a manifest."""
-    path = run_root / MANIFEST_FILE
-    if not path.is_file():
-        return False
+    """Is run.json another file than the one that its manifest lists?"""
     try:
-        return read_manifest(path).get(RECORD_FILE) != sha256_of(run_root / RECORD_FILE)
+        listed = read_manifest(run_root / MANIFEST_FILE)
     except RunbookError:
         return True
+    return listed.get(RECORD_FILE) != sha256_of(run_root / RECORD_FILE)
 
 
 def changed_files(

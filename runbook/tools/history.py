@@ -6,13 +6,14 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from runbook.engine.intact import doubt, untrusted
 from runbook.errors import RunbookError
 from runbook.folder.journal import RUNNING, running_text
-from runbook.folder.manifest import load_record, record_is_changed
+from runbook.folder.manifest import load_record
 from runbook.folder.names import RECORD_FILE, run_folders
 from runbook.records import PhaseRecord, RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
@@ -111,14 +112,16 @@ def _read(folder: Path) -> tuple[RunRow, list[MetricRow]]:
     except RunbookError as error:
         problem = str(error).removeprefix(f"{folder}/")
         return RunRow(folder=folder.name, run_id=folder.name, problem=problem), []
-    # Numbers of a record that was changed are nobody's: no trend is drawn of them.
-    changed = record_is_changed(folder)
-    problem = f"{RECORD_FILE} was changed since the run: see runbook verify" if changed else ""
-    row = _run_row(folder, record, problem=problem)
-    return row, [] if changed else list(_metrics(record))
+    why = doubt(folder, record)
+    if not why:
+        return _run_row(folder, record), list(_metrics(record))
+    # Checks and numbers of such a record are nobody's: none is counted, no trend is drawn.
+    told = untrusted(record, why).model_copy(update={"phases": ()})
+    problem = f"{RECORD_FILE} {why}: see runbook verify"
+    return replace(_run_row(folder, told), problem=problem, duration_s=None), []
 
 
-def _run_row(folder: Path, record: RunRecord, *, problem: str) -> RunRow:
+def _run_row(folder: Path, record: RunRecord) -> RunRow:
     checks = {check.id: check for check in record.checks()}
     required = set(record.required)
     rates = (c.measurement for name, c in checks.items() if name.endswith(".throughput"))
@@ -127,7 +130,6 @@ def _run_row(folder: Path, record: RunRecord, *, problem: str) -> RunRow:
     running = running_text(folder)
     return RunRow(
         folder=folder.name,
-        problem=problem,
         verdict=RUNNING if running else record.verdict.value,
         said=running or record.said,
         commit_sha=record.environment.get("git.sha", ""),
