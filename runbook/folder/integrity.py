@@ -106,10 +106,14 @@ def earlier_runs(out: Path, left_out: dict[str, str], *, before: str = "") -> It
     folders = [
         folder
         for folder in reversed(run_folders(out))
-        if RUN_ID.fullmatch(folder.name) and not folder.is_symlink()
+        if RUN_ID.fullmatch(folder.name)
         if not before or folder.name < before
     ]
-    yield from folders[:_MOST_LOOKED_AT]
+    for folder in folders[:_MOST_LOOKED_AT]:
+        if folder.is_symlink():
+            left_out[folder.name] = "is a link, and a run lies in its own folder: move it here"
+        else:
+            yield folder
     if folders[_MOST_LOOKED_AT:]:
         left_out["older ones"] = f"only the newest {_MOST_LOOKED_AT} folders were looked at"
 

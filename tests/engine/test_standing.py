@@ -288,6 +288,14 @@ def test_a_newer_no_go_of_the_same_configuration_leaves_no_ground(
     assert found(go, out=tmp_path / "runs").run_id == go[1], "that was another configuration"
 
 
+def test_a_run_that_is_a_link_is_no_ground_and_says_so(
+    go: tuple[Path, str], tmp_path: Path
+) -> None:
+    (tmp_path / go[1]).symlink_to(go[0] / "runs" / go[1])
+    here = found(go, out=tmp_path)
+    assert not here.run_id and "is a link" in here.left_out[go[1]]
+
+
 @pytest.mark.parametrize("torn", ["{", None])
 def test_a_newer_run_that_is_damaged_leaves_no_ground(
     go: tuple[Path, str], tmp_path: Path, torn: str | None

@@ -172,8 +172,8 @@ def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
 
     Only complete rows are in the frame. A torn last line is dropped and counted, and is no
     damage; anything wrong before it is (`damaged`): unreadable rows, a second header, steps that
-    go back or repeat (several runs or two writers in one file). Raises `OSError` if the file
-    cannot be read at all.
+    go back or repeat (a row written twice, several runs or two writers in one file). Raises
+    `OSError` if the file cannot be read at all.
     """
     rows = read_rows(path, TRAINING)
     frame, problems, damaged = rows.frame, rows.problems, rows.damaged
@@ -183,7 +183,8 @@ def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
     if back:
         damaged = True
         problems.append(
-            f"steps do not increase at {back} places: several runs or two writers in one file"
+            f"steps do not increase at {back} places: a row written twice, several runs or two "
+            "writers in one file"
         )
     if rows.legacy:
         problems.append("the file has no header; read as step,loss,lr,toks_per_s")
