@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runbook.console import Console
 from runbook.defaults import DEFAULT_OUT
 from runbook.errors import UsageError, did_you_mean, first_of
-from runbook.folder.names import RECORD_FILE, run_folders
+from runbook.folder.names import MANIFEST_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -68,7 +68,8 @@ def load_told(folder: Path, console: Console) -> tuple[RunRecord, str]:
     why = doubt(folder, record)
     # Checkpoints, of which no report tells, are large; `verify` reads them too.
     small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
-    changed = [*([RECORD_FILE] if why else []), *changed_artifacts(folder, small)]
+    doubted = RECORD_FILE if (folder / MANIFEST_FILE).is_file() else MANIFEST_FILE
+    changed = [*([doubted] if why else []), *changed_artifacts(folder, small)]
     if changed := [*changed, *links_in(folder)]:
         text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
         console.error(text)

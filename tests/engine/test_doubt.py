@@ -59,6 +59,8 @@ def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     out = ("--out", str(folder.parent))
     report = inside("report", *out, cwd=folder.parent)
     assert (report.code, verdict_in(report.out)) == (3, "INCOMPLETE") and why in report.out
+    named = "MANIFEST.sha256" if spoil is removed else "run.json"
+    assert f"warning: changed since the run: {named}" in report.err
     (_, row) = inside("history", *out, cwd=folder.parent).out.splitlines()
     assert "  INCOMPLETE  " in row and why in row and " GO " not in row and "PASS" not in row
     history = inside("history", "baseline.rate", *out, cwd=folder.parent)
