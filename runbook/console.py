@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
@@ -337,7 +338,8 @@ class Console:
                 self.deaf = True
                 why = "nobody reads stdout any more"
                 why = why if gone else f"stdout cannot be written ({error.strerror})"
-                self.error(f"{why}: this goes on, and writes its files")
+                with suppress(OSError):  # stderr may lie on the same disk: nobody is to be told
+                    self.error(f"{why}: this goes on, and writes its files")
 
 
 def drop(stream: TextIO) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from runbook import __version__
 from runbook.cli import (
@@ -105,6 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
     _never_fail_on_encoding()
+    _hear_of_children()
     console = Console()
     try:
         return _dispatch(words)
@@ -126,8 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = f": {error}" if str(error) else ""
         _tell(console, f"runbook: error: this process may have no more memory{what}")
         return ProgramExit.USAGE
-    except OSError as error:
-        if not (refused := _refused(error)):
+    except (OSError, ImportError) as error:
+        refused = _refused(error) if isinstance(error, OSError) else _in_place_of(error)
+        if not refused:
             return _defect(console, error)
         _tell(console, f"runbook: error: {refused}")
         return ProgramExit.USAGE
@@ -143,6 +147,20 @@ def _refused(error: OSError) -> str:
     if error.errno not in _REFUSALS:
         return ""
     return f"{error.filename or 'the system'}: {error.strerror or error}"
+
+
+def _in_place_of(error: ImportError) -> str:
+    """Which file of PYTHONPATH, or of this folder, hides a package; empty if none does."""
+    from runbook.checkout import HOME
+
+    name = (error.name or "").partition(".")[0]
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    folder = Path(file.removesuffix("/__init__.py")).parent
+    given = map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    if not file or folder == HOME or folder not in {one.absolute() for one in (*given, Path())}:
+        return ""
+    hint = f"rename it, or take {folder} off PYTHONPATH"
+    return f"{error}: {name} is {file} here, which hides the package of that name: {hint}"
 
 
 def _tell(console: Console, *lines: str) -> None:
@@ -228,6 +246,12 @@ def _open_closed_streams() -> None:
             stream = os.fdopen(handle, mode, encoding="utf-8", closefd=False)
             setattr(stream, CLOSED, True)
             setattr(sys, name, stream)
+
+
+def _hear_of_children() -> None:
+    """A shell may have ignored the signal of a child's end; then no exit code of any is told."""
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _never_fail_on_encoding() -> None:

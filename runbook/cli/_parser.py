@@ -63,6 +63,12 @@ class CommandParser(argparse.ArgumentParser):
         """Raise UsageError where argparse would print the whole usage text and exit."""
         raise UsageError(message, hint=f"see {self.prog} --help")
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # A shell's variable that is not set; taken for the default, it would be a choice of nobody.
+        if action.option_strings and action.type is None and "" in arg_strings:
+            raise argparse.ArgumentError(action, "expected a value, not ''")
+        return super()._get_values(action, arg_strings)
+
     def add_short_forms(self) -> None:
         """Give every option of SHORT_FORMS that this command has its one letter."""
         for long, short in SHORT_FORMS.items():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from runbook import DEFAULT_OUT
 from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
-from runbook.folder import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
+from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -60,25 +60,26 @@ def folder_of(named: Path) -> Path:
     return named if there else find_run(str(named), Path(DEFAULT_OUT))
 
 
-def load_told(folder: Path, console: Console, *, artifacts: bool = False) -> RunRecord:
-    """The record; a warning where run.json, or one of its artifacts, changed since the run.
+def load_told(folder: Path, console: Console) -> tuple[RunRecord, str]:
+    """The record and the `doubt` of it; a warning where that, or an artifact that changed, is one.
 
     A link in the run's folder, through which files of another place would be read, is a change.
     """
     from nsa.contract import CHECKPOINTS_DIR
+    from runbook.engine.intact import doubt
     from runbook.folder.integrity import changed_artifacts
-    from runbook.folder.manifest import links_in, load_record, record_is_changed
+    from runbook.folder.manifest import links_in, load_record
 
     record = load_record(folder)
-    changed = [RECORD_FILE] if record_is_changed(folder) else []
-    if artifacts:
-        # Checkpoints, of which no report tells, are large; `verify` reads them too.
-        small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
-        changed += [*changed_artifacts(folder, small), *links_in(folder)]
-    if changed:
+    why = doubt(folder, record)
+    # Checkpoints, of which no report tells, are large; `verify` reads them too.
+    small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
+    doubted = RECORD_FILE if (folder / MANIFEST_FILE).is_file() else MANIFEST_FILE
+    changed = [*([doubted] if why else []), *changed_artifacts(folder, small)]
+    if changed := [*changed, *links_in(folder)]:
         text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
         console.error(text)
-    return record
+    return record, why
 
 
 def running_line(folder: Path) -> str:
@@ -89,14 +90,11 @@ def running_line(folder: Path) -> str:
     return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
 
 
-def refuse_changed(folder: Path, what: str) -> None:
-    """Raises UsageError where run.json is another file than its manifest has; `what` follows."""
-    from runbook.folder import MANIFEST_FILE
-    from runbook.folder.manifest import record_is_changed
-
-    if record_is_changed(folder):
+def refuse_changed(folder: Path, why: str, what: str) -> None:
+    """Raises UsageError with a `doubt` if there is one; `what` follows."""
+    if why:
         raise UsageError(
-            f"{folder / RECORD_FILE} is another file than its {MANIFEST_FILE} has: {what}",
+            f"{folder / RECORD_FILE} {why}: {what}",
             hint=f"`runbook verify {folder.name}` names what differs",
         )
 
@@ -202,13 +200,16 @@ def _record(folder: Path) -> RunRecord | None:
 
 
 def _finished(folder: Path) -> Found:
+    from runbook.engine.intact import doubt
+
     name, record = shlex.quote(str(folder)), _record(folder)
     if not (folder / RECORD_FILE).is_file():
         again = ("runbook run", "a new run: of this one nothing can be judged")
         return Found(run=f"{folder}: its {RECORD_FILE} is missing", next=(again,))
-    if record is None:
+    why = "cannot be read" if record is None else doubt(folder, record)
+    if record is None or why:
         verify = (f"runbook verify {name}", "names every file that is damaged")
-        return Found(run=f"{folder}: its {RECORD_FILE} cannot be read", next=(verify,))
+        return Found(run=f"{folder}: its {RECORD_FILE} {why}", next=(verify,))
     report = (f"runbook report {name}", "every check, with evidence and remedy")
     return Found(
         run=f"{folder}: {record.headline}",

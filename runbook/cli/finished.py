@@ -62,8 +62,7 @@ def report(args: argparse.Namespace, console: Console) -> int:
       runbook report 20261121T010203Z-840303b --format junit > junit.xml
     exit codes: 0 whatever the verdict, 2 usage, 3 the run still goes on, or run.json changed since
     """
-    from runbook.folder.integrity import untrusted
-    from runbook.folder.manifest import record_is_changed
+    from runbook.engine.intact import untrusted
 
     folder = find_run(args.run_name, args.out)
     fmt, running = args.format or _DEFAULT_FORMAT, running_line(folder)
@@ -72,13 +71,12 @@ def report(args: argparse.Namespace, console: Console) -> int:
         return ProgramExit.INCOMPLETE
     if running:
         console.error(running)
-    record = load_told(folder, console, artifacts=True)
-    changed = record_is_changed(folder)
-    record = untrusted(record) if changed else record
+    record, why = load_told(folder, console)
+    record = untrusted(record, why) if why else record
     _print(console, record, fmt, as_json=args.json)
     if fmt == _DEFAULT_FORMAT and not args.json:
         print_reports(console, folder)
-    return ProgramExit.INCOMPLETE if changed or running else ProgramExit.GO
+    return ProgramExit.INCOMPLETE if why or running else ProgramExit.GO
 
 
 def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
@@ -176,18 +174,17 @@ def judge(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE, 4 PARTIAL PASS
     """
     from runbook.config.load import load_profile, load_profile_document
+    from runbook.engine.intact import untrusted
     from runbook.engine.verify import judge_again
-    from runbook.folder.integrity import untrusted
-    from runbook.folder.manifest import record_is_changed
 
     folder = find_run(args.run_name, args.out)
-    record = load_told(folder, console, artifacts=True)
+    record, why = load_told(folder, console)
     if args.profile:
         profile = load_profile(args.profile)
     else:
         profile = load_profile_document(record.profile_document, where=RECORD_FILE)
     judged = judge_again(record, folder, profile, named=args.profile)
-    judged = untrusted(judged) if record_is_changed(folder) else judged
+    judged = untrusted(judged, why) if why else judged
     _print(console, judged, args.format or _DEFAULT_FORMAT, as_json=args.json)
     return judged.verdict.exit_code
 
@@ -222,10 +219,11 @@ def compare(args: argparse.Namespace, console: Console) -> int:
       runbook compare artifacts/20261120T010203Z-840303b 20261121 --html both.html
     exit codes: 0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided
     """
+    from runbook.folder.manifest import load_record
     from runbook.tools.compare import Comparison, compare_runs, comparison_text
 
     first, second = (find_run(name, args.out) for name in (args.a, args.b))
-    a, b = (load_told(folder, console) for folder in (first, second))
+    a, b = (load_record(folder) for folder in (first, second))
     found = compare_runs(a, first, b, second)
     if args.html is not None:
         from runbook.config import registry

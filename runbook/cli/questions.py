@@ -133,8 +133,8 @@ def export(args: argparse.Namespace, console: Console) -> int:
     from runbook.tools.export import csv_text, prometheus_text
 
     folder, (name, target) = find_run(args.run_name, args.out), args.to
-    refuse_changed(folder, "nothing is exported of it")
-    record = load_told(folder, console)
+    record, why = load_told(folder, console)
+    refuse_changed(folder, why, "nothing is exported of it")
     text = csv_text(record) if name == "csv" else prometheus_text(record)
     if target != _STDOUT:
         with written_to(f"--to {name}", Path(target)):

@@ -207,7 +207,10 @@ def write_reports(record: RunRecord, run_root: Path, names: Iterable[str]) -> li
 
 
 _THEN = "then continue the run with --resume, or start it anew with another --out"
-_FULL = f"free space on the disk of --out first (`df -h` shows it; a quota: `quota`), {_THEN}"
+_FULL = (
+    "free space on the disk of --out first (`df -h` shows it, `df -i` how many files it may still "
+    f"have; a quota: `quota`), {_THEN}"
+)
 # By errno.
 REMEDIES = {
     errno.ENOSPC: _FULL,

@@ -1,7 +1,8 @@
 """Does a finished run's record follow from its journal, its profile, its plan and its launches?
 
 Everything that needs no judging again; the files of the folder are `folder.integrity`'s. Each
-function returns what differs, in words; none changes anything.
+function returns what differs, in words; none changes anything. `doubt` is the quick one, which
+every command asks before it repeats a verdict.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from nsa.contract import sha256_of
 from runbook.config.extends import is_file
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.phase import Phase
+from runbook.config.registry import report_files
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
 from runbook.engine.judge import is_as_planned, what_it_reads
 from runbook.errors import RunbookError
-from runbook.folder import EVENTS_FILE, LAUNCH_JSON, RECORD_FILE, RESULT_JSON
+from runbook.folder import EVENTS_FILE, LAUNCH_JSON, MANIFEST_FILE, RECORD_FILE, RESULT_JSON
 from runbook.folder.facts import differences, read_facts, shown_fact
-from runbook.folder.journal import read_events
+from runbook.folder.journal import read_events, running_text
 from runbook.folder.launch.documents import read_json_object
+from runbook.folder.manifest import files_by_name, record_is_changed
 from runbook.folder.redact import redact_variables
-from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord
+from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.measurement import json_ready
 
 _WITHOUT_JUDGEMENT = (Reason.INTERRUPTED, Reason.HARNESS_ERROR)
@@ -61,6 +64,46 @@ def journal_problems(run_root: Path, record: RunRecord) -> list[str]:
         if old.pop(name) != new.pop(name):
             problems.append(f"{RECORD_FILE}: {name} differ from those in {EVENTS_FILE}")
     return problems + [f"{RECORD_FILE}: {text}" for text in differing_fields(old, new)]
+
+
+def doubt(run_root: Path, record: RunRecord) -> str:
+    """Why nothing that run.json says may be repeated, to stand after its name; empty if it may.
+
+    A run that ended has a manifest with the digest of run.json, and a journal that gives its
+    verdict. One that goes on has no manifest yet, and a record that was sent on, alone or with its
+    reports, has nothing beside it.
+    """
+    if (run_root / MANIFEST_FILE).is_file():
+        changed = f"is another file than its {MANIFEST_FILE} has"
+        return changed if record_is_changed(run_root) else _contradiction(run_root, record)
+    accepts = record.verdict in (Verdict.GO, Verdict.PARTIAL)
+    if not (record.finished_at or accepts) or running_text(run_root):
+        return ""
+    if files_by_name(run_root).keys() <= {RECORD_FILE, *report_files().values()}:
+        return ""
+    return f"has no {MANIFEST_FILE} beside it (removed, or cut off: --resume)"
+
+
+def _contradiction(run_root: Path, record: RunRecord) -> str:
+    path = run_root / EVENTS_FILE
+    if not path.is_file():
+        return ""
+    try:
+        given = derive_record(read_events(path)[0]).verdict
+    except RunbookError as error:
+        return f"cannot be held against its journal ({error})"
+    return "" if given is record.verdict else f"contradicts its {EVENTS_FILE}, which gives {given}"
+
+
+def untrusted(record: RunRecord, why: str) -> RunRecord:
+    """The record where there is a `doubt`: no verdict of it counts.
+
+    What else it holds stays, to be looked at.
+    """
+    reason = f"{RECORD_FILE} {why}: nothing in it can be trusted"
+    reasons = (f"{reason}; see runbook verify {record.run_id}", *record.reasons)
+    fields = {"verdict": Verdict.INCOMPLETE, "reasons": reasons}
+    return record.model_copy(update=fields)
 
 
 def profile_problems(record: RunRecord) -> list[str]:

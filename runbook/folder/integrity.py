@@ -97,19 +97,6 @@ def changed_artifacts(run_root: Path, artifacts: Iterable[ArtifactRecord]) -> li
     return [name for name in changed_files(run_root, digests, sizes) if name in there]
 
 
-def untrusted(record: RunRecord) -> RunRecord:
-    """The record where run.json is another file than its manifest has: no verdict of it counts.
-
-    What else it holds stays, to be looked at.
-    """
-    reason = (
-        f"{RECORD_FILE} says {record.verdict}, but is another file than its {MANIFEST_FILE} has: "
-        f"nothing in it can be trusted; see runbook verify {record.run_id}"
-    )
-    fields = {"verdict": Verdict.INCOMPLETE, "reasons": (reason, *record.reasons)}
-    return record.model_copy(update=fields)
-
-
 class DamagedRunError(RunbookError):
     """A run that was accepted, or may have been, and whose files are not those that it wrote."""
 
@@ -119,10 +106,14 @@ def earlier_runs(out: Path, left_out: dict[str, str], *, before: str = "") -> It
     folders = [
         folder
         for folder in reversed(run_folders(out))
-        if RUN_ID.fullmatch(folder.name) and not folder.is_symlink()
+        if RUN_ID.fullmatch(folder.name)
         if not before or folder.name < before
     ]
-    yield from folders[:_MOST_LOOKED_AT]
+    for folder in folders[:_MOST_LOOKED_AT]:
+        if folder.is_symlink():
+            left_out[folder.name] = "is a link, and a run lies in its own folder: move it here"
+        else:
+            yield folder
     if folders[_MOST_LOOKED_AT:]:
         left_out["older ones"] = f"only the newest {_MOST_LOOKED_AT} folders were looked at"
 

@@ -91,7 +91,7 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     """The whole events of a journal, and how many bytes they take.
 
     A torn last line is left out. Raises `RunbookError` if an earlier line is damaged or missing,
-    which no crash can do.
+    ends otherwise or has a key twice, which no crash can do.
     """
     try:
         data = read_given(path)
@@ -101,13 +101,21 @@ def read_events(path: Path) -> tuple[list[Event], int]:
     events: list[Event] = []
     for number, line in enumerate(data[:end].split(b"\n")[:-1], start=1):
         try:
-            event = json.loads(line)
+            event = None if line.endswith(b"\r") else json.loads(line, object_pairs_hook=_once)
         except (ValueError, RecursionError):
             event = None
         if not isinstance(event, dict) or event.get("seq") != number:
             raise RunbookError(f"{path}: line {number} is damaged or out of order")
         events.append(event)
     return events, end
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these keys and values. Raises `ValueError` if one would replace another."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from nsa.contract import sha256_of
 from runbook.errors import RunbookError
-from runbook.files import LARGEST_DOCUMENT_BYTES, read_bytes, write_atomic
+from runbook.files import LARGEST_DOCUMENT_BYTES, read_bytes, read_given, write_atomic
 from runbook.folder import MANIFEST_FILE, OWN_FOLDER, RECORD_FILE
 from runbook.records import ArtifactRecord, RunRecord
 
@@ -150,14 +150,12 @@ def check_manifest(run_root: Path, sizes: Mapping[str, int] | None = None) -> li
 
 
 def record_is_changed(run_root: Path) -> bool:
-    """Is run.json another file than the one that its manifest lists? False without a manifest."""
-    path = run_root / MANIFEST_FILE
-    if not path.is_file():
-        return False
+    """Is run.json another file than the one that its manifest lists?"""
     try:
-        return read_manifest(path).get(RECORD_FILE) != sha256_of(run_root / RECORD_FILE)
+        listed = read_manifest(run_root / MANIFEST_FILE)
     except RunbookError:
         return True
+    return listed.get(RECORD_FILE) != sha256_of(run_root / RECORD_FILE)
 
 
 def changed_files(
@@ -191,8 +189,8 @@ RUN_ID = re.compile(r"(?P<time>\d{8}T\d{6}Z)-[0-9a-z]{1,40}(?:-\d{1,3})?")
 
 
 def record_bytes(folder: Path) -> bytes:
-    """run.json as it lies there. Raises `OSError`."""
-    return read_bytes(folder / RECORD_FILE)
+    """run.json as it lies there. Raises `OSError`, also for a pipe in its place."""
+    return read_given(folder / RECORD_FILE)
 
 
 def load_record(folder: Path) -> RunRecord:

@@ -110,8 +110,8 @@ def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> 
     return Comparison(
         a=a.run_id,
         b=b.run_id,
-        a_verdict=a.verdict.value,
-        b_verdict=b.verdict.value,
+        a_verdict=left.record.verdict.value,
+        b_verdict=right.record.verdict.value,
         a_scope=a.scope,
         b_scope=b.scope,
         differences=tuple(found),

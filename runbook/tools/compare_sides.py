@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runbook.folder import MANIFEST_FILE, RECORD_FILE
+from runbook.engine.intact import doubt, untrusted
+from runbook.folder import RECORD_FILE
 from runbook.folder.facts import Difference, Facts, device_facts, env_facts, unlike
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.shapes import is_number
-from runbook.folder.manifest import record_is_changed
 from runbook.records import Check, LaunchStatus, Measurement, PhaseRecord, RunRecord
 from runbook.records.evidence import LaunchEvidence
 from runbook.stats.decision import Decided, Decision
@@ -28,11 +28,11 @@ _CAUSES = ("code", "machine", "software", "toggles")
 class Side:
     """One run with what its trainer launches left, by phase and launch name.
 
-    `changed`: its run.json is another file than its manifest has.
+    `doubt`: why its run.json is not believed; then its verdict is not repeated.
     """
 
     record: RunRecord
-    changed: bool
+    doubt: str
     launches: Mapping[tuple[str, str], LaunchEvidence]
 
 
@@ -44,7 +44,9 @@ def read_side(record: RunRecord, folder: Path) -> Side:
         for entry in phase.launches
         if entry.launch.kind in ("trainer", "own")
     }
-    return Side(record=record, changed=record_is_changed(folder), launches=launches)
+    why = doubt(folder, record)
+    told = untrusted(record, why) if why else record
+    return Side(record=told, doubt=why, launches=launches)
 
 
 def phases_run(record: RunRecord) -> dict[str, PhaseRecord]:
@@ -111,10 +113,10 @@ def obstacles(a: Side, b: Side, found: list[Difference]) -> list[str]:
     if blind:
         reasons.append(f"no env.json on both sides for: {', '.join(blind)}")
     for side in (a, b):
-        if side.changed:
+        if side.doubt:
             reasons.append(
-                f"{RECORD_FILE} of {side.record.run_id} is another file than its {MANIFEST_FILE} "
-                f"has: see runbook verify {side.record.run_id}"
+                f"{RECORD_FILE} of {side.record.run_id} {side.doubt}: "
+                f"see runbook verify {side.record.run_id}"
             )
         if side.record.interrupted or side.record.finished_at is None:
             reasons.append(f"run {side.record.run_id} did not complete")

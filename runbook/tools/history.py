@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from runbook.engine.intact import doubt, untrusted
 from runbook.errors import RunbookError
 from runbook.folder import RECORD_FILE, run_folders
 from runbook.folder.journal import RUNNING, running_text
-from runbook.folder.manifest import load_record, record_is_changed
+from runbook.folder.manifest import load_record
 from runbook.records import RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.tools.export import MetricRow, metrics_of
@@ -92,14 +93,16 @@ def _read(folder: Path) -> tuple[RunRow, list[MetricRow]]:
     except RunbookError as error:
         problem = str(error).removeprefix(f"{folder}/")
         return RunRow(folder=folder.name, run_id=folder.name, problem=problem), []
-    # Numbers of a record that was changed are nobody's: no trend is drawn of them.
-    changed = record_is_changed(folder)
-    problem = f"{RECORD_FILE} was changed since the run: see runbook verify" if changed else ""
-    row = _run_row(folder, record, problem=problem)
-    return row, [] if changed else list(metrics_of(record))
+    why = doubt(folder, record)
+    if not why:
+        return _run_row(folder, record), list(metrics_of(record))
+    # Checks and numbers of such a record are nobody's: none is counted, no trend is drawn.
+    told = untrusted(record, why).model_copy(update={"phases": ()})
+    problem = f"{RECORD_FILE} {why}: see runbook verify"
+    return replace(_run_row(folder, told), problem=problem, duration_s=None), []
 
 
-def _run_row(folder: Path, record: RunRecord, *, problem: str) -> RunRow:
+def _run_row(folder: Path, record: RunRecord) -> RunRow:
     checks = {check.id: check for check in record.checks()}
     required = set(record.required)
     rates = (c.measurement for name, c in checks.items() if name.endswith(".throughput"))
@@ -108,7 +111,6 @@ def _run_row(folder: Path, record: RunRecord, *, problem: str) -> RunRow:
     running = running_text(folder)
     return RunRow(
         folder=folder.name,
-        problem=problem,
         verdict=RUNNING if running else record.verdict.value,
         said=running or record.said,
         commit_sha=record.environment.get("git.sha", ""),

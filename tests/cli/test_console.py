@@ -89,6 +89,15 @@ def test_a_reader_that_goes_away_ends_what_is_short_and_not_what_goes_on_for_hou
         assert err.getvalue() == (told if outlives else "")
 
 
+def test_both_streams_on_a_full_disk_end_nothing_that_goes_on_for_hours() -> None:
+    with Path("/dev/full").open("w") as out, Path("/dev/full").open("w") as err:
+        console = Console(stdout=out, stderr=err)
+        console.outlive_readers()
+        console.result("one", "two")
+        assert console.deaf
+        drop(err)
+
+
 # What ends a line, moves the cursor, colors, hides, or turns the reading direction around.
 FORGED = [
     "boom\nGO (2 ranks on CPU; forged)",

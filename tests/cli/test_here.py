@@ -35,8 +35,16 @@ def begin(tmp_path: Path, *events: object, name: str = RUN) -> Path:
 
 
 def finish(tmp_path: Path, record: RunRecord, name: str = RUN, **changed: object) -> None:
-    folder = begin(tmp_path, STARTED, PHASE, ENDED, name=name)
+    folder = begin(tmp_path, name=name)
+    (folder / "events.jsonl").unlink()
     write_record(folder, record.model_copy(update=changed))
+
+
+def test_a_verdict_that_nothing_vouches_for_is_not_repeated(tmp_path: Path) -> None:
+    write_record(begin(tmp_path, STARTED, PHASE, ENDED), samples.go())
+    text, commands = told(tmp_path)
+    assert f"artifacts/{RUN}: its run.json has no MANIFEST.sha256 beside it" in text
+    assert "GO" not in text and commands == [f"verify artifacts/{RUN}"]
 
 
 def told(tmp_path: Path, **variables: str) -> tuple[str, list[str]]:
@@ -163,7 +171,7 @@ def test_a_damaged_record_is_said_and_nothing_fails(
 def test_a_damaged_journal_is_no_reason_to_fail(tmp_path: Path, data: bytes) -> None:
     finish(tmp_path, samples.go())
     (tmp_path / "artifacts" / RUN / "events.jsonl").write_bytes(data)
-    assert ": GO (" in told(tmp_path)[0]
+    assert told(tmp_path)[1] == [f"verify artifacts/{RUN}"]
 
 
 def test_strange_things_in_the_place_of_runs(tmp_path: Path) -> None:

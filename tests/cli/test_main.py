@@ -20,6 +20,7 @@ from runbook.cli import COMMANDS, GROUPS, main
 from runbook.cli._parser import SHORT_FORMS
 from runbook.console import Console
 from tests.cli.shell import inside
+from tests.cli.shell import runbook as started
 
 HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich", "jinja2", "yaml")
 
@@ -165,6 +166,29 @@ def test_what_the_machine_refuses_is_no_defect(
         refused = OSError(number, os.strerror(number), "artifacts/x")
         assert broken(monkeypatch, refused) == 2
         assert capsys.readouterr().err == f"runbook: error: artifacts/x: {refused.strerror}\n"
+
+
+def test_a_file_in_the_place_of_a_package_is_named(tmp_path: Path) -> None:
+    (tmp_path / "numpy.py").write_text("")
+    ended = started("run", "--dry-run", "--profile=cpu", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (ended.code, ended.out) == (2, "")
+    assert f"numpy is {tmp_path / 'numpy.py'} here" in ended.err and "PYTHONPATH" in ended.err
+
+
+_ENDS_WITH_3 = """
+import subprocess, sys
+from runbook.cli import main
+main(["--version"])
+sys.exit(subprocess.run(["bash", "-c", "exit 3"]).returncode)
+"""
+
+
+def test_a_shell_that_ignores_the_end_of_its_children_costs_no_exit_code() -> None:
+    """Python takes each for 0 then: that of git where a branch has no upstream, and of a rank."""
+    words = ["bash", "-c", "trap '' CHLD; exec \"$@\"", "bash", sys.executable, "-c", _ENDS_WITH_3]
+    home = str(Path(__file__).parents[2])
+    done = subprocess.run(words, check=False, env=os.environ | {"PYTHONPATH": home})
+    assert done.returncode == 3
 
 
 def test_a_folder_that_was_removed_is_told(

@@ -38,6 +38,8 @@ report --out other -> no run in other/; `runbook run` starts one, --out names an
 judge --format md,html -> --format 'md,html': no such format
 judge --format json -> --format json: there is none; --json prints run.json
 verify --fingerprint 3f9c -> '3f9c' is not a fingerprint; allowed: 32 to 64 digits (0-9, a-f), as
+verify --fingerprint '' -> --fingerprint: expected a value, not ''; see runbook verify --help
+judge --profile= -> --profile: expected a value, not ''; see runbook judge --help
 compare 20261121 -> name the two runs to compare; in artifacts/ there are: RUN
 compare RUN RUN --html artifacts/RUN/x -> lies in the folder of the run RUN; name another
 export -> --to is needed
@@ -66,7 +68,7 @@ inspect pipe.yaml -> save it as a file
 profiles ./pipe.yaml -> save it as a file
 run --profile ./pipe.yaml --dry-run -> save it as a file
 run --out taken --dry-run -> --out taken: is a file, not a folder
-run --phase '' --profile cpu --dry-run -> no phase ''; there are: all,
+run --phase '' --profile cpu --dry-run -> --phase: expected a value, not ''; see runbook run
 run --phase smoke --dry-run -> the plan has it: `runbook launch --until smoke`
 run --phase al --profile cpu --dry-run -> no phase 'al' (did you mean 'all'?)
 run --profile cpu --until-s 0 -> --until-s: must be a number above 0, not '0'
@@ -84,6 +86,7 @@ run --failed RUN --phase nvtx -> --phase cannot be combined with --failed
 launch --phase smoke -> unknown option --phase (here it is --until)
 launch --dry-run --aa -> unknown option --aa (`runbook run` has it)
 launch --profile cpu --until -> --until: expected one argument
+launch --profile cpu --without-go --until '' --dry-run -> --until: expected a value, not ''; see
 launch --profile cpu --untl smoke -> unknown option --untl (did you mean '--until'?)
 launch --profile cpu --until smok -> did you mean 'smoke'?); see runbook launch --help
 launch --profile cpu --until zzz -> no such phase in the plan; there are: preflight, sanity, smoke

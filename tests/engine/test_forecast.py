@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +209,9 @@ def test_a_run_of_another_profile_or_machine_says_nothing(
 def test_a_run_that_cannot_be_read_is_no_ground_for_anything(tmp_path: Path) -> None:
     (tmp_path / "20261102T000000Z-bbbbbbb").mkdir()
     (tmp_path / "20261102T000000Z-bbbbbbb" / "run.json").write_text("{")
+    (tmp_path / "20261103T000000Z-ccccccc").mkdir()
+    (tmp_path / "20261103T000000Z-ccccccc" / "events.jsonl").write_text("")
+    os.mkfifo(tmp_path / "20261103T000000Z-ccccccc" / "run.json")  # nobody will ever write into it
     earlier_run(tmp_path, 100.0)
     found = Earlier("a100x2_pcie4", tmp_path).launch(BASE)
     assert found == (100.0, samples.go().run_id)

@@ -224,15 +224,18 @@ def test_half_an_event_is_cut_off_before_more_is_written(tmp_path: Path) -> None
     assert [event["event"] for event in read_events(path)[0]] == ["one", "three"]
 
 
-@pytest.mark.parametrize("edit", ["removed", "changed", "nonsense"])
+@pytest.mark.parametrize("edit", ["removed", "changed", "nonsense", "key twice", "CR"])
 def test_a_journal_that_was_edited_is_refused(tmp_path: Path, edit: str) -> None:
     with Journal.create(tmp_path) as journal:
         for name in ("one", "two", "three"):
             journal.append(name)
     path = tmp_path / "events.jsonl"
     lines = path.read_text().splitlines(keepends=True)
-    lines[1] = {"removed": "", "changed": lines[0], "nonsense": "{\n"}[edit]
-    path.write_text("".join(lines))
+    twice = lines[1].replace('"event":', '"event":"x","event":')
+    carriage = lines[1].replace("\n", "\r\n")
+    edits = {"removed": "", "changed": lines[0], "nonsense": "{\n", "key twice": twice}
+    lines[1] = {**edits, "CR": carriage}[edit]
+    path.write_text("".join(lines), newline="")
     with pytest.raises(RunbookError, match="line 2 is damaged or out of order"):
         read_events(path)
 

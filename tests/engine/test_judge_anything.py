@@ -76,6 +76,9 @@ def test_limits_that_were_written_into_the_record_give_no_verdict(
     (folder / "run.json").write_text(text.replace('"title": "', '"title": "my ', 1))
     assert main(["judge", str(folder)]) == 3
     assert "is another file than its MANIFEST.sha256 has" in capsys.readouterr().out
+    (folder / "MANIFEST.sha256").unlink()
+    assert main(["judge", str(folder)]) == 3
+    assert "has no MANIFEST.sha256 beside it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("facts", ["{", '{"a": {"name": 3}}'])

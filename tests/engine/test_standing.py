@@ -288,6 +288,24 @@ def test_a_newer_no_go_of_the_same_configuration_leaves_no_ground(
     assert found(go, out=tmp_path / "runs").run_id == go[1], "that was another configuration"
 
 
+def test_a_run_that_is_a_link_is_no_ground_and_says_so(
+    go: tuple[Path, str], tmp_path: Path
+) -> None:
+    (tmp_path / go[1]).symlink_to(go[0] / "runs" / go[1])
+    here = found(go, out=tmp_path)
+    assert not here.run_id and "is a link" in here.left_out[go[1]]
+
+
+def test_a_go_that_was_renamed_does_not_come_after_a_newer_no_go(
+    go: tuple[Path, str], tmp_path: Path
+) -> None:
+    name, renamed = newer_no_go(go, tmp_path / "runs"), "29990202T000000Z-nogit"
+    shutil.copytree(go[0] / "runs" / go[1], tmp_path / "runs" / renamed)
+    here = found(go, out=tmp_path / "runs")
+    assert here.run_id == "" and list(here.left_out) == [renamed, name]
+    assert f"its folder is {renamed}, its run {go[1]}" in here.left_out[renamed]
+
+
 @pytest.mark.parametrize("torn", ["{", None])
 def test_a_newer_run_that_is_damaged_leaves_no_ground(
     go: tuple[Path, str], tmp_path: Path, torn: str | None

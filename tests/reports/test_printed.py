@@ -64,6 +64,7 @@ NOT_HERE = {
     "git fetch": "needs a remote",
     "pip install": "needs an index of packages",
     "df -h": "of the machine",
+    "df -i": "of the machine",
     "top": "stays until a person leaves it",
     "pytest --pyargs": "the same tests as by `-m pytest`, of another module",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from runbook.folder.manifest import write_manifest
 from runbook.records import (
     LaunchEntry,
     LaunchResult,
@@ -67,4 +68,5 @@ def make_run(
     required = {"required": ("baseline.throughput",), "run_id": run_id}
     record = run(verdict, (phase,), **(required | fields))
     (folder / "run.json").write_text(record.model_dump_json())
+    write_manifest(folder)
     return record

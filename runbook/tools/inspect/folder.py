@@ -74,7 +74,7 @@ def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
     ):
         yield root
     for entry in names:
-        if depth < _DEEPEST and entry.is_dir() and not entry.is_symlink():
+        if depth < _DEEPEST and not entry.is_symlink() and entry.is_dir():
             yield from _run_directories(entry, depth + 1)
 
 

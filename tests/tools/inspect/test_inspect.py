@@ -214,6 +214,7 @@ def test_directories_below_are_judged_and_links_are_not_followed(tmp_path: Path)
     healthy(tmp_path / "a" / "one")
     second_run(healthy(tmp_path / "b"))
     (tmp_path / "latest").symlink_to(tmp_path / "b")
+    (tmp_path / "forbidden").symlink_to("/proc/1/cwd/x")
     inspection = inspect_path(tmp_path)
     assert [one.path for one in inspection.directories] == ["a/one", "b"]
     assert [remark.path for remark in inspection.remarks] == ["b/training.csv"]

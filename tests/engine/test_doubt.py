@@ -1,0 +1,89 @@
+"""No command repeats the verdict of a run.json that nothing beside it vouches for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runbook.folder.manifest import write_manifest
+from tests.cli.shell import inside
+
+
+def verdict_in(report: str) -> str:
+    found = re.search(r"^(GO|INCOMPLETE|PARTIAL PASS)\b", report, re.MULTILINE)
+    return found[0] if found else ""
+
+
+def edit(folder: Path) -> None:
+    path = folder / "run.json"
+    text = path.read_text()
+    assert '"verdict": "GO"' in text
+    path.write_text(text.replace('"verdict": "GO"', '"verdict": "PARTIAL PASS"'))
+
+
+def remade(folder: Path) -> None:
+    edit(folder)
+    write_manifest(folder)
+
+
+def removed(folder: Path) -> None:
+    (folder / "MANIFEST.sha256").unlink()
+
+
+def damaged(folder: Path) -> None:
+    path = folder / "events.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"seq":2,', b'"seq":9,'))
+    write_manifest(folder)
+
+
+SPOILED = {
+    "edited": (edit, "is another file than its MANIFEST.sha256 has"),
+    "edited, with a manifest made anew": (remade, "contradicts its events.jsonl, which gives GO"),
+    "without its manifest": (removed, "has no MANIFEST.sha256 beside it (removed, or cut off"),
+    "beside a damaged journal": (damaged, "line 2 is damaged or out of order"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
+    folder: Path, name: str
+) -> None:
+    spoil, why = SPOILED[name]
+    before = inside("report", str(folder), cwd=folder.parent)
+    assert (before.code, verdict_in(before.out)) == (0, "GO")
+    spoil(folder)
+    out = ("--out", str(folder.parent))
+    report = inside("report", *out, cwd=folder.parent)
+    assert (report.code, verdict_in(report.out)) == (3, "INCOMPLETE") and why in report.out
+    named = "MANIFEST.sha256" if spoil is removed else "run.json"
+    assert f"warning: changed since the run: {named}" in report.err
+    (_, row) = inside("history", *out, cwd=folder.parent).out.splitlines()
+    assert "  INCOMPLETE  " in row and why in row and " GO " not in row and "PASS" not in row
+    history = inside("history", "baseline.rate", *out, cwd=folder.parent)
+    assert history.code == 2 and "no run has recorded any" in history.err
+    export = inside("export", *out, "--to", "csv", "-", cwd=folder.parent)
+    assert (export.code, export.out) == (2, "") and why in export.err
+    compared = inside("compare", str(folder), str(folder), cwd=folder.parent)
+    assert compared.code == 3 and "NOT COMPARABLE" in compared.out and why in compared.out
+    assert f"A  {folder.name}  INCOMPLETE" in compared.out
+
+
+def alone(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name not in ("run.json", "report.html"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@pytest.mark.parametrize("change", [lambda _: None, alone])
+def test_a_run_as_it_was_and_a_record_sent_on_alone_are_believed(
+    folder: Path, change: Callable[[Path], object]
+) -> None:
+    change(folder)
+    report = inside("report", str(folder), cwd=folder.parent)
+    assert (report.code, verdict_in(report.out), report.err) == (0, "GO", "")
+    (_, row) = inside("history", "--out", str(folder.parent), cwd=folder.parent).out.splitlines()
+    assert "  GO  " in row
