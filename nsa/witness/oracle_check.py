@@ -141,11 +141,12 @@ class OracleCheck:
         found["seams"] = self._broken_seams()
         return {n: float(f"{v:.4g}") if isinstance(v, float) else v for n, v in found.items()}
 
-    def layer_error(self) -> float:
-        """Of the one layer that was watched the largest error that `result` tells of all."""
+    def layer_errors(self) -> tuple[float, float]:
+        """Of the one layer that was watched: the largest error of its values, and its slope's."""
         name = f"layers.{self.only}"
-        found = self._layer(name, self._positions(self.inputs[name].shape[1])).values()
-        return float(f"{max(found, key=lambda off: (off != off, off)):.4g}")
+        at = self._positions(self.inputs[name].shape[1])
+        values = max(self._layer(name, at).values(), key=lambda off: (off != off, off))
+        return float(f"{values:.4g}"), float(f"{self._slope(at):.4g}")
 
     def _shape(self) -> dict[str, Any]:
         cfg = self.model.cfg
@@ -166,7 +167,7 @@ class OracleCheck:
         )
 
     def _slope(self, at: NDArray[np.int64]) -> float:
-        number = self.seed % self.model.cfg.n_layers
+        number = self.seed % self.model.cfg.n_layers if self.only is None else self.only
         layer: Layer = self.model.layers[number]  # type: ignore[assignment]
         x = self.inputs[f"layers.{number}"]
         return slope_error(layer, self.model.cfg, x, at, within=self.within, seed=self.seed)
@@ -191,7 +192,9 @@ class OracleCheck:
         return {
             "attention": _share(got, attended.out),
             "gates": _share(*(g.reshape(1, len(at), -1) for g in (noted, attended.gates))),
-            "layer": _share(added, y - x[:, at]),
+            "layer": max(
+                0.0, _share(added, y - x[:, at]) - _rounded_away(self.outputs[name], added)
+            ),
             "blocks_illegal": float(picked.illegal),
             "blocks_shortfall": max(0.0, picked.shortfall) / _mean_score(attended.scores),
         }
@@ -202,6 +205,13 @@ class OracleCheck:
         weights = {name: _array(state[name]) for name in ("norm.weight", words)}
         x = _array(self.outputs[f"layers.{cfg.n_layers - 1}"])[:, at]
         return _share(_array(self.outputs[""])[:, at], oracle.head(cfg, weights, x))
+
+
+def _rounded_away(output: Tensor, added: Array) -> float:
+    """What rounding of a large residual stream makes of what a layer adds to it."""
+    unit = torch.finfo(output.dtype).eps
+    whole, own = (float(np.square(x).mean()) for x in (_array(output), added))
+    return unit * (whole / own) ** 0.5 if own > 0 else 0.0
 
 
 def _alike(one: Tensor | None, other: Tensor | None) -> bool:

@@ -10,6 +10,10 @@ With u a direction of independent normal numbers, <gradient, u> is normal, as wi
 is long. Directions are divided by that length, so that pieces count alike: what is off by a
 share of one piece's gradient is off by that share, times a normal number, over the root of the
 number of pieces.
+
+Trained weights may make a layer so steep that roundings of the type alone move its gradient by more
+than any bound says. So it is computed once more, of numbers that differ by one roundoff each, and
+what is off is counted beyond a multiple of what that changes.
 """
 
 from __future__ import annotations
@@ -32,8 +36,11 @@ Array = NDArray[np.float64]
 Within = Callable[[], AbstractContextManager[object]]
 # Directions, of which one may by chance be blind.
 _DIRECTIONS = 2
-# What moves most moves by this share of itself; float64 keeps eight digits of the difference.
-_FAR = 1e-4
+# What moves most moves by this share of itself, or of the smallest size that matters to a layer;
+# float64 keeps eight digits of the difference.
+_FAR, _SMALL = 1e-4, 0.01
+# So many times what one roundoff of everything changes is rounding.
+_ROUNDINGS = 32
 # Of the longest gradient: what is shorter counts as if it were so long.
 _LEAST = 0.01
 _INPUT, _PROJECTION = "input", "attention.in_proj.weight"
@@ -49,9 +56,11 @@ def slope_error(
     """
     draw = np.random.default_rng(seed)
     weights = draw.standard_normal((len(at), x.shape[-1]))
-    found, blocks = _gradients(layer, x, at, weights, within)
-    tensors = {name: tensor.detach().double().cpu().numpy() for name, tensor in _named(layer, x)}
-    start, gradients = _pieces(cfg.attention, tensors), _pieces(cfg.attention, found)
+    leaves = {name: tensor.detach() for name, tensor in _named(layer, x)}
+    found, blocks = _gradients(layer, leaves, at, weights, within)
+    rounded, _ = _gradients(layer, _rounded(leaves, within, seed), at, weights, within)
+    tensors = {name: tensor.double().cpu().numpy() for name, tensor in leaves.items()}
+    start, gradients, others = (_pieces(cfg.attention, g) for g in (tensors, found, rounded))
     lengths = {name: float(np.linalg.norm(gradient)) for name, gradient in gradients.items()}
     if not all(map(math.isfinite, lengths.values())):
         return math.nan
@@ -68,10 +77,13 @@ def slope_error(
     worst = 0.0
     for _ in range(_DIRECTIONS):
         along = {n: draw.standard_normal(v.shape) / lengths[n] for n, v in start.items()}
-        step = _FAR * min(_size(start[n]) / _size(along[n]) for n in start)
+        step = _FAR * min(max(_size(start[n]), _SMALL) / _size(along[n]) for n in start)
         slope = (value(along, step) - value(along, -step)) / (2 * step)
-        own = sum(float((gradients[n] * along[n]).sum()) for n in start)
-        worst = max(worst, abs(own - slope) / math.sqrt(len(start)))
+        own, other = (
+            sum(float((g[n] * along[n]).sum()) for n in start) for g in (gradients, others)
+        )
+        off = abs(own - slope) - _ROUNDINGS * abs(own - other)
+        worst = max(worst, off / math.sqrt(len(start)))
     return worst
 
 
@@ -93,19 +105,37 @@ def _tensors(cfg: NSAConfig, pieces: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _size(x: Array) -> float:
-    """Root mean square; 1 of what is 0 throughout, as a bias at first."""
-    return math.sqrt(float(np.square(x).mean())) or 1.0
+    """Root mean square."""
+    return math.sqrt(float(np.square(x).mean()))
+
+
+def _rounded(leaves: Mapping[str, Tensor], within: Within, seed: int) -> dict[str, Tensor]:
+    """Every number moved by about one roundoff of the type that products are computed in."""
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    device, dtype = leaves[_INPUT].device.type, leaves[_INPUT].dtype
+    with within():
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
+    unit = torch.finfo(kind).eps / 2
+    return {
+        name: leaf * (1 + unit * torch.randn(leaf.shape, generator=generator).to(leaf))
+        for name, leaf in leaves.items()
+    }
 
 
 def _gradients(
-    layer: Layer, x: Tensor, at: NDArray[np.int64], weights: Array, within: Within
+    layer: Layer,
+    tensors: Mapping[str, Tensor],
+    at: NDArray[np.int64],
+    weights: Array,
+    within: Within,
 ) -> tuple[dict[str, Array], NDArray[np.int64]]:
     """Of the weighted sum of what the layer adds to x, by tensor; and the blocks it chose."""
     attention = layer.attention
     kept = attention.last_gates, attention.last_blocks
     # Tensors of the same memory: nobody hung a hook on these.
-    leaves = {name: tensor.detach().requires_grad_() for name, tensor in _named(layer, x)}
-    places, wanted = (torch.from_numpy(one).to(x.device) for one in (at, weights))
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
+    device = leaves[_INPUT].device
+    places, wanted = (torch.from_numpy(one).to(device) for one in (at, weights))
     with torch.enable_grad(), within():
         own = {name: leaf for name, leaf in leaves.items() if name != _INPUT}
         out: Tensor = functional_call(layer, own, (leaves[_INPUT],))

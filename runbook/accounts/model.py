@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from runbook.accounts.first_weights import begins
 from runbook.accounts.workload import Workload
 from runbook.records.evidence import RankLog
 
@@ -61,7 +62,13 @@ def oracle_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     proofs = [(f"rank {rank.rank}", "first", rank.proof) for rank in ranks]
     if work.dtype == "fp32":
         proofs += [(f"rank {rank.rank}", "last", rank.ending.get("proof")) for rank in ranks]
-    found = [text for who, when, proof in proofs for text in _spot_problems(who, when, proof, work)]
+    # Nor has it one in the first batch of a launch that goes on from a checkpoint.
+    begun = work.dtype == "fp32" or begins(ranks)
+    found = [
+        text
+        for who, when, proof in proofs
+        for text in _spot_problems(who, when, proof, work, bounded=begun)
+    ]
     return found + [text for rank in ranks for text in _layers_off(rank, work)]
 
 
@@ -71,19 +78,24 @@ def _layers_off(rank: RankLog, work: Workload) -> list[str]:
     Half types tell none, and earlier runs did not.
     """
     again, allowed = rank.ending.get("recomputed") or {}, oracle_tolerance(work)
-    told = list(zip(again.get("steps") or (), again.get("layers") or (), strict=False))
-    off = [(step, error) for step, error in told if not at_most(error, allowed)]
-    if not off:
-        return []
-    step, error = off[0]
-    return [
-        f"rank {rank.rank}: a layer is off by {error} of itself in step {step}, allowed "
-        f"{allowed:.2g} ({len(off)} of {len(told)} steps looked at)"
-    ]
+    problems = []
+    for name, what, limit in (
+        ("layers", "a layer", allowed),
+        ("slopes", _CALLED["slope"], SLOPES * allowed),
+    ):
+        told = list(zip(again.get("steps") or (), again.get(name) or (), strict=False))
+        off = [(step, error) for step, error in told if not at_most(error, limit)]
+        if off:
+            step, error = off[0]
+            problems.append(
+                f"rank {rank.rank}: {what} is off by {error} of itself in step {step}, allowed "
+                f"{limit:.2g} ({len(off)} of {len(told)} steps looked at)"
+            )
+    return problems
 
 
 def _spot_problems(
-    who: str, when: str, proof: Mapping[str, Any] | None, work: Workload
+    who: str, when: str, proof: Mapping[str, Any] | None, work: Workload, *, bounded: bool
 ) -> list[str]:
     spots: Mapping[str, Any] = (proof or {}).get("oracle") or {}
     if not spots:
@@ -103,7 +115,9 @@ def _spot_problems(
             "blocks_shortfall": allowed,
         }.items()
         # Earlier runs told no slope.
-        if not at_most(spots.get(what), limit) and (what != "slope" or what in spots)
+        if (bounded or what == "embedding")
+        and not at_most(spots.get(what), limit)
+        and (what != "slope" or what in spots)
     ]
     least = NARROW * ROUNDOFF.get(work.dtype, 0.0)
     attention = spots.get("attention")

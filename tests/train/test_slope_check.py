@@ -10,6 +10,7 @@ import torch
 
 from nsa.config import ModelConfig, NSAConfig, Path, Phi, Way
 from nsa.model import NSALanguageModel
+from nsa.witness.oracle_check import OracleCheck
 from nsa.witness.slope_check import slope_error
 
 
@@ -32,3 +33,33 @@ def test_a_healthy_layer_is_right(path: Path, phi: Phi, seq_len: int) -> None:
     assert error < 2e-5
     assert layer.attention.last_gates is kept
     assert all(parameter.grad is None for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("bias", [0.0, 1e-20, 1e-8, 1e-3])
+def test_a_bias_that_has_hardly_moved_is_no_error(bias: float) -> None:
+    """A share of it would be nothing beside the rounding of a difference."""
+    torch.manual_seed(1)
+    attention = NSAConfig(
+        dim=64, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=4, w=32
+    )
+    cfg = ModelConfig(vocab_size=64, n_layers=1, attention=attention)
+    layer = NSALanguageModel(cfg).layers[0]
+    layer.attention.gate_bias.data.normal_(std=bias)  # type: ignore[union-attr]
+    x, at = torch.randn(1, 64, 64), np.array([0, 20, 63])
+    error = slope_error(layer, cfg, x, at, within=nullcontext, seed=2)  # type: ignore[arg-type]
+    assert error < 2e-5
+
+
+def test_a_large_residual_stream_rounds_no_healthy_layer_wrong() -> None:
+    torch.manual_seed(1)
+    attention = NSAConfig(
+        dim=64, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=4, w=32
+    )
+    cfg = ModelConfig(vocab_size=64, n_layers=1, attention=attention)
+    model = NSALanguageModel(cfg)
+    model.embedding.weight.data.mul_(1e5)
+    check = OracleCheck(model=model, only=0)
+    with check.watch():
+        model(torch.randint(0, 64, (1, 64)))
+    values, slope = check.layer_errors()
+    assert values < 2e-5 and slope < 1.6e-4

@@ -87,7 +87,7 @@ class Shadow:
         self.recomputed = frozenset(recomputed_steps(token, first, last, profiled=profiled))
         self._again: dict[int, Recomputed] = {}
         # By the step: how far a layer was from the equations; in half types that has no bound.
-        self._layers: dict[int, float] = {}
+        self._layers: dict[int, tuple[float, float]] = {}
         self._seed = _seed(token)
         self._parameters, self._places = _places(engine, self._seed)
         self._owner = torch.repeat_interleave(
@@ -178,7 +178,7 @@ class Shadow:
         # Numbers of the host: those of every step.
         rates = tuple(float(group["lr"]) for group in self._engine.optimizer.param_groups)
         due = self._engine.rate(step)
-        self._rate = _worst([self._rate, *(abs(own / due - 1) for own in rates)])
+        self._rate = _worst([self._rate, *(abs(own - due) / (due or 1.0) for own in rates)])
         begun = self._begun.pop(step, None)
         if begun is None:
             return
@@ -238,7 +238,8 @@ class Shadow:
 
         `gradient`: of a piece, or of a parameter's sums, in root mean squares, as a share of what
         the ranks' gradients are.
-        layers: how far one layer was from the equations in each step; in fp32 alone.
+        layers, slopes: how far values and gradients of one layer were from the equations in each
+        step; in fp32 alone.
         `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
         gradients' errors are on average, as `Bias` tells it. `gates`: of each
         step and layer what `branch_use` says; null on other ranks than 0, which writes gates.csv.
@@ -262,6 +263,7 @@ class Shadow:
         told["bias"] = plain_floats(bias.report())
         gates = [self._again[step].gates.tolist() for step in ended]
         norms = [self._norm(self._seen[step].begun) for step in ended]
+        layers = [self._layers[step] for step in ended if step in self._layers]
         first = self._engine.ranks.rank == 0
         return {
             "steps": ended,
@@ -269,7 +271,8 @@ class Shadow:
             "norms": [_plain(norm) for norm in norms],
             **told,
             "gates": gates if first else None,
-            "layers": [_plain(self._layers[step]) for step in ended if step in self._layers],
+            "layers": [_plain(values) for values, _ in layers],
+            "slopes": [_plain(slope) for _, slope in layers],
         }
 
     @staticmethod

@@ -227,14 +227,23 @@ def _gates(engine: Engine) -> list[Tensor]:
     return [m.last_gates for m in engine.model.attentions() if m.last_gates is not None]
 
 
-def one_layer_off(engine: Engine, batch: Batch, seed: int) -> float:
-    """How far a layer is from the equations in a row of this batch, all of it drawn by the seed."""
+def one_layer_off(engine: Engine, batch: Batch, seed: int) -> tuple[float, float]:
+    """How far values and gradients of a layer are from the equations, in a row of this batch.
+
+    Layer, row and positions are drawn by the seed.
+    """
     rows, layers = len(batch.tokens), engine.model.cfg.n_layers
-    check = OracleCheck(model=engine.model, row=seed % rows, seed=seed, only=seed // rows % layers)
+    check = OracleCheck(
+        model=engine.model,
+        row=seed % rows,
+        seed=seed,
+        within=engine.autocast,
+        only=seed // rows % layers,
+    )
     engine.model.run_from_host()
     with torch.no_grad(), engine.autocast(), check.watch():
         engine.model(batch.on(engine.device)[:, :-1])
-    return check.layer_error()
+    return check.layer_errors()
 
 
 def loss_again(engine: Engine, tokens: Tensor) -> float:
