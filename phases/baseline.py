@@ -32,7 +32,7 @@ from phases.kit.case import (
 )
 from phases.kit.commands import repeated
 from phases.kit.curves import losses, marks, throughputs
-from phases.kit.limits import ACCEPTED_LOSS, THROUGHPUT, fixed_rules, specs
+from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import derived, in_file, rank_value, shown_only
 from phases.kit.rows import Row, RowPhase
 from phases.machine.samples import balance, headroom, utilisation
@@ -96,7 +96,7 @@ class Baseline(RowPhase):
         """The throughput of every launch, by the last-50 statistic (W3) and by tokens over time."""
         names = self.names(case)
         table = rate_table(case, launches(names), title="Throughput of each launch")
-        limit = case.limit(THROUGHPUT)
+        limit = case.limit("throughput")
         floor = marks(limit, "floor") if case.gates_throughput(limit) else ()
         return Judgement(
             checks=(),
@@ -159,7 +159,7 @@ def _against_best(case: Case, names: Sequence[str]) -> Finding:
 
 def _allowance(case: Case) -> float:
     """The limit as the share that a loss may have; a limit of no loss is a hair above none."""
-    return min(max(case.limit(ACCEPTED_LOSS).value, 1e-6), 0.999)
+    return min(max(case.limit("accepted_loss").value, 1e-6), 0.999)
 
 
 def _comparable(case: Case, names: Sequence[str]) -> tuple[AcceptedRuns, list[AcceptedRun]]:
@@ -211,7 +211,7 @@ def _against(
     ratio, bounds = decision.estimate, decision.interval
     if ratio is None or bounds is None:
         raise inconclusive(Reason.TOO_FEW_SAMPLES, text, evidence=(kept.path,))
-    limit = case.limit(ACCEPTED_LOSS)
+    limit = case.limit("accepted_loss")
     pooled = pooled_rate(case, names)
     value = derived(
         pooled,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from phases.kit.case import Case, Finding, ending, failed, invalid, missing, passed, skipped
 from phases.kit.commands import trainer_launch
-from phases.kit.limits import LOADER_FETCH, specs
+from phases.kit.limits import specs
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.as_planned import data_problems
@@ -86,7 +86,7 @@ def _loader(case: Case) -> Finding:
         raise missing(f"{log.path} has no column fetch_s", log.path)
     slowest = float(log.frame["fetch_s"].max())
     value = log_value(log, "fetch_s_max", slowest, "s")
-    return against(value, case.limit(LOADER_FETCH), f"slowest batch after {slowest:.2f} s")
+    return against(value, case.limit("loader_fetch_s"), f"slowest batch after {slowest:.2f} s")
 
 
 def _progress(case: Case) -> Finding:

@@ -12,7 +12,7 @@ from phases.compare.ab import AbPhase, Rounds
 from phases.compare.arms import ArmFault, arm_fault, blamed, dropped, places, source_log
 from phases.kit.case import Case, Finding, ending, incomplete, invalid, passed, warned
 from phases.kit.commands import environment
-from phases.kit.limits import FUSED_MARGIN, LOSS_PARITY, fixed_rules, specs
+from phases.kit.limits import fixed_rules, spec, specs
 from phases.kit.measure import log_value, rank_value
 from phases.kit.rows import Row
 from phases.training.training import training_rows
@@ -91,7 +91,7 @@ class FusedAdamW(AbPhase):
 
         table = rounds.frame.pivot(index="block", columns="arm", values="value")
         base, variant = (table[arm].tolist() for arm in self.values(context))
-        margin = context.profile.limit(FUSED_MARGIN).value
+        margin = context.profile.limit(spec("fused_margin")).value
         plan = FUSED_PLAN if context.protocol == "blocks" else FUSED_LAUNCHES_PLAN
         return non_inferiority(
             base, variant, margin, plan=plan, final=rounds.final, steps=rounds.steps
@@ -125,7 +125,7 @@ class FusedAdamW(AbPhase):
         return passed(text, measurement=rank_value(first.ranks[0], "optimizer_kernel", text or "-"))
 
     def _loss_parity(self, case: Case) -> Finding:
-        limit = case.limit(LOSS_PARITY)
+        limit = case.limit("loss_parity")
         gap = _loss_gap(case, list(self.values(case.context)))
         text = f"the variant's loss differs by {float(gap.value):+.4f} nats"
         low, high = gap.interval or (float(gap.value), float(gap.value))

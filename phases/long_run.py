@@ -12,7 +12,7 @@ from phases.compare.rates import last50s, launches, rate_table
 from phases.kit.case import Case, Finding, incomplete, invalid, optional
 from phases.kit.commands import environment, scaled, trainer_launch
 from phases.kit.curves import gate_curves, losses, marks, memories, throughputs
-from phases.kit.limits import LEARNED_SHARE, MEMORY, fixed_rules, specs
+from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.training.gates import gates, selection
@@ -190,7 +190,7 @@ def _learns(case: Case, name: str) -> Finding:
         rows=(len(log.frame) - len(last), len(log.frame) - 1),
     )
     text = f"loss {loss:.3f}, from ln(V) {start:.3f} towards the entropy rate {floor:.3f}"
-    found = against(value, case.limit(LEARNED_SHARE), text)
+    found = against(value, case.limit("learned_share"), text)
     if found.outcome is not Outcome.FAIL:
         return found
     if case.context.steps_scale < 1:  # cut short on purpose: the limit is for the whole run
@@ -200,14 +200,14 @@ def _learns(case: Case, name: str) -> Finding:
 
 def _curves(case: Case) -> tuple[Series, ...]:
     """Pace, loss, memory and gates of the run, each with what it is held against."""
-    share, known = case.limit(LEARNED_SHARE), optional(lambda: case.launch(_LAUNCH)) is not None
+    share, known = case.limit("learned_share"), optional(lambda: case.launch(_LAUNCH)) is not None
 
     def wanted(start: float, floor: float) -> list[Mark]:
         level = start - share.value * (start - floor)
         shown = share.gated and math.isfinite(level)
         return [Mark(label="has to come below", value=level)] if shown else []
 
-    most = marks(case.limit(MEMORY), "limit of each rank")
+    most = marks(case.limit("memory_gib"), "limit of each rank")
     # What the allocator held decides the limit; what tensors take, the plateau.
     kinds = {"memory": "reserved_mib", "tensors": "mem_mib"}
     told = kinds if case.profile.has_gpu else {"memory": "mem_mib"}

@@ -8,11 +8,10 @@ from typing import Any
 
 from phases.kit.case import Case, Finding, failed, invalid, missing, optional, passed
 from phases.kit.commands import environment, scaled, trainer_launch
-from phases.kit.limits import PYTHON_HOTSPOT, PYTHON_SHARE, specs
+from phases.kit.limits import specs
 from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.training import toggles_row, training_rows
-from runbook.config.limits import LimitSpec
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence
@@ -133,13 +132,13 @@ def _python_share(case: Case) -> Finding:
     if case.profile.has_gpu:
         value = _waited_for(case)
         text = f"the GPU waits for Python in {float(value.value):.0%} of a step; {value.note}"
-        return _shares(case, value, PYTHON_SHARE, text)
+        return _shares(case, value, "python_share", text)
     launch, profile = _profile(case)
     share = profile.get("python_share")
     if not isinstance(share, (int, float)):
         raise missing("the profile has no share of Python", launch.path("profile"))
     value = _value(launch, "python_share", float(share))
-    return _shares(case, value, PYTHON_SHARE, f"{float(share):.0%} of the profiled time")
+    return _shares(case, value, "python_share", f"{float(share):.0%} of the profiled time")
 
 
 def _waited_for(case: Case) -> Measurement:
@@ -186,13 +185,13 @@ def _hotspot(case: Case) -> Finding:
         text += f" of the host's time, and the GPU waits for Python in {waits:.0%} of a step"
         share = min(share, waits)
     value = _value(launch, "python_hotspot", share, n=len(top))
-    return _shares(case, value, PYTHON_HOTSPOT, text)
+    return _shares(case, value, "python_hotspot", text)
 
 
-def _shares(case: Case, value: Measurement, spec: LimitSpec, text: str) -> Finding:
+def _shares(case: Case, value: Measurement, limit: str, text: str) -> Finding:
     share = float(value.value)
     if not 0.0 <= share <= 1.0:
         return invalid(
             Reason.NOT_PLAUSIBLE, f"{text}: not a share between 0 and 1", measurement=value
         )
-    return against(value, case.limit(spec), text)
+    return against(value, case.limit(limit), text)

@@ -9,7 +9,7 @@ from functools import partial
 from phases.kit import table
 from phases.kit.case import Case, Finding, failed, invalid, passed
 from phases.kit.commands import ceilings_launch, pytest_launch
-from phases.kit.limits import CEILING_ALL_REDUCE, DISK_FREE, DISK_WRITE, fixed_rules, specs
+from phases.kit.limits import fixed_rules, spec, specs
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase
 from phases.machine import ceilings
@@ -115,7 +115,7 @@ class Preflight(RowPhase):
 
     def needed_on_nodes(self, context: PlanContext) -> tuple[str, ...]:
         """That all nodes are there and alike; where a floor decides also which one is slow."""
-        floor = context.profile.limit(CEILING_ALL_REDUCE)
+        floor = context.profile.limit(spec("ceiling_all_reduce_gb_s"))
         rows = (*node_rows(), *(pair_rows(context) if floor.gated else ()))
         return tuple(f"{self.name}.{row.what}" for row in rows if context.on_nodes)
 
@@ -165,14 +165,14 @@ def _infiniband(case: Case) -> Finding:
 def _disk_free(case: Case) -> Finding:
     _, value = case.known("disk.free_gib")
     text = f"{float(value.value):.0f} GiB free"
-    return against(value, case.limit(DISK_FREE), text, beyond=_ENVIRONMENT)
+    return against(value, case.limit("disk_free_gib"), text, beyond=_ENVIRONMENT)
 
 
 def _disk_speed(case: Case) -> Finding:
     """Slow disks are the environment's fault, and only where checkpoints are written."""
     _, value = case.known("disk.write_mib_s")
     text = f"{float(value.value):.0f} MiB/s written and synced"
-    return against(value, case.limit(DISK_WRITE), text, beyond=_ENVIRONMENT)
+    return against(value, case.limit("disk_write_mib_s"), text, beyond=_ENVIRONMENT)
 
 
 def _port(case: Case) -> Finding:

@@ -24,7 +24,7 @@ from phases.compare.scaling import (
 from phases.kit.case import Case, Finding, failed, gather, lost_heartbeats, missing, passed, skipped
 from phases.kit.commands import repeated
 from phases.kit.curves import throughputs
-from phases.kit.limits import FIRST_LOSS_TOLERANCE, SCALING, fixed_rules, specs
+from phases.kit.limits import FIRST_LOSS_TOLERANCE, fixed_rules, specs
 from phases.kit.measure import decided, shown_only
 from phases.kit.rows import Row, RowPhase, answered
 from phases.machine.ceilings import require_ranks
@@ -177,7 +177,7 @@ class SingleGpu(RowPhase):
 
         That of a trainer of one's own decides if the profile says that it is one batch per rank.
         """
-        limit = case.limit(SCALING)
+        limit = case.limit("scaling")
         require_ranks(case)
         one, own = self._one_device(case), case.profile.own_trainer
         value, decision = self._efficiency(case, one)
@@ -190,7 +190,7 @@ class SingleGpu(RowPhase):
 
     def _link(self, case: Case) -> Finding:
         """E against that of a step without overlap over the link that preflight measured."""
-        limit = case.limit(SCALING)
+        limit = case.limit("scaling")
         require_ranks(case)
         gated, one = case.gates_throughput(limit), self._one_device(case)
         value, decision = self._efficiency(case, one)
@@ -220,7 +220,7 @@ class SingleGpu(RowPhase):
             [float(rate.value) for rate in alone[:pairs]],
             [float(rate.value) for rate in together[:pairs]],
             ranks,
-            limit=case.limit(SCALING).value,
+            limit=case.limit("scaling").value,
             plan=SCALING_PLAN,
         )
         note = f"T_{ranks} from the baseline phase, T_1 from {', '.join(one.names[:pairs])}"

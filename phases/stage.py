@@ -10,16 +10,7 @@ from phases.compare.rates import aim, last50s, launch_rate, launches, mfu, rate_
 from phases.kit.case import Case, Finding, optional
 from phases.kit.commands import trainer_launch
 from phases.kit.curves import gate_curves, losses, throughputs
-from phases.kit.limits import (
-    CHECKPOINT_SHARE,
-    DRIFT,
-    GPU_IMBALANCE,
-    GPU_UTILISATION,
-    MEMORY,
-    STALL_SHARE,
-    THROUGHPUT,
-    specs,
-)
+from phases.kit.limits import specs
 from phases.kit.measure import against, shown_only
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.machine.samples import balance, utilisation
@@ -38,7 +29,6 @@ from runbook.config.phase import Judgement, Made, PlanContext
 from runbook.records import Launch
 
 if TYPE_CHECKING:
-    from runbook.config.limits import LimitSpec
     from runbook.config.profile import Profile
 
 _RUN, _RESUMED = "run", "resumed"
@@ -179,7 +169,7 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
 
 def _throughput(case: Case, name: str) -> Finding:
     """Tokens over time of one launch against the profile's floor."""
-    rate, limit = launch_rate(case, name), case.limit(THROUGHPUT)
+    rate, limit = launch_rate(case, name), case.limit("throughput")
     if not case.gates_throughput(limit):
         return shown_only(rate, limit, f"throughput: {rate}")
     return against(rate, limit, f"throughput: {rate}")
@@ -190,21 +180,21 @@ def _can_decide(what: str, profile: Profile) -> bool:
     timed = profile.throughput_gated
     gpus = profile.hardware.gpus
     gated = {
-        "steady": timed and _gated(profile, DRIFT, STALL_SHARE),
-        "throughput": timed and _gated(profile, THROUGHPUT),
+        "steady": timed and _gated(profile, "drift", "stall_share"),
+        "throughput": timed and _gated(profile, "throughput"),
         "throughput_aim": False,
         "mfu": timed and profile.hardware.peak_tflops is not None,
-        "gpu_utilisation": gpus > 0 and _gated(profile, GPU_UTILISATION),
-        "gpu_balance": gpus > 1 and profile.ranks > 1 and _gated(profile, GPU_IMBALANCE),
+        "gpu_utilisation": gpus > 0 and _gated(profile, "gpu_utilisation"),
+        "gpu_balance": gpus > 1 and profile.ranks > 1 and _gated(profile, "gpu_imbalance"),
         "devices": gpus > 0,
-        "checkpoint_time": _gated(profile, CHECKPOINT_SHARE),
-        "memory_limit": _gated(profile, MEMORY),
+        "checkpoint_time": _gated(profile, "checkpoint_share"),
+        "memory_limit": _gated(profile, "memory_gib"),
         "other_work": False,
     }
     return gated.get(what, True)
 
 
-def _gated(profile: Profile, *limits: LimitSpec) -> bool:
+def _gated(profile: Profile, *limits: str) -> bool:
     """Do these limits decide? One that is missing is told with everything else that is wrong."""
-    found = [profile.limits.get(spec.name) for spec in limits]
+    found = [profile.limits.get(name) for name in limits]
     return all(limit is not None and limit.gated for limit in found)

@@ -16,7 +16,6 @@ from phases.compare.scaling import (
     whole_side,
 )
 from phases.kit.case import Case, Finding, gather, invalid, optional
-from phases.kit.limits import SCALING
 from phases.kit.measure import decided, shown_only
 from phases.kit.rows import Row, RowsOf
 from phases.machine.nodes import other_nodes
@@ -70,7 +69,7 @@ def _efficiencies(case: Case) -> dict[int, tuple[Measurement, Decision]]:
     rates = {n: launch_rates(side.case, side.names)[:rounds] for n, side in sides.items()}
     values = {n: [float(rate.value) for rate in found] for n, found in rates.items()}
     decisions = scaling_over(
-        values.pop(1), values, limit=case.limit(SCALING).value, plan=SCALING_PLAN
+        values.pop(1), values, limit=case.limit("scaling").value, plan=SCALING_PLAN
     )
     name = "node_scaling_efficiency"
     return {
@@ -81,7 +80,7 @@ def _efficiencies(case: Case) -> dict[int, tuple[Measurement, Decision]]:
 
 def _node_scaling(case: Case) -> Finding:
     """PASS if E of each number of nodes is; else it names the first that is not."""
-    limit, found = case.limit(SCALING), _efficiencies(case)
+    limit, found = case.limit("scaling"), _efficiencies(case)
     value_of = {n: float(measured.value) for n, (measured, _) in found.items()}
     told = ", ".join(f"{value:.3f} of {n} nodes" for n, value in value_of.items())
     if not case.gates_throughput(limit):

@@ -21,13 +21,6 @@ from phases.kit.case import (
     skipped,
     warned,
 )
-from phases.kit.limits import (
-    MFU_FLOOR,
-    MFU_OF_CEILING,
-    THROUGHPUT,
-    THROUGHPUT_AIM_HIGH,
-    THROUGHPUT_AIM_LOW,
-)
 from phases.kit.measure import (
     against,
     decided,
@@ -112,7 +105,7 @@ def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
 def throughput(case: Case, names: Sequence[str]) -> Finding:
     """One-sided 95 % bound over the launches against the profile's floor."""
     require_sound(case, names)
-    pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
+    pooled, limit = pooled_rate(case, names), case.limit("throughput")
     if not case.gates_throughput(limit):
         return shown_only(pooled, limit, f"throughput: {pooled}")
     rates = launch_rates(case, names)
@@ -131,7 +124,7 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
 def aim(case: Case, names: Sequence[str]) -> Finding:
     """Where the throughput stands in the band that is aimed at; it never decides."""
     pooled = pooled_rate(case, names)
-    low, high = case.limit(THROUGHPUT_AIM_LOW), case.limit(THROUGHPUT_AIM_HIGH)
+    low, high = case.limit("throughput_aim_low"), case.limit("throughput_aim_high")
     if not case.profile.throughput_gated:
         return shown_only(pooled, low, f"throughput: {pooled}")
     value = float(pooled.value)
@@ -142,7 +135,7 @@ def aim(case: Case, names: Sequence[str]) -> Finding:
 
 def stale_target(case: Case, names: Sequence[str]) -> Finding:
     """A floor under half of what is measured can catch nothing: STALE TARGET."""
-    pooled, limit = pooled_rate(case, names), case.limit(THROUGHPUT)
+    pooled, limit = pooled_rate(case, names), case.limit("throughput")
     value = float(pooled.value)
     if not case.gates_throughput(limit):
         return skipped(
@@ -190,7 +183,7 @@ def mfu_of_ceiling(case: Case, names: Sequence[str]) -> Finding:
     A slow card lowers both, so what is missing here is missing to the settings or to the host.
     """
     pooled, env = pooled_rate(case, names), case.env(names[0])
-    limit = case.limit(MFU_OF_CEILING)
+    limit = case.limit("mfu_of_ceiling")
     if not limit.gated and "preflight" not in case.evidence.earlier:
         reason = f"throughput: {pooled}; preflight, which measures the ceiling, was not run"
         return skipped(Reason.NOT_GATED, reason, measurement=pooled)
@@ -211,7 +204,7 @@ def mfu_of_ceiling(case: Case, names: Sequence[str]) -> Finding:
 
 
 def _judge_mfu(case: Case, value: Measurement, note: str) -> Finding:
-    share, floor = float(value.value), case.limit(MFU_FLOOR)
+    share, floor = float(value.value), case.limit("mfu_floor")
     if not 0.0 < share <= 1.0:
         reason = f"MFU {share:.3g} is not in (0, 1]: {note}"
         return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nsa.contract import ENV_JSON, HEARTBEATS
 from nsa.toggles import TOGGLES
 from phases.kit.commands import environment
+from phases.kit.limits import spec
 from runbook.config.limits import Limit
 from runbook.config.phase import PlanContext
 from runbook.records import Kind, Launch, LaunchResult, LaunchStatus, Measurement, Outcome, Reason
@@ -214,14 +215,18 @@ class Case:
         """The profile that the run is judged by."""
         return self.context.profile
 
-    def limit(self, spec: LimitSpec) -> Limit:
-        """A limit with the profile's value, or with that of the toggle that owns it."""
-        if not spec.toggle:
-            return self.profile.limit(spec)
-        given = environment(self.context, self.phase).get(spec.toggle)
-        value = TOGGLES[spec.toggle].default if given is None else given
-        source = f"toggle {spec.toggle}" + ("" if given is not None else ", its default")
-        return Limit(spec=spec, value=float(str(value)), source=source, gated=True)
+    def limit(self, named: str | LimitSpec) -> Limit:
+        """A limit with the profile's value, or with that of the toggle that owns it.
+
+        `named` as in `limits.yaml`; of a phase of another package it is the declaration.
+        """
+        declared = spec(named) if isinstance(named, str) else named
+        if not declared.toggle:
+            return self.profile.limit(declared)
+        given = environment(self.context, self.phase).get(declared.toggle)
+        value = TOGGLES[declared.toggle].default if given is None else given
+        source = f"toggle {declared.toggle}" + ("" if given is not None else ", its default")
+        return Limit(spec=declared, value=float(str(value)), source=source, gated=True)
 
     def gates_throughput(self, *limits: Limit) -> bool:
         """Do the profile's throughputs, and all of these limits, decide?"""

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, gather, optional
-from phases.kit.limits import GATE_ENTROPY_MIN, GATE_MAX_SHARE
 from phases.kit.measure import effective_rate, last50
 from runbook.config.limits import Limit
 from runbook.records import Mark, Series, Window, thin_points
@@ -106,17 +105,17 @@ def gate_curves(case: Case, name: str) -> list[Series]:
     """Entropy of the gates and the largest share of a branch, against their limits."""
     launch = case.launch(name)
     shown = (
-        ("entropy", "entropy over ln 3", GATE_ENTROPY_MIN, "entropy at least"),
-        ("max_gate", "largest share of a branch", GATE_MAX_SHARE, "largest share at most"),
+        ("entropy", "entropy over ln 3", "gate_entropy_min", "entropy at least"),
+        ("max_gate", "largest share of a branch", "gate_max_share", "largest share at most"),
     )
     return list(
         gather(
             _curve(
                 launch.gates, column, launch.files["gates"], name=f"{name} gate {column}",
                 label=label, unit="share", group="gates",
-                limits=(Mark(label=words, value=case.limit(spec).value),),
+                limits=(Mark(label=words, value=case.limit(limit).value),),
             )
-            for column, label, spec, words in shown
+            for column, label, limit, words in shown
             if launch.gates is not None and column in launch.gates
         )
     )  # fmt: skip

@@ -6,12 +6,15 @@ A new limit is one entry there, its name in the `limits` of the phase that reads
 
 from __future__ import annotations
 
+from functools import cache
+
 from phases.kit import table
 from runbook.config.limits import IDLE_MFU, FixedRule, LimitSpec, LimitUse  # noqa: F401
 from runbook.config.profile import MOST_OF_PEAK  # noqa: F401 - fixed.yaml tells both
 from runbook.records import Comparator
 
 
+@cache
 def spec(name: str) -> LimitSpec:
     """The limit of this name."""
     said = dict(table("limits")[name])
@@ -23,38 +26,6 @@ def specs(*names: str) -> tuple[LimitSpec, ...]:
     """These limits, in this order."""
     return tuple(map(spec, names))
 
-
-THROUGHPUT = spec("throughput")
-THROUGHPUT_AIM_LOW = spec("throughput_aim_low")
-THROUGHPUT_AIM_HIGH = spec("throughput_aim_high")
-ACCEPTED_LOSS = spec("accepted_loss")
-MFU_FLOOR = spec("mfu_floor")
-MFU_OF_CEILING = spec("mfu_of_ceiling")
-GPU_UTILISATION = spec("gpu_utilisation")
-GPU_IMBALANCE = spec("gpu_imbalance")
-MEMORY_HEADROOM = spec("memory_headroom")
-SCALING = spec("scaling")
-FUSED_MARGIN = spec("fused_margin")
-LOSS_PARITY = spec("loss_parity")
-PYTHON_SHARE = spec("python_share")
-PYTHON_HOTSPOT = spec("python_hotspot")
-DRIFT = spec("drift")
-STALL_SHARE = spec("stall_share")
-LEARNED_SHARE = spec("learned_share")
-GATE_ENTROPY_MIN = spec("gate_entropy_min")
-GATE_MAX_SHARE = spec("gate_max_share")
-GATE_COLLAPSE_READINGS = spec("gate_collapse_readings")
-MEMORY = spec("memory_gib")
-CHECKPOINT_SHARE = spec("checkpoint_share")
-LOADER_FETCH = spec("loader_fetch_s")
-FLAKY_LAUNCHES = spec("flaky_launches")
-DISK_FREE = spec("disk_free_gib")
-DISK_WRITE = spec("disk_write_mib_s")
-GPU_IDLE_MEMORY = spec("gpu_idle_memory_mib")
-CEILING_MATMUL = spec("ceiling_matmul_tflops")
-CEILING_MEMORY = spec("ceiling_memory_gb_s")
-CEILING_HOST = spec("ceiling_host_gb_s")
-CEILING_ALL_REDUCE = spec("ceiling_all_reduce_gb_s")
 
 # -- the same on every machine: physics, and error rates fixed in the code -------------------------
 

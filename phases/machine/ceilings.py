@@ -10,19 +10,10 @@ from typing import Any
 
 from nsa.contract import CEILINGS_JSON, Ceiling
 from phases.kit.case import Case, Finding, ending, invalid, missing, skipped, whole
-from phases.kit.limits import (
-    CARDS_ALIKE,
-    CEILING_ALL_REDUCE,
-    CEILING_HOST,
-    CEILING_MATMUL,
-    CEILING_MEMORY,
-    LEAST_COPY_MIB,
-    LEAST_MATRIX,
-)
+from phases.kit.limits import CARDS_ALIKE, LEAST_COPY_MIB, LEAST_MATRIX
 from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowsOf
 from phases.machine.devices import require_gpu
-from runbook.config.limits import LimitSpec
 from runbook.folder.launch.ceilings import CeilingsError, Measured, read_measured
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
@@ -34,10 +25,10 @@ def ceiling_rows() -> tuple[Row, ...]:
     """The rows of preflight."""
     row = RowsOf("preflight").one
     return (
-        row("matmul", _row(Ceiling.MATMUL, CEILING_MATMUL)),
-        row("memory_copy", _row(Ceiling.MEMORY_COPY, CEILING_MEMORY)),
-        row("host_copy", _row(Ceiling.HOST_COPY, CEILING_HOST, require_gpu)),
-        row("all_reduce", _row(Ceiling.ALL_REDUCE, CEILING_ALL_REDUCE, require_ranks)),
+        row("matmul", _row(Ceiling.MATMUL, "ceiling_matmul_tflops")),
+        row("memory_copy", _row(Ceiling.MEMORY_COPY, "ceiling_memory_gb_s")),
+        row("host_copy", _row(Ceiling.HOST_COPY, "ceiling_host_gb_s", require_gpu)),
+        row("all_reduce", _row(Ceiling.ALL_REDUCE, "ceiling_all_reduce_gb_s", require_ranks)),
     )
 
 
@@ -111,7 +102,7 @@ def _damaged(launch: LaunchEvidence, reason: str) -> Finding:
 
 
 def _row(
-    what: Ceiling, spec: LimitSpec, require: Callable[[Case], None] = lambda _: None
+    what: Ceiling, limit: str, require: Callable[[Case], None] = lambda _: None
 ) -> Callable[[Case], Finding]:
     def answer(case: Case) -> Finding:
         require(case)
@@ -122,7 +113,7 @@ def _row(
         if unlike := _unlike(case, what, found):
             return invalid(Reason.WRONG_ENVIRONMENT, unlike, measurement=value)
         text = _text(found) + (_latency(case) if what is Ceiling.ALL_REDUCE else "")
-        return against(value, case.limit(spec), text, beyond=_bad_card)
+        return against(value, case.limit(limit), text, beyond=_bad_card)
 
     return answer
 

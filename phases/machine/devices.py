@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from phases.kit.case import Case, Finding, invalid, passed, skipped, warned
-from phases.kit.limits import GPU_IDLE_MEMORY, MEMORY_SHARE, POWER_LEAST
+from phases.kit.limits import MEMORY_SHARE, POWER_LEAST
 from runbook.records import Measurement, Reason
 from runbook.records.measurement import MIB_PER_GIB
 
@@ -191,7 +191,7 @@ def gpu_state(case: Case) -> Finding:
     if float(busy.value) > 0:
         return _wrong_hardware(f"{float(busy.value):.0f} process(es): {fact.note}", busy)
     _, used = case.known("gpu.memory_used_mib")
-    limit = case.limit(GPU_IDLE_MEMORY)
+    limit = case.limit("gpu_idle_memory_mib")
     if limit.gated and not limit.holds(float(used.value)):
         return _wrong_hardware(f"{float(used.value):.0f} MiB in use before the run", used)
     broken = _broken(case)

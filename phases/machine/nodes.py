@@ -12,7 +12,7 @@ from typing import Any
 from nsa.contract import Ceiling
 from phases.kit.case import Case, Finding, inconclusive, invalid, missing, passed, skipped, warned
 from phases.kit.commands import ceilings_launch
-from phases.kit.limits import CEILING_ALL_REDUCE, CLOCKS_APART_S, CLOCKS_EXACT_S
+from phases.kit.limits import CLOCKS_APART_S, CLOCKS_EXACT_S
 from phases.kit.rows import Row, RowsOf
 from phases.machine.ceilings import as_measurement, measured
 from runbook.config.phase import PlanContext
@@ -186,7 +186,7 @@ def pair_launches(context: PlanContext, phase: str) -> list[Launch]:
 
 def falls_short(case: Case) -> bool:
     """Do all nodes together exchange gradients more slowly than the profile allows?"""
-    limit = case.limit(CEILING_ALL_REDUCE)
+    limit = case.limit("ceiling_all_reduce_gb_s")
     try:
         slowest = measured(case, Ceiling.ALL_REDUCE)[0]
     except Finding:
@@ -208,7 +208,7 @@ def _pair_name(pair: tuple[int, int]) -> str:
 def _slow_node(case: Case) -> Finding:
     whole = measured(case, Ceiling.ALL_REDUCE)[0]
     value = as_measurement(case, Ceiling.ALL_REDUCE, whole)
-    limit = case.limit(CEILING_ALL_REDUCE)
+    limit = case.limit("ceiling_all_reduce_gb_s")
     if not limit.gated:
         return skipped(Reason.NOT_GATED, "no floor decides on this profile", measurement=value)
     if not falls_short(case):

@@ -15,15 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phases.kit.case import Case, Finding, inconclusive, invalid, missing, skipped
-from phases.kit.limits import (
-    CLOCK_LEAST,
-    GPU_IMBALANCE,
-    GPU_UTILISATION,
-    MEMORY_HEADROOM,
-    OTHERS_SAMPLES,
-    THROTTLED_SHARE,
-    WORKING_PERCENT,
-)
+from phases.kit.limits import CLOCK_LEAST, OTHERS_SAMPLES, THROTTLED_SHARE, WORKING_PERCENT
 from phases.kit.measure import against, derived, effective_rate, file_value
 from phases.machine.devices import require_gpu
 from runbook.files import utc_text
@@ -205,7 +197,7 @@ def utilisation(case: Case, names: Sequence[str]) -> Finding:
     least = min(means, key=lambda index: means[index])
     text = f"least busy is GPU {least} with {means[least]:.0f} % in the timed steps"
     value = derived(value, name="gpu_utilisation", value=means[least], unit="%")
-    return against(value, case.limit(GPU_UTILISATION), text)
+    return against(value, case.limit("gpu_utilisation"), text)
 
 
 def balance(case: Case, names: Sequence[str]) -> Finding:
@@ -219,7 +211,7 @@ def balance(case: Case, names: Sequence[str]) -> Finding:
     spread = max(means.values()) - min(means.values())
     value = derived(value, name="gpu_imbalance", value=spread, unit="percentage points")
     each = ", ".join(f"GPU {index} {mean:.0f} %" for index, mean in means.items())
-    return against(value, case.limit(GPU_IMBALANCE), each)
+    return against(value, case.limit("gpu_imbalance"), each)
 
 
 def headroom(case: Case, name: str) -> Finding:
@@ -236,7 +228,7 @@ def headroom(case: Case, name: str) -> Finding:
     free = 100.0 * (1.0 - used[fullest] / total[fullest])
     value = file_value(launch, "gpu_samples", "memory_headroom", float(free), "%", n=len(frame))
     text = f"{name}: {used[fullest]:.0f} of {total[fullest]:.0f} MiB at most, {free:.0f} % free"
-    return against(value, case.limit(MEMORY_HEADROOM), text)
+    return against(value, case.limit("memory_headroom"), text)
 
 
 def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measurement, str]:

@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from phases.kit.case import Case, Finding, failed, inconclusive, invalid, missing, passed
-from phases.kit.limits import GATE_COLLAPSE_READINGS, GATE_ENTROPY_MIN, GATE_MAX_SHARE
 from phases.kit.measure import file_value, steps_of
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence
@@ -40,8 +39,8 @@ def gates(case: Case, name: str) -> Finding:
     if absent := [name for name in ("entropy", "max_gate") if name not in frame]:
         reason = f"{launch.path('gates')}: the header lacks {', '.join(absent)}"
         return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(launch.path("gates"),))
-    low, high = case.limit(GATE_ENTROPY_MIN), case.limit(GATE_MAX_SHARE)
-    patience = case.limit(GATE_COLLAPSE_READINGS)
+    low, high = case.limit("gate_entropy_min"), case.limit("gate_max_share")
+    patience = case.limit("gate_collapse_readings")
     asked = launch.launch.steps if launch.result.steps is None else launch.result.steps
     if gap := _unread(frame, launch.after, asked, patience.value):
         return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.path("gates"),))

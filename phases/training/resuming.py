@@ -20,7 +20,7 @@ from phases.kit.case import (
     missing,
     passed,
 )
-from phases.kit.limits import CHECKPOINT_SHARE, CHECKPOINTS_KEPT, RESUMED_TOLERANCE
+from phases.kit.limits import CHECKPOINTS_KEPT, RESUMED_TOLERANCE
 from phases.kit.measure import against, derived, log_value, rank_value
 from phases.training.plausible import alike, other_checkpoint
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib
@@ -69,7 +69,7 @@ def checkpoint_time(case: Case, names: Sequence[str]) -> Finding:
     base = rank_value(rank, "checkpoint_write", seconds, "s")
     value = derived(base, name="checkpoint_share", value=share, unit="", n=len(rank.checkpoints))
     text = f"{seconds:.2f} s to write a checkpoint ({name}, rank {rank.rank}), every {every} steps"
-    return against(value, case.limit(CHECKPOINT_SHARE), text)
+    return against(value, case.limit("checkpoint_share"), text)
 
 
 def resumed(case: Case, first: str, others: Sequence[str]) -> Finding:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nsa.contract import Event
 from phases.kit.case import Case, Finding, failed, inconclusive, listed, missing, passed
-from phases.kit.limits import DRIFT, MEMORY, SEQUENTIAL_HANG_STEP, STALL_SHARE
+from phases.kit.limits import SEQUENTIAL_HANG_STEP
 from phases.kit.measure import (
     against,
     decided,
@@ -57,7 +57,7 @@ def no_halt(case: Case, name: str) -> Finding:
 def steadiness(case: Case, name: str) -> Finding:
     """Does a step take as long at the end as at the beginning, without stalls?"""
     log = case.log(name)
-    drift, stall = case.limit(DRIFT), case.limit(STALL_SHARE)
+    drift, stall = case.limit("drift"), case.limit("stall_share")
     decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
     steps = log_value(log, "dt_s", 0.0, "s")
     value = estimated(steps, decision, name="step_time_change", unit="share")
@@ -125,7 +125,7 @@ def projected_plateau(
     """Of readings by step, of `ranks` together, each of which has the profile's limit."""
     import numpy as np
 
-    limit = case.limit(MEMORY)
+    limit = case.limit("memory_gib")
     decision = projected(
         mib.index.to_numpy(dtype=float),
         np.asarray(mib, dtype=np.float64),
@@ -164,7 +164,7 @@ def memory_limit(case: Case, name: str) -> Finding:
     tensors = float(_readings(rank)["mem_mib"].max())
     held = f" held by the allocator at most, {tensors:.0f} MiB of it by tensors"
     text = f"rank {rank.rank} uses most: {peak:.0f} MiB{held if case.profile.has_gpu else ''}"
-    return against(value, case.limit(MEMORY), text)
+    return against(value, case.limit("memory_gib"), text)
 
 
 def _peak_mib(case: Case, rank: RankLog) -> float:
@@ -198,7 +198,7 @@ def _limit_of_processes(case: Case, name: str) -> Finding:
     launch = case.completed(name)
     peak = float(processes_of(launch)["rss_mib"].max())
     text = f"the largest process had {peak:.0f} MiB"
-    return against(_memory(launch, peak / MIB_PER_GIB), case.limit(MEMORY), text)
+    return against(_memory(launch, peak / MIB_PER_GIB), case.limit("memory_gib"), text)
 
 
 def _memory(launch: LaunchEvidence, gib: float) -> Measurement:

@@ -18,7 +18,6 @@ from phases.kit.case import (
     passed,
     warned,
 )
-from phases.kit.limits import FLAKY_LAUNCHES
 from phases.kit.measure import log_value, rank_value
 from phases.kit.rows import Row, RowsOf, first_problem
 from phases.machine.device_changes import device_changes
@@ -74,7 +73,7 @@ def _completed(case: Case, names: Sequence[str]) -> Finding:
         return found
     results = {name: case.launch(name).result for name in names}
     flaky = {name: result.cause for name, result in results.items() if result.attempts > 1}
-    limit = case.limit(FLAKY_LAUNCHES)
+    limit = case.limit("flaky_launches")
     if not flaky and limit.holds(0.0):
         return found
     told = "; ".join(f"{name} finished only at a second attempt ({flaky[name]})" for name in flaky)

@@ -6,12 +6,16 @@ limit that nothing reads, or that something compares by itself, is found by that
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import phases
+from phases.kit import table
 from runbook.config import registry
 from runbook.config.limits import Limit, LimitSpec, LimitUse
 from runbook.config.load import load_profile_document
@@ -156,3 +160,12 @@ def test_one_comparison(sign: str) -> None:
 def test_a_declaration_that_compares_no_numbers_is_refused(comparator: Comparator) -> None:
     with pytest.raises(ValueError, match="compares no numbers"):
         LimitSpec(name="x", unit="", comparator=comparator, meaning="")
+
+
+def test_every_limit_that_a_phase_asks_for_is_declared() -> None:
+    asked = [
+        name
+        for path in Path(phases.__file__).parent.rglob("*.py")
+        for name in re.findall(r'(?:\blimit|\bspec)\("(\w+)"\)', path.read_text("utf-8"))
+    ]
+    assert len(asked) > 20 and set(asked) <= table("limits").keys()

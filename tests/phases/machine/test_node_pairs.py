@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from phases.kit.limits import CEILING_ALL_REDUCE
 from phases.machine.nodes import node_rows, pairs
 from runbook.config import registry
 from runbook.config.load import load_profile
@@ -24,9 +23,9 @@ NAMES = ("n0", "n1", "n2", "n3")
 
 def where(nodes: int = 4, *, gated: bool = True) -> PlanContext:
     profile = load_profile("cpu")
-    limit = profile.limits[CEILING_ALL_REDUCE.name]
+    limit = profile.limits["ceiling_all_reduce_gb_s"]
     floor = limit.model_copy(update={"value": FLOOR, "gated": gated})
-    limits = {**profile.limits, CEILING_ALL_REDUCE.name: floor}
+    limits = {**profile.limits, "ceiling_all_reduce_gb_s": floor}
     return PlanContext(
         profile=profile.model_copy(update={"ranks": nodes, "limits": limits}),
         nodes=nodes,
