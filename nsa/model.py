@@ -168,7 +168,7 @@ class NSALanguageModel(nn.Module):
     def gate_numbers(self) -> Tensor:
         """Gate and selection health of every layer in the last forward pass [n_layers, 7].
 
-        What `GateStats.of` takes; no synchronization. Raises NSAError before the first pass.
+        What `gate_stats` takes; no synchronization. Raises NSAError before the first pass.
         """
         return torch.stack([one.gate_numbers() for one in self.attentions()])
 

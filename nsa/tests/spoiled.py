@@ -35,8 +35,7 @@ def trainer(folder: Path, *settings: str, precision: str = "fp32", save_every: i
     beat = Heartbeat(rank=0, token="5afe")
     beat.open(folder)
     return Loop(
-        plan,
-        engine=Engine(plan, ranks),
+        Engine(plan, ranks),
         source=open_source(plan.config.data, plan.share),
         tables=Tables(folder, rank=0, csv=True, aux=True, board=False),
         heartbeat=beat,

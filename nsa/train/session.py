@@ -167,8 +167,7 @@ class _Session:
         beat.write(Event.INIT_DONE)
         beat.sync()
         loop = Loop(
-            plan,
-            engine=engine,
+            engine,
             source=source,
             tables=tables,
             heartbeat=beat,

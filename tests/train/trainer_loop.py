@@ -37,8 +37,7 @@ def made_loop(
     beat = Heartbeat(rank=ranks.rank, token=secrets.token_hex(8))
     beat.open(run_dir)
     return Loop(
-        plan,
-        engine=Engine(plan, ranks),
+        Engine(plan, ranks),
         source=source,
         tables=Tables(run_dir, rank=ranks.rank, csv=True, aux=True, board=False),
         heartbeat=beat,
