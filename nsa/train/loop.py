@@ -6,8 +6,6 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from torch import Tensor
-
 from nsa.contract import (
     COMPRESSION_LINE,
     ELSEWHERE,
@@ -114,19 +112,14 @@ class Loop:
             say(f"{COMPRESSION_LINE}{kind}", rank=self.ranks.rank)
         if self.plan.schedule is None:
             return True
-        error = None
+        error, engine = None, self.engine
         if needs_trial(block.toggles):
-            error = self._trial(self._first_batch().tokens)
+            tokens = self._first_batch().tokens.to(engine.device)
+            error = trial_step(engine.model, lambda: engine.loss(tokens, wrapped=False))
         if not self.ranks.any(error is not None):
             return True
         self._cannot(block, error or f"{ELSEWHERE} could not run it")
         return False
-
-    def _trial(self, tokens: Tensor) -> str | None:
-        engine = self.engine
-        return trial_step(
-            engine.model, lambda: engine.loss(tokens.to(engine.device), wrapped=False)
-        )
 
     def _cannot(self, block: Block, text: str) -> None:
         self.heartbeat.write(Event.ARM_FAILED, arm=block.arm, block=block.index, error=text)
