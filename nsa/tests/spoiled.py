@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa.data.open import open_source
+from nsa.data.packing import open_source
 from nsa.launch.output import Heartbeat
 from nsa.launch.plan import plan_launch
 from nsa.launch.process import Termination

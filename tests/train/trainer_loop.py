@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from nsa.data.open import open_source
+from nsa.data.packing import open_source
 from nsa.data.source import Source
 from nsa.launch.output import Heartbeat
 from nsa.launch.plan import LaunchPlan
