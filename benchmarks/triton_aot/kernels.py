@@ -139,7 +139,7 @@ def compressed(
 
     What it gives and its gradients are float32 in every call, and its keys where they choose.
     """
-    from nsa.attention.triton.compressed import columns, launch, rows, top
+    from nsa.attention.triton.compressed import launch, rows, top
 
     floats = ("out", "grad", "dk", "dv", "lse", "exact_lse", "delta", "parts")
     own = ("terms", "rounded_grad")
@@ -155,12 +155,12 @@ def compressed(
     for name, function, tile, more in (
         ("forward", rows.compressed_kernel, cut.forward, exact),
         ("dq", rows.compressed_query_gradient_kernel, cut.query_gradient, rounded),
-        ("dk, dv", columns.compressed_piece_kernel, cut.key_gradient, owned),
+        ("dk, dv", launch.compressed_piece_kernel, cut.key_gradient, owned),
     ):
         yield _tiled(f"compressed {name}", function, tile, {**shape, **more}, **of)
     rest = {name: value for name, value in shape.items() if name != "HEADS"}
     yield Kernel(
-        name="compressed sum", function=columns.compressed_sum_kernel,
+        name="compressed sum", function=launch.compressed_sum_kernel,
         constants={**rest, **owned, "FEW": LEAST}, **of,
     )  # fmt: skip
     widths = {name: shape[name] for name in ("D_K", "D_V")}
