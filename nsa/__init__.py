@@ -10,10 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsa.config import ModelConfig, NSAConfig
-    from nsa.contract import NSAError
-    from nsa.layer import NSAAttention
-    from nsa.model import NSALanguageModel
+    from nsa.config import ModelConfig as ModelConfig
+    from nsa.config import NSAConfig as NSAConfig
+    from nsa.contract import NSAError as NSAError
+    from nsa.layer import NSAAttention as NSAAttention
+    from nsa.model import NSALanguageModel as NSALanguageModel
 
 __version__ = "0.1.0"
 
@@ -24,15 +25,6 @@ _HOME = {
     "NSAAttention": "nsa.layer",
     "NSALanguageModel": "nsa.model",
 }
-
-__all__ = [
-    "ModelConfig",
-    "NSAAttention",
-    "NSAConfig",
-    "NSAError",
-    "NSALanguageModel",
-    "__version__",
-]
 
 
 def __getattr__(name: str) -> Any:

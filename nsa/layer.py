@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -18,38 +18,22 @@ from nsa.config import (
     NSAConfig,
     Way,
 )
-from nsa.contract import NSAError
+from nsa.contract import GATES_COLUMNS, NSAError, names
 from nsa.projection import Columns, rotations, split_projection, split_together
 
 
-@dataclass(frozen=True, kw_only=True)
-class GateStats:
-    """Health of the gates and of the selection, averaged over tokens and heads.
+def gate_stats(numbers: Tensor) -> dict[str, float]:
+    """Health of the gates and of the selection, by the names of gates.csv's columns.
 
-    entropy: of the three gates normalized to shares, over ln 3 (1 balanced, 0 collapsed), of the
-    layer where it is lowest. max_gate: largest share, of the layer where it is largest; a mean over
-    layers would hide one that has collapsed. Averaged over the layers are entropy_mean and
-    max_gate_mean: the same two; share_*: mean share of a branch, sel_blocks_mean: blocks attended
-    to, and sel_forced_share: part of them that are forced (initial and local).
+    From the `gate_numbers` of every layer [n_layers, 7], averaged over tokens and heads. entropy:
+    of the three gates normalized to shares, over ln 3 (1 balanced, 0 collapsed), of the layer where
+    it is lowest. max_gate: largest share, of the layer where it is largest; a mean over layers
+    would hide one that has collapsed. The others are means over the layers. One synchronization.
     """
-
-    entropy: float
-    max_gate: float
-    entropy_mean: float
-    max_gate_mean: float
-    share_cmp: float
-    share_sel: float
-    share_win: float
-    sel_blocks_mean: float
-    sel_forced_share: float
-
-    @classmethod
-    def of(cls, numbers: Tensor) -> GateStats:
-        """From the `gate_numbers` of every layer [n_layers, 7]. One synchronization."""
-        entropy, largest, *_ = numbers.unbind(1)
-        found = torch.cat((entropy.amin(0, keepdim=True), largest.amax(0, keepdim=True)))
-        told = torch.cat((found, numbers.mean(0))).tolist()
-        return cls(**dict(zip(cls.__dataclass_fields__, told, strict=True)))
+    entropy, largest, *_ = numbers.unbind(1)
+    found = torch.cat((entropy.amin(0, keepdim=True), largest.amax(0, keepdim=True)))
+    told = torch.cat((found, numbers.mean(0))).tolist()
+    return dict(zip(names(GATES_COLUMNS)[1:], told, strict=True))
 
 
 class BlockCompressor(nn.Module):
@@ -147,7 +131,7 @@ class NSAAttention(nn.Module):
         return out
 
     def gate_numbers(self) -> Tensor:
-        """The fields of GateStats of this layer, as a float64 tensor [7] (no synchronization).
+        """Of this layer what `gate_stats` averages, as a float64 tensor [7] (no synchronization).
 
         Raises NSAError before the first forward pass.
         """

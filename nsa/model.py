@@ -16,9 +16,6 @@ from nsa.config import NORM_EPS, ModelConfig, Way
 from nsa.contract import NSAError
 from nsa.layer import NSAAttention
 
-__all__ = ["ModelConfig", "NSALanguageModel", "SwiGLU"]
-
-
 # Layers that can be replayed instead of run (`nsa.step.cuda_graphs`): the output of the last layer
 # for the first one's x [B,S,dim], or None where this pass may not be replayed.
 Recorded = Callable[[Tensor], Tensor | None]
@@ -168,7 +165,7 @@ class NSALanguageModel(nn.Module):
     def gate_numbers(self) -> Tensor:
         """Gate and selection health of every layer in the last forward pass [n_layers, 7].
 
-        What `GateStats.of` takes; no synchronization. Raises NSAError before the first pass.
+        What `gate_stats` takes; no synchronization. Raises NSAError before the first pass.
         """
         return torch.stack([one.gate_numbers() for one in self.attentions()])
 

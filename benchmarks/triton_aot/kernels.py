@@ -85,7 +85,7 @@ def selected(
     l_sel, by_block, of = {"L_SEL": cfg.l_sel}, cut.by_block, {"pointers": _LISTS}
     chosen = {**l_sel, "N_SEL": cfg.n_sel}
     listed = {**l_sel, "TOKENS": launch.TOKENS_OF_A_LIST}
-    listed |= {"PLACES": by_block.places if by_block else 1}
+    listed |= {"PLACES": cut.places}
     offsets = {"PIECE": cut.piece, "PIECE_OF_RUN": by_block.piece if by_block else cut.piece}
     offsets |= {"BLOCKS": launch.BLOCKS_AT_ONCE}
     total = {name: value for name, value in shape.items() if name != "HEADS"} | {"FEW": LEAST}
@@ -100,21 +100,21 @@ def selected(
         yield Kernel(name=name, function=function, constants=constants, stages=stages, **of)
     # Other shapes walk where this one does not.
     walk, every = {**shape, "EVERY": cut.every}, " of every block" * cut.every
-    pieces = {**shape, **launch.piece_constants(cfg, seq_len, cut)}
+    pieces = {**shape, **launch.piece_constants(cut)}
     yield _tiled(f"forward{every}", rows.forward_kernel, cut.forward, walk, **of)
     yield _tiled(f"dq{every}", rows.query_gradient_kernel, cut.query_gradient, walk, **of)
     yield _tiled("dk, dv", readers.piece_kernel, cut.key_gradient, pieces, **of)
     if by_block:
-        yield from _by_block(cfg, seq_len, by_block)
+        yield from _by_block(cfg, by_block)
 
 
-def _by_block(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> Iterator[Kernel]:
+def _by_block(cfg: NSAConfig, cut: ByBlock) -> Iterator[Kernel]:
     """Instead of the two that walk: blocks own the work, and parts are of the call's type."""
     from nsa.attention.triton.selected import blocks, launch, readers
 
     pointers = {name: kind for name, kind in _LISTS.items() if name != "parts"}
     shape, places = launch.shape_constants(cfg), {"PLACES": cut.places}
-    piece = {**shape, **launch.by_block_constants(cfg, seq_len, cut)}
+    piece = {**shape, **launch.piece_constants(cut)}
     output = {name: shape[name] for name in ("HEADS", "D_V")}
     gradient = {name: shape[name] for name in ("HEADS", "D_K")}
     yield Kernel(
@@ -139,7 +139,7 @@ def compressed(
 
     What it gives and its gradients are float32 in every call, and its keys where they choose.
     """
-    from nsa.attention.triton.compressed import columns, launch, rows, top
+    from nsa.attention.triton.compressed import launch, rows, top
 
     floats = ("out", "grad", "dk", "dv", "lse", "exact_lse", "delta", "parts")
     own = ("terms", "rounded_grad")
@@ -155,12 +155,12 @@ def compressed(
     for name, function, tile, more in (
         ("forward", rows.compressed_kernel, cut.forward, exact),
         ("dq", rows.compressed_query_gradient_kernel, cut.query_gradient, rounded),
-        ("dk, dv", columns.compressed_piece_kernel, cut.key_gradient, owned),
+        ("dk, dv", launch.compressed_piece_kernel, cut.key_gradient, owned),
     ):
         yield _tiled(f"compressed {name}", function, tile, {**shape, **more}, **of)
     rest = {name: value for name, value in shape.items() if name != "HEADS"}
     yield Kernel(
-        name="compressed sum", function=columns.compressed_sum_kernel,
+        name="compressed sum", function=launch.compressed_sum_kernel,
         constants={**rest, **owned, "FEW": LEAST}, **of,
     )  # fmt: skip
     widths = {name: shape[name] for name in ("D_K", "D_V")}

@@ -21,23 +21,14 @@ from nsa.attention.cpu import batched_cpu
 from nsa.attention.reference import reference as written_out
 from nsa.attention.reference import sequential
 from nsa.attention.sdpa import batched_sdpa
-from nsa.attention.selection import block_map, full_float32, ranges_v1, ranges_v2
+from nsa.attention.selection import block_map as block_map
+from nsa.attention.selection import full_float32
+from nsa.attention.selection import ranges_v1 as ranges_v1
+from nsa.attention.selection import ranges_v2 as ranges_v2
 from nsa.attention.triton.tiles import triton_problem
 from nsa.attention.window import varlen_problem
 from nsa.config import BATCHED, NSAConfig, Way
 from nsa.contract import NSAError, raise_problems
-
-__all__ = [
-    "PathChoice",
-    "attend",
-    "block_map",
-    "choose_path",
-    "choose_selected",
-    "choose_window",
-    "nsa_attention",
-    "ranges_v1",
-    "ranges_v2",
-]
 
 
 def attend(x: Branches, cfg: NSAConfig, way: Way = BATCHED) -> tuple[Tensor, Tensor]:
@@ -110,7 +101,7 @@ def nsa_attention(
     )
     errors = []
     if way.window == "varlen":
-        problem = _window_problem(cfg, q.dtype, q.device, use_flash=way.use_flash)
+        problem = varlen_problem(cfg, q.dtype, q.device, use_flash=way.use_flash)
         errors += [f"window='varlen': {problem}; use 'masked'"] if problem else []
     for name, asked, other in (
         ("window", way.window, "masked"),
@@ -133,14 +124,6 @@ class PathChoice:
         return f"{self.value} ({self.reason})"
 
 
-def _window_problem(
-    cfg: NSAConfig, dtype: torch.dtype, device: torch.device, *, use_flash: bool
-) -> str | None:
-    if not use_flash:
-        return "flash kernels are switched off"
-    return varlen_problem(cfg, dtype, device)
-
-
 def choose_window(
     cfg: NSAConfig,
     asked: str = "auto",
@@ -160,7 +143,7 @@ def choose_window(
     """
     if asked == "masked":
         return PathChoice(value="masked", reason="asked for by name")
-    problem = _window_problem(cfg, dtype, device, use_flash=use_flash)
+    problem = varlen_problem(cfg, dtype, device, use_flash=use_flash)
     if problem and asked == "varlen":
         raise NSAError(f"window=varlen: {problem}; allowed here: auto, masked")
     wanted = asked == "auto" and (triton == "1" or (triton == "auto" and problem is not None))

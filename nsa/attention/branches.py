@@ -105,7 +105,8 @@ def check_attention_inputs(named: dict[str, Tensor], cfg: NSAConfig) -> None:
     shape_errors = _query_errors(q, cfg)
     if not shape_errors:
         batch, seq_len = q.shape[:2]
-        length, letters = _compressed_length(cfg, seq_len)
+        raw = cfg.phi == "avg"
+        length, letters = (seq_len, "S") if raw else (cfg.n_compressed(seq_len), "N")
         for branch in ("cmp", "sel", "win"):
             rows, row_letters = (length, letters) if branch == "cmp" else (seq_len, "S")
             for kind, width in (("k", cfg.d_k), ("v", cfg.d_v)):
@@ -125,12 +126,6 @@ def _query_errors(q: Tensor, cfg: NSAConfig) -> list[str]:
     if q.shape[0] < 1 or q.shape[1] < 1:
         return [f"q has shape {tuple(q.shape)}: batch and sequence must hold at least one element"]
     return []
-
-
-def _compressed_length(cfg: NSAConfig, seq_len: int) -> tuple[int, str]:
-    if cfg.phi == "avg":
-        return seq_len, "S"
-    return cfg.n_compressed(seq_len), "N"
 
 
 # What the scores, or the mask, of one chunk of queries may take. At S = 2,048 of the production

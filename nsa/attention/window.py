@@ -38,8 +38,12 @@ def _varlen() -> Callable[..., Any]:
     return varlen_attn
 
 
-def varlen_problem(cfg: NSAConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+def varlen_problem(
+    cfg: NSAConfig, dtype: torch.dtype, device: torch.device, *, use_flash: bool = True
+) -> str | None:
     """Why `varlen_window` cannot run for this shape, type and device; None where it can."""
+    if not use_flash:
+        return "flash kernels are switched off"
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if device.type not in ("cpu", "cuda") or not has_kernel(_FLASH, device.type.upper()):
         return f"this torch has no flash attention for device {device.type}"

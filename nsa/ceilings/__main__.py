@@ -8,13 +8,11 @@ import sys
 from collections.abc import MutableMapping, Sequence
 
 from nsa import torch_env
-from nsa.contract import ExitCode, NSAError, did_you_mean
+from nsa.contract import ExitCode, NSAError
 from nsa.launch.plan import harness_of, read_place
 from nsa.launch.process import leave, refuse, take_signals
 from nsa.settings import refusal
 from nsa.torch_env import for_good
-
-_DEVICES = ("auto", "cpu", "cuda")
 
 
 def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
@@ -26,13 +24,9 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
         epilog="Exit codes: " + "; ".join(f"{code:d} {code.meaning}" for code in ExitCode) + ".",
         allow_abbrev=False,
     )
-    parser.add_argument("--device", default="auto", metavar="{auto,cpu,cuda}", help="(auto)")
-    known, unknown = parser.parse_known_args(list(argv))
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="(auto)")
+    known = parser.parse_args(list(argv))
     place, problems = read_place(environ)
-    problems += [f"{word}: no such flag; there is --device" for word in unknown]
-    if known.device not in _DEVICES:
-        near = did_you_mean(known.device, _DEVICES)
-        problems.append(f"--device {known.device}: allowed is {', '.join(_DEVICES)}{near}")
     run_dir, token = harness_of(environ, problems)
     passed, wrong = torch_env.plan(environ, uses_nccl=known.device != "cpu")
     try:

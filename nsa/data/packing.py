@@ -1,4 +1,7 @@
-"""Text to tokens (bytes, or GPT-2's encoding), packed into sequences, some kept for validation."""
+"""The source that a config asks for: generated, or of text.
+
+Text becomes tokens (bytes, or GPT-2's encoding), packed into sequences, some kept for validation.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsa.data.source import Batch, DataError, Source
-from nsa.data.text import Corpus, Document, Place, changes
+from nsa.data.source import Batch, DataError, GeneratedSource, PrefetchSource, Source
+from nsa.data.text import Corpus, Document, FinewebCorpus, LocalCorpus, Place, changes
+from nsa.settings import VOCAB_SIZES, DataSection, Share
 
 _GPT2_END_OF_TEXT = 50_256
 # r50k_base.tiktoken: the table of GPT-2's encoding in one file, as tiktoken itself checks it.
@@ -239,3 +243,22 @@ def _windows(tokens: list[int], batch_size: int, seq_len: int) -> Tensor:
     flat = np.asarray(tokens[: batch_size * seq_len + 1], dtype=np.int64)
     rows = [flat[i * seq_len : (i + 1) * seq_len + 1] for i in range(batch_size)]
     return torch.from_numpy(np.stack(rows))
+
+
+def open_source(data: DataSection, share: Share) -> Source:
+    """The source of one rank. Raises DataError."""
+    if data.dataset in ("synthetic", "markov"):
+        return GeneratedSource(data.dataset, VOCAB_SIZES[data.tokenizer], share)
+    corpus: Corpus
+    of = {"rank": share.rank, "world_size": share.world_size}
+    if data.dataset == "local":
+        corpus = LocalCorpus(data.local_path, text_field=data.text_field, **of)
+    else:
+        corpus = FinewebCorpus(**of)
+    packed = PackedSource(
+        corpus,
+        open_tokenizer(data.tokenizer, data.tokenizer_file),
+        seq_len=share.seq_len,
+        batch_size=share.batch_size,
+    )
+    return PrefetchSource(packed, timeout_s=data.loader_timeout_s)

@@ -208,14 +208,9 @@ class FinewebCorpus:
 
     def describe(self, place: Place) -> str:
         """The place in words."""
-        inner = _innermost(place)
-        return f"file {inner.get('shard_idx')}, document {inner.get('shard_example_idx')}"
-
-
-def _innermost(state: Place) -> Place:
-    while isinstance(state.get("examples_iterable"), dict):
-        state = state["examples_iterable"]
-    return state
+        while isinstance(place.get("examples_iterable"), dict):
+            place = place["examples_iterable"]
+        return f"file {place.get('shard_idx')}, document {place.get('shard_example_idx')}"
 
 
 def _unreachable(error: Exception) -> DataError:

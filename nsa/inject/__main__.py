@@ -17,23 +17,15 @@ from nsa.torch_env import for_good
 
 def main(argv: Sequence[str]) -> int:
     """Install the fault, then run the trainer in this process. Returns its exit code."""
-    own, between, words = _parted(argv)
-    options = _parser().parse_args(own)
-    if not between:
+    cut = list(argv).index("--") if "--" in argv else len(argv)
+    options = _parser().parse_args(argv[:cut])
+    if cut == len(argv):
         _parser().error("the trainer's own arguments follow after --")
     with for_good():
         KINDS[options.kind](Injector(options.kind, options.rank, options.step))
         from nsa.train.__main__ import main as train
 
-    return train(words, os.environ)
-
-
-def _parted(argv: Sequence[str]) -> tuple[Sequence[str], bool, Sequence[str]]:
-    """Our words, whether there is a `--`, and the trainer's words after it."""
-    if "--" not in argv:
-        return argv, False, ()
-    cut = list(argv).index("--")
-    return argv[:cut], True, argv[cut + 1 :]
+    return train(argv[cut + 1 :], os.environ)
 
 
 def _parser() -> argparse.ArgumentParser:

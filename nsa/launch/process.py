@@ -203,10 +203,14 @@ def claim(run_dir: Path, world_size: int) -> None:
     found = leftovers(run_dir, world_size)
     if found:
         stale = " (a stale .HALT is refused, not obeyed)" if contract.HALT_FILE in found else ""
-        raise ConfigError(
-            f"run directory {run_dir} belongs to an earlier launch: it holds "
-            f"{', '.join(found)}{stale}; give every launch a directory of its own"
-        )
+        raise _used(run_dir, ", ".join(found) + stale)
+
+
+def _used(run_dir: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"run directory {run_dir} belongs to an earlier launch: it holds {what}; give every launch "
+        "a directory of its own"
+    )
 
 
 def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool) -> None:
@@ -221,10 +225,7 @@ def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool)
     try:
         beat.open(run_dir)
     except FileExistsError as error:
-        raise ConfigError(
-            f"run directory {run_dir} belongs to an earlier launch: it holds "
-            f"{Path(error.filename).name}; give every launch a directory of its own"
-        ) from error
+        raise _used(run_dir, Path(error.filename).name) from error
     if grouped:
         # torch looks when it makes the process group, or when it dumps.
         prefix = str(run_dir / contract.NCCL_FLIGHTS.stem)

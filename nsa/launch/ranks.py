@@ -211,16 +211,12 @@ def _entries() -> list[list[Any]] | None:
         except (ValueError, RuntimeError):
             continue
         entries = record.get("entries", [])
-        kept = [entry for entry in entries if not (entry.get("is_p2p") or _of_a_save(entry))]
-        found = [flight_row(entry) for entry in kept]
+        # A thread saves beside the steps: each rank in its own time, and with numbers of its own.
+        kept = [one for one in entries if SAVING_GROUP not in one.get("process_group", ())]
+        found = [flight_row(entry) for entry in kept if not entry.get("is_p2p")]
         if found:
             return found
     return found
-
-
-def _of_a_save(entry: dict[str, Any]) -> bool:
-    """A thread saves beside the steps: each rank in its own time, and with numbers of its own."""
-    return SAVING_GROUP in entry.get("process_group", ())
 
 
 def _recorders() -> list[Callable[[], bytes]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa.data.open import open_source
+from nsa.data.packing import open_source
 from nsa.launch.output import Heartbeat
 from nsa.launch.plan import plan_launch
 from nsa.launch.process import Termination
@@ -35,8 +35,7 @@ def trainer(folder: Path, *settings: str, precision: str = "fp32", save_every: i
     beat = Heartbeat(rank=0, token="5afe")
     beat.open(folder)
     return Loop(
-        plan,
-        engine=Engine(plan, ranks),
+        Engine(plan, ranks),
         source=open_source(plan.config.data, plan.share),
         tables=Tables(folder, rank=0, csv=True, aux=True, board=False),
         heartbeat=beat,

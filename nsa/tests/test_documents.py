@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from nsa.data.open import open_source
-from nsa.data.packing import open_tokenizer
+from nsa.data.packing import open_source, open_tokenizer
 from nsa.data.source import DEPTH, Batch, DataError, Source
 from nsa.data.text import FinewebCorpus
 from nsa.settings import DataSection, Share

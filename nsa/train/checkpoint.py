@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,16 +211,12 @@ def own_share(engine: Engine, position: dict[str, Any]) -> dict[str, Tensor]:
     ranks = engine.ranks
     loads = [0] * ranks.world_size
     mine = rank_state(engine, position)
-    for name, size in sorted(_sizes(shared), key=lambda item: (-item[1], item[0])):
+    for name, tensor in sorted(shared.items(), key=lambda item: (-item[1].nbytes, item[0])):
         owner = loads.index(min(loads))
-        loads[owner] += size
+        loads[owner] += tensor.nbytes
         if owner == ranks.rank:
-            mine[name] = shared[name]
+            mine[name] = tensor
     return mine
-
-
-def _sizes(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int]]:
-    return ((name, tensor.numel() * tensor.element_size()) for name, tensor in tensors.items())
 
 
 # -- which checkpoints of a run are kept ----------------------------------------------------------

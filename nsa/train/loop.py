@@ -6,8 +6,6 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from torch import Tensor
-
 from nsa.contract import (
     COMPRESSION_LINE,
     ELSEWHERE,
@@ -20,7 +18,6 @@ from nsa.contract import (
 from nsa.data.source import Batch, Source
 from nsa.launch.arms import Block
 from nsa.launch.output import Heartbeat, say
-from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import Termination
 from nsa.launch.ranks import in_force
 from nsa.step.clock import StepClock
@@ -40,9 +37,8 @@ class Loop:
 
     def __init__(
         self,
-        plan: LaunchPlan,
-        *,
         engine: Engine,
+        *,
         source: Source,
         tables: Tables,
         heartbeat: Heartbeat,
@@ -53,17 +49,17 @@ class Loop:
         owed: bool = False,
     ) -> None:
         """`owed`: the step before the first was to be evaluated, and was not."""
-        self.plan, self.engine, self.source = plan, engine, source
+        self.plan, self.engine, self.source = engine.plan, engine, source
         self.tables, self.heartbeat, self.termination = tables, heartbeat, termination
         self.run_dir, self.ranks = run_dir, engine.ranks
         self.clock = StepClock(engine.device)
+        self._halt = run_dir / HALT_FILE
         self.settler = Settler(
-            plan,
-            engine=engine,
+            engine,
             tables=tables,
             heartbeat=heartbeat,
             termination=termination,
-            halt_file=run_dir / HALT_FILE,
+            halt_file=self._halt,
         )
         self.witness = Witness(engine, heartbeat=heartbeat, run_dir=run_dir, first=start_step + 1)
         self._proven = False
@@ -77,8 +73,7 @@ class Loop:
         self._read: dict[str, Any] | None = None
         self._owed = owed
         self._early = first_batch
-        self._halt = run_dir / HALT_FILE
-        self._dump_every = int(plan.toggles.number("NSA_MEM_DUMP_EVERY"))
+        self._dump_every = int(self.plan.toggles.number("NSA_MEM_DUMP_EVERY"))
 
     def run(self) -> End:
         """All blocks, until the last step or an agreed reason to stop."""
@@ -117,19 +112,14 @@ class Loop:
             say(f"{COMPRESSION_LINE}{kind}", rank=self.ranks.rank)
         if self.plan.schedule is None:
             return True
-        error = None
+        error, engine = None, self.engine
         if needs_trial(block.toggles):
-            error = self._trial(self._first_batch().tokens)
+            tokens = self._first_batch().tokens.to(engine.device)
+            error = trial_step(engine.model, lambda: engine.loss(tokens, wrapped=False))
         if not self.ranks.any(error is not None):
             return True
         self._cannot(block, error or f"{ELSEWHERE} could not run it")
         return False
-
-    def _trial(self, tokens: Tensor) -> str | None:
-        engine = self.engine
-        return trial_step(
-            engine.model, lambda: engine.loss(tokens.to(engine.device), wrapped=False)
-        )
 
     def _cannot(self, block: Block, text: str) -> None:
         self.heartbeat.write(Event.ARM_FAILED, arm=block.arm, block=block.index, error=text)

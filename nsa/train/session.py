@@ -13,7 +13,7 @@ import torch
 
 from nsa.attention import tracing
 from nsa.contract import OUT_OF_MEMORY_PREFIX, PARTED, Event, ExitCode, Phase
-from nsa.data.open import open_source
+from nsa.data.packing import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.launch.envfile import announce, effective, write_env
 from nsa.launch.output import MIB, Heartbeat, say, shout
@@ -167,8 +167,7 @@ class _Session:
         beat.write(Event.INIT_DONE)
         beat.sync()
         loop = Loop(
-            plan,
-            engine=engine,
+            engine,
             source=source,
             tables=tables,
             heartbeat=beat,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from nsa import contract
 from nsa.contract import HALT_FILE, Event, ExitCode
 from nsa.launch.arms import Block
 from nsa.launch.output import Heartbeat, LineFile, say
-from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import GRACE_S, Termination
-from nsa.layer import GateStats
+from nsa.layer import gate_stats
 from nsa.step.clock import Mark
 from nsa.step.engine import Engine
 from nsa.step.sync import Agreed, Posted
@@ -75,16 +74,15 @@ class Settler:
 
     def __init__(
         self,
-        plan: LaunchPlan,
-        *,
         engine: Engine,
+        *,
         tables: Tables,
         heartbeat: Heartbeat,
         termination: Termination,
         halt_file: Path,
     ) -> None:
         self._halt_file = halt_file
-        self.plan, self.engine, self.tables = plan, engine, tables
+        self.plan, self.tables = engine.plan, tables
         self.heartbeat, self.termination = heartbeat, termination
         self.lag = 1 if engine.device.type == "cuda" else 0
         self.end: End | None = None
@@ -92,7 +90,7 @@ class Settler:
         self.saved = False
         self._pending: deque[Pending] = deque()
         self._gates: tuple[float, float] | None = None
-        self.every = int(plan.toggles.number("NSA_HEARTBEAT_EVERY"))
+        self.every = int(self.plan.toggles.number("NSA_HEARTBEAT_EVERY"))
         self._first: int | None = None
 
     def reads_gates(self, step: int) -> bool:
@@ -140,7 +138,7 @@ class Settler:
 
     def _progress(self, item: Pending, agreed: Agreed, rate: float) -> None:
         if item.gates is not None:
-            self._log(item, GateStats.of(item.gates), agreed, rate)
+            self._log(item, gate_stats(item.gates), agreed, rate)
         if item.step % self.every == 0:
             self.heartbeat.write(
                 Event.PROGRESS,
@@ -153,8 +151,8 @@ class Settler:
                 max_gate=self._gates[1] if self._gates else None,
             )
 
-    def _log(self, item: Pending, stats: GateStats, agreed: Agreed, rate: float) -> None:
-        self._gates = (stats.entropy, stats.max_gate)
+    def _log(self, item: Pending, stats: dict[str, float], agreed: Agreed, rate: float) -> None:
+        self._gates = (stats["entropy"], stats["max_gate"])
         self.tables.gates(item.step, stats)
         arm = f" arm={item.block.arm}" if item.block.arm else ""
         say(
@@ -223,14 +221,13 @@ class Tables:
             self._val.append(f"{step},{loss!r}")
         self._scalars(step, {"val_loss": loss})
 
-    def gates(self, step: int, stats: GateStats) -> None:
+    def gates(self, step: int, numbers: dict[str, float]) -> None:
         """One reading of the gates."""
-        numbers: dict[str, float] = asdict(stats)
         if self._gates is not None:
             shown = {n: v for n, v in numbers.items() if self.aux or n in _ALWAYS}
             cells = [_cell(shown.get(name, "")) for name in numbers]
             self._gates.append(f"{step}," + ",".join(cells))
-        self._scalars(step, {"gate_entropy": stats.entropy, "max_gate": stats.max_gate})
+        self._scalars(step, {"gate_entropy": numbers["entropy"], "max_gate": numbers["max_gate"]})
 
     def sync(self) -> None:
         """Put the rows on the disk."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nsa.data.open import GeneratedSource
+from nsa.data.source import GeneratedSource
 from nsa.settings import Share
 from nsa.witness.accounts import batch_digest
 from runbook.accounts.data import data_account

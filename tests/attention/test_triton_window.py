@@ -72,12 +72,12 @@ def chosen(asked: str, triton: str) -> tuple[str, str]:
 def test_kernels_are_chosen_where_asked_for_and_where_nothing_better_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(api, "_window_problem", lambda *_, **__: "no flash here")
+    monkeypatch.setattr(api, "varlen_problem", lambda *_, **__: "no flash here")
     assert chosen("auto", "1") == ("triton", "kernels of this package: asked for by name")
     assert chosen("auto", "auto") == ("triton", "kernels of this package: no flash here")
     assert chosen("auto", "0")[0] == "masked"
     assert chosen("masked", "1")[0] == "masked"
-    monkeypatch.setattr(api, "_window_problem", lambda *_, **__: None)
+    monkeypatch.setattr(api, "varlen_problem", lambda *_, **__: None)
     assert chosen("auto", "1")[0] == "triton"
     assert chosen("auto", "auto")[0] == "varlen"
     assert chosen("varlen", "1")[0] == "varlen"

@@ -46,7 +46,7 @@ for ranks, rank in ((1, 0), (2, 1), (4, 2)):
 print(json.dumps({"shares": told, "resumed": resumed, "where": corpus.describe(whole[5].after)}))
 """
 STALL = """
-from nsa.data.open import open_source
+from nsa.data.packing import open_source
 from nsa.settings import DataSection, Share
 source = open_source(DataSection(tokenizer="byte", loader_timeout_s=1.0, dataset="fineweb_edu"),
                      Share(seq_len=64, batch_size=1))

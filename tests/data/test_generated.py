@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nsa.data.open import CHAIN_CHANCES, GeneratedSource, chain_entropy_nats
-from nsa.data.source import DataError
+from nsa.data.source import CHAIN_CHANCES, DataError, GeneratedSource, chain_entropy_nats
 from nsa.settings import Share
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.data.open import GeneratedSource
-from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource
+from nsa.data.source import DEPTH, Batch, DataError, DataStallError, GeneratedSource, PrefetchSource
 from nsa.settings import Share
 from tests.shared import crowded
 

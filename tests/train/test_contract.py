@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 
 from nsa import contract
 from nsa.contract import COMMON_FIELDS, Event, ExitCode, Phase
-from nsa.layer import GateStats
 from runbook.process import reaper
 from tests.train.launching import Launch, environment
 
@@ -50,13 +48,6 @@ def test_the_contract_imports_nothing_of_ours() -> None:
 
 def test_the_reaper_which_may_import_nothing_knows_the_token_by_the_same_name() -> None:
     assert reaper.TOKEN_VARIABLE == contract.RUN_TOKEN_VARIABLE
-
-
-def test_the_gates_columns_are_the_layers_statistics() -> None:
-    assert contract.names(contract.GATES_COLUMNS) == (
-        "step",
-        *(field.name for field in fields(GateStats)),
-    )
 
 
 def test_every_exit_code_has_its_number_and_a_meaning() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nsa.data.open import CHAIN_CHANCES, chain_entropy_nats
+from nsa.data.source import CHAIN_CHANCES, chain_entropy_nats
 from nsa.train import restore
 from tests.shared import once
 from tests.train.launching import Launch, run

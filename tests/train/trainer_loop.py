@@ -6,7 +6,7 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from nsa.data.open import open_source
+from nsa.data.packing import open_source
 from nsa.data.source import Source
 from nsa.launch.output import Heartbeat
 from nsa.launch.plan import LaunchPlan
@@ -37,8 +37,7 @@ def made_loop(
     beat = Heartbeat(rank=ranks.rank, token=secrets.token_hex(8))
     beat.open(run_dir)
     return Loop(
-        plan,
-        engine=Engine(plan, ranks),
+        Engine(plan, ranks),
         source=source,
         tables=Tables(run_dir, rank=ranks.rank, csv=True, aux=True, board=False),
         heartbeat=beat,

@@ -39,14 +39,12 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """All pairs of queries [start, stop) of one group.
+    """All pairs of a stretch of queries of one group.
 
     runs: in block order. members [tokens*h, n_sel]: the partial results (pair*h + head) of each
     query head.
     """
 
-    start: int
-    stop: int
     n_pairs: int
     runs: list[Run]
     members: Tensor
@@ -66,9 +64,7 @@ def pair_up(chosen: Tensor, start: int, seq_len: int, l_sel: int, heads: int) ->
     head = torch.arange(heads, device=chosen.device)[None, :, None]
     members = (mine * heads + head).flatten(0, 1)
     runs = list(_runs(counts, query, start, seq_len, l_sel))
-    return Pairs(
-        start=start, stop=start + tokens, n_pairs=query.numel(), runs=runs, members=members
-    )
+    return Pairs(n_pairs=query.numel(), runs=runs, members=members)
 
 
 def _runs(counts: list[int], query: Tensor, start: int, seq_len: int, l_sel: int) -> Iterator[Run]:

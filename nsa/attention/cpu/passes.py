@@ -110,9 +110,9 @@ def attend_blocks(
     """Fill the rows of queries that choose among blocks, from `pair_stretches`."""
     heads = cut.cfg.heads_per_group
     for g, stretches in enumerate(pairs):
-        for one in stretches:
-            r = slice(one.start * heads, one.stop * heads)
-            queries = q[g, r].view(one.stop - one.start, -1)
+        for one, (start, stop) in zip(stretches, cut.stretches, strict=True):
+            r = slice(start * heads, stop * heads)
+            queries = q[g, r].view(stop - start, -1)
             rows.out[g, r], rows.lse[g, r] = forward_blocks(
                 queries, k[g], v[g], one, heads, cut.ahead, space
             )

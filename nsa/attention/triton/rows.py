@@ -26,12 +26,13 @@ def load_keys(base, stride, first, end, KEYS: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def this_tile(HEADS: tl.constexpr, ROWS: tl.constexpr):
+def this_tile(seq_len, groups, HEADS: tl.constexpr, ROWS: tl.constexpr):
     """The program's tile, its pair of batch and group, and of its rows number, token and head."""
     # Late tiles have the most to do: they begin first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     row = tile * ROWS + tl.arange(0, ROWS)
-    return tile, tl.program_id(1).to(tl.int64), row, row // HEADS, row % HEADS
+    pair, token = tl.program_id(1).to(tl.int64), row // HEADS
+    return tile, pair, pair // groups, pair % groups, row, token, row % HEADS, token < seq_len
 
 
 @triton.jit
@@ -57,13 +58,15 @@ def store_rows(
 
 @triton.jit
 def query_side(
-    q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups, q_b,
-    q_t, q_g, q_h, HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
+    q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """What a tile's gradient begins with: queries, gradients of the output, delta, log-sum-exp.
+    """What a tile's gradient begins with: where it is, and of its rows tokens, heads, whether they
+    exist, queries, gradients of the output, delta and log-sum-exp.
 
     delta, each row's <grad, out> [B*G, S*HEADS], is stored for the kernels that own keys.
     """
+    tile, pair, batch, group, row, token, head, inside = this_tile(seq_len, groups, HEADS, ROWS)
     queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
     values = (batch * seq_len * groups + group) * HEADS * D_V
     step = groups * HEADS * D_V
@@ -72,7 +75,7 @@ def query_side(
     mine = tl.sum(grads.to(tl.float32) * outs.to(tl.float32), 1)
     tl.store(delta + pair * seq_len * HEADS + row, mine, inside)
     sums = tl.load(lse + pair * seq_len * HEADS + row, inside, 0.0)
-    return queries, grads, mine, sums
+    return tile, pair, batch, group, token, head, inside, queries, grads, mine, sums
 
 
 @triton.jit

@@ -162,9 +162,7 @@ def compressed_kernel(
 
     lse: of rounded scores. exact_lse: of exact ones. terms, v: of the queries' type.
     """
-    tile, pair, row, token, head = this_tile(HEADS, ROWS)
-    batch, group = pair // groups, pair % groups
-    inside = token < seq_len
+    tile, pair, batch, group, row, token, head, inside = this_tile(seq_len, groups, HEADS, ROWS)
     queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
     terms += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
@@ -217,12 +215,8 @@ def compressed_query_gradient_kernel(
     That is delta, each row's <grad, out> [B*G, S*HEADS], and grad rounded to the queries' type
     [B,S,G,HEADS,D_V]: once here, not for each tile of keys. k, v: rounded to the queries' type.
     """
-    tile, pair, row, token, head = this_tile(HEADS, ROWS)
-    batch, group = pair // groups, pair % groups
-    inside = token < seq_len
-    queries, exact, mine, sums = query_side(
-        q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
-        q_b, q_t, q_g, q_h, HEADS, D_K, D_V,
+    tile, _pair, batch, group, token, head, inside, queries, exact, mine, sums = query_side(
+        q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, ROWS
     )  # fmt: skip
     grads = exact.to(queries.dtype)
     store_rows(rounded_grad, grads, batch, group, token, head, inside, seq_len, groups, HEADS, D_V)

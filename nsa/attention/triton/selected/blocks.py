@@ -20,7 +20,6 @@ from nsa.attention.triton.rows import (
     padded,
     query_side,
     store_rows,
-    this_tile,
 )
 from nsa.attention.triton.selected.readers import list_of_run, this_piece
 from nsa.attention.triton.selected.rows import block_side
@@ -140,11 +139,7 @@ def delta_kernel(
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Each row's <grad, out> [B*G, S*HEADS]."""
-    _, pair, row, token, head = this_tile(HEADS, ROWS)
-    query_side(
-        q, out, grad, lse, delta, pair, pair // groups, pair % groups, row, token, head,
-        token < seq_len, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V,
-    )  # fmt: skip
+    query_side(q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, ROWS)
 
 
 @triton.jit

@@ -120,7 +120,7 @@ def backward(
         piece_kernel[cut.n_pieces, pairs](
             q, k, v, grad, lse, delta, lists.readers, lists.counts, lists.offsets, lists.ends,
             parts, seq_len, groups, n_blocks, cut.n_pieces, lists.length, scale, *strides, **shape,
-            **piece_constants(cfg, seq_len, cut), **how(cut.key_gradient),
+            **piece_constants(cut), **how(cut.key_gradient),
         )  # fmt: skip
         sum_kernel[n_blocks, pairs, padded(cfg.l_sel) // LEAST](
             parts, lists.ends, dk, dv, seq_len, groups, n_blocks, cut.n_pieces, cfg.d_k**-0.5,
@@ -144,7 +144,7 @@ def _forward_by_block(
         part_kernel[cut.n_pieces, pairs](
             q, k, v, parts, sums, lists.readers, lists.counts, lists.offsets, lists.ends, begin,
             tokens, seq_len, groups, cfg.n_blocks(seq_len), lists.length, scale_of(cfg),
-            *strides_of(q, k, v), **shape, **by_block_constants(cfg, seq_len, cut),
+            *strides_of(q, k, v), **shape, **piece_constants(cut),
             **how(cut.forward),
         )  # fmt: skip
         merge_kernel[triton.cdiv((end - begin) * heads, cut.merge.rows), pairs](
@@ -173,7 +173,7 @@ def _query_gradient_by_block(
             q, k, v, grad, lse, delta, parts, lists.readers, lists.counts, lists.offsets,
             lists.ends, begin, tokens, seq_len, groups, cfg.n_blocks(seq_len), lists.length,
             scale_of(cfg), cfg.d_k**-0.5, *strides_of(q, k, v), **shape,
-            **by_block_constants(cfg, seq_len, cut), **how(cut.query_gradient),
+            **piece_constants(cut), **how(cut.query_gradient),
         )  # fmt: skip
         gradient_merge_kernel[triton.cdiv((end - begin) * heads, cut.merge.rows), pairs](
             parts, lists.read, dq, begin, tokens, seq_len, groups, **merged, PLACES=cut.places,
@@ -181,17 +181,10 @@ def _query_gradient_by_block(
         )  # fmt: skip
 
 
-def by_block_constants(cfg: NSAConfig, seq_len: int, cut: ByBlock) -> dict[str, int]:
-    """What kernels are compiled for where blocks own the work, beside the shape."""
-    blocks: int = triton.next_power_of_2(cfg.n_blocks(seq_len))
+def piece_constants(cut: ByBlock | Cut) -> dict[str, int]:
+    """What kernels are compiled for that take pieces of lists, of a run or the whole sequence."""
+    blocks: int = triton.next_power_of_2(cut.n_blocks)
     return {"PLACES": cut.places, "PIECE": cut.piece, "BLOCKS": blocks}
-
-
-def piece_constants(cfg: NSAConfig, seq_len: int, cut: Cut) -> dict[str, int]:
-    """The same of the gradient of keys, whose pieces are of the whole sequence."""
-    blocks: int = triton.next_power_of_2(cfg.n_blocks(seq_len))
-    places = cut.by_block.places if cut.by_block else 1
-    return {"PLACES": places, "PIECE": cut.piece, "BLOCKS": blocks}
 
 
 def shape_constants(cfg: NSAConfig) -> dict[str, int]:
@@ -243,10 +236,9 @@ def lists_of(bits: Tensor, cfg: NSAConfig, cut: Cut) -> Lists:
     """
     pairs, words, seq_len = bits.shape
     n_blocks = cfg.n_blocks(seq_len)
-    tokens, places, piece_of_run = seq_len, 1, cut.piece
+    tokens, places, piece_of_run = seq_len, cut.places, cut.piece
     if cut.by_block:
-        tokens, places = min(cut.by_block.tokens, seq_len), cut.by_block.places
-        piece_of_run = cut.by_block.piece
+        tokens, piece_of_run = min(cut.by_block.tokens, seq_len), cut.by_block.piece
     runs = triton.cdiv(seq_len, tokens)
 
     def whole(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:

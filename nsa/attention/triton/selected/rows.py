@@ -92,9 +92,7 @@ def forward_kernel(
     ROWS: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
-    tile, pair, row, token, head = this_tile(HEADS, ROWS)
-    batch, group = pair // groups, pair % groups
-    inside = token < seq_len
+    tile, pair, batch, group, row, token, head, inside = this_tile(seq_len, groups, HEADS, ROWS)
     queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
@@ -155,12 +153,8 @@ def query_gradient_kernel(
     ROWS: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
     """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS]."""
-    tile, pair, row, token, head = this_tile(HEADS, ROWS)
-    batch, group = pair // groups, pair % groups
-    inside = token < seq_len
-    queries, grads, mine, sums = query_side(
-        q, out, grad, lse, delta, pair, batch, group, row, token, head, inside, seq_len, groups,
-        q_b, q_t, q_g, q_h, HEADS, D_K, D_V,
+    tile, pair, batch, group, token, head, inside, queries, grads, mine, sums = query_side(
+        q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, ROWS
     )  # fmt: skip
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g

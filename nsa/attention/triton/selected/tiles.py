@@ -72,6 +72,11 @@ class Cut:
     by_block: ByBlock | None
 
     @property
+    def places(self) -> int:
+        """Parts that a row has room for; where queries walk, none is asked for."""
+        return self.by_block.places if self.by_block else 1
+
+    @property
     def n_pieces(self) -> int:
         """The most pieces of all blocks."""
         return most_pieces(self.n_blocks, self.readers, self.piece)
