@@ -5,8 +5,10 @@ The module on top is `nsa.NSAAttention`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -18,8 +20,7 @@ from nsa.attention.branches import (
     check_attention_inputs,
 )
 from nsa.attention.cpu import batched_cpu
-from nsa.attention.reference import reference as written_out
-from nsa.attention.reference import sequential
+from nsa.attention.reference import reference, sequential
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import block_map as block_map
 from nsa.attention.selection import full_float32
@@ -42,7 +43,7 @@ def attend(x: Branches, cfg: NSAConfig, way: Way = BATCHED) -> tuple[Tensor, Ten
     precise = nullcontext() if torch.compiler.is_compiling() else full_float32()
     with torch.autocast(x.q.device.type, enabled=False), precise:
         if way.path == "reference":
-            return written_out(x, cfg, way.selection_ranges)
+            return reference(x, cfg, way.selection_ranges)
         if way.path == "sequential":
             return sequential(x, cfg, way.selection_ranges)
         if not way.by_sdpa(x.q.device.type):
@@ -69,6 +70,8 @@ def nsa_attention(
     gates: Tensor,
     cfg: NSAConfig,
     way: Way = BATCHED,
+    *,
+    cu_seqlens: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """Native Sparse Attention (arXiv 2502.11089, equation 5): output [B,S,H,Dv] in q's type.
 
@@ -82,6 +85,11 @@ def nsa_attention(
     the window are "masked" (anywhere), "varlen" (torch's attention with windows) or "triton" (of
     this package), for the selected branch "sdpa" (anywhere) or "triton", which also run the
     compressed branch and choose the blocks.
+
+    cu_seqlens: sequences packed into one row (B = 1): where each begins, and S; [n + 1] integers
+    from 0, ascending. None sees another, and each has blocks of its own, from its first token on;
+    the compressed keys of phi "mlp" are packed too. The sequences run one by one, so many short
+    ones take many launches; a tensor on a device is read by the host, which waits for it.
 
     Types: pooling, the compressed branch and everything that chooses blocks run in at least
     float32, so half types select what float32 would from the same rounded inputs; exact ties go
@@ -109,8 +117,35 @@ def nsa_attention(
     ):
         problem = triton_problem(cfg, q.dtype, q.device) if asked == "triton" else None
         errors += [f"{name}='triton': {problem}; use '{other}'"] if problem else []
-    raise_problems("nsa_attention", errors)
-    return attend(x, cfg, way)[0]
+    if cu_seqlens is None:
+        raise_problems("nsa_attention", errors)
+        return attend(x, cfg, way)[0]
+    begins = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
+    raise_problems("nsa_attention", errors + _packing_errors(begins, q))
+    return torch.cat([attend(one, cfg, way)[0] for one in _sequences(x, begins, cfg)], dim=1)
+
+
+def _packing_errors(begins: list[int], q: Tensor) -> list[str]:
+    told = f"cu_seqlens {begins[:8]}{'...' if len(begins) > 8 else ''}"
+    if q.shape[0] != 1:
+        return [f"{told} with B={q.shape[0]}: packed sequences are one row, B=1"]
+    rising = all(first < then for first, then in pairwise(begins))
+    if len(begins) < 2 or begins[0] != 0 or begins[-1] != q.shape[1] or not rising:
+        return [f"{told}: must ascend from 0 to S={q.shape[1]}, without empty sequences"]
+    return []
+
+
+def _sequences(x: Branches, begins: list[int], cfg: NSAConfig) -> Iterator[Branches]:
+    """Each packed sequence by itself; the compressed keys of phi "mlp" by their own counts."""
+    n_keys = [cfg.n_compressed(end - begin) for begin, end in pairwise(begins)]
+    of_keys = begins if cfg.phi == "avg" else [0, *accumulate(n_keys)]
+    for rows, keys in zip(pairwise(begins), pairwise(of_keys), strict=True):
+        yield Branches(
+            **{
+                name: tensor[:, slice(*(keys if name.endswith("_cmp") else rows))]
+                for name, tensor in x.named().items()
+            }
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
