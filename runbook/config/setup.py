@@ -51,7 +51,6 @@ class RunOptions(Invocation):
     command: str = ""
     from_shell: Mapping[str, str] = field(default_factory=dict)
     preset: str = ""
-    formats: tuple[str, ...] = ("md",)
     retry: bool = True
     keep_going: bool = False
     until: str = ""
@@ -72,7 +71,6 @@ class RunOptions(Invocation):
             "preset": self.preset,
             "retry": self.retry,
             "keep_going": self.keep_going,
-            "formats": ",".join(self.formats),
         }
 
 
@@ -208,7 +206,6 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         **asked,
         phases=str(kept["phases"]),
         command=record.command,
-        formats=tuple(str(kept["formats"]).split(",")) if kept["formats"] else (),
         retry=bool(kept["retry"]),
         keep_going=bool(kept.get("keep_going")),
     )

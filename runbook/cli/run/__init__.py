@@ -67,7 +67,6 @@ def _problems(args: argparse.Namespace) -> list[str]:
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
     from runbook.config.precedence import shell_settings
-    from runbook.config.registry import report_names
     from runbook.config.setup import RunOptions
     from runbook.engine.plan.prepare import prepare
     from runbook.machine.detect import detect_profile
@@ -98,7 +97,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     # What a command has no option for is as it is for whoever asks for nothing.
     said = {key: value for key, value in vars(args).items() if key in names and value is not None}
     said |= {"phases": phases, "profile": profile, "settings": tuple(args.settings)}
-    said |= {"from_shell": shell_settings(os.environ), "formats": report_names()}
+    said |= {"from_shell": shell_settings(os.environ)}
     args.options = RunOptions(**said, command=_command())
     try:
         args.setup = prepare(args.options)
