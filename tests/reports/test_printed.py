@@ -75,7 +75,10 @@ extends: cpu
 required: [v2_parity.parity, nvtx.completed]
 """
 _UNANSWERED = "{extends: cpu, name: mfu, required: [baseline.mfu]}"
-_TELLING = ("runbook", "phases", "reports", "templates", "scripts/thresholds_page.py")
+_TELLING = (
+    *("runbook", "phases", "reports", "templates", "scripts/thresholds_page.py"),
+    *("configs/machines/xids.yaml", "configs/rules", "configs/trainers"),
+)
 OUR_OWN = tuple(ROOT / name for name in _TELLING)
 
 
