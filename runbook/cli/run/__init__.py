@@ -218,7 +218,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
     """
     from runbook.checkout import how_to_call
-    from runbook.cli.run.dry_run import print_plan, times
+    from runbook.cli.run.dry_run import print_plan, refusals, times
     from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
     from runbook.config.precedence import dropped
     from runbook.engine.plan.needs import needs_of, without_board
@@ -229,8 +229,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.dry_run:
         return print_plan(args, console)
     plan = args.setup.profile.plan
-    if plan and (lacks := needs_of(args.setup).lacks):
-        raise UsageError(lacks, hint="nothing was started")
+    if plan and (refused := refusals(args, needs_of(args.setup))):
+        raise UsageError(refused, hint="nothing was started")
     with observer_for(console, args.output) as observer:
         if args.resume_folder is not None:
             record = resume_run(
