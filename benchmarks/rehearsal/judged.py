@@ -77,9 +77,7 @@ def judge(machine: Machine, *, keep: Path | None = None) -> Judged:
         out = keep or Path(scratch) / "out"
         stage = _Stage(machine, Path(scratch) / "machine")
         with stage.set():
-            options = RunOptions(
-                profile=machine.profile, out=str(out), command="rehearsal", formats=("md",)
-            )
+            options = RunOptions(profile=machine.profile, out=str(out), command="rehearsal")
             record = run_setup(prepare(options), observer=Observer())
     return _judged(machine, record, stage.started, time.perf_counter() - began)
 

@@ -20,7 +20,8 @@ _DEFAULT_FORMAT = "terminal"
 
 
 def _unknown_format(args: argparse.Namespace) -> list[str]:
-    from runbook.engine.derive import format_problems
+    from runbook.config.registry import report_names
+    from runbook.errors import choice_for
 
     if args.format is None:
         return []
@@ -28,7 +29,10 @@ def _unknown_format(args: argparse.Namespace) -> list[str]:
         return ["--json and --format: choose one"]
     if args.format == "json":
         return ["--format json: there is none; --json prints run.json, the record"]
-    return [f"--format {text}" for text in format_problems([args.format])]
+    known = report_names()
+    if args.format in known:
+        return []
+    return [f"--format {args.format!r}: no such format{choice_for(args.format, known)}"]
 
 
 def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:

@@ -43,7 +43,7 @@ class RunOptions(Invocation):
     the settings of the caller's shell, `preset` the name of one; resolved, they are in `settings`
     too. `retry` false forbids the second attempt after a stall; `keep_going` starts launches on a
     machine that preflight found wrong, and again where the same command ended badly. With a `plan`
-    the phases are its own, as far as `until`. A `dry_run` only plans, so it needs no GO.
+    the phases are its own, as far as `until`.
     """
 
     phases: str = "all"
@@ -51,11 +51,9 @@ class RunOptions(Invocation):
     command: str = ""
     from_shell: Mapping[str, str] = field(default_factory=dict)
     preset: str = ""
-    formats: tuple[str, ...] = ("md",)
     retry: bool = True
     keep_going: bool = False
     until: str = ""
-    dry_run: bool = False
 
     def invocation(self) -> Invocation:
         """What a command line needs to ask for the same again."""
@@ -72,7 +70,6 @@ class RunOptions(Invocation):
             "preset": self.preset,
             "retry": self.retry,
             "keep_going": self.keep_going,
-            "formats": ",".join(self.formats),
         }
 
 
@@ -81,7 +78,7 @@ class Setup:
     """Options resolved: the profile, the settings, the phases in running order.
 
     `planned` are their launches as far as they are known before anything ran, for estimates.
-    `refused` says why the plan of a dry run would not be started.
+    `refused` says why the plan may not be started; it can still be shown.
     `package` is the digest of the package under test as the run began, `package_path` its folder.
     """
 
@@ -208,7 +205,6 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         **asked,
         phases=str(kept["phases"]),
         command=record.command,
-        formats=tuple(str(kept["formats"]).split(",")) if kept["formats"] else (),
         retry=bool(kept["retry"]),
         keep_going=bool(kept.get("keep_going")),
     )

@@ -5,17 +5,15 @@ The record is a pure function of the events, however many there are so far.
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from runbook.config import registry
-from runbook.config.registry import report_files
 from runbook.engine.judge import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
-from runbook.errors import RunbookError, UsageError, choice_for
+from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.folder import ENDS
 from runbook.folder.journal import Event, as_it_writes
@@ -176,71 +174,47 @@ def _environment(skeleton: RunRecord, events: Sequence[Event]) -> Mapping[str, s
     return {**known, **{name: text for load in loads for name, text in load.items()}}
 
 
-def format_problems(names: Iterable[str]) -> list[str]:
-    """One sentence for each name that is no report format."""
-    known = registry.report_names()
-    return [
-        f"{name!r}: no such format{choice_for(name, known)}" for name in names if name not in known
-    ]
-
-
 def render(record: RunRecord, name: str, screen: Screen | None = None) -> str:
-    """The record in one format, a function of the record alone. Raises UsageError."""
-    if problems := format_problems([name]):
-        raise UsageError(problems)
+    """The record in one of the formats, a function of the record alone."""
     return registry.reports()[name].text(record, screen)
 
 
-def write_reports(record: RunRecord, run_root: Path, names: Iterable[str]) -> list[Path]:
-    """Write the reports into the run's folder, each replaced at once, and return their paths.
+def write_reports(record: RunRecord, run_root: Path) -> None:
+    """Write every report into the run's folder, each replaced at once.
 
-    Everything is rendered before the first file changes. Raises UsageError for unknown formats.
+    Everything is rendered before the first file changes.
     """
-    wanted = list(dict.fromkeys(names))
-    if problems := format_problems(wanted):
-        raise UsageError(problems)
-    files = report_files()
-    texts = {run_root / files[name]: render(record, name) for name in wanted}
+    files = registry.report_files()
+    texts = {run_root / file: render(record, name) for name, file in files.items()}
     for path, text in texts.items():
         write_atomic(path, text)
-    return list(texts)
 
 
-_THEN = "then continue the run with --resume, or start it anew with another --out"
-_FULL = (
-    "free space on the disk of --out first (`df -h` shows it, `df -i` how many files it may still "
-    f"have; a quota: `quota`), {_THEN}"
+REMEDY = (
+    "make room for the run's files first (`df -h`, `df -i` and `quota` show what is left, "
+    "`ulimit -f unlimited` takes a limit of their size away; the folder has to be writable), then "
+    "continue the run with --resume, or start it anew with another --out"
 )
-# By errno.
-REMEDIES = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EFBIG: f"raise the limit of a file's size first (`ulimit -f unlimited`), {_THEN}",
-}
-_NOT_WRITABLE = f"make the folder of the run writable again first, {_THEN}"
-
-
 # How the reason begins, by which a screen knows it.
 NOT_WRITTEN = "the run's files cannot be written"
 
 
-def refused(record: RunRecord, error: OSError, what: str) -> RunRecord:
+def refused(record: RunRecord, what: str) -> RunRecord:
     """The record as far as it came, never GO; what it has not come to says what to do first.
 
     `what`: file and error, in words.
     """
-    remedy = REMEDIES.get(error.errno or 0, _NOT_WRITABLE)
     fields = {
-        "phases": tuple(_remedied(phase, remedy) for phase in record.phases),
+        "phases": tuple(_remedied(phase) for phase in record.phases),
         "verdict": Verdict.NO_GO if record.verdict is Verdict.NO_GO else Verdict.INCOMPLETE,
         "reasons": (f"{NOT_WRITTEN} ({what})", *record.reasons[:1]),
     }
     return record.model_copy(update=fields)
 
 
-def _remedied(phase: PhaseRecord, remedy: str) -> PhaseRecord:
+def _remedied(phase: PhaseRecord) -> PhaseRecord:
     checks = tuple(
-        check.model_copy(update={"remedy": remedy}) if check.follows == THE_RUN else check
+        check.model_copy(update={"remedy": REMEDY}) if check.follows == THE_RUN else check
         for check in phase.checks
     )
     return phase.model_copy(update={"checks": checks})

@@ -94,7 +94,7 @@ def _close(
     names = tuple(phase.name for phase in setup.phases)
     observer.run_started(record.run_id, str(run_root), names)
     observer.note("every phase had ended: its record, reports and manifest are written now")
-    return write_out(journal, run_root, setup.options.formats, observer)
+    return write_out(journal, run_root, observer)
 
 
 def _is_over(journal: Journal) -> bool:

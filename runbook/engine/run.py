@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -204,7 +203,7 @@ def _not_written(state: RunState, error: OSError) -> RunRecord:
     """The record of a run that its disk refused to keep: told, never GO, nothing pretended."""
     what = f"{error.filename or state.run_root}: {error.strerror or error}"
     state.observer.note(f"{NOT_WRITTEN}: {what}")
-    record = refused(derive_record(state.journal.events), error, what)
+    record = refused(derive_record(state.journal.events), what)
     try:
         write_record(state.run_root, record)
     except OSError:
@@ -248,17 +247,14 @@ def _finish(state: RunState) -> RunRecord:
             )
         ],
     )
-    return write_out(state.journal, state.run_root, state.setup.options.formats, state.observer)
+    return write_out(state.journal, state.run_root, state.observer)
 
 
-def write_out(
-    journal: Journal, run_root: Path, formats: Sequence[str], observer: Observer
-) -> RunRecord:
+def write_out(journal: Journal, run_root: Path, observer: Observer) -> RunRecord:
     """All that follows from a journal that is at its end: record, reports and manifest."""
     record = derive_record(journal.events)
     write_record(run_root, record)
-    if formats:
-        write_reports(record, run_root, formats)
+    write_reports(record, run_root)
     write_manifest(run_root)
     observer.run_finished(record, str(run_root))
     return record

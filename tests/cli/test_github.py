@@ -11,7 +11,6 @@ from runbook.cli.run.observers import (
     LogConsole,
     harmless,
     observer_for,
-    summary_text,
     tell_github,
 )
 from runbook.console import Console, OutputFormat
@@ -64,17 +63,6 @@ def test_summary_and_outputs_are_appended(tmp_path: Path) -> None:
         f"fingerprint={fingerprint_of(record)}",
         f"report={tmp_path}/run/report.md",
     ]
-
-
-def test_a_summary_never_exceeds_the_room() -> None:
-    record, report = samples.no_go(), Path("run/report.md")
-    whole = render(record, "md")
-    assert summary_text(record, report, len(whole.encode())) == whole
-    for room in (len(whole.encode()) - 1, 2000, 300):
-        text = summary_text(record, report, room)
-        assert len(text.encode()) <= room
-        assert text.endswith("The whole report is in `run/report.md`.\n")
-    assert summary_text(record, report, 0) == ""
 
 
 def test_a_file_that_cannot_be_written_is_said_and_changes_nothing(tmp_path: Path) -> None:

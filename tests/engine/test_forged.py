@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runbook.config.load import load_profile
-from runbook.config.registry import report_files, report_names
+from runbook.config.registry import report_files
 from runbook.engine.derive import write_reports
 from runbook.engine.intact import profile_problems
 from runbook.folder.manifest import record_text, run_files, write_manifest
@@ -52,7 +52,7 @@ def forge(folder: Path, change: Callable[[Document], None]) -> None:
     document["artifacts"] = [_artifact(name, path) for name, path in artifacts.items()]
     record = RunRecord.model_validate(document)
     (folder / "run.json").write_text(record_text(record))
-    write_reports(record, folder, report_names())
+    write_reports(record, folder)
     write_manifest(folder)
 
 

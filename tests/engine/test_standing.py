@@ -149,10 +149,7 @@ def test_another_configuration_is_no_ground(go: tuple[Path, str], word: str, tol
         out=go[0] / "runs",
         settings=(word,),
     )
-    with pytest.raises(
-        UsageError, match="production needs a GO of this configuration on this machine"
-    ):
-        prepare(options)
+    assert "production needs a GO of this configuration on this machine" in prepare(options).refused
 
 
 OURS = """\
@@ -179,11 +176,8 @@ def test_what_the_phase_behind_it_changes_itself_counts_too(
     plan = tmp_path / "ours.yaml"
     plan.write_text(OURS.format(change))
     options = RunOptions(plan=str(plan), profile=str(go[0] / "tiny.yaml"), out=go[0] / "runs")
-    if not told:
-        assert prepare(options).profile.plan
-        return
-    with pytest.raises(UsageError, match=told):
-        prepare(options)
+    refused = prepare(options).refused
+    assert told in refused and bool(told) is bool(refused)
 
 
 @pytest.mark.parametrize("word", ["NSA_TB_DISABLE=0", "train.save_every=3", "train.steps=77"])

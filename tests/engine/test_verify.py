@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runbook.config.phase import Judgement, PlanContext
+from runbook.config.registry import report_files
 from runbook.folder.integrity import folder_problems
 from runbook.folder.manifest import load_record, write_manifest
 from runbook.records import Launch
@@ -24,8 +25,7 @@ def test_an_untouched_run_is_verified(folder: Path, tmp_path: Path) -> None:
     for found in (verify(folder), verify(tmp_path / "newest")):
         assert (found.differences, found.notes) == ((), ())
         assert (found.checks, found.measurements) == (4, 3)
-        pages = {"report.md", "details.md", "report.html", "report.txt", "junit.xml"}
-        assert set(found.reports) == pages
+        assert set(found.reports) == {*report_files().values()}
     copy = verify(Path(shutil.copytree(folder, tmp_path / "kept copy")))
     assert copy.ok and copy.notes == (f"the folder is kept copy, its run {folder.name}",)
 

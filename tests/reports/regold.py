@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runbook.config import registry
 from runbook.engine.derive import write_reports
 from tests.reports.samples import SAMPLES
 
@@ -15,7 +14,7 @@ def main() -> None:
     for name, make in SAMPLES.items():
         folder = GOLDEN / name
         folder.mkdir(parents=True, exist_ok=True)
-        write_reports(make(), folder, list(registry.report_names()))
+        write_reports(make(), folder)
 
 
 if __name__ == "__main__":

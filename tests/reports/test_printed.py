@@ -77,8 +77,9 @@ required: [v2_parity.parity, nvtx.completed]
 """
 _UNANSWERED = "{extends: cpu, name: mfu, required: [baseline.mfu]}"
 _TELLING = (
-    "runbook", "phases", "reports", "templates", "configs/machines", "scripts/thresholds_page.py"
-)  # fmt: skip
+    *("runbook", "phases", "reports", "templates", "scripts/thresholds_page.py"),
+    *("configs/machines", "configs/rules", "configs/trainers"),
+)
 OUR_OWN = tuple(ROOT / name for name in _TELLING)
 
 

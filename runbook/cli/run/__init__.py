@@ -67,7 +67,6 @@ def _problems(args: argparse.Namespace) -> list[str]:
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
     from runbook.config.precedence import shell_settings
-    from runbook.config.registry import report_names
     from runbook.config.setup import RunOptions
     from runbook.engine.plan.prepare import prepare
     from runbook.machine.detect import detect_profile
@@ -98,12 +97,12 @@ def _problems(args: argparse.Namespace) -> list[str]:
     # What a command has no option for is as it is for whoever asks for nothing.
     said = {key: value for key, value in vars(args).items() if key in names and value is not None}
     said |= {"phases": phases, "profile": profile, "settings": tuple(args.settings)}
-    said |= {"from_shell": shell_settings(os.environ), "formats": report_names()}
+    said |= {"from_shell": shell_settings(os.environ)}
     args.options = RunOptions(**said, command=_command())
     try:
         args.setup = prepare(args.options)
     except UsageError as error:
-        found.extend([*error.problems, *_lacks_besides(args)])
+        found.extend(error.problems)
     if not args.dry_run and args.launcher == DEFAULT_LAUNCHER:
         found.extend(_around(args))
     return found
@@ -112,20 +111,6 @@ def _problems(args: argparse.Namespace) -> list[str]:
 def _command() -> str:
     """What was typed."""
     return shlex.join(["runbook", *sys.argv[1:]])
-
-
-def _lacks_besides(args: argparse.Namespace) -> tuple[str, ...]:
-    """What a plan that is refused for want of a GO lacks as well, as its dry run tells it."""
-    from runbook.engine.plan.needs import needs_of
-    from runbook.engine.plan.prepare import prepare
-
-    if not args.options.plan or args.dry_run:
-        return ()
-    try:
-        setup = prepare(replace(args.options, dry_run=True))
-    except UsageError:
-        return ()  # wrong besides: told already
-    return needs_of(setup).lacks
 
 
 def _launcher_lacks(args: argparse.Namespace) -> list[str]:
@@ -233,7 +218,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
     """
     from runbook.checkout import how_to_call
-    from runbook.cli.run.dry_run import print_plan, times
+    from runbook.cli.run.dry_run import print_plan, refusals, times
     from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
     from runbook.config.precedence import dropped
     from runbook.engine.plan.needs import needs_of, without_board
@@ -244,8 +229,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
     if args.dry_run:
         return print_plan(args, console)
     plan = args.setup.profile.plan
-    if plan and (lacks := needs_of(args.setup).lacks):
-        raise UsageError(lacks, hint="nothing was started")
+    if plan and (refused := refusals(args, needs_of(args.setup))):
+        raise UsageError(refused, hint="nothing was started")
     with observer_for(console, args.output) as observer:
         if args.resume_folder is not None:
             record = resume_run(

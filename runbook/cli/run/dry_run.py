@@ -87,7 +87,7 @@ def _print(
     console.result("")
     for line in _overview(plan, everything, args.setup):
         console.result(f"# {line}")
-    if refused := _refused(args, needs):
+    if refused := refusals(args, needs):
         console.result(f"# this would be refused ({len(refused)} above)")
 
 
@@ -139,7 +139,7 @@ def _head(args: argparse.Namespace, needs: Needs) -> Iterator[str]:
     yield f"profile  {profile.name} ({args.profile_reason})"
     if plan_note := profile.plan:
         yield f"plan     {', '.join(filter(None, (plan_note.name, standing)))}"
-    if refused := _refused(args, needs):
+    if refused := refusals(args, needs):
         yield f"refused  {'; '.join(refused)}"
     yield from (f"needs    {text}" for text in needs.has)
     yield from (f"lacks    {text}" for text in needs.lacks if not profile.plan)
@@ -163,7 +163,7 @@ def _guard(setup: Setup) -> Iterator[str]:
         yield f"later phases start only if {', '.join(guards)} passes (else add --keep-going)"
 
 
-def _refused(args: argparse.Namespace, needs: Needs) -> list[str]:
+def refusals(args: argparse.Namespace, needs: Needs) -> list[str]:
     """Why the plan would not be started; a run begins all the same, and says what it lacks."""
     lacks = needs.lacks if args.setup.profile.plan else ()
     return [text for text in (args.setup.refused, *lacks) if text]
@@ -241,7 +241,7 @@ def _document(
         "profile": args.options.profile,
         "profile_reason": args.profile_reason,
         "caveats": departures(args.setup.profile, args.setup.settings),
-        "refused": _refused(args, needs),
+        "refused": refusals(args, needs),
         "lacks": list(needs.lacks),
         "needs": list(needs.has),
         "settings": args.setup.given,

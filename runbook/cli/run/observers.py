@@ -26,8 +26,6 @@ from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
 from runbook.records.run import Screen
 
 _SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
-# GitHub takes a step's summary up to one MiB, and nothing of a larger one.
-_MOST_BYTES = 1 << 20
 _STEP_EVERY_S, _FORECAST_EVERY_S = 0.5, 10.0
 # What a runner takes for a command: `::` where a line begins, or the older `##[` anywhere.
 _COMMAND = re.compile(r"^(\s*:):|(##)\[", re.MULTILINE)
@@ -161,34 +159,21 @@ def tell_github(
     A file that cannot be written is said, and changes nothing of the verdict.
     """
     console.commands(render(record, "github").rstrip("\n"))
-    report = folder / report_files()["md"]
     outputs = {
         "verdict": record.verdict.value,
         "exit_code": str(exit_code),
         "run": str(folder),
         "fingerprint": fingerprint_of(record),
-        "report": str(report),
+        "report": str(folder / report_files()["md"]),
     }
     text = "".join(f"{name}={' '.join(value.split())}\n" for name, value in outputs.items())
     _append(console, variables, _OUTPUT, text)
-    if path := variables.get(_SUMMARY):
-        taken = Path(path).stat().st_size if Path(path).is_file() else 0
-        _append(console, variables, _SUMMARY, summary_text(record, report, _MOST_BYTES - taken))
-
-
-def summary_text(record: RunRecord, report: Path, room: int) -> str:
-    """The Markdown report, cut after a whole line so that it takes at most `room` bytes."""
-    text = render(record, "md")
-    if len(text.encode()) <= room:
-        return text
-    end = f"\n\nCut here: GitHub shows one MiB. The whole report is in `{report}`.\n"
-    kept = text.encode()[: max(0, room - len(end.encode()))].rpartition(b"\n")[0]
-    return kept.decode() + end if kept else ""
+    _append(console, variables, _SUMMARY, render(record, "md"))
 
 
 def _append(console: Console, variables: Mapping[str, str], name: str, text: str) -> None:
     path = variables.get(name)
-    if not path or not text:
+    if not path:
         return
     try:
         with Path(path).open("a", encoding="utf-8") as stream:

@@ -55,7 +55,7 @@ def prepare(options: RunOptions) -> Setup:
     if options.plan:
         # A GO is asked for only once the rest is right: it has to be one of these settings.
         standing = options if not problems else replace(options, without_go=True)
-        names = _with_plan(standing, found, resolve, problems)
+        names = _with_plan(standing, found, resolve)
         options = replace(options, phases=names) if names else options
     elif "profile" in found:
         resolve("phases", lambda: _selected(options.phases, found["profile"].phases))
@@ -111,7 +111,6 @@ def _with_plan(
     options: RunOptions,
     found: dict[str, Any],
     resolve: Callable[[str, Callable[[], object]], None],
-    problems: list[str],
 ) -> str:
     """The names of the plan's phases; its profile and phases go into `found`."""
     if not {"profile", "settings"} <= found.keys():
@@ -119,10 +118,7 @@ def _with_plan(
     resolve("planned", lambda: planned_profile(options, found["profile"], found["settings"]))
     if "planned" not in found:
         return ""
-    found["profile"], refused = found.pop("planned")
-    if refused and not options.dry_run:
-        problems.append(refused)
-    found["refused"] = refused
+    found["profile"], found["refused"] = found.pop("planned")
     names = ",".join(asked_for(found["profile"], options.until))
     resolve("phases", lambda: tuple(select(names, found["profile"].phases)))
     return names
