@@ -24,7 +24,7 @@ from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data.source import Batch
 from nsa.step.engine import Engine
 from nsa.witness.accounts import pieces, plain_floats
-from nsa.witness.shadow.adamw import Sums, moved, updated, way_of, whole_rms
+from nsa.witness.shadow.adamw import Sums, bits, moved, updated, way_of, whole_rms
 from nsa.witness.shadow.recompute import Bias, Recomputed, gap, recompute
 
 # torch takes a norm that it clips for so much larger.
@@ -38,12 +38,17 @@ _ROUNDOFF = 2.0**-24
 class _State:
     """Weight and moments [3, N] of the sample, and the updates that each parameter had [P].
 
-    sums: of all its weights [P, _SAMPLED], in float64.
+    sums: of all its weights [P, _SAMPLED], in float64. whole: the `bits` of weights and moments.
     """
 
     values: Tensor
     counts: Tensor
     sums: Tensor
+    whole: Tensor
+
+    def differ(self, other: _State) -> Tensor:
+        """How many of the sample's elements differ, and of the tensors as a whole."""
+        return (self.values != other.values).sum() + (self.whole != other.whole).sum()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +116,16 @@ class Shadow:
         """
         before, training = self._at_rest(), self._engine.model.training
         yield
-        moved = (self._at_rest() != before).sum()
-        self._moved.append(moved + (self._engine.model.training != training))
+        sampled, whole = (
+            (now != then).sum() for now, then in zip(self._at_rest(), before, strict=True)
+        )
+        self._moved.append(sampled + whole + (self._engine.model.training != training))
 
-    def _at_rest(self) -> Tensor:
-        gradients = self._sample([p.grad for p in self._parameters])
-        return torch.cat((self._values(), gradients[None]))
+    def _at_rest(self) -> tuple[Tensor, Tensor]:
+        """Of the sample and as a whole."""
+        gradients = [p.grad for p in self._parameters]
+        whole = torch.cat((self._whole(), bits(gradients, self._engine.device)))
+        return torch.cat((self._values(), self._sample(gradients)[None])), whole
 
     def evaluating(self) -> None:
         """A held-out batch is in the model, which has to hold what the last update left."""
@@ -170,11 +179,11 @@ class Shadow:
         """The steps watched, and the largest gap of each kind. Synchronizes.
 
         `weight`, `first_moment`, `second_moment`: from AdamW's equation, in roundoffs of float32;
-        `norm` and `rate`: from the true norm and from the schedule, as shares; `jumps`: elements
-        that were not before a step what they were after the one before, what changed where all has
-        to rest, weights that an evaluation had otherwise than the last update left them, or counts
-        that did not go up by one; `left`: elements that had a gradient before the step's first
-        backward pass.
+        `norm` and `rate`: from the true norm and from the schedule, as shares; `jumps`: elements,
+        and tensors as a whole, that were not before a step what they were after the one before,
+        that changed where all has to rest, weights that an evaluation had otherwise than the last
+        update left them, or counts that did not go up by one; `left`: elements that had a gradient
+        before the step's first backward pass.
         """
         worst = dict.fromkeys(("weight", "first_moment", "second_moment", "norm", "rate"), 0.0)
         jumps = sum(int(moved) for moved in self._moved)
@@ -185,7 +194,7 @@ class Shadow:
             jumps += wrong_counts
             earlier = self._seen.get(step - 1)
             if earlier is not None:
-                jumps += int((earlier.state.values != seen.begun.state.values).sum())
+                jumps += int(earlier.state.differ(seen.begun.state))
         left = sum(int(found) for found in self._left)
         return {"steps": list(self._seen), **plain_floats(worst), "jumps": jumps, "left": left}
 
@@ -256,9 +265,17 @@ class Shadow:
 
     def _values(self) -> Tensor:
         """Weight and moments [3, N] of the sample."""
+        return torch.stack([self._weights(), *map(self._sample, self._moments())])
+
+    def _moments(self) -> list[list[Tensor | None]]:
+        """Both of each parameter; None before its first update."""
         entries = self._entries()
-        moments = ([e.get(name) for e in entries] for name in ("exp_avg", "exp_avg_sq"))
-        return torch.stack([self._weights(), *map(self._sample, moments)])
+        return [[e.get(name) for e in entries] for name in ("exp_avg", "exp_avg_sq")]
+
+    def _whole(self) -> Tensor:
+        """The `bits` of weights and moments [3 P]."""
+        every: list[Sequence[Tensor | None]] = [self._parameters, *self._moments()]
+        return torch.cat([bits(tensors, self._engine.device) for tensors in every])
 
     def _state(self) -> _State:
         entries = self._entries()
@@ -266,7 +283,12 @@ class Shadow:
         none = torch.zeros((), device=next((e["step"].device for e in entries if e), None))
         counts = [e["step"] if e else none for e in entries]
         sums = [self._sums.exact(n, p.detach()) for n, p in enumerate(self._parameters)]
-        return _State(values=self._values(), counts=torch.stack(counts), sums=torch.stack(sums))
+        return _State(
+            values=self._values(),
+            counts=torch.stack(counts),
+            sums=torch.stack(sums),
+            whole=self._whole(),
+        )
 
     def _way(self) -> tuple[Tensor, Tensor]:
         """What `_Seen` calls `way` and `sizes`, one parameter after the other."""
