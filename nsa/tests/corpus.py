@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
 
-SEQ_LEN, ROWS = 16, 2
+# A batch has more rows than two, and a number of its own.
+SEQ_LEN, ROWS = 16, 5
 # What a text may hold that is easily taken for something else: both cases of every letter, signs,
 # blanks of several kinds, letters that have more than one form, signs beyond 16 bits.
 SIGNS = (
@@ -26,23 +28,26 @@ FILES = ["a.jsonl", "b/a.txt"]
 if find_spec("pyarrow"):
     FILES += ["c.parquet", "d/e/a.parquet"]
 IN_A_FILE = 45
+# Which document of a file that is no plain text has no letter.
+EMPTY = 31
 DOCUMENTS = IN_A_FILE * len(FILES)
 # Of parquet; the last one of a file is smaller.
 ROW_GROUP = 20
 
 
 def texts() -> list[str]:
-    """Documents of 14 to 74 characters, no two alike; together they have all SIGNS.
+    """Documents of 14 to 74 characters, no two of them alike; together they have all SIGNS.
 
-    Where the file can hold them, some have blanks and line ends around them, or a NUL.
+    Where the file can hold them, some have blanks and line ends of each kind around them, or a
+    NUL, and one of each file is empty, which is a document all the same.
     """
     words = [
         f"{n}: {signs_of(n)}{'äß' * (n % 3)}{'abcdefghij' * (n % 6)}".strip()
         for n in range(DOCUMENTS)
     ]
-    odd = {0: "{} \n", 1: "\t {}", 2: "{}\0{}", 3: "{}"}
+    odd = {0: "{} \n", 1: "\t {}\r\n", 2: "{}\0{}", 3: "\r{}", EMPTY: ""}
     return [
-        f"{word}\n" if in_plain_text(n) else odd[n % 4].format(word, word)
+        f"{word}\n" if in_plain_text(n) else odd.get(n % IN_A_FILE, odd[n % 4]).format(word, word)
         for n, word in enumerate(words)
     ]
 
@@ -59,12 +64,12 @@ def in_plain_text(document: int) -> bool:
 
 
 def write(path: Path, documents: Sequence[str], *, row_group: int = ROW_GROUP) -> None:
-    """A file of these documents in the form that its name tells."""
+    """A file of these documents in the form that its name tells. Its last line has no end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         records = ({"text": f"no {n}", FIELD: text} for n, text in enumerate(documents))
-        lines = (json.dumps(record) + "\n" for record in records)
-        path.write_text("".join(lines), "utf-8")
+        # No line of a JSON text is empty: this one is no document.
+        path.write_text("\n".join(["", *map(json.dumps, records)]), "utf-8")
     elif path.suffix == ".txt":
         path.write_text("\n".join(documents), "utf-8")
     else:
@@ -129,11 +134,21 @@ def epoch_batches(documents: list[bytes], seq_len: int = SEQ_LEN) -> int:
 class Stream:
     """What the client of a stream gives: records, and the place of the last one."""
 
-    def __init__(self) -> None:
-        self.read = 0
+    def __init__(self, documents: Sequence[str]) -> None:
+        self.documents, self.read = list(documents), 0
+
+    def shared(self, rank: int, world_size: int) -> Stream:
+        """One of so many documents."""
+        return Stream(self.documents[rank::world_size])
+
+    def shuffle(self, seed: int | None = None, buffer_size: int = 1000) -> Stream:
+        """As the client's: nobody asked for it."""
+        del buffer_size
+        order = random.Random(seed)
+        return Stream(order.sample(self.documents, len(self.documents)))
 
     def __iter__(self) -> Iterator[dict[str, str | None]]:
-        every: list[str | None] = [*texts()]
+        every: list[str | None] = [*self.documents]
         # A row without a text is no document.
         for text in [*every[:9], None, *every[9:]][self.read :]:
             self.read += 1

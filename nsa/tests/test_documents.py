@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from time import sleep
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from nsa.data.packing import open_source, open_tokenizer
 from nsa.data.source import DEPTH, Batch, DataError, Source
-from nsa.data.text import FinewebCorpus
 from nsa.settings import DataSection, Share
 from nsa.step.engine import Engine, StepOutcome
 from nsa.tests.corpus import (
@@ -33,6 +34,7 @@ from nsa.tests.corpus import (
     epoch_batches,
     is_held_out,
     signs_of,
+    texts,
     write,
     write_all,
 )
@@ -66,12 +68,16 @@ def opened(
 
 @pytest.fixture
 def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream is one of these."""
-    monkeypatch.setattr(FinewebCorpus, "_open", lambda _: Stream())
+    """The client's stream is one of these, which the client shares out."""
+    client, distributed = ModuleType("datasets"), ModuleType("datasets.distributed")
+    vars(client)["load_dataset"] = lambda *_, **__: Stream(texts())
+    vars(distributed)["split_dataset_by_node"] = Stream.shared
+    for module in (client, distributed):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
 SHARES = [(rank, ranks) for ranks in RANKS for rank in range(ranks)]
-READERS = [("local", 1, 2), ("fineweb_edu", 0, 1)]
+READERS = [("local", 1, 2), ("fineweb_edu", 2, 3)]
 
 
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)
@@ -123,7 +129,10 @@ def test_a_long_document_is_read_whole(tmp_path: Path) -> None:
 def test_a_separator_that_is_written_out_is_text(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or whoever writes about it ends a document. By a table of bytes, which needs no network."""
+    """Or whoever writes about it ends a document. What stands beside it is not changed either.
+
+    By a table of bytes, which needs no network.
+    """
     if name == "gpt2":
         import tiktoken
 
@@ -135,7 +144,7 @@ def test_a_separator_that_is_written_out_is_text(
         )
         monkeypatch.setattr(tiktoken, "get_encoding", lambda _: table)
     tokenizer = open_tokenizer(name)
-    text = f"a<|endoftext|>b {SIGNS}"
+    text = f"a<|endoftext|>b\r\nc\rd\n\n {SIGNS}"
     assert tokenizer.encode(text) == list(text.encode())
     assert tokenizer.separator == {"byte": 0, "gpt2": 50_256}[name]
 
@@ -203,9 +212,13 @@ def test_evaluation_is_the_same_wherever_training_is(corpus: Path) -> None:
         second.close()
 
 
-def test_a_stream_is_read_as_it_comes(streamed: None, tmp_path: Path) -> None:
-    documents = documents_of(0, 1, held_out=False)
-    source = opened(tmp_path, 0, 1, dataset="fineweb_edu")
+@pytest.mark.parametrize(("rank", "ranks"), SHARES)
+def test_a_stream_is_read_as_it_comes(
+    streamed: None, tmp_path: Path, rank: int, ranks: int
+) -> None:
+    """Whoever moves its documents before they are shared out has ranks read the same ones."""
+    documents = documents_of(rank, ranks, held_out=False)
+    source = opened(tmp_path, rank, ranks, dataset="fineweb_edu")
     try:
         for number, wanted in enumerate(batches_of(documents, epoch_batches(documents))):
             assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
@@ -232,6 +245,9 @@ def test_reading_goes_on_where_a_checkpoint_was_written(
                 told = f"batch {number} of a run that went on at {begun}"
                 assert batch.tokens.tolist() == wanted[number], told
             place = json.dumps(batch.position)
+            # How far it is, in words, counts from the beginning of the data too.
+            if stop == count:
+                assert source.where().startswith("epoch 1,"), source.where()
         finally:
             source.close()
         told = f"the place after batch {stop - 1} moved on with what is read ahead"

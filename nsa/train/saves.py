@@ -1,15 +1,15 @@
 """The saves of a launch: begun while training goes on, told once written, and read back.
 
-Is what lies on the disk what the run held when the save began, and which steps lie there? Of a few
-tensors that the run's token draws, some elements are noted as a save begins. When the next one
-begins, and when the launch is over, rank 0 reads these tensors of its newest checkpoint back and
-compares, bit by bit.
+Is what lies on the disk what the run held when the save began, and which steps lie there? Some
+elements of every tensor are noted as a save begins. When the next one begins, rank 0 reads a few
+tensors of its newest checkpoint back, which the run's token draws anew, and when the launch is over
+all of them, and compares, bit by bit.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -30,7 +30,9 @@ from nsa.train.restore import CheckpointError, read, read_position
 # Of the model and of the optimizer each; no larger than is read in a moment.
 _TENSORS, _LARGEST = 3, 1 << 22
 _ELEMENTS = 64
-# Steps that are named; more of them say no more.
+# So many elements are read back once a launch is over, and so many at a time.
+_MOST_READ, _AT_ONCE = 1 << 29, 1 << 26
+# Steps and tensors that are named; more of them say no more.
 _MOST_WRONG = 8
 
 
@@ -124,41 +126,67 @@ class ReadBack:
         self._step: int | None = None
         self._places: dict[str, Tensor] = {}
         self._noted: dict[str, Tensor] = {}
+        self._sizes: dict[str, int] = {}
+        self._drawn: list[str] = []
         self._read, self._wrong = 0, list[int]()
         self._unreadable: str | None = None
 
     @property
     def elements(self) -> int:
-        """How many are noted of each save."""
-        return sum(len(places) for places in self._places.values())
+        """How many `check` compares."""
+        return self._count(self._drawn)
 
     def note(self, step: int) -> None:
         """A save of this step begins: copy the elements. Waits for nothing."""
         if self._engine.ranks.rank != 0:
             return
         live = shared_state(self._engine)
-        self._places = self._places or self._draw(live)
+        self._sizes = {name: tensor.numel() for name, tensor in live.items()}
+        self._draw(live)
+        self._drawn = self._few()
         self._step = step
+        # The optimizer's counts change their device with its kernels.
         self._noted = {
-            name: live[name].reshape(-1).index_select(0, places)
-            for name, places in self._places.items()
+            name: tensor.reshape(-1).index_select(0, self._places[name].to(tensor.device))
+            for name, tensor in live.items()
         }
 
     def check(self, folder: Path) -> int:
         """How many elements of the newest checkpoint, which is written, are not what was noted.
 
-        All of one that cannot be read: it is no reason to end a run that has the weights.
+        Of a few tensors. All of one that cannot be read: it is no reason to end a run that has the
+        weights.
         """
+        return sum(self._compare(folder, self._drawn).values())
+
+    def _compare(self, folder: Path, names: Sequence[str]) -> dict[str, int]:
+        """How many elements of the newest checkpoint differ, of each tensor of which any does."""
         if self._step is None:
-            return 0
+            return {}
         self._read += 1
-        saved = self._saved(folder / checkpoint_name(self._step), self._places)
-        other = sum(
-            self._differ(saved.get(name), name, places) for name, places in self._places.items()
-        )
-        if other and len(self._wrong) < _MOST_WRONG:
+        differ: dict[str, int] = {}
+        for group in self._groups(names):
+            saved = self._saved(folder / checkpoint_name(self._step), group)
+            counts = {n: self._differ(saved.get(n), n, self._places[n]) for n in group}
+            differ |= {name: count for name, count in counts.items() if count}
+        if differ and len(self._wrong) < _MOST_WRONG:
             self._wrong.append(self._step)
-        return other
+        return differ
+
+    def _groups(self, names: Sequence[str]) -> Iterator[list[str]]:
+        """Together all of them; each is small enough to be held at once, or a single tensor."""
+        group, size = list[str](), 0
+        for name in names:
+            if group and size + self._sizes[name] > _AT_ONCE:
+                yield group
+                group, size = [], 0
+            group.append(name)
+            size += self._sizes[name]
+        if group:
+            yield group
+
+    def _count(self, names: Collection[str]) -> int:
+        return sum(len(self._places[name]) for name in names)
 
     def _differ(self, saved: Tensor | None, name: str, places: Tensor) -> int:
         if saved is None:
@@ -167,22 +195,23 @@ class ReadBack:
         return int((found != self._noted[name].cpu()).sum())
 
     def report(self, folder: Path) -> dict[str, Any] | None:
-        """`step`, `tensors`, `elements` compared, how many of them are `other` ones, and `kept`.
+        """`step`, `elements` compared, how many are `other` ones, in which `tensors`, and `kept`.
 
-        Of the newest one; `read` counts all that were read back, `wrong` are the steps of those
-        that were not right; `unreadable` is why the first one of those could not be read. folder:
-        of the checkpoints, all of which are written; `kept` are the steps that lie there;
+        Of the newest one, all tensors; `read` counts all that were read back, `wrong` are the steps
+        of those that were not right; `unreadable` is why the first one of those could not be read.
+        folder: of the checkpoints, all of which are written; `kept` are the steps that lie there;
         `positions` is where each rank goes on in its data. None on other ranks, and where none was
         saved.
         """
         if self._step is None:
             return None
-        other = self.check(folder)
+        every = self._every()
+        differ = self._compare(folder, every)
         return {
             "step": self._step,
-            "tensors": sorted(self._places),
-            "elements": self.elements,
-            "other": other,
+            "tensors": sorted(differ)[:_MOST_WRONG],
+            "elements": self._count(every),
+            "other": sum(differ.values()),
             "read": self._read,
             "wrong": self._wrong,
             "unreadable": self._unreadable,
@@ -205,16 +234,28 @@ class ReadBack:
             self._unreadable = self._unreadable or str(error)
             return {}
 
-    def _draw(self, live: dict[str, Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for part in ("model.", "optimizer."):
-            names = [
-                name
-                for name, tensor in live.items()
-                if name.startswith(part) and 1 < tensor.numel() <= _LARGEST
-            ]
-            for name in self._random.sample(names, min(_TENSORS, len(names))):
-                count = live[name].numel()
+    def _draw(self, live: dict[str, Tensor]) -> None:
+        """Places in every tensor that has none yet: moments come with the first update."""
+        for name, tensor in live.items():
+            if name not in self._places:
+                count = tensor.numel()
                 places = self._random.sample(range(count), min(_ELEMENTS, count))
-                found[name] = torch.tensor(sorted(places), device=live[name].device)
+                self._places[name] = torch.tensor(sorted(places), device=tensor.device)
+
+    def _few(self) -> list[str]:
+        """Tensors of model and optimizer that are read in a moment."""
+        found: list[str] = []
+        for part in ("model.", "optimizer."):
+            sizes = self._sizes.items()
+            names = [n for n, size in sizes if n.startswith(part) and 1 < size <= _LARGEST]
+            found += self._random.sample(names, min(_TENSORS, len(names)))
+        return found
+
+    def _every(self) -> list[str]:
+        """All tensors, or as many drawn ones as may be read."""
+        found, left = list[str](), _MOST_READ
+        for name in self._random.sample(list(self._sizes), len(self._sizes)):
+            if self._sizes[name] <= left:
+                found.append(name)
+                left -= self._sizes[name]
         return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from phases.kit.case import Case, Finding, failed, inconclusive, invalid, missing, passed
 from phases.kit.measure import file_value, steps_of
+from runbook.accounts.model import other_selection
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence
 
@@ -16,15 +17,11 @@ if TYPE_CHECKING:
 
 # A stretch without readings is suspicious beyond so many of the usual ones.
 _GAP = 3
-# Column of gates.csv, its unit, what it is called, and how a number of it is told.
+# Column of gates.csv, its unit, and what it is called.
 _SELECTION = (
-    ("sel_blocks_mean", "blocks", "blocks that a query attends to", "a query attends to {} blocks"),
-    ("sel_forced_share", "share", "part of them that is forced", "{} of its blocks are forced"),
+    ("sel_blocks_mean", "blocks", "blocks that a query attends to"),
+    ("sel_forced_share", "share", "part of them that is forced"),
 )
-# The initial block, the current one and the one before it.
-_FORCED = 3
-# The trainer averages whole numbers in float64.
-_ROUNDING = 1e-6
 
 
 def gates(case: Case, name: str) -> Finding:
@@ -81,7 +78,7 @@ def selection(launch: LaunchEvidence) -> tuple[Measurement, ...]:
     if frame is None:
         return ()
     found = []
-    for column, unit, note, _ in _SELECTION:
+    for column, unit, note in _SELECTION:
         readings = frame[["step", column]].dropna() if column in frame else frame[:0]
         # A damaged row may tell any step; that it does is the row's to say.
         readings = readings[readings["step"] > 0]
@@ -100,33 +97,10 @@ def _told(measured: Sequence[Measurement]) -> str:
 
 
 def _other_selection(launch: LaunchEvidence) -> str:
-    """Why the selection is not that of the config's shape, or an empty string.
-
-    A query in block b attends to min(n_sel, b + 1) of them, of which min(3, b + 1) are forced: no
-    training changes those means.
-    """
+    """Why the selection is not that of the config's shape, or an empty string."""
     env: Mapping[str, Any] = launch.env or {}
     shape = (env.get("config") or {}).get("nsa") or {}
-    l_sel, n_sel = shape.get("l_sel"), shape.get("n_sel")
-    seq_len = (env.get("effective") or {}).get("seq_len")
-    if launch.gates is None or not (l_sel and n_sel and seq_len):
-        return ""  # another trainer's config
-    read, forced = (
-        sum(min(most, at // l_sel + 1) for at in range(seq_len)) / seq_len
-        for most in (n_sel, _FORCED)
-    )
-    for (column, _, _, words), meant in zip(_SELECTION, (read, forced / read), strict=True):
-        if column not in launch.gates:
-            continue
-        readings = launch.gates.dropna(subset=[column])
-        other = readings[(readings[column] - meant).abs() > _ROUNDING * meant]
-        if not other.empty:
-            step, seen = int(other["step"].iloc[0]), float(other[column].iloc[0])
-            return (
-                f"from step {step} {words.format(f'{seen:.4g}')}, where n_sel={n_sel}, "
-                f"l_sel={l_sel} and S={seq_len} mean {meant:.4g}"
-            )
-    return ""
+    return other_selection(launch.gates, shape, (env.get("effective") or {}).get("seq_len"))
 
 
 def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str:

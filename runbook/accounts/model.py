@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.accounts.first_weights import begins
 from runbook.accounts.workload import Workload
+from runbook.folder.launch.shapes import is_count
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
@@ -34,6 +35,15 @@ LOSS_TOLERANCE = 2e-3
 _STUCK = 3
 # Means of the same gates by two formulas in float64; a device may round the pass otherwise.
 GATES_TOLERANCE = 1e-4
+# Means of whole numbers by two formulas in float64, as a share.
+_WHOLE_NUMBERS = 1e-6
+# The initial block, the current one and the one before it are chosen whatever their scores.
+_FORCED = 3
+# How a number of the selection is told, by its column.
+_SELECTED = {
+    "sel_blocks_mean": "a query attends to {} blocks",
+    "sel_forced_share": "{} of its blocks are forced",
+}
 # So many numbers are told of a layer; of which a column is, and what it makes of the layers.
 _TOLD = 5
 _OVER_LAYERS: Mapping[str, tuple[int, Callable[[Sequence[float]], float]]] = {
@@ -264,3 +274,44 @@ def _gates_again(gates: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) 
                     f"{name} of the gates in step {row['step']:.0f} is {read:.5f} in gates.csv, "
                     f"computed again {wanted:.5f}"
                 )
+
+
+def selection_account(gates: pd.DataFrame | None, work: Workload) -> list[str]:
+    """The selection that gates.csv tells of is that of the config's shape."""
+    other = other_selection(gates, work.shape, work.seq_len)
+    return [other] if other else []
+
+
+def other_selection(gates: pd.DataFrame | None, shape: Mapping[str, Any], seq_len: Any) -> str:
+    """How a reading of the selection is not that of this shape, or an empty string.
+
+    A query in block b attends to min(n_sel, b + 1) of them, of which min(3, b + 1) are forced: no
+    training changes those means.
+    """
+    l_sel: Any = shape.get("l_sel")
+    n_sel: Any = shape.get("n_sel")
+    known = all(is_count(one) and one > 0 for one in (l_sel, n_sel, seq_len))
+    if gates is None or not known:
+        return ""  # another trainer's config
+    read, forced = (_mean_blocks(most, seq_len, l_sel) for most in (n_sel, _FORCED))
+    for (column, words), meant in zip(_SELECTED.items(), (read, forced / read), strict=True):
+        if column not in gates:
+            continue  # an earlier run
+        # Empty where auxiliary statistics are switched off.
+        readings = gates.dropna(subset=[column])
+        other = readings[(readings[column] - meant).abs() > _WHOLE_NUMBERS * meant]
+        if not other.empty:
+            step, seen = int(other["step"].iloc[0]), float(other[column].iloc[0])
+            return (
+                f"from step {step} {words.format(f'{seen:.4g}')}, where n_sel={n_sel}, "
+                f"l_sel={l_sel} and S={seq_len} mean {meant:.4g}"
+            )
+    return ""
+
+
+def _mean_blocks(most: int, seq_len: int, size: int) -> float:
+    """The mean of min(`most`, t // size + 1) over the queries t of a sequence."""
+    blocks, rest = divmod(seq_len, size)
+    growing = min(most, blocks)
+    whole = growing * (growing + 1) // 2 + (blocks - growing) * most
+    return (size * whole + rest * min(most, blocks + 1)) / seq_len

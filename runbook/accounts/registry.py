@@ -151,6 +151,13 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, model.gates_account),
     Account(
         Row.ACCOUNTS,
+        model.selection_account,
+        topic="selection",
+        title="{name} tells of another selection than its config means.",
+        mismatch=True,
+    ),
+    Account(
+        Row.ACCOUNTS,
         tables.evaluations_left_out,
         topic="evaluations",
         title="{name} left out evaluations that train.eval_every asks for.",

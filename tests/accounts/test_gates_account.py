@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 
 from nsa.contract.digests import recomputed_steps
-from runbook.accounts.model import gates_account
+from runbook.accounts.model import gates_account, selection_account
 from tests.accounts.launches import STEPS, WORK, Ranks, ending_of, honest
 
 TWICE = recomputed_steps("t", 1, STEPS)
@@ -102,3 +103,41 @@ def test_three_readings_that_are_equal_in_all_digits_were_not_taken(
     taken = table().iloc[: len(entropy)].assign(entropy=entropy, max_gate=gate)
     equal = f"{len(entropy)} readings of the gates are equal in every digit"
     assert problems(taken) == ([equal] if stuck else [])
+
+
+def selecting(blocks: float, share: float) -> pd.DataFrame:
+    """Readings of the selection in every step."""
+    return table(sel_blocks_mean=blocks, sel_forced_share=share)
+
+
+def of_shape(l_sel: Any, n_sel: Any, seq_len: int = 128) -> Any:
+    return replace(WORK, seq_len=seq_len, shape={"l_sel": l_sel, "n_sel": n_sel})
+
+
+# The last block of a sequence may be cut off, and a sequence be shorter than what is chosen.
+@pytest.mark.parametrize("seq_len", [1, 16, 100, 128, 2048])
+@pytest.mark.parametrize(("l_sel", "n_sel"), [(16, 4), (64, 16), (7, 3)])
+def test_a_selection_is_that_of_the_config_in_every_reading(
+    seq_len: int, l_sel: int, n_sel: int
+) -> None:
+    """Counted query by query."""
+    seen = [len(range(0, query + 1, l_sel)) for query in range(seq_len)]
+    read = sum(min(blocks, n_sel) for blocks in seen)
+    share = sum(min(blocks, 3) for blocks in seen) / read
+    work = of_shape(l_sel, n_sel, seq_len)
+    assert selection_account(selecting(read / seq_len, share), work) == []
+    (text,) = selection_account(selecting(read / seq_len + 1e-4, share), work)
+    assert text.startswith("from step 1 a query attends to ") and f"n_sel={n_sel}" in text
+    late = selecting(read / seq_len, share)
+    late.loc[STEPS - 1, "sel_forced_share"] = share - 1e-4
+    (text,) = selection_account(late, work)
+    assert text.startswith(f"from step {STEPS} ") and "of its blocks are forced" in text
+
+
+def test_a_selection_that_nobody_tells_of_is_held_against_nothing() -> None:
+    """Earlier records have no such column, statistics may be off, and configs be another's."""
+    work = of_shape(16, 4)
+    assert selection_account(None, work) == selection_account(table(), work) == []
+    assert selection_account(selecting(math.nan, math.nan), work) == []
+    for other in (WORK, of_shape(0, 4), of_shape(16, "many"), of_shape(16, -1)):
+        assert selection_account(selecting(1.0, 1.0), other) == []

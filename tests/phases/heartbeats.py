@@ -83,7 +83,7 @@ MODEL: Mapping[str, Any] = {
     "mlp_ratio": 8 / 3,
     "tie_embeddings": True,
 }
-NSA: Mapping[str, Any] = {"l": 32, "phi": "avg"}
+NSA: Mapping[str, Any] = {"l": 32, "l_sel": 64, "n_sel": 16, "phi": "avg"}
 WEIGHTS: Mapping[str, Any] = first_weights(
     {"config": {"model": MODEL, "nsa": NSA}, "effective": {"vocab_size": VOCABULARY}}
 )

@@ -193,6 +193,48 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
     assert told["kept"] == [3]
 
 
+@pytest.mark.parametrize("part", ["model", "exp_avg", "exp_avg_sq", "step"])
+def test_no_tensor_of_the_newest_checkpoint_is_left_out(tmp_path: Path, part: str) -> None:
+    """One that a save did not copy again, whichever it is, is named."""
+    trainer = engine()
+    store = Saves(tmp_path, trainer, Heartbeat(rank=0, token="t"))
+    train(trainer, range(1, 2))
+    names = [
+        name
+        for name in shared_state(trainer)
+        if name.startswith(f"{part}.") or name.endswith(f".{part}")
+    ]
+    assert len(names) > 8
+    for number, stale in enumerate(names[::5], 1):
+        noted = ReadBack(trainer, token="t")
+        noted.note(number)
+        with torch.no_grad():
+            shared_state(trainer)[stale].add_(1)
+            store.begin(step=number, position=POSITION, val_loss=None)
+            store.finish()
+            shared_state(trainer)[stale].sub_(1)
+        told = noted.report(store.folder)
+        assert told is not None and told["other"] > 0
+        assert (told["tensors"], told["wrong"]) == ([stale], [number])
+
+
+def test_moments_that_come_after_the_first_save_are_read_back_too(tmp_path: Path) -> None:
+    """As where a scaler leaves the first updates out."""
+    trainer = engine()
+    store, noted = (
+        Saves(tmp_path, trainer, Heartbeat(rank=0, token="t")),
+        ReadBack(trainer, token="t"),
+    )
+    noted.note(0)
+    train(trainer, range(1, 2))
+    noted.note(1)
+    store.begin(step=1, position=POSITION, val_loss=None)
+    store.finish()
+    told = noted.report(store.folder)
+    assert told is not None and (told["other"], told["unreadable"]) == (0, None)
+    assert told["elements"] == sum(min(64, one.numel()) for one in shared_state(trainer).values())
+
+
 def saved_and_noted(folder: Path) -> tuple[Saves, ReadBack]:
     """A store whose only save, of step 1, has begun, and what it has to read."""
     trainer = engine()

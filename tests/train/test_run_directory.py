@@ -10,6 +10,7 @@ import stat
 from itertools import pairwise
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -271,14 +272,25 @@ def test_tensorboard_events_or_a_line_that_says_why_not(everything: Launch) -> N
     assert everything.effects()["NSA_TB_DISABLE"]["took_effect"] is bool(written)
 
 
-def test_tensorboard_shows_the_numbers_of_the_csv_at_their_steps(everything: Launch) -> None:
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    board = events.EventAccumulator(str(everything.run_dir / "tb")).Reload()
-    steps = everything.column("step")
-    for name in ("loss", "lr", "toks_per_s", "grad_norm"):
-        shown = {point.step: point.value for point in board.Scalars(name)}
-        own = dict(zip(steps, everything.column(name), strict=True))
-        assert shown and shown == pytest.approx({step: own[step] for step in shown}, rel=1e-6)
+# What TensorBoard shows under which name, and the table and column that have it too.
+BOARD = {
+    **{name: ("training.csv", name) for name in ("loss", "lr", "toks_per_s", "grad_norm")},
+    "val_loss": ("val.csv", "loss"),
+    "gate_entropy": ("gates.csv", "entropy"),
+    "max_gate": ("gates.csv", "max_gate"),
+}
+
+
+def test_tensorboard_shows_what_the_tables_hold(everything: Launch) -> None:
+    """At the same steps, rounded to float32."""
+    boards = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = boards.EventAccumulator(str(everything.run_dir / "tb"))
+    found.Reload()
+    assert set(found.Tags()["scalars"]) == set(BOARD)
+    for name, (table, column) in BOARD.items():
+        shown = {event.step: event.value for event in found.Scalars(name)}
+        rows = pd.read_csv(everything.run_dir / table).set_index("step")
+        assert len(rows) and shown == pytest.approx(rows[column].to_dict(), rel=1e-6), name
 
 
 def test_what_is_not_available_is_said(everything: Launch) -> None:

@@ -392,6 +392,16 @@ def _between_steps(made: Engine) -> None:
     made.model.register_forward_pre_hook(wear)
 
 
+def _a_row_between_steps(made: Engine) -> None:
+    """None of the drawn elements is in it."""
+    weight = _last(made)
+
+    def wear(*_: object) -> None:
+        weight.data[5].mul_(0.999)
+
+    made.model.register_forward_pre_hook(wear)
+
+
 def _another_epsilon(made: Engine) -> None:
     made.optimizer.param_groups[0]["eps"] = 1e-4
 
@@ -436,6 +446,7 @@ LEFT = " (norm, moments and told rate are right: left are which parameters decay
         (_momentum_reset, "1", "first moment: off by"),
         (_bf16_weights, "0", "weights after the update: off by"),
         (_between_steps, "1", "change between two steps"),
+        (_a_row_between_steps, "0", "change between two steps"),
         (_another_epsilon, "0", f"allowed 32{LEFT}"),
         (_a_row_put_back, "0", "what changes weights right after the update"),
         (_other_formula, "0", "a formula other than AdamW's"),
@@ -451,6 +462,16 @@ def test_a_planted_defect_fails_the_account(
     assert any(says in text for text in problems(trained(made)))
 
 
+def _last(made: Engine) -> Tensor:
+    weight: Tensor = made.model.layers[1].get_parameter("mlp.down.weight")
+    return weight
+
+
+def _leave_gradient(weight: Tensor) -> None:
+    weight.grad = torch.zeros_like(weight)
+    weight.grad[5, 7] = 1e-6
+
+
 @pytest.mark.parametrize(
     ("change", "jumps"),
     [
@@ -458,10 +479,17 @@ def test_a_planted_defect_fails_the_account(
         (lambda made: made.model.eval(), 1),
         (lambda made: [p.data.add_(1.0) for p in made.model.parameters()], None),
         (lambda made: [e["exp_avg"].add_(1.0) for e in made.optimizer.state.values()], None),
-        (lambda made: made.model.layers[1].mlp.down.weight.data[5].mul_(0.5), 1),  # type: ignore
-        (lambda made: made.model.embedding.weight.data.view(-1)[70].add_(1e-4), 1),
+        # What none of the drawn elements meets.
+        (lambda made: _last(made).data[5].mul_(0.5), 1),
+        (lambda made: _last(made).data[5, 7].neg_(), 1),
+        (lambda made: made.optimizer.state[_last(made)]["exp_avg"][5, 7].add_(1e-6), 1),
+        (lambda made: made.optimizer.state[_last(made)]["exp_avg_sq"][5, 7].mul_(1.001), 1),
+        (lambda made: _leave_gradient(_last(made)), 1),
     ],
-    ids=("nothing", "mode", "weights", "moments", "a row", "an element"),
+    ids=(
+        *("nothing", "mode", "weights", "moments", "a row", "a sign"),
+        *("of a first moment", "of a second moment", "of a gradient"),
+    ),
 )
 @pytest.mark.parametrize("later", [False, True], ids=("meanwhile", "before the next step"))
 def test_what_changes_while_all_has_to_rest_is_counted(
@@ -470,10 +498,11 @@ def test_what_changes_while_all_has_to_rest_is_counted(
     made = engine()
     trained(made)
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
-    with shadow.unchanged():
+    with torch.no_grad(), shadow.unchanged():
         _ = later or change(made)
     if later:
-        change(made)
+        with torch.no_grad():
+            change(made)
     shadow.watch(1)
     found = shadow.report()["jumps"]
     assert found > 1 if jumps is None else found == jumps

@@ -8,7 +8,7 @@ elements are independent comes out about as large as an element.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ _BETAS, _EPS = (0.9, 0.95), 1e-8
 _UPDATE_ROUNDINGS = 16
 # Squares of what is smaller than this underflow in float32, and are far below epsilon.
 _FLOOR = 1e-30
+# Whole numbers of so many bytes.
+_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Elements that are widened to float64 at a time.
 _AT_ONCE = 1 << 20
 
@@ -63,6 +65,21 @@ class Sums:
         for signs, part in zip(torch.split(rows, size, 1), torch.split(matrix, size), strict=True):
             total += signs.double() @ part.double()
         return (total * columns).sum(1) / math.sqrt(tensor.numel())
+
+
+def bits(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
+    """The sum of all elements' bits, as whole numbers, of each tensor [n]; 0 where there is none.
+
+    Exact: another bit in one element gives another sum. All are on `device`.
+    """
+    return torch.stack(
+        [
+            torch.zeros((), dtype=torch.int64, device=device)
+            if tensor is None
+            else tensor.detach().view(_WHOLE[tensor.element_size()]).sum(dtype=torch.int64)
+            for tensor in tensors
+        ]
+    )
 
 
 def updated(

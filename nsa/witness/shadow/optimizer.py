@@ -24,7 +24,7 @@ from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data.source import Batch
 from nsa.step.engine import Engine
 from nsa.witness.accounts import pieces, plain_floats
-from nsa.witness.shadow.adamw import Sums, moved, updated, way_of, whole_rms
+from nsa.witness.shadow.adamw import Sums, bits, moved, updated, way_of, whole_rms
 from nsa.witness.shadow.recompute import Bias, Recomputed, gap, one_layer_off, recompute
 
 # torch takes a norm that it clips for so much larger.
@@ -32,16 +32,13 @@ _CLIP_EPS = 1e-6
 # Of each piece so many elements, at places that the run's token draws.
 _SAMPLED = 16
 _ROUNDOFF = 2.0**-24
-# Types of whole numbers by the bytes of an element.
-_WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
     """Weight and moments [3, N] of the sample, and the updates that each parameter had [P].
 
-    bits: of all weights and moments [3, P], see `_bits`. sums: of all its weights [P, _SAMPLED], in
-    float64.
+    bits: of all weights and moments [3, P]. sums: of all its weights [P, _SAMPLED], in float64.
     """
 
     values: Tensor
@@ -106,7 +103,7 @@ class Shadow:
         self._left: list[Tensor] = []
         self._rate = 0.0
         # As the last update before an evaluation left them, or the checkpoint that is gone on from.
-        self._updated = self._bits([p.detach() for p in self._parameters])
+        self._updated = bits([p.detach() for p in self._parameters], self._engine.device)
         # As an evaluation or the like left all, until the next step begins.
         self._resting: Tensor | None = None
 
@@ -131,13 +128,13 @@ class Shadow:
         self._resting = None
 
     def _at_rest(self) -> Tensor:
-        gradients = self._bits([p.grad for p in self._parameters])
+        gradients = bits([p.grad for p in self._parameters], self._engine.device)
         mode = gradients.new_tensor([self._engine.model.training])
         return torch.cat((self._all_bits().flatten(), gradients, mode))
 
     def evaluating(self) -> None:
         """A held-out batch is in the model, which has to hold what the last update left."""
-        now = self._bits([p.detach() for p in self._parameters])
+        now = bits([p.detach() for p in self._parameters], self._engine.device)
         self._moved.append((now != self._updated).sum())
 
     def recompute(self, step: int, batches: Sequence[Batch], *, from_host: int = 0) -> None:
@@ -174,7 +171,7 @@ class Shadow:
         """The step's update is over; `norm`: of its gradients, as the trainer tells it."""
         every = self._engine.plan.config.train.eval_every
         if every and step % every == 0:
-            self._updated = self._bits([p.detach() for p in self._parameters])
+            self._updated = bits([p.detach() for p in self._parameters], self._engine.device)
         # Numbers of the host: those of every step.
         rates = tuple(float(group["lr"]) for group in self._engine.optimizer.param_groups)
         due = self._engine.rate(step)
@@ -307,7 +304,8 @@ class Shadow:
 
     def _all_bits(self) -> Tensor:
         """Of weights and moments [3, P]."""
-        return torch.stack([self._bits(tensors) for tensors in self._weights_and_moments()])
+        every = self._weights_and_moments()
+        return torch.stack([bits(tensors, self._engine.device) for tensors in every])
 
     def _weights_and_moments(self) -> Iterator[Sequence[Tensor | None]]:
         entries = self._entries()
@@ -337,20 +335,6 @@ class Shadow:
             sums.append(self._sums.exact(number, way))
             sizes.append(torch.stack([whole_rms(way), whole_rms(parameter.detach())]))
         return torch.stack(sums), torch.stack(sizes)
-
-    def _bits(self, tensors: Sequence[Tensor | None]) -> Tensor:
-        """Sums [P] of all elements as whole numbers, exact in any order; 0 where there is none.
-
-        Whatever changes in one place changes them.
-        """
-        device = self._places[0].device
-        found = [
-            torch.zeros((), dtype=torch.int64, device=device)
-            if tensor is None
-            else tensor.view(_WHOLE[tensor.element_size()]).sum(dtype=torch.int64)
-            for tensor in tensors
-        ]
-        return torch.stack(found)
 
     def _gradient(self, tensors: Sequence[Tensor | None]) -> Tensor:
         return torch.cat((self._sample(tensors), self._sums.of(tensors)))

@@ -13,7 +13,7 @@ import pytest
 from runbook.folder.launch.shapes import ENV, shaped
 from runbook.records import Outcome, RankExit, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import answers, builder, env_files, heartbeats, spoil
+from tests.phases import answers, builder, env_files, heartbeats, spoil, traces
 from tests.phases.answers import (
     DAMAGED,
     NOT_LEARNING,
@@ -379,3 +379,11 @@ def test_weights_that_begin_otherwise_have_a_row_and_a_remedy() -> None:
     assert check.remedy.startswith("look at how the trainer draws its weights")
     healthy = answers.row("baseline", "oracle", where=where)
     assert "the weights of 16 groups begin as they have to" in healthy.reason
+
+
+def test_another_selection_than_the_config_means_fails_every_phase_that_reads_it() -> None:
+    """Not only the long run, whose gates are looked at."""
+    health = traces.gates(60).assign(sel_blocks_mean=2.5)
+    check = answers.row("baseline", "accounts", spoil.parts(gates=health))
+    says(check, WRONG, "a query attends to 2.5 blocks, where n_sel=", remedy="statistics are wrong")
+    assert check.title == "run1 tells of another selection than its config means."
