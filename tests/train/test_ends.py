@@ -158,7 +158,8 @@ def test_ranks_that_drifted_apart_are_an_error(tmp_path: Path) -> None:
     ends = [launch.exit(rank) for rank in range(2)]
     assert [end["code"] for end in ends] == [1, 1]
     # The fault moves rank 1's first parameter alone, after step 2.
-    assert "seen first after step 2: 1 of 16, of these first embedding.weight" in ends[0]["reason"]
+    told = "seen first in step 2: the weights of 1 of 16 parameters, first embedding.weight"
+    assert told in ends[0]["reason"]
 
 
 @pytest.mark.slow

@@ -217,15 +217,23 @@ class Shadow:
 
         Later on all of them do: each follows from the others.
         """
-        ranks, names = self._engine.ranks, self._engine.model.named_parameters()
-        named = {id(parameter): name for name, parameter in names}
+        ranks = self._engine.ranks
+        named = {id(parameter): name for name, parameter in self._engine.model.named_parameters()}
+        owners = torch.cat((self._owner, self._summed)).to(self._engine.device)
+        one_each = torch.arange(len(self._parameters), device=self._engine.device)
         for step, seen in sorted(self._seen.items()):
-            own = seen.state.bits[0]
-            apart = ranks.sum((own != ranks.tensor_of_rank0(own)).double().tolist())
-            found = [named[id(p)] for p, off in zip(self._parameters, apart, strict=True) if off]
-            if found:
-                count = f"{len(found)} of {len(apart)}"
-                return f"seen first after step {step}: {count}, of these first {found[0]}"
+            for what, own, of in (
+                ("gradient", seen.begun.gradient, owners),
+                ("weights", seen.state.bits[0], one_each),
+            ):
+                off = (own != ranks.tensor_of_rank0(own)).double()
+                found = ranks.sum(
+                    torch.zeros_like(one_each).double().index_add(0, of, off).tolist()
+                )
+                apart = [named[id(p)] for p, n in zip(self._parameters, found, strict=True) if n]
+                if apart:
+                    count = f"{len(apart)} of {len(found)} parameters"
+                    return f"seen first in step {step}: the {what} of {count}, first {apart[0]}"
         return "since the last update"
 
     def report_recomputed(self) -> dict[str, Any]:
