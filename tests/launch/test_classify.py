@@ -214,7 +214,7 @@ def test_a_real_torchrun_whose_store_refuses_is_invalid_and_started_once(tmp_pat
 
 
 def test_ranks_that_parted_have_a_kind_and_no_culprit() -> None:
-    said = f"{PARTED} (seen first in step 2: the weights of 1 of 16 parameters, first norm.weight): DDP did not"
+    said = f"{PARTED} (seen first in step 2: the weights of 1 of 16 parameters, first a.b): DDP did"
     both = (state(0, 1, said, step=4), state(1, 1, said, step=4))
     end = Case(ranks=both, cause=said).end()
     assert (end.status, end.kind, end.culprit_rank, end.cause) == (CRASHED, Kind.PARTED, None, said)

@@ -482,12 +482,16 @@ def _leave_gradient(weight: Tensor) -> None:
         # What none of the drawn elements meets.
         (lambda made: _last(made).data[5].mul_(0.5), 1),
         (lambda made: _last(made).data[5, 7].neg_(), 1),
+        (lambda made: _last(made).data.copy_(_last(made).roll(1, 0)), 1),
+        (lambda made: _last(made).data.copy_(_last(made).flip(1)), 1),
+        (lambda made: made.model.norm.weight.data[:2].copy_(torch.tensor([1.5, 0.5])), 1),
         (lambda made: made.optimizer.state[_last(made)]["exp_avg"][5, 7].add_(1e-6), 1),
         (lambda made: made.optimizer.state[_last(made)]["exp_avg_sq"][5, 7].mul_(1.001), 1),
         (lambda made: _leave_gradient(_last(made)), 1),
     ],
     ids=(
         *("nothing", "mode", "weights", "moments", "a row", "a sign"),
+        *("rows that change places", "columns that do", "two of a vector"),
         *("of a first moment", "of a second moment", "of a gradient"),
     ),
 )

@@ -68,18 +68,23 @@ class Sums:
 
 
 def bits(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
-    """The sum of all elements' bits, as whole numbers, of each tensor [n]; 0 where there is none.
+    """A whole number [n] of all bits of each tensor; 0 where there is none. All are on `device`.
 
-    Exact: another bit in one element gives another sum. All are on `device`.
+    Exact: another bit in one element gives another number, and so do two that change places.
     """
-    return torch.stack(
-        [
-            torch.zeros((), dtype=torch.int64, device=device)
-            if tensor is None
-            else tensor.detach().view(_WHOLE[tensor.element_size()]).sum(dtype=torch.int64)
-            for tensor in tensors
-        ]
-    )
+    none = torch.zeros((), dtype=torch.int64, device=device)
+    return torch.stack([none if tensor is None else _bits(tensor) for tensor in tensors])
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Sums of rows and of columns as whole numbers, each times its place, modulo 2^64."""
+    whole = tensor.detach().view(_WHOLE[tensor.element_size()])
+    grid = whole.reshape(-1, whole.shape[-1] if whole.dim() else 1)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for dim, factor in ((1, 1), (0, 1_000_003)):
+        sums = grid.sum(dim, dtype=torch.int64)
+        total = total + factor * (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
+    return total
 
 
 def updated(
