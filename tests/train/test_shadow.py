@@ -534,6 +534,21 @@ def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
     assert shadow.report()["jumps"] == (len(weights) if by else 0)
 
 
+def test_weights_that_change_between_two_steps_that_nobody_drew_are_seen() -> None:
+    made = engine()
+    shadow, clock = Shadow(made, token=TOKEN, first=1, last=400), StepClock(made.device)
+    for step in range(1, 12):
+        shadow.watch(step)
+        outcome = made.compute([batch(step, 32)], clock)
+        made.update(step, clock)
+        shadow.updated(step, outcome.norm)
+        if step == 7:
+            assert shadow.report()["jumps"] == 0
+            weight = _last(made).data
+            weight.copy_(weight.bfloat16())
+    assert shadow.report()["jumps"] == 1
+
+
 def test_the_rate_of_every_step_is_held_against_the_schedule() -> None:
     """Also of those that nobody drew: that of one step in a hundred is seen, too."""
     made = engine()

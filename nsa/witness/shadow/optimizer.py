@@ -104,6 +104,9 @@ class Shadow:
         self._rate = 0.0
         # As the last update before an evaluation left them, or the checkpoint that is gone on from.
         self._updated = bits([p.detach() for p in self._parameters], self._engine.device)
+        # Of every parameter's weights as the last update left them, and how many changed since.
+        self._norms: Tensor | None = None
+        self._changed = torch.zeros((), dtype=torch.int64, device=engine.device)
         # As an evaluation or the like left all, until the next step begins.
         self._resting: Tensor | None = None
 
@@ -161,6 +164,8 @@ class Shadow:
         Then no gradient may be there yet: the step's own would be added to it.
         """
         self._rested()
+        if self._norms is not None:
+            self._changed = self._changed + (self._own_norms() != self._norms).sum()
         watched = step in self._watched
         if watched:
             self._left.append((self._sample([p.grad for p in self._parameters]) != 0).sum())
@@ -172,6 +177,7 @@ class Shadow:
         every = self._engine.plan.config.train.eval_every
         if every and step % every == 0:
             self._updated = bits([p.detach() for p in self._parameters], self._engine.device)
+        self._norms = self._own_norms()
         # Numbers of the host: those of every step.
         rates = tuple(float(group["lr"]) for group in self._engine.optimizer.param_groups)
         due = self._engine.rate(step)
@@ -199,7 +205,7 @@ class Shadow:
         gradient before the step's first backward pass.
         """
         worst = dict.fromkeys(("weight", "first_moment", "second_moment", "norm"), 0.0)
-        jumps = sum(int(moved) for moved in self._moved)
+        jumps = int(self._changed) + sum(int(moved) for moved in self._moved)
         for step, seen in self._seen.items():
             gaps, wrong_counts = self._gaps(step, seen)
             # A NaN stays the worst.
@@ -301,6 +307,10 @@ class Shadow:
             scale=float(scaler.get_scale()) if scaler.is_enabled() else 1.0,
             has_gradient=[g is not None for g in grads],
         )
+
+    def _own_norms(self) -> Tensor:
+        """Of the weights [P], in one call: a look at every step has to be cheap."""
+        return torch.stack(torch._foreach_norm([p.detach() for p in self._parameters]))
 
     def _entries(self) -> list[dict[str, Tensor]]:
         """What the optimizer keeps of each parameter; nothing before its first update."""
