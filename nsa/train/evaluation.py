@@ -23,16 +23,16 @@ from nsa.witness.witness import Witness
 class Evaluation:
     """What an evaluation came to, in nats: a mean over ranks and batches, this rank's batches.
 
-    again: which batch was computed a second time, counted from 0, and what that gave.
+    kept: the batch that was drawn; None where there are fewer.
     """
 
     loss: float
     losses: list[float]
-    again: dict[str, float] | None
+    kept: Tensor | None
 
 
 def evaluate(engine: Engine, batches: Iterable[Tensor], *, drawn: int) -> Evaluation:
-    """Next-token losses of these batches [B, S+1]; `drawn`: which one to compute again.
+    """Next-token losses of these batches [B, S+1]; `drawn`: which one to keep, counted from 0.
 
     A collective of all ranks.
     """
@@ -45,11 +45,7 @@ def evaluate(engine: Engine, batches: Iterable[Tensor], *, drawn: int) -> Evalua
             kept = tokens if number == drawn else kept
     engine.model.train()
     total, count = engine.ranks.sum([sum(losses), float(len(losses))])
-    return Evaluation(
-        loss=total / count,
-        losses=losses,
-        again=None if kept is None else {"batch": drawn, "loss": loss_again(engine, kept)},
-    )
+    return Evaluation(loss=total / count, losses=losses, kept=kept)
 
 
 class Evaluations:
@@ -70,16 +66,24 @@ class Evaluations:
         beat.phase = Phase.EVAL
         beat.write(Event.EVAL_START)
         count = self._engine.plan.config.train.eval_batches
-        found = evaluate(
-            self._engine,
-            self._witness.held_out(source.validation(count)),
-            drawn=drawn_batch(beat.token, rank, step, count),
-        )
+        drawn = drawn_batch(beat.token, rank, step, count)
+        held_out = self._witness.held_out(source.validation(count))
+        found = evaluate(self._engine, held_out, drawn=drawn)
         self._witness.compiling.note("eval")
         self._latest = (step, found.loss)
         self._tables.val(step, found.loss)
-        told = {**self._witness.meter.passed(), "seconds": round(perf_counter() - begin, 4)}
-        beat.write(Event.EVAL, **vars(found), **told)
+        # By another way, when whatever an evaluation sets has to be as it was.
+        again = None
+        if found.kept is not None:
+            again = {"batch": drawn, "loss": loss_again(self._engine, found.kept)}
+        beat.write(
+            Event.EVAL,
+            loss=found.loss,
+            losses=found.losses,
+            again=again,
+            **self._witness.meter.passed(),
+            seconds=round(perf_counter() - begin, 4),
+        )
         say(f"[eval] step {step} loss={found.loss:.4f}", rank=rank)
         beat.sync()
 

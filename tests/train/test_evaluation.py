@@ -13,6 +13,7 @@ from nsa.contract.digests import drawn_batch
 from nsa.step.engine import Engine
 from nsa.train.evaluation import evaluate
 from nsa.witness.accounts import TokenMeter, batch_digest
+from nsa.witness.shadow.recompute import loss_again
 from tests.train.engines import S, batch, engine
 
 HELD_OUT = [batch(seed).tokens for seed in (1, 2, 3)]
@@ -23,9 +24,8 @@ def test_an_evaluation_is_the_mean_of_its_batches_and_leaves_nothing_behind() ->
     found = evaluate(trainer, HELD_OUT, drawn=1)
     assert len(found.losses) == 3
     assert found.loss == pytest.approx(math.fsum(found.losses) / 3, rel=1e-12)
-    assert found.again is not None
-    assert found.again["batch"] == 1
-    assert found.again["loss"] == pytest.approx(found.losses[1], abs=1e-6)
+    assert found.kept is HELD_OUT[1]
+    assert loss_again(trainer, HELD_OUT[1]) == pytest.approx(found.losses[1], abs=1e-6)
     assert trainer.model.training
     assert all(p.grad is None for p in trainer.model.parameters())
 
@@ -40,13 +40,14 @@ def test_a_loss_that_only_an_evaluation_has_is_not_what_the_batch_gives_again(
         return whole if torch.is_grad_enabled() else 0.99 * whole
 
     monkeypatch.setattr(Engine, "loss", loss)
-    found = evaluate(engine(), HELD_OUT, drawn=2)
-    assert found.again is not None
-    assert found.again["loss"] - found.losses[2] > 0.05
+    trainer = engine()
+    found = evaluate(trainer, HELD_OUT, drawn=2)
+    assert found.kept is not None
+    assert loss_again(trainer, found.kept) - found.losses[2] > 0.05
 
 
 def test_a_batch_that_is_never_reached_is_not_computed_again() -> None:
-    assert evaluate(engine(), HELD_OUT[:2], drawn=2).again is None
+    assert evaluate(engine(), HELD_OUT[:2], drawn=2).kept is None
 
 
 def test_what_an_evaluation_reads_is_digested_and_counted_as_it_goes_by() -> None:
