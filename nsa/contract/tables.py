@@ -56,7 +56,6 @@ TRAINING_COLUMNS = (
     Column("block", "number of the block in the schedule", kind=int, filled=True),
     Column("warmup", "1 for a warm-up step of its block", kind=bool, filled=True),
     Column("fetch_s", "waiting for data", "s"),
-    Column("host_s", "the trainer's own time, outside all work", "s"),
 )
 VAL_COLUMNS = (
     Column("step", "optimizer step", kind=int, filled=True),

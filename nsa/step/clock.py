@@ -9,16 +9,13 @@ from time import perf_counter
 
 import torch
 
-PARTS = ("fetch", "forward", "backward", "optimizer", "wait")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """The end of a step. host_s: the host's seconds outside all `PARTS`."""
+    """The end of a step. fetch_s: the seconds that it waited for data."""
 
     wall_s: float
     fetch_s: float
-    host_s: float
     events: tuple[torch.cuda.Event, torch.cuda.Event] | None
 
     def seconds(self) -> float:
@@ -37,25 +34,25 @@ class StepClock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._fetch_s = 0.0
         self._begin = 0.0
         self._event: torch.cuda.Event | None = None
         self.restart()
 
     def restart(self) -> None:
         """The next step begins now."""
-        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._fetch_s = 0.0
         self._event = self._record()
         self._begin = perf_counter()
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Count the enclosed time as a part of the step."""
+    def fetching(self) -> Iterator[None]:
+        """Count the enclosed time as waiting for data."""
         begin = perf_counter()
         try:
             yield
         finally:
-            self._parts[name] += perf_counter() - begin
+            self._fetch_s += perf_counter() - begin
 
     def tick(self) -> Mark:
         """The step ends here, the next one begins."""
@@ -63,11 +60,10 @@ class StepClock:
         wall = now - self._begin
         mark = Mark(
             wall_s=wall,
-            fetch_s=self._parts["fetch"],
-            host_s=max(0.0, wall - sum(self._parts.values())),
+            fetch_s=self._fetch_s,
             events=(self._event, event) if self._event and event else None,
         )
-        self._parts = dict.fromkeys(PARTS, 0.0)
+        self._fetch_s = 0.0
         self._begin, self._event = now, event
         return mark
 

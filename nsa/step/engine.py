@@ -22,7 +22,6 @@ from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
 from nsa.step import compiled
 from nsa.step import cuda_graphs as replay
-from nsa.step.clock import StepClock
 from nsa.step.ddp import Wrapped
 from nsa.step.dispatch import Dispatch, allow_kernels
 from nsa.step.kernel_check import compare
@@ -222,57 +221,47 @@ class Engine:
         return function(logits, following)
 
     def compute(
-        self,
-        batches: list[Batch],
-        clock: StepClock,
-        watch: AbstractContextManager[None] | None = None,
+        self, batches: list[Batch], watch: AbstractContextManager[None] | None = None
     ) -> StepOutcome:
         """Forward and backward over the micro-batches, then the clipped gradient."""
-        loss = self.gradients(batches, clock, watch)
+        loss = self.gradients(batches, watch)
         if self.before_clipping is not None:
             self.before_clipping()
-        with clock.part("optimizer"):
-            norm = self.clip()
-        return StepOutcome(loss=loss, norm=norm)
+        return StepOutcome(loss=loss, norm=self.clip())
 
     def gradients(
-        self,
-        batches: list[Batch],
-        clock: StepClock | None = None,
-        watch: AbstractContextManager[None] | None = None,
+        self, batches: list[Batch], watch: AbstractContextManager[None] | None = None
     ) -> Tensor:
         """Forward and backward over the micro-batches: this rank's mean loss, detached.
 
         watch: entered around the first forward pass only. A profiler must not be closed while a
         collective that it saw begin is under way: that corrupts the heap.
         """
-        clock, watch = clock or StepClock(self.device), watch or nullcontext()
+        watch = watch or nullcontext()
         if self.wrapped is None:
             raise RuntimeError("configure() comes before the first step")
         total: Tensor | None = None
         for number, batch in enumerate(batches, 1):
             tokens = batch.on(self.device)
             with self.wrapped.gradient_scope(last=number == len(batches)):
-                with clock.part("forward"), watch if number == 1 else nullcontext():
+                with watch if number == 1 else nullcontext():
                     loss = self.loss(tokens) / len(batches)
                     if self.on_loss is not None and number == 1:
                         self.on_loss(loss)
-                with clock.part("backward"):
-                    self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+                self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise RuntimeError("a step needs at least one micro-batch")
         return total
 
-    def update(self, step: int, clock: StepClock) -> float:
+    def update(self, step: int) -> float:
         """The optimizer's step; returns the learning rate that was used."""
         rate = self.rate(step)
-        with clock.part("optimizer"):
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.optimizer.zero_grad(set_to_none=True)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
         return rate
 
     def rate(self, step: int) -> float:

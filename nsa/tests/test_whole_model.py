@@ -23,7 +23,6 @@ from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.model import NSALanguageModel
 from nsa.projection import Columns
-from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.tests import built, pieces
 from nsa.tests.truth import SLOPES, Truth
@@ -135,7 +134,7 @@ def test_the_step_is_the_equations(case: str, folder: Path) -> None:
     """`Engine.compute` over micro-batches of a row each: mean loss, gradients, and their norm."""
     engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
     batches = [Batch(tokens=torch.from_numpy(row[None])) for row in expected.tokens]
-    outcome = engine.compute(batches, StepClock(engine.device))
+    outcome = engine.compute(batches)
     assert abs(float(outcome.loss) - expected.loss) <= STEP_LOSS * expected.loss
     expected.check_gradients(engine, 10 * STEP_LOSS)
     squares = sum(float(p.grad.square().sum()) for p in engine.model.parameters())

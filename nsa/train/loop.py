@@ -181,20 +181,19 @@ class Loop:
         self._memory_dump("pre")
         if witness.begin_trace():
             clock.restart()
-        with clock.part("fetch"):
+        with clock.fetching():
             batches = self._fetch()
         beat.phase = Phase.STEP if self.done else Phase.FIRST_STEP
         beat.write(Event.FETCHED)
         if witness.before(self.step, batches):
             clock.restart()
-        outcome = self.engine.compute(batches, clock, witness.forward())
+        outcome = self.engine.compute(batches, witness.forward())
         posted = self._post(outcome)
         with witness.update():
-            rate = self.engine.update(self.step, clock)
+            rate = self.engine.update(self.step)
         seen = witness.after(self.step, norm=outcome.norm, rate=rate)
         if self.settler.lag == 0 or witness.profiles:
-            with clock.part("wait"):
-                posted.wait()
+            posted.wait()
         self._last = batches[-1]
         self.position = self._last.position
         self.done += 1
@@ -229,16 +228,15 @@ class Loop:
             clock.restart()
 
     def _post(self, outcome: StepOutcome) -> Posted:
-        with self.clock.part("wait"):
-            return post(
-                self.ranks,
-                loss=outcome.loss,
-                norm=outcome.norm,
-                strict_norm=not self.engine.scaler.is_enabled(),
-                halt=self._halt.exists(),
-                terminate=self.termination.reason is not None,
-                saved=self.saves.done,
-            )
+        return post(
+            self.ranks,
+            loss=outcome.loss,
+            norm=outcome.norm,
+            strict_norm=not self.engine.scaler.is_enabled(),
+            halt=self._halt.exists(),
+            terminate=self.termination.reason is not None,
+            saved=self.saves.done,
+        )
 
     def _fetch(self) -> list[Batch]:
         wanted = self.plan.config.train.accumulate_grad_batches

@@ -128,7 +128,6 @@ class Settler:
                 "block": item.block.index,
                 "warmup": item.warmup,
                 "fetch_s": round(item.mark.fetch_s, 7),
-                "host_s": round(item.mark.host_s, 7),
             }
         )
         self._progress(item, agreed, rate)

@@ -76,7 +76,7 @@ def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -
     try:
         # The way that a step goes, so that what goes wrong there goes wrong here.
         watch = spots.watch() if with_oracle else None
-        loss = engine.gradients([batch] * count, watch=watch)
+        loss = engine.gradients([batch] * count, watch)
     finally:
         for handle in handles:
             handle.remove()

@@ -18,7 +18,6 @@ from nsa.config import Selected, Way, Window
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
-from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.witness.self_test import self_test
 from tests.attention.test_proofs import NAMES, SMALL, inputs
@@ -174,12 +173,11 @@ def test_a_real_step_never_waits(window: Window) -> None:
     if window == "varlen":
         engine.dispatch.barred.clear()
     engine.configure(engine.plan.toggles)
-    clock = StepClock(engine.device)
     batches = [Batch(tokens=torch.randint(256, (1, 2049))) for _ in range(2)]
     try:
         for number, mode in ((1, nullcontext), (2, every_wait_raises)):
             with mode():
-                engine.compute(batches, clock)
-                engine.update(number, clock)
+                engine.compute(batches)
+                engine.update(number)
     finally:
         torch.set_float32_matmul_precision(precision)

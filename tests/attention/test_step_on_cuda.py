@@ -23,7 +23,6 @@ from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
-from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.step.sync import post
 from tests.attention.fake_cuda import Watched, fake_cuda, walk_back
@@ -172,8 +171,7 @@ def step(engine: Engine, number: int) -> None:
     plan = engine.plan
     shape = (plan.per_rank_batch, plan.config.train.seq_len + 1)
     batches = [Batch(tokens=torch.zeros(shape, dtype=torch.int64)) for _ in range(2)]
-    clock = StepClock(torch.device("cpu"))
-    outcome = engine.compute(batches, clock)
+    outcome = engine.compute(batches)
     # Events are the driver's; nothing of them waits.
     with patch("torch.cuda.Event", MagicMock()):
         post(
@@ -185,7 +183,7 @@ def step(engine: Engine, number: int) -> None:
             terminate=False,
             saved=False,
         )
-    engine.update(number, clock)
+    engine.update(number)
     engine.model.gate_numbers()
 
 

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s"
+HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s"
 
 LEAVES = {
     "raise": (1, "ValueError: injected"),

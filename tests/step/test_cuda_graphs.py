@@ -18,7 +18,6 @@ from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
-from nsa.step.clock import StepClock
 from nsa.step.compiled import backward_nodes
 from nsa.step.cuda_graphs import (
     REPLAYED_NODE,
@@ -303,13 +302,13 @@ class TestOnADevice:
         engine.dispatch.barred.clear()
         engine.configure(engine.plan.toggles)
         generator = torch.Generator().manual_seed(7)
-        clock, losses = StepClock(device), []
+        losses = []
         for step in range(1, 4):
             batches = [
                 Batch(tokens=torch.randint(256, (1, 2049), generator=generator)) for _ in range(2)
             ]
-            losses.append(float(engine.compute(batches, clock).loss))
-            engine.update(step, clock)
+            losses.append(float(engine.compute(batches).loss))
+            engine.update(step)
         weights = {n: p.detach().clone() for n, p in engine.model.named_parameters()}
         return losses, weights, engine
 

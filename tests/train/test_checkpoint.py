@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 from nsa.contract import METADATA_FILE, Event
 from nsa.data.source import Batch
 from nsa.launch.output import Heartbeat, RecordWriteError
-from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.train import checkpoint, restore
 from nsa.train.checkpoint import own_share, shared_state
@@ -38,9 +37,8 @@ def engine(*args: str, **toggles: str) -> Engine:
 def train(trainer: Engine, steps: range) -> list[float]:
     losses = []
     for step in steps:
-        clock = StepClock(trainer.device)
-        losses.append(trainer.compute([engines.batch(step, S)], clock).loss.item())
-        trainer.update(step, clock)
+        losses.append(trainer.compute([engines.batch(step, S)]).loss.item())
+        trainer.update(step)
     return losses
 
 
@@ -165,7 +163,7 @@ def test_micro_batches_give_the_gradient_of_the_batch_that_they_make() -> None:
     for parts in ([tokens], [tokens[:1], tokens[1:]]):
         trainer = engine()
         batches = [Batch(tokens=part) for part in parts]
-        trainer.gradients(batches, StepClock(trainer.device))
+        trainer.gradients(batches)
         gradients.append([p.grad for p in trainer.model.parameters()])
     for one, two in zip(*gradients, strict=True):
         torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6)

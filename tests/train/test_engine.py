@@ -58,25 +58,25 @@ def clock_that_reads(monkeypatch: pytest.MonkeyPatch, *readings: float) -> StepC
     return StepClock(torch.device("cpu"))
 
 
-def test_the_clock_splits_a_step_into_parts_and_the_hosts_own_time(
+def test_the_clock_tells_a_step_and_what_of_it_waited_for_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = clock_that_reads(monkeypatch, 100.0, 100.25, 100.75, 102.0, 105.0)
-    with clock.part("fetch"):
+    with clock.fetching():
         pass
     mark = clock.tick()
-    assert (mark.seconds(), mark.fetch_s, mark.host_s) == (2.0, 0.5, 1.5)
+    assert (mark.seconds(), mark.fetch_s) == (2.0, 0.5)
     following = clock.tick()  # begins where the one before ended, and fetches nothing
-    assert (following.seconds(), following.fetch_s, following.host_s) == (3.0, 0.0, 3.0)
+    assert (following.seconds(), following.fetch_s) == (3.0, 0.0)
 
 
 def test_restart_leaves_out_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = clock_that_reads(monkeypatch, 100.0, 101.0, 104.0, 110.0, 110.5)
-    with clock.part("fetch"):
+    with clock.fetching():
         pass
     clock.restart()
     mark = clock.tick()
-    assert (mark.seconds(), mark.fetch_s, mark.host_s) == (0.5, 0.0, 0.5)
+    assert (mark.seconds(), mark.fetch_s) == (0.5, 0.0)
 
 
 def test_start_up_loads_only_what_is_used() -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nsa import layer as layers
 from nsa.model import Layer, NSALanguageModel, SwiGLU
-from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.witness.accounts import Movement, TokenMeter, batch_digest, pieces, updates
 from nsa.witness.gradient_probe import _row, probe_gradients
@@ -349,10 +348,9 @@ def test_the_digits_betray_the_type(
 def test_the_optimizer_counts_its_updates() -> None:
     trainer, tokens = engine(), batch()
     assert updates(trainer.optimizer) == [0, 0]
-    clock = StepClock(torch.device("cpu"))
     for step in (1, 2, 3):
-        trainer.compute([tokens], clock)
-        trainer.update(step, clock)
+        trainer.compute([tokens])
+        trainer.update(step)
     assert updates(trainer.optimizer) == [3, 3]
 
 

@@ -39,7 +39,7 @@ def test_origin_the_csv_has_a_header_and_one_row_per_step(everything: Launch) ->
     """The origin wrote no header, one row per 20 steps, and appended to earlier runs."""
     text = (everything.run_dir / "training.csv").read_text()
     assert text.startswith(
-        "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s,host_s\n"
+        "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s\n"
     )
     assert text.endswith("\n")
     assert [int(step) for step in everything.column("step")] == list(range(1, STEPS + 1))

@@ -15,7 +15,6 @@ from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.settings import ConfigError
-from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.witness.self_test import SelfTest, SelfTestError, self_test
 from tests.attention.flash_on_cpu import flash_on_cpu
@@ -181,7 +180,7 @@ def _first_loss(tested: bool) -> tuple[float, torch.Tensor]:
     engine.configure(engine.plan.toggles)
     shape = (engine.plan.per_rank_batch, engine.plan.config.train.seq_len + 1)
     batch = Batch(tokens=torch.randint(256, shape, generator=torch.Generator().manual_seed(5)))
-    outcome = engine.compute([batch], StepClock(CPU))
+    outcome = engine.compute([batch])
     return float(outcome.loss), torch.rand(5)
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from nsa.attention.tracing import count_ranges, is_watched
 from nsa.data.source import Batch
 from nsa.projection import _Split
-from nsa.step.clock import StepClock
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
 from nsa.train.evaluation import evaluate
@@ -38,7 +37,7 @@ def engine(*args: str, **toggles: str) -> Engine:
 
 def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
     """What the shadow of these steps tells."""
-    shadow, clock = Shadow(made, token=TOKEN, first=first, last=last), StepClock(made.device)
+    shadow = Shadow(made, token=TOKEN, first=first, last=last)
     accum, losses = made.plan.config.train.accumulate_grad_batches, {}
     gates: dict[int, Tensor] = {}
     for step in range(first, last + 1):
@@ -46,10 +45,10 @@ def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
         if step in shadow.recomputed:
             shadow.recompute(step, batches)
         shadow.watch(step)
-        outcome = made.compute(batches, clock)
+        outcome = made.compute(batches)
         losses[step] = float(outcome.loss)
         gates[step] = made.model.gate_numbers()
-        made.update(step, clock)
+        made.update(step)
         shadow.updated(step, outcome.norm)
     return {
         **shadow.report(),
@@ -157,14 +156,14 @@ def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: 
     """The first step counts, so that none of its passes is replayed; without a word, two are."""
     made = engine("--accum", "3")
     made.model.recording = Rounded(made)
-    shadow, clock = Shadow(made, token=TOKEN, first=1, last=1), StepClock(made.device)
+    shadow = Shadow(made, token=TOKEN, first=1, last=1)
     batches = [batch(seed, 32) for seed in (1, 2, 3)]
     passes = len(batches) if from_host else 0
     shadow.recompute(1, batches, from_host=passes)
     shadow.watch(1)
     made.model.run_from_host(passes)
-    outcome = made.compute(batches, clock, count_ranges())
-    made.update(1, clock)
+    outcome = made.compute(batches, count_ranges())
+    made.update(1)
     shadow.updated(1, outcome.norm)
     gap = shadow.report_recomputed()["gradient"]
     assert gap < 1e-6 if from_host else gap > 1e-4
@@ -520,10 +519,10 @@ def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
     """Others that are there for its passes alone would be back when anything else looks."""
     made = engine("--set", "train.eval_every=1")
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
-    meter, clock = TokenMeter(made.model), StepClock(made.device)
+    meter = TokenMeter(made.model)
     for step in range(1, 4 if trains else 1):
-        outcome = made.compute([batch(step, 32)], clock)
-        made.update(step, clock)
+        outcome = made.compute([batch(step, 32)])
+        made.update(step)
         shadow.updated(step, outcome.norm)
     weights = [p.detach().clone() for p in made.model.parameters()]
     for parameter in made.model.parameters():
@@ -536,11 +535,11 @@ def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
 
 def test_weights_that_change_between_two_steps_that_nobody_drew_are_seen() -> None:
     made = engine()
-    shadow, clock = Shadow(made, token=TOKEN, first=1, last=400), StepClock(made.device)
+    shadow = Shadow(made, token=TOKEN, first=1, last=400)
     for step in range(1, 12):
         shadow.watch(step)
-        outcome = made.compute([batch(step, 32)], clock)
-        made.update(step, clock)
+        outcome = made.compute([batch(step, 32)])
+        made.update(step)
         shadow.updated(step, outcome.norm)
         if step == 7:
             assert shadow.report()["jumps"] == 0
@@ -552,10 +551,10 @@ def test_weights_that_change_between_two_steps_that_nobody_drew_are_seen() -> No
 def test_the_rate_of_every_step_is_held_against_the_schedule() -> None:
     """Also of those that nobody drew: that of one step in a hundred is seen, too."""
     made = engine()
-    shadow, clock = Shadow(made, token=TOKEN, first=1, last=STEPS), StepClock(made.device)
+    shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
     for step in range(1, 12):
-        outcome = made.compute([batch(step, 32)], clock)
-        made.update(step, clock)
+        outcome = made.compute([batch(step, 32)])
+        made.update(step)
         _put_rate(made.optimizer, 0.0 if step == 7 else made.rate(step))
         shadow.updated(step, outcome.norm)
     assert shadow.report()["rate"] == 1.0

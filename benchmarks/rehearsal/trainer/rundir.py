@@ -63,7 +63,6 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
                 block=block.index,
                 warmup=int(inside <= block.warmup),
                 fetch_s=float(steps.fetch_s[at]),
-                host_s=0.0009,
             )
         )
     files.write_rows(folder, [files.HEADER, *rows])
