@@ -12,8 +12,8 @@ share of one piece's gradient is off by that share, times a normal number, over 
 number of pieces.
 
 Trained weights may make a layer so steep that roundings of the type alone move its gradient by more
-than any bound says. So it is computed once more, of numbers that differ by one roundoff each, and
-what is off is counted beyond a multiple of what that changes.
+than any bound says. So it is computed a few times more, of numbers that differ by one roundoff
+each, and what is off is counted beyond a multiple of what that changes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _DIRECTIONS = 2
 # What moves most moves by this share of itself, or of the smallest size that matters to a layer;
 # float64 keeps eight digits of the difference.
 _FAR, _SMALL = 1e-4, 0.01
-# So many times what one roundoff of everything changes is rounding.
-_ROUNDINGS = 32
+# So many times what one roundoff of everything changes, in so many tries, is rounding.
+_ROUNDINGS, _REPEATS = 32, 3
 # Of the longest gradient: what is shorter counts as if it were so long.
 _LEAST = 0.01
 _INPUT, _PROJECTION = "input", "attention.in_proj.weight"
@@ -58,9 +58,12 @@ def slope_error(
     weights = draw.standard_normal((len(at), x.shape[-1]))
     leaves = {name: tensor.detach() for name, tensor in _named(layer, x)}
     found, blocks = _gradients(layer, leaves, at, weights, within)
-    rounded, _ = _gradients(layer, _rounded(leaves, within, seed), at, weights, within)
     tensors = {name: tensor.double().cpu().numpy() for name, tensor in leaves.items()}
-    start, gradients, others = (_pieces(cfg.attention, g) for g in (tensors, found, rounded))
+    start, gradients = (_pieces(cfg.attention, g) for g in (tensors, found))
+    others = [
+        _pieces(cfg.attention, _gradients(layer, moved, at, weights, within)[0])
+        for moved in (_rounded(leaves, within, seed + number) for number in range(_REPEATS))
+    ]
     lengths = {name: float(np.linalg.norm(gradient)) for name, gradient in gradients.items()}
     if not all(map(math.isfinite, lengths.values())):
         return math.nan
@@ -74,17 +77,18 @@ def slope_error(
         out, _ = oracle.layer(cfg, moved, given, positions=at, blocks=blocks[:, at])
         return float((weights * (out - given[:, at])[0]).sum())
 
-    worst = 0.0
+    off, noise = [], []
     for _ in range(_DIRECTIONS):
         along = {n: draw.standard_normal(v.shape) / lengths[n] for n, v in start.items()}
         step = _FAR * min(max(_size(start[n]), _SMALL) / _size(along[n]) for n in start)
         slope = (value(along, step) - value(along, -step)) / (2 * step)
-        own, other = (
-            sum(float((g[n] * along[n]).sum()) for n in start) for g in (gradients, others)
+        own, *moved = (
+            sum(float((g[n] * along[n]).sum()) for n in start) for g in (gradients, *others)
         )
-        off = abs(own - slope) - _ROUNDINGS * abs(own - other)
-        worst = max(worst, off / math.sqrt(len(start)))
-    return worst
+        off.append(abs(own - slope))
+        noise += [own - other for other in moved]
+    rounding = _ROUNDINGS * math.sqrt(sum(gap * gap for gap in noise) / len(noise))
+    return max(0.0, max(off) - rounding) / math.sqrt(len(start))
 
 
 def _named(layer: Layer, x: Tensor) -> list[tuple[str, Tensor]]:
