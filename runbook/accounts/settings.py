@@ -59,7 +59,7 @@ class Caps:
 
     def hold(self, cap: float) -> bool:
         """Are these the buckets that this cap makes?"""
-        return self.above < int(cap) <= self.most
+        return math.isfinite(cap) and self.above < int(cap) <= self.most
 
     def __str__(self) -> str:
         if self.above >= self.most:

@@ -16,7 +16,7 @@ Record = dict[str, Any]
 # A step of 512 tokens; its rate follows. A column that may be empty is, unless it stands here.
 _ROW: Mapping[str, object] = {
     "lr": 0.001, "tokens": 512, "dt_s": 0.125, "grad_norm": 1.25, "mem_mib": 300.5, "arm": "",
-    "block": 0, "warmup": 0, "fetch_s": 0.0001, "host_s": 0.0002,
+    "block": 0, "warmup": 0, "fetch_s": 0.0001,
 }  # fmt: skip
 _EMPTY = {column.name: "" for column in TRAINING_COLUMNS if not column.filled}
 _COMMON: Mapping[str, object] = {

@@ -103,7 +103,7 @@ class Rank:
             if self.rank == 0:
                 self.csv.write(
                     f"{step},5.5,0.001,{512 / options.dt},512,{options.dt},1.0,10.0,"
-                    f"{arm},{block},{int(warmup)},0.0,0.0\n"
+                    f"{arm},{block},{int(warmup)},0.0\n"
                 )
             self.say("progress", loss=5.5, toks_per_s=512 / options.dt)
             self.say("step_end")

@@ -19,7 +19,7 @@ def write_launch(root: Path, made: LaunchEvidence) -> Path:
     own = zlib.crc32(made.launch.run_dir.encode()) % 1_000_000  # no two launches leave one file
     if made.training is not None:
         table = made.training.frame.assign(
-            warmup=made.training.frame["warmup"].astype(int), host_s=own / 1e9
+            warmup=made.training.frame["warmup"].astype(int), launch=own
         )
         table.to_csv(folder / contract.TRAINING_CSV, index=False)
     if made.gates is not None:

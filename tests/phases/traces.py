@@ -65,7 +65,6 @@ def frame(
             "block": [block for _, block, _ in rows],
             "warmup": [warmup for _, _, warmup in rows],
             "fetch_s": 0.001,
-            "host_s": 0.0001,
         }
     )
 

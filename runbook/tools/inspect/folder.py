@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,7 +45,7 @@ def inspect_path(path: Path) -> Inspection:
     """Judge a directory, or one CSV file, without changing anything in it.
 
     Directories below it that hold rows or heartbeats count too; links are not followed. The floor
-    of the loss is that of env.json; without one it is ln(256), the floor of uniform bytes.
+    of the loss is that of env.json; without one nothing is known of it.
     Raises UsageError if there is no such path.
     """
     if not path.exists():
@@ -163,9 +162,9 @@ def _exits(result: Mapping[str, Any] | None, problems: list[str]) -> tuple[RankE
 
 
 def _floor(env: Mapping[str, Any] | None) -> tuple[float | None, str]:
+    """The lowest loss that the launch's data allow; None where nobody says what the data were."""
     if env is None:
-        source = "ln 256, the floor of uniform bytes; no env.json says what the data was"
-        return math.log(_BYTES), source
+        return None, "no env.json says what the data were"
     effective = env.get("effective")
     if not isinstance(effective, dict) or not isinstance(effective.get("loss_floor"), int | float):
         return None, "env.json names no floor"

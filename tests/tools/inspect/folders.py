@@ -35,7 +35,7 @@ def dt_of(step: int) -> float:
 def row(step: int, **told: object) -> str:
     """A row of a healthy run; `beats` tells the same of it."""
     usual = {"loss": loss_of(step), "dt_s": dt_of(step), "grad_norm": 1.0, "mem_mib": 300}
-    return files.row(step, **({**usual, "fetch_s": 0.001, "host_s": 0.001} | told))
+    return files.row(step, **({**usual, "fetch_s": 0.001} | told))
 
 
 def healthy(folder: Path, *, steps: int = 120, ranks: int = 2) -> Path:

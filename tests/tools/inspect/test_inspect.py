@@ -199,7 +199,7 @@ def test_arms_have_their_own_windows(tmp_path: Path) -> None:
     }
 
 
-def test_the_loss_floor_is_env_jsons_then_ln_256(tmp_path: Path) -> None:
+def test_the_loss_floor_is_env_jsons_and_nobody_is_accused_without_one(tmp_path: Path) -> None:
     low_loss(healthy(tmp_path))
     for rank in range(2):
         (tmp_path / f"heartbeat_rank{rank}.jsonl").unlink()
@@ -207,7 +207,7 @@ def test_the_loss_floor_is_env_jsons_then_ln_256(tmp_path: Path) -> None:
     write_env(tmp_path, floor=None)
     assert codes(inspect_path(tmp_path)) == ALONE
     (tmp_path / "env.json").unlink()
-    assert codes(inspect_path(tmp_path)) == {"below_floor", *ALONE}
+    assert codes(inspect_path(tmp_path)) == ALONE
 
 
 def test_directories_below_are_judged_and_links_are_not_followed(tmp_path: Path) -> None:
