@@ -14,7 +14,7 @@ from tests.reports.samples import SAMPLES, go
     ("name", "fmt"), [(name, fmt) for name in SAMPLES for fmt in registry.report_names()]
 )
 def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
-    expected = (GOLDEN / name / derive.report_files()[fmt]).read_text(encoding="utf-8")
+    expected = (GOLDEN / name / registry.report_files()[fmt]).read_text(encoding="utf-8")
     assert derive.render(SAMPLES[name](), fmt) == expected
 
 
