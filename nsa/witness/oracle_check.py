@@ -141,12 +141,12 @@ class OracleCheck:
         found["seams"] = self._broken_seams()
         return {n: float(f"{v:.4g}") if isinstance(v, float) else v for n, v in found.items()}
 
-    def layer_errors(self) -> tuple[float, float]:
+    def layer_errors(self, *, slope: bool) -> tuple[float, float | None]:
         """Of the one layer that was watched: the largest error of its values, and its slope's."""
         name = f"layers.{self.only}"
         at = self._positions(self.inputs[name].shape[1])
         values = max(self._layer(name, at).values(), key=lambda off: (off != off, off))
-        return float(f"{values:.4g}"), float(f"{self._slope(at):.4g}")
+        return float(f"{values:.4g}"), float(f"{self._slope(at):.4g}") if slope else None
 
     def _shape(self) -> dict[str, Any]:
         cfg = self.model.cfg

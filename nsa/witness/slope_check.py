@@ -39,8 +39,9 @@ _DIRECTIONS = 2
 # What moves most moves by this share of itself, or of the smallest size that matters to a layer;
 # float64 keeps eight digits of the difference.
 _FAR, _SMALL = 1e-4, 0.01
-# So many times what one roundoff of everything changes, in so many tries, is rounding.
-_ROUNDINGS, _REPEATS = 32, 3
+# So many times what one roundoff of everything changes, in so many tries, is rounding; nobody has
+# to try where no more than so many roundoffs are off.
+_ROUNDINGS, _REPEATS, _USUAL = 32, 3, 64
 # Of the longest gradient: what is shorter counts as if it were so long.
 _LEAST = 0.01
 _INPUT, _PROJECTION = "input", "attention.in_proj.weight"
@@ -60,10 +61,6 @@ def slope_error(
     found, blocks = _gradients(layer, leaves, at, weights, within)
     tensors = {name: tensor.double().cpu().numpy() for name, tensor in leaves.items()}
     start, gradients = (_pieces(cfg.attention, g) for g in (tensors, found))
-    others = [
-        _pieces(cfg.attention, _gradients(layer, moved, at, weights, within)[0])
-        for moved in (_rounded(leaves, within, seed + number) for number in range(_REPEATS))
-    ]
     lengths = {name: float(np.linalg.norm(gradient)) for name, gradient in gradients.items()}
     if not all(map(math.isfinite, lengths.values())):
         return math.nan
@@ -77,18 +74,27 @@ def slope_error(
         out, _ = oracle.layer(cfg, moved, given, positions=at, blocks=blocks[:, at])
         return float((weights * (out - given[:, at])[0]).sum())
 
-    off, noise = [], []
+    off, ways = 0.0, []
     for _ in range(_DIRECTIONS):
         along = {n: draw.standard_normal(v.shape) / lengths[n] for n, v in start.items()}
         step = _FAR * min(max(_size(start[n]), _SMALL) / _size(along[n]) for n in start)
         slope = (value(along, step) - value(along, -step)) / (2 * step)
-        own, *moved = (
-            sum(float((g[n] * along[n]).sum()) for n in start) for g in (gradients, *others)
-        )
-        off.append(abs(own - slope))
-        noise += [own - other for other in moved]
-    rounding = _ROUNDINGS * math.sqrt(sum(gap * gap for gap in noise) / len(noise))
-    return max(0.0, max(off) - rounding) / math.sqrt(len(start))
+        off = max(off, abs(_along(gradients, along) - slope) / math.sqrt(len(start)))
+        ways.append(along)
+    unit = _roundoff(leaves[_INPUT], within)
+    if off <= _USUAL * unit:
+        return off
+    gaps = []
+    for number in range(_REPEATS):
+        moved = _rounded(leaves, unit, seed + number)
+        others = _pieces(cfg.attention, _gradients(layer, moved, at, weights, within)[0])
+        gaps += [_along(gradients, along) - _along(others, along) for along in ways]
+    rounding = math.sqrt(sum(gap * gap for gap in gaps) / len(gaps) / len(start))
+    return max(0.0, off - _ROUNDINGS * rounding)
+
+
+def _along(gradients: Mapping[str, Array], direction: Mapping[str, Array]) -> float:
+    return sum(float((gradients[name] * direction[name]).sum()) for name in direction)
 
 
 def _named(layer: Layer, x: Tensor) -> list[tuple[str, Tensor]]:
@@ -113,13 +119,17 @@ def _size(x: Array) -> float:
     return math.sqrt(float(np.square(x).mean()))
 
 
-def _rounded(leaves: Mapping[str, Tensor], within: Within, seed: int) -> dict[str, Tensor]:
-    """Every number moved by about one roundoff of the type that products are computed in."""
-    generator = torch.Generator().manual_seed(seed % 2**63)
-    device, dtype = leaves[_INPUT].device.type, leaves[_INPUT].dtype
+def _roundoff(x: Tensor, within: Within) -> float:
+    """Of the type that products are computed in."""
     with within():
-        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
-    unit = torch.finfo(kind).eps / 2
+        half = torch.is_autocast_enabled(x.device.type)
+        kind = torch.get_autocast_dtype(x.device.type) if half else x.dtype
+    return torch.finfo(kind).eps / 2
+
+
+def _rounded(leaves: Mapping[str, Tensor], unit: float, seed: int) -> dict[str, Tensor]:
+    """Every number moved by about one roundoff."""
+    generator = torch.Generator().manual_seed(seed % 2**63)
     return {
         name: leaf * (1 + unit * torch.randn(leaf.shape, generator=generator).to(leaf))
         for name, leaf in leaves.items()

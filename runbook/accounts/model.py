@@ -93,8 +93,8 @@ def _layers_off(rank: RankLog, work: Workload) -> list[str]:
         ("layers", "a layer", allowed),
         ("slopes", _CALLED["slope"], SLOPES * allowed),
     ):
-        told = list(zip(again.get("steps") or (), again.get(name) or (), strict=False))
-        off = [(step, error) for step, error in told if not at_most(error, limit)]
+        told: Mapping[str, Any] = again.get(name) or {}
+        off = [(step, error) for step, error in told.items() if not at_most(error, limit)]
         if off:
             step, error = off[0]
             problems.append(

@@ -39,12 +39,12 @@ def test_a_layer_that_goes_otherwise_in_the_middle_of_a_launch_is_seen() -> None
     work, exact = replace(WORK, dtype="fp32"), {**proof(0)["oracle"], "attention": 1e-6}
     ranks = ending_of(proof_of(ranks, 0, oracle=exact), 0, proof={**proof(0), "oracle": exact})[:1]
     twice = dict(ranks[0].ending["recomputed"])
-    fine = [1e-6] * len(twice["steps"])
+    fine = dict.fromkeys(map(str, twice["steps"]), 1e-6)
     assert (
         model.oracle_account(ending_of(ranks, 0, recomputed={**twice, "layers": fine}), work) == []
     )
     for wrong in (0.3, None, -1.0):
-        told = {**twice, "layers": [*fine[:-1], wrong]}
+        told = {**twice, "layers": {**fine, str(twice["steps"][-1]): wrong}}
         (text,) = model.oracle_account(ending_of(ranks, 0, recomputed=told), work)
         step, count = twice["steps"][-1], len(fine)
         assert f"a layer is off by {wrong} of itself in step {step}" in text

@@ -83,8 +83,10 @@ class Shadow:
         profiled = engine.plan.flags.profile_steps > 0
         self.recomputed = frozenset(recomputed_steps(token, first, last, profiled=profiled))
         self._again: dict[int, Recomputed] = {}
-        # By the step: how far a layer was from the equations; in half types that has no bound.
-        self._layers: dict[int, tuple[float, float]] = {}
+        # By the step: how far values and gradients of a layer are from the equations. In half types
+        # that has no bound.
+        self._layers: dict[int, float] = {}
+        self._slopes: dict[int, float] = {}
         self._seed = _seed(token)
         self._parameters, self._places = _places(engine, self._seed)
         self._owner = torch.repeat_interleave(
@@ -154,9 +156,14 @@ class Shadow:
             from_host=from_host,
             together=_SAMPLED if step == min(self.recomputed) else None,
         )
-        if self._engine.plan.config.runtime.precision == "fp32":
-            seed = self._seed + step + self._engine.ranks.rank
-            self._layers[step] = one_layer_off(self._engine, batches[0], seed)
+        # The proof held the first batch.
+        if self._engine.plan.config.runtime.precision == "fp32" and step > min(self.recomputed):
+            seed, begins = self._seed + step + self._engine.ranks.rank, step - 1
+            slope = begins not in self.recomputed or begins == min(self.recomputed)
+            found = one_layer_off(self._engine, batches[0], seed, slope=slope)
+            self._layers[step] = found[0]
+            if found[1] is not None:
+                self._slopes[step] = found[1]
 
     def watch(self, step: int) -> None:
         """A step begins: note its gradient before it is clipped, if the step is a drawn one.
@@ -249,8 +256,8 @@ class Shadow:
 
         `gradient`: of a piece, or of a parameter's sums, in root mean squares, as a share of what
         the ranks' gradients are.
-        layers, slopes: how far values and gradients of one layer were from the equations in each
-        step; in fp32 alone.
+        layers, slopes: how far values and gradients of one layer were from the equations, by step;
+        in fp32 alone, and not of the first.
         `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
         gradients' errors are on average, as `Bias` tells it. `gates`: of each
         step and layer what `branch_use` says; null on other ranks than 0, which writes gates.csv.
@@ -274,7 +281,6 @@ class Shadow:
         told["bias"] = plain_floats(bias.report())
         gates = [self._again[step].gates.tolist() for step in ended]
         norms = [self._norm(self._seen[step].begun) for step in ended]
-        layers = [self._layers[step] for step in ended if step in self._layers]
         first = self._engine.ranks.rank == 0
         return {
             "steps": ended,
@@ -282,8 +288,8 @@ class Shadow:
             "norms": [_plain(norm) for norm in norms],
             **told,
             "gates": gates if first else None,
-            "layers": [_plain(values) for values, _ in layers],
-            "slopes": [_plain(slope) for _, slope in layers],
+            "layers": {step: _plain(off) for step, off in self._layers.items() if step in ended},
+            "slopes": {step: _plain(off) for step, off in self._slopes.items() if step in ended},
         }
 
     @staticmethod

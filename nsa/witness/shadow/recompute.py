@@ -227,8 +227,10 @@ def _gates(engine: Engine) -> list[Tensor]:
     return [m.last_gates for m in engine.model.attentions() if m.last_gates is not None]
 
 
-def one_layer_off(engine: Engine, batch: Batch, seed: int) -> tuple[float, float]:
-    """How far values and gradients of a layer are from the equations, in a row of this batch.
+def one_layer_off(
+    engine: Engine, batch: Batch, seed: int, *, slope: bool
+) -> tuple[float, float | None]:
+    """How far values, and if asked gradients, of a layer are from the equations in this batch.
 
     Layer, row and positions are drawn by the seed.
     """
@@ -243,7 +245,7 @@ def one_layer_off(engine: Engine, batch: Batch, seed: int) -> tuple[float, float
     engine.model.run_from_host()
     with torch.no_grad(), engine.autocast(), check.watch():
         engine.model(batch.on(engine.device)[:, :-1])
-    return check.layer_errors()
+    return check.layer_errors(slope=slope)
 
 
 def loss_again(engine: Engine, tokens: Tensor) -> float:

@@ -292,7 +292,7 @@ EVENTS: Mapping[str, Fields] = {
         recomputed=fields(
             "[count]: steps; [number]: losses; [anything]: norms; number: gradient ranks;"
             "{number}: bias;"
-            "[[[number]]]: gates; [anything]: layers slopes"
+            "[[[number]]]: gates; {anything}: layers slopes"
         ),
         proof=_PROOF,
         in_force=fields(
