@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from nsa.attention.selection import full_float32
@@ -329,34 +330,37 @@ def test_no_two_rows_or_columns_of_a_weight_begin_alike() -> None:
     By the share of a sphere within an angle of a direction: of m vectors of n normal numbers two
     are closer than this, up to their sign, with a chance of 1e-9.
     """
-    cfg = built.config("mlp, own head")
-    for name, part in NSALanguageModel(cfg).named_modules():
-        if not isinstance(part, nn.Linear | nn.Embedding):
-            continue
-        weight = part.weight.detach().double().numpy()
-        for what, vectors in (("rows", weight), ("columns", weight.T)):
-            m, n = vectors.shape
-            if m < 2 or n < 4:
-                continue
-            unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-            cosines = np.abs(unit @ unit.T)[np.triu_indices(m, 1)]
+    for which, n, cosines in _angles():
+        if n >= 4:
             nearest = np.sqrt(1 - (1e-9 / cosines.size) ** (2 / (n - 1)))
-            assert cosines.max() < nearest, f"two {what} of {name}"
+            assert np.abs(cosines).max() < nearest, f"two {which}"
+
+
+def _vectors() -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """The rows and the columns [m, n] of every weight of a new model, and whose they are."""
+    for name, part in NSALanguageModel(built.config("mlp, own head")).named_modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            weight = part.weight.detach().double().numpy()
+            yield f"rows of {name}", weight
+            yield f"columns of {name}", weight.T
+
+
+def _angles() -> Iterator[tuple[str, int, NDArray[np.float64]]]:
+    """Of the vectors their length n and the cosine of every pair."""
+    for which, vectors in _vectors():
+        m, n = vectors.shape
+        if m > 1:
+            unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+            yield which, n, (unit @ unit.T)[np.triu_indices(m, 1)]
 
 
 def test_no_row_or_column_has_the_numbers_of_another_in_another_order() -> None:
     """Flipped, permuted or with other signs: independent numbers are never the same ones."""
-    cfg = built.config("mlp, own head")
     seen: dict[bytes, str] = {}
-    for name, part in NSALanguageModel(cfg).named_modules():
-        if not isinstance(part, nn.Linear | nn.Embedding):
-            continue
-        weight = np.sort(np.abs(part.weight.detach().numpy()), axis=1)
-        turned = np.sort(np.abs(part.weight.detach().numpy().T), axis=1)
-        for what, vectors in (("row", weight), ("column", turned)):
-            for number, vector in enumerate(vectors if vectors.shape[1] >= 4 else ()):
-                here = f"{what} {number} of {name}"
-                assert seen.setdefault(vector.tobytes(), here) == here, here
+    for which, vectors in _vectors():
+        for number, vector in enumerate(vectors if vectors.shape[1] >= 4 else ()):
+            here = f"number {number} of the {which}"
+            assert seen.setdefault(np.sort(np.abs(vector)).tobytes(), here) == here, here
 
 
 def test_rows_and_columns_of_a_weight_lie_as_independent_ones_do() -> None:
@@ -365,20 +369,11 @@ def test_rows_and_columns_of_a_weight_lie_as_independent_ones_do() -> None:
     n cos^2 has a variance of 2 (n - 1) / (n + 2), and of two pairs that share a vector they are
     independent: six standard errors.
     """
-    cfg = built.config("mlp, own head")
-    for name, part in NSALanguageModel(cfg).named_modules():
-        if not isinstance(part, nn.Linear | nn.Embedding):
-            continue
-        weight = part.weight.detach().double().numpy()
-        for what, vectors in (("rows", weight), ("columns", weight.T)):
-            m, n = vectors.shape
-            pairs = m * (m - 1) / 2
-            if pairs < 1000:
-                continue
-            unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-            squares = n * np.square(unit @ unit.T)[np.triu_indices(m, 1)]
-            told = f"{what} of {name}: the mean of n cos^2 is {squares.mean():.3f}, has to be 1"
-            assert abs(squares.mean() - 1) < 6 * np.sqrt(2 / pairs), told
+    for which, n, cosines in _angles():
+        if cosines.size >= 1000:
+            mean = n * np.square(cosines).mean()
+            told = f"{which}: the mean of n cos^2 is {mean:.3f}, has to be 1"
+            assert abs(mean - 1) < 6 * np.sqrt(2 / cosines.size), told
 
 
 def test_norms_begin_as_one_and_gates_half_open() -> None:

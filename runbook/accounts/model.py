@@ -113,8 +113,7 @@ def _spot_problems(
     allowed = oracle_tolerance(work)
     problems = [
         f"{who}: {_CALLED.get(what, what)} is off by {spots.get(what)} of itself in the {when} "
-        "batch, "
-        f"allowed {limit:.2g}"
+        f"batch, allowed {limit:.2g}"
         for what, limit in {
             "embedding": 0.0,
             "attention": allowed,

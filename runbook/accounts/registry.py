@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runbook.accounts import (
@@ -106,6 +107,27 @@ class Account:
         return tuple(self.check(**{name: getattr(sources, name) for name in asked}))
 
 
+# Accounts that have one remedy.
+_TRAINED_ON = partial(
+    Account,
+    Row.ACCOUNTS,
+    topic="trained_on",
+    title="{name} does not train on the tokens that its data have.",
+    copied=True,
+)
+_AGAIN = partial(
+    Account,
+    Row.ACCOUNTS,
+    topic="again",
+    title="{name} gives other losses than the same batches do when they run once more.",
+    copied=True,
+)
+_SAVED = partial(
+    Account,
+    Row.ACCOUNTS,
+    topic="saved",
+    title="The checkpoints of {name} are not what they have to be.",
+)
 # In the order in which they are told.
 ACCOUNTS = (
     Account(Row.ACCOUNTS, tables.column_account),
@@ -113,35 +135,11 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, tables.step_account, copied=True),
     Account(Row.ACCOUNTS, clocks.time_account, copied=True),
     Account(Row.ACCOUNTS, between_steps.fetch_account, copied=True),
-    Account(
-        Row.ACCOUNTS,
-        data.token_account,
-        topic="trained_on",
-        title="{name} does not train on the tokens that its data have.",
-        copied=True,
-    ),
-    Account(
-        Row.ACCOUNTS,
-        data.data_account,
-        topic="trained_on",
-        title="{name} does not train on the tokens that its data have.",
-        copied=True,
-    ),
+    _TRAINED_ON(data.token_account),
+    _TRAINED_ON(data.data_account),
     Account(Row.ACCOUNTS, tables.copy_account, copied=True),
-    Account(
-        Row.ACCOUNTS,
-        model.loss_account,
-        topic="again",
-        title="{name} gives other losses than the same batches do when they run once more.",
-        copied=True,
-    ),
-    Account(
-        Row.ACCOUNTS,
-        model.first_loss_account,
-        topic="again",
-        title="{name} gives other losses than the same batches do when they run once more.",
-        copied=True,
-    ),
+    _AGAIN(model.loss_account),
+    _AGAIN(model.first_loss_account),
     Account(Row.ACCOUNTS, gradients.told_norm_account, copied=True),
     Account(Row.ACCOUNTS, between_steps.beside_account),
     Account(Row.ACCOUNTS, tables.written_account),
@@ -169,18 +167,8 @@ ACCOUNTS = (
         topic="saves",
         title="{name} left out checkpoints that train.save_every asks for.",
     ),
-    Account(
-        Row.ACCOUNTS,
-        saves.saved_account,
-        topic="saved",
-        title="The checkpoints of {name} are not what they have to be.",
-    ),
-    Account(
-        Row.ACCOUNTS,
-        saves.position_account,
-        topic="saved",
-        title="The checkpoints of {name} are not what they have to be.",
-    ),
+    _SAVED(saves.saved_account),
+    _SAVED(saves.position_account),
     Account(Row.ACCOUNTS, first_weights.size_account),
     Account(
         Row.ACCOUNTS,

@@ -105,7 +105,7 @@ class Shadow:
         self._left: list[Tensor] = []
         self._rate = 0.0
         # As the last update before an evaluation left them, or the checkpoint that is gone on from.
-        self._updated = bits([p.detach() for p in self._parameters], self._engine.device)
+        self._updated = self._bits(self._parameters)
         # Of every parameter's weights as the last update left them, and how many changed since.
         self._norms: Tensor | None = None
         self._changed = torch.zeros((), dtype=torch.int64, device=engine.device)
@@ -133,13 +133,13 @@ class Shadow:
         self._resting = None
 
     def _at_rest(self) -> Tensor:
-        gradients = bits([p.grad for p in self._parameters], self._engine.device)
+        gradients = self._bits([p.grad for p in self._parameters])
         mode = gradients.new_tensor([self._engine.model.training])
         return torch.cat((self._all_bits().flatten(), gradients, mode))
 
     def evaluating(self) -> None:
         """A held-out batch is in the model, which has to hold what the last update left."""
-        now = bits([p.detach() for p in self._parameters], self._engine.device)
+        now = self._bits(self._parameters)
         self._moved.append((now != self._updated).sum())
 
     def recompute(self, step: int, batches: Sequence[Batch], *, from_host: int = 0) -> None:
@@ -183,7 +183,7 @@ class Shadow:
         """The step's update is over; `norm`: of its gradients, as the trainer tells it."""
         every = self._engine.plan.config.train.eval_every
         if every and step % every == 0:
-            self._updated = bits([p.detach() for p in self._parameters], self._engine.device)
+            self._updated = self._bits(self._parameters)
         self._norms = self._own_norms()
         # Numbers of the host: those of every step.
         rates = tuple(float(group["lr"]) for group in self._engine.optimizer.param_groups)
@@ -328,8 +328,10 @@ class Shadow:
 
     def _all_bits(self) -> Tensor:
         """Of weights and moments [3, P]."""
-        every = self._weights_and_moments()
-        return torch.stack([bits(tensors, self._engine.device) for tensors in every])
+        return torch.stack([self._bits(tensors) for tensors in self._weights_and_moments()])
+
+    def _bits(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        return bits(tensors, self._engine.device)
 
     def _weights_and_moments(self) -> Iterator[Sequence[Tensor | None]]:
         entries = self._entries()
