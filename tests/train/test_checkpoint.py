@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
-from nsa.contract import METADATA_FILE, Event
+from nsa.contract import METADATA_FILE, CheckpointError, Event
 from nsa.data.source import Batch
 from nsa.launch.output import Heartbeat, RecordWriteError
 from nsa.step.engine import Engine
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     trainer = engine()
     train(trainer, range(1, 2))
     path = saved(tmp_path, trainer, 1)
-    with pytest.raises(restore.CheckpointError, match=r"another model: model\.layers\.1\."):
+    with pytest.raises(CheckpointError, match=r"another model: model\.layers\.1\."):
         restore.load(path, engine("--set", "model.n_layers=1"))
 
 
@@ -258,7 +258,7 @@ def test_a_file_that_ends_before_any_of_its_tensors_is_told(tmp_path: Path) -> N
     os.truncate(file, file.stat().st_size - 1)
     told = noted.report(store.folder)
     assert told is not None and f"{file.name} has {file.stat().st_size} bytes" in told["unreadable"]
-    with pytest.raises(restore.CheckpointError, match="bytes, "):
+    with pytest.raises(CheckpointError, match="bytes, "):
         restore.read(file.parent, names=["rank0.position"])
 
 
