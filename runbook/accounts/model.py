@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from runbook.accounts import apart, computed_twice, each_rank, within
 from runbook.accounts.first_weights import begins
 from runbook.accounts.workload import Workload
 from runbook.folder.launch.shapes import is_count
@@ -79,29 +80,28 @@ def oracle_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         for who, when, proof in proofs
         for text in _spot_problems(who, when, proof, work, bounded=begun)
     ]
-    return found + [text for rank in ranks for text in _layers_off(rank, work)]
+    return found + _layers_off(ranks, work)
 
 
-def _layers_off(rank: RankLog, work: Workload) -> list[str]:
+@each_rank
+def _layers_off(rank: RankLog, work: Workload) -> Iterator[str]:
     """The steps that are computed twice, in which one drawn layer is held against the equations.
 
     Half types tell none, and earlier runs did not.
     """
     again, allowed = rank.ending.get("recomputed") or {}, oracle_tolerance(work)
-    problems = []
     for name, what, limit in (
         ("layers", "a layer", allowed),
         ("slopes", _CALLED["slope"], SLOPES * allowed),
     ):
         told: Mapping[str, Any] = again.get(name) or {}
-        off = [(step, error) for step, error in told.items() if not at_most(error, limit)]
+        off = [(step, error) for step, error in told.items() if not within(error, limit)]
         if off:
             step, error = off[0]
-            problems.append(
-                f"rank {rank.rank}: {what} is off by {error} of itself in step {step}, allowed "
-                f"{limit:.2g} ({len(off)} of {len(told)} steps looked at)"
+            yield (
+                f": {what} is off by {error} of itself in step {step}, allowed {limit:.2g} "
+                f"({len(off)} of {len(told)} steps looked at)"
             )
-    return problems
 
 
 def _spot_problems(
@@ -125,7 +125,7 @@ def _spot_problems(
         }.items()
         # Earlier runs told no slope.
         if (bounded or what == "embedding")
-        and not at_most(spots.get(what), limit)
+        and not within(spots.get(what), limit)
         and (what != "slope" or what in spots)
     ]
     least = NARROW * ROUNDOFF.get(work.dtype, 0.0)
@@ -166,21 +166,24 @@ def from_host_tolerance(work: Workload) -> float:
     return AGAIN_TOLERANCE if work.device == "cpu" else LOSS_TOLERANCE
 
 
-def at_most(value: object, limit: float) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= limit
-
-
-def loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+@each_rank
+def loss_account(frame: pd.DataFrame, rank: RankLog) -> Iterator[str]:
     """The loss of the first batch, as trained on and from its logits; that of steps run twice."""
-    problems = []
-    for rank in ranks:
-        proof = rank.proof or {}
-        loss, again = proof.get("loss"), proof.get("loss_again")
-        if not _close(loss, again):
-            problems.append(
-                f"rank {rank.rank}: the loss of the first batch is {loss}, computed again {again}"
-            )
-    return problems + _again_account(frame, ranks)
+    proof = rank.proof or {}
+    loss, again = proof.get("loss"), proof.get("loss_again")
+    if not apart(loss, again) <= LOSS_TOLERANCE:
+        yield f": the loss of the first batch is {loss}, computed again {again}"
+    twice = rank.ending.get("recomputed") or {}
+    if not twice.get("steps") or len(twice["steps"]) != len(twice.get("losses") or ()):
+        yield " computed no step's loss a second time"
+        return
+    pairs = computed_twice(frame, "loss", twice, "losses")
+    if off := [one for one in pairs if not apart(*one[1:]) <= AGAIN_TOLERANCE]:
+        step, told, found = off[0]
+        yield (
+            f" computed the loss of step {step} again, {found:.5f}; the CSV has {told:.5f} "
+            f"({len(off)} of {len(pairs)} steps differ)"
+        )
 
 
 def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
@@ -202,37 +205,6 @@ def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Work
         f"the CSV's loss of step {step} is {loss:.5f}, the ranks' proof of its batch came to "
         f"{mean:.5f}"
     ]
-
-
-def _again_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
-    """Steps whose loss in the CSV is not what the same batches give when they run once more."""
-    told = dict(zip(frame["step"].tolist(), frame["loss"].tolist(), strict=True))
-    problems = []
-    for rank in ranks:
-        again = rank.ending.get("recomputed") or {}
-        steps, losses = (again.get(name) or () for name in ("steps", "losses"))
-        if not steps or len(steps) != len(losses):
-            problems.append(f"rank {rank.rank} computed no step's loss a second time")
-            continue
-        pairs = list(zip(steps, losses, strict=True))
-        apart = [
-            (step, loss)
-            for step, loss in pairs
-            if not abs(told.get(step, math.nan) - loss) <= AGAIN_TOLERANCE
-        ]
-        if apart:
-            step, loss = apart[0]
-            problems.append(
-                f"the CSV's loss of step {step} is {told.get(step, math.nan):.5f}; rank "
-                f"{rank.rank} computed it again, {loss:.5f} ({len(apart)} of {len(pairs)} steps "
-                "differ)"
-            )
-    return problems
-
-
-def _close(one: object, other: object) -> bool:
-    numbers = isinstance(one, int | float) and isinstance(other, int | float)
-    return numbers and abs(float(str(one)) - float(str(other))) <= LOSS_TOLERANCE
 
 
 def gates_account(
