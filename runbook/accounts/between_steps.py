@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract import Event
@@ -62,6 +62,21 @@ _ENDS_BEFORE = frozenset({Event.EVAL_START, Event.EVAL, Event.CHECKPOINT_START})
 _WITHIN = frozenset({Event.CHECKPOINT, Event.MEMORY_DUMP})
 # It begins the time anew in some steps and not in others.
 _UNKNOWN = frozenset({Event.PROFILER, Event.PROFILE_SAVE})
+# Steps of one kind by what was beside them, and the mark at which their time begins.
+_GROUPS: Mapping[str, tuple[str, Callable[[frozenset[str]], bool]]] = {
+    "after an evaluation or a save": (
+        "timed_from",
+        lambda kinds: bool(kinds & _ENDS_BEFORE) and not kinds & {*_UNKNOWN, Event.RECOMPUTED},
+    ),
+    "after their second computation": (
+        "timed_from",
+        lambda kinds: Event.RECOMPUTED in kinds and not kinds & _UNKNOWN,
+    ),
+    "with a dump or the end of a save beside them": (
+        "ended_before",
+        lambda kinds: bool(kinds) and kinds <= _WITHIN,
+    ),
+}
 # One pause of the machine between a mark and the clock, in a whole launch; others are PAUSE_S.
 _LONGEST_S = 0.5
 # So many steps have a middle that one pause cannot move, so many one that few can.
@@ -199,38 +214,12 @@ def restart_account(frame: pd.DataFrame, ranks: Sequence[RankLog], *, lag: int =
     if "timed_from" not in rank.steps:
         return ["rank 0 does not mark where its steps begin"]
     both = _marked(frame, rank.steps, lag)
-    groups = {
-        "after an evaluation or a save": (_after(rank), "timed_from"),
-        "after their second computation": (_twice(rank), "timed_from"),
-        "with a dump or the end of a save beside them": (_with_more(rank), "ended_before"),
-    }
-    if lag:
-        # A device may still be at work there when the host has gone on.
-        groups = {name: groups[name] for name in list(groups)[:1]}
     problems = []
-    for name, (steps, begin) in groups.items():
+    # With a lag a device may still be at work in the others when the host has gone on.
+    for name, (begin, belongs) in list(_GROUPS.items())[: 1 if lag else None]:
+        steps = [step for step, kinds in rank.beside.items() if belongs(kinds)]
         problems += [f"{text} {name}" for text in _restart_problems(both, steps, begin, lag)]
     return problems
-
-
-def _after(rank: RankLog) -> list[int]:
-    return [
-        step
-        for step, kinds in rank.beside.items()
-        if kinds & _ENDS_BEFORE and not kinds & (_UNKNOWN | {Event.RECOMPUTED})
-    ]
-
-
-def _twice(rank: RankLog) -> list[int]:
-    return [
-        step
-        for step, kinds in rank.beside.items()
-        if Event.RECOMPUTED in kinds and not kinds & _UNKNOWN
-    ]
-
-
-def _with_more(rank: RankLog) -> list[int]:
-    return [step for step, kinds in rank.beside.items() if kinds and kinds <= _WITHIN]
 
 
 def _marked(frame: pd.DataFrame, steps: pd.DataFrame, lag: int) -> pd.DataFrame:

@@ -141,7 +141,7 @@ def print_next(console: Console) -> int:
 
 
 def _machine() -> str:
-    from runbook.machine.detect import detect_profile
+    from runbook.machine.gpu import detect_profile
 
     try:
         name, reason = detect_profile()

@@ -170,13 +170,17 @@ class LaunchEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """Something found out about the machine or the checkout, kept as an artifact."""
+    """Something found out about the machine or the checkout, kept as an artifact.
+
+    None needs a `note` that says why there is no value. `sha256` is empty while the file at `path`
+    may still grow.
+    """
 
     name: str
     value: str | int | float | bool | None
     unit: str = ""
     path: str
-    sha256: str
+    sha256: str = ""
     note: str = ""
 
 

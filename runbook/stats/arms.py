@@ -164,7 +164,10 @@ def judge_rounds(
     np.fill_diagonal(upper, np.inf)
     futile = bool((upper.min(axis=1) < math.log1p(min_effect)).all())
     against = {
-        arm: _bounds(mean[leader, other], critical * bar[leader, other])
+        arm: tuple(
+            math.exp(mean[leader, other] + reach * bar[leader, other])
+            for reach in (0.0, -critical, critical)
+        )
         for other, arm in enumerate(arms)
         if other != leader
     }
@@ -194,11 +197,6 @@ def judge_rounds(
         reason=_sentence(gap, winner, futile, min_effect),
         details=details,
     )
-
-
-def _bounds(lead: float, half: float) -> tuple[float, float, float]:
-    """Ratio, lower and upper bound of a mean log ratio."""
-    return math.exp(lead), math.exp(lead - half), math.exp(lead + half)
 
 
 def _pairwise(logs: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -165,8 +165,9 @@ def typical(log: TrainingLog) -> Measurement:
     The automatic warm-up cut applies unless the log marks its warm-up rows itself.
     Raises `WindowTooShort` if no row is left, `MissingColumn` for the older form.
     """
-    rows, unit = _steady_rows(log), TOKENS_PER_SECOND
-    return measurement(log, rows, name="toks_per_s_typical", value=_usual_rate(rows), unit=unit)
+    rows = _steady_rows(log)
+    rate = float(rows["tokens"].mean()) / float(rows["dt_s"].median())
+    return measurement(log, rows, name="toks_per_s_typical", value=rate, unit=TOKENS_PER_SECOND)
 
 
 def effective(log: TrainingLog, *, arm: str | None = None, block: int | None = None) -> Measurement:
@@ -176,7 +177,8 @@ def effective(log: TrainingLog, *, arm: str | None = None, block: int | None = N
     """
     rows = _steady_rows(log, arm=arm, block=block)
     name = _named("toks_per_s_effective", arm)
-    return measurement(log, rows, name=name, value=_tokens_per_second(rows), unit=TOKENS_PER_SECOND)
+    rate = float(rows["tokens"].sum()) / float(rows["dt_s"].sum())
+    return measurement(log, rows, name=name, value=rate, unit=TOKENS_PER_SECOND)
 
 
 def block_throughputs(log: TrainingLog) -> pd.DataFrame:
@@ -233,14 +235,6 @@ def _steady_rows(
     if not bool((rows["dt_s"] > 0).all()):
         raise StatisticsError(f"{log.path} has step times that are not above zero seconds")
     return rows
-
-
-def _usual_rate(rows: pd.DataFrame) -> float:
-    return float(rows["tokens"].mean()) / float(rows["dt_s"].median())
-
-
-def _tokens_per_second(rows: pd.DataFrame) -> float:
-    return float(rows["tokens"].sum()) / float(rows["dt_s"].sum())
 
 
 def _named(name: str, arm: str | None) -> str:

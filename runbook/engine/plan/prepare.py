@@ -23,7 +23,7 @@ from runbook.errors import UsageError, choice_for
 from runbook.files import not_text
 from runbook.launch.launcher_api import launcher
 from runbook.machine import git
-from runbook.machine.detect import detect_profile
+from runbook.machine.gpu import detect_profile
 from runbook.machine.identity import package_path, package_under_test
 
 

@@ -217,7 +217,8 @@ def load_of(documents: Iterable[Mapping[str, Any] | None]) -> Load | None:
     total_s = sum(float(one["total_s"]) for one in told)
     if not told or total_s <= 0:
         return None
-    loads = [float(value) for one in told for value in _averages(one)]
+    both = (one.get(name) for one in told for name in ("load_before", "load_after"))
+    loads = [float(minutes[0]) for minutes in both if minutes]
     return Load(
         cpus=int(told[-1]["cpus"]),
         others=sum(float(one["others_s"]) for one in told) / total_s,
@@ -230,9 +231,3 @@ def _is_whole(document: Mapping[str, Any]) -> bool:
     return not document.get("problem") and all(
         document.get(name) is not None and document[name] >= 0 for name in _NUMBERS
     )
-
-
-def _averages(document: Mapping[str, Any]) -> list[float]:
-    """The load averages of the last minute, before and after."""
-    both = (document.get("load_before") or (), document.get("load_after") or ())
-    return [values[0] for values in both if values]

@@ -14,7 +14,7 @@ from nsa.contract import Event
 from runbook.errors import first_of
 from runbook.folder.launch.documents import name_below
 from runbook.folder.launch.lines import MOST_STEPS, Exit, is_of_training
-from runbook.folder.launch.rank_lines import MARKS, RankLines
+from runbook.folder.launch.rank_lines import ENDED, MARKS, SAID, RankLines
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
@@ -34,19 +34,14 @@ class RankHistory(RankLines):
     """Who wrote the heartbeats of a file, how far they go, and how they end."""
 
     @property
-    def lines(self) -> int:
-        """How many records there are."""
-        return len(self._event.array)
-
-    @property
     def unnamed(self) -> int:
         """How many of them name no event."""
-        return int((self._event.array < 0).sum())
+        return int((self.events < 0).sum())
 
     @property
     def last_event(self) -> str:
         """The event of the last record; empty if it names none."""
-        number = int(self._event.array[-1]) if self.lines else -1
+        number = int(self.events[-1]) if self.lines else -1
         return list(self._number_of)[number] if number >= 0 else ""
 
     @property
@@ -54,7 +49,7 @@ class RankHistory(RankLines):
         """How many records there are of each event."""
         import numpy as np
 
-        numbers = self._event.array
+        numbers = self.events
         found = np.bincount(numbers[numbers >= 0], minlength=len(self._number_of)).tolist()
         named = zip(self._number_of, found, strict=True)
         return {event: count for event, count in named if event and count}
@@ -69,7 +64,7 @@ class RankHistory(RankLines):
         """The steps that lines tell; NaN where a line tells none."""
         import numpy as np
 
-        told = self._line["step"].array
+        told = self.columns["step"]
         return np.where((told >= 0) & (told < MOST_STEPS), told, np.nan)
 
     @cached_property
@@ -95,7 +90,7 @@ class RankHistory(RankLines):
 
         ours = [is_of_training(event) for event in self._number_of]
         # The last one is for lines without an event, whose number is -1.
-        own = np.array([*ours, True])[self._event.array] & ~np.isnan(self._steps)
+        own = np.array([*ours, True])[self.events] & ~np.isnan(self._steps)
         steps: Floats = self._steps[own]
         return steps
 
@@ -113,7 +108,7 @@ class RankHistory(RankLines):
         """The readings of a clock, and the numbers of their lines."""
         import numpy as np
 
-        told = self._line[name].array
+        told = self.columns[name]
         lines = np.flatnonzero(np.isfinite(told))
         return told[lines], lines
 
@@ -126,7 +121,7 @@ class RankHistory(RankLines):
         import numpy as np
 
         mono, lines = self._clock("mono")
-        pids = np.nan_to_num(self._line["pid"].array, nan=-1.0)
+        pids = np.nan_to_num(self.columns["pid"], nan=-1.0)
         same = pids[lines[1:]] == pids[lines[1:] - 1]
         return int(np.count_nonzero(same & (np.diff(mono) < 0)))
 
@@ -177,7 +172,7 @@ class RankHistory(RankLines):
     def _lines_of(self, *events: str) -> Ints:
         import numpy as np
 
-        return np.flatnonzero(np.isin(self._event.array, [self._number_of[e] for e in events]))
+        return np.flatnonzero(np.isin(self.events, [self._number_of[e] for e in events]))
 
     def beside(self) -> dict[int, frozenset[str]]:
         """Of each step, the first apart, the events before its end that are no part of a step."""
@@ -189,7 +184,7 @@ class RankHistory(RankLines):
         following = np.searchsorted(ends, others)
         for line, end in zip(others.tolist(), following.tolist(), strict=True):
             if 0 < end < len(ends):
-                found.setdefault(end, set()).add(events[self._event.array[line]])
+                found.setdefault(end, set()).add(events[self.events[line]])
         return {int(self._so_far[ends[end]]): frozenset(said) for end, said in found.items()}
 
     def _others(self) -> Ints:
@@ -197,13 +192,13 @@ class RankHistory(RankLines):
         import numpy as np
 
         own = {self._number_of[event] for event in _IN_A_STEP} | {self._number_of.get("", -1), -1}
-        return np.flatnonzero(~np.isin(self._event.array, list(own)))
+        return np.flatnonzero(~np.isin(self.events, list(own)))
 
     def steps_frame(self) -> pd.DataFrame | None:
         """The columns of `RankLog.steps`, or None where no step ended."""
         import numpy as np
 
-        ends, mono = self._lines_of(Event.STEP_END), self._line["mono"].array
+        ends, mono = self._lines_of(Event.STEP_END), self.columns["mono"]
         if not len(ends):
             return None
         import pandas as pd
@@ -222,11 +217,11 @@ class RankHistory(RankLines):
             {
                 "step": ended,
                 "mono": mono[ends],
-                "ts": self._line["ts"].array[ends],
+                "ts": self.columns["ts"][ends],
                 "alone": np.concatenate([[False], before[1:] == before[:-1]]),
                 "data": self._data,
-                **{name: column.array for name, column in self._ended.items()},
-                **{n: _at(told, column.array) for n, column in self._said.items()},
+                **{name: self.columns[name] for name in ENDED},
+                **{name: _at(told, self.columns[name]) for name in SAID},
                 "fetch_clock_s": fetch_clock_s,
                 "timed_from": np.fmax(begun, again),
             },

@@ -14,7 +14,6 @@ from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import POWER_FIELDS
-from runbook.machine.gpu import Gpu
 from runbook.process.start import ToolResult, run_tool
 from runbook.text import without_colors
 
@@ -61,13 +60,18 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuState(Gpu):
+class GpuState:
     """One GPU as nvidia-smi describes it; None where it says nothing.
 
+    `index` is its place in nvidia-smi's order, `uuid` is empty if unknown; `mig`: it is cut into
+    instances.
     `link` has the PCIe generation and width, now and the most that GPU and slot can do together;
     `counters`, `power` and `clock_events` are those of `devices_before.json`.
     """
 
+    index: int
+    uuid: str
+    mig: bool | None
     name: str
     pci: str | None
     link: Mapping[str, int | None]
