@@ -24,6 +24,8 @@ SLOW_LEAST = 0.05
 # So many slow steps, most of them equally far apart, come by the clock.
 PERIODIC_COUNT = 5
 PERIODIC_SHARE = 0.7
+# One-sided, of each bound of the slope: a 90 % interval.
+ERROR = 0.05
 CHANGE_ERROR = 0.01
 SEGMENT = 3
 
@@ -43,7 +45,6 @@ def steady(
     batch: int = 50,
     tolerance: float = 0.03,
     stall_limit: float = 0.01,
-    error: float = 0.05,
 ) -> Decision:
     """Does the step time stay level over the run?
 
@@ -56,7 +57,6 @@ def steady(
         batch: steps per batch; shorter (down to 10) where the run holds fewer than 8 batches.
         tolerance: change of step time over the whole run that is still level, as a share.
         stall_limit: share of the time that stalls may take (`stall_share`).
-        error: one-sided error of each bound of the slope (0.05: a 90 % interval).
 
     Returns:
         PASS if the interval of the total slope lies inside +- tolerance, no change point is
@@ -68,7 +68,6 @@ def steady(
     Raises:
         UsageError: values that are not positive numbers, limits out of range.
     """
-    between("error", error, 0.0, 0.5)
     between("tolerance", tolerance, 0.0, 1.0)
     between("stall_limit", stall_limit, 0.0, 1.0)
     between("batch", float(batch), SHORTEST_BATCH - 1, math.inf)
@@ -88,11 +87,11 @@ def steady(
     if count < FEWEST_BATCHES:
         needed = FEWEST_BATCHES * SHORTEST_BATCH
         few = too_few(
-            kept.size, "steps after warm-up", needed, error=error, unit="share", details=details
+            kept.size, "steps after warm-up", needed, error=ERROR, unit="share", details=details
         )
         return replace(few, n=count)
     levels = _batch_levels(kept, size, count)
-    slope, half, factor = _total_slope(levels, error)
+    slope, half, factor = _total_slope(levels)
     change = _change_point(levels, factor)
     first = cut + (kept.size - count * size) + change.batch * size
     details |= {"change_p": change.p, "change_shift": change.shift, "change_step": first}
@@ -114,7 +113,7 @@ def steady(
         outcome=outcome,
         estimate=math.expm1(slope),
         interval=interval,
-        error_rate=error,
+        error_rate=ERROR,
         n=count,
         unit="share",
         reason=f"{says} ({count} batches of {size} steps)",
@@ -166,7 +165,7 @@ def _batch_levels(times: FloatArray, size: int, count: int) -> FloatArray:
     return levels
 
 
-def _total_slope(levels: FloatArray, error: float) -> tuple[float, float, float]:
+def _total_slope(levels: FloatArray) -> tuple[float, float, float]:
     """Total log change over the run, half-width of its interval, variance factor.
 
     Least squares over the batch number. The factor (1 + r) / (1 - r) makes up for dependence r
@@ -183,7 +182,7 @@ def _total_slope(levels: FloatArray, error: float) -> tuple[float, float, float]
     r = min(max((count * lag + 1) / (count - 4), 0.0), 0.8)
     factor = (1 + r) / (1 - r)
     bar = math.sqrt(energy / (count - 2) / spread * factor)
-    return slope * count, t_quantile(error, count - 2) * bar * count, factor
+    return slope * count, t_quantile(ERROR, count - 2) * bar * count, factor
 
 
 def _change_point(levels: FloatArray, factor: float) -> _Change:

@@ -65,16 +65,16 @@ class RankLines:
     effects: list[Effect] = field(default_factory=list)
     kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     # What has another shape, by the number of its line.
-    _odd: list[tuple[int, str]] = field(default_factory=list)
+    odd: list[tuple[int, str]] = field(default_factory=list)
     events: Ints
     columns: dict[str, Floats] = field(default_factory=dict)
     _parts: dict[str, list[Floats]] = field(
         default_factory=lambda: {name: [] for name in (*_LINE, *ENDED, *SAID)}
     )
-    _number_of: dict[str, int] = field(
+    number_of: dict[str, int] = field(
         default_factory=lambda: {event.value: number for number, event in enumerate(Event)}
     )
-    _data: list[str | None] = field(default_factory=list)
+    data: list[str | None] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path, *, rank: int) -> Self:
@@ -105,7 +105,7 @@ class RankLines:
         found = parse_heartbeats(whole)
         records = [record for record in found if record is not None]
         self.dropped += len(found) - len(records)
-        known, lines = self._number_of, self.lines + np.arange(len(records))
+        known, lines = self.number_of, self.lines + np.arange(len(records))
         self.lines += len(records)
         told = _values(records, "event")
         if not {str}.issuperset(map(type, told)):
@@ -125,7 +125,7 @@ class RankLines:
         for names, own in ((_LINE, (records, lines)), (ENDED, ended), (SAID, said)):
             for name in names:
                 self._parts[name].append(self._numbers(name, *own))
-        self._data += self._digests(*ended)
+        self.data += self._digests(*ended)
         for record, line in zip(*of(*_RARE), strict=True):
             self._keep(record, line)
         return number
@@ -165,8 +165,8 @@ class RankLines:
         return good
 
     def _complain(self, what: str, line: int) -> None:
-        if len(self._odd) < _KEPT_PER_KIND:
-            self._odd.append((int(line), what))
+        if len(self.odd) < _KEPT_PER_KIND:
+            self.odd.append((int(line), what))
 
     def _keep(self, record: Mapping[str, Any], line: int) -> None:
         """Keep the first records of an event, and the last, which says how it ended."""
@@ -181,6 +181,18 @@ class RankLines:
         kept = self.kept.setdefault(event, [])
         del kept[_KEPT_PER_KIND - 1 :]
         kept.append(fitted)
+
+    def strangers(self) -> list[str]:
+        """What in the file is not the word of one process of this rank in one launch."""
+        found = []
+        if len(self.tokens) > 1:
+            found.append(f"heartbeats of {len(self.tokens)} launches in one file")
+        elif len(self.pids) > 1:
+            pids = ", ".join(map(str, self.pids))
+            found.append(f"heartbeats of {len(self.pids)} processes in one file: {pids}")
+        if self.other_ranks:
+            found.append(f"heartbeats of other ranks in the file: {sorted(self.other_ranks)}")
+        return found
 
     def last(self, event: str) -> Mapping[str, Any]:
         """The last record of an event, or an empty one."""

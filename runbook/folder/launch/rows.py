@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.folder.launch.lines import WholeLines
+from runbook.records.evidence import RowFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,18 +42,6 @@ class RowSpec:
     whole: frozenset[str] = frozenset()
     headerless: tuple[str, ...] = ()
     complete: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowFile:
-    """The complete rows of a file, its digest, and what was wrong with the rest."""
-
-    frame: pd.DataFrame
-    sha256: str
-    legacy: bool
-    dropped: int
-    damaged: bool
-    problems: list[str]
 
 
 class _Reader:
@@ -215,9 +204,9 @@ def read_rows(path: Path, spec: RowSpec) -> RowFile:
         frame=reader.frame(),
         sha256=lines.sha256,
         legacy=reader.legacy,
-        dropped=reader.bad_rows + reader.nul_rows + lines.endless + bool(lines.torn_bytes),
+        dropped_rows=reader.bad_rows + reader.nul_rows + lines.endless + bool(lines.torn_bytes),
         damaged=bool(damage),
-        problems=[*([torn] if lines.torn_bytes else []), *damage],
+        problems=(*([torn] if lines.torn_bytes else []), *damage),
     )
 
 
