@@ -70,16 +70,11 @@ def oracle_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """
     if not ranks:
         return ["no rank held a batch against the oracle"]
-    proofs = [(f"rank {rank.rank}", "first", rank.proof) for rank in ranks]
-    if work.dtype == "fp32":
-        proofs += [(f"rank {rank.rank}", "last", rank.ending.get("proof")) for rank in ranks]
     # Nor has it one in the first batch of a launch that goes on from a checkpoint.
     begun = work.dtype == "fp32" or begins(ranks)
-    found = [
-        text
-        for who, when, proof in proofs
-        for text in _spot_problems(who, when, proof, work, bounded=begun)
-    ]
+    found = _spot_problems(ranks, "first", work, bounded=begun)
+    if work.dtype == "fp32":
+        found += _spot_problems(ranks, "last", work, bounded=begun)
     return found + _layers_off(ranks, work)
 
 
@@ -104,38 +99,32 @@ def _layers_off(rank: RankLog, work: Workload) -> Iterator[str]:
             )
 
 
-def _spot_problems(
-    who: str, when: str, proof: Mapping[str, Any] | None, work: Workload, *, bounded: bool
-) -> list[str]:
+@each_rank
+def _spot_problems(rank: RankLog, when: str, work: Workload, *, bounded: bool) -> Iterator[str]:
+    proof = rank.proof if when == "first" else rank.ending.get("proof")
     spots: Mapping[str, Any] = (proof or {}).get("oracle") or {}
     if not spots:
-        return [f"{who} did not hold its {when} batch against the oracle"]
+        yield f" did not hold its {when} batch against the oracle"
+        return
     allowed = oracle_tolerance(work)
-    problems = [
-        f"{who}: {_CALLED.get(what, what)} is off by {spots.get(what)} of itself in the {when} "
-        f"batch, allowed {limit:.2g}"
-        for what, limit in {
-            "embedding": 0.0,
-            "attention": allowed,
-            "gates": allowed,
-            "layer": allowed,
-            "logits": allowed,
-            "slope": SLOPES * allowed,
-            "blocks_shortfall": allowed,
-        }.items()
+    limits = {"embedding": 0.0}
+    if bounded:
+        limits |= dict.fromkeys(("attention", "gates", "layer", "logits"), allowed)
         # Earlier runs told no slope.
-        if (bounded or what == "embedding")
-        and not within(spots.get(what), limit)
-        and (what != "slope" or what in spots)
-    ]
+        limits |= {"slope": SLOPES * allowed} if "slope" in spots else {}
+        limits["blocks_shortfall"] = allowed
+    for what, limit in limits.items():
+        if not within(spots.get(what), limit):
+            yield (
+                f": {_CALLED.get(what, what)} is off by {spots.get(what)} of itself in the {when} "
+                f"batch, allowed {limit:.2g}"
+            )
     least = NARROW * ROUNDOFF.get(work.dtype, 0.0)
     attention = spots.get("attention")
     if work.dtype != "fp32" and isinstance(attention, int | float) and attention < least:
-        problems.append(
-            f"{who}: attention is off by {attention} only: not computed in {work.dtype}"
-        )
+        yield f": attention is off by {attention} only: not computed in {work.dtype}"
     if work.layers is not None and spots.get("layers") != work.layers:
-        problems.append(f"{who}: {spots.get('layers')} layers ran, the config has {work.layers}")
+        yield f": {spots.get('layers')} layers ran, the config has {work.layers}"
     told = spots.get("shape") or {}
     other = [n for n, value in work.shape.items() if told.get(n) != value]
     if other:
@@ -143,12 +132,11 @@ def _spot_problems(
             ", ".join(f"{name}={values.get(name)}" for name in other)
             for values in (told, work.shape)
         )
-        problems.append(f"{who}: the model has {has}, the config {wanted} ({when} batch)")
+        yield f": the model has {has}, the config {wanted} ({when} batch)"
     if spots.get("seams") != 0:
-        problems.append(f"{who}: {spots.get('seams')} modules get what the one before did not give")
+        yield f": {spots.get('seams')} modules get what the one before did not give"
     if spots.get("blocks_illegal") != 0:
-        problems.append(f"{who}: {spots.get('blocks_illegal')} choices of blocks break the rules")
-    return problems
+        yield f": {spots.get('blocks_illegal')} choices of blocks break the rules"
 
 
 def oracle_tolerance(work: Workload) -> float:

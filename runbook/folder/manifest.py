@@ -21,7 +21,7 @@ from runbook.records import ArtifactRecord, RunRecord, first_problem
 
 # Before a line of the manifest whose name is escaped.
 _ESCAPED = "\\"
-_LINK = ": a symbolic link"
+LINK = ": a symbolic link"
 
 
 def run_files(run_root: Path) -> Iterator[Path]:
@@ -65,18 +65,13 @@ def strange_entries(run_root: Path) -> list[str]:
         if OWN_FOLDER in path.relative_to(run_root).parts[:-1] and not _is_real_folder(path):
             continue
         if path.is_symlink():
-            problems.append(f"{name}{_LINK}")
+            problems.append(f"{name}{LINK}")
         elif path.is_dir():
             if not any(path.iterdir()):
                 problems.append(f"{name}: an empty folder")
         elif not path.is_file():
             problems.append(f"{name}: neither a file nor a folder")
     return problems
-
-
-def links_in(run_root: Path) -> list[str]:
-    """Links among the entries that no run leaves: what is read through one is no file of it."""
-    return [text for text in strange_entries(run_root) if text.endswith(_LINK)]
 
 
 def _is_real_folder(path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +28,6 @@ PERIODIC_SHARE = 0.7
 ERROR = 0.05
 CHANGE_ERROR = 0.01
 SEGMENT = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Change:
-    """The most significant shift between two parts of a run."""
-
-    batch: int
-    shift: float
-    p: float
 
 
 def steady(
@@ -92,11 +83,15 @@ def steady(
         return replace(few, n=count)
     levels = _batch_levels(kept, size, count)
     slope, half, factor = _total_slope(levels)
-    change = _change_point(levels, factor)
-    first = cut + (kept.size - count * size) + change.batch * size
-    details |= {"change_p": change.p, "change_shift": change.shift, "change_step": first}
+    split, shift, p = _change_point(levels, factor)
+    first = cut + (kept.size - count * size) + split * size
+    details |= {"change_p": p, "change_shift": shift, "change_step": first}
     interval = (math.expm1(slope - half), math.expm1(slope + half))
-    faults = _faults(interval, tolerance, change, first)
+    faults = []
+    if interval[0] > tolerance or interval[1] < -tolerance:
+        faults.append(f"beyond +-{tolerance:.0%}")
+    if p < CHANGE_ERROR and abs(shift) > tolerance:
+        faults.append(f"shift of {shift:+.1%} at step {first} (p = {p:.2g})")
     if stall > stall_limit:
         often = f", a slow step every {period} steps" if period else ""
         faults.append(f"stall {stall:.1%} of the time, limit {stall_limit:.1%}{often}")
@@ -185,8 +180,11 @@ def _total_slope(levels: FloatArray) -> tuple[float, float, float]:
     return slope * count, t_quantile(ERROR, count - 2) * bar * count, factor
 
 
-def _change_point(levels: FloatArray, factor: float) -> _Change:
-    """The split with the most significant difference of means; p is corrected for all splits."""
+def _change_point(levels: FloatArray, factor: float) -> tuple[int, float, float]:
+    """The split with the most significant difference of means: its batch, the shift, and its p.
+
+    p is corrected for all splits.
+    """
     count = levels.size
     splits = np.arange(SEGMENT, count - SEGMENT + 1)
     sums, squares = np.cumsum(levels), np.cumsum(levels**2)
@@ -196,18 +194,4 @@ def _change_point(levels: FloatArray, factor: float) -> _Change:
     t = np.abs(right - left) / np.sqrt(variance * (1 / splits + 1 / (count - splits)))
     best = int(np.argmax(t))
     p = min(1.0, 2 * t_upper_tail(float(t[best]), count - 2) * splits.size)
-    return _Change(batch=int(splits[best]), shift=float(math.expm1(right[best] - left[best])), p=p)
-
-
-def _faults(
-    interval: tuple[float, float],
-    tolerance: float,
-    change: _Change,
-    first: int,
-) -> list[str]:
-    faults = []
-    if interval[0] > tolerance or interval[1] < -tolerance:
-        faults.append(f"beyond +-{tolerance:.0%}")
-    if change.p < CHANGE_ERROR and abs(change.shift) > tolerance:
-        faults.append(f"shift of {change.shift:+.1%} at step {first} (p = {change.p:.2g})")
-    return faults
+    return int(splits[best]), math.expm1(right[best] - left[best]), p

@@ -13,7 +13,6 @@ from runbook.records.evidence import RowFile
 
 SPEC = RowSpec(
     columns=("step", "name", "gap", "rate"),
-    key="step",
     text=frozenset({"name"}),
     filled=frozenset({"step", "rate"}),
     whole=frozenset({"step"}),

@@ -20,49 +20,17 @@ from runbook.records.evidence import JUnitCase, JUnitReport
 _CONSOLE_HEAD, _CONSOLE_TAIL = 4_000, 4_000
 _CONSOLE_COLUMNS = 4_000
 
-GPU_SAMPLES = RowSpec(
-    columns=(
-        "timestamp",
-        "index",
-        "utilization_percent",
-        "memory_used_mib",
-        "memory_total_mib",
-        "power_w",
-        "temperature_c",
-        "sm_clock_mhz",
-        "throttle_reasons",
-        "pcie_gen",
-        "pcie_width",
-        "uuid",
-        "source",
-        "own_processes",
-        "own_utilization_percent",
-        "own_memory_mib",
-        "other_processes",
-        "unknown_processes",
-        "others",
-    ),
-    key="timestamp",
-    text=frozenset({"timestamp", "throttle_reasons", "uuid", "source", "others"}),
-    filled=frozenset({"index"}),
-    whole=frozenset({"index"}),
+GPU_SAMPLES = RowSpec.of(
+    "timestamp index utilization_percent memory_used_mib memory_total_mib power_w temperature_c"
+    " sm_clock_mhz throttle_reasons pcie_gen pcie_width uuid source own_processes"
+    " own_utilization_percent own_memory_mib other_processes unknown_processes others",
+    text="timestamp throttle_reasons uuid source others",
+    filled="index",
+    whole="index",
 )
-
-RESOURCES = RowSpec(
-    columns=(
-        "mono",
-        "step",
-        "rank",
-        "rss_mib",
-        "descriptors",
-        "threads",
-        "children",
-        "shm_mib",
-        "folder_mib",
-        "free_mib",
-    ),
-    key="mono",
-    whole=frozenset({"step", "rank", "descriptors", "threads", "children"}),
+RESOURCES = RowSpec.of(
+    "mono step rank rss_mib descriptors threads children shm_mib folder_mib free_mib",
+    whole="step rank descriptors threads children",
     complete=True,
 )
 

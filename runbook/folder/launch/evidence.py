@@ -55,7 +55,6 @@ LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
 def _spec(columns: tuple[contract.Column, ...], *, headerless: tuple[str, ...] = ()) -> RowSpec:
     return RowSpec(
         columns=contract.names(columns),
-        key=columns[0].name,
         text=frozenset(column.name for column in columns if column.kind is str),
         filled=frozenset(column.name for column in columns if column.filled),
         whole=frozenset(column.name for column in columns if column.kind is int),

@@ -31,15 +31,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-ARRIVALS = RowSpec(
-    columns=("rows", "mono", "ts"), key="rows", whole=frozenset({"rows"}), complete=True
-)
-PROCESSES = RowSpec(
-    columns=("mono", "step", "pid", "rank", "rss_mib"),
-    key="mono",
-    whole=frozenset({"step", "pid", "rank"}),
-    complete=True,
-)
+ARRIVALS = RowSpec.of("rows mono ts", whole="rows", complete=True)
+PROCESSES = RowSpec.of("mono step pid rank rss_mib", whole="step pid rank", complete=True)
 # A progress bar is drawn over with carriage returns, and a row may stand behind one.
 _LINE = re.compile(rb"[\r\n]")
 _LITERAL = re.compile(r"\{[^{}]*\}")

@@ -30,18 +30,28 @@ _LARGEST_EXACT = float(2**53)
 class RowSpec:
     """What the columns of a file are: `text` columns are strings, all others are numbers.
 
-    `key` is the column that the header must begin with. `filled` columns may not be empty.
+    The header must begin with the first one, the `key`. `filled` columns may not be empty.
     `headerless` names the columns of the older form of the file, which has no header. Of a file
     that is `complete` no column may lack: whoever asks for its numbers needs all of them.
     """
 
     columns: tuple[str, ...]
-    key: str
     text: frozenset[str] = frozenset()
     filled: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
     headerless: tuple[str, ...] = ()
     complete: bool = False
+
+    @property
+    def key(self) -> str:
+        """The first column."""
+        return self.columns[0]
+
+    @classmethod
+    def of(cls, columns: str, *, complete: bool = False, **kinds: str) -> RowSpec:
+        """The columns as words, and those of each kind (`text`, `filled`, `whole`)."""
+        named = {kind: frozenset(words.split()) for kind, words in kinds.items()}
+        return cls(columns=tuple(columns.split()), complete=complete, **named)
 
 
 class _Reader:

@@ -12,10 +12,10 @@ from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import (
     GpuState,
     NvidiaSmi,
-    ask_topology,
     parse_topology,
     read_nvidia_smi,
 )
+from runbook.process.start import run_tool
 from runbook.records.evidence import Fact
 
 _XML = "nvidia_smi.xml"
@@ -46,7 +46,7 @@ def collect_gpus(
     (run_root / _XML).write_text(redact_text(xml), encoding="utf-8")
     if smi is None:
         return no_gpu_drafts(problem, file=_XML, torch_count=torch_count)
-    topology = ask_topology(program)
+    topology = run_tool([program, "topo", "-m"], timeout_s=_TIMEOUT_S)
     (run_root / _TOPOLOGY).write_text(topology.stdout or topology.problem, encoding="utf-8")
     shown = visible_gpus(smi.gpus, environment=environment, uuids=torch_uuids)
     chosen = environment.get(VISIBLE_DEVICES)

@@ -14,10 +14,10 @@ from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import POWER_FIELDS
-from runbook.process.start import ToolResult, run_tool
+from runbook.process.start import run_tool
 from runbook.text import without_colors
 
-_TIMEOUT_S, _SHORT_S = 60.0, 20.0
+_SHORT_S = 20.0
 _NOT_IN_XML = "nvidia-smi's XML does not tell"
 _MISSING = frozenset({"", "N/A", "[N/A]", "Not Supported", "Unknown Error", "None"})
 # NVML's bits of what holds the clocks back.
@@ -136,11 +136,6 @@ def read_nvidia_smi(
         return parse_nvidia_smi(answer.stdout), answer.stdout, ""
     except RunbookError as error:
         return None, answer.stdout, str(error)
-
-
-def ask_topology(program: str) -> ToolResult:
-    """How each pair of GPUs is connected, as a matrix."""
-    return run_tool([program, "topo", "-m"], timeout_s=_TIMEOUT_S)
 
 
 def parse_nvidia_smi(xml_text: str) -> NvidiaSmi:
