@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from nsa.contract import THREAD_VARIABLES, TIMEOUT_TOLERANCE_S, NSAError
@@ -40,35 +39,6 @@ def settings_account(
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Caps:
-    """The caps in bytes by which DDP makes some buckets: more than `above`, at most `most`.
-
-    DDP puts parameters into a bucket until it holds the cap or more, and begins the next. So no
-    bucket has the cap without its last parameter, and all but the one that was left over have it.
-    """
-
-    above: int
-    most: float
-
-    @classmethod
-    def of(cls, sizes: Sequence[int], last: Sequence[int]) -> Caps:
-        """`last`: bytes of the parameter that each bucket of `sizes` bytes got last."""
-        full = sorted(sizes)[1:]
-        above = max(size - end for size, end in zip(sizes, last, strict=True))
-        return cls(above=above, most=min(full, default=math.inf))
-
-    def hold(self, cap: float) -> bool:
-        """Are these the buckets that this cap makes?"""
-        return math.isfinite(cap) and self.above < int(cap) <= self.most
-
-    def __str__(self) -> str:
-        if self.above >= self.most:
-            return "no single cap"
-        most = "" if self.most == math.inf else f" and up to {self.most / _MIB:.4g}"
-        return f"a cap above {self.above / _MIB:.4g}{most} MiB"
-
-
 def bucket_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[str]:
     """Every rank's DDP made the buckets that the cap in force makes of its parameters."""
     problems: dict[str, None] = {}
@@ -88,6 +58,11 @@ def _settled(rank: RankLog, env: Mapping[str, Any]) -> bool:
 
 
 def _bucket_problems(told: Mapping[str, Any], env: Mapping[str, Any]) -> Iterator[str]:
+    """Buckets that the cap does not make.
+
+    DDP puts parameters into a bucket until it holds the cap or more, and begins the next. So no
+    bucket has the cap without its last parameter, and all but the one that was left over have it.
+    """
     sizes, last = (told.get(name) or () for name in ("bytes", "last_bytes"))
     if not sizes or len(sizes) != len(last):
         yield "DDP's buckets are told without the bytes of each and of its last parameter"
@@ -96,11 +71,15 @@ def _bucket_problems(told: Mapping[str, Any], env: Mapping[str, Any]) -> Iterato
     if not isinstance(cap, int | float) or not is_number(cap):
         yield f"env.json does not say which {_CAP} is in force"
         return
-    caps = Caps.of(sizes, last)
-    if not caps.hold(cap * _MIB):
+    above = max(size - end for size, end in zip(sizes, last, strict=True))
+    most = min(sorted(sizes)[1:], default=math.inf)
+    if not (math.isfinite(cap * _MIB) and above < int(cap * _MIB) <= most):
+        limits = f"a cap above {above / _MIB:.4g}"
+        limits += " MiB" if most == math.inf else f" and up to {most / _MIB:.4g} MiB"
+        limits = limits if above < most else "no single cap"
         shown = "/".join(f"{size / _MIB:.4g}" for size in sizes[:_SHOWN])
         more = "/..." if len(sizes) > _SHOWN else ""
-        yield f"DDP's buckets ({shown}{more} MiB) are those of {caps}, {_CAP}={cap:g}"
+        yield f"DDP's buckets ({shown}{more} MiB) are those of {limits}, {_CAP}={cap:g}"
 
 
 def timeout_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[str]:

@@ -13,18 +13,19 @@ from pathlib import Path
 
 from runbook import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S
 from runbook.config.profile import Profile
+from runbook.config.registry import names
 from runbook.config.setup import RunOptions, Setup
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import pasteable
 from runbook.launch.end import End
 from runbook.launch.incident.bundle import read_outside
 from runbook.launch.launcher_api import (
+    GROUP,
     Aftermath,
     Launcher,
     RefusedError,
     Running,
     Start,
-    launcher_names,
 )
 from runbook.launch.watch.ranks import RankState
 from runbook.machine.gpu.devices import When, gpu_samples, write_devices
@@ -144,7 +145,7 @@ class Local:
 
 def other_launchers() -> list[str]:
     """The names of the launchers that do not run everything on this machine."""
-    return [name for name in launcher_names() if name != DEFAULT_LAUNCHER]
+    return [name for name in names(GROUP) if name != DEFAULT_LAUNCHER]
 
 
 def nodes_problems(options: RunOptions, profile: Profile) -> list[str]:

@@ -334,19 +334,14 @@ class LoadMeter:
         """
         now = read_times()
         took = {name: now[name] - then for name, then in self._before.items()}
-        busy_s, steal_s, own_s = took["busy_s"], took["steal_s"], took["own_s"]
-        total_s = busy_s + steal_s + took["idle_s"]
+        took["total_s"] = took["busy_s"] + took["steal_s"] + took.pop("idle_s")
+        # Two clocks of the kernel that count differently: less than nothing is nothing.
+        took["others_s"] = max(0.0, took["busy_s"] - took["own_s"])
         document = {
             "schema_version": 1,
-            "problem": "" if total_s > 0 else "the kernel tells no times of the CPUs here",
+            "problem": "" if took["total_s"] > 0 else "the kernel tells no times of the CPUs here",
             "cpus": psutil.cpu_count() or 1,
-            "wall_s": round(took["wall_s"], 3),
-            "total_s": round(total_s, 2),
-            "busy_s": round(busy_s, 2),
-            "own_s": round(own_s, 2),
-            # Two clocks of the kernel that count differently: less than nothing is nothing.
-            "others_s": round(max(0.0, busy_s - own_s), 2),
-            "steal_s": round(steal_s, 2),
+            **{name: round(seconds, 3) for name, seconds in took.items()},
             "load_before": list(self._load_before),
             "load_after": list(os.getloadavg()),
         }

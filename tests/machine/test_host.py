@@ -188,5 +188,5 @@ def test_variables_that_torch_renamed_get_a_note_each() -> None:
         {"NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_ALGO": "Ring", "NCCL_LATER": "1"}, uses_nccl=True
     )
     assert len(notes) == 2
-    assert notes[0].startswith("NCCL_ASYNC_ERROR_HANDLING=1: ")
-    assert notes[1].startswith("NCCL_LATER=1: no name that NCCL 2.")
+    assert notes["NCCL_ASYNC_ERROR_HANDLING"]
+    assert notes["NCCL_LATER"].startswith("no name that NCCL 2.")

@@ -115,9 +115,10 @@ def _command() -> str:
 
 def _launcher_lacks(args: argparse.Namespace) -> list[str]:
     """What the launcher lacks here; a name that is none is told with the options."""
-    from runbook.launch.launcher_api import launcher, launcher_names
+    from runbook.config.registry import names
+    from runbook.launch.launcher_api import GROUP, launcher
 
-    known = args.launcher in launcher_names()
+    known = args.launcher in names(GROUP)
     return launcher(args.launcher).lacks() if known and not args.dry_run else []
 
 
