@@ -37,10 +37,16 @@ def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
             f"{newest}: {told.get('other')} of {told['elements']} elements read back are not what "
             f"the run held when the save began ({', '.join(map(str, told.get('tensors') or ()))})"
         ]
-    return [
-        *_earlier_ones(ranks[0], told),
-        *_other_ones_kept(ranks[0], told.get("kept"), keeping),
-    ]
+    problems = _other_ones_kept(ranks[0], told.get("kept"), keeping)
+    # Each was read back as the next save began.
+    read, wrong = told.get("read"), told.get("wrong")
+    written = ranks[0].counts.get(Event.CHECKPOINT, len(ranks[0].checkpoints))
+    if read != written:
+        return [f"{read} of the {written} checkpoints that were written were read back", *problems]
+    if wrong:
+        text = "did not hold what the run held when their saves began"
+        return [f"checkpoints of the steps {_listed(wrong)} {text}", *problems]
+    return problems
 
 
 def position_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
@@ -63,19 +69,6 @@ def position_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         for rank, place in enumerate(found)
         if place != wanted
     ]
-
-
-def _earlier_ones(rank: RankLog, told: Mapping[str, Any]) -> list[str]:
-    """Every checkpoint was read back, as the next save began, and held what was saved."""
-    read, written = told.get("read"), rank.counts.get(Event.CHECKPOINT, len(rank.checkpoints))
-    if read != written:
-        return [f"{read} of the {written} checkpoints that were written were read back"]
-    if wrong := told.get("wrong"):
-        return [
-            f"checkpoints of the steps {_listed(wrong)} did not hold what the run held when their "
-            "saves began"
-        ]
-    return []
 
 
 def _written(rank: RankLog) -> list[int]:

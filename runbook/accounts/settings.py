@@ -114,16 +114,11 @@ def thread_account(rank: RankLog, given: Mapping[str, str]) -> Iterator[str]:
         return
     if not _PLAIN.fullmatch(omp) or (mkl or omp) != omp:
         return  # no plain number, or another library's: torch decides
-    if threads != int(omp) and not _one_a_core(threads, int(omp), told.get("cpus")):
+    cpus = told.get("cpus")
+    # MKL takes one for each core at most, which has one CPU or two that share it.
+    one_a_core = cpus is not None and threads < int(omp) and cpus <= 2 * threads
+    if threads != int(omp) and not one_a_core:
         yield f" computes with {threads} threads, {THREAD_VARIABLES[0]}={omp}"
-
-
-def _one_a_core(threads: int, asked: int, cpus: int | None) -> bool:
-    """Are there fewer threads than asked for because MKL takes one for each core at most?
-
-    A core has one CPU, or two that share it.
-    """
-    return cpus is not None and threads < asked and cpus <= 2 * threads
 
 
 def _told(rank: RankLog) -> Mapping[str, Any]:

@@ -78,6 +78,11 @@ def _fact(name: str, value: str | float | bool | None, note: str = "", *, unit: 
     return Fact(name=name, value=value, unit=unit, path=_HOST, note=note)
 
 
+def _listed(found: Sequence[object]) -> str:
+    more = [f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    return "; ".join([*map(str, found[:_LISTED]), *more])
+
+
 def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
     checkout = git.find_checkout()
     if checkout is None:
@@ -98,9 +103,7 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
     branch_notes += [f"expected {expected_branch}"] if expected_branch else []
     where = "; ".join(state.problems) or f"in {checkout}"
     dirt = f"{len(changed)} files differ from the commit or are not in it" if changed else ""
-    named = [*elsewhere, *map(str, state.unseen)]
-    dirt += "".join(f"; {text}" for text in named[:_LISTED])
-    dirt += f"; and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+    dirt = "; ".join(filter(None, (dirt, _listed([*elsewhere, *state.unseen]))))
     upstream = f"of {state.upstream}, as last fetched" if state.upstream else "no upstream branch"
     digest = "digest of the whole diff; secrets in the kept copy are blanked"
     return [
@@ -169,10 +172,7 @@ def _process_drafts(processes: Sequence[Seen]) -> list[Fact]:
     drafts = []
     for name, orphan in (("processes.leftover", True), ("processes.other_runs", False)):
         chosen = [process for process in processes if process.orphan == orphan]
-        listed = [str(process) for process in chosen[:_LISTED]]
-        if len(chosen) > _LISTED:
-            listed.append(f"and {len(chosen) - _LISTED} more")
-        drafts.append(_fact(name, len(chosen), redact_text("; ".join(listed))))
+        drafts.append(_fact(name, len(chosen), redact_text(_listed(chosen))))
     return drafts
 
 

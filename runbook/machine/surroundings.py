@@ -127,7 +127,13 @@ def surroundings_problems(longest_s: float = 0.0) -> list[str]:
     `longest_s`: so long may one launch of the plan take.
     """
     # Where a limit is too small, nothing else can be asked.
-    too_small = [*_limit_problems(longest_s), *_task_problems()]
+    too_small = [
+        *memory_problems(),
+        *_too_small(FILE, _LEAST_FILE, f"a run needs {_LEAST_FILE // _MIB} MiB"),
+        *_too_small(CPU, longest_s, f"a run may take {longest_s:g} s in one launch"),
+        *_too_small(FILES, _LEAST_FILES, f"a run needs {_LEAST_FILES}"),
+        *_task_problems(),
+    ]
     return too_small or [*_kernel_problems(), *_loopback_problems(), *_clock_problems()]
 
 
@@ -135,15 +141,6 @@ def memory_problems(who: str = "a run") -> list[str]:
     """Limits under which NumPy cannot be loaded: OpenBLAS asks for its memory without end."""
     needs = f"{who} needs {_LEAST_MEMORY // _GIB} GiB"
     return [text for one in MEMORY for text in _too_small(one, _LEAST_MEMORY, needs)]
-
-
-def _limit_problems(longest_s: float) -> list[str]:
-    return [
-        *memory_problems(),
-        *_too_small(FILE, _LEAST_FILE, f"a run needs {_LEAST_FILE // _MIB} MiB"),
-        *_too_small(CPU, longest_s, f"a run may take {longest_s:g} s in one launch"),
-        *_too_small(FILES, _LEAST_FILES, f"a run needs {_LEAST_FILES}"),
-    ]
 
 
 def _too_small(one: Allowance, least: float, needs: str) -> list[str]:

@@ -48,10 +48,17 @@ class RowSpec:
         return self.columns[0]
 
     @classmethod
-    def of(cls, columns: str, *, complete: bool = False, **kinds: str) -> RowSpec:
-        """The columns as words, and those of each kind (`text`, `filled`, `whole`)."""
-        named = {kind: frozenset(words.split()) for kind, words in kinds.items()}
-        return cls(columns=tuple(columns.split()), complete=complete, **named)
+    def of(
+        cls, columns: str, *, text: str = "", filled: str = "", whole: str, complete: bool = False
+    ) -> RowSpec:
+        """The columns as words, and those of each kind."""
+        return cls(
+            columns=tuple(columns.split()),
+            text=frozenset(text.split()),
+            filled=frozenset(filled.split()),
+            whole=frozenset(whole.split()),
+            complete=complete,
+        )
 
 
 class _Reader:
