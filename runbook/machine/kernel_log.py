@@ -79,7 +79,7 @@ class KernelLog:
         kmsg = kmsg or KMSG
         self._began_at = utc_text()
         self._source, self._problem = "", ""
-        sources = {
+        sources: dict[str, Callable[[], _Read]] = {
             str(kmsg): partial(_kmsg, kmsg),
             "dmesg --raw": _dmesg,
             "journalctl -k": _journal,
