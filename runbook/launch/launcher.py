@@ -51,8 +51,7 @@ def run_launch(
     resumes another one goes on from; without it, the trainer takes the newest one.
 
     Raises `UsageError` for a launch that cannot be started as planned, `FileExistsError` if its
-    run directory exists, `OSError` if the disk refuses. Call it from a thread that stays alive:
-    the children's lives hang on it.
+    run directory exists, `OSError` if the disk refuses.
     """
     options = AttemptOptions(
         run_root=run_root,

@@ -51,23 +51,6 @@ def bare_python(program: str, *words: str) -> list[str]:
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name(program)), *words]
 
 
-def spawn(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    output: IO[bytes],
-    cwd: Path | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start `command` in a session of its own, tied to the life of the calling thread.
-
-    Its output goes straight into the file, so that nothing is lost if the harness dies. Call this
-    from a thread that outlives the command: the death signal fires when that thread ends.
-    Raises `OSError` if nothing can be started.
-    """
-    tied = bare_python("shim.py", str(os.getpid()), "--", *command)
-    return start(tied, environment, stdout=output, stderr=subprocess.STDOUT, cwd=cwd)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ToolResult:
     """What a tool printed; `problem` is empty if it ran and exited with 0."""
@@ -165,7 +148,8 @@ def spawn_kept(
 ) -> subprocess.Popen[bytes]:
     """Start `command` below a subreaper, from whose tree nothing that it starts can leave.
 
-    What is returned is the subreaper, which ends when all of it has ended, and as the command did.
+    Its output goes straight into the file, so that nothing is lost if the harness dies. What is
+    returned is the subreaper, which ends when all of it has ended, and as the command did.
     It carries no token. Raises `OSError` if nothing can be started.
     """
     subreaper = start(
