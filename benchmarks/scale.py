@@ -79,7 +79,7 @@ def resident_mib() -> float:
 
 def follow(ranks: int, seconds: int) -> tuple[float, float, float]:
     """Share of a core, and memory in MiB when the launch has settled and at its last step."""
-    from runbook.launch import run_launch
+    from runbook.launch import LaunchOptions, run_launch
     from runbook.launch.observer import Observer
     from runbook.records import Launch
 
@@ -96,7 +96,9 @@ def follow(ranks: int, seconds: int) -> tuple[float, float, float]:
         nproc=ranks, steps=seconds, timeout_s=seconds + 300,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
-        result = run_launch(launch, Path(name), observer=Meter(), retry=False)
+        result = run_launch(
+            launch, LaunchOptions(run_root=Path(name), observer=Meter(), retry=False)
+        )
     if not result.ok:
         raise SystemExit(f"the launch did not end well: {result.status} {result.cause}")
     (began, before, first), *_, (ended, after, last) = seen

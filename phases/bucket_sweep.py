@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from phases.compare.ab import AbPhase, Rounds
 from phases.compare.arms import places, refused, samples
-from phases.kit.case import Case, Finding, invalid, passed
+from phases.kit.case import Case
 from phases.kit.commands import environment
+from phases.kit.finding import Finding, invalid, passed
 from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import derived, rank_value
 from phases.kit.rows import Row

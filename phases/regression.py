@@ -11,8 +11,9 @@ from itertools import chain
 from random import Random
 
 from phases.compare.rates import cell
-from phases.kit.case import Case, Finding, ending, incomplete, invalid, optional, passed, warned
+from phases.kit.case import Case, optional
 from phases.kit.commands import trainer_launch
+from phases.kit.finding import Finding, ending, incomplete, invalid, passed, warned
 from phases.kit.limits import specs
 from phases.kit.measure import decided, derived
 from phases.kit.rows import Row, RowPhase, contract_only, first_problem
@@ -104,12 +105,7 @@ class Regression(RowPhase):
         paces = list(_pairs_there(case))
         unit = paces[0][1].unit if paces else ""
         rows = tuple(
-            (
-                number,
-                cell(first),
-                cell(second),
-                f"{_ratio(first, second) - 1:+.2%}",
-            )
+            (number, cell(first), cell(second), f"{_ratio(first, second) - 1:+.2%}")
             for number, first, second in paces
         )
         context = case.context
@@ -121,7 +117,7 @@ class Regression(RowPhase):
             note=f"{commits}; {_basis(case)}, tokens over the median step of each launch",
         )
         measured = [pace for _, *pair in paces for pace in pair]
-        return Judgement(checks=(), tables=(table,), measurements=measured)
+        return Judgement(tables=(table,), measurements=measured)
 
 
 def _name(number: int, side: str) -> str:
@@ -156,16 +152,13 @@ def _runs(case: Case) -> Finding:
             require_sound(case, names)
         except Finding as unsound:
             found = unsound
-    if found.outcome in (Outcome.PASS, Outcome.INCOMPLETE) or _wrong_machine(case):
+    # HEAD was refused too: then it is not the reference that is wrong.
+    ends = first_problem(lambda _, name: ending(case.launch(name)), case, _of(_HEAD)(case))
+    refused = ends.code is Reason.WRONG_ENVIRONMENT
+    if found.outcome in (Outcome.PASS, Outcome.INCOMPLETE) or refused:
         return found
     reason = f"the reference does not run here as it has to: {found.reason}"
     return invalid(Reason.WRONG_ENVIRONMENT, reason, evidence=found.evidence, topic="reference")
-
-
-def _wrong_machine(case: Case) -> bool:
-    """True if HEAD was refused too: then it is not the reference that is wrong."""
-    ends = first_problem(lambda _, name: ending(case.launch(name)), case, _of(_HEAD)(case))
-    return ends.code is Reason.WRONG_ENVIRONMENT
 
 
 def _comparable(case: Case, names: Sequence[str]) -> Finding:
@@ -237,7 +230,6 @@ def _paces(case: Case) -> tuple[list[Measurement], list[Measurement]]:
 
 
 def _decide(first: Sequence[Measurement], second: Sequence[Measurement]) -> Decision:
-
     reference, head = ([float(one.value) for one in side] for side in (first, second))
     return regression(reference, head)
 

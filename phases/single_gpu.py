@@ -21,9 +21,10 @@ from phases.compare.scaling import (
     whole_side,
     without_overlap,
 )
-from phases.kit.case import Case, Finding, failed, gather, lost_heartbeats, missing, passed, skipped
+from phases.kit.case import Case, gather
 from phases.kit.commands import repeated
 from phases.kit.curves import throughputs
+from phases.kit.finding import Finding, failed, lost_heartbeats, missing, passed, skipped
 from phases.kit.limits import FIRST_LOSS_TOLERANCE, fixed_rules, specs
 from phases.kit.measure import decided, shown_only
 from phases.kit.rows import Row, RowPhase, answered
@@ -114,7 +115,7 @@ class SingleGpu(RowPhase):
             self.row.together("comparable", alike),
             toggles_row(self.names),
             self.row.one("same_as_baseline", self._same_as_baseline),
-            self.row.one("scaling", self._scaling, own=True),
+            self.row.one("scaling", self._scaling),
             self.row.one("link", self._link),
             self.row.one("scaling_global_batch", self._strong),
         )
@@ -182,7 +183,7 @@ class SingleGpu(RowPhase):
         one, own = self._one_device(case), case.profile.own_trainer
         value, decision = self._efficiency(case, one)
         same = "" if own else f" at the same {self._batch(case)}"
-        if not case.gates_throughput(limit) or (own and own.tokens_per_rank is None):
+        if not limit.gated or (own and own.tokens_per_rank is None):
             return shown_only(value, limit, f"efficiency{same}: {value}")
         if not own and (unlike := unlike_baseline(case, one.names)):
             return replace(unlike, measurement=value)
@@ -192,13 +193,13 @@ class SingleGpu(RowPhase):
         """E against that of a step without overlap over the link that preflight measured."""
         limit = case.limit("scaling")
         require_ranks(case)
-        gated, one = case.gates_throughput(limit), self._one_device(case)
+        one = self._one_device(case)
         value, decision = self._efficiency(case, one)
-        if not gated and "preflight" not in case.evidence.earlier:
+        if not limit.gated and "preflight" not in case.evidence.earlier:
             reason = f"{value}; preflight, which measures the link, was not run"
             return skipped(Reason.NOT_GATED, reason, measurement=value)
         expected = without_overlap(case, pooled_rate(one.case, one.names))
-        if not gated:
+        if not limit.gated:
             text = f"efficiency at the same {self._batch(case)}: {value}; {expected.note}"
             return shown_only(expected, limit, text)
         return explained(value, expected, limit, decision)
@@ -236,7 +237,6 @@ class SingleGpu(RowPhase):
             rate_table(case, launches([*names, *shares]), title="Throughput on one device"),
         )
         return Judgement(
-            checks=(),
             tables=gather(tables),
             measurements=last50s(case, [*names, *shares]),
             series=throughputs(case, [*names, *shares]),

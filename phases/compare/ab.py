@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from phases.compare.arms import launch_name, places, reproduces_baseline, samples, source_log
 from phases.compare.rates import last50_of, rate_table
-from phases.kit.case import Case, Finding, invalid, optional, passed
+from phases.kit.case import Case, optional
 from phases.kit.commands import (
     INTERLEAVED,
     environment,
@@ -19,6 +19,7 @@ from phases.kit.commands import (
     scaled,
     trainer_launch,
 )
+from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import decided, derived, effective_rate, estimated
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.plausible import alike
@@ -91,14 +92,12 @@ class AbPhase(RowPhase):
             )
         return self.decide(context, rounds)
 
-    def may_fail(self, context: PlanContext, arm: str) -> bool:
+    def may_fail(self, context: PlanContext, arm: str) -> bool:  # noqa: ARG002
         """Whether the comparison can do without this arm."""
-        del context, arm
         return False
 
-    def notes(self, last_50s: Mapping[str, Measurement]) -> list[str]:
+    def notes(self, last_50s: Mapping[str, Measurement]) -> list[str]:  # noqa: ARG002
         """Notes below the table."""
-        del last_50s
         return []
 
     @property
@@ -230,7 +229,6 @@ class AbPhase(RowPhase):
         }
         choice = None if case.context.aa else optional(partial(self.choice, case))
         return Judgement(
-            checks=(),
             tables=(rate_table(case, rated, title=title, column=column),),
             measurements=tuple(reversed(last_50s.values())),
             choices={self.toggle: choice} if choice else {},

@@ -15,7 +15,8 @@ from phases.compare.scaling import (
     unlike_baseline,
     whole_side,
 )
-from phases.kit.case import Case, Finding, gather, invalid, optional
+from phases.kit.case import Case, gather, optional
+from phases.kit.finding import Finding, invalid
 from phases.kit.measure import decided, shown_only
 from phases.kit.rows import Row, RowsOf
 from phases.machine.nodes import other_nodes
@@ -83,7 +84,7 @@ def _node_scaling(case: Case) -> Finding:
     limit, found = case.limit("scaling"), _efficiencies(case)
     value_of = {n: float(measured.value) for n, (measured, _) in found.items()}
     told = ", ".join(f"{value:.3f} of {n} nodes" for n, value in value_of.items())
-    if not case.gates_throughput(limit):
+    if not limit.gated:
         short = [n for n, value in value_of.items() if not limit.holds(value)]
         where = f"; first below {limit.value:g} at {short[0]} nodes" if short else ""
         shown = found[(*short, case.context.nodes)[0]][0]

@@ -13,8 +13,9 @@ from itertools import count, takewhile
 
 from nsa.contract import Ceiling
 from nsa.toggles import TOGGLES
-from phases.kit.case import Case, Finding, failed, invalid, missing, once, passed
+from phases.kit.case import Case, once
 from phases.kit.commands import repeated
+from phases.kit.finding import Finding, failed, invalid, missing, passed
 from phases.kit.measure import decided, derived
 from phases.machine.ceilings import as_measurement, measured, other_devices, slowest
 from phases.training.plausible import differences

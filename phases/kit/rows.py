@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
 from phases.kit import table
-from phases.kit.case import Case, Finding, ending, incomplete, invalid, skipped
+from phases.kit.case import Case
+from phases.kit.finding import Finding, ending, incomplete, invalid, skipped
 from phases.kit.playbook import Situation, first_of, remedy_for, situation_of
 from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
@@ -49,21 +50,19 @@ class RowsOf:
     section: str
     names: Callable[[Case], Sequence[str]] = field(default=lambda _: ())
 
-    def one(self, what: str, answer: Callable[[Case], Finding], *, own: bool = False) -> Row:
+    def one(self, what: str, answer: Callable[[Case], Finding]) -> Row:
         """A row that is asked once."""
         words = dict(table("rows")[self.section][what])
         needs = tuple(words.pop("needs", ()))
-        return Row(what, answer=answer, own=own, needs=needs, **words)
+        return Row(what, answer=answer, needs=needs, **words)
 
-    def each(self, what: str, answer: Callable[[Case, str], Finding], *, own: bool = False) -> Row:
+    def each(self, what: str, answer: Callable[[Case, str], Finding]) -> Row:
         """A row that asks every launch: the worst answer counts."""
-        return self.one(what, lambda case: first_problem(answer, case, self.names(case)), own=own)
+        return self.one(what, lambda case: first_problem(answer, case, self.names(case)))
 
-    def together(
-        self, what: str, answer: Callable[[Case, Sequence[str]], Finding], *, own: bool = False
-    ) -> Row:
+    def together(self, what: str, answer: Callable[[Case, Sequence[str]], Finding]) -> Row:
         """A row that all launches answer together."""
-        return self.one(what, lambda case: answer(case, self.names(case)), own=own)
+        return self.one(what, lambda case: answer(case, self.names(case)))
 
 
 class RowPhase(Phase):
@@ -78,14 +77,12 @@ class RowPhase(Phase):
     def rows(self) -> Sequence[Row]:
         """The rows, whatever evidence there will be."""
 
-    def asked(self, context: PlanContext) -> Sequence[Row]:
+    def asked(self, context: PlanContext) -> Sequence[Row]:  # noqa: ARG002
         """The rows that this run has; every run has `rows`."""
-        del context
         return self.rows()
 
-    def instead(self, case: Case, row: Row) -> Finding | None:
+    def instead(self, case: Case, row: Row) -> Finding | None:  # noqa: ARG002
         """What a row says where its question does not arise; None where it does."""
-        del case, row
         return None
 
     def names(self, case: Case) -> Sequence[str]:
@@ -97,10 +94,9 @@ class RowPhase(Phase):
         """Makes this phase's rows, about the planned launches."""
         return RowsOf(self.name, self.names)
 
-    def details(self, case: Case) -> Judgement:
+    def details(self, case: Case) -> Judgement:  # noqa: ARG002
         """Tables, measurements, series, choices and notes; the checks come from the rows."""
-        del case
-        return Judgement(checks=())
+        return Judgement()
 
     def check_ids(self, context: PlanContext) -> tuple[str, ...]:
         """Ids of all rows."""
@@ -125,7 +121,7 @@ class RowPhase(Phase):
         try:
             details = self.details(case)
         except (Finding, *_IMPOSSIBLE) as missing:
-            details = Judgement(checks=(), notes=(f"no tables: {missing}",))
+            details = Judgement(notes=(f"no tables: {missing}",))
         ends = {name: self._advised("", end, now, context) for name, end, now in _bad_ends(case)}
         return replace(
             details,

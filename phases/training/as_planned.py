@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsa.toggles import TOGGLES
-from phases.kit.case import Case, Finding, invalid, once, passed
+from phases.kit.case import Case, once
+from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import file_value
 from phases.machine.nodes import other_nodes
 from phases.training.plausible import other_checkpoint

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from nsa.contract import ENV_JSON
-from phases.kit.case import (
-    Case,
+from phases.kit.case import Case, once
+from phases.kit.finding import (
     Finding,
     failed,
     incomplete,
@@ -16,7 +16,6 @@ from phases.kit.case import (
     invalid,
     listed,
     missing,
-    once,
     passed,
     warned,
     whole,

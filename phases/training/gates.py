@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from phases.kit.case import Case, Finding, failed, inconclusive, invalid, missing, passed
+from phases.kit.case import Case
+from phases.kit.finding import Finding, failed, inconclusive, invalid, missing, passed
 from phases.kit.measure import file_value, steps_of
 from runbook.accounts.model import other_selection
 from runbook.records import Measurement, Reason
@@ -38,10 +39,11 @@ def gates(case: Case, name: str) -> Finding:
         return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(launch.path("gates"),))
     low, high = case.limit("gate_entropy_min"), case.limit("gate_max_share")
     patience = case.limit("gate_collapse_readings")
-    asked = launch.launch.steps if launch.result.steps is None else launch.result.steps
-    if gap := _unread(frame, launch.after, asked, patience.value):
+    if gap := _unread(frame, launch.after, launch.asked, patience.value):
         return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.path("gates"),))
-    if wrong := _other_selection(launch):
+    env: Mapping[str, Any] = launch.env or {}
+    shape = (env.get("config") or {}).get("nsa") or {}
+    if wrong := other_selection(frame, shape, (env.get("effective") or {}).get("seq_len")):
         paths = (launch.path("gates"), launch.path("env"))
         return failed(Reason.MISMATCH, wrong, evidence=paths, topic="selection")
     entropy = frame["entropy"].to_numpy(dtype=float)
@@ -94,13 +96,6 @@ def _told(measured: Sequence[Measurement]) -> str:
         return "; no statistics of the selection (NSA_DISABLE_AUX_STATS)"
     blocks, forced = (float(one.value) for one in measured)
     return f"; a query attends to {blocks:.4g} blocks, {forced:.0%} of them forced"
-
-
-def _other_selection(launch: LaunchEvidence) -> str:
-    """Why the selection is not that of the config's shape, or an empty string."""
-    env: Mapping[str, Any] = launch.env or {}
-    shape = (env.get("config") or {}).get("nsa") or {}
-    return other_selection(launch.gates, shape, (env.get("effective") or {}).get("seq_len"))
 
 
 def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str:

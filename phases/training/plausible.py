@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.toggles import TOGGLES
-from phases.kit.case import Case, Finding, invalid, once, passed
+from phases.kit.case import Case, once
+from phases.kit.finding import Finding, invalid, passed
 from phases.kit.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
 from phases.kit.measure import log_value
 from phases.training.own import own_plausible
@@ -38,9 +39,11 @@ def check_plausible(case: Case, name: str) -> Finding:
         paths = (log.path, launch.path("env"))
         return invalid(Reason.MISMATCH, reason, evidence=paths, topic="resume")
     effective = env.get("effective") or {}
+    # Fewer rows than planned are right where an arm was refused, or enough was known.
+    stopped = any(rank.counts.get("enough") or rank.arm_failures for rank in launch.ranks)
     problems = [
         *step_problems(log, after=launch.after),
-        *token_problems(log, effective, _planned(launch), stopped=_stopped_early(launch)),
+        *token_problems(log, effective, launch.asked - launch.after, stopped=stopped),
         *time_problems(log, launch.result.duration_s),
         *loss_problems(log, effective, fresh=not launch.after),
     ]
@@ -67,17 +70,6 @@ def other_checkpoint(launch: LaunchEvidence, env: Mapping[str, Any]) -> str:
     )
     refused = [str(one) for one in found.get("refused") or ()]
     return f"{text}; refused: {', '.join(refused)}" if refused else text
-
-
-def _planned(launch: LaunchEvidence) -> int:
-    """Steps that the attempt that counts was asked for: a retry may be shorter."""
-    asked = launch.result.steps
-    return (launch.launch.steps if asked is None else asked) - launch.after
-
-
-def _stopped_early(launch: LaunchEvidence) -> bool:
-    """Fewer rows than planned are right where an arm was refused, or enough was known."""
-    return any(rank.counts.get("enough") or rank.arm_failures for rank in launch.ranks)
 
 
 def step_problems(log: TrainingLog, *, after: int = 0) -> list[str]:

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from nsa.contract import NSAError, proof_text
 from nsa.toggles import TOGGLES
-from phases.kit.case import (
-    Case,
+from phases.kit.case import Case
+from phases.kit.finding import (
     Finding,
     ending,
     failed,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from nsa.contract import checkpoint_step
-from phases.kit.case import (
-    Case,
+from phases.kit.case import Case
+from phases.kit.finding import (
     Finding,
     ending,
     failed,
@@ -31,7 +31,7 @@ from runbook.stats.throughput import step_times
 
 def storage(case: Case, names: Sequence[str]) -> Finding:
     """PASS if what is free where the run writes holds every checkpoint of the production run."""
-    free_fact, free = case.known("disk.free_gib")
+    free = case.known("disk.free_gib")
     size = _checkpoint_gib(case, names[0])
     count = CHECKPOINTS_KEPT
     needed = count * size * DISK_MARGIN
@@ -46,7 +46,7 @@ def storage(case: Case, names: Sequence[str]) -> Finding:
         Reason.WRONG_ENVIRONMENT,
         text,
         measurement=value,
-        evidence=(free_fact.path,),
+        evidence=(free.path,),
         topic="disk",
     )
 

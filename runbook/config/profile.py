@@ -234,7 +234,9 @@ class Profile(Sparse):
 
     def limit(self, spec: LimitSpec) -> Limit:
         """The limit in force; every phase's limits are checked when a profile is loaded."""
-        return spec.in_force(self.limits[spec.name])
+        given = self.limits[spec.name]
+        gated = given.gated and (self.throughput_gated or not spec.timed)
+        return Limit(spec=spec, value=given.value, source=given.source, gated=gated)
 
     def cost(self, seconds: float, gpu_hour_price: float) -> float:
         """What these seconds cost on its devices, in the currency of the price."""

@@ -141,7 +141,9 @@ def verify_run(
 
     Raises `RunbookError` if there is no readable run.json.
     """
-    record, differences = _load(run_root)
+    record, differences = load_record(run_root), list[str]()
+    if record_text(record).encode() != record_bytes(run_root):
+        differences.append(f"{RECORD_FILE}: not as the runbook wrote it")
     digest = sha256_of(run_root / RECORD_FILE)
     if not digest.startswith(fingerprint.lower()):
         is_one, asked = map(shown_fingerprint, (digest, fingerprint))
@@ -178,12 +180,6 @@ def verify_run(
         differences=tuple(dict.fromkeys([*differences, *found])),
         notes=tuple(notes),
     )
-
-
-def _load(run_root: Path) -> tuple[RunRecord, list[str]]:
-    record = load_record(run_root)
-    as_written = record_text(record).encode() == record_bytes(run_root)
-    return record, [] if as_written else [f"{RECORD_FILE}: not as the runbook wrote it"]
 
 
 def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str], list[str]]:

@@ -5,6 +5,7 @@ Nothing else starts a launch; code belongs here if it needs a live process or it
 
 from __future__ import annotations
 
+from runbook.launch.attempt import LaunchOptions
 from runbook.launch.launcher import adopt_launch, run_launch, set_aside
 from runbook.launch.observer import Interrupted, StopRequest, stop_on_signals
 from runbook.launch.watch.watchdog import Budgets
@@ -12,6 +13,7 @@ from runbook.launch.watch.watchdog import Budgets
 __all__ = [
     "Budgets",
     "Interrupted",
+    "LaunchOptions",
     "StopRequest",
     "adopt_launch",
     "run_launch",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
 import time
@@ -19,7 +20,6 @@ from runbook.folder.launch.documents import read_console
 from runbook.folder.redact import redact_text, redact_variables
 from runbook.launch.command import Command
 from runbook.launch.end import (
-    End,
     classify_plain,
     classify_pytest,
     classify_trainer,
@@ -38,12 +38,11 @@ from runbook.launch.kernel_cause import with_kernel_log, with_limits
 from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
 from runbook.launch.local import Local
 from runbook.launch.observer import Observer, StopRequest
-from runbook.launch.watch.clocks import stood_still
 from runbook.launch.watch.live_status import LiveStatus
 from runbook.launch.watch.ranks import RankWatch
 from runbook.launch.watch.watchdog import Budgets, Thresholds, Watchdog
 from runbook.machine.surroundings import free_bytes
-from runbook.records import Begun, Kind, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
+from runbook.records import Begun, End, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 
 _POLL_S = 0.1
 _TOKEN_BYTES = 16
@@ -54,18 +53,27 @@ _AGREED_CODES = (ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.NONFINITE, ExitCode
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttemptOptions:
-    """What every attempt of a launch is given besides the launch itself."""
+class LaunchOptions:
+    """How a launch is run, below the folder `run_root`.
+
+    `machine` is the environment of the harness. `enough` is asked with the path of training.csv
+    after each round of a schedule. `budgets` and `watch`, which sets the detectors of numbers, are
+    the launch's own unless given; it has detectors where the plan says that it is watched.
+    `launcher` is where it runs, this machine by default. `begun` is the checkpoint that a launch
+    which resumes another one goes on from; without it, the trainer takes the newest one. `retry`:
+    a stall or a failure of the collective library is tried once more.
+    """
 
     run_root: Path
-    machine: Mapping[str, str]
-    budgets: Budgets
     observer: Observer
-    stop: StopRequest
+    machine: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    stop: StopRequest = field(default_factory=StopRequest)
+    budgets: Budgets | None = None
     enough: Callable[[Path], bool] | None = None
     watch: Thresholds | None = None
     launcher: Launcher = field(default_factory=Local)
     begun: Begun | None = None
+    retry: bool = True
 
 
 class Attempt:
@@ -74,7 +82,7 @@ class Attempt:
     place: Running
 
     def __init__(
-        self, launch: Launch, command: Command, options: AttemptOptions, number: int
+        self, launch: Launch, command: Command, options: LaunchOptions, number: int
     ) -> None:
         self.launch, self.command, self.options = launch, command, options
         self.number, self.token = number, secrets.token_hex(_TOKEN_BYTES)
@@ -82,13 +90,15 @@ class Attempt:
         self.console = self.run_dir / CONSOLE_LOG
         self.started_at = utc_text()
         self.began = time.monotonic()
-        self.watchdog = Watchdog(options.budgets, wanted=launch.voices)
+        self.budgets = options.budgets or Budgets.for_launch(launch)
+        self.watchdog = Watchdog(self.budgets, wanted=launch.voices)
+        limits = Thresholds.from_variables(launch.env) if launch.watched else None
         self.live_status = LiveStatus(
             launch,
             self.run_dir,
             steps=command.steps,
             observer=options.observer,
-            watch=options.watch,
+            watch=options.watch or limits,
             enough=options.enough,
         )
         self.evidence: list[Path] = []
@@ -100,14 +110,9 @@ class Attempt:
         self._ended_with: int | None = None  # stays None if the command is ended from here
         self._stopped: Stopped | None = None
 
-    def _watch_of(self, launch: Launch) -> RankWatch:
-        if launch.own is not None:
-            return ForeignWatch(self.run_dir, self.token, self.began, launch)
-        return RankWatch(self.run_dir, self.token, self.began)
-
     @classmethod
     def described(
-        cls, launch: Launch, document: Mapping[str, Any], options: AttemptOptions
+        cls, launch: Launch, document: Mapping[str, Any], options: LaunchOptions
     ) -> Attempt:
         """The attempt of an earlier harness, from its launch.json."""
         steps = int(document["steps"])
@@ -127,7 +132,9 @@ class Attempt:
 
     def start(self) -> Start:
         """What the launcher is given."""
-        options = self.options
+        options, where = self.options, (self.run_dir, self.token, self.began)
+        foreign = self.launch.own is not None
+        watch = ForeignWatch(*where, self.launch) if foreign else RankWatch(*where)
         environment = build_environment(
             options.machine,
             self.command.env,
@@ -144,7 +151,7 @@ class Attempt:
             environment=environment,
             run_dir=self.run_dir,
             token=self.token,
-            watch=self._watch_of(self.launch),
+            watch=watch,
         )
 
     def go_on(self, place: Running) -> LaunchResult:
@@ -205,7 +212,7 @@ class Attempt:
             return
         self._console_grew_at += away_s
         self._failed_at = None if self._failed_at is None else self._failed_at + away_s
-        said = stood_still(away_s)
+        said = f"the harness itself stood still for {away_s:.0f} s: stopped, or with its container"
         self._notes.append(said)
         self.options.observer.note(f"{self.launch.name}: {said}")
 
@@ -237,9 +244,7 @@ class Attempt:
     def _lost(self) -> End | None:
         """The place itself failed: its ranks are not to blame."""
         end = self.place.trouble()
-        if end is not None and self.watch.ranks:
-            self._incident(end.status, end.cause, end.culprit_rank)
-        return end
+        return self._incident(end) if end is not None and self.watch.ranks else end
 
     def _overdue(self, now: float) -> End | None:
         ranks = list(self.watch.ranks.values())
@@ -248,7 +253,7 @@ class Attempt:
             return None
         if now - self.place.began > self.launch.timeout_s + self.watch.presence.away_s:
             cause = f"timed out after {self.launch.timeout_s:g} s"
-            return self._incident(LaunchStatus.TIMED_OUT, cause, None)
+            return self._incident(End(status=LaunchStatus.TIMED_OUT, cause=cause))
         if not self.launch.voices or any(s.ended and s.exit_code != 0 for s in ranks):
             return None  # the peers of a failed rank wait for it; that is no hang of theirs
         if self.watchdog.find_hang(ranks, now=now) is not None:
@@ -263,9 +268,9 @@ class Attempt:
             )
             if isinstance(self.watch, ForeignWatch):
                 hang = self.watch.hang(hang, ranks)
-            told = self.launch.voices == self.launch.nproc
-            culprit = hang.rank if told else None
-            return self._incident(LaunchStatus.HUNG, hang.cause, culprit, stacks, hang.kind)
+            if self.launch.voices != self.launch.nproc:
+                hang = replace(hang, culprit_rank=None)  # one voice speaks for all of them
+            return self._incident(hang, stacks)
         if len(ranks) < self.launch.voices:
             return self._silent(now)
         return None
@@ -275,27 +280,21 @@ class Attempt:
         if size != self._console_size:
             self._console_size, self._console_grew_at = size, now
         quiet = now - self._console_grew_at
-        if quiet <= self.options.budgets.silence_s:
+        if quiet <= self.budgets.silence_s:
             return None
         missing = sorted(set(range(self.launch.nproc)) - set(self.watch.ranks))
         cause = f"silent: nothing printed for {quiet:.0f} s and no heartbeat of ranks {missing}"
         culprit = missing[0] if len(missing) == 1 else None
-        return self._incident(LaunchStatus.SILENT, cause, culprit)
+        return self._incident(End(status=LaunchStatus.SILENT, cause=cause, culprit_rank=culprit))
 
-    def _incident(
-        self,
-        status: LaunchStatus,
-        cause: str,
-        culprit: int | None,
-        stacks: list[Path] | None = None,
-        kind: Kind = Kind.NONE,
-    ) -> End:
+    def _incident(self, end: End, stacks: list[Path] | None = None) -> End:
+        """Keep the evidence of a launch that has to be ended."""
         ranks = list(self.watch.ranks.values())
         if stacks is None:
             stacks = collect_stacks(self.run_dir, ranks, self.place)
-        self.options.observer.note(f"{self.launch.name}: {cause}")
-        self.evidence += [*stacks, write_summary(self.run_dir, ranks, cause)]
-        return End(status=status, cause=cause, culprit_rank=culprit, kind=kind)
+        self.options.observer.note(f"{self.launch.name}: {end.cause}")
+        self.evidence += [*stacks, write_summary(self.run_dir, ranks, end.cause)]
+        return end
 
     def _has_failed(self, now: float) -> bool:
         """True once a rank has ended badly and the rest has had its time to end as well."""
@@ -307,7 +306,7 @@ class Attempt:
                 return False  # the watchdog sees to those that go on
             self._failed_at = now
         agreed = all(state.exit_code in _AGREED_CODES for state in ended)
-        grace = self.options.budgets.exit_s if agreed else _FAILED_GRACE_S
+        grace = self.budgets.exit_s if agreed else _FAILED_GRACE_S
         return now - self._failed_at > grace
 
     def _stuck_at_exit(self) -> End | None:
@@ -315,9 +314,9 @@ class Attempt:
         states = list(self.watch.ranks.values())
         if any(state.exit_code != 0 for state in states):
             return None
-        waited = f"{self.options.budgets.exit_s:g} s"
+        waited = f"{self.budgets.exit_s:g} s"
         cause = f"hang at exit: every rank was done, but the command did not end within {waited}"
-        return self._incident(LaunchStatus.HUNG, cause, None)
+        return self._incident(End(status=LaunchStatus.HUNG, cause=cause))
 
     def _interrupted(self) -> End:
         """Ask the ranks to end (never torchrun, which would pass a second signal on)."""

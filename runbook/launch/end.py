@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from nsa.contract import ELSEWHERE, PARTED, RANK_LINE, REFUSAL, ExitCode
 from runbook.launch.watch.ranks import RankState
 from runbook.machine.surroundings import DISK_FULL
-from runbook.records import Kind, LaunchStatus, RankExit
+from runbook.records import End, Kind, LaunchStatus, RankExit
 
 _BY_CODE: dict[int, LaunchStatus] = {
     ExitCode.CONFIG: LaunchStatus.CONFIG_ERROR,
@@ -38,16 +37,6 @@ _ERROR = re.compile(r"\b\w*(Error|Exception)\b.*:|\berror:")
 _TORCHRUN = re.compile(r"torch[./]distributed[./]elastic|ChildFailedError|failed \(exitcode")
 TAIL_LINES = 400
 _JUNIT_CODES = (0, 1, 5)
-
-
-@dataclass(frozen=True, kw_only=True)
-class End:
-    """How the attempt ended, in the terms of `LaunchResult`."""
-
-    status: LaunchStatus
-    cause: str = ""
-    culprit_rank: int | None = None
-    kind: Kind = Kind.NONE
 
 
 def rank_exits(

@@ -10,6 +10,7 @@ import csv
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nsa.contract import Phase
@@ -24,7 +25,6 @@ from runbook.folder.launch.own_log import (
     log_path,
 )
 from runbook.launch.end import (
-    End,
     killed_for_memory,
     last_error,
     said_by_machine,
@@ -33,9 +33,8 @@ from runbook.launch.end import (
 )
 from runbook.launch.watch.live_status import resident_mib
 from runbook.launch.watch.ranks import RankState, RankWatch
-from runbook.launch.watch.watchdog import Hang
 from runbook.process.reaper import carriers
-from runbook.records import Kind, Launch, LaunchStatus
+from runbook.records import End, Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import OUT, OwnTrainer
 
 # How often processes are looked for and their memory is read; the first readings while it trains
@@ -86,8 +85,8 @@ class ForeignWatch(RankWatch):
 
     def update(self) -> None:
         """Read what has been written since the last call."""
-        spoken = list(self._console.lines())
-        if any(self._is_ready(line) for line in spoken):
+        spoken, ready = list(self._console.lines()), self._ready
+        if ready and any(ready.search(line.decode("utf-8", "replace")) for line in spoken):
             self._ready = None
             for state in self.ranks.values():
                 self._move(state, Phase.FIRST_STEP)
@@ -101,10 +100,6 @@ class ForeignWatch(RankWatch):
         else:
             self._read_beats()
         self._count(time.monotonic())
-
-    def _is_ready(self, line: bytes) -> bool:
-        text = line.decode("utf-8", "replace")
-        return self._ready is not None and self._ready.search(text) is not None
 
     def _read_log(self) -> tuple[int | None, bool]:
         """The newest step in the log, and whether the log grew at all."""
@@ -166,18 +161,15 @@ class ForeignWatch(RankWatch):
         if now >= self._found_at + _FIND_EVERY_S:
             self._found_at = now
             self._known = {pid: _rank_of(pid) for pid in carriers(self.token)}
-            self._name_processes()
+            for pid, rank in self._known.items():
+                if rank in self.ranks:
+                    self.ranks[rank].pid = pid
         for pid, rank in self._known.items():
             rss = resident_mib(pid)
             if rss is not None:
                 _write(self._processes, (f"{now:.3f}", step, pid, rank, f"{rss:.1f}"))
 
-    def _name_processes(self) -> None:
-        for pid, rank in self._known.items():
-            if rank in self.ranks:
-                self.ranks[rank].pid = pid
-
-    def hang(self, found: Hang, ranks: Sequence[RankState]) -> Hang:
+    def hang(self, found: End, ranks: Sequence[RankState]) -> End:
         """A hang in words that blame no rank, where none told of itself."""
         if self._own.heartbeats is not None:
             return found
@@ -185,7 +177,7 @@ class ForeignWatch(RankWatch):
         age = time.monotonic() - state.changed_at
         where = f"at step {state.step}" if state.step > 0 else "before its first row"
         cause = f"hang: neither its log nor its console grew for {age:.1f} s {where}"
-        return Hang(rank=found.rank, cause=cause, kind=found.kind)
+        return replace(found, cause=cause)
 
 
 def _tail(path: Path) -> LineTail:

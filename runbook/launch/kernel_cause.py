@@ -13,9 +13,9 @@ from runbook.folder.launch.kernel_lines import (
     describe,
     is_hardware_fault,
 )
-from runbook.launch.end import TAIL_LINES, End, signal_name
+from runbook.launch.end import TAIL_LINES, signal_name
 from runbook.machine.surroundings import limit_met
-from runbook.records import Kind, LaunchStatus, RankExit
+from runbook.records import End, Kind, LaunchStatus, RankExit
 
 # Ends that a GPU which fails can have; all others have a cause of their own.
 _MAY_BE_HARDWARE = (

@@ -21,10 +21,9 @@ from runbook.errors import RunbookError, UsageError, choice_for
 from runbook.folder.launch.documents import Load
 from runbook.folder.launch.kernel_lines import KernelLine
 from runbook.launch.command import Command
-from runbook.launch.end import End
 from runbook.launch.incident.bundle import Reach
 from runbook.launch.watch.ranks import RankWatch
-from runbook.records import Launch
+from runbook.records import End, Launch
 
 GROUP = "runbook.launchers"
 # The folder of what belongs to a node, for a program that a launcher starts there.

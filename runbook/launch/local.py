@@ -16,7 +16,6 @@ from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import pasteable
-from runbook.launch.end import End
 from runbook.launch.incident.bundle import read_outside
 from runbook.launch.launcher_api import (
     Aftermath,
@@ -33,7 +32,7 @@ from runbook.machine.surroundings import LoadMeter, nothing_starts
 from runbook.process.ended import oom_kills
 from runbook.process.reaper import TOKEN_VARIABLE, kill_all, signal_owned
 from runbook.process.start import Reaper, end_kept, spawn_kept
-from runbook.records import Launch
+from runbook.records import End, Launch
 
 
 class LocalRun:

@@ -102,7 +102,10 @@ def run_tool(
         _gave_up(process)
         raise
     stdout, stderr = (_text(data, errors) for data in said)
-    problem = _exit_problem(argv[0], process.returncode, stderr)
+    problem, code = "", process.returncode
+    if code:
+        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+        problem = f"{argv[0]}: exit code {code}{': ' + lines[-1] if lines else ''}"
     return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
 
 
@@ -126,13 +129,6 @@ def _gave_up(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes] | None:
 def _text(data: bytes, errors: str) -> str:
     """What was printed, with the line ends of this system."""
     return data.decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _exit_problem(name: str, code: int, stderr: str) -> str:
-    if code == 0:
-        return ""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return f"{name}: exit code {code}{': ' + lines[-1] if lines else ''}"
 
 
 # Longer than `kill_all` tries; it takes milliseconds unless something hangs in the kernel.

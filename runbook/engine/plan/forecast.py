@@ -125,25 +125,17 @@ class Estimator:
 
         An earlier run knows all of a launch; the pace of the first steps, its steps only.
         """
-        return self._as_before(launch) or self._measured(launch) or self._by_profile(launch)
-
-    def _measured(self, launch: Launch) -> Expected | None:
-        seconds = forecast(launch, self.pace, self._profile) if self.pace else None
-        if seconds is None or self.pace is None:
+        if found := self._earlier.launch(launch):
+            return Expected(found[0], f"as in run {found[1]}", Basis.EARLIER)
+        pace, settings = self.pace, self._profile.phases.get(launch.phase)
+        if pace and (seconds := forecast(launch, pace, self._profile)) is not None:
+            start = duration_text(pace.startup_s)
+            source = f"{pace} and {start} of start-up, {pace.source}"
+            return Expected(seconds, source, Basis.STEPS)
+        if settings is None or not settings.typical_s:
             return None
-        start = duration_text(self.pace.startup_s)
-        source = f"{self.pace} and {start} of start-up, {self.pace.source}"
-        return Expected(seconds, source, Basis.STEPS)
-
-    def _as_before(self, launch: Launch) -> Expected | None:
-        found = self._earlier.launch(launch)
-        return Expected(found[0], f"as in run {found[1]}", Basis.EARLIER) if found else None
-
-    def _by_profile(self, launch: Launch) -> Expected | None:
-        settings = self._profile.phases.get(launch.phase)
-        typical = settings.typical_s if settings else None
         source = "the profile's estimate for its own step counts"
-        return Expected(typical, source, Basis.PROFILE) if typical else None
+        return Expected(settings.typical_s, source, Basis.PROFILE)
 
 
 # Of runs of one phase only, the newest may know nothing of the launch that is asked for.
@@ -184,14 +176,11 @@ def _newest_first(profile: str, out_dir: Path, without: str) -> Iterator[RunReco
             record = load_record(folder)
         except RunbookError:
             continue
-        if record.profile == profile and _made_here(record):
+        # As far as a record tells: a run folder may have been copied from another machine.
+        cpus = str(count_cpus())
+        if record.profile == profile and record.environment.get("cpu.count", cpus) == cpus:
             found += 1
             yield record
-
-
-def _made_here(record: RunRecord) -> bool:
-    """As far as a record tells: a run folder may have been copied from another machine."""
-    return record.environment.get("cpu.count", str(count_cpus())) == str(count_cpus())
 
 
 # The first steps allocate, compile and rebuild buckets.

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, NSAError
-from nsa.contract import CONFIG_VARIABLE as CONFIG
 from nsa.settings import CONFIG_TOGGLES, OVERRIDES, TrainerConfig, load_config
 from nsa.strict_yaml import scalar
 from nsa.toggles import (
@@ -86,7 +85,9 @@ def _not_of_own(setup: Setup) -> list[str]:
     odd = [
         name
         for name in typed
-        if name.startswith("NSA_") or name in setup.settings.config_overrides or name == CONFIG
+        if name.startswith("NSA_")
+        or name in setup.settings.config_overrides
+        or name == CONFIG_VARIABLE
     ]
     return [
         f"--set {name}: {own.name} is a trainer of your own and takes none of it; change its "

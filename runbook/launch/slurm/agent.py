@@ -71,7 +71,8 @@ class Agent:
         """Start, look after and end the command. Raises OSError, RunbookError."""
         make_private_dir(self.folder)
         (self.folder / ASKS_JSONL).touch(mode=0o600)
-        self._install()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+            signal.signal(number, self._note)
         self._tell()
         address = _address_of(self.state.node)
         environment = self._environment(address)
@@ -105,10 +106,6 @@ class Agent:
         if os.getppid() != self._parent:
             self.stopped_by = self.stopped_by or "the end of slurmstepd"
         return self._asked_to_end or bool(self.stopped_by)
-
-    def _install(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
-            signal.signal(number, self._note)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if number != signal.SIGCONT:

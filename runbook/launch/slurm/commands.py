@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.launch.end import End
 from runbook.launch.launcher_api import RefusedError
 from runbook.process.start import run_tool
-from runbook.records import Kind, LaunchStatus
+from runbook.records import End, Kind, LaunchStatus
 
 TOOLS = ("sbatch", "scontrol", "squeue", "scancel")
 _TIMEOUT_S = 20.0

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsa.contract import STACKDUMPS
-from runbook.launch.end import End
 from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.slurm.commands import (
     JobState,
@@ -35,6 +34,7 @@ from runbook.launch.slurm.files import (
 )
 from runbook.launch.slurm.ranks import RanksOnNodes
 from runbook.launch.watch.ranks import RankState
+from runbook.records.launch import End
 
 # How often Slurm is asked; the files are looked at ten times a second.
 _ASK_EVERY_S = 1.0
@@ -144,7 +144,10 @@ class SlurmRun:
             self._look_closely()
         now = time.monotonic()
         if self.state.waits and not self._gone:
-            return self._queued(now)
+            waited_s, limit_s = now - self.submitted, self._queue_s
+            if waited_s <= limit_s:
+                return None
+            return never_started(self.name, self.state, waited_s=waited_s, limit_s=limit_s)
         if self._is_over():
             self._over_at = self._over_at or now
             told = suspected or now > self._over_at + _OVER_GRACE_S
@@ -165,27 +168,19 @@ class SlurmRun:
                 return
             self.wait(0.1)
 
-    def _queued(self, now: float) -> End | None:
-        waited_s, limit_s = now - self.submitted, self._queue_s
-        if waited_s <= limit_s:
-            return None
-        return never_started(self.name, self.state, waited_s=waited_s, limit_s=limit_s)
-
     def _lost_node(self, now: float, silent_s: float) -> End | None:
         if self.began is None:
             return None
         for name, heard in self.watch.heard_at.items():
             if now - heard > silent_s and not self._has_ended(name):
-                return self._loses(name, now - heard)
+                self._lost = True
+                return lost_node(name, now - heard)
         if len(self.watch.nodes) < self.job.nodes and now - self.began > _NODE_STARTS_S:
             for name in host_names(self.state.nodes):
                 if name not in self.watch.nodes:
-                    return self._loses(name, now - self.began)
+                    self._lost = True
+                    return lost_node(name, now - self.began)
         return None
-
-    def _loses(self, name: str, silent_s: float) -> End:
-        self._lost = True
-        return lost_node(name, silent_s)
 
     def _has_ended(self, name: str) -> bool:
         return name in self.watch.nodes and self.watch.nodes[name].end is not None
