@@ -13,30 +13,7 @@ from phases.kit.finding import Finding, failed, invalid, passed
 from phases.kit.limits import fixed_rules, spec, specs
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase
-from phases.machine import ceilings
-from phases.machine.devices import (
-    cuda,
-    driver,
-    extra_gpus,
-    gpu_memory,
-    gpu_names,
-    gpu_state,
-    mig,
-    nvlink,
-    pcie,
-    power_limit,
-)
-from phases.machine.host import (
-    artifacts,
-    branch,
-    clean_tree,
-    host_settings,
-    leftovers,
-    needs,
-    recorded,
-    sequential_prefill,
-    variables,
-)
+from phases.machine import ceilings, devices, host
 from phases.machine.nodes import falls_short, node_rows, pair_launches, pair_rows
 from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.config.phase import Judgement, PlanContext
@@ -173,32 +150,32 @@ def _port(case: Case) -> Finding:
 
 
 _ANSWERS: Mapping[str, Callable[[Case], Finding]] = {
-    "artifacts": artifacts,
-    "branch": branch,
-    "sha": partial(recorded, name="git.sha"),
-    "clean_tree": clean_tree,
+    "artifacts": host.artifacts,
+    "branch": host.branch,
+    "sha": partial(host.recorded, name="git.sha"),
+    "clean_tree": host.clean_tree,
     "trainer_imports": _imports,
-    "torch": partial(recorded, name="torch.version"),
-    "cuda": cuda,
-    "gpus": gpu_names,
-    "extra_gpus": extra_gpus,
-    "gpu_driver": driver,
-    "mig": mig,
-    "gpu_memory": gpu_memory,
-    "pcie": pcie,
-    "nvlink": nvlink,
+    "torch": partial(host.recorded, name="torch.version"),
+    "cuda": devices.cuda,
+    "gpus": devices.gpu_names,
+    "extra_gpus": devices.extra_gpus,
+    "gpu_driver": devices.driver,
+    "mig": devices.mig,
+    "gpu_memory": devices.gpu_memory,
+    "pcie": devices.pcie,
+    "nvlink": devices.nvlink,
     "infiniband": _infiniband,
-    "gpu_power": power_limit,
-    "gpu_clean": gpu_state,
+    "gpu_power": devices.power_limit,
+    "gpu_clean": devices.gpu_state,
     "disk_free": partial(_disk, fact="disk.free_gib", limit="disk_free_gib", unit="GiB free"),
     "disk_speed": partial(
         _disk, fact="disk.write_mib_s", limit="disk_write_mib_s", unit="MiB/s written and synced"
     ),
     "port": _port,
-    "leftovers": leftovers,
-    "variables": variables,
-    "host_settings": host_settings,
-    "needs": needs,
-    "prefill": sequential_prefill,
+    "leftovers": host.leftovers,
+    "variables": host.variables,
+    "host_settings": host.host_settings,
+    "needs": host.needs,
+    "prefill": host.sequential_prefill,
     **{what: partial(_passed, module=m, shown=shown) for what, (m, shown) in _SANITY_TESTS.items()},
 }

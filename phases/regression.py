@@ -13,10 +13,10 @@ from random import Random
 from phases.compare.rates import cell
 from phases.kit.case import Case, optional
 from phases.kit.commands import trainer_launch
-from phases.kit.finding import Finding, ending, incomplete, invalid, passed, warned
+from phases.kit.finding import Finding, incomplete, invalid, passed, warned
 from phases.kit.limits import specs
 from phases.kit.measure import decided, derived
-from phases.kit.rows import Row, RowPhase, contract_only, first_problem
+from phases.kit.rows import Row, RowPhase, contract_only, ends, first_problem
 from phases.training.plausible import alike
 from phases.training.training import require_sound, training_rows
 from runbook.config.phase import Judgement, PlanContext
@@ -146,15 +146,14 @@ def _of(side: str) -> Callable[[Case], Sequence[str]]:
 def _runs(case: Case) -> Finding:
     """PASS if every launch of the reference counts; its faults are no news, so INVALID."""
     names = _of(_REFERENCE)(case)
-    found = first_problem(lambda _, name: ending(case.launch(name)), case, names)
+    found = ends(case, names)
     if found.outcome is Outcome.PASS:
         try:
             require_sound(case, names)
         except Finding as unsound:
             found = unsound
     # HEAD was refused too: then it is not the reference that is wrong.
-    ends = first_problem(lambda _, name: ending(case.launch(name)), case, _of(_HEAD)(case))
-    refused = ends.code is Reason.WRONG_ENVIRONMENT
+    refused = ends(case, _of(_HEAD)(case)).code is Reason.WRONG_ENVIRONMENT
     if found.outcome in (Outcome.PASS, Outcome.INCOMPLETE) or refused:
         return found
     reason = f"the reference does not run here as it has to: {found.reason}"
@@ -255,16 +254,12 @@ def _pace(case: Case) -> Finding:
         also=[*second, *first],
     )
     reason = f"{decision.reason} ({_basis(case)})"
-    spread = _spread(first, second)
+    ratios = [math.log(_ratio(*pair)) for pair in zip(first, second, strict=True)]
+    spread = statistics.stdev(ratios)
     if decision.outcome.as_check is Outcome.PASS and spread > _NOISY:
         told = f"{reason}; pairs differ by {spread:.0%}: a loss of 5 % would hardly be found here"
         return warned(told, measurement=value, topic="quiet")
     return decided(decision, value, reason=reason)
-
-
-def _spread(first: Sequence[Measurement], second: Sequence[Measurement]) -> float:
-    """Standard deviation of the log ratios of all pairs."""
-    return statistics.stdev(math.log(_ratio(*pair)) for pair in zip(first, second, strict=True))
 
 
 def _pairs_there(case: Case) -> Iterator[tuple[int, Measurement, Measurement]]:

@@ -110,9 +110,7 @@ def _arms(context: PlanContext) -> dict[str, dict[str, str]]:
 
 
 def _fault(case: Case) -> ArmFault | None:
-    if INTERLEAVED not in case.evidence.launches:
-        return None
-    return arm_fault(case, INTERLEAVED, optional_arms=[_FLASH, _NO_FLASH])
+    return arm_fault(case, optional_arms=[_FLASH, _NO_FLASH])
 
 
 def _audit(case: Case) -> Mapping[str, Any]:

@@ -15,16 +15,9 @@ from phases.kit.limits import spec, specs
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.machine.samples import balance, utilisation
+from phases.training import stability
 from phases.training.gates import gates, selection
 from phases.training.resuming import checkpoint_time, resumed, storage
-from phases.training.stability import (
-    heartbeats,
-    memory_limit,
-    memory_plateau,
-    no_halt,
-    past_step_5,
-    steadiness,
-)
 from phases.training.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, Made, PlanContext
 from runbook.records import Launch
@@ -129,18 +122,18 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
     return (
         *training_rows(names),
         toggles_row(names),
-        row.each("heartbeats", heartbeats),
-        row.each("past_step_5", past_step_5),
-        row.each("no_halt", no_halt),
-        row.each("steady", steadiness),
+        row.each("heartbeats", stability.heartbeats),
+        row.each("past_step_5", stability.past_step_5),
+        row.each("no_halt", stability.no_halt),
+        row.each("steady", stability.steadiness),
         row.each("throughput", _throughput),
         row.together("throughput_aim", aim),
         row.together("mfu", mfu),
         row.together("gpu_utilisation", utilisation),
         row.together("gpu_balance", balance),
         row.each("gates", gates),
-        row.each("memory_plateau", memory_plateau),
-        row.each("memory_limit", memory_limit),
+        row.each("memory_plateau", stability.memory_plateau),
+        row.each("memory_limit", stability.memory_limit),
         row.together("storage", storage),
         row.together("checkpoint_time", checkpoint_time),
         row.one("resumed", partial(resumed, first=_RUN, others=(_RESUMED,))),

@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from phases.compare.arms import launch_name, places, reproduces_baseline, samples, source_log
 from phases.compare.rates import last50_of, rate_table
+from phases.kit import commands
 from phases.kit.case import Case, optional
-from phases.kit.commands import (
-    INTERLEAVED,
-    environment,
-    interleaved,
-    launches_per_arm,
-    scaled,
-    trainer_launch,
-)
 from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import decided, derived, effective_rate, estimated
 from phases.kit.rows import Row, RowPhase, contract_only
@@ -117,7 +110,7 @@ class AbPhase(RowPhase):
         arms = {arm: {self.toggle: value} for arm, value in self.values(context).items()}
         if context.protocol == "blocks":
             return [
-                interleaved(
+                commands.interleaved(
                     context,
                     phase=self.name,
                     arms=arms,
@@ -128,16 +121,16 @@ class AbPhase(RowPhase):
             ]
         settings = context.profile.phases[self.name]
         return [
-            trainer_launch(
+            commands.trainer_launch(
                 context,
                 phase=self.name,
                 name=launch_name(arm, number),
-                steps=scaled(settings.single_steps or settings.steps, context),
-                env={**environment(context, self.name), **values},
+                steps=commands.scaled(settings.single_steps or settings.steps, context),
+                env={**commands.environment(context, self.name), **values},
                 optional=self.may_fail(context, arm),
                 purpose=f"{self.compared}: {arm}, round {number}",
             )
-            for number in range(1, launches_per_arm(context, self.name) + 1)
+            for number in range(1, commands.launches_per_arm(context, self.name) + 1)
             for arm, values in arms.items()
         ]
 
@@ -190,12 +183,8 @@ class AbPhase(RowPhase):
         require_sound(case, self.names(case), but=self.ignored)
         frame = samples(case, list(self.values(case.context)))
         blocks = case.context.protocol == "blocks"
-        steps = block_step_times(case.log(INTERLEAVED), frame) if blocks else None
+        steps = block_step_times(case.log(commands.INTERLEAVED), frame) if blocks else None
         return self.judged(case.context, Rounds(frame=frame, steps=steps))
-
-    def estimate(self, case: Case, decision: Decision) -> Measurement:
-        """The ratio that was decided on, with its interval."""
-        return estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
 
     def answer(self, case: Case, decision: Decision, *, note: str = "") -> Finding:
         """The decision as a finding; an A/A must not find a difference, in either direction.
@@ -203,7 +192,7 @@ class AbPhase(RowPhase):
         What is undecided stays unset and passes where throughput decides nothing.
         """
 
-        value = self.estimate(case, decision)
+        value = estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
         if case.context.aa and decision.outcome is Decided.WINNER:
             reason = f"an A/A run found a difference between equal arms: {decision.reason}"
             return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)

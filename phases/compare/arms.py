@@ -104,13 +104,15 @@ def source_log(case: Case, arms: Sequence[str]) -> TrainingLog:
     return case.log(next(places(case, arms)).launch)
 
 
-def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFault | None:
-    """The optional arm that ended a launch or was refused in it; None if none did.
+def arm_fault(case: Case, *, optional_arms: Sequence[str]) -> ArmFault | None:
+    """The optional arm that ended the launch of all arms or was refused in it; None if none did.
 
     A launch that ended badly is blamed on the arm whose turn it was, by the rows written. An
     arm that no other arm's block preceded explains nothing: then the launch itself is at fault.
     """
-    launch = case.launch(name)
+    if INTERLEAVED not in case.evidence.launches:
+        return None
+    launch = case.launch(INTERLEAVED)
     fault = refused(launch, optional_arms)
     if fault or launch.result.ok:
         return fault

@@ -13,9 +13,10 @@ from nsa.toggles import TOGGLES
 from phases.kit.commands import environment
 from phases.kit.finding import Finding, ending, incomplete, invalid, missing, whole
 from phases.kit.limits import spec
+from phases.kit.measure import in_file
 from runbook.config.limits import Limit
 from runbook.config.phase import PlanContext
-from runbook.records import Launch, LaunchStatus, Measurement, Outcome, Reason
+from runbook.records import LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
 
 if TYPE_CHECKING:
@@ -24,13 +25,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-
-def _lacking(log: TrainingLog, launch: Launch) -> list[str]:
-    """Columns without which a log answers nothing; arms that take turns need those of blocks."""
-    wanted = ["step", "loss", "toks_per_s", "tokens", "dt_s"]
-    wanted += ["arm", "block", "warmup"] if launch.schedule is not None else []
-    return [name for name in wanted if name not in log.frame]
 
 
 def _impossible(log: TrainingLog) -> str:
@@ -95,7 +89,11 @@ class Case:
         """
         found = self.evidence.launches.get(name)
         if found is None or found.result.status is LaunchStatus.NOT_RUN:
-            self._refused_before(found)
+            for other in self.evidence.launches.values():
+                # One that was not started because an equal one was refused has that one's cause.
+                why = other.result.cause
+                if found and why and other.result.could_not_start and why in found.result.cause:
+                    raise ending(other)
             cause = f": {found.result.cause}" if found and found.result.cause else ""
             reason = f"not run{cause}" if cause else f"{name} was not run"
             follows = found.launch.id if found else f"{self.phase}/{name}"
@@ -103,13 +101,6 @@ class Case:
         if found.result.could_not_start:
             raise ending(found)
         return found
-
-    def _refused_before(self, found: LaunchEvidence | None) -> None:
-        """A launch that was not started because an equal one was refused has that one's cause."""
-        for other in self.evidence.launches.values():
-            why = other.result.cause
-            if found and why and other.result.could_not_start and why in found.result.cause:
-                raise ending(other)
 
     def fault_of(self, name: str) -> str:
         """The launch's id if it ended badly, so that what it left undone follows from that."""
@@ -141,7 +132,10 @@ class Case:
         if log.damaged:
             reason = f"{log.path} is damaged: {'; '.join(log.problems) or 'rows do not parse'}"
             raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,))
-        if lacking := _lacking(log, found.launch):
+        # Without these it answers nothing; arms that take turns need those of blocks.
+        wanted = ["step", "loss", "toks_per_s", "tokens", "dt_s"]
+        wanted += ["arm", "block", "warmup"] if found.launch.schedule is not None else []
+        if lacking := [name for name in wanted if name not in log.frame]:
             reason = f"{log.path}: the header lacks {', '.join(lacking)}"
             raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(log.path,))
         broken = _impossible(log) if sane else ""
@@ -175,16 +169,8 @@ class Case:
         if found.value is None:
             reason = f"{name} is unknown: {found.note or 'no reason recorded'}"
             raise missing(reason, found.path, follows=found.note)
-        return Measurement(
-            name=found.name,
-            value=found.value,
-            unit=found.unit,
-            n=1,
-            window=None,
-            path=found.path,
-            sha256=found.sha256,
-            note=found.note,
-        )
+        where = found.path, found.sha256
+        return in_file(*where, found.name, found.value, found.unit, note=found.note)
 
     def earlier(self, phase: str) -> Case:
         """The same of a phase that ran before in this run."""

@@ -23,7 +23,7 @@ def in_file(
     path: str,
     sha256: str,
     name: str,
-    value: float | str,
+    value: float | str | bool,
     unit: str = "",
     *,
     n: int = 1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import ClassVar, TypeVar
 
 from phases.kit import table
@@ -115,7 +116,10 @@ class RowPhase(Phase):
             return Judgement(
                 checks=[self._check(row, finding, case) for row in self.asked(context)]
             )
-        rows = self._rows_for(case)
+        rows = self.asked(context)
+        if case.profile.own_trainer and not self.plan(context):
+            # Of a phase that starts nothing with a trainer of one's own, no row is its.
+            rows = [replace(row, own=False) for row in rows]
         found = {row.what: answered(row, case, self.instead) for row in rows}
         checks = [self._check(row, self._traced(row, found), case) for row in rows]
         try:
@@ -129,13 +133,6 @@ class RowPhase(Phase):
             remedies={name: remedy for name, (remedy, _) in ends.items()},
             first_commands={name: typed for name, (_, typed) in ends.items() if typed},
         )
-
-    def _rows_for(self, case: Case) -> Sequence[Row]:
-        """The rows; of a phase that starts nothing with a trainer of one's own, none is its."""
-        rows = self.asked(case.context)
-        if case.profile.own_trainer is None or self.plan(case.context):
-            return rows
-        return [replace(row, own=False) for row in rows]
 
     def _traced(self, row: Row, found: Mapping[str, Finding]) -> Finding:
         """The row's finding, following from another row's where that explains it."""
@@ -235,10 +232,10 @@ def contract_only(
 ) -> Callable[[S, PlanContext], list[Launch]]:
     """A plan that starts nothing with a trainer of one's own, which has none of our toggles."""
 
+    @wraps(plan)
     def planned(phase: S, context: PlanContext) -> list[Launch]:
         return [] if context.profile.own_trainer else plan(phase, context)
 
-    planned.__doc__ = plan.__doc__
     return planned
 
 
@@ -258,6 +255,11 @@ def first_problem(
         return worst
     paths = tuple(dict.fromkeys(path for found in findings for path in found.evidence))
     return replace(worst, reason=f"{len(findings)} launches: {worst.reason}", evidence=paths)
+
+
+def ends(case: Case, names: Sequence[str]) -> Finding:
+    """The worst end of these launches."""
+    return first_problem(lambda _, name: ending(case.launch(name)), case, names)
 
 
 def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Finding:

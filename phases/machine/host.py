@@ -9,6 +9,7 @@ from collections.abc import Callable
 from operator import eq, gt, lt, ne
 from typing import Any
 
+from nsa.toggles import meaning
 from phases.kit.case import Case
 from phases.kit.commands import environment
 from phases.kit.finding import Finding, incomplete, invalid, missing, passed, skipped, warned
@@ -143,7 +144,7 @@ def sequential_prefill(case: Case) -> Finding:
     if "baseline" not in case.profile.phases:
         raise incomplete(Reason.NOT_RUN, "the profile plans no baseline")
     planned = environment(case.context, "baseline")
-    batched = planned.get("NSA_PREFILL_BATCHED", "0") not in ("0", "false", "off", "no")
+    batched = bool(meaning("NSA_PREFILL_BATCHED", planned))
     override = case.context.config_overrides.get("train.seq_len")
     length = int(planned.get("NSA_SEQ_LEN") or override or case.profile.workload.seq_len)
     if length >= LONG_SEQUENCE and not batched:

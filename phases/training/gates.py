@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from phases.kit.case import Case
@@ -116,9 +117,6 @@ def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str
 
 def _longest_run(flags: Sequence[bool]) -> tuple[int, int]:
     """Where the longest run of true flags begins, and its length; (0, 0) if none is true."""
-    start, longest, run = 0, 0, 0
-    for index, flag in enumerate(flags):
-        run = run + 1 if flag else 0
-        if run > longest:
-            start, longest = index - run + 1, run
-    return start, longest
+    runs = (list(run) for flag, run in groupby(enumerate(flags), itemgetter(1)) if flag)
+    longest = max(runs, key=len, default=[])
+    return (longest[0][0], len(longest)) if longest else (0, 0)

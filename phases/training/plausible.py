@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.toggles import TOGGLES
@@ -13,6 +13,7 @@ from phases.kit.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLE
 from phases.kit.measure import log_value
 from phases.training.own import own_plausible
 from phases.training.proofs import PASSIVE
+from runbook.folder import facts
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
@@ -222,12 +223,10 @@ def differences(
     `but` names keys that may differ, because they are what is compared.
     """
     skip = {*_IGNORED, *but}
-    first, second = dict(_facts(left)), dict(_facts(right))
-    keys = dict.fromkeys((*first, *second))
     return [
-        f"{key}: {first.get(key)!r} against {second.get(key)!r}"
-        for key in keys
-        if key not in skip and first.get(key) != second.get(key)
+        f"{key}: {one!r} against {other!r}"
+        for key, one, other in facts.differences(_facts(left), _facts(right))
+        if key not in skip
     ]
 
 
@@ -265,21 +264,15 @@ def _copied(case: Case, names: Sequence[str]) -> str:
     return ""
 
 
-def _facts(env: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _facts(env: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for key in _SAME:
         value: Any = env
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        yield from _flat(key, value)
+        found[key] = value
     given = recorded_toggles(env)
     for name, toggle in TOGGLES.items():
         if name not in _OBSERVERS and toggle.reader == "trainer":
-            yield f"toggles.{name}", given.get(name, toggle.default)
-
-
-def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        yield key, value
-        return
-    for name, inner in value.items():
-        yield from _flat(f"{key}.{name}", inner)
+            found[f"toggles.{name}"] = given.get(name, toggle.default)
+    return found

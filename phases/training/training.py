@@ -19,7 +19,7 @@ from phases.kit.finding import (
     warned,
 )
 from phases.kit.measure import log_value, rank_value
-from phases.kit.rows import Row, RowsOf, first_problem
+from phases.kit.rows import Row, RowsOf, ends, first_problem
 from phases.machine.device_changes import device_changes
 from phases.machine.host import other_work
 from phases.training.as_planned import as_planned
@@ -68,7 +68,7 @@ def _plausible(case: Case, name: str) -> Finding:
 
 def _completed(case: Case, names: Sequence[str]) -> Finding:
     """PASS if all launches finished, and no more than the profile allows at a second attempt."""
-    found = first_problem(lambda _, name: ending(case.launch(name)), case, names)
+    found = ends(case, names)
     if found.outcome is not Outcome.PASS:
         return found
     results = {name: case.launch(name).result for name in names}

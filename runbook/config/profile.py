@@ -154,6 +154,11 @@ class PhaseSettings(Sparse):
     source: str = Field(min_length=1)
     stage: Stage | None = None
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of the phase as an environment."""
+        return {name: one.value for name, one in self.env.items()}
+
 
 class PlanNote(Record):
     """The plan that a profile was given: its name, and its phases in running order.

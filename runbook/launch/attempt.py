@@ -330,26 +330,15 @@ class Attempt:
         cause = f"interrupted by {self.options.stop.requested}"
         return End(status=LaunchStatus.INTERRUPTED, cause=cause)
 
-    def _with_node(self, end: End) -> End:
-        """The end with the node of the rank that caused it, where there are several."""
-        node = "" if end.culprit_rank is None else self.place.where(end.culprit_rank)
-        if not node or not end.cause:
-            return end
-        return replace(end, cause=f"{end.cause}; rank {end.culprit_rank} ran on node {node}")
-
-    @property
-    def _queued_s(self) -> float:
-        """How long it waited to begin, or to be found again, where that is not done at once."""
-        began = None if self.options.launcher.here else self.place.began
-        return 0.0 if began is None else max(0.0, began - self.began)
-
     def _result(self, end: End | None, after: Aftermath) -> LaunchResult:
         self.live_status.watch_numbers()
         lines, _ = read_console(self.console)
         child_code = after.exit_code
         states = [state for _, state in sorted(self.watch.ranks.items())]
+        # It waited to begin, or to be found again, where that is not done at once.
+        began = self.began if self.options.launcher.here else self.place.began or self.began
         for state in states:
-            state.away_s += self._queued_s
+            state.away_s += max(0.0, began - self.began)
         exits: tuple[RankExit, ...] = ()
         notes: tuple[str, ...] = ()
         if self.launch.has_ranks:
@@ -377,7 +366,10 @@ class Attempt:
             self.evidence += [path for path in found if path not in self.evidence]
             pids = {state.pid: state.rank for state in states if state.pid is not None}
             end = with_kernel_log(end, after.kernel, slots=after.slots, pids=pids)
-            end = self._with_node(end)
+            node = "" if end.culprit_rank is None else self.place.where(end.culprit_rank)
+            if node and end.cause:
+                cause = f"{end.cause}; rank {end.culprit_rank} ran on node {node}"
+                end = replace(end, cause=cause)
             if after.kernel:
                 self.evidence.append(self.run_dir / KERNEL_LOG_JSON)
         elif end is None and self.launch.own is not None:

@@ -49,6 +49,7 @@ def rank_exits(
     for rank in sorted(states.keys() | told.keys()):
         state = states.get(rank)
         code = state.exit_code if state else None
+        said = state.exit.steps_done if state and state.exit else None
         if code in (None, 0):
             # Also after a good exit heartbeat: a rank may still be killed, or crash, afterwards.
             seen = state.parent_saw if state else None
@@ -62,17 +63,12 @@ def rank_exits(
                 code=code,
                 signal=signal_name(code),
                 reason=state.exit_reason if state else "",
-                steps_done=_steps_done(state) if state else None,
+                steps_done=state.step if state and said is None else said,
                 late_rows=state.late_rows if state else {},
                 **(state.clocks() if state else {}),
             )
         )
     return tuple(exits)
-
-
-def _steps_done(state: RankState) -> int:
-    said = state.exit.steps_done if state.exit else None
-    return state.step if said is None else said
 
 
 def classify_trainer(

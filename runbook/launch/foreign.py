@@ -15,15 +15,8 @@ from pathlib import Path
 
 from nsa.contract import Phase
 from runbook.folder import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
+from runbook.folder.launch import own_log
 from runbook.folder.launch.lines import LineTail
-from runbook.folder.launch.own_log import (
-    ARRIVALS,
-    PROCESSES,
-    RowReader,
-    heartbeat_path,
-    heartbeat_step,
-    log_path,
-)
 from runbook.launch.end import (
     killed_for_memory,
     last_error,
@@ -61,7 +54,7 @@ class ForeignWatch(RankWatch):
         (run_dir / OWN_FOLDER).mkdir(exist_ok=True)
         self._log: LineTail | None = None
         self._console = _tail(run_dir / CONSOLE_LOG)
-        self._reader, self._rows, self._read_again = RowReader(self._own.log), 0, 0
+        self._reader, self._rows, self._read_again = own_log.RowReader(self._own.log), 0, 0
         self._ready = re.compile(self._own.ready) if self._own.ready else None
         self._found_at = self._read_at = -_FIND_EVERY_S
         self._readings = 0  # while it trained
@@ -69,10 +62,10 @@ class ForeignWatch(RankWatch):
         self._arrivals = run_dir / ARRIVALS_CSV
         self._processes = run_dir / PROCESSES_CSV
         self._arrived_at = started_at
-        _write(self._arrivals, ARRIVALS.columns)
-        _write(self._processes, PROCESSES.columns)
+        _write(self._arrivals, own_log.ARRIVALS.columns)
+        _write(self._processes, own_log.PROCESSES.columns)
         _write(self._arrivals, (0, started_at, time.time() - (time.monotonic() - started_at)))
-        beats = {r: heartbeat_path(run_dir, self._own, r) for r in range(launch.voices)}
+        beats = {r: own_log.heartbeat_path(run_dir, self._own, r) for r in range(launch.voices)}
         self._beats = {rank: _tail(path) for rank, path in beats.items() if path is not None}
         for rank in beats:
             self.ranks[rank] = RankState(
@@ -104,7 +97,7 @@ class ForeignWatch(RankWatch):
     def _read_log(self) -> tuple[int | None, bool]:
         """The newest step in the log, and whether the log grew at all."""
         if self._log is None:
-            path = log_path(self.run_dir, self._own.log)
+            path = own_log.log_path(self.run_dir, self._own.log)
             if path is None:
                 return None, False
             self._log = _tail(path)
@@ -112,7 +105,7 @@ class ForeignWatch(RankWatch):
         if self._log.anew > self._read_again:
             # Written anew, as some loggers do for another column: read from its beginning.
             self._read_again = self._log.anew
-            self._reader, self._rows = RowReader(self._own.log), 0
+            self._reader, self._rows = own_log.RowReader(self._own.log), 0
         rows = self._reader.take_all(lines)
         if not rows:
             return None, bool(lines)
@@ -131,7 +124,9 @@ class ForeignWatch(RankWatch):
     def _read_beats(self) -> None:
         for rank, tail in self._beats.items():
             lines = list(tail.lines())
-            steps = [s for line in lines if (s := heartbeat_step(line, self._own)) is not None]
+            steps = [
+                s for line in lines if (s := own_log.heartbeat_step(line, self._own)) is not None
+            ]
             if steps:
                 self._go_on(self.ranks[rank], steps[-1])
             if lines:

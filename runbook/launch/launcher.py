@@ -43,7 +43,13 @@ def _settled(launch: Launch, result: LaunchResult, options: LaunchOptions) -> La
         first = _first_attempt(launch, result, run_root)
         options.observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
         debugged = launch.model_copy(update={"env": {**launch.env, "NCCL_DEBUG": "INFO"}})
-        result = _joined(first, _attempt(debugged, 2, options))
+        result = _attempt(debugged, 2, options)
+        cause = f"; attempt 2: {result.cause}" if result.cause else ""
+        both = {
+            "cause": f"attempt 1: {first.cause}{cause}",
+            "evidence": (*first.evidence, *result.evidence),
+        }
+        result = result.model_copy(update=both)
     if options.begun is not None:
         result = result.model_copy(update={"begun": options.begun})
     path = run_root / launch.run_dir / RESULT_JSON
@@ -144,9 +150,3 @@ def set_aside(run_dir: Path, word: str) -> Path:
     while (kept := run_dir.with_name(f"{run_dir.name}.{word}{number}")).exists():
         number += 1
     return run_dir.rename(kept)
-
-
-def _joined(first: LaunchResult, second: LaunchResult) -> LaunchResult:
-    cause = f"attempt 1: {first.cause}" + (f"; attempt 2: {second.cause}" if second.cause else "")
-    evidence = (*first.evidence, *second.evidence)
-    return second.model_copy(update={"cause": cause, "evidence": evidence})

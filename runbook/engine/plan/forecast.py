@@ -27,7 +27,6 @@ from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
     from runbook.config.setup import Setup
-    from runbook.records import LaunchEntry
 
 
 _BATCH = "train.batch_size"
@@ -203,7 +202,9 @@ def pace_of_the_go(setup: Setup) -> Pace | None:
         record = go_record(folder)
         found = ground_of(record, setup.profile.ranks) if record else []
         plain = [entry for entry in found if entry.launch.schedule is None]
-        entry = max(plain, key=_steps_done, default=None)
+        # One that goes on or is stopped does fewer steps itself than it is told of.
+        done = [max((one.steps_done or 0 for one in e.result.ranks), default=0) for e in plain]
+        entry = plain[done.index(max(done))] if plain else None
         if entry is None:
             return None
         path = folder / entry.launch.run_dir / TRAINING_CSV
@@ -218,8 +219,3 @@ def pace_of_the_go(setup: Setup) -> Pace | None:
         launch=entry.launch,
         source=f"the rate of {entry.launch.id} in {run_id}",
     )
-
-
-def _steps_done(entry: LaunchEntry) -> int:
-    """How many it did itself: one that goes on or is stopped does fewer than it is told of."""
-    return max((rank.steps_done or 0 for rank in entry.result.ranks), default=0)

@@ -147,16 +147,13 @@ def _not_honored(setup: Setup, phase: Phase, launches: Sequence[Launch]) -> Iter
                 continue
             own = now.get(name, "unset")
             toggles = toggle_set({}, setup.settings.sources)
+            # A plan has its phases; of a run's they can be chosen.
+            fewer = "" if setup.profile.plan else ", or name the phases that can have it (--phase)"
             yield (
                 f"{name}={value} ({toggles.sources[name]}) cannot be had where a phase itself "
-                f"decides it ({own}): {way_out(toggles, name, own)}{_fewer(setup)}"
+                f"decides it ({own}): {way_out(toggles, name, own)}{fewer}"
             )
             break
-
-
-def _fewer(setup: Setup) -> str:
-    """A plan has its phases; of a run's they can be chosen."""
-    return "" if setup.profile.plan else ", or name the phases that can have it (--phase)"
 
 
 def _not_obeyed(setup: Setup, launches: Sequence[Launch]) -> Iterator[str]:

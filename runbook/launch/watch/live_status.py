@@ -51,8 +51,11 @@ class ResourceLog:
         if not held:
             return
         now, begins = f"{time.monotonic():.3f}", not self._path.exists()
+        # In /dev/shm what this launch may have made.
+        mine, began = os.getuid(), self._began
+        made = (one for one in _files(_SHM) if one.st_uid == mine and one.st_ctime >= began)
         shared = (
-            f"{_mib(self._shared()):.1f}",
+            f"{_mib(made):.1f}",
             f"{_mib(_files(self._folder)):.1f}",
             f"{shutil.disk_usage(self._folder).free / _MIB:.0f}",
         )
@@ -61,11 +64,6 @@ class ResourceLog:
             if begins:
                 rows.writerow(RESOURCES.columns)
             rows.writerows((now, s.step, s.rank, *counts, *shared) for s, counts in held)
-
-    def _shared(self) -> Iterator[os.stat_result]:
-        """Files in /dev/shm that this launch may have made."""
-        user = os.getuid()
-        return (one for one in _files(_SHM) if one.st_uid == user and one.st_ctime >= self._began)
 
 
 def _held_by(pid: int) -> tuple[str, int, int, int] | None:
