@@ -5,9 +5,9 @@ Nothing else starts a launch; code belongs here if it needs a live process or it
 
 from __future__ import annotations
 
-from runbook.launch.attempt import LaunchOptions
 from runbook.launch.launcher import adopt_launch, run_launch, set_aside
 from runbook.launch.observer import Interrupted, StopRequest, stop_on_signals
+from runbook.launch.supervision import LaunchOptions
 from runbook.launch.watch.watchdog import Budgets
 
 __all__ = [

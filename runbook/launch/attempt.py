@@ -3,83 +3,56 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from nsa.contract import HALT_FILE, ExitCode
 from runbook.files import utc_text, write_atomic
 from runbook.folder import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
 from runbook.folder.launch.documents import read_console
+from runbook.folder.launch.kernel_lines import (
+    XIDS,
+    KernelLine,
+    concerns,
+    describe,
+    is_hardware_fault,
+)
 from runbook.folder.redact import redact_text, redact_variables
 from runbook.launch.command import Command
 from runbook.launch.end import (
+    TAIL_LINES,
     classify_plain,
     classify_pytest,
     classify_trainer,
     rank_exits,
+    signal_name,
 )
 from runbook.launch.foreign import ForeignWatch, classify_foreign
-from runbook.launch.incident.bundle import (
-    bundle,
-    collect_stacks,
-    name_culprit,
-    stopped_at,
-    write_summary,
-)
+from runbook.launch.incident.bundle import bundle, stopped_at
 from runbook.launch.inputs import build_environment
-from runbook.launch.kernel_cause import with_kernel_log, with_limits
-from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
-from runbook.launch.local import Local
-from runbook.launch.observer import Observer, StopRequest
-from runbook.launch.watch.live_status import LiveStatus
+from runbook.launch.launcher_api import Aftermath, Running, Start
+from runbook.launch.supervision import LaunchOptions, Supervision
 from runbook.launch.watch.ranks import RankWatch
-from runbook.launch.watch.watchdog import Budgets, Thresholds, Watchdog
-from runbook.machine.surroundings import free_bytes
-from runbook.records import Begun, End, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
+from runbook.machine.surroundings import limit_met
+from runbook.records import End, Kind, Launch, LaunchResult, LaunchStatus, RankExit
 
-_POLL_S = 0.1
 _TOKEN_BYTES = 16
-_TERM_GRACE_S = 2.0
-# After one rank has failed, what the others and torchrun may still take before they are ended.
-_FAILED_GRACE_S = 1.0
-_AGREED_CODES = (ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.NONFINITE, ExitCode.PREEMPTED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """How a launch is run, below the folder `run_root`.
-
-    `machine` is the environment of the harness. `enough` is asked with the path of training.csv
-    after each round of a schedule. `budgets` and `watch`, which sets the detectors of numbers, are
-    the launch's own unless given; it has detectors where the plan says that it is watched.
-    `launcher` is where it runs, this machine by default. `begun` is the checkpoint that a launch
-    which resumes another one goes on from; without it, the trainer takes the newest one. `retry`:
-    a stall or a failure of the collective library is tried once more.
-    """
-
-    run_root: Path
-    observer: Observer
-    machine: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    stop: StopRequest = field(default_factory=StopRequest)
-    budgets: Budgets | None = None
-    enough: Callable[[Path], bool] | None = None
-    watch: Thresholds | None = None
-    launcher: Launcher = field(default_factory=Local)
-    begun: Begun | None = None
-    retry: bool = True
+# Ends that a GPU which fails can have; all others have a cause of their own.
+_MAY_BE_HARDWARE = (
+    LaunchStatus.CRASHED,
+    LaunchStatus.HUNG,
+    LaunchStatus.SILENT,
+    LaunchStatus.TIMED_OUT,
+    LaunchStatus.NON_FINITE,
+    LaunchStatus.HALTED,
+)
 
 
 class Attempt:
     """Runs one command to its end. `run()` is called once."""
-
-    place: Running
 
     def __init__(
         self, launch: Launch, command: Command, options: LaunchOptions, number: int
@@ -90,25 +63,8 @@ class Attempt:
         self.console = self.run_dir / CONSOLE_LOG
         self.started_at = utc_text()
         self.began = time.monotonic()
-        self.budgets = options.budgets or Budgets.for_launch(launch)
-        self.watchdog = Watchdog(self.budgets, wanted=launch.voices)
-        limits = Thresholds.from_variables(launch.env) if launch.watched else None
-        self.live_status = LiveStatus(
-            launch,
-            self.run_dir,
-            steps=command.steps,
-            observer=options.observer,
-            watch=options.watch or limits,
-            enough=options.enough,
-        )
-        self.evidence: list[Path] = []
-        self._notes: list[str] = []
-        self._console_size, self._console_grew_at = 0, self.began
-        self._least_free = free_bytes(options.run_root)
-        self._failed_at: float | None = None
+        self.watched = Supervision(launch, options, steps=command.steps)
         self._ended_at = self.began
-        self._ended_with: int | None = None  # stays None if the command is ended from here
-        self._stopped: Stopped | None = None
 
     @classmethod
     def described(
@@ -156,18 +112,13 @@ class Attempt:
 
     def go_on(self, place: Running) -> LaunchResult:
         """Watch what was started to its end; returns when nothing with its token is alive."""
-        self.place = place
         try:
-            end = self._watch_until_end()
+            end = self.watched.until_end(place, token=self.token)
         finally:
             place.stop()
         self._ended_at = time.monotonic()
-        return self._result(end, place.aftermath(hurry=bool(self.options.stop.requested)))
-
-    @property
-    def watch(self) -> RankWatch:
-        """The view of the ranks."""
-        return self.place.watch
+        after = place.aftermath(hurry=bool(self.options.stop.requested))
+        return self._result(end, place, after)
 
     def _describe(self) -> None:
         document = {
@@ -185,164 +136,45 @@ class Attempt:
         document["launch"]["env"] = redact_variables(self.launch.env)
         write_atomic(self.run_dir / LAUNCH_JSON, json.dumps(document, indent=2) + "\n")
 
-    def _watch_until_end(self) -> End | None:
-        """Returns None if the command ended by itself, else why it is being ended."""
-        while True:
-            before_s = self.watch.presence.away_s
-            self.place.wait(_POLL_S)
-            self._back_after(self.watch.presence.away_s - before_s)
-            self.live_status.tell_step(self.watch.ranks)
-            self._least_free = min(self._least_free, free_bytes(self.run_dir))
-            self._ended_with = self.place.poll()
-            if self._ended_with is not None:
-                return None
-            if self.options.stop.requested:
-                return self._interrupted()
-            end = self._lost() or self._overdue(time.monotonic())
-            if end is not None:
-                return end
-            if self._has_failed(time.monotonic()):
-                return self.place.trouble(suspected=True) or self._stuck_at_exit()
-            self._stop_as_planned()
-            self.live_status.look(self.watch.ranks, now=time.monotonic())
-
-    def _back_after(self, away_s: float) -> None:
-        """Give a launch the time again in which this process did not run."""
-        if not away_s:
-            return
-        self._console_grew_at += away_s
-        self._failed_at = None if self._failed_at is None else self._failed_at + away_s
-        said = f"the harness itself stood still for {away_s:.0f} s: stopped, or with its container"
-        self._notes.append(said)
-        self.options.observer.note(f"{self.launch.name}: {said}")
-
-    def _stop_as_planned(self) -> None:
-        """Tell it to end, once, when every rank has done the steps after which the plan does."""
-        planned, ranks = self.launch.stop, self.watch.ranks
-        if planned is None or self._stopped is not None or len(ranks) < self.launch.nproc:
-            return
-        if any(state.steps_ended < planned.steps for state in ranks.values()):
-            return
-        last = ranks[max(ranks)]
-        if planned.by == HALT_FILE:
-            write_atomic(self.run_dir / HALT_FILE, f"planned, after {planned.steps} steps\n")
-        elif not self.place.send(last, signal.SIGTERM):
-            return
-        mono = None if last.elsewhere else time.monotonic()
-        step = max(state.last_step or 0 for state in ranks.values())
-        self._stopped = Stopped(step=step, mono=mono)
-        self.options.observer.note(f"{self.launch.name}: {planned.by} at step {step}, as planned")
-
-    def _as_planned(self, end: End, exits: tuple[RankExit, ...]) -> End:
-        """The end; a good one where it was told to end, and every rank ended so."""
-        planned = self.launch.stop
-        if planned is None or self._stopped is None or len(exits) != self.launch.nproc:
+    def _with_limits(
+        self,
+        end: End,
+        exits: Sequence[RankExit],
+        child_code: int | None,
+        console: Sequence[str],
+        duration_s: float,
+    ) -> End:
+        """The end as the environment's fault, where a limit of the machine made it."""
+        killed = end.kind is Kind.HOST_MEMORY
+        if killed or end.status not in (LaunchStatus.CRASHED, LaunchStatus.OUT_OF_MEMORY):
             return end
-        agreed = all(rank.code == planned.code for rank in exits)
-        return End(status=LaunchStatus.COMPLETED) if agreed else end
+        signals = {one.signal for one in exits if one.rank == end.culprit_rank}
+        met = limit_met(
+            end.cause,
+            signals=signals | {signal_name(child_code)},
+            console=console[-TAIL_LINES:],
+            duration_s=duration_s,
+            folder=self.run_dir,
+            least_free=self.watched.least_free,
+        )
+        if not met:
+            return end
+        return replace(end, status=LaunchStatus.ENVIRONMENT_ERROR, cause=f"{met} ({end.cause})")
 
-    def _lost(self) -> End | None:
-        """The place itself failed: its ranks are not to blame."""
-        end = self.place.trouble()
-        return self._incident(end) if end is not None and self.watch.ranks else end
-
-    def _overdue(self, now: float) -> End | None:
-        ranks = list(self.watch.ranks.values())
-        if self.place.began is None:
-            self._console_grew_at = now
-            return None
-        if now - self.place.began > self.launch.timeout_s + self.watch.presence.away_s:
-            cause = f"timed out after {self.launch.timeout_s:g} s"
-            return self._incident(End(status=LaunchStatus.TIMED_OUT, cause=cause))
-        if not self.launch.voices or any(s.ended and s.exit_code != 0 for s in ranks):
-            return None  # the peers of a failed rank wait for it; that is no hang of theirs
-        if self.watchdog.find_hang(ranks, now=now) is not None:
-            if (lost := self.place.trouble(suspected=True)) is not None:
-                return lost
-            hang, stacks = name_culprit(
-                self.watchdog,
-                self.run_dir,
-                ranks,
-                self.place,
-                token=self.token,
-            )
-            if isinstance(self.watch, ForeignWatch):
-                hang = self.watch.hang(hang, ranks)
-            if self.launch.voices != self.launch.nproc:
-                hang = replace(hang, culprit_rank=None)  # one voice speaks for all of them
-            return self._incident(hang, stacks)
-        if len(ranks) < self.launch.voices:
-            return self._silent(now)
-        return None
-
-    def _silent(self, now: float) -> End | None:
-        size = self.place.console_bytes()
-        if size != self._console_size:
-            self._console_size, self._console_grew_at = size, now
-        quiet = now - self._console_grew_at
-        if quiet <= self.budgets.silence_s:
-            return None
-        missing = sorted(set(range(self.launch.nproc)) - set(self.watch.ranks))
-        cause = f"silent: nothing printed for {quiet:.0f} s and no heartbeat of ranks {missing}"
-        culprit = missing[0] if len(missing) == 1 else None
-        return self._incident(End(status=LaunchStatus.SILENT, cause=cause, culprit_rank=culprit))
-
-    def _incident(self, end: End, stacks: list[Path] | None = None) -> End:
-        """Keep the evidence of a launch that has to be ended."""
-        ranks = list(self.watch.ranks.values())
-        if stacks is None:
-            stacks = collect_stacks(self.run_dir, ranks, self.place)
-        self.options.observer.note(f"{self.launch.name}: {end.cause}")
-        self.evidence += [*stacks, write_summary(self.run_dir, ranks, end.cause)]
-        return end
-
-    def _has_failed(self, now: float) -> bool:
-        """True once a rank has ended badly and the rest has had its time to end as well."""
-        ended = [state for state in self.watch.ranks.values() if state.ended]
-        if not ended:
-            return False
-        if self._failed_at is None:
-            if all(state.exit_code == 0 for state in ended) and len(ended) < self.launch.nproc:
-                return False  # the watchdog sees to those that go on
-            self._failed_at = now
-        agreed = all(state.exit_code in _AGREED_CODES for state in ended)
-        grace = self.budgets.exit_s if agreed else _FAILED_GRACE_S
-        return now - self._failed_at > grace
-
-    def _stuck_at_exit(self) -> End | None:
-        """None if a rank failed; a hang if all were done and the command still does not end."""
-        states = list(self.watch.ranks.values())
-        if any(state.exit_code != 0 for state in states):
-            return None
-        waited = f"{self.budgets.exit_s:g} s"
-        cause = f"hang at exit: every rank was done, but the command did not end within {waited}"
-        return self._incident(End(status=LaunchStatus.HUNG, cause=cause))
-
-    def _interrupted(self) -> End:
-        """Ask the ranks to end (never torchrun, which would pass a second signal on)."""
-        for state in self.watch.ranks.values():
-            if not state.ended:
-                self.place.send(state, signal.SIGTERM)
-        deadline = time.monotonic() + (_TERM_GRACE_S if self.watch.ranks else 0.0)
-        while time.monotonic() < deadline and self.place.poll() is None:
-            time.sleep(0.05)
-            self.watch.update()
-        cause = f"interrupted by {self.options.stop.requested}"
-        return End(status=LaunchStatus.INTERRUPTED, cause=cause)
-
-    def _result(self, end: End | None, after: Aftermath) -> LaunchResult:
-        self.live_status.watch_numbers()
+    def _result(self, end: End | None, place: Running, after: Aftermath) -> LaunchResult:
+        watched, evidence = self.watched, self.watched.evidence
+        watched.live_status.watch_numbers()
         lines, _ = read_console(self.console)
         child_code = after.exit_code
-        states = [state for _, state in sorted(self.watch.ranks.items())]
+        states = [state for _, state in sorted(place.watch.ranks.items())]
         # It waited to begin, or to be found again, where that is not done at once.
-        began = self.began if self.options.launcher.here else self.place.began or self.began
+        began = self.began if self.options.launcher.here else place.began or self.began
         for state in states:
             state.away_s += max(0.0, began - self.began)
         exits: tuple[RankExit, ...] = ()
         notes: tuple[str, ...] = ()
         if self.launch.has_ranks:
-            own, wanted = self._ended_with, self.launch.nproc
+            own, wanted = watched.ended_with, self.launch.nproc
             exits = rank_exits(states, own, lines)
             end = end or classify_trainer(
                 states,
@@ -353,7 +185,7 @@ class Attempt:
                 console=lines,
                 where=after.node,
             )
-            end = self._as_planned(end, exits)
+            end = watched.as_planned(end, exits)
             end, found, notes = bundle(
                 self.run_dir,
                 states,
@@ -361,21 +193,21 @@ class Attempt:
                 token=self.token,
                 console=lines,
                 load=after.load,
-                where=self.place.where,
+                where=place.where,
             )
-            self.evidence += [path for path in found if path not in self.evidence]
+            evidence += [path for path in found if path not in evidence]
             pids = {state.pid: state.rank for state in states if state.pid is not None}
             end = with_kernel_log(end, after.kernel, slots=after.slots, pids=pids)
-            node = "" if end.culprit_rank is None else self.place.where(end.culprit_rank)
+            node = "" if end.culprit_rank is None else place.where(end.culprit_rank)
             if node and end.cause:
                 cause = f"{end.cause}; rank {end.culprit_rank} ran on node {node}"
                 end = replace(end, cause=cause)
             if after.kernel:
-                self.evidence.append(self.run_dir / KERNEL_LOG_JSON)
+                evidence.append(self.run_dir / KERNEL_LOG_JSON)
         elif end is None and self.launch.own is not None:
             step = max(state.step for state in states)
             end = classify_foreign(
-                self._ended_with, oom=after.oom, console=lines, step=step, steps=self.launch.steps
+                watched.ended_with, oom=after.oom, console=lines, step=step, steps=self.launch.steps
             )
         elif end is None and self.launch.kind == "collect":
             end = classify_plain(child_code, lines)
@@ -383,16 +215,8 @@ class Attempt:
             junit = (self.run_dir / JUNIT_XML).is_file()
             end = classify_pytest(child_code, junit=junit, console=lines)
         duration_s = round(self._ended_at - self.began, 3)
-        end = with_limits(
-            end,
-            exits,
-            child_code=child_code,
-            console=lines,
-            duration_s=duration_s,
-            folder=self.run_dir,
-            least_free=self._least_free,
-        )
-        files = [self.console, *self.evidence] if end.status is not LaunchStatus.COMPLETED else []
+        end = self._with_limits(end, exits, child_code, lines, duration_s)
+        files = [self.console, *evidence] if end.status is not LaunchStatus.COMPLETED else []
         return LaunchResult(
             status=end.status,
             kind=end.kind,
@@ -407,7 +231,43 @@ class Attempt:
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
             run_token=self.token,
             steps=self.command.steps,
-            notes=(*self._notes, *self.live_status.notes, *notes),
+            notes=(*watched.notes, *watched.live_status.notes, *notes),
             stopped_at=stopped_at(self.run_dir, end),
-            stopped=self._stopped,
+            stopped=watched.stopped,
         )
+
+
+def with_kernel_log(
+    end: End,
+    lines: Sequence[KernelLine],
+    *,
+    slots: Collection[str],
+    pids: Mapping[int, int],
+) -> End:
+    """The end with the cause that the kernel logged while the launch ran.
+
+    `slots` are the PCI places of the GPUs that the launch may use (errors of all count if none is
+    known), `pids` the ranks' processes with their ranks. An Xid that no program can cause makes a
+    crash or a hang a hardware error; any other one is named beside the cause.
+    """
+    if end.status not in _MAY_BE_HARDWARE:
+        return end
+    seen = [line for line in lines if line.xid is not None and concerns(line, slots)]
+    for line in seen:
+        if line.xid is not None and is_hardware_fault(line.xid) and "Nonfatal" not in line.text:
+            cause = f"{_said(line)}; {XIDS[line.xid].remedy} ({end.cause})"
+            return replace(end, status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+    killed = next((line for line in lines if line.pid in pids), None)
+    if killed is not None and killed.pid is not None and end.status is LaunchStatus.CRASHED:
+        rank = pids[killed.pid]
+        cause = f"rank {rank}: the kernel killed it for memory, as its log says ({end.cause})"
+        out = LaunchStatus.OUT_OF_MEMORY
+        return End(status=out, cause=cause, culprit_rank=rank, kind=Kind.HOST_MEMORY)
+    if seen:
+        return replace(end, cause=f"{end.cause}; the kernel log says {_said(seen[0])}")
+    return end
+
+
+def _said(line: KernelLine) -> str:
+    where = f"GPU {line.pci[0]}: " if line.pci else ""
+    return f"{where}{describe(line.xid or 0)}"

@@ -9,12 +9,12 @@ from runbook.errors import UsageError
 from runbook.files import make_private_dir, write_atomic
 from runbook.folder import CONSOLE_LOG, LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import read_console, read_json_object
-from runbook.launch.attempt import Attempt, LaunchOptions
+from runbook.launch.attempt import Attempt
 from runbook.launch.command import build_command
 from runbook.launch.end import is_communication_failure
-from runbook.launch.inputs import CheckoutError, check_out
-from runbook.launch.launcher_api import RefusedError
+from runbook.launch.inputs import RefusedError, check_out
 from runbook.launch.local import other_launchers
+from runbook.launch.supervision import LaunchOptions
 from runbook.records import Begun, End, Launch, LaunchResult, LaunchStatus
 
 # What launch.json has to say for a launch to be found again.
@@ -72,20 +72,16 @@ def _attempt(launch: Launch, number: int, options: LaunchOptions) -> LaunchResul
     command = build_command(
         launch, run_dir, retry=number > 1, here=here, run_root=root, begin_at=at
     )
-    if launch.commit:
-        try:
+    try:
+        if launch.commit:
             folder = check_out(launch.commit, options.run_root, run_dir)
-        except CheckoutError as error:
-            status = LaunchStatus.ENVIRONMENT_ERROR
-            return LaunchResult(status=status, attempts=number, cause=str(error))
-        command = replace(command, folder=folder)
-    options.observer.launch_started(launch, number)
-    with options.stop.deferred():
-        try:
+            command = replace(command, folder=folder)
+        options.observer.launch_started(launch, number)
+        with options.stop.deferred():
             return Attempt(launch, command, options, number).run()
-        except RefusedError as error:
-            status = LaunchStatus.ENVIRONMENT_ERROR
-            return LaunchResult(status=status, attempts=number, cause=str(error))
+    except RefusedError as error:
+        status = LaunchStatus.ENVIRONMENT_ERROR
+        return LaunchResult(status=status, attempts=number, cause=str(error))
 
 
 def adopt_launch(launch: Launch, options: LaunchOptions) -> LaunchResult | None:

@@ -17,10 +17,10 @@ from runbook.config.setup import RunOptions, Setup
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import pasteable
 from runbook.launch.incident.bundle import read_outside
+from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import (
     Aftermath,
     Launcher,
-    RefusedError,
     Running,
     Start,
     launcher_names,

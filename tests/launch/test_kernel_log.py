@@ -9,7 +9,7 @@ import pytest
 
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.kernel_lines import KernelLine, Kind, parse_lines
-from runbook.launch.kernel_cause import with_kernel_log
+from runbook.launch.attempt import with_kernel_log
 from runbook.launch.observer import Observer
 from runbook.machine import kernel_log
 from runbook.machine.kernel_log import MOST_LINES, KernelLog

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.launch.launcher_api import RefusedError
+from runbook.launch.inputs import RefusedError
 from runbook.process.start import run_tool
 from runbook.records import End, Kind, LaunchStatus
 

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsa.contract import STACKDUMPS
-from runbook.launch.launcher_api import Aftermath, RefusedError, Start
+from runbook.launch.inputs import RefusedError
+from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.slurm import commands, files
 from runbook.launch.slurm.ranks import RanksOnNodes
 from runbook.launch.watch.ranks import RankState

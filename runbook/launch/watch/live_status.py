@@ -18,11 +18,12 @@ from runbook.folder import RESOURCES_CSV
 from runbook.folder.launch.documents import RESOURCES
 from runbook.folder.launch.evidence import LEGACY_COLUMNS
 from runbook.folder.launch.lines import TableTail
-from runbook.launch.observer import Observer, Pulse, Silence
+from runbook.launch.observer import Observer, Pulse
 from runbook.launch.watch.detectors import Monitor, step_of
 from runbook.launch.watch.ranks import RankState
 from runbook.launch.watch.watchdog import SLOW_PHASES, STOPPED, Thresholds, blame
 from runbook.records import Launch
+from runbook.records.events import SilentRank
 
 _SHM = Path("/dev/shm")  # noqa: S108 - what is there is counted, nothing is written
 _BLOCK_BYTES, _MIB = 512, 1 << 20
@@ -249,7 +250,7 @@ def pulse_of(ranks: Sequence[RankState], *, wanted: int, now: float) -> Pulse:
     first = blame(quiet, states).rank
     quiet.sort(key=lambda state: (state.rank != first, state.rank))
     silent = tuple(
-        Silence(
+        SilentRank(
             rank=state.rank,
             silent_s=now - state.changed_at,
             usual_s=state.usual_s,
