@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from nsa.contract import sha256_of
 from runbook.errors import RunbookError
 from runbook.folder import LAUNCH_JSON
-from runbook.folder.facts import FACTS_FILE, Draft, finish, read_facts, write_facts
+from runbook.folder.facts import FACTS_FILE, finish, read_facts, write_facts
 from runbook.launch import LaunchOptions, StopRequest, run_launch, set_aside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE, Launcher
 from runbook.launch.observer import Observer
@@ -126,7 +126,7 @@ def _clock(folder: Path) -> dict[str, Fact]:
     probe.unlink()
     text = json.dumps({"schema_version": 1, "offset_s": offset_s}, indent=2)
     (folder / _CLOCK).write_text(f"{text}\n", encoding="utf-8")
-    draft = Draft(name="clock.offset_s", value=offset_s, unit="s", file=_CLOCK)
+    draft = Fact(name="clock.offset_s", value=offset_s, unit="s", path=_CLOCK)
     return finish([draft], folder)
 
 

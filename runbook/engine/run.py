@@ -51,7 +51,7 @@ def create_run_folder(out: Path) -> Path:
     number behind. Raises `UsageError` if the folder cannot be made.
     """
     checkout = git.find_checkout()
-    sha = git.head_sha(checkout) if checkout else None
+    sha = git.commit_of(checkout) if checkout else None
     name = f"{utc_stamp()}-{(sha or 'nogit')[:_SHORT_SHA]}"
     out = out.resolve()
     if why := not_text(str(out)):

@@ -13,7 +13,7 @@ from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.end import said_by_watchdog
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.launch.observer import Observer
-from runbook.machine.detect import detect_profile
+from runbook.machine.gpu import detect_profile
 from runbook.process.reaper import carriers
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.scene import injected_at

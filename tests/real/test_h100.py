@@ -75,7 +75,7 @@ def test_the_xml_and_nvml_tell_the_same_counters() -> None:
 
 def test_samples_of_nvml() -> None:
     read = read_rows(H100 / "gpu_samples.csv", GPU_SAMPLES)
-    assert (read.problems, read.dropped, read.damaged) == ([], 0, False)
+    assert (read.problems, read.dropped_rows, read.damaged) == ((), 0, False)
     frame = read.frame
     assert set(frame["source"]) == {"nvml"} and set(frame["uuid"]) == {DEVICES["gpus"][0]["uuid"]}
     assert frame["memory_total_mib"].eq(81559).all() and frame["pcie_gen"].eq(5).all()

@@ -69,7 +69,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     from runbook.config.precedence import shell_settings
     from runbook.config.setup import RunOptions
     from runbook.engine.plan.prepare import prepare
-    from runbook.machine.detect import detect_profile
+    from runbook.machine.gpu import detect_profile
 
     found = []
     if args.out.exists() and not args.out.is_dir():
