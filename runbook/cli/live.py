@@ -87,7 +87,7 @@ def watch(args: argparse.Namespace, console: Console) -> int:
 
     named = args.directory or Path(DEFAULT_OUT) / LATEST_LINK
     if args.stacks:
-        return _stacks(args, console, named)
+        return _stacks(console, named)
     folder = launch_in(folder_of(named), once=args.once)
     limits = Thresholds.from_variables(os.environ)
     # Whoever looks on changes nothing, unless it is asked for here or in the environment.
@@ -208,18 +208,15 @@ def _counted(count: int, one: str, more: str = "") -> str:
     return f"{count} {one if count == 1 else more or f'{one}s'}"
 
 
-def _stacks(args: argparse.Namespace, console: Console, named: Path) -> int:
+def _stacks(console: Console, named: Path) -> int:
     from runbook.tools.screen import folders_of_ranks
     from runbook.tools.watch import live_stacks
 
     folders = folders_of_ranks(folder_of(named))
     found = [(folder, stack) for folder in folders for stack in live_stacks(folder)]
-    if args.json:
-        rows = [asdict(stack) | {"run_dir": str(folder)} for folder, stack in found]
-        console.json_document({"schema_version": 1, "ranks": rows})
-    else:
-        for folder, stack in found:
-            console.result(*_stack_lines(folder, stack))
+    rows = [asdict(stack) | {"run_dir": str(folder)} for folder, stack in found]
+    lines = [line for one in found for line in _stack_lines(*one)]
+    console.tell({"schema_version": 1, "ranks": rows}, lines)
     if found:
         answered = all(stack.stack for _, stack in found)
         return ProgramExit.GO if answered else ProgramExit.NO_GO
