@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from runbook.cli import main
+from runbook.console import Console
 from runbook.engine.judge import missing_row
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord
 from runbook.tools.compare import Comparison, compare_runs, comparison_lines
@@ -167,7 +169,9 @@ def test_what_is_said_of_many_numbers_is_said_once_and_a_name_stays_on_its_line(
     changes = [metric_change(measured(*a), measured(*b)) for a, b in pairs]
     first = replace(metric_change(measured(40, 39, 41), measured(42, 41, 43)), id="a\nb")  # type: ignore[type-var]
     found = replace(EMPTY, metrics=(*changes, first), a="run\x1b[2J\nGO")
-    lines = comparison_lines(found)
+    out = io.StringIO()
+    Console(stdout=out, stderr=out).tell({}, comparison_lines(found))
+    lines = out.getvalue().splitlines()
     assert sum("without an interval on both sides" in line for line in lines) == 1
     assert lines[0] == "A  run\\x1b[2J\\nGO  GO"
     assert any(line.startswith("    a\\nb  40 -> 42") for line in lines)
