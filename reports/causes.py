@@ -66,8 +66,6 @@ class Cause:
 
     headline: str
     title: str
-    outcome: Outcome
-    code: Reason
     lead: Check
     rows: tuple[Check, ...]
     evidence: tuple[str, ...]
@@ -192,8 +190,6 @@ class _Book:
         return Cause(
             headline=headline_of(launch, launches) or lead.title or title,
             title=title,
-            outcome=lead.outcome,
-            code=lead.code,
             lead=lead,
             rows=tuple(rows),
             evidence=telling(rows, launch)[:_SHOWN_PATHS],

@@ -83,16 +83,6 @@ class ReportView:
         """The commands that stand beside the causes that keep the run from GO."""
         return frozenset(cause.advice.command for cause in self.causes if cause.blocks)
 
-    @property
-    def main_reasons(self) -> tuple[str, ...]:
-        """The one or two reasons that stand beside the verdict."""
-        return self.record.reasons[:2]
-
-    @property
-    def more_reasons(self) -> tuple[str, ...]:
-        """Reasons after the first two."""
-        return self.record.reasons[2:]
-
 
 def build_view(record: RunRecord) -> ReportView:
     """Return everything that the formats show of this record."""

@@ -46,7 +46,7 @@ def render_github(record: RunRecord, _: Screen) -> str:
 
 def _verdict(view: ReportView) -> str:
     """The verdict with its reasons and the numbers that decided: those held against a limit."""
-    lines = [view.headline, *map(one_line, view.main_reasons), view.required_counts]
+    lines = [view.headline, *map(one_line, view.record.reasons[:2]), view.required_counts]
     lines += [
         f"{row.id}: {check_value(row)} (n={row.measurement.n}), limit {limit}"
         for row in view.acceptance
@@ -67,7 +67,7 @@ def _of_cause(level: str, cause: Cause) -> str:
     lines += [f"why: {text}" for text in (*advice.likely, advice.seen) if text]
     if advice.command:
         lines.append(f"next: {advice.command}")
-    title, again = f"{cause.outcome} {cause.headline}", cause.rerun
+    title, again = f"{cause.lead.outcome} {cause.headline}", cause.rerun
     again = "" if again == advice.command else again
     return _annotation(level, title, lines, cause.evidence, cause.remedy, again)
 

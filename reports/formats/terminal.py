@@ -144,12 +144,12 @@ def _causes(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
     for cause in blocking[:_WHOLE]:
         yield from _whole_cause(cause, screen, word=_word(view, cause))
     for cause in blocking[_WHOLE:]:
-        yield _outcome(cause.outcome.value, cause.headline)
+        yield _outcome(cause.lead.outcome.value, cause.headline)
         if cause.advice.command:
             yield whole(f"    {_word(view, cause):<5}  {screen.typed(cause.advice.command)}")
     for cause in view.causes:
         if not cause.blocks:
-            yield _outcome(cause.outcome.value, f"{cause.headline} (not required)")
+            yield _outcome(cause.lead.outcome.value, f"{cause.headline} (not required)")
 
 
 def _word(view: ReportView, cause: Cause) -> str:
@@ -160,7 +160,7 @@ def _word(view: ReportView, cause: Cause) -> str:
 
 def _whole_cause(cause: Cause, screen: Screen, *, word: str) -> Iterator[RenderableType]:
     advice = cause.advice
-    yield _outcome(cause.outcome.value, cause.headline)
+    yield _outcome(cause.lead.outcome.value, cause.headline)
     if cause.title != cause.headline:
         yield _told(cause.title, "what")
     yield from (_told(text, "why") for text in (*advice.likely, advice.seen) if text)
