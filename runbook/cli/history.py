@@ -100,6 +100,7 @@ def _show_runs(console: Console, rows: Sequence[RunRow]) -> None:
 
 def _show_metric(console: Console, args: argparse.Namespace, history: History) -> None:
     from runbook.records.measurement import json_ready
+    from runbook.tools.export import csv_text
     from runbook.tools.history import trends
 
     rows = history.metric(args.metric)
@@ -109,7 +110,7 @@ def _show_metric(console: Console, args: argparse.Namespace, history: History) -
         raise UsageError(f"no metric {args.metric!r} in {args.out}/{known}")
     found = trends(rows)
     if args.csv:
-        console.page(_csv(rows))
+        console.page(csv_text(rows, _COLUMNS))
         return
     document = {"schema_version": 3, "metric": args.metric}
     lines = [
@@ -154,17 +155,6 @@ def _cells(row: MetricRow, change: tuple[float, int] | None) -> tuple[str, ...]:
         "-" if change is None else f"{change[0]:+.1%} (median of {change[1]})",
         row.path or "-",
     )
-
-
-def _csv(rows: list[MetricRow]) -> str:
-    import csv
-    import io
-
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    writer.writerows([getattr(row, name) for name in _COLUMNS] for row in rows)
-    return stream.getvalue().rstrip("\n")
 
 
 def _write_page(console: Console, args: argparse.Namespace, history: History) -> None:

@@ -123,12 +123,12 @@ def export(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 written; 2 usage, or run.json changed since the run: nothing is written
     """
     from runbook.files import write_atomic, written_to
-    from runbook.tools.export import csv_text, prometheus_text
+    from runbook.tools.export import csv_text, numbers_of, prometheus_text
 
     folder, (name, target) = find_run(args.run_name, args.out), args.to
     record, why = load_told(folder, console)
     refuse_changed(folder, why, "nothing is exported of it")
-    text = csv_text(record) if name == "csv" else prometheus_text(record)
+    text = csv_text(numbers_of(record)) if name == "csv" else prometheus_text(record)
     if target != _STDOUT:
         with written_to(f"--to {name}", Path(target)):
             write_atomic(Path(target), text)
