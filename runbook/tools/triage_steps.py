@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-import yaml
 from pydantic import Field, TypeAdapter
 
 from nsa.contract import NSAError
@@ -17,7 +16,7 @@ from nsa.toggles import TOGGLES, meaning, safe_mode_changes
 from runbook.config.precedence import SAFE_MODE
 from runbook.config.settings import Scalar
 from runbook.errors import RunbookError
-from runbook.files import data_path
+from runbook.files import shipped_data
 from runbook.launch.command import resolve_config
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, TORCHRUN, option, with_option
@@ -110,9 +109,7 @@ class TriageStep(Record):
         return safe_mode_changes(env) if meaning(SAFE_MODE, self.set) is True else {}
 
 
-STEPS = TypeAdapter(dict[str, tuple[TriageStep, ...]]).validate_python(
-    yaml.safe_load((data_path("configs") / "triage" / "steps.yaml").read_text("utf-8"))
-)
+STEPS = TypeAdapter(dict[str, tuple[TriageStep, ...]]).validate_python(shipped_data("triage/steps"))
 
 
 def applied(step: TriageStep | None, launch: Launch, *, name: str, steps: int) -> Launch:
