@@ -128,7 +128,7 @@ def _path(text: str | None, out: Path) -> Path:
 
 def _show_steps(console: Console, target: Target) -> None:
     from runbook.launch.command import pasteable
-    from runbook.tools.triage_steps import STEPS, applied
+    from runbook.tools.triage_steps import AS_IT_WAS, STEPS, applied
 
     rows = []
     for number, step in enumerate(STEPS[target.symptom], start=1):
@@ -138,7 +138,7 @@ def _show_steps(console: Console, target: Target) -> None:
             {"step": number, "name": step.name, "title": step.title, "source": step.source}
             | {"command": pasteable(launch).line, "note": skipped}
         )
-    first = pasteable(applied(None, target.launch, name="as_it_was", steps=target.steps))
+    first = pasteable(applied(AS_IT_WAS, target.launch, name="as_it_was", steps=target.steps))
     lines = [f"triage of {target.why} ({target.symptom})"]
     lines += [f"every try {note}" for note in first.notes]
     lines += ["0. the command as it was [it has to fail again]", f"   {first.line}"]

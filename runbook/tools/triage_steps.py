@@ -112,9 +112,15 @@ class TriageStep(Record):
 STEPS = TypeAdapter(dict[str, tuple[TriageStep, ...]]).validate_python(shipped_data("triage/steps"))
 
 
-def applied(step: TriageStep | None, launch: Launch, *, name: str, steps: int) -> Launch:
-    """The launch with one step's change, or as it is (`step` None), for `steps` steps."""
-    changed = step.apply(launch) if step is not None else launch
+# What comes before all steps, and changes nothing.
+AS_IT_WAS = TriageStep(
+    name="as_it_was", title="the command as it was", source="the failing launch", always=True
+)
+
+
+def applied(step: TriageStep, launch: Launch, *, name: str, steps: int) -> Launch:
+    """The launch with one step's change, for `steps` steps."""
+    changed = step.apply(launch)
     return changed.model_copy(
         update={
             "name": name,
@@ -123,7 +129,7 @@ def applied(step: TriageStep | None, launch: Launch, *, name: str, steps: int) -
             "run_dir": name,
             "steps": steps,
             "schedule": None,
-            "purpose": step.title if step else "the failing command as it was",
+            "purpose": step.title,
         }
     )
 

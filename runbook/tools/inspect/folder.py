@@ -200,19 +200,16 @@ def inspect_heartbeats(
     torn = said.dropped + bool(said.torn_bytes)
     name = name_below(path, relative_to)
     log = rank_log(said, path=name)
+    told = ("lines", "first_step", "last_step", "last_event", "last_ts")
     facts = RankFacts(
         rank=rank,
         path=name,
-        lines=said.lines,
         torn_lines=torn,
         tokens=tuple(said.tokens),
         pids=tuple(said.pids),
-        first_step=said.first_step,
-        last_step=said.last_step,
-        last_event=said.last_event,
         exit_code=log.exit_code,
         longest_silence_s=said.silence_s,
-        last_ts=said.last_ts,
+        **{name: getattr(said, name) for name in told},
     )
     faults = [(RemarkCode.OTHER_RUN, text) for text in said.strangers()]
     if torn:
