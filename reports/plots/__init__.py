@@ -19,11 +19,8 @@ Figure = Timeline | Interval | Traces
 
 def figures(record: RunRecord) -> tuple[Figure, ...]:
     """Every picture of the run: first its course, then phase by phase what decided."""
-    drawn: list[Figure] = [
-        Timeline(record),
-        *(one for phase in record.phases for one in _of(phase)),
-    ]
-    return tuple(one for one in drawn if not one.empty)
+    of_phases = (one for phase in record.phases for one in _of(phase))
+    return tuple(one for one in (Timeline(record), *of_phases) if not one.empty)
 
 
 def _of(phase: PhaseRecord) -> Iterator[Interval | Traces]:

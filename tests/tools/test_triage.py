@@ -248,7 +248,7 @@ class Rates:
         self.left = {True: list(without), False: list(with_it)}
 
     def __call__(self, launch: Launch, *_: object, **__: object) -> LaunchResult:
-        base = launch.purpose == "the failing command as it was"
+        base = launch.purpose == AS_IT_WAS.title
         fails = self.left[base].pop(0) == "f"
         status = LaunchStatus.CRASHED if fails else LaunchStatus.COMPLETED
         return LaunchResult(status=status, cause="a test" if fails else "", duration_s=1.0)
