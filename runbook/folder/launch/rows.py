@@ -50,7 +50,7 @@ class RowSpec:
     @classmethod
     def of(cls, columns: str, *, complete: bool = False, **kinds: str) -> RowSpec:
         """The columns as words, and those of each kind (`text`, `filled`, `whole`)."""
-        named = {kind: frozenset(words.split()) for kind, words in kinds.items()}
+        named: dict[str, Any] = {kind: frozenset(kinds[kind].split()) for kind in kinds}
         return cls(columns=tuple(columns.split()), complete=complete, **named)
 
 
