@@ -175,6 +175,11 @@ class LaunchEvidence:
         """The step of the checkpoint that it was told to go on from; 0 for a new launch."""
         return self.result.begun.step if self.result.begun else self.launch.after
 
+    @property
+    def asked(self) -> int:
+        """The last step that the attempt that counts was asked for: a retry may be shorter."""
+        return self.launch.steps if self.result.steps is None else self.result.steps
+
     def effects(self, toggle: str, *, arm: str | None = None) -> tuple[Effect, ...]:
         """All ranks' effects of one toggle, of one arm if named."""
         return tuple(

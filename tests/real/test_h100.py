@@ -15,12 +15,11 @@ from nsa.witness.profiling import HOST, WORK, Recorded, summarize
 from runbook.config.load import load_profile
 from runbook.folder.launch.documents import GPU_SAMPLES, read_console
 from runbook.folder.launch.rows import read_rows
-from runbook.launch.end import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
-from runbook.records import LaunchResult, LaunchStatus
+from runbook.records import End, LaunchResult, LaunchStatus
 from tests.launch.test_hang_on_a_gpu import HANGS, missing
 from tests.real import H100, unread_fields
 

@@ -48,17 +48,10 @@ class RowSpec:
         return self.columns[0]
 
     @classmethod
-    def of(
-        cls, columns: str, *, text: str = "", filled: str = "", whole: str, complete: bool = False
-    ) -> RowSpec:
-        """The columns as words, and those of each kind."""
-        return cls(
-            columns=tuple(columns.split()),
-            text=frozenset(text.split()),
-            filled=frozenset(filled.split()),
-            whole=frozenset(whole.split()),
-            complete=complete,
-        )
+    def of(cls, columns: str, *, complete: bool = False, **kinds: str) -> RowSpec:
+        """The columns as words, and those of each kind (`text`, `filled`, `whole`)."""
+        named: dict[str, Any] = {kind: frozenset(kinds[kind].split()) for kind in kinds}
+        return cls(columns=tuple(columns.split()), complete=complete, **named)
 
 
 class _Reader:

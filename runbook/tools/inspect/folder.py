@@ -201,6 +201,7 @@ def inspect_heartbeats(
     torn = said.dropped + bool(said.torn_bytes)
     name = name_below(path, relative_to)
     log = rank_log(said, path=name)
+    told = ("first_step", "last_step", "last_event", "last_ts")
     facts = RankFacts(
         rank=rank,
         path=name,
@@ -208,12 +209,9 @@ def inspect_heartbeats(
         torn_lines=torn,
         tokens=tuple(said.tokens),
         pids=tuple(said.pids),
-        first_step=log.first_step,
-        last_step=log.last_step,
-        last_event=log.last_event,
         exit_code=log.exit_code,
         longest_silence_s=log.silence_s,
-        last_ts=log.last_ts,
+        **{name: getattr(log, name) for name in told},
     )
     faults = [(RemarkCode.OTHER_RUN, text) for text in said.strangers()]
     if torn:
