@@ -61,7 +61,6 @@ def steady(
     """
     between("tolerance", tolerance, 0.0, 1.0)
     between("stall_limit", stall_limit, 0.0, 1.0)
-    between("batch", float(batch), SHORTEST_BATCH - 1, math.inf)
     times = positive("step_times", step_times, unit="s")
     cut = warmup_cut(times)
     kept = times[cut:]
