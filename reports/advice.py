@@ -14,11 +14,10 @@ from functools import cached_property
 
 from pydantic import ValidationError
 
-from reports.text import CheckRow
 from runbook.config.precedence import SHELL, Given, given
 from runbook.config.profile import Profile
 from runbook.engine.scope import profile_of, shipped_like
-from runbook.records import Kind, LaunchEntry, LaunchStatus, RunRecord
+from runbook.records import Check, Kind, LaunchEntry, LaunchStatus, RunRecord
 from runbook.records.outcome import STEP
 from runbook.records.run import edited
 
@@ -271,7 +270,7 @@ def how_it_ended(entry: LaunchEntry) -> str:
     return f"{_WORDS.get(result.status, '')}{cause}"
 
 
-def telling(rows: Sequence[CheckRow], launch: LaunchEntry | None) -> tuple[str, ...]:
+def telling(rows: Sequence[Check], launch: LaunchEntry | None) -> tuple[str, ...]:
     """The paths of evidence, those that tell most of this end first."""
     if launch is None:
         return rows[0].evidence

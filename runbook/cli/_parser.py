@@ -7,11 +7,10 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from runbook import DEFAULT_OUT
@@ -26,12 +25,6 @@ ASKED_BY_SHELL = "_ARGCOMPLETE"
 _COLUMNS = 100
 # Of a whole number that anybody means.
 _MOST_DIGITS = 15
-# How a program says which signal ended it.
-SIGNALS = {
-    "SIGHUP": ProgramExit.HUNG_UP,
-    "SIGINT": ProgramExit.INTERRUPTED,
-    "SIGTERM": ProgramExit.TERMINATED,
-}
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -104,11 +97,11 @@ class Command:
     help: str
     description: str
     epilog: str
-    json_help: str
-    arguments: Arguments
-    problems: Callable[[argparse.Namespace], Sequence[str]]
-    instead: Mapping[str, str]
     run: Handler
+    json_help: str = "one JSON document on stdout"
+    arguments: Arguments = lambda _: None
+    problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: ()
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     def parser(self, make: Callable[..., CommandParser] = CommandParser) -> CommandParser:
         """The command's parser; -q, --json and --no-color mean the same everywhere."""
@@ -127,15 +120,10 @@ class Command:
         return parser
 
 
-def command(
-    help: str,
-    *,
-    arguments: Arguments = lambda _: None,
-    problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: (),
-    json_help: str = "one JSON document on stdout",
-    instead: Mapping[str, str] = MappingProxyType({}),
-) -> Callable[[Handler], Command]:
+def command(help: str, **given: Any) -> Callable[[Handler], Command]:
     """Make a command of the function that answers it, by its name and docstring.
+
+    `given` are other fields of `Command`.
 
     The docstring is what --help says: a description, then `examples:` and the exit codes.
     """
@@ -147,11 +135,8 @@ def command(
             help=help,
             description=description.rstrip(),
             epilog=f"{examples}{rest}",
-            json_help=json_help,
-            arguments=arguments,
-            problems=problems,
-            instead=instead,
             run=run,
+            **given,
         )
 
     return made

@@ -124,33 +124,26 @@ def verify(args: argparse.Namespace, console: Console) -> int:
 
     folder = find_run(args.run_name, args.out)
     if running := running_line(folder):
-        if args.json:
-            console.json_document({"schema_version": 1, "ok": False, "running": running})
-        else:
-            console.result(f"{running}; nothing to verify yet")
+        document = {"schema_version": 1, "ok": False, "running": running}
+        console.tell(document, [f"{running}; nothing to verify yet"])
         return ProgramExit.INCOMPLETE
     found = verify_run(folder, fingerprint=args.fingerprint)
-    code = ProgramExit.GO if found.ok else ProgramExit.NO_GO
-    if args.json:
-        console.json_document({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)})
-        return code
-    for difference in found.differences:
-        console.result(f"DIFFERS  {difference}")
-    for note in found.notes:
-        console.result(f"note  {note}")
+    lines = [f"DIFFERS  {difference}" for difference in found.differences]
+    lines += [f"note  {note}" for note in found.notes]
     checked = (
         f"{found.files} files, {found.checks} checks, {found.measurements} measurements, "
         f"{len(found.reports)} reports"
     )
     if found.ok:
-        console.result(f"verified {found.run_id}: {checked}; nothing differs")
+        lines.append(f"verified {found.run_id}: {checked}; nothing differs")
         held = "the one asked for" if args.fingerprint else "hold it against the one kept elsewhere"
-        console.result(f"fingerprint  {shown_fingerprint(found.fingerprint)} ({held})")
+        lines.append(f"fingerprint  {shown_fingerprint(found.fingerprint)} ({held})")
     else:
         count = len(found.differences)
         differ = "1 difference" if count == 1 else f"{count} differences"
-        console.result(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
-    return code
+        lines.append(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
+    console.tell({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)}, lines)
+    return ProgramExit.GO if found.ok else ProgramExit.NO_GO
 
 
 @command(
@@ -224,7 +217,7 @@ def compare(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided
     """
     from runbook.folder.manifest import load_record
-    from runbook.tools.compare import Comparison, compare_runs, comparison_text
+    from runbook.tools.compare import Comparison, compare_runs, comparison_lines
 
     first, second = (find_run(name, args.out) for name in (args.a, args.b))
     a, b = (load_record(folder) for folder in (first, second))
@@ -236,8 +229,5 @@ def compare(args: argparse.Namespace, console: Console) -> int:
         with written_to("--html", args.html):
             write_atomic(args.html, registry.page("compare", Comparison)(found))
         console.progress(f"page  {args.html}")
-    if args.json:
-        console.json_document(found.document())
-    else:
-        console.page(comparison_text(found))
+    console.tell(found.document(), comparison_lines(found))
     return found.exit_code

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command, file_problems, option_table
 from runbook.cli._runs import find_run, folder_of, load_told, refuse_changed
-from runbook.console import Console
+from runbook.console import Console, marked
 from runbook.errors import ProgramExit, choice_for
 
 if TYPE_CHECKING:
@@ -29,14 +30,11 @@ def inspect(args: argparse.Namespace, console: Console) -> int:
       runbook inspect old/training.csv
     exit codes: 0 nothing suspicious, 1 suspicious, 2 usage, 3 too little to say
     """
-    from runbook.tools.inspect import inspection_text
+    from runbook.tools.inspect import inspection_parts
     from runbook.tools.inspect.folder import inspect_path
 
     inspection = inspect_path(folder_of(args.directory))
-    if args.json:
-        console.json_document(inspection.document())
-    else:
-        console.page(inspection_text(inspection, width=console.width_out))
+    console.tell(inspection.document(), inspection_parts(inspection))
     return inspection.exit_code
 
 
@@ -59,27 +57,22 @@ def replay(args: argparse.Namespace, console: Console) -> int:
 
     report, path, sha256 = load_report(args.file)
     judgement = judge_report(report)
-    if args.json:
-        head: dict[str, Any] = {"schema_version": 2, "file": str(path), "sha256": sha256}
-        console.json_document(head | judgement.model_dump(mode="json"))
-    else:
-        _print_judgement(console, judgement, str(path))
+    document = {"schema_version": 2, "file": str(path), "sha256": sha256}
+    console.tell(document | judgement.model_dump(mode="json"), _lines(judgement, path, console))
     return judgement.verdict.exit_code
 
 
-def _print_judgement(console: Console, judgement: ReplayRecord, path: str) -> None:
+def _lines(judgement: ReplayRecord, path: Path, console: Console) -> Iterator[str]:
     claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
-    console.answer(judgement.verdict.value, claim)
-    console.result(f"judged from {path}; {judgement.source}", "")
+    yield marked("", judgement.verdict.value, claim, color=console.color_out)
+    yield from (f"judged from {path}; {judgement.source}", "")
     count = len(judgement.contradictions)
-    console.result(f"{count or 'no'} contradiction{'' if count == 1 else 's'}")
+    yield f"{count or 'no'} contradiction{'' if count == 1 else 's'}"
     for number, item in enumerate(judgement.contradictions, start=1):
-        console.result(
-            f"{number:3}. {item.rule} [{item.phase}] {item.outcome.value}",
-            f"     claimed: {item.claimed}",
-            f"     found:   {item.found}",
-            f"     rule:    {item.rule_text}",
-        )
+        yield f"{number:3}. {item.rule} [{item.phase}] {item.outcome.value}"
+        yield f"     claimed: {item.claimed}"
+        yield f"     found:   {item.found}"
+        yield f"     rule:    {item.rule_text}"
 
 
 _FORMATS = ("csv", "prometheus")
@@ -130,12 +123,12 @@ def export(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 written; 2 usage, or run.json changed since the run: nothing is written
     """
     from runbook.files import write_atomic, written_to
-    from runbook.tools.export import csv_text, prometheus_text
+    from runbook.tools.export import csv_text, numbers_of, prometheus_text
 
     folder, (name, target) = find_run(args.run_name, args.out), args.to
     record, why = load_told(folder, console)
     refuse_changed(folder, why, "nothing is exported of it")
-    text = csv_text(record) if name == "csv" else prometheus_text(record)
+    text = csv_text(numbers_of(record)) if name == "csv" else prometheus_text(record)
     if target != _STDOUT:
         with written_to(f"--to {name}", Path(target)):
             write_atomic(Path(target), text)

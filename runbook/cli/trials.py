@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
 from runbook.cli._parser import CommandParser, command, number_type, option_table, whole_type
-from runbook.console import Console
+from runbook.console import Console, table_of
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.records.own_trainer import OwnTrainer
-    from runbook.tools.drill import Fault
     from runbook.tools.drill.runner import DrillReport, DrillRow
 
 
@@ -78,7 +76,7 @@ def init(args: argparse.Namespace, console: Console) -> int:
     from runbook.files import make_new_dir, utc_stamp
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.launch.observer import Observer
-    from runbook.machine.detect import detect_profile
+    from runbook.machine.gpu import detect_profile
     from runbook.records.own_trainer import RANKS
     from runbook.tools.own_profile import document_of, run_probe, templated
 
@@ -107,15 +105,15 @@ def init(args: argparse.Namespace, console: Console) -> int:
         )
     document = document_of(probe, base=base, ranks=ranks)
     _write(target, document, _HEAD.format(name=name, steps=args.steps, base=base))
-    if args.json:
-        console.json_document({"schema_version": 1, "profile": str(target), **document})
-        return ProgramExit.GO
     columns = probe.trainer.log.columns
     said = ", ".join(f"{ours} is {theirs}" for ours, theirs in columns.items())
-    for text in (*probe.notes, said or f"pattern: {probe.trainer.log.pattern}"):
-        console.result(text)
-    console.result(f"a step took about {probe.step_s:.2g} s; {len(document['required'])} checks")
-    console.result(f"wrote {target}; read it, then: runbook run --profile ./{target}")
+    told = [
+        *probe.notes,
+        said or f"pattern: {probe.trainer.log.pattern}",
+        f"a step took about {probe.step_s:.2g} s; {len(document['required'])} checks",
+        f"wrote {target}; read it, then: runbook run --profile ./{target}",
+    ]
+    console.tell({"schema_version": 1, "profile": str(target), **document}, told)
     return ProgramExit.GO
 
 
@@ -195,7 +193,10 @@ def drill(args: argparse.Namespace, console: Console) -> int:
 
     faults = select(args.faults)
     if args.list:
-        _list(console, faults, as_json=args.json)
+        rows = [{"fault": f.name, "title": f.title, "limit_s": f.limit_s} for f in faults]
+        cells = [(f.name, f.status.value, f"{f.limit_s:g} s", f.title) for f in faults]
+        table = table_of(("FAULT", "ENDS AS", "WITHIN", "WHAT IS INJECTED"), cells)
+        console.tell({"schema_version": 1, "faults": rows}, [table])
         return 0
     out = args.out or Path(DEFAULT_OUT) / f"drill-{utc_stamp()}"
     total, done = len(faults), 0
@@ -209,37 +210,23 @@ def drill(args: argparse.Namespace, console: Console) -> int:
 
     with stop_on_signals(StopRequest()) as stop:
         report = run_drill(faults, out.resolve(), stop=stop, on_row=told)
-    _print(console, report, as_json=args.json)
+    _print(console, report)
     if report.interrupted:
         return ProgramExit.INCOMPLETE
     return ProgramExit.GO if report.ok else ProgramExit.NO_GO
 
 
-def _list(console: Console, faults: Sequence[Fault], *, as_json: bool) -> None:
-    if as_json:
-        rows = [{"fault": f.name, "title": f.title, "limit_s": f.limit_s} for f in faults]
-        console.json_document({"schema_version": 1, "faults": rows})
-    else:
-        cells = [(f.name, f.status.value, f"{f.limit_s:g} s", f.title) for f in faults]
-        console.table(("FAULT", "ENDS AS", "WITHIN", "WHAT IS INJECTED"), cells)
-
-
-def _print(console: Console, report: DrillReport, *, as_json: bool) -> None:
+def _print(console: Console, report: DrillReport) -> None:
     summary = report.summary()
-    if as_json:
-        rows = [row.document() for row in report.rows]
-        console.json_document({"schema_version": 1, "summary": summary, "rows": rows})
-        return
-    console.table(_HEADER, [_cells(row) for row in report.rows])
-    for row in report.rows:
-        if not row.ok:
-            console.result(f"{row.fault}: {'; '.join(row.problems)} ({row.cause})")
+    bad = [f"{r.fault}: {'; '.join(r.problems)} ({r.cause})" for r in report.rows if not r.ok]
     text = (
         "{good} of {faults} good ({kinds} kinds); culprit right {culprit_right} of {culprit_of}; "
         "after the threshold {median_over_threshold_s} s median, {max_over_threshold_s} s at most; "
         "{orphans} orphans, {rows_lost} rows lost"
     )
-    console.result(text.format_map(summary))
+    document = {"summary": summary, "rows": [row.document() for row in report.rows]}
+    table = table_of(_HEADER, [_cells(row) for row in report.rows])
+    console.tell({"schema_version": 1, **document}, [table, *bad, text.format_map(summary)])
 
 
 def _cells(row: DrillRow) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -65,10 +65,6 @@ class MetricRow:
     def number(self) -> float | None:
         """The value if it is finite."""
         return self.value if self.value is not None and math.isfinite(self.value) else None
-
-
-# What a table of numbers has no need of.
-_OF_TRENDS = ("line", "on_what", "text")
 
 
 def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
@@ -140,14 +136,17 @@ def _number(value: Any) -> float | None:
     return float(value) if is_any_number(value) else None
 
 
-def csv_text(record: RunRecord) -> str:
-    """One row for each number, after a header; NaN and infinities are words, absent cells empty."""
+# What a table of numbers has no need of.
+_OF_TRENDS = ("line", "on_what", "text")
+_COLUMNS = tuple(one.name for one in fields(MetricRow) if one.name not in _OF_TRENDS)
+
+
+def csv_text(rows: Iterable[MetricRow], names: Sequence[str] = _COLUMNS) -> str:
+    """A header and the rows; NaN and infinities are words, absent cells empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    names = [field.name for field in fields(MetricRow) if field.name not in _OF_TRENDS]
     writer.writerow(names)
-    for row in numbers_of(record):
-        writer.writerow([_cell(getattr(row, name)) for name in names])
+    writer.writerows([_cell(getattr(row, name)) for name in names] for row in rows)
     return stream.getvalue()
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_LAUNCHER
-from runbook.cli._parser import SIGNALS, CommandParser, command, option_table
+from runbook.cli._parser import CommandParser, command, option_table
 from runbook.cli._runs import find_run
 from runbook.cli.run.options import MACHINE, MEASURED, PART, PLACE, SCALE, TELLING
 from runbook.console import Console, OutputFormat
@@ -69,7 +70,9 @@ def _problems(args: argparse.Namespace) -> list[str]:
     from runbook.config.precedence import shell_settings
     from runbook.config.setup import RunOptions
     from runbook.engine.plan.prepare import prepare
-    from runbook.machine.detect import detect_profile
+    from runbook.launch.launcher_api import launcher, launcher_names
+    from runbook.machine.gpu import detect_profile
+    from runbook.machine.surroundings import surroundings_problems
 
     found = []
     if args.out.exists() and not args.out.is_dir():
@@ -77,7 +80,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
     if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
         found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
     found.extend(_output_problems(args))
-    found.extend(_launcher_lacks(args))
+    if args.launcher in launcher_names() and not args.dry_run:  # else it is told with the options
+        found.extend(launcher(args.launcher).lacks())
     found.extend(_continued(args))
     phases = "all" if args.phase is None else args.phase
     if args.goes_on and args.plan:
@@ -104,29 +108,14 @@ def _problems(args: argparse.Namespace) -> list[str]:
     except UsageError as error:
         found.extend(error.problems)
     if not args.dry_run and args.launcher == DEFAULT_LAUNCHER:
-        found.extend(_around(args))
+        planned = args.setup.planned if "setup" in args and not args.goes_on else ()
+        found.extend(surroundings_problems(max((one.timeout_s for one in planned), default=0.0)))
     return found
 
 
 def _command() -> str:
     """What was typed."""
     return shlex.join(["runbook", *sys.argv[1:]])
-
-
-def _launcher_lacks(args: argparse.Namespace) -> list[str]:
-    """What the launcher lacks here; a name that is none is told with the options."""
-    from runbook.launch.launcher_api import launcher, launcher_names
-
-    known = args.launcher in launcher_names()
-    return launcher(args.launcher).lacks() if known and not args.dry_run else []
-
-
-def _around(args: argparse.Namespace) -> list[str]:
-    """What is wrong with this machine, before anything is started on it."""
-    from runbook.machine.surroundings import surroundings_problems
-
-    planned = args.setup.planned if "setup" in args and not args.goes_on else ()
-    return surroundings_problems(max((one.timeout_s for one in planned), default=0.0))
 
 
 def _output_problems(args: argparse.Namespace) -> list[str]:
@@ -267,9 +256,10 @@ def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
     from runbook.records import Verdict
 
     if record.interrupted:
-        if record.options.get("signal") in NO_SIGNAL:
+        name = str(record.options.get("signal"))
+        if name in NO_SIGNAL:
             return ProgramExit.INCOMPLETE
-        return SIGNALS.get(str(record.options.get("signal")), ProgramExit.INTERRUPTED)
+        return 128 + signal.Signals.__members__.get(name, signal.SIGINT)
     if record.verdict is Verdict.PARTIAL:
         return partial_exit
     return record.verdict.exit_code

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from runbook.console import rendered, table_of
+from runbook.console import table_of
 from runbook.records.measurement import Measurement, Record, json_ready, plain_number
 
 if TYPE_CHECKING:
@@ -142,12 +142,8 @@ class Inspection(Record):
         return {"schema_version": 2, "exit_code": self.exit_code, **found}
 
 
-def inspection_text(inspection: Inspection, *, width: int | None = None) -> str:
+def inspection_parts(inspection: Inspection) -> Iterator[RenderableType]:
     """What was found, what it measures, and what is suspicious about it."""
-    return rendered(*_parts(inspection), width=width)
-
-
-def _parts(inspection: Inspection) -> Iterator[RenderableType]:
     for one in inspection.directories:
         yield from (*_directory(inspection.path, one), "")
     suspicious = [remark for remark in inspection.remarks if remark.suspicious]
