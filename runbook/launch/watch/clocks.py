@@ -1,4 +1,5 @@
-"""Two clocks of a launch: a rank's time of day, and the time in which the harness itself ran.
+"""Clocks of a launch: a rank's time of day, its monotonic clock, and the time in which the
+harness itself ran.
 
 A harness does not run while it is stopped (Ctrl-Z), or frozen with its container. Its monotonic
 clock goes on then, as those of the ranks do. While the machine is asleep that clock stands still
@@ -7,8 +8,11 @@ for all of them: no time is missing, and none may be given back. The wall clock 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
+
+from runbook.process.ended import processor_s
 
 # A clock that is set, and a machine that pauses, make one arrival late or early, and not so many
 # that follow each other.
@@ -48,6 +52,65 @@ class WallGap:
         if self._farthest is not None:
             return self._farthest
         return self._nearest if self._count >= _LEAST else None
+
+
+@dataclass(kw_only=True)
+class Leeway:
+    """How one clock of a rank may stand to the same clock read here, from when its lines arrived.
+
+    A line that one look did not find and the next one did was written between the two. Of lines
+    that arrive together, each but the first bears a time after the writing of the one before, and
+    each one a time before the look that found it. Both hold however busy the machine is, so no
+    room is needed for pauses. `first` is 0 for a clock that stands still in a pause: then the first
+    line counts too. Memory does not grow with the arrivals.
+    """
+
+    first: int = 1
+    _least_s: float = -math.inf
+    _most_s: float = math.inf
+    _lines: int = 0
+    _early: float | None = None
+    _last: float | None = None
+
+    def take(self, told: float | None) -> None:
+        """The next line that a look found bears this time, s by the rank; None for no time."""
+        if told is not None:
+            if self._lines >= self.first and self._early is None:
+                self._early = told
+            self._last = told
+        self._lines += 1
+
+    def looked(self, since: float | None, now: float | None) -> None:
+        """That look is over. `since` and `now` are readings here, s, None where there was none:
+        when the look before began, and when this one was over.
+        """
+        if self._early is not None and since is not None:
+            self._least_s = max(self._least_s, since - self._early)
+        if self._last is not None and now is not None:
+            self._most_s = min(self._most_s, now - self._last)
+        self._lines, self._early, self._last = 0, None, None
+
+    @property
+    def apart_s(self) -> float | None:
+        """By so many s the clock goes otherwise than any one offset allows; 0 or less where one
+        does. None where too little arrived.
+        """
+        apart_s = self._least_s - self._most_s
+        return apart_s if math.isfinite(apart_s) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Both clocks of a process of this machine, s: the monotonic one, its processor time."""
+
+    mono: float
+    cpu: float | None
+
+    @classmethod
+    def of(cls, pid: int | None) -> Reading:
+        """As they are now; without processor time where no process is known, or it is gone."""
+        cpu = None if pid is None else processor_s(pid)
+        return cls(mono=time.monotonic(), cpu=cpu)
 
 
 class Presence:

@@ -23,7 +23,7 @@ from runbook.folder.launch.lines import (
     step_of,
 )
 from runbook.folder.launch.shapes import is_number
-from runbook.launch.watch.clocks import Presence, WallGap
+from runbook.launch.watch.clocks import Leeway, Presence, Reading, WallGap
 from runbook.process.ended import exit_code_of, has_ended_under, process_state
 from runbook.process.reaper import environment_holds, holds_file
 
@@ -57,6 +57,8 @@ class RankState:
     exit: Exit | None = None
     pid: int | None = None
     foreign_pid: int | None = None
+    # The launch's own process was seen here: it has this machine's clocks.
+    on_this_machine: bool = False
     handle: int | None = None
     # What its node says of its process, where that is another machine: see `process_state`.
     told_state: str | None = None
@@ -74,6 +76,10 @@ class RankState:
     # (this process's clock, the rank's) at the first and the latest arrival of ended steps.
     first_arrival: tuple[float, float] | None = None
     last_arrival: tuple[float, float] | None = None
+    # Of its monotonic clock and its processor time, and what these were here at the last look.
+    mono_leeway: Leeway = field(default_factory=Leeway)
+    cpu_leeway: Leeway = field(default_factory=lambda: Leeway(first=0))
+    looked: Reading | None = None
     # Of its wall clock: as seen here, and as its node tells it, where that is another machine.
     wall_gap: WallGap = field(default_factory=WallGap)
     elsewhere: bool = False
@@ -98,6 +104,8 @@ class RankState:
             self.last_step = step if is_of_training(event) else self.last_step
         if event == Event.EXIT:
             self.exit = Exit.told_by(record)
+        self.mono_leeway.take(_finite(record.get("mono"), None))
+        self.cpu_leeway.take(_finite(record.get("cpu_s"), None))
         self._spoke = True
         self.recent.append(record)
         self.latest[self.event] = record
@@ -130,6 +138,16 @@ class RankState:
             self.wall_gap.arrived(self.ts, time.time())
         self._step_ended = self._spoke = False
 
+    def looked_at(self, before: Reading, now: Reading, *, trained: bool) -> None:
+        """A look from `before` to `now` is over. What a rank said before it had `trained` may have
+        been written later, and the clocks of another machine are other clocks.
+        """
+        known = trained and self.on_this_machine
+        for leeway, name in ((self.mono_leeway, "mono"), (self.cpu_leeway, "cpu")):
+            since = getattr(self.looked, name, None)
+            leeway.looked(since if known else None, getattr(now, name) if known else None)
+        self.looked = before
+
     @property
     def usual_s(self) -> float | None:
         """The median of its last pauses between arrivals, s; None before there are enough."""
@@ -140,6 +158,9 @@ class RankState:
         found = {"away_s": round(self.away_s, 3)} if self.away_s else {}
         if (gap := self.gap_s) is not None:
             found["wall_gap_s"] = round(gap, 3)
+        for name, leeway in (("apart_s", self.mono_leeway), ("cpu_apart_s", self.cpu_leeway)):
+            if (apart := leeway.apart_s) is not None:
+                found[name] = round(apart, 4)
         if self.first_arrival is None or self.last_arrival is None:
             return found
         watched, said = (b - a for a, b in zip(self.first_arrival, self.last_arrival, strict=True))
@@ -255,7 +276,9 @@ class RankWatch:
             self._follow(state, self._tails[rank])
 
     def _follow(self, state: RankState, tail: LineTail) -> None:
-        blocks, phase = tail.blocks_read, state.phase
+        blocks, phase, anew = tail.blocks_read, state.phase, tail.anew
+        trained = state.steps_ended > 0
+        before = Reading.of(state.pid if state.on_this_machine else None)
         for line in tail.lines():
             record = parse_heartbeat(line)
             if record is None or (record.get("token") or "") != self.token:
@@ -267,9 +290,13 @@ class RankWatch:
         if tail.blocks_read > blocks:
             # The age of a heartbeat is measured from when its file grew, not from what it says: a
             # clock that jumps can then neither hide a stall nor make one up.
-            state.arrived(time.monotonic(), punctual=self._punctual)
+            now = Reading.of(state.pid if state.on_this_machine else None)
+            state.looked_at(before, now, trained=trained and tail.anew == anew)
+            state.arrived(now.mono, punctual=self._punctual)
             if state.phase != phase:
                 state.phase_since = state.changed_at
+        else:
+            state.looked = before
 
     def _adopt(self, state: RankState, pid: int) -> None:
         try:
@@ -279,7 +306,7 @@ class RankWatch:
             return
         alive = environment_holds(pid, self.token) or holds_file(pid, str(state.path))
         if alive or has_ended_under(pid, handle, self.token):
-            state.pid, state.handle = pid, handle
+            state.pid, state.handle, state.on_this_machine = pid, handle, True
         else:
             # Never ours: its heartbeats count, its number is not used.
             os.close(handle)
