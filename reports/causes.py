@@ -35,9 +35,9 @@ from runbook.records import (
 )
 from runbook.records.launch import RESUME_FLAG
 from runbook.records.outcome import STEP
+from runbook.text import listed
 
 _SHOWN_PATHS = 3
-_NAMED = 3
 # Faults of the machine or the settings: what else such a launch shows is no fault of the trainer.
 _OUTSIDE = (
     LaunchStatus.CONFIG_ERROR,
@@ -283,10 +283,7 @@ def _showing(row: Check, ends: Container[str], *, outside: bool) -> tuple[object
 
 
 def _also(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    more = len(names) - _NAMED
-    return f" (and {', '.join(names[:_NAMED])}{f' and {more} more' if more > 0 else ''})"
+    return f" (and {listed(names)})" if names else ""
 
 
 def _measured(row: Check) -> str:

@@ -14,7 +14,7 @@ from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import Check, RunRecord, Verdict
 from runbook.records.measurement import duration_text
 from runbook.records.run import Report, Screen, Step
-from runbook.text import with_program
+from runbook.text import how_many, with_program
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,9 +56,8 @@ def _outcome(outcome: str, text: str) -> RenderableType:
 
 def _title(view: ReportView) -> str:
     run = view.record
-    count = len(_asked_for(view))
     facts = [f"runbook {run.tool_version}", f"run {run.run_id}", f"profile {run.profile}"]
-    facts.append(f"{count} phase{'' if count == 1 else 's'}")
+    facts.append(how_many(len(_asked_for(view)), "phase"))
     return "  ".join(one_line(fact) for fact in facts)
 
 

@@ -12,6 +12,7 @@ from runbook.cli._runs import find_run, load_told, print_reports, running_line
 from runbook.console import Console
 from runbook.errors import ProgramExit
 from runbook.folder import RECORD_FILE, run_folders
+from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -139,8 +140,7 @@ def verify(args: argparse.Namespace, console: Console) -> int:
         held = "the one asked for" if args.fingerprint else "hold it against the one kept elsewhere"
         lines.append(f"fingerprint  {shown_fingerprint(found.fingerprint)} ({held})")
     else:
-        count = len(found.differences)
-        differ = "1 difference" if count == 1 else f"{count} differences"
+        differ = how_many(len(found.differences), "difference")
         lines.append(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
     console.tell({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)}, lines)
     return ProgramExit.GO if found.ok else ProgramExit.NO_GO

@@ -16,6 +16,7 @@ from runbook.cli._parser import command, option_table
 from runbook.cli._runs import folder_of
 from runbook.console import Console
 from runbook.errors import ProgramExit
+from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.launch.watch.detectors import Anomaly
@@ -143,7 +144,7 @@ class _View:
     @property
     def seen(self) -> str:
         """`0 anomalies, 1 row read`."""
-        return f"{_counted(self.count, 'anomaly', 'anomalies')}, {_counted(self.rows, 'row')} read"
+        return f"{how_many(self.count, 'anomaly', 'anomalies')}, {how_many(self.rows, 'row')} read"
 
     def _read(self, screen: Screen, anomalies: Iterable[Anomaly], *, blind: bool) -> None:
         """What was found and, with `blind`, what is not watched."""
@@ -205,10 +206,6 @@ def _shower(console: Console, screen: Screen) -> Callable[[], None]:
             console.progress(screen.status())
 
     return show
-
-
-def _counted(count: int, one: str, more: str = "") -> str:
-    return f"{count} {one if count == 1 else more or f'{one}s'}"
 
 
 def _stacks(console: Console, named: Path) -> int:

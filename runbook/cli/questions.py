@@ -11,6 +11,7 @@ from runbook.cli._parser import command, file_problems, option_table
 from runbook.cli._runs import find_run, folder_of, load_told, refuse_changed
 from runbook.console import Console, marked
 from runbook.errors import ProgramExit, choice_for
+from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.tools.replay.judge import ReplayRecord
@@ -66,8 +67,7 @@ def _lines(judgement: ReplayRecord, path: Path, console: Console) -> Iterator[st
     claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
     yield marked("", judgement.verdict.value, claim, color=console.color_out)
     yield from (f"judged from {path}; {judgement.source}", "")
-    count = len(judgement.contradictions)
-    yield f"{count or 'no'} contradiction{'' if count == 1 else 's'}"
+    yield how_many(len(judgement.contradictions), "contradiction")
     for number, item in enumerate(judgement.contradictions, start=1):
         yield f"{number:3}. {item.rule} [{item.phase}] {item.outcome.value}"
         yield f"     claimed: {item.claimed}"
