@@ -152,7 +152,7 @@ def kernel_table(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         kernels = row.get("kernels", [])
         whole = sum(kernel["ms"] for kernel in kernels)
-        head = (row["seq_len"], row["arm"])
+        head = (row["shape"], row["seq_len"], row["arm"])
         small = [kernel for kernel in kernels if kernel["ms"] < _LEAST * whole]
         shown = [kernel for kernel in kernels if kernel not in small]
         if small:
@@ -162,4 +162,5 @@ def kernel_table(rows: Sequence[dict[str, Any]]) -> str:
             share = f"{kernel['ms'] / whole:.0%}"
             figures = (f"{kernel['ms']:.4f}", share, f"{kernel['launches']:g}")
             cells.append((*head, kernel["kernel"], *figures))
-    return markdown_table(("S", "arm", "kernel", "ms", "share", "launches"), cells) if cells else ""
+    header = ("shape", "S", "arm", "kernel", "ms", "share", "launches")
+    return markdown_table(header, cells) if cells else ""

@@ -105,7 +105,7 @@ class Advice:
     say: str
     when: str = ""
     command: str = ""
-    settings: tuple[str, ...] = ()
+    settings: Sequence[str] = ()
 
 
 Remedy = tuple[Advice, ...]
@@ -133,11 +133,7 @@ def playbook() -> Playbook:
 
 def _remedy(told: Any) -> Remedy:
     parts = told if isinstance(told, list) else [told]
-    return tuple(Advice(one) if isinstance(one, str) else _part(**one) for one in parts)
-
-
-def _part(*, settings: tuple[str, ...] = (), **said: str) -> Advice:
-    return Advice(**said, settings=tuple(settings))
+    return tuple(Advice(one) if isinstance(one, str) else Advice(**one) for one in parts)
 
 
 def fitting(remedy: Remedy, now: Situation) -> list[Advice]:

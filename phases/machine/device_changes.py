@@ -10,21 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from phases.kit.case import Case, Finding, invalid, missing, once, passed, warned, whole
+from phases.kit.case import Case, once
+from phases.kit.finding import Finding, invalid, missing, passed, warned, whole
 from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST, TAKEN_EARLY_S, TAKEN_LATE_S
 from phases.kit.measure import file_value
 from phases.machine.devices import require_gpu
 from phases.machine.samples import Notes, sampled
 from runbook.files import utc_text
 from runbook.folder import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
-from runbook.folder.launch.kernel_lines import (
-    XIDS,
-    KernelLine,
-    concerns,
-    describe,
-    parse_lines,
-    slot_of,
-)
+from runbook.folder.launch import kernel_lines
 from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.records import LaunchStatus, Reason
 from runbook.records.evidence import LaunchEvidence
@@ -232,7 +226,9 @@ def _compare_one(launch: LaunchEvidence, gpu: _Gpu, later: Mapping[str, _Gpu], n
         elif means == "told":
             notes.warnings.append(change)
         elif means == "rate":
-            _replayed(launch, last - first, change, notes)
+            allowed = PCIE_REPLAYS_PER_MINUTE * max(1.0, launch.result.duration_s / 60.0)
+            told = notes.warnings if last - first <= allowed else notes.faults
+            told.append(f"{change}; allowed in this time: {allowed:.0f}")
     width, later_width = _link(gpu, "width"), _link(now, "width")
     if width and later_width and later_width < width:
         notes.faults.append(f"{where}: PCIe link x{width:g} before and x{later_width:g} after")
@@ -251,12 +247,6 @@ def _pairs(gpu: _Gpu, now: _Gpu, where: str, notes: Notes) -> Iterator[tuple[str
             yield name, float(value), float(last[name])
 
 
-def _replayed(launch: LaunchEvidence, more: float, change: str, notes: Notes) -> None:
-    allowed = PCIE_REPLAYS_PER_MINUTE * max(1.0, launch.result.duration_s / 60.0)
-    text = f"{change}; allowed in this time: {allowed:.0f}"
-    (notes.warnings if more <= allowed else notes.faults).append(text)
-
-
 def _link(gpu: _Gpu, name: str) -> float | None:
     value = (gpu.get("link") or {}).get(name)
     return None if value is None else float(value)
@@ -273,10 +263,10 @@ def _read_kernel(kernel: Mapping[str, Any], gpus: Sequence[_Gpu], notes: Notes) 
         notes.warnings.append("part of the kernel log was overwritten before it was read")
     if kernel.get("left_out"):
         notes.warnings.append(f"{kernel['left_out']} more lines of the kernel log were not kept")
-    slots = {slot_of(gpu["pci"]) for gpu in gpus if gpu.get("pci")}
+    slots = {kernel_lines.slot_of(gpu["pci"]) for gpu in gpus if gpu.get("pci")}
     slots |= {slot for gpu in gpus for slot in gpu.get("pci_path") or ()}
-    lines = parse_lines(kernel["lines"])
-    ours = [line for line in lines if concerns(line, slots)]
+    lines = kernel_lines.parse_lines(kernel["lines"])
+    ours = [line for line in lines if kernel_lines.concerns(line, slots)]
     faults = list(dict.fromkeys(_fault(line) for line in ours if line.fatal))
     told = list(dict.fromkeys(line.text for line in ours if not line.fatal))
     notes.faults += faults[:_SHOWN]
@@ -288,9 +278,9 @@ def _read_kernel(kernel: Mapping[str, Any], gpus: Sequence[_Gpu], notes: Notes) 
     notes.seen.append(f"no fault in the kernel log ({kernel['source']}){beside}")
 
 
-def _fault(line: KernelLine) -> str:
+def _fault(line: kernel_lines.KernelLine) -> str:
     where = f"GPU at {line.pci[0]}: " if line.pci else ""
     if line.xid is None:
         return f'{where}{line.kind.value}: "{line.text}"'
-    known = XIDS.get(line.xid)
-    return f"{where}{describe(line.xid)}{f': {known.remedy}' if known else ''}"
+    known = kernel_lines.XIDS.get(line.xid)
+    return f"{where}{kernel_lines.describe(line.xid)}{f': {known.remedy}' if known else ''}"

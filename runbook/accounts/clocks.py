@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from runbook.accounts import each_rank
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
@@ -85,16 +86,7 @@ def time_account(
     What a rank leaves out of the launch's time is held less the time that is nobody's (`away_s`).
     """
     away_s = {end.rank: end.away_s for end in exits}
-    problems = day_account(exits)
-    for end in exits:
-        if end.said_s is None or end.watched_s is None:
-            continue  # over before the launcher saw two of its steps
-        if abs(end.watched_s - end.said_s) > CLOCK_TOLERANCE * end.watched_s + ARRIVAL_S:
-            problems.append(
-                f"rank {end.rank} counts {end.said_s:.1f} s between steps that arrived at the "
-                f"launcher in {end.watched_s:.1f} s"
-            )
-    busy = BusySteps(ranks)
+    problems, busy = _watched_clock(exits), BusySteps(ranks)
     for rank in ranks:
         if rank.steps is None:
             problems.append(f"rank {rank.rank}: no step_end to time the steps by")
@@ -104,29 +96,34 @@ def time_account(
         span = rank.clock_s
         if duration_s and span is not None:
             outside = duration_s - away_s.get(rank.rank, 0.0) - span
-            if span > duration_s * (1 + CLOCK_TOLERANCE) + PAUSE_S:
+            longer = span > duration_s * (1 + CLOCK_TOLERANCE) + PAUSE_S
+            if longer or outside > OVERHEAD_S + CLOCK_TOLERANCE * duration_s:
+                of = "in" if longer else "of"
                 problems.append(
-                    f"rank {rank.rank} counts {span:.1f} s in a launch of {duration_s:.1f} s"
-                )
-            elif outside > OVERHEAD_S + CLOCK_TOLERANCE * duration_s:
-                problems.append(
-                    f"rank {rank.rank} counts {span:.1f} s of a launch of {duration_s:.1f} s"
+                    f"rank {rank.rank} counts {span:.1f} s {of} a launch of {duration_s:.1f} s"
                 )
     return problems
 
 
-def day_account(exits: Sequence[RankExit]) -> list[str]:
-    """Every rank writes the time of day that its machine had when the line was read there."""
-    problems = []
-    for end in exits:
-        if (gap := end.wall_gap_s) is None or abs(gap) <= WALL_S:
-            continue  # over before its machine saw enough of its lines
+@each_rank
+def _watched_clock(rank: RankExit) -> Iterator[str]:
+    """What was noted of a rank on its machine: the time of day, and what passed between steps.
+
+    Nothing where it was over before enough of its lines were seen.
+    """
+    gap, said, watched = rank.wall_gap_s, rank.said_s, rank.watched_s
+    if gap is not None and abs(gap) > WALL_S:
         side = "behind" if gap > 0 else "ahead of"
-        problems.append(
-            f"rank {end.rank} writes times (ts) that are {abs(gap):.1f} s {side} the clock of the "
-            "machine that it runs on"
+        yield (
+            f" writes times (ts) that are {abs(gap):.1f} s {side} the clock of the machine that it "
+            "runs on"
         )
-    return problems
+    if said is None or watched is None:
+        return
+    if abs(watched - said) > CLOCK_TOLERANCE * watched + ARRIVAL_S:
+        yield (
+            f" counts {said:.1f} s between steps that arrived at the launcher in {watched:.1f} s"
+        )
 
 
 def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int = 0) -> list[str]:

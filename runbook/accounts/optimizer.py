@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract.digests import recomputed_steps, watched_steps
+from runbook.accounts import each_rank, within
 from runbook.accounts.gradients import NORM_TOLERANCE
 from runbook.accounts.model import ROUNDOFF, oracle_tolerance
 from runbook.accounts.workload import COPY_TOLERANCE, Workload
@@ -50,30 +51,22 @@ _OF_WEIGHTS_ALONE = (
 )
 
 
-def update_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+@each_rank
+def update_account(rank: RankLog, work: Workload) -> Iterator[str]:
     """The optimizer counts as many updates as steps, and its first one is as large as the rate.
 
     fp16 may skip updates while its scaler finds the scale. A resumed launch has no first step.
     """
-    problems = []
-    for rank in ranks:
-        updates, first = (rank.ending.get(name) for name in ("updates", "first_update"))
-        if updates is None:
-            problems.append(f"rank {rank.rank} does not say how many updates its optimizer made")
-        elif updates != [rank.last_step, rank.last_step] and work.dtype != "fp16":
-            problems.append(
-                f"rank {rank.rank}: the optimizer counts {updates} updates in "
-                f"{rank.last_step} steps"
-            )
-        if rank.first_step != 1 or work.dtype == "fp16":
-            continue
-        share = first["moved"] / first["lr"] if first and first.get("lr") else math.nan
-        if not FIRST_UPDATE[0] <= share <= FIRST_UPDATE[1]:
-            problems.append(
-                f"rank {rank.rank}: the first step moved no parameter by its rate, but by "
-                f"{share:.3g} of it"
-            )
-    return problems
+    updates, first = (rank.ending.get(name) for name in ("updates", "first_update"))
+    if updates is None:
+        yield " does not say how many updates its optimizer made"
+    elif updates != [rank.last_step, rank.last_step] and work.dtype != "fp16":
+        yield f": the optimizer counts {updates} updates in {rank.last_step} steps"
+    if rank.first_step != 1 or work.dtype == "fp16":
+        return
+    share = first["moved"] / first["lr"] if first and first.get("lr") else math.nan
+    if not FIRST_UPDATE[0] <= share <= FIRST_UPDATE[1]:
+        yield f": the first step moved no parameter by its rate, but by {share:.3g} of it"
 
 
 def rate_account(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:
@@ -132,39 +125,41 @@ def movement_account(ranks: Sequence[RankLog]) -> list[str]:
                 f"rank {rank.rank}'s parameters moved otherwise than rank {ranks[0].rank}'s: "
                 f"{', '.join(apart)}"
             )
-    for rank in ranks:
-        moved: Mapping[str, float] = rank.ending.get("moved") or {}
-        rate = rank.ending.get("largest_lr")
-        if not moved or not isinstance(rate, int | float):
-            problems.append(f"rank {rank.rank} does not say how far its parameters moved")
-            continue
-        steps = 0 if rank.steps is None else len(rank.steps)
-        still = [name for name, change in moved.items() if not change > MOVED_SHARE * rate]
-        far = [n for n, change in moved.items() if not change <= MOVED_MOST * steps * rate]
-        if still:
-            problems.append(
-                f"rank {rank.rank}: {len(still)} of {len(moved)} groups of parameters did not "
-                f"move: {', '.join(still)} (largest learning rate {rate:g})"
-            )
-        elif far:
-            problems.append(
-                f"rank {rank.rank}: {', '.join(far)} moved further than {steps} steps of the "
-                f"learning rate {rate:g} can"
-            )
-    return problems
+    return problems + _moved_problems(ranks)
+
+
+@each_rank
+def _moved_problems(rank: RankLog) -> Iterator[str]:
+    moved: Mapping[str, float] = rank.ending.get("moved") or {}
+    rate = rank.ending.get("largest_lr")
+    if not moved or not isinstance(rate, int | float):
+        yield " does not say how far its parameters moved"
+        return
+    steps = 0 if rank.steps is None else len(rank.steps)
+    still = [name for name, change in moved.items() if not change > MOVED_SHARE * rate]
+    far = [n for n, change in moved.items() if not change <= MOVED_MOST * steps * rate]
+    if still:
+        yield (
+            f": {len(still)} of {len(moved)} groups of parameters did not move: "
+            f"{', '.join(still)} (largest learning rate {rate:g})"
+        )
+    elif far:
+        most = f"{steps} steps of the learning rate {rate:g} can"
+        yield f": {', '.join(far)} moved further than {most}"
 
 
 def shadow_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """In the watched steps the optimizer did what config, schedule and gradient make of AdamW."""
-    own = [
-        f"rank {rank.rank}: {text}"
-        for rank in ranks
-        for text in (
-            *_watched_problems(rank, rank.ending.get("shadow"), work),
-            *_again_problems(rank, rank.ending.get("recomputed"), work),
-        )
-    ]
-    return own + _ranks_problems(ranks, work)
+    return _steps_problems(ranks, work) + _ranks_problems(ranks, work)
+
+
+@each_rank
+def _steps_problems(rank: RankLog, work: Workload) -> list[str]:
+    found = (
+        *_watched_problems(rank, rank.ending.get("shadow"), work),
+        *_again_problems(rank, rank.ending.get("recomputed"), work),
+    )
+    return [f": {text}" for text in found]
 
 
 def gradient_tolerance(work: Workload) -> float:
@@ -185,7 +180,7 @@ def _again_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workloa
     drawn = {t: recomputed_steps(t, first, last, profiled=profiled) for t in rank.tokens}
     problems = _other_steps("gradients were computed again", told, drawn, rank.steps["step"])
     gap, limit = told.get("gradient"), gradient_tolerance(work)
-    if not isinstance(gap, int | float) or not 0 <= gap <= limit:
+    if not within(gap, limit):
         problems.append(
             f"the gradient before clipping is not that of the step's loss: off by {gap} of "
             f"itself, allowed {limit:.2g}"
@@ -243,7 +238,7 @@ def _ranks_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         for rank in ranks
         if rank.ending.get("recomputed")
     }
-    gaps = {n: gap for n, gap in told.items() if isinstance(gap, int | float) and gap >= 0}
+    gaps = {n: gap for n, gap in told.items() if within(gap, math.inf)}
     problems = [
         f"rank {number}: its gradient of the micro-batch that all ranks had is off by {gap}"
         for number, gap in told.items()
@@ -259,10 +254,6 @@ def _ranks_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     return problems
 
 
-def _within(gap: object, limit: float) -> bool:
-    return isinstance(gap, int | float) and 0 <= gap <= limit
-
-
 def _watched_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> list[str]:
     if not told or rank.first_step is None or rank.steps is None:
         return ["the optimizer's updates were held against nothing"]
@@ -270,7 +261,7 @@ def _watched_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workl
         return ["env.json does not say how many steps its launch has"]
     drawn = {t: watched_steps(t, rank.first_step, work.steps) for t in rank.tokens}
     problems = _other_steps("the optimizer was watched", told, drawn, rank.steps["step"])
-    wrong = [name for name, (_, limit) in _ALLOWED.items() if not _within(told.get(name), limit)]
+    wrong = [name for name, (_, limit) in _ALLOWED.items() if not within(told.get(name), limit)]
     for name in wrong:
         what, limit = _ALLOWED[name]
         unit = " roundoffs of float32" if name in _ROUNDOFFS else " of itself"

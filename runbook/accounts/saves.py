@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from nsa.contract import Event, checkpoint_step
+from runbook.accounts import due
 from runbook.accounts.workload import Keeping, Workload
 from runbook.records.evidence import RankLog
 
@@ -84,12 +85,11 @@ def _written(rank: RankLog) -> list[int]:
 
 
 def checkpoints_left_out(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
-    """Steps that lack their checkpoint; of the last step the end of the launch decides."""
-    if not ranks or not keeping.saves or ranks[0].steps is None:
+    """Steps that lack their checkpoint, as far as rank 0 tells."""
+    if not ranks:
         return []
-    trained = ranks[0].steps["step"].iloc[:-1]
-    due, written = set(trained[trained % keeping.saves == 0].astype(int)), _written(ranks[0])
-    if missing := sorted(due - set(written)):
+    written = _written(ranks[0])
+    if missing := sorted(due(ranks[0], keeping.saves) - set(written)):
         others = f"those of {_listed(sorted(written))} were" if written else "none was"
         return [
             f"no checkpoint of step {_listed(missing)} was written, train.save_every="

@@ -13,6 +13,7 @@ from typing import Any
 
 from nsa.contract import THREAD_VARIABLES, TIMEOUT_TOLERANCE_S, NSAError
 from nsa.toggles import TOGGLES, Value
+from runbook.accounts import each_rank
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.folder.launch.shapes import is_number
 from runbook.records.evidence import RankLog
@@ -107,37 +108,35 @@ def timeout_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[st
     asked = in_force(_TIMEOUT, {}, env)
     if not isinstance(asked, int | float) or not is_number(asked):
         return [f"env.json does not say which {_TIMEOUT} is in force"]
-    problems = []
-    for rank in ranks:
-        found = _told(rank).get("timeout_s")
-        if found is None and len(ranks) > 1:
-            problems.append(f"rank {rank.rank} does not tell the timeout of its process group")
-        elif found is not None and not abs(found - 60 * asked) <= TIMEOUT_TOLERANCE_S:
-            problems.append(
-                f"rank {rank.rank}: the process group waits for {found:g} s, {_TIMEOUT}={asked:g} "
-                f"asks for {60 * asked:g} s"
-            )
-    return problems
+    return _timeout_problems(ranks, asked, alone=len(ranks) < 2)
 
 
-def thread_account(ranks: Sequence[RankLog], given: Mapping[str, str]) -> list[str]:
+@each_rank
+def _timeout_problems(rank: RankLog, asked: float, *, alone: bool) -> Iterator[str]:
+    found = _told(rank).get("timeout_s")
+    if found is None and not alone:
+        yield " does not tell the timeout of its process group"
+    elif found is not None and not abs(found - 60 * asked) <= TIMEOUT_TOLERANCE_S:
+        yield (
+            f": the process group waits for {found:g} s, {_TIMEOUT}={asked:g} asks for "
+            f"{60 * asked:g} s"
+        )
+
+
+@each_rank
+def thread_account(rank: RankLog, given: Mapping[str, str]) -> Iterator[str]:
     """Every rank computes with the threads of OMP_NUM_THREADS: of the plan, else as it found it."""
-    problems = []
-    for rank in ranks:
-        told = _told(rank)
-        found = told.get("variables") or {}
-        omp, mkl = (str(given.get(name) or found.get(name) or "") for name in THREAD_VARIABLES)
-        threads = told.get("threads")
-        if threads is None:
-            problems.append(f"rank {rank.rank} does not tell with how many threads it computes")
-            continue
-        if not _PLAIN.fullmatch(omp) or (mkl or omp) != omp:
-            continue  # no plain number, or another library's: torch decides
-        if threads != int(omp) and not _one_a_core(threads, int(omp), told.get("cpus")):
-            problems.append(
-                f"rank {rank.rank} computes with {threads} threads, {THREAD_VARIABLES[0]}={omp}"
-            )
-    return problems
+    told = _told(rank)
+    found = told.get("variables") or {}
+    omp, mkl = (str(given.get(name) or found.get(name) or "") for name in THREAD_VARIABLES)
+    threads = told.get("threads")
+    if threads is None:
+        yield " does not tell with how many threads it computes"
+        return
+    if not _PLAIN.fullmatch(omp) or (mkl or omp) != omp:
+        return  # no plain number, or another library's: torch decides
+    if threads != int(omp) and not _one_a_core(threads, int(omp), told.get("cpus")):
+        yield f" computes with {threads} threads, {THREAD_VARIABLES[0]}={omp}"
 
 
 def _one_a_core(threads: int, asked: int, cpus: int | None) -> bool:

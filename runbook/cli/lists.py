@@ -69,7 +69,7 @@ def profiles(args: argparse.Namespace, console: Console) -> int:
 
 def _list_profiles(console: Console) -> None:
     from runbook.config.load import load_profile, profile_names
-    from runbook.machine.detect import detect_profile
+    from runbook.machine.gpu import detect_profile
 
     profiles = [load_profile(name) for name in profile_names()]
     try:

@@ -76,7 +76,7 @@ def init(args: argparse.Namespace, console: Console) -> int:
     from runbook.files import make_new_dir, utc_stamp
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.launch.observer import Observer
-    from runbook.machine.detect import detect_profile
+    from runbook.machine.gpu import detect_profile
     from runbook.records.own_trainer import RANKS
     from runbook.tools.own_profile import document_of, run_probe, templated
 

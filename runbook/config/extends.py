@@ -119,17 +119,12 @@ def whole_document(
 
 
 def read_mapping(what: str, path: Path) -> dict[str, Any]:
-    """The keys of a YAML file. Raises UsageError where it cannot be read or has none."""
+    """The keys of a YAML file. Raises UsageError, with the path, where it has none, or no text."""
     try:
         text = read_given(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{what} {str(path)!r} cannot be read: {reason}") from error
-    return mapping_of(text, path)
-
-
-def mapping_of(text: str, path: Path) -> dict[str, Any]:
-    """The keys of a YAML document. Raises UsageError, with the path, for any other text."""
     data, problems = load_strict(text)
     if not problems and not isinstance(data, dict):
         problems = [f"expected a mapping of keys, got {type(data).__name__}"]

@@ -223,7 +223,6 @@ def _value_problem(name: str, kind: Any, value: Scalar) -> str:
 
 _HEADERS = "include/torch/csrc/distributed/c10d"
 _FAMILY = re.compile(r"\bTORCH_(?:NCCL|FR)_[A-Z0-9_]+\b")
-_FAMILY_PREFIXES = ("TORCH_NCCL_", "TORCH_FR_")
 
 
 def torch_variables(torch_home: Path | None = None) -> frozenset[str]:
@@ -251,7 +250,7 @@ def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list
 
 def torch_variable_problems(environ: Mapping[str, str]) -> list[str]:
     """The TORCH_NCCL_* and TORCH_FR_* among these that the installed torch does not read."""
-    asked = sorted(name for name in environ if name.startswith(_FAMILY_PREFIXES))
+    asked = sorted(name for name in environ if name.startswith(NCCL_FAMILIES[1:]))
     read = torch_variables() if asked else frozenset()
     known = {*read, *torch_env.TORCH_VARIABLES}
     return [

@@ -90,13 +90,7 @@ def why_no_checkout() -> str:
     return "neither the nsa package nor the current folder belongs to a git checkout"
 
 
-def head_sha(checkout: Path) -> str | None:
-    """The full sha of HEAD, or None where there is no commit yet."""
-    result = _git(checkout, "rev-parse", "--verify", "HEAD")
-    return result.stdout.strip() if result.ok else None
-
-
-def commit_of(checkout: Path, name: str) -> str | None:
+def commit_of(checkout: Path, name: str = "HEAD") -> str | None:
     """The full sha of the commit that a name (sha, tag, HEAD) stands for; None for no commit."""
     result = _git(checkout, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
     return result.stdout.strip() if result.ok else None

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from runbook.folder.facts import Draft
 from runbook.machine.host import cgroup_cpu_limit, count_cpus
 from runbook.process.start import run_tool
+from runbook.records.evidence import Fact
 
 _GIB = 1024**3
 _MIB = 1024**2
@@ -46,7 +46,7 @@ _Value = str | float | bool | None
 _Found = tuple[_Value, str]
 
 
-def collect_host_settings(file: str, places: Places | None = None) -> list[Draft]:
+def collect_host_settings(file: str, places: Places | None = None) -> list[Fact]:
     """The facts `host.*`, in the file of the host's other facts; takes a quarter of a second."""
     where = places or Places()
     drafts = []
@@ -56,7 +56,7 @@ def collect_host_settings(file: str, places: Places | None = None) -> list[Draft
         except OSError as error:
             value, note = None, f"{error.filename}: {error.strerror or error}"
         note = note or ("" if value is not None else "not told on this machine")
-        drafts.append(Draft(name=f"host.{name}", value=value, file=file, unit=unit, note=note))
+        drafts.append(Fact(name=f"host.{name}", value=value, path=file, unit=unit, note=note))
     return drafts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal
 
@@ -230,6 +231,16 @@ class Kind(StrEnum):
     DISK_FULL = "disk_full"
     AT_EXIT = "at_exit"
     PARTED = "parted"
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How an attempt ended, or why it has to be ended, in the terms of `LaunchResult`."""
+
+    status: LaunchStatus
+    cause: str = ""
+    culprit_rank: int | None = None
+    kind: Kind = Kind.NONE
 
 
 class RankExit(Sparse):

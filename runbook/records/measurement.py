@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -95,6 +96,12 @@ class Sparse(Record):
     ) -> JsonSchemaValue:
         """The schema of the fields: that of the serializer would be any object."""
         return handler({k: v for k, v in core_schema.items() if k != "serialization"})
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with a document, and where."""
+    first = error.errors(include_url=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def duration_text(seconds: float) -> str:

@@ -15,7 +15,9 @@ from runbook.stats.decision import (
     Decision,
     FloatArray,
     between,
+    of_ratio,
     paired,
+    percent,
     too_few,
     unless_disturbed,
 )
@@ -24,7 +26,6 @@ from runbook.stats.plans import (
     InterimPlan,
     TwoStagePlan,
     first_settled,
-    is_decided,
 )
 
 
@@ -107,7 +108,7 @@ def non_inferiority(
 
     if plan is None:
         return analyze(first.size, error)
-    return first_settled(first.size, plan, analyze, is_decided, final=final)
+    return first_settled(first.size, plan, analyze, final=final)
 
 
 def _non_inferior(
@@ -199,18 +200,8 @@ def _decision(
     *,
     go_on: bool = False,
 ) -> Decision:
-    low, high = bounds
-    reason = f"{name} {ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%}, {n} rounds): {says}"
-    return Decision(
-        outcome=outcome,
-        estimate=ratio,
-        interval=bounds,
-        error_rate=error,
-        n=n,
-        unit="ratio",
-        reason=reason,
-        go_on=go_on,
-    )
+    reason = f"{name} {percent(ratio, bounds, f'{n} rounds')}: {says}"
+    return of_ratio(outcome, ratio, bounds, error=error, n=n, reason=reason, go_on=go_on)
 
 
 def _too_few(n: int, error: float, *, go_on: bool = False) -> Decision:

@@ -147,13 +147,18 @@ def balanced_rounds(
     return tuple(orders[:rounds])
 
 
+def is_decided(decision: Decision) -> bool:
+    """Anything but INCONCLUSIVE."""
+    return decision.outcome is not Decided.INCONCLUSIVE
+
+
 def first_settled(
     rounds: int,
     plan: InterimPlan,
     analyze: Callable[[int, float], Decision],
-    settled: Callable[[Decision], bool],
     *,
     final: bool,
+    settled: Callable[[Decision], bool] = is_decided,
 ) -> Decision:
     """Repeat all analyses that `rounds` complete rounds have reached.
 
@@ -161,8 +166,8 @@ def first_settled(
         rounds: complete rounds so far.
         plan: the analyses and the error each may spend.
         analyze: decides on the first so many rounds at that error.
-        settled: whether a decision before the last analysis ends the run.
         final: no more rounds will come, so what error is left is spent on a last analysis.
+        settled: whether a decision before the last analysis ends the run.
 
     Returns:
         The first settled decision, or that of the last analysis; before it INCONCLUSIVE with
@@ -186,8 +191,3 @@ def first_settled(
         go_on=True,
         details={"next_analysis": coming, "max_rounds": plan.max_rounds},
     )
-
-
-def is_decided(decision: Decision) -> bool:
-    """Anything but INCONCLUSIVE."""
-    return decision.outcome is not Decided.INCONCLUSIVE

@@ -26,7 +26,7 @@ from runbook.folder import CONSOLE_LOG, OWN_FOLDER
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.own_log import RowReader, document_in, lines_of
-from runbook.launch import StopRequest, run_launch
+from runbook.launch import LaunchOptions, StopRequest, run_launch
 from runbook.launch.end import last_words
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -212,7 +212,9 @@ def run_probe(
             timeout_s=seconds,
             own=trainer,
         )
-        result = run_launch(launch, folder, observer=observer, stop=stop, retry=False)
+        result = run_launch(
+            launch, LaunchOptions(run_root=folder, observer=observer, stop=stop, retry=False)
+        )
         if result.status is not LaunchStatus.COMPLETED:
             raise UsageError(_bad_end(result, folder / name))
         return read_launch(folder, launch, result)

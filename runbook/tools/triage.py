@@ -17,7 +17,7 @@ from typing import Any
 from nsa.contract import TRAINING_CSV
 from runbook.files import make_new_dir, write_atomic
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.launch import Budgets, StopRequest, run_launch
+from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch
 from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -187,11 +187,13 @@ class _Runner:
     def _launch(self, launch: Launch) -> LaunchResult:
         return run_launch(
             launch,
-            self.out,
-            observer=Observer(),
-            stop=self.stop,
-            budgets=self.budgets,
-            retry=False,
+            LaunchOptions(
+                run_root=self.out,
+                observer=Observer(),
+                stop=self.stop,
+                budgets=self.budgets,
+                retry=False,
+            ),
         )
 
     def _judge(self, launch: Launch, result: LaunchResult) -> tuple[bool, str]:

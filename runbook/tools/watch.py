@@ -223,12 +223,12 @@ class Watcher:
         """A stall gets a stack dump before anything else, unless this only reads."""
         if not self.limits.halt:
             hang = watchdog.name_culprit(states, now=time.monotonic())
-            return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
+            return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
         token = self.ranks.token
         reach = Bystander(run_dir=self.run_dir, token=token)
         hang, _ = name_culprit(watchdog, self.run_dir, states, reach, token=token)
         write_summary(self.run_dir, states, hang.cause)
-        return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
+        return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
 
 
 def is_run_directory(path: Path) -> bool:

@@ -153,7 +153,7 @@ def test_who_prints_a_whole_page_and_that_nobody_prints_past_the_console() -> No
         *("observers", "finished", "questions", "history", "dry_run"),
     }
     # What they write is read by a program, or is the log of a node.
-    assert others == {"nvml", "subreaper", "shim", "agent", "on_nodes"}
+    assert others == {"nvml", "subreaper", "agent", "on_nodes"}
 
 
 ROWS = [

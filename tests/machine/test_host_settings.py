@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.facts import Draft
 from runbook.machine.host_settings import Places, collect_host_settings
+from runbook.records.evidence import Fact
 from tests.factory.programs import first_on_path, program
 
 
-def settings(where: Places) -> dict[str, Draft]:
+def settings(where: Places) -> dict[str, Fact]:
     return {draft.name: draft for draft in collect_host_settings("host.json", where)}
 
 

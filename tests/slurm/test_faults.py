@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import StopRequest, adopt_launch
+from runbook.launch import LaunchOptions, StopRequest, adopt_launch
 from runbook.launch.observer import Observer
 from runbook.launch.slurm.files import JOB_JSON, NODE_TOKEN_VARIABLE, last_state
 from runbook.process.reaper import carriers
@@ -172,12 +172,13 @@ run(Launch.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 def adopted(launch: Launch, root: Path, notes: Notes) -> LaunchResult | None:
     return adopt_launch(
         launch,
-        root,
-        observer=notes,
-        stop=StopRequest(),
-        enough=None,
-        retry=False,
-        launcher=launcher(root, notes=notes),
+        LaunchOptions(
+            run_root=root,
+            observer=notes,
+            stop=StopRequest(),
+            retry=False,
+            launcher=launcher(root, notes=notes),
+        ),
     )
 
 

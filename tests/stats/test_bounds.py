@@ -11,7 +11,7 @@ import pytest
 
 from runbook.errors import UsageError
 from runbook.stats.arms import judge_rounds
-from runbook.stats.launches import meets_target, scaling
+from runbook.stats.launches import scaling
 from runbook.stats.pairs import non_inferiority
 from runbook.stats.plans import InterimPlan
 from runbook.stats.steady import steady
@@ -31,12 +31,9 @@ RANGES: list[tuple[str, Callable[[float], Any], float, float]] = [
     ),
     ("error", lambda x: InterimPlan(analyses=(3,), error=x), 0.0, 0.5),
     ("rounds", lambda x: InterimPlan(analyses=(3,)).unspent(int(x)), 0, math.inf),
-    ("error", lambda x: meets_target([1.0] * 3, 1.0, error=x), 0.0, 0.5),
-    ("error", lambda x: scaling(*PAIR, 2, error=x), 0.0, 0.5),
     ("limit", lambda x: scaling(*PAIR, 2, limit=x), 0.0, 1.05),
     ("margin", lambda x: non_inferiority(*PAIR, margin=x), 0.0, 0.5),
     ("error", lambda x: non_inferiority(*PAIR, error=x), 0.0, 0.5),
-    ("error", lambda x: steady(TIMES, error=x), 0.0, 0.5),
     ("tolerance", lambda x: steady(TIMES, tolerance=x), 0.0, 1.0),
     ("stall_limit", lambda x: steady(TIMES, stall_limit=x), 0.0, 1.0),
     ("batch", lambda x: steady(TIMES, batch=int(x)), 9, math.inf),

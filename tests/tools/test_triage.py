@@ -9,7 +9,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.errors import UsageError
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus, RankExit
 from runbook.tools.drill import FAULTS
@@ -99,7 +99,7 @@ def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(tmp_path: 
             "env": {"NSA_PREFILL_BATCHED": "1", "NSA_DDP_STATIC_GRAPH": "1"},
         }
     )
-    result = run_launch(failing, tmp_path, observer=Observer(), retry=False)
+    result = run_launch(failing, LaunchOptions(run_root=tmp_path, observer=Observer(), retry=False))
     assert not result.ok
     ended = inside("triage", str(tmp_path / "run"), "--out", str(tmp_path), "--json", cwd=tmp_path)
     document = json.loads(ended.out)

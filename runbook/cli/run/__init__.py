@@ -71,7 +71,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     from runbook.config.setup import RunOptions
     from runbook.engine.plan.prepare import prepare
     from runbook.launch.launcher_api import launcher, launcher_names
-    from runbook.machine.detect import detect_profile
+    from runbook.machine.gpu import detect_profile
     from runbook.machine.surroundings import surroundings_problems
 
     found = []

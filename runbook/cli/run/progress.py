@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nsa.contract import Phase
-from runbook.launch.observer import Forecast, Pulse, Silence
+from runbook.launch.observer import Forecast, Pulse
+from runbook.records.events import SilentRank
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def rate_text(toks_per_s: float) -> str:
     return f"{toks_per_s:,.0f} {TOKENS_PER_SECOND}"
 
 
-def silence_text(silent: Sequence[Silence]) -> str:
+def silence_text(silent: Sequence[SilentRank]) -> str:
     """`rank 1 silent 7 s (usual 0.3 s), stopped; rank 0 too`."""
     if not silent:
         return ""

@@ -55,7 +55,6 @@ LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
 def _spec(columns: tuple[contract.Column, ...], *, headerless: tuple[str, ...] = ()) -> RowSpec:
     return RowSpec(
         columns=contract.names(columns),
-        key=columns[0].name,
         text=frozenset(column.name for column in columns if column.kind is str),
         filled=frozenset(column.name for column in columns if column.filled),
         whole=frozenset(column.name for column in columns if column.kind is int),
@@ -176,7 +175,7 @@ def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
     file cannot be read at all.
     """
     rows = read_rows(path, TRAINING)
-    frame, problems, damaged = rows.frame, rows.problems, rows.damaged
+    frame, problems, damaged = rows.frame, list(rows.problems), rows.damaged
     if "warmup" in frame:
         frame["warmup"] = frame["warmup"] != 0
     back = _steps_back(frame)
@@ -191,15 +190,8 @@ def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
     missing = [name for name in TRAINING_COLUMNS if name not in frame] if not rows.legacy else []
     if missing:
         problems.append(f"the header lacks: {', '.join(missing)}")
-    return TrainingLog(
-        frame=frame,
-        path=name_below(path, relative_to),
-        sha256=rows.sha256,
-        legacy=rows.legacy,
-        dropped_rows=rows.dropped,
-        problems=tuple(problems),
-        damaged=damaged,
-    )
+    told = {"problems": tuple(problems), "damaged": damaged}
+    return TrainingLog(path=name_below(path, relative_to), **{**vars(rows), **told})
 
 
 def _steps_back(frame: pd.DataFrame) -> int:

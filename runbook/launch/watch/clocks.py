@@ -71,8 +71,3 @@ class Presence:
             return 0.0
         self.away_s += gap_s
         return gap_s
-
-
-def stood_still(away_s: float) -> str:
-    """What a launch has to say of a time in which nobody watched it."""
-    return f"the harness itself stood still for {away_s:.0f} s: stopped, or with its container"

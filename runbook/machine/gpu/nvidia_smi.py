@@ -14,11 +14,10 @@ from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import POWER_FIELDS
-from runbook.machine.gpu import Gpu
-from runbook.process.start import ToolResult, run_tool
+from runbook.process.start import run_tool
 from runbook.text import without_colors
 
-_TIMEOUT_S, _SHORT_S = 60.0, 20.0
+_SHORT_S = 20.0
 _NOT_IN_XML = "nvidia-smi's XML does not tell"
 _MISSING = frozenset({"", "N/A", "[N/A]", "Not Supported", "Unknown Error", "None"})
 # NVML's bits of what holds the clocks back.
@@ -61,13 +60,18 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuState(Gpu):
+class GpuState:
     """One GPU as nvidia-smi describes it; None where it says nothing.
 
+    `index` is its place in nvidia-smi's order, `uuid` is empty if unknown; `mig`: it is cut into
+    instances.
     `link` has the PCIe generation and width, now and the most that GPU and slot can do together;
     `counters`, `power` and `clock_events` are those of `devices_before.json`.
     """
 
+    index: int
+    uuid: str
+    mig: bool | None
     name: str
     pci: str | None
     link: Mapping[str, int | None]
@@ -132,11 +136,6 @@ def read_nvidia_smi(
         return parse_nvidia_smi(answer.stdout), answer.stdout, ""
     except RunbookError as error:
         return None, answer.stdout, str(error)
-
-
-def ask_topology(program: str) -> ToolResult:
-    """How each pair of GPUs is connected, as a matrix."""
-    return run_tool([program, "topo", "-m"], timeout_s=_TIMEOUT_S)
 
 
 def parse_nvidia_smi(xml_text: str) -> NvidiaSmi:
