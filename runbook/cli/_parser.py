@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import math
 import re
 import shutil
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
+from textwrap import dedent
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from runbook import DEFAULT_OUT
@@ -120,26 +123,38 @@ class Command:
         return parser
 
 
-def command(help: str, **given: Any) -> Callable[[Handler], Command]:
+def command(
+    help: str, *, options: Mapping[str, object] = MappingProxyType({}), **given: Any
+) -> Callable[[Handler], Command]:
     """Make a command of the function that answers it, by its name and docstring.
 
-    `given` are other fields of `Command`.
-
-    The docstring is what --help says: a description, then `examples:` and the exit codes.
+    The docstring is what --help says: a description, `options:`, `examples:` and the exit codes.
+    Its options are an `option_table`, of which `options` says the rest; where a command makes its
+    arguments itself, it has none. `given` are other fields of `Command`.
     """
 
     def made(run: Handler) -> Command:
-        description, examples, rest = cleandoc(run.__doc__ or "").partition("examples:")
+        said, examples, rest = cleandoc(docstring(run)).partition("examples:")
+        description, _, table = said.partition("options:\n")
         return Command(
             name=run.__name__,
             help=help,
             description=description.rstrip(),
             epilog=f"{examples}{rest}",
             run=run,
-            **given,
+            **{"arguments": option_table(table, **options), **given},
         )
 
     return made
+
+
+def docstring(run: Handler) -> str:
+    """The function's; `python -OO` takes it out of the program, and leaves it in the file."""
+    if run.__doc__ is not None:
+        return run.__doc__
+    tree = ast.parse(Path(run.__code__.co_filename).read_text("utf-8"))
+    named = (one for one in tree.body if isinstance(one, ast.FunctionDef))
+    return next(ast.getdocstring(one) or "" for one in named if one.name == run.__name__)
 
 
 def path_type(text: str) -> Path:
@@ -206,7 +221,7 @@ def option_table(table: str, **given: object) -> Arguments:
     Two blanks and the help follow. By an argument's name in code, `given` has its type, its
     default, or a mapping of what else argparse takes.
     """
-    rows = [row.partition("  ") for row in re.split(r"\n(?=\S)", cleandoc(table))]
+    rows = [row.partition("  ") for row in re.split(r"\n(?=\S)", dedent(table).strip()) if row]
 
     def add(parser: argparse._ActionsContainer) -> None:
         for head, _, text in rows:

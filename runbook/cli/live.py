@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
-from runbook.cli._parser import command, option_table
+from runbook.cli._parser import command
 from runbook.cli._runs import folder_of
 from runbook.console import Console
 from runbook.errors import ProgramExit
@@ -29,20 +29,6 @@ _REDRAW_S = 2.0
 _SAY_EVERY_S = 30.0
 
 
-_ARGUMENTS = option_table(
-    f"""
-    directory [DIR]  the run's directory, or a run's id (default: {DEFAULT_OUT}/latest)
-    --halt [0|1]     write .HALT on an anomaly (--halt 0: only read; default:
-                     NSA_WATCH_HALT, else 0)
-    --interval S     seconds between readings (default: NSA_WATCH_INTERVAL_S, else 30)
-    --once           read once and stop
-    --stacks         print the Python stack and the last collective of every live rank below DIR,
-                     even of one that hangs, and stop; the run goes on
-    """,
-    halt={"const": "1", "choices": ("0", "1")},
-)
-
-
 def _problems(args: argparse.Namespace) -> list[str]:
     beside = {"--halt": args.halt, "--interval": args.interval, "--once": args.once or None}
     given = [name for name, value in beside.items() if value is not None]
@@ -53,7 +39,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
 @command(
     "look on at a run; --halt stops it if it goes bad, --stacks shows each rank",
     json_help="one JSON document per anomaly on stdout; with --stacks one of all ranks",
-    arguments=_ARGUMENTS,
+    options={"halt": {"const": "1", "choices": ("0", "1")}},
     problems=_problems,
 )
 def watch(args: argparse.Namespace, console: Console) -> int:
@@ -73,6 +59,15 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     --stacks (for short `runbook stacks DIR`) works while a rank is stuck in a collective; a
     frozen rank is read from outside where py-spy is installed. Only processes that carry the
     run's token, or have its heartbeat file open, are touched.
+
+    options:
+      directory [DIR]  the run's directory, or a run's id (default: artifacts/latest)
+      --halt [0|1]     write .HALT on an anomaly (--halt 0: only read; default:
+                       NSA_WATCH_HALT, else 0)
+      --interval S     seconds between readings (default: NSA_WATCH_INTERVAL_S, else 30)
+      --once           read once and stop
+      --stacks         print the Python stack and the last collective of every live rank below DIR,
+                       even of one that hangs, and stop; the run goes on
 
     examples:
       runbook watch artifacts/latest

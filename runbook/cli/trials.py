@@ -158,20 +158,9 @@ def _write(target: Path, document: object, head: str) -> None:
 _HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORPHANS", "LOST", "OK")
 
 
-_DRILL = option_table(
-    """
-    --faults LIST  comma-separated names, or all (default)
-    --list         list the faults and stop
-    --out DIR      new folder (default: artifacts/drill-<time>)
-    """,
-    faults="all",
-    out={"default": None},
-)
-
-
 @command(
     "inject faults into real two-rank runs: is each noticed, named and cleaned up?",
-    arguments=_DRILL,
+    options={"faults": "all", "out": {"default": None}},
 )
 def drill(args: argparse.Namespace, console: Console) -> int:
     """Inject each fault into a real run of the trainer on two CPU ranks, with budgets of 3 s:
@@ -179,6 +168,11 @@ def drill(args: argparse.Namespace, console: Console) -> int:
     bad numbers, full memory and disks, torn files, clock jumps, taken ports, killed
     launchers. A row passes if the fault was noticed in time, the right rank was named,
     the evidence is there, no process is left and no written row is lost.
+
+    options:
+      --faults LIST  comma-separated names, or all (default)
+      --list         list the faults and stop
+      --out DIR      new folder (default: artifacts/drill-<time>)
 
     examples:
       runbook drill --list
