@@ -154,7 +154,7 @@ def docstring(run: Handler) -> str:
         return run.__doc__
     tree = ast.parse(Path(run.__code__.co_filename).read_text("utf-8"))
     named = (one for one in tree.body if isinstance(one, ast.FunctionDef))
-    return next(ast.getdocstring(one) or "" for one in named if one.name == run.__name__)
+    return next(ast.get_docstring(one) or "" for one in named if one.name == run.__name__)
 
 
 def path_type(text: str) -> Path:
