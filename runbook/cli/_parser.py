@@ -78,6 +78,16 @@ class CommandParser(argparse.ArgumentParser):
         action = self._option_string_actions[option]
         action.default, action.help = default, help
 
+    def take(self, other: CommandParser, options: Sequence[str]) -> None:
+        """Give it these options of another one, in groups of the same titles."""
+        groups = {group.title: group for group in self._action_groups}
+        for theirs in other._action_groups:
+            for action in theirs._group_actions:
+                if set(options) & set(action.option_strings):
+                    if theirs.title not in groups:
+                        groups[theirs.title] = self.add_argument_group(theirs.title)
+                    groups[theirs.title]._add_action(action)
+
     def known_options(self) -> list[str]:
         """All option strings of this command, such as --phase."""
         return [text for action in self._actions for text in action.option_strings]
@@ -124,25 +134,36 @@ class Command:
 
 
 def command(
-    help: str, *, options: Mapping[str, object] = MappingProxyType({}), **given: Any
+    help: str,
+    *,
+    options: Mapping[str, object] = MappingProxyType({}),
+    more: Arguments = lambda _: None,
+    **given: Any,
 ) -> Callable[[Handler], Command]:
     """Make a command of the function that answers it, by its name and docstring.
 
-    The docstring is what --help says: a description, `options:`, `examples:` and the exit codes.
-    Its options are an `option_table`, of which `options` says the rest; where a command makes its
-    arguments itself, it has none. `given` are other fields of `Command`.
+    The docstring is what --help says: a description, groups of options under their titles,
+    `examples:` and the exit codes. A group is an `option_table`, of which `options` says the rest;
+    `more` adds what a table cannot say. `given` are other fields of `Command`.
     """
 
     def made(run: Handler) -> Command:
         said, examples, rest = cleandoc(docstring(run)).partition("examples:")
-        description, _, table = said.partition("options:\n")
+        description, *groups = re.split(r"^(\S.*):\n(?=  )", said, flags=re.MULTILINE)
+
+        def arguments(parser: CommandParser) -> None:
+            for title, table in zip(groups[::2], groups[1::2], strict=True):
+                group = parser if title == "options" else parser.add_argument_group(title)
+                option_table(table, **options)(group)
+            more(parser)
+
         return Command(
             name=run.__name__,
             help=help,
             description=description.rstrip(),
             epilog=f"{examples}{rest}",
             run=run,
-            **{"arguments": option_table(table, **options), **given},
+            **{"arguments": arguments, **given},
         )
 
     return made

@@ -11,8 +11,10 @@ from inspect import cleandoc
 import pytest
 
 from nsa.toggles import TOGGLES
+from runbook import PROTOCOLS
 from runbook.cli import COMMANDS
 from runbook.cli._parser import CommandParser, docstring, parse_all, path_type
+from runbook.console import OutputFormat
 
 DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
 UNIT = re.compile(
@@ -86,3 +88,18 @@ def test_options_are_there_where_python_drops_docstrings(
     kept = cleandoc(run.__doc__ or "")
     monkeypatch.setattr(run, "__doc__", None)
     assert docstring(run) == kept != ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_default_that_is_told_is_the_parsers(name: str) -> None:
+    for action in COMMANDS[name].parser()._actions:
+        told = re.search(r"\(default: (\S+)\)$", action.help or "")
+        if told and action.default not in (None, "", False, []):
+            number = isinstance(action.default, int | float)
+            assert told[1] == (f"{action.default:g}" if number else str(action.default)), action
+
+
+def test_the_choices_that_are_told_are_those_of_their_owners() -> None:
+    shown = {action.dest: action.metavar for action in COMMANDS["run"].parser()._actions}
+    assert shown["protocol"] == "|".join(PROTOCOLS)
+    assert shown["output_format"] == "|".join(OutputFormat)
