@@ -96,9 +96,7 @@ def follow(ranks: int, seconds: int) -> tuple[float, float, float]:
         nproc=ranks, steps=seconds, timeout_s=seconds + 300,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
-        result = run_launch(
-            launch, LaunchOptions(run_root=Path(name), observer=Meter(), retry=False)
-        )
+        result = run_launch(launch, LaunchOptions(run_root=Path(name), observer=Meter()))
     if not result.ok:
         raise SystemExit(f"the launch did not end well: {result.status} {result.cause}")
     (began, before, first), *_, (ended, after, last) = seen
