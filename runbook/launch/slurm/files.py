@@ -63,7 +63,6 @@ class Job(Record):
     argv: tuple[str, ...]
     torchrun: bool
     folder: str = ""
-    submitted_at: str
 
     @property
     def name(self) -> str:

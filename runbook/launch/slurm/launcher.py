@@ -14,7 +14,6 @@ from pathlib import Path
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
-from runbook.files import utc_text
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import completed, rendezvous
 from runbook.launch.launcher_api import Launcher, Running, Start
@@ -49,7 +48,6 @@ class SlurmLauncher:
             argv=tuple(words[1:] if torchrun else words),
             torchrun=torchrun,
             folder=str(start.command.folder or ""),
-            submitted_at=utc_text(),
         )
         path = start.run_dir / files.JOB_JSON
         files.write_record(path, job)
