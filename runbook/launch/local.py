@@ -26,7 +26,7 @@ from runbook.launch.launcher_api import (
     Running,
     Start,
 )
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.devices import When, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
 from runbook.machine.surroundings import LoadMeter, nothing_starts
