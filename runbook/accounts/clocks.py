@@ -12,6 +12,8 @@ from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
 # Clocks agree within this share, and within what one pause of the machine may take.
@@ -299,6 +301,18 @@ def with_clock(frame: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     return joined(frame, clock, "clock_s").rename(columns={"clock_s_said": "clock_s"})
 
 
+def goes_on(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """For each row: has the one before it the same arm and block? Always, where there are none."""
+    import numpy as np
+
+    same = np.ones(len(frame), dtype=np.bool_)
+    for name in ("arm", "block"):
+        if name in frame:
+            own = frame[name]
+            same &= (own.eq(own.shift()) & own.notna()).to_numpy(dtype=np.bool_)
+    return same
+
+
 def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.DataFrame | None:
     """Steps with their dt_s and the clock_s between step_end and the one before, both in s.
 
@@ -308,9 +322,8 @@ def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.Dat
     """
     if rank.steps is None or "dt_s" not in frame:
         return None
-    places = frame[[name for name in ("arm", "block") if name in frame]]
     told = [name for name in ("step", "dt_s", "fetch_s") if name in frame]
-    both = frame[told].assign(inside=places.eq(places.shift()).all(axis=1))
+    both = frame[told].assign(inside=goes_on(frame))
     both = with_clock(both, rank.steps)
     others = both["step"].isin(busy.of(rank.rank))
     kept: pd.DataFrame = both[both["inside"] & ~others & both["clock_s"].notna()]
