@@ -24,7 +24,7 @@ from runbook.files import not_text
 from runbook.launch.launcher_api import launcher
 from runbook.machine import git
 from runbook.machine.gpu import detect_profile
-from runbook.machine.identity import package_path, package_under_test
+from runbook.machine.identity import package_folders, package_under_test
 
 
 def prepare(options: RunOptions) -> Setup:
@@ -77,7 +77,7 @@ def prepare(options: RunOptions) -> Setup:
     if problems:
         raise UsageError(problems)
     options = replace(options, settings=words(found["settings"]))
-    package, path = package_under_test(), package_path()
+    package, path = package_under_test(), str(package_folders()["nsa"])
     setup = Setup(options=options, package=package, package_path=path, **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
