@@ -16,7 +16,7 @@ from runbook.config.precedence import gathered, with_config, words
 from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems
-from runbook.config.setup import RunOptions, Setup, phase_problems
+from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
 from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan.planned import planned_problems
 from runbook.errors import UsageError, choice_for
@@ -81,7 +81,7 @@ def prepare(options: RunOptions) -> Setup:
     setup = Setup(options=options, package=package, package_path=path, **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
-    return setup
+    return with_launches(setup)
 
 
 def _launcher_problems(options: RunOptions, profile: Profile) -> list[str]:
