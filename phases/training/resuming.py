@@ -140,9 +140,9 @@ def _apart(case: Case, first: str, second: str) -> _Apart:
             row = both[changed].iloc[0]
             told = f"{row[f'{column}_again']:.7g}, in {first} {row[column]:.7g}"
             problems.append(f"{at} its {column} at step {int(row['step'])} is {told}")
-    one, other = _saved(case.launch(first)), _saved(launch)
-    known = [step for step in one if one[step] and other.get(step) and not case.profile.has_gpu]
-    differ = [step for step in known if one[step] != other[step]]
+    one, again = _saved(case.launch(first)), _saved(launch)
+    known = [step for step in one if one[step] and again.get(step) and not case.profile.has_gpu]
+    differ = [step for step in known if one[step] != again[step]]
     if differ and not problems:
         problems.append(
             f"{at} its checkpoints of steps {', '.join(map(str, differ))} hold something else than "
