@@ -128,6 +128,7 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, data.token_account, "trained_on", copied=True),
     Account(Row.ACCOUNTS, data.data_account, "trained_on", copied=True),
     Account(Row.ACCOUNTS, tables.copy_account, copied=True),
+    Account(Row.ACCOUNTS, tables.summed_account, copied=True),
     Account(Row.ACCOUNTS, model.loss_account, "again", copied=True),
     Account(Row.ACCOUNTS, model.first_loss_account, "again", copied=True),
     Account(Row.ACCOUNTS, gradients.told_norm_account, copied=True),
