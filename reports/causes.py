@@ -35,9 +35,10 @@ from runbook.records import (
 )
 from runbook.records.launch import RESUME_FLAG
 from runbook.records.outcome import STEP
+from runbook.text import how_many, listed
 
 _SHOWN_PATHS = 3
-_NAMED = 3
+_SHOWN_ROWS = 3
 # Faults of the machine or the settings: what else such a launch shows is no fault of the trainer.
 _OUTSIDE = (
     LaunchStatus.CONFIG_ERROR,
@@ -84,6 +85,21 @@ class Cause:
         return STEP.join(self.advice.steps)
 
     @property
+    def told(self) -> tuple[tuple[str, str], ...]:
+        """What is said of it where there is no page, each text under its name."""
+        advice = self.advice
+        parts = (
+            ("what", "" if self.title == self.headline else self.title),
+            *(("why", text) for text in (*advice.likely, advice.seen)),
+            ("rows", _listed(self.rows)),
+            *(("see", path) for path in self.evidence),
+            ("try", self.remedy),
+            ("next", advice.command),
+            ("rerun", "" if self.rerun == advice.command else self.rerun),
+        )
+        return tuple((name, text) for name, text in parts if text)
+
+    @property
     def blocks(self) -> bool:
         """True if it keeps the run from GO."""
         return any(row.blocks for row in self.rows)
@@ -92,6 +108,14 @@ class Cause:
     def folded(self) -> tuple[Check, ...]:
         """The rows after the lead."""
         return self.rows[1:]
+
+
+def _listed(rows: Sequence[Check]) -> str:
+    """`26 checks: a.b, a.c, d.e and 23 more of a, d`."""
+    more = rows[_SHOWN_ROWS:]
+    phases = ", ".join(dict.fromkeys(row.phase for row in more))
+    named = listed([row.id for row in rows], _SHOWN_ROWS)
+    return f"{how_many(len(rows), 'check')}: {named}{f' of {phases}' if more else ''}"
 
 
 def causes_of(record: RunRecord, problems: Sequence[Check]) -> tuple[Cause, ...]:
@@ -283,10 +307,7 @@ def _showing(row: Check, ends: Container[str], *, outside: bool) -> tuple[object
 
 
 def _also(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    more = len(names) - _NAMED
-    return f" (and {', '.join(names[:_NAMED])}{f' and {more} more' if more > 0 else ''})"
+    return f" (and {listed(names)})" if names else ""
 
 
 def _measured(row: Check) -> str:

@@ -15,6 +15,7 @@ from reports.text import one_line
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Step
+from runbook.text import how_many
 
 # As a reader needs them who sees them for the first time.
 _MEANINGS = {
@@ -62,7 +63,7 @@ class ReportView:
     def tally(self) -> str:
         """How many causes there are, and how the checks came out; a GO has the required ones."""
         go = self.record.verdict is Verdict.GO
-        causes = [_plural(len(self.causes), "cause")] if self.causes else []
+        causes = [how_many(len(self.causes), "cause")] if self.causes else []
         return "; ".join([*causes, *([] if go else [self.required_counts]), self.counts])
 
     @property
@@ -144,16 +145,12 @@ def _urgency(row: Check) -> tuple[bool, int]:
     return (not row.required, Outcome(row.outcome).rank)
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def _count(rows: tuple[Check, ...], noun: str) -> str:
     """`12 checks: 10 PASS, 1 FAIL, 1 SKIPPED`: a skip is counted as a skip."""
     counted = Counter(row.outcome for row in rows)
     order = (Outcome.PASS, *(one for one in WORST_FIRST if one is not Outcome.PASS))
     parts = [f"{counted[name]} {name}" for name in order if counted[name]]
-    total = _plural(len(rows), noun)
+    total = how_many(len(rows), noun)
     return f"{total}: {', '.join(parts)}" if parts else total
 
 

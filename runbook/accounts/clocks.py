@@ -59,7 +59,11 @@ class BusySteps:
     """
 
     def __init__(self, ranks: Sequence[RankLog]) -> None:
-        self._own = {rank.rank: _not_alone(rank) for rank in ranks}
+        timed = {rank.rank: rank.steps for rank in ranks if rank.steps is not None}
+        self._own = {
+            number: set(steps.loc[~steps["alone"].astype(bool), "step"].astype(int))
+            for number, steps in timed.items()
+        }
         self._ranks = Counter(step for own in self._own.values() for step in own)
 
     def of(self, number: int) -> set[int]:
@@ -67,16 +71,9 @@ class BusySteps:
 
         The others wait for a busy rank in that step or in the one after.
         """
-        own = self._own.get(number, frozenset())
+        own = self._own.get(number, set())
         after = {step + 1 for step, count in self._ranks.items() if count > (step in own)}
         return after | self._ranks.keys()
-
-
-def _not_alone(rank: RankLog) -> frozenset[int]:
-    if rank.steps is None:
-        return frozenset()
-    busy = rank.steps.loc[~rank.steps["alone"].astype(bool), "step"]
-    return frozenset(int(step) for step in busy)
 
 
 def time_account(

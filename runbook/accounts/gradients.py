@@ -67,23 +67,17 @@ def _proof_problems(when: str, proof: Mapping[str, Any] | None, work: Workload) 
     if sized and work.wire is not None and wire != work.wire:
         yield f"{when}: gradients travel as {wire}, not as {work.wire}"
     own: Mapping[str, float] = proof.get("own_gradient") or {}
+    # Infinite only where fp16 scales its loss up.
+    most = math.nextafter(math.inf, 0) if work.dtype != "fp16" else math.inf
+    # A sequence with fewer than two compressed blocks has nothing to choose among.
+    may = _COMPRESSED if work.seq_len < 2 * work.block else ()
     idle = [
         name
         for name, size in own.items()
-        if not _sound(size, work) and not (size == 0 and _may_idle(name, work))
+        if not 0 < size <= most and not (size == 0 and name.startswith(may))
     ]
     if idle or not own:
         yield f"{when}: no gradient reaches {', '.join(idle) or 'anything'}"
-
-
-def _sound(size: float, work: Workload) -> bool:
-    """Above zero; infinite only where fp16 scales its loss up."""
-    return size > 0 and (size < math.inf or work.dtype == "fp16")
-
-
-def _may_idle(group: str, work: Workload) -> bool:
-    """A sequence with fewer than two compressed blocks has nothing to choose among."""
-    return work.seq_len < 2 * work.block and group.startswith(_COMPRESSED)
 
 
 @each_rank

@@ -7,11 +7,12 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command, file_problems, option_table
+from runbook.cli._parser import command, file_problems
 from runbook.cli._runs import find_run, load_told, print_reports, running_line
 from runbook.console import Console
 from runbook.errors import ProgramExit
 from runbook.folder import RECORD_FILE, run_folders
+from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -20,7 +21,7 @@ _DEFAULT_FORMAT = "terminal"
 
 
 def _unknown_format(args: argparse.Namespace) -> list[str]:
-    from runbook.config.registry import report_names
+    from runbook.config.registry import REPORT_GROUP, names
     from runbook.errors import choice_for
 
     if args.format is None:
@@ -29,7 +30,7 @@ def _unknown_format(args: argparse.Namespace) -> list[str]:
         return ["--json and --format: choose one"]
     if args.format == "json":
         return ["--format json: there is none; --json prints run.json, the record"]
-    known = report_names()
+    known = names(REPORT_GROUP)
     if args.format in known:
         return []
     return [f"--format {args.format!r}: no such format{choice_for(args.format, known)}"]
@@ -48,17 +49,15 @@ def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> N
 @command(
     "render a run's report again",
     json_help="the record: run.json as it is",
-    arguments=option_table(
-        f"""
-        run_name [RUN]
-        --out DIR
-        --format FORMAT  md, details, html, junit, terminal or github (default: {_DEFAULT_FORMAT})
-        """
-    ),
     problems=_unknown_format,
 )
 def report(args: argparse.Namespace, console: Console) -> int:
     """Render a run again from its run.json, on stdout.
+
+    options:
+      run_name [RUN]
+      --out DIR
+      --format FORMAT  md, details, html, junit, terminal or github (default: terminal)
 
     examples:
       runbook report                                the newest run, on the terminal
@@ -95,22 +94,20 @@ def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
 
 @command(
     "recompute every number of a run from its artifacts",
-    arguments=option_table(
-        """
-        run_name [RUN]
-        --out DIR
-        --fingerprint DIGITS  what the run printed at its end, kept elsewhere: the record has to be
-            that one, so that a forgery of all files is seen (default: the folder is held against
-            itself only)
-        """,
-        fingerprint="",
-    ),
+    options={"fingerprint": ""},
     problems=_fingerprint_problems,
 )
 def verify(args: argparse.Namespace, console: Console) -> int:
     """Read and judge a finished run again and compare: the digest of every file, run.json
     against its journal, every check and measurement against the artifacts, every report
     against a fresh rendering. Changes nothing.
+
+    options:
+      run_name [RUN]
+      --out DIR
+      --fingerprint DIGITS  what the run printed at its end, kept elsewhere: the record has to be
+          that one, so that a forgery of all files is seen (default: the folder is held against
+          itself only)
 
     examples:
       runbook verify                              the newest run
@@ -139,8 +136,7 @@ def verify(args: argparse.Namespace, console: Console) -> int:
         held = "the one asked for" if args.fingerprint else "hold it against the one kept elsewhere"
         lines.append(f"fingerprint  {shown_fingerprint(found.fingerprint)} ({held})")
     else:
-        count = len(found.differences)
-        differ = "1 difference" if count == 1 else f"{count} differences"
+        differ = how_many(len(found.differences), "difference")
         lines.append(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
     console.tell({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)}, lines)
     return ProgramExit.GO if found.ok else ProgramExit.NO_GO
@@ -149,21 +145,19 @@ def verify(args: argparse.Namespace, console: Console) -> int:
 @command(
     "judge a finished run again under other limits",
     json_help="the record as judged now, in the form of run.json",
-    arguments=option_table(
-        f"""
-        run_name [RUN]
-        --out DIR
-        --profile NAME|FILE  the limits to judge by (default: those of the run)
-        --format FORMAT      md, details, html, junit, terminal or github
-                             (default: {_DEFAULT_FORMAT})
-        """,
-        profile="",
-    ),
+    options={"profile": ""},
     problems=_unknown_format,
 )
 def judge(args: argparse.Namespace, console: Console) -> int:
     """Judge the artifacts of a finished run by the limits of another profile. Starts
     nothing and changes nothing; the report goes to stdout.
+
+    options:
+      run_name [RUN]
+      --out DIR
+      --profile NAME|FILE  the limits to judge by (default: those of the run)
+      --format FORMAT      md, details, html, junit, terminal or github
+                           (default: terminal)
 
     examples:
       runbook judge --profile a100x2_pcie3
@@ -194,22 +188,19 @@ def _compare_problems(args: argparse.Namespace) -> list[str]:
 
 
 @command(
-    "compare two finished runs: are they comparable, and what changed",
-    arguments=option_table(
-        """
-        a [A]        the reference: a run's folder or id (no default)
-        b [B]        the run to judge (no default)
-        --out DIR
-        --html FILE  write the two side by side as a page, too (default: no page)
-        """
-    ),
-    problems=_compare_problems,
+    "compare two finished runs: are they comparable, and what changed", problems=_compare_problems
 )
 def compare(args: argparse.Namespace, console: Console) -> int:
     """Compare run B with the reference A. Numbers are compared only if the work is the
     same and one thing differs: code, software, machine or toggles. Only what both ran is
     compared; a loss of speed is shown where its 99 % bound is beyond what two runs at
     different times differ by (5 % on GPUs, 50 % on shared cores).
+
+    options:
+      a [A]        the reference: a run's folder or id (no default)
+      b [B]        the run to judge (no default)
+      --out DIR
+      --html FILE  write the two side by side as a page, too (default: no page)
 
     examples:
       runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command, file_problems, option_table
+from runbook.cli._parser import command, file_problems
 from runbook.console import Console, table_of
 from runbook.errors import UsageError, choice_for
 
@@ -24,17 +24,6 @@ _COLUMNS = (
 _PAGE = "index.html"
 
 
-_ARGUMENTS = option_table(
-    f"""
-    metric [METRIC]  a check or a measurement (default: list the runs)
-    --out DIR
-    --csv            METRIC as comma-separated rows
-    --html [FILE]    write one page about all runs and trends (default file: {_PAGE} in --out)
-    """,
-    html={"const": Path()},
-)
-
-
 def _problems(args: argparse.Namespace) -> list[str]:
     problems = []
     if args.csv and args.metric is None and not args.misread:
@@ -47,13 +36,19 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
 @command(
     "list earlier runs, or one number through all of them",
-    arguments=_ARGUMENTS,
+    options={"html": {"const": Path()}},
     problems=_problems,
 )
 def history(args: argparse.Namespace, console: Console) -> int:
     """List the runs of a folder, oldest first. With METRIC (a check's id, or
     phase/measurement), its value in each, a line for each profile, settings, workload and
     device, and the change against the median of the earlier runs on that line.
+
+    options:
+      metric [METRIC]  a check or a measurement (default: list the runs)
+      --out DIR
+      --csv            METRIC as comma-separated rows
+      --html [FILE]    write one page about all runs and trends (default file: index.html in --out)
 
     examples:
       runbook history

@@ -45,12 +45,12 @@ def phases(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-@command(
-    "list the profiles, or show one with the source of every number",
-    arguments=option_table("name [NAME]  a profile's name, or a .yaml file (default: list all)"),
-)
+@command("list the profiles, or show one with the source of every number")
 def profiles(args: argparse.Namespace, console: Console) -> int:
     """List the hardware profiles, or show one: machine, limits and their sources.
+
+    options:
+      name [NAME]  a profile's name, or a .yaml file (default: list all)
 
     examples:
       runbook profiles
@@ -226,16 +226,14 @@ def _shown(value: object) -> str:
 @command(
     "print the JSON Schema of run.json, of a run's events, or of a profile",
     json_help="accepted, but a schema is always JSON",
-    arguments=option_table(
-        """
-        document [run|events|profile]  run: run.json (the default); events: a line of
-            `run --output-format json`; profile: a profile's YAML
-        """,
-        document={"choices": ("run", "events", "profile"), "default": "run"},
-    ),
+    options={"document": {"choices": ("run", "events", "profile"), "default": "run"}},
 )
 def schema(args: argparse.Namespace, console: Console) -> int:
     """Print the JSON Schema of a document that this program writes or reads.
+
+    options:
+      document [run|events|profile]  run: run.json (the default); events: a line of
+          `run --output-format json`; profile: a profile's YAML
 
     examples:
       runbook schema > run.schema.json

@@ -12,10 +12,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
-from runbook.cli._parser import command, option_table
+from runbook.cli._parser import command
 from runbook.cli._runs import folder_of
 from runbook.console import Console
 from runbook.errors import ProgramExit
+from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.launch.watch.detectors import Anomaly
@@ -28,20 +29,6 @@ _REDRAW_S = 2.0
 _SAY_EVERY_S = 30.0
 
 
-_ARGUMENTS = option_table(
-    f"""
-    directory [DIR]  the run's directory, or a run's id (default: {DEFAULT_OUT}/latest)
-    --halt [0|1]     write .HALT on an anomaly (--halt 0: only read; default:
-                     NSA_WATCH_HALT, else 0)
-    --interval S     seconds between readings (default: NSA_WATCH_INTERVAL_S, else 30)
-    --once           read once and stop
-    --stacks         print the Python stack and the last collective of every live rank below DIR,
-                     even of one that hangs, and stop; the run goes on
-    """,
-    halt={"const": "1", "choices": ("0", "1")},
-)
-
-
 def _problems(args: argparse.Namespace) -> list[str]:
     beside = {"--halt": args.halt, "--interval": args.interval, "--once": args.once or None}
     given = [name for name, value in beside.items() if value is not None]
@@ -52,7 +39,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
 @command(
     "look on at a run; --halt stops it if it goes bad, --stacks shows each rank",
     json_help="one JSON document per anomaly on stdout; with --stacks one of all ranks",
-    arguments=_ARGUMENTS,
+    options={"halt": {"const": "1", "choices": ("0", "1")}},
     problems=_problems,
 )
 def watch(args: argparse.Namespace, console: Console) -> int:
@@ -72,6 +59,15 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     --stacks (for short `runbook stacks DIR`) works while a rank is stuck in a collective; a
     frozen rank is read from outside where py-spy is installed. Only processes that carry the
     run's token, or have its heartbeat file open, are touched.
+
+    options:
+      directory [DIR]  the run's directory, or a run's id (default: artifacts/latest)
+      --halt [0|1]     write .HALT on an anomaly (--halt 0: only read; default:
+                       NSA_WATCH_HALT, else 0)
+      --interval S     seconds between readings (default: NSA_WATCH_INTERVAL_S, else 30)
+      --once           read once and stop
+      --stacks         print the Python stack and the last collective of every live rank below DIR,
+                       even of one that hangs, and stop; the run goes on
 
     examples:
       runbook watch artifacts/latest
@@ -143,7 +139,7 @@ class _View:
     @property
     def seen(self) -> str:
         """`0 anomalies, 1 row read`."""
-        return f"{_counted(self.count, 'anomaly', 'anomalies')}, {_counted(self.rows, 'row')} read"
+        return f"{how_many(self.count, 'anomaly', 'anomalies')}, {how_many(self.rows, 'row')} read"
 
     def _read(self, screen: Screen, anomalies: Iterable[Anomaly], *, blind: bool) -> None:
         """What was found and, with `blind`, what is not watched."""
@@ -205,10 +201,6 @@ def _shower(console: Console, screen: Screen) -> Callable[[], None]:
             console.progress(screen.status())
 
     return show
-
-
-def _counted(count: int, one: str, more: str = "") -> str:
-    return f"{count} {one if count == 1 else more or f'{one}s'}"
 
 
 def _stacks(console: Console, named: Path) -> int:

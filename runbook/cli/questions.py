@@ -7,23 +7,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command, file_problems, option_table
+from runbook.cli._parser import command, file_problems
 from runbook.cli._runs import find_run, folder_of, load_told, refuse_changed
 from runbook.console import Console, marked
 from runbook.errors import ProgramExit, choice_for
+from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.tools.replay.judge import ReplayRecord
 
 
-@command(
-    "judge any run directory, read-only: what it holds and what is suspicious",
-    arguments=option_table("directory DIR  a run's directory or id, or one CSV file"),
-)
+@command("judge any run directory, read-only: what it holds and what is suspicious")
 def inspect(args: argparse.Namespace, console: Console) -> int:
     """Judge a run directory without changing it: which runs its training.csv holds, which
     window its numbers come from, and everything suspicious. Reads this trainer's format
     and the older one: no header, step,loss,lr,toks_per_s, a row every k steps.
+
+    options:
+      directory DIR  a run's directory or id, or one CSV file
 
     examples:
       runbook inspect artifacts/m7c_125m_2xa100_prod
@@ -38,14 +39,14 @@ def inspect(args: argparse.Namespace, console: Console) -> int:
     return inspection.exit_code
 
 
-@command(
-    "judge a hand-written table of results by the same rules",
-    arguments=option_table("file FILE.yaml  a file, or the name of a shipped one"),
-)
+@command("judge a hand-written table of results by the same rules")
 def replay(args: argparse.Namespace, console: Console) -> int:
     """Judge the numbers of a report (phases, arms, rows and configs, in YAML) by the
     rules of a run, and list every contradiction with the rule it breaks. The reports
     that this program replaces are shipped: report_v4 and first_report.
+
+    options:
+      file FILE.yaml  a file, or the name of a shipped one
 
     examples:
       runbook replay report_v4
@@ -66,8 +67,7 @@ def _lines(judgement: ReplayRecord, path: Path, console: Console) -> Iterator[st
     claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
     yield marked("", judgement.verdict.value, claim, color=console.color_out)
     yield from (f"judged from {path}; {judgement.source}", "")
-    count = len(judgement.contradictions)
-    yield f"{count or 'no'} contradiction{'' if count == 1 else 's'}"
+    yield how_many(len(judgement.contradictions), "contradiction")
     for number, item in enumerate(judgement.contradictions, start=1):
         yield f"{number:3}. {item.rule} [{item.phase}] {item.outcome.value}"
         yield f"     claimed: {item.claimed}"
@@ -98,14 +98,7 @@ def _export_problems(args: argparse.Namespace) -> list[str]:
 @command(
     "write a run's numbers as CSV or for Prometheus",
     json_help="the path that was written, as one JSON document on stdout",
-    arguments=option_table(
-        """
-        run_name [RUN]
-        --out DIR
-        --to FORMAT  csv FILE or prometheus FILE.prom; - is stdout; needed, no default
-        """,
-        to={"metavar": ("FORMAT", "PATH"), "nargs": 2},
-    ),
+    options={"to": {"metavar": ("FORMAT", "PATH"), "nargs": 2}},
     problems=_export_problems,
 )
 def export(args: argparse.Namespace, console: Console) -> int:
@@ -115,6 +108,11 @@ def export(args: argparse.Namespace, console: Console) -> int:
     prometheus  a file for node_exporter's textfile collector, replaced at once: verdict,
                 checks by outcome, durations, every number and every limit; needs the
                 package prometheus-client: pip install 'nsa-runbook[prometheus]'
+
+    options:
+      run_name [RUN]
+      --out DIR
+      --to FORMAT  csv FILE or prometheus FILE.prom; - is stdout; needed, no default
 
     examples:
       runbook export --to csv numbers.csv                      the newest run

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command, number_type, option_table
+from runbook.cli._parser import command, number_type
 from runbook.cli._runs import find_run
 from runbook.console import Console, table_of
 from runbook.errors import ProgramExit, RunbookError, UsageError
@@ -27,26 +27,9 @@ _EXIT = {
 }
 
 
-_ARGUMENTS = option_table(
-    """
-    target [RUN|CONFIG]  default: the newest run
-    --dry-run            show the steps; start nothing
-    --floor TOK_S        triage low throughput: this many tok/s are fast enough (default: none)
-    --ranks N            ranks for a config (default: 2)
-    --profile NAME|FILE  ranks and variables for a config; without RUN|CONFIG, also the config
-                         (default: none)
-    --set KEY=VALUE      a variable or config key that every try has, as for `runbook run`;
-                         repeatable (default: none)
-    --steps N            steps of each try (default: 30, or past the failing step)
-    --out DIR
-    """,
-    floor=number_type(above=0),
-)
-
-
 @command(
     "run the failing command again with one change at a time, until it works",
-    arguments=_ARGUMENTS,
+    options={"floor": number_type(above=0)},
 )
 def triage(args: argparse.Namespace, console: Console) -> int:
     """Run the failing command unchanged, then with one change at a time, in the order of the
@@ -54,6 +37,18 @@ def triage(args: argparse.Namespace, console: Console) -> int:
     the failure go away. A change that helps is repeated, in turn with the command as it was,
     until chance would hardly look so. RUN|CONFIG is a run's folder or id (its first failed launch
     is taken), a launch's directory, or a trainer config.
+
+    options:
+      target [RUN|CONFIG]  default: the newest run
+      --dry-run            show the steps; start nothing
+      --floor TOK_S        triage low throughput: this many tok/s are fast enough (default: none)
+      --ranks N            ranks for a config (default: 2)
+      --profile NAME|FILE  ranks and variables for a config; without RUN|CONFIG, also the config
+                           (default: none)
+      --set KEY=VALUE      a variable or config key that every try has, as for `runbook run`;
+                           repeatable (default: none)
+      --steps N            steps of each try (default: 30, or past the failing step)
+      --out DIR
 
     examples:
       runbook triage                        the newest run

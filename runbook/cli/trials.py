@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
-from runbook.cli._parser import CommandParser, command, number_type, option_table, whole_type
+from runbook.cli._parser import command, number_type, whole_type
 from runbook.console import Console, table_of
 from runbook.errors import ProgramExit, UsageError
 
@@ -24,42 +24,21 @@ _HEAD = """\
 """
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    option_table(
-        """
-        --trainer COMMAND  the command as you type it, in quotes; its steps, ranks and output folder
-            are found by their usual flags, or where you put {steps}, {ranks}, {out} (default: none,
-            needed)
-        """,
-        trainer={"required": True},
-    )(parser)
-    option_table(
-        """
-        --tokens-per-rank N  tokens (or samples) that one rank reads in one optimizer step
-            (default: none; this or --tokens-per-step is needed)
-        --tokens-per-step N  tokens of all ranks together, where the batch does not grow with them
-            (default: none)
-        """
-    )(parser.add_mutually_exclusive_group(required=True))
-    option_table(
-        """
-        --name NAME         what to call it (default: after its script)
-        --profile NAME      the shipped profile of the machine that it extends (default: auto)
-        --ranks N           ranks (default: the profile's)
-        --steps N           steps of each of its two starts (default: 30)
-        --within SECONDS    seconds that one start may take (default: 120)
-        --heartbeats PATH:FIELD  JSON lines that each rank writes, such as
-            '{out}/alive_{rank}.jsonl:step' (default: none)
-        --out DIR           where the probe is kept (default: artifacts)
-        """,
-        profile="auto",
-        steps={"type": whole_type(at_least=5), "default": 30},
-        within={"type": number_type(above=0), "default": 120.0},
-    )(parser)
+def _init_problems(args: argparse.Namespace) -> list[str]:
+    given = [one for one in (args.tokens_per_rank, args.tokens_per_step) if one is not None]
+    wanted = "one of --tokens-per-rank and --tokens-per-step is needed"
+    return [] if len(given) == 1 or (args.misread and not given) else [wanted]
 
 
 @command(
-    "write a profile for a trainer of your own, from a probe of seconds", arguments=_add_arguments
+    "write a profile for a trainer of your own, from a probe of seconds",
+    options={
+        "trainer": {"required": True},
+        "profile": "auto",
+        "steps": {"type": whole_type(at_least=5), "default": 30},
+        "within": {"type": number_type(above=0), "default": 120.0},
+    },
+    problems=_init_problems,
 )
 def init(args: argparse.Namespace, console: Console) -> int:
     """Run a trainer that is not ours for some steps, find the rows that it writes (a .csv, a
@@ -67,13 +46,32 @@ def init(args: argparse.Namespace, console: Console) -> int:
     watches and judges it. What only the trainer's contract can prove is SKIPPED then, and the
     verdict says so.
 
+    options:
+      --trainer COMMAND  the command as you type it, in quotes; its steps, ranks and output folder
+          are found by their usual flags, or where you put {steps}, {ranks}, {out} (default: none,
+          needed)
+      --tokens-per-rank N  tokens (or samples) that one rank reads in one optimizer step
+          (default: none; this or --tokens-per-step is needed)
+      --tokens-per-step N  tokens of all ranks together, where the batch does not grow with them
+          (default: none)
+      --name NAME         what to call it (default: after its script)
+      --profile NAME      the shipped profile of the machine that it extends (default: auto)
+      --ranks N           ranks (default: the profile's)
+      --steps N           steps of each of its two starts (default: 30)
+      --within SECONDS    seconds that one start may take (default: 120)
+      --heartbeats PATH:FIELD  JSON lines that each rank writes, such as
+          '{out}/alive_{rank}.jsonl:step' (default: none)
+      --out DIR           where the probe is kept (default: artifacts)
+
     examples:
       runbook init --tokens-per-rank 4096 --trainer 'torchrun --nproc_per_node=2 t.py --max_steps 9'
       runbook init --tokens-per-step 512 --ranks 2 --trainer 'python t.py --gpus 2 --iters {steps}'
     exit codes: 0 written, 2 wrong usage, or a trainer that does not run or writes nothing
     """
+    import yaml
+
     from runbook.config.load import load_profile
-    from runbook.files import make_new_dir, utc_stamp
+    from runbook.files import make_new_dir, utc_stamp, write_atomic
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.launch.observer import Observer
     from runbook.machine.gpu import detect_profile
@@ -104,7 +102,8 @@ def init(args: argparse.Namespace, console: Console) -> int:
             stop=stop,
         )
     document = document_of(probe, base=base, ranks=ranks)
-    _write(target, document, _HEAD.format(name=name, steps=args.steps, base=base))
+    head = _HEAD.format(name=name, steps=args.steps, base=base)
+    write_atomic(target, head + yaml.safe_dump(document, sort_keys=False, width=100))
     columns = probe.trainer.log.columns
     said = ", ".join(f"{ours} is {theirs}" for ours, theirs in columns.items())
     told = [
@@ -147,31 +146,12 @@ def _name_of(command: str) -> str:
     return re.sub(r"\W+", "_", script or module or Path(words[0]).name).strip("_").lower()
 
 
-def _write(target: Path, document: object, head: str) -> None:
-    import yaml
-
-    from runbook.files import write_atomic
-
-    write_atomic(target, head + yaml.safe_dump(document, sort_keys=False, width=100))
-
-
 _HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORPHANS", "LOST", "OK")
-
-
-_DRILL = option_table(
-    """
-    --faults LIST  comma-separated names, or all (default)
-    --list         list the faults and stop
-    --out DIR      new folder (default: artifacts/drill-<time>)
-    """,
-    faults="all",
-    out={"default": None},
-)
 
 
 @command(
     "inject faults into real two-rank runs: is each noticed, named and cleaned up?",
-    arguments=_DRILL,
+    options={"faults": "all", "out": {"default": None}},
 )
 def drill(args: argparse.Namespace, console: Console) -> int:
     """Inject each fault into a real run of the trainer on two CPU ranks, with budgets of 3 s:
@@ -179,6 +159,11 @@ def drill(args: argparse.Namespace, console: Console) -> int:
     bad numbers, full memory and disks, torn files, clock jumps, taken ports, killed
     launchers. A row passes if the fault was noticed in time, the right rank was named,
     the evidence is there, no process is left and no written row is lost.
+
+    options:
+      --faults LIST  comma-separated names, or all (default)
+      --list         list the faults and stop
+      --out DIR      new folder (default: artifacts/drill-<time>)
 
     examples:
       runbook drill --list

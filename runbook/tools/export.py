@@ -11,15 +11,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import is_any_number
 from runbook.records import Check, Measurement, Outcome, PhaseRecord, RunRecord, Verdict, satisfies
 from runbook.records.measurement import plain_number
-
-if TYPE_CHECKING:
-    from prometheus_client.core import GaugeMetricFamily
 
 _Sample = tuple[dict[str, str], float]
 
@@ -164,28 +161,21 @@ def prometheus_text(record: RunRecord) -> str:
     all the others. Raises RunbookError without the package prometheus-client.
     """
     try:
-        from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.core import GaugeMetricFamily
-        from prometheus_client.registry import Collector
+        from prometheus_client import CollectorRegistry, Gauge, generate_latest
     except ImportError as error:
         raise RunbookError(
             f"--to prometheus needs the package prometheus-client ({error}); "
             "pip install 'nsa-runbook[prometheus]'"
         ) from error
 
-    class Gauges(Collector):
-        def collect(self) -> Iterator[GaugeMetricFamily]:
-            for name, help, samples in _families(record):
-                gauge = GaugeMetricFamily(f"runbook_{name}", help)
-                # Of equal series the first one stays.
-                series = {tuple(labels.items()): (labels, value) for labels, value in samples[::-1]}
-                for labels, value in reversed(series.values()):
-                    gauge.add_sample(gauge.name, labels, value)
-                if gauge.samples:
-                    yield gauge
-
     registry = CollectorRegistry()
-    registry.register(Gauges())
+    for name, help, samples in _families(record):
+        # Of equal series the first one stays.
+        series = {tuple(labels.items()): (labels, value) for labels, value in samples[::-1]}
+        names = list(samples[0][0]) if samples else []
+        gauge = Gauge(f"runbook_{name}", help, names, registry=registry if samples else None)
+        for labels, value in reversed(series.values()):
+            (gauge.labels(**labels) if labels else gauge).set(value)
     return generate_latest(registry).decode()
 
 

@@ -42,7 +42,7 @@ from runbook.records.own_trainer import (
     OwnTrainer,
     for_own,
 )
-from runbook.text import in_one_line
+from runbook.text import how_many, in_one_line
 from runbook.tools.known_logs import (
     NAMES,
     advice,
@@ -272,7 +272,7 @@ def document_of(probe: Probe, *, base: str, ranks: int) -> dict[str, Any]:
     document: dict[str, Any] = {
         "extends": base,
         "name": name,
-        "title": f"{trainer.name} on {ranks} rank{'' if ranks == 1 else 's'}",
+        "title": f"{trainer.name} on {how_many(ranks, 'rank')}",
         "ranks": ranks,
         "branch": None,
         "throughput_gated": False,

@@ -1,10 +1,4 @@
-"""Clocks of a launch: a rank's time of day, its monotonic clock, and the time in which the
-harness itself ran.
-
-A harness does not run while it is stopped (Ctrl-Z), or frozen with its container. Its monotonic
-clock goes on then, as those of the ranks do. While the machine is asleep that clock stands still
-for all of them: no time is missing, and none may be given back. The wall clock counts the sleep.
-"""
+"""Clocks of a rank against its machine's: its time of day, its monotonic and its processor time."""
 
 from __future__ import annotations
 
@@ -19,8 +13,6 @@ from runbook.process.ended import processor_s
 _IN_A_ROW = 8
 # Fewer arrivals than these show nothing.
 _LEAST = 3
-# Looks at a launch are a tenth of a second apart; a busy machine is late by less than this.
-_LATE_S = 5.0
 
 
 @dataclass(kw_only=True)
@@ -111,26 +103,3 @@ class Reading:
         """As they are now; without processor time where no process is known, or it is gone."""
         cpu = None if pid is None else processor_s(pid)
         return cls(mono=time.monotonic(), cpu=cpu)
-
-
-class Presence:
-    """Told of every look at a launch, it knows of those between which nobody was there.
-
-    Only this process's own clocks count, nothing that a trainer writes: time in which this process
-    computed, as over long files, is not away. `away_s` is the sum, s.
-    """
-
-    def __init__(self) -> None:
-        self.away_s = 0.0
-        self._looked_at: tuple[float, float] | None = None
-
-    def look(self) -> float:
-        """Seconds away since the last look, beyond what is usual; 0 if somebody was there."""
-        now = time.monotonic(), time.process_time()
-        before, self._looked_at = self._looked_at or now, now
-        clock_s, computed_s = (b - a for a, b in zip(before, now, strict=True))
-        gap_s = clock_s - computed_s
-        if gap_s <= _LATE_S:
-            return 0.0
-        self.away_s += gap_s
-        return gap_s
