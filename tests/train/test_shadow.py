@@ -535,19 +535,52 @@ def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
     assert shadow.report()["jumps"] == (len(weights) if by else 0)
 
 
-def test_weights_that_change_between_two_steps_that_nobody_drew_are_seen() -> None:
+def _first_moment(made: Engine) -> Tensor:
+    moment: Tensor = made.optimizer.state[_last(made)]["exp_avg"]
+    return moment
+
+
+@pytest.mark.parametrize(
+    ("change", "jumps"),
+    [
+        (lambda made: None, 0),
+        # Of all weights, and of a window of them.
+        (lambda made: _last(made).data.copy_(_last(made).bfloat16()), 2),
+        (lambda made: _first_moment(made).copy_(_first_moment(made).roll(1, 0)), 1),
+        (lambda made: _first_moment(made).copy_(_first_moment(made).roll(1, 1)), 1),
+        (lambda made: _first_moment(made).copy_(_first_moment(made).flip(0)), 1),
+        (lambda made: _first_moment(made).mul_(0.5), 1),
+        (lambda made: made.optimizer.state[_last(made)]["exp_avg_sq"].mul_(0.5), 1),
+        # The norm of the whole stays as it is.
+        (lambda made: _last(made).data.copy_(_last(made).roll(1, 0)), 1),
+        (lambda made: made.optimizer.state.clear(), 1),
+    ],
+    ids=(
+        *(
+            "nothing",
+            "weights rounded",
+            "rows of a moment",
+            "columns of a moment",
+            "all upside down",
+        ),
+        *("a first moment", "a second moment", "rows of weights", "no moments left"),
+    ),
+)
+def test_what_changes_between_two_steps_that_nobody_drew_is_seen(
+    change: Callable[[Engine], object], jumps: int
+) -> None:
     made = engine()
     shadow = Shadow(made, token=TOKEN, first=1, last=400)
-    for step in range(1, 12):
+    for step in range(1, 8):
         shadow.watch(step)
         outcome = made.compute([batch(step, 32)])
         made.update(step)
         shadow.updated(step, outcome.norm)
-        if step == 7:
-            assert shadow.report()["jumps"] == 0
-            weight = _last(made).data
-            weight.copy_(weight.bfloat16())
-    assert shadow.report()["jumps"] == 1
+    assert shadow.report()["jumps"] == 0
+    with torch.no_grad():
+        change(made)
+    shadow.watch(8)
+    assert shadow.report()["jumps"] == jumps
 
 
 def test_the_rate_of_every_step_is_held_against_the_schedule() -> None:

@@ -306,6 +306,28 @@ def test_gradients_that_were_left_over_have_a_remedy_of_their_own() -> None:
     assert check.remedy.startswith("clear the gradients after every update")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "remedy"),
+    [
+        ({"updates": [198, 198]}, "look at what skips or repeats it"),
+        ({"proof": {"logit_gradient": 0.5}}, "divided by train.accumulate_grad_batches"),
+        ({"shadow": {"second_moment": 1e6}}, "at betas and epsilon"),
+    ],
+)
+def test_what_is_wrong_with_an_update_names_where_to_look(
+    wrong: dict[str, Any], remedy: str
+) -> None:
+    def spoiled(made: LaunchEvidence) -> LaunchEvidence:
+        ending = dict(made.ranks[1].ending)
+        for name, value in wrong.items():
+            ending[name] = {**ending[name], **value} if isinstance(value, dict) else value
+        return spoil.rank(1, ending=ending)(made)
+
+    check = answers.row("baseline", "gradients", spoiled)
+    assert (check.outcome, check.code) == (Outcome.FAIL, Reason.NOT_LEARNING)
+    assert remedy in check.remedy
+
+
 def test_checkpoints_that_were_left_out_have_a_remedy_of_their_own() -> None:
     def every_other(made: LaunchEvidence) -> LaunchEvidence:
         written = made.ranks[0].checkpoints
