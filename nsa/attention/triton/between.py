@@ -1,11 +1,7 @@
-"""Between the branches: pooled keys and values before them, the gated sum after them.
+"""Between the branches: their gated sum.
 
-Block i of compression is the mean of the tokens from i*STRIDE on, L of them. A program makes one
-block of the keys or of the values (axis 2 of the grid), or the gradients of TOKENS tokens: each is
-in the L/STRIDE blocks, at most, that began last.
-
-Of the sum a program takes ROWS rows, a row being one head of one token, and all heads of a batch
-element are counted through: each number is read once, each result is written once, by one program.
+A program takes ROWS rows, a row being one head of one token, and all heads of a batch element are
+counted through: each number is read once, each result is written once, by one program.
 
 Products and sums are float32, rounded when they are stored. A launch never asks the device for a
 number.
@@ -20,74 +16,6 @@ from torch import Tensor
 
 from nsa.attention.triton.launch import device_of, inner
 from nsa.attention.triton.rows import load_rows, padded
-from nsa.config import NSAConfig
-
-
-@triton.jit
-def _mean(
-    x, to, x_b, x_t, x_g, n_blocks, groups, L: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr,
-    TOKENS: tl.constexpr,
-):  # fmt: skip
-    """One block of x [B,S,G,D] into `to` [B,n_blocks,G,D]."""
-    block = tl.program_id(0).to(tl.int64)
-    pair = tl.program_id(1).to(tl.int64)
-    batch, group = pair // groups, pair % groups
-    inner, dim = tl.arange(0, TOKENS), tl.arange(0, padded(D))
-    x += batch * x_b + group * x_g + block * STRIDE * x_t
-    total = tl.zeros((padded(D),), tl.float32)
-    for first in range(0, L, TOKENS):
-        token = first + inner
-        seen = (token < L)[:, None] & (dim < D)[None, :]
-        at = token.to(tl.int64)[:, None] * x_t + dim[None, :]
-        total += tl.sum(tl.load(x + at, seen, 0.0).to(tl.float32), 0)
-    at = ((batch * n_blocks + block) * groups + group) * D + dim
-    tl.store(to + at, total / L, dim < D)
-
-
-@triton.jit
-def pool_kernel(
-    k, v, pooled_k, pooled_v, n_blocks, groups, k_b, k_t, k_g, v_b, v_t, v_g, L: tl.constexpr,
-    STRIDE: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
-    """Means float32 [B,n_blocks,G,D_K] and [B,n_blocks,G,D_V] of k and v [B,S,G,D]."""
-    if tl.program_id(2) == 0:
-        _mean(k, pooled_k, k_b, k_t, k_g, n_blocks, groups, L, STRIDE, D_K, TOKENS)
-    else:
-        _mean(v, pooled_v, v_b, v_t, v_g, n_blocks, groups, L, STRIDE, D_V, TOKENS)
-
-
-@triton.jit
-def _spread(
-    grad, to, seq_len, n_blocks, groups, L: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr,
-    TOKENS: tl.constexpr,
-):  # fmt: skip
-    """Gradients of TOKENS tokens into `to` [B,S,G,D], from those of blocks [B,n_blocks,G,D]."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    pair = tl.program_id(1).to(tl.int64)
-    batch, group = pair // groups, pair % groups
-    dim = tl.arange(0, padded(D))
-    total = tl.zeros((TOKENS, padded(D)), tl.float32)
-    for age in range(L // STRIDE):
-        block = token // STRIDE - age
-        seen = ((block >= 0) & (block < n_blocks))[:, None] & (dim < D)[None, :]
-        at = ((batch * n_blocks + block) * groups + group) * D
-        total += tl.load(grad + at[:, None] + dim[None, :], seen, 0.0)
-    at = ((batch * seq_len + token) * groups + group) * D
-    seen = (token < seq_len)[:, None] & (dim < D)[None, :]
-    tl.store(to + at[:, None] + dim[None, :], (total / L).to(to.dtype.element_ty), seen)
-
-
-@triton.jit
-def pool_backward_kernel(
-    grad_k, grad_v, dk, dv, seq_len, n_blocks, groups,
-    L: tl.constexpr, STRIDE: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
-    TOKENS: tl.constexpr,
-):  # fmt: skip
-    """dk [B,S,G,D_K] and dv [B,S,G,D_V] from float32 gradients of the means, contiguous."""
-    if tl.program_id(2) == 0:
-        _spread(grad_k, dk, seq_len, n_blocks, groups, L, STRIDE, D_K, TOKENS)
-    else:
-        _spread(grad_v, dv, seq_len, n_blocks, groups, L, STRIDE, D_V, TOKENS)
 
 
 @triton.jit
@@ -164,52 +92,9 @@ def mix_backward_kernel(
     _gradients(grads, branch, gate + 2, d_win, d_gate + 2, number, inside, D_V)
 
 
-# Tokens that a program of pooling reads, or writes the gradients of, at once: a block of the
-# production shape.
-_TOKENS = 32
 # Numbers of a branch that a program of the sum takes: 16 for each thread, and several programs for
 # each multiprocessor from 2,000 tokens of the production shape on.
 _NUMBERS = 2048
-
-
-def pool_constants(cfg: NSAConfig) -> dict[str, int]:
-    """What the kernels are compiled for."""
-    return {"L": cfg.l, "STRIDE": cfg.d, "D_K": cfg.d_k, "D_V": cfg.d_v, "TOKENS": _TOKENS}
-
-
-def pool_forward(k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-    """Means float32 [B,N,G,D] of k [B,S,G,Dk] and v [B,S,G,Dv]."""
-    batch, seq_len, groups = k.shape[:3]
-    n_blocks = cfg.n_compressed(seq_len)
-    k, v = inner(k), inner(v)
-    pooled_k, pooled_v = (
-        torch.empty(batch, n_blocks, groups, x.shape[-1], dtype=torch.float32, device=x.device)
-        for x in (k, v)
-    )
-    if n_blocks:
-        with device_of(k):
-            pool_kernel[n_blocks, batch * groups, 2](
-                k, v, pooled_k, pooled_v, n_blocks, groups, *k.stride()[:3], *v.stride()[:3],
-                **pool_constants(cfg),
-            )  # fmt: skip
-    return pooled_k, pooled_v
-
-
-def pool_backward(
-    grad_k: Tensor, grad_v: Tensor, seq_len: int, dtype: torch.dtype, cfg: NSAConfig
-) -> tuple[Tensor, Tensor]:
-    """Gradients of k and v [B,S,G,D] of a type from those of their means; equal bits each time."""
-    batch, n_blocks, groups = grad_k.shape[:3]
-    grad_k, grad_v = grad_k.contiguous(), grad_v.contiguous()
-    dk, dv = (
-        torch.empty(batch, seq_len, groups, x.shape[-1], dtype=dtype, device=x.device)
-        for x in (grad_k, grad_v)
-    )
-    with device_of(dk):
-        pool_backward_kernel[triton.cdiv(seq_len, _TOKENS), batch * groups, 2](
-            grad_k, grad_v, dk, dv, seq_len, n_blocks, groups, **pool_constants(cfg)
-        )
-    return dk, dv
 
 
 def mix_constants(heads: int, d_v: int) -> dict[str, int]:
