@@ -52,8 +52,7 @@ from benchmarks.attention.checks import (
     load_peer,
     ours,
 )
-from benchmarks.attention.kernels import breakdown, kernel_table
-from benchmarks.attention.times import Timed, peak_bytes, timed
+from benchmarks.attention.times import Timed, breakdown, kernel_table, peak_bytes, timed
 from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
 from nsa.attention import choose_selected
 from nsa.config import NSAConfig, Selected
