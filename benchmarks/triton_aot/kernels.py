@@ -135,7 +135,8 @@ def compressed(
 
     What it gives and its gradients are float32 in every call, and its keys where they choose.
     """
-    from nsa.attention.triton.compressed import keys, launch, rows, top
+    from nsa.attention.triton import between
+    from nsa.attention.triton.compressed import launch, rows, top
 
     floats = ("out", "grad", "lse", "exact_lse", "delta", "parts")
     own = ("terms", "rounded_grad")
@@ -155,11 +156,11 @@ def compressed(
     ):
         yield _tiled(f"compressed {name}", function, tile, {**shape, **more}, **of)
     yield Kernel(
-        name="compressed sum", function=keys.compressed_sum_kernel, pointers={"parts": "fp32"},
+        name="compressed sum", function=between.compressed_sum_kernel, pointers={"parts": "fp32"},
         constants=launch.sum_constants(cfg, cut),
     )  # fmt: skip
     yield Kernel(
-        name="pool", function=keys.pool_kernel, own=(*own, "values"),
+        name="pool", function=between.pool_kernel, own=(*own, "values"),
         constants=launch.pool_constants(cfg, torch.bfloat16),
     )  # fmt: skip
     chosen = launch.top_constants(cfg, torch.bfloat16)

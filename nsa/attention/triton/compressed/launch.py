@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.attention.triton.compressed.keys import compressed_sum_kernel, pool_kernel
+from nsa.attention.triton.between import compressed_sum_kernel, pool_kernel
 from nsa.attention.triton.compressed.rows import (
     compressed_kernel,
     compressed_query_gradient_kernel,

@@ -4,7 +4,7 @@ Compressed keys are means, kept in float32, and their scores choose blocks: a bf
 others. So that tensor cores can multiply them all the same, a key is taken as a sum of TERMS
 numbers of the queries' type, the largest first, and the products are added up: as exact as one
 product of float32. The first term is the key rounded. Every tile reads the terms, so they are made
-once for a call (`keys`), of which the backward pass reads the first.
+once for a call (`between`), of which the backward pass reads the first.
 
 Tiles of rows are as in `rows`; a tile walks over the compressed keys that its last token sees,
 first over those that its first token sees, where no row has to look which key it sees.
