@@ -44,7 +44,7 @@ from tests.attention.triton_kernels import (
     selection,
 )
 from tests.attention.triton_kernels import inputs as case_inputs
-from tests.attention.triton_lists import list_problems, offset_problems
+from tests.attention.triton_lists import list_problems
 from tests.train.launching import SMOKE
 
 CPU = torch.device("cpu")
@@ -210,7 +210,7 @@ def trainer() -> list[str]:
 
 def lists() -> list[str]:
     """Each block's readers in each run, ascending, and how they are cut."""
-    return list_problems() + offset_problems()
+    return list_problems()
 
 
 def far(module: ModuleType = launch, run: int = 0) -> list[str]:

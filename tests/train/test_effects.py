@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from nsa.attention import selection
+from nsa.attention.sdpa import bits_of
 from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
 from nsa.config import NSAConfig
 from nsa.contract import ATTEND_RANGE, SELECTION_RANGES
@@ -156,7 +157,7 @@ def test_one_kernel_builds_v2(version: str) -> None:
     model = SimpleNamespace(cfg=SimpleNamespace(attention=SHAPE))
     with count_ranges() as counts:
         blocks = torch.zeros(1, 12, 1, 3, dtype=torch.int64, device="meta")
-        selection.build_ranges(blocks, SHAPE, "v2", by_triton=True)
+        bits_of(blocks, SHAPE, "v2")
     # As if the code called itself by the other name.
     asked = SELECTION_RANGES[cast("Any", version)]
     ((name, inside),) = counts.inside.items()
