@@ -158,7 +158,8 @@ def command(
             description=description.rstrip(),
             epilog=f"{examples}{rest}",
             run=run,
-            **{"arguments": arguments, **given},
+            arguments=arguments,
+            **given,
         )
 
     return made
