@@ -165,7 +165,7 @@ def command(
     return made
 
 
-def docstring(run: Handler) -> str:
+def docstring(run: Callable[..., object]) -> str:
     """The function's; `python -OO` takes it out of the program, and leaves it in the file."""
     if run.__doc__ is not None:
         return run.__doc__
