@@ -18,7 +18,6 @@ from runbook.cli import (
     live,
     questions,
     run,
-    triage,
     trials,
 )
 from runbook.cli._parser import (
@@ -38,7 +37,7 @@ from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, op
 GROUPS: dict[str, tuple[Command, ...]] = {
     "what most people need": (
         *(run.run, finished.report, finished.verify, launch.launch),
-        *(live.watch, triage.triage, history.history, questions.inspect),
+        *(live.watch, questions.triage, history.history, questions.inspect),
     ),
     "other runs": (trials.init, launch.nightly, trials.drill),
     "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),
