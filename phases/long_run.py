@@ -174,7 +174,7 @@ def _learns(case: Case, name: str) -> Finding:
     effective = env.get("effective") or {}
     dataset, floor = effective.get("dataset"), effective.get("loss_floor")
     start = math.log(max(2, int(effective.get("vocab_size") or 0)))
-    if dataset != "markov" or not isinstance(floor, int | float) or not 0 < floor < start:
+    if dataset != "markov" or floor is None or not 0 < floor < start:
         reason = f"{name} trained on {dataset} with a floor of {floor}: nothing to learn there"
         raise invalid(Reason.MISMATCH, reason)
     last = log.frame["loss"].iloc[-LOSS_WINDOW:]

@@ -53,7 +53,7 @@ def check_plausible(case: Case, name: str) -> Finding:
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
         return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, evidence=paths)
-    floor = _number(effective.get("loss_floor"))
+    floor = effective.get("loss_floor", math.nan)
     total = f"{int(log.frame['tokens'].sum())} tokens in {len(log.frame)} steps"
     reason = f"first loss {value.value:.3f}, floor {floor:.3f}, {total}"
     return passed(reason, measurement=value, evidence=paths)
@@ -162,14 +162,10 @@ def mfu_of(case: Case, env: Mapping[str, Any], toks_per_s: float) -> float | Non
     None where the profile knows no peak or env.json no FLOPs per token.
     """
     peak = case.profile.hardware.peak_tflops
-    per_token = _number((env.get("effective") or {}).get("model_flops_per_token"))
+    per_token = (env.get("effective") or {}).get("model_flops_per_token") or 0.0
     if peak is None or not per_token > 0:
         return None
     return toks_per_s * per_token / (peak * 1e12 * int(env.get("world_size") or 1))
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 # How exactly a product may be computed; which SDPA kernels are allowed follows from the toggles.

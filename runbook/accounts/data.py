@@ -112,7 +112,7 @@ def _held_out(rank: RankLog, work: Workload) -> Iterator[str]:
     wanted = told[0]
     if work.data:
         if not work.data.can_make(work.eval_batches):
-            yield f" evaluates on {work.eval_batches} batches, more than can be made again"
+            yield f" tells of {work.eval_batches} batches in an evaluation"
             return
         wanted = work.data.held_out(rank.rank, work.eval_batches)
     wrong = [one for one in told if int(str(one), 16) != int(str(wanted), 16)]

@@ -50,31 +50,25 @@ def _proof_problems(when: str, proof: Mapping[str, Any] | None, work: Workload) 
     sized = max(apart(low, 1.0), apart(high, 1.0)) <= _COARSE
     if sized and work.wire is not None and wire != work.wire:
         yield f"{when}: gradients travel as {wire}, not as {work.wire}"
-    off, most = proof.get("logit_gradient"), oracle_tolerance(work)
+    off, allowed = proof.get("logit_gradient"), oracle_tolerance(work)
     # fp16's scaler tries factors that are too large, and leaves such a step out.
-    if not within(off, most) and not (off is None and work.dtype == "fp16"):
+    if not within(off, allowed) and not (off is None and work.dtype == "fp16"):
         yield (
             f"{when}: the gradient of its logits is off by {off} of that of the cross entropy, "
-            f"allowed {most:.2g}"
+            f"allowed {allowed:.2g}"
         )
     own: Mapping[str, float] = proof.get("own_gradient") or {}
+    # Infinite only where fp16 scales its loss up.
+    most = math.nextafter(math.inf, 0) if work.dtype != "fp16" else math.inf
+    # A sequence with fewer than two compressed blocks has nothing to choose among.
+    may = _COMPRESSED if work.seq_len < 2 * work.block else ()
     idle = [
         name
         for name, size in own.items()
-        if not _sound(size, work) and not (size == 0 and _may_idle(name, work))
+        if not 0 < size <= most and not (size == 0 and name.startswith(may))
     ]
     if idle or not own:
         yield f"{when}: no gradient reaches {', '.join(idle) or 'anything'}"
-
-
-def _sound(size: float, work: Workload) -> bool:
-    """Above zero; infinite only where fp16 scales its loss up."""
-    return size > 0 and (size < math.inf or work.dtype == "fp16")
-
-
-def _may_idle(group: str, work: Workload) -> bool:
-    """A sequence with fewer than two compressed blocks has nothing to choose among."""
-    return work.seq_len < 2 * work.block and group.startswith(_COMPRESSED)
 
 
 @each_rank

@@ -21,7 +21,7 @@ _DEFAULT_FORMAT = "terminal"
 
 
 def _unknown_format(args: argparse.Namespace) -> list[str]:
-    from runbook.config.registry import report_names
+    from runbook.config.registry import REPORT_GROUP, names
     from runbook.errors import choice_for
 
     if args.format is None:
@@ -30,7 +30,7 @@ def _unknown_format(args: argparse.Namespace) -> list[str]:
         return ["--json and --format: choose one"]
     if args.format == "json":
         return ["--format json: there is none; --json prints run.json, the record"]
-    known = report_names()
+    known = names(REPORT_GROUP)
     if args.format in known:
         return []
     return [f"--format {args.format!r}: no such format{choice_for(args.format, known)}"]

@@ -183,17 +183,14 @@ def _fields_at(model: Any, location: tuple[int | str, ...]) -> list[str]:
     for part in location:
         if isinstance(model, type) and issubclass(model, BaseModel):
             field = model.model_fields.get(str(part))
-            model = _model_of(field.annotation) if field else None
+            kind: Any = field.annotation if field else None
+            # One that may also be None.
+            either = get_args(kind) if isinstance(kind, UnionType) else ()
+            model = next((one for one in either if one is not type(None)), kind)
         else:
             model = next(iter(get_args(model)[::-1]), None)
     is_model = isinstance(model, type) and issubclass(model, BaseModel)
     return list(model.model_fields) if is_model else []
-
-
-def _model_of(annotation: Any) -> Any:
-    """The model of an annotation that may also be None."""
-    either = get_args(annotation) if isinstance(annotation, UnionType) else ()
-    return next((one for one in either if one is not type(None)), annotation)
 
 
 class Preset(Record):

@@ -260,12 +260,12 @@ def torch_variable_problems(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> list[str]:
-    """What becomes of variables that are set under an old name or to a harmful value."""
+def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> dict[str, str]:
+    """What becomes of each variable that is set under an old name or to a harmful value."""
     rows, _ = torch_env.plan(environ, uses_nccl=uses_nccl)
     notes = {row.name: row.note for row in rows}
     notes |= {name: unknown_note(name) for name in sorted(environ) if name not in notes}
-    return [f"{name}={environ[name]}: {note}" for name, note in notes.items() if note]
+    return {name: note for name, note in notes.items() if note}
 
 
 @cache

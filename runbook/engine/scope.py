@@ -31,17 +31,17 @@ def what_ran(evidence: PhaseEvidence) -> tuple[Ran, ...]:
     for launch in evidence.launches.values():
         env = launch.env or {}
         device, effective = env.get("device"), env.get("effective")
-        if isinstance(device, Mapping) and isinstance(effective, Mapping):
+        if device is not None and effective is not None:
             found.append(
                 Ran(
-                    device=_text(device.get("type")),
-                    name=_text(device.get("name")),
+                    device=device.get("type") or "unknown",
+                    name=device.get("name") or "unknown",
                     ranks=_whole(env.get("world_size")),
                     parameters=_whole(effective.get("n_params")),
                     seq_len=_whole(effective.get("seq_len")),
                     global_batch=_whole(effective.get("global_batch")),
                     accumulation=_whole(effective.get("accumulation")),
-                    dtype=_text(effective.get("dtype")),
+                    dtype=effective.get("dtype") or "unknown",
                 )
             )
     return tuple(dict.fromkeys(found))
@@ -271,10 +271,6 @@ def _workloads(ran: Iterable[Ran]) -> list[str]:
         for (model, dtype), batches in found.items()
     ]
     return [" and ".join(texts)] if texts else []
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else "unknown"
 
 
 def _whole(value: object) -> int:

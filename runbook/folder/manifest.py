@@ -84,16 +84,13 @@ def write_manifest(run_root: Path) -> Path:
     for path in sorted(run_root.rglob("*"), reverse=True):
         if _is_real_folder(path) and not any(path.iterdir()):
             path.rmdir()
-    lines = [_manifest_line(one.sha256, one.path) for one in artifact_records(run_root)]
-    path = run_root / MANIFEST_FILE
+    path, lines = run_root / MANIFEST_FILE, []
+    for one in artifact_records(run_root):
+        # As sha256sum writes it: a name with a newline or a backslash is escaped, and marked so.
+        shown = one.path.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+        lines.append(f"{'' if shown == one.path else _ESCAPED}{one.sha256}  {shown}\n")
     write_atomic(path, "".join(lines))
     return path
-
-
-def _manifest_line(sha256: str, name: str) -> str:
-    """As sha256sum writes it: a name with a newline or a backslash is escaped, and marked so."""
-    shown = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    return f"{'' if shown == name else _ESCAPED}{sha256}  {shown}\n"
 
 
 def read_manifest(path: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Sequence
 
 from nsa.contract import ELSEWHERE, PARTED, RANK_LINE, REFUSAL, ExitCode
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.surroundings import DISK_FULL
 from runbook.records import End, Kind, LaunchStatus, RankExit
 
@@ -244,9 +244,7 @@ def _ended_by_signal(
 ) -> End:
     rank = f"rank {culprit.rank} was ended by {culprit.signal} at step {culprit.steps_done}"
     watchdog = said_by_watchdog(console, culprit.rank) if culprit.signal == "SIGABRT" else ""
-    if watchdog:
-        cause = f"{rank}, by NCCL's watchdog: {watchdog}"
-        return End(status=LaunchStatus.CRASHED, cause=cause, culprit_rank=culprit.rank)
+    rank += f", by NCCL's watchdog: {watchdog}" if watchdog else ""
     if killed := killed_for_memory(culprit.signal, oom):
         return End(
             status=LaunchStatus.OUT_OF_MEMORY,

@@ -25,7 +25,8 @@ from runbook.launch.end import (
     told_by_parent,
 )
 from runbook.launch.watch.live_status import resident_mib
-from runbook.launch.watch.ranks import RankState, RankWatch
+from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch.ranks import RankWatch
 from runbook.process.reaper import carriers
 from runbook.records import End, Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import OUT, OwnTrainer
@@ -220,11 +221,9 @@ def classify_foreign(
     who = "the trainer" if culprit is None else f"rank {culprit}"
     word = last_error(console)
     name = signal_name(code)
-    if killed := killed_for_memory(name, oom):
-        cause = f"{who}: {killed}"
-        return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=culprit)
-    if any(_OUT_OF_MEMORY.search(line) for line in console):
-        cause = f"{who} ran out of memory: {word}"
+    killed = killed_for_memory(name, oom)
+    if killed or any(_OUT_OF_MEMORY.search(line) for line in console):
+        cause = f"{who}: {killed}" if killed else f"{who} ran out of memory: {word}"
         return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=culprit)
     # Some count their steps from 0; telling of an abort so late may itself end in another signal.
     if name and step >= steps - 1 and any(_TERMINATED in line for line in console):

@@ -136,11 +136,6 @@ class LauncherKind(Protocol):
         """What a person types to start the launch so, in lines."""
 
 
-def launcher_names() -> tuple[str, ...]:
-    """The names that `--launcher` takes, without loading a launcher."""
-    return tuple(entry.name for entry in installed(GROUP))
-
-
 @lru_cache(maxsize=8)
 def launcher(name: str) -> LauncherKind:
     """The launcher of this name. Raises UsageError that lists those that there are."""

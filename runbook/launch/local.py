@@ -13,19 +13,20 @@ from pathlib import Path
 
 from runbook import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S
 from runbook.config.profile import Profile
+from runbook.config.registry import names
 from runbook.config.setup import RunOptions, Setup
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import pasteable
 from runbook.launch.incident.bundle import read_outside
 from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import (
+    GROUP,
     Aftermath,
     Launcher,
     Running,
     Start,
-    launcher_names,
 )
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.devices import When, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
 from runbook.machine.surroundings import LoadMeter, nothing_starts
@@ -192,7 +193,7 @@ class Local:
 
 def other_launchers() -> list[str]:
     """The names of the launchers that do not run everything on this machine."""
-    return [name for name in launcher_names() if name != DEFAULT_LAUNCHER]
+    return [name for name in names(GROUP) if name != DEFAULT_LAUNCHER]
 
 
 def nodes_problems(options: RunOptions, profile: Profile) -> list[str]:

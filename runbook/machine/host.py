@@ -47,17 +47,10 @@ def cgroup_cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     return int(text[0]) / int(text[1])
 
 
-def memory_total_gib(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
-) -> float | None:
+def memory_total_gib(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
     """Memory of the machine, or of the container where that is less."""
-    sizes = []
-    for line in _read(meminfo).splitlines():
-        if line.startswith("MemTotal:"):
-            sizes.append(int(line.split()[1]) * 1024)
-    if (limit := _read(cgroup / "memory.max").strip()).isdigit():
-        sizes.append(int(limit))
-    return min(sizes) / _GIB if sizes else None
+    total, limit = psutil.virtual_memory().total, _read(cgroup / "memory.max").strip()
+    return min(total, int(limit) if limit.isdigit() else total) / _GIB
 
 
 def write_speed_mib_s(folder: Path, *, size_mib: int = _PROBE_MIB) -> float:

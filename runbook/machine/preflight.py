@@ -78,6 +78,11 @@ def _fact(name: str, value: str | float | bool | None, note: str = "", *, unit: 
     return Fact(name=name, value=value, unit=unit, path=_HOST, note=note)
 
 
+def _listed(found: Sequence[object]) -> str:
+    more = [f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    return "; ".join([*map(str, found[:_LISTED]), *more])
+
+
 def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
     checkout = git.find_checkout()
     if checkout is None:
@@ -98,9 +103,7 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
     branch_notes += [f"expected {expected_branch}"] if expected_branch else []
     where = "; ".join(state.problems) or f"in {checkout}"
     dirt = f"{len(changed)} files differ from the commit or are not in it" if changed else ""
-    named = [*elsewhere, *map(str, state.unseen)]
-    dirt += "".join(f"; {text}" for text in named[:_LISTED])
-    dirt += f"; and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+    dirt = "; ".join(filter(None, (dirt, _listed([*elsewhere, *state.unseen]))))
     upstream = f"of {state.upstream}, as last fetched" if state.upstream else "no upstream branch"
     digest = "digest of the whole diff; secrets in the kept copy are blanked"
     return [
@@ -141,19 +144,17 @@ def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Fact]:
 def _host_drafts(run_root: Path) -> list[Fact]:
     holder = host.port_holder()
     infiniband = host.find_infiniband()
-    memory = host.memory_total_gib()
     quota = host.cgroup_cpu_limit()
     ports = ", ".join(f"{name} {state}" for name, state in infiniband.items())
     port = f"port {DEFAULT_RENDEZVOUS_PORT}" + (f" held by {holder}" if holder else "")
     allowed = f"the container's quota allows {quota:g}" if quota is not None else ""
-    unread = "" if memory is not None else "/proc/meminfo cannot be read"
     return [
         _fact("infiniband.present", bool(infiniband), ports),
         _fact("disk.free_gib", shutil.disk_usage(run_root).free / 1024**3, unit="GiB"),
         _write_speed_draft(run_root),
         _fact("port.free", holder is None, port),
         _fact("cpu.count", host.count_cpus(), allowed),
-        _fact("memory.total_gib", memory, unread, unit="GiB"),
+        _fact("memory.total_gib", host.memory_total_gib(), unit="GiB"),
     ]
 
 
@@ -169,19 +170,17 @@ def _process_drafts(processes: Sequence[Seen]) -> list[Fact]:
     drafts = []
     for name, orphan in (("processes.leftover", True), ("processes.other_runs", False)):
         chosen = [process for process in processes if process.orphan == orphan]
-        listed = [str(process) for process in chosen[:_LISTED]]
-        if len(chosen) > _LISTED:
-            listed.append(f"and {len(chosen) - _LISTED} more")
-        drafts.append(_fact(name, len(chosen), redact_text("; ".join(listed))))
+        drafts.append(_fact(name, len(chosen), redact_text(_listed(chosen))))
     return drafts
 
 
 def _variable_drafts(*, uses_nccl: bool) -> list[Fact]:
     problems = environment_problems(os.environ, uses_nccl=uses_nccl)
     notes = environment_notes(os.environ, uses_nccl=uses_nccl)
+    told = "; ".join(f"{name}={os.environ[name]}: {note}" for name, note in notes.items())
     recorded = recorded_environment()
     return [
-        _fact("env.problems", redact_text("; ".join(problems)), redact_text("; ".join(notes))),
+        _fact("env.problems", redact_text("; ".join(problems)), redact_text(told)),
         _fact("env.recorded", "; ".join(f"{name}={value}" for name, value in recorded.items())),
     ]
 

@@ -229,15 +229,13 @@ class Series(Record):
 
 
 def thin_points(
-    xs: Sequence[float], ys: Sequence[float], *, keep: int = MAX_POINTS
+    xs: Sequence[float], ys: Sequence[float], *, keep: int
 ) -> tuple[tuple[float, float], ...]:
     """At most `keep` of the points, in order: the lowest and highest of each stretch survive.
 
     Dips and peaks are what a reader looks for, so a plain stride would hide them.
     """
     points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
-    if keep < 2:
-        raise ValueError(f"keep must be at least 2, got {keep}")
     if len(points) <= keep:
         return tuple(points)
     stretches = keep // 2

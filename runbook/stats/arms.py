@@ -19,7 +19,6 @@ from runbook.stats.decision import (
     Decision,
     Detail,
     FloatArray,
-    between,
     percent,
     too_few,
     unless_disturbed,
@@ -146,8 +145,6 @@ def judge_rounds(
         3 rounds; else TIE: the configured value stays. `estimate` is the ratio of the leader to
         its closest rival, `interval` its two-sided 1 - error interval.
     """
-    between("error", error, 0.0, 0.5)
-    between("min_effect", min_effect, 0.0, 1.0)
     rounds = values.shape[0]
     if rounds < MIN_ROUNDS:
         what, known = "complete round(s)", {"futile": False}

@@ -51,11 +51,20 @@ def meets_target(
     floor = float(positive("target", [target], unit=TOKENS_PER_SECOND)[0])
     array = positive("values", values, unit=TOKENS_PER_SECOND)
     middle = math.exp(float(np.log(array).mean()))
+    outcome, interval = Decided.INCONCLUSIVE, None
     if array.size < TARGET_PLAN.units:
-        outcome, interval, says = _far_from(array, floor)
+        says = few = f"{TARGET_PLAN.units} launches are needed near the target"
+        if float(array.min()) >= floor * (1 + FAR):
+            outcome, says = Decided.PASS, f"more than {FAR:.0%} above it ({few})"
+        elif float(array.max()) < floor * (1 - FAR):
+            outcome, says = Decided.FAIL, f"more than {FAR:.0%} below it ({few})"
     else:
-        interval = launch_bounds(array)
-        outcome, says = _against(interval, floor)
+        low, high = interval = launch_bounds(array)
+        says = f"bounds {low:.4g} to {high:.4g} hold it; add launches"
+        if low >= floor:
+            outcome, says = Decided.PASS, f"lower bound {low:.4g} reaches it"
+        elif high < floor:
+            outcome, says = Decided.FAIL, f"upper bound {high:.4g} is below the floor"
     stale = floor < STALE_BELOW * middle
     warning = f"; STALE TARGET: {floor:g} is {floor / middle:.1%} of what is measured"
     details: dict[str, Detail] = {"target": floor, "stale_target": stale}
@@ -90,24 +99,6 @@ def launch_bounds(values: Sequence[float] | FloatArray) -> tuple[float, float]:
     mean, bar = mean_and_error(np.log(array))
     half = t_quantile(TARGET_PLAN.error, array.size - 1) * bar
     return math.exp(mean - half), math.exp(mean + half)
-
-
-def _against(interval: tuple[float, float], floor: float) -> tuple[Decided, str]:
-    low, high = interval
-    if low >= floor:
-        return Decided.PASS, f"lower bound {low:.4g} reaches it"
-    if high < floor:
-        return Decided.FAIL, f"upper bound {high:.4g} is below the floor"
-    return Decided.INCONCLUSIVE, f"bounds {low:.4g} to {high:.4g} hold it; add launches"
-
-
-def _far_from(array: FloatArray, floor: float) -> tuple[Decided, tuple[float, float] | None, str]:
-    few = f"{TARGET_PLAN.units} launches are needed near the target"
-    if float(array.min()) >= floor * (1 + FAR):
-        return Decided.PASS, None, f"more than {FAR:.0%} above it ({few})"
-    if float(array.max()) < floor * (1 - FAR):
-        return Decided.FAIL, None, f"more than {FAR:.0%} below it ({few})"
-    return Decided.INCONCLUSIVE, None, few
 
 
 def scaling(

@@ -121,7 +121,7 @@ def _non_inferior(
     """`errors` are those of keeping and of dropping here, `whole` is that of all analyses."""
     keep_error, error = errors
     if first.size < MIN_PAIRS:
-        return _too_few(first.size, error)
+        return too_few(first.size, "round(s)", MIN_PAIRS, error=error, unit="ratio")
     ratio, (low, _) = _ratio(first, second, keep_error)
     _, (_, high) = _ratio(first, second, error)
     limit = 1.0 - margin
@@ -166,7 +166,8 @@ def regression(
     first, second = paired(("reference", "head"), reference, head, unit=TOKENS_PER_SECOND)
     whole = plan.first + plan.more
     if first.size < plan.first:
-        return _too_few(first.size, error, go_on=True)
+        few = "round(s)", MIN_PAIRS
+        return too_few(first.size, *few, error=error, unit="ratio", go_on=True)
     _, (_, early) = _ratio(first[: plan.first], second[: plan.first], plan.suspicion)
     if early >= 1.0:
         used, outcome, says = plan.first, Decided.PASS, "no loss suspected"
@@ -202,7 +203,3 @@ def _decision(
 ) -> Decision:
     reason = f"{name} {percent(ratio, bounds, f'{n} rounds')}: {says}"
     return of_ratio(outcome, ratio, bounds, error=error, n=n, reason=reason, go_on=go_on)
-
-
-def _too_few(n: int, error: float, *, go_on: bool = False) -> Decision:
-    return too_few(n, "round(s)", MIN_PAIRS, error=error, unit="ratio", go_on=go_on)

@@ -61,7 +61,6 @@ def steady(
     """
     between("tolerance", tolerance, 0.0, 1.0)
     between("stall_limit", stall_limit, 0.0, 1.0)
-    between("batch", float(batch), SHORTEST_BATCH - 1, math.inf)
     times = positive("step_times", step_times, unit="s")
     cut = warmup_cut(times)
     kept = times[cut:]
@@ -81,7 +80,9 @@ def steady(
             kept.size, "steps after warm-up", needed, error=ERROR, unit="share", details=details
         )
         return replace(few, n=count)
-    levels = _batch_levels(kept, size, count)
+    # Pauses are capped; the oldest odd steps are left out.
+    capped = np.minimum(kept, PAUSE_RATIO * float(np.median(kept)))
+    levels = np.log(capped[kept.size - count * size :].reshape(count, size).mean(axis=1))
     slope, half, factor = _total_slope(levels)
     split, shift, p = _change_point(levels, factor)
     first = cut + (kept.size - count * size) + split * size
@@ -150,14 +151,6 @@ def _slow(times: FloatArray) -> npt.NDArray[np.bool_]:
     spread = MAD_TO_SIGMA * float(np.median(np.abs(times - middle))) / middle
     share = max(SLOW_LEAST, SLOW_DEVIATIONS * spread)
     return times > middle * (1.0 + min(share, PAUSE_RATIO - 1.0))
-
-
-def _batch_levels(times: FloatArray, size: int, count: int) -> FloatArray:
-    """Log of the mean step time of each batch, pauses capped; the oldest odd steps are left out."""
-    capped = np.minimum(times, PAUSE_RATIO * float(np.median(times)))
-    batches = capped[times.size - count * size :].reshape(count, size)
-    levels: FloatArray = np.log(batches.mean(axis=1))
-    return levels
 
 
 def _total_slope(levels: FloatArray) -> tuple[float, float, float]:

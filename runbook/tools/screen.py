@@ -19,7 +19,7 @@ from runbook.folder.launch.lines import heartbeats_in
 from runbook.folder.launch.shapes import is_any_number
 from runbook.launch.watch.detectors import Anomaly
 from runbook.launch.watch.live_status import pulse_of
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 from runbook.tools.watch import Watcher, is_over, is_run_directory

@@ -21,7 +21,8 @@ from runbook.launch.incident.bundle import (
 )
 from runbook.launch.incident.flight import read_flights
 from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
-from runbook.launch.watch.ranks import RankState, RankWatch
+from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch.ranks import RankWatch
 from runbook.launch.watch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
 from runbook.process.reaper import environment_holds, holds_file
 

@@ -131,9 +131,8 @@ def test_a_rank_that_dies_or_stands_still_ends_the_launch(tmp_path: Path, signal
     spoiler = Spoiler(tmp_path, lambda pid: os.kill(pid, signals.Signals[signal]))
     fast = replace(Budgets(), step_s=2.0, init_s=60.0)
     launch = planned()
-    result = run_launch(
-        launch, LaunchOptions(run_root=tmp_path, observer=spoiler, retry=False, budgets=fast)
-    )
+    how = LaunchOptions(run_root=tmp_path, observer=spoiler, retry=False, budgets=fast)
+    result = run_launch(launch, how)
     wanted = LaunchStatus.CRASHED if signal == "SIGKILL" else LaunchStatus.HUNG
     assert (result.status, result.culprit_rank) == (wanted, 1), result.cause
     assert not (tmp_path / launch.run_dir / CEILINGS_JSON).exists()

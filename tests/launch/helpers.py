@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.process.reaper import carriers
 from runbook.records import ArmSchedule, Launch, LaunchResult
 from tests.factory import records

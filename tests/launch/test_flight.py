@@ -9,7 +9,7 @@ import pytest
 
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import find_desync, left_the_pattern, read_flights
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import blame
 from runbook.records import End, LaunchStatus
 

@@ -73,7 +73,6 @@ def test_one_rank_that_hangs_leaves_what_says_so(name: str, tmp_path: Path) -> N
         config_overrides={**profile.phases["baseline"].config_overrides, **SMALL},
     )  # fmt: skip
     budgets = Budgets(step_s=stall_s, data_s=stall_s, init_s=60, first_step_s=60)
-    result = run_launch(
-        started, LaunchOptions(run_root=tmp_path, observer=Observer(), budgets=budgets, retry=False)
-    )
+    how = LaunchOptions(run_root=tmp_path, observer=Observer(), budgets=budgets, retry=False)
+    result = run_launch(started, how)
     assert missing(name, result, tmp_path / name) == []

@@ -116,8 +116,7 @@ def test_a_config_that_this_machine_cannot_run_is_quoted(
 ) -> None:
     launch = trainer(5)
     asked = {"argv": (*launch.argv, *words), "env": {**launch.env, **env}}
-    result = run_launch(
-        launch.model_copy(update=asked), LaunchOptions(run_root=tmp_path, observer=Observer())
-    )
+    how = LaunchOptions(run_root=tmp_path, observer=Observer())
+    result = run_launch(launch.model_copy(update=asked), how)
     assert (result.status, result.attempts) == (LaunchStatus.CONFIG_ERROR, 1)
     assert result.cause.startswith(cause), result.cause

@@ -6,7 +6,7 @@ import pytest
 
 from runbook.errors import UsageError
 from runbook.launch import Budgets
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Watchdog, blame
 from tests.launch.helpers import fake_launch, rank
 

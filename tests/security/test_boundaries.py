@@ -86,9 +86,8 @@ def _crashed(root: Path) -> tuple[Path, LaunchResult, Onlooker]:
     machine = {**os.environ, "OMP_NUM_THREADS": "1", **dict.fromkeys(SECRETS, CANARY)}
     machine |= {"LD_PRELOAD": "/nowhere.so", "PYTHONSTARTUP": "/nowhere.py", "NSA_LR": "9"}
     onlooker = Onlooker(root / "run")
-    result = run_launch(
-        launch, LaunchOptions(run_root=root, observer=onlooker, retry=False, machine=machine)
-    )
+    how = LaunchOptions(run_root=root, observer=onlooker, retry=False, machine=machine)
+    result = run_launch(launch, how)
     return root, result, onlooker
 
 

@@ -170,16 +170,9 @@ run(Launch.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 
 
 def adopted(launch: Launch, root: Path, notes: Notes) -> LaunchResult | None:
-    return adopt_launch(
-        launch,
-        LaunchOptions(
-            run_root=root,
-            observer=notes,
-            stop=StopRequest(),
-            retry=False,
-            launcher=launcher(root, notes=notes),
-        ),
-    )
+    where = launcher(root, notes=notes)
+    how = LaunchOptions(run_root=root, observer=notes, retry=False, launcher=where)
+    return adopt_launch(launch, how)
 
 
 def test_a_harness_that_is_killed_finds_its_job_again(cluster: Cluster, tmp_path: Path) -> None:

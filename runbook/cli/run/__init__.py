@@ -33,10 +33,11 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
+    from runbook.config import registry
     from runbook.config.precedence import shell_settings
     from runbook.config.setup import RunOptions
     from runbook.engine.plan.prepare import prepare
-    from runbook.launch.launcher_api import launcher, launcher_names
+    from runbook.launch.launcher_api import GROUP, launcher
     from runbook.machine.gpu import detect_profile
     from runbook.machine.surroundings import surroundings_problems
 
@@ -46,7 +47,9 @@ def _problems(args: argparse.Namespace) -> list[str]:
     if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
         found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
     found.extend(_output_problems(args))
-    if args.launcher in launcher_names() and not args.dry_run:  # else it is told with the options
+    if (
+        args.launcher in registry.names(GROUP) and not args.dry_run
+    ):  # else it is told with the options
         found.extend(launcher(args.launcher).lacks())
     found.extend(_continued(args))
     phases = "all" if args.phase is None else args.phase

@@ -46,7 +46,7 @@ from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 TRAINING_COLUMNS = contract.names(contract.TRAINING_COLUMNS)
 LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
@@ -178,7 +178,7 @@ def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
     frame, problems, damaged = rows.frame, list(rows.problems), rows.damaged
     if "warmup" in frame:
         frame["warmup"] = frame["warmup"] != 0
-    back = _steps_back(frame)
+    back = int((frame["step"].diff() <= 0).sum()) if "step" in frame else 0
     if back:
         damaged = True
         problems.append(
@@ -192,11 +192,3 @@ def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
         problems.append(f"the header lacks: {', '.join(missing)}")
     told = {"problems": tuple(problems), "damaged": damaged}
     return TrainingLog(path=name_below(path, relative_to), **{**vars(rows), **told})
-
-
-def _steps_back(frame: pd.DataFrame) -> int:
-    if "step" not in frame or len(frame) < 2:
-        return 0
-    import numpy as np
-
-    return int(np.count_nonzero(np.diff(frame["step"].to_numpy()) <= 0))

@@ -149,12 +149,7 @@ class _Reader:
                 self.bad_rows += 1
             else:
                 rows.append(row)
-        return self._typed(pd.DataFrame(rows, columns=self._wanted()))
-
-    def _typed(self, frame: pd.DataFrame, whole: str = "float64") -> pd.DataFrame:
-        spec = self.spec
-        kinds = {n: "str" if n in spec.text else "float64" for n in frame.columns}
-        return frame.astype(kinds | dict.fromkeys(spec.whole & kinds.keys(), whole))
+        return pd.DataFrame(rows, columns=self._wanted())
 
     def _row(self, text: str) -> list[float | str] | None:
         import numpy as np
@@ -194,9 +189,12 @@ class _Reader:
         """All rows so far, whole-number columns as int64."""
         import pandas as pd
 
-        wanted = self._wanted() if self.columns and not self.unreadable else list(self.spec.columns)
+        spec = self.spec
+        wanted = self._wanted() if self.columns and not self.unreadable else list(spec.columns)
         found = [frame for frame in self.frames if len(frame)] or [pd.DataFrame(columns=wanted)]
-        return self._typed(pd.concat(found, ignore_index=True), whole="int64")
+        kinds = {name: "str" if name in spec.text else "float64" for name in wanted}
+        kinds |= dict.fromkeys(spec.whole & kinds.keys(), "int64")
+        return pd.concat(found, ignore_index=True).astype(kinds)
 
 
 def read_rows(path: Path, spec: RowSpec) -> RowFile:

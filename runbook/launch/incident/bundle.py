@@ -27,7 +27,7 @@ from runbook.launch.incident.flight import (
     read_flights,
 )
 from runbook.launch.incident.straggler import find_straggler, one_machine
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import STOPPED, Watchdog
 from runbook.process.start import run_tool
 from runbook.records import End, Kind, LaunchStatus

@@ -13,7 +13,7 @@ from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.slurm import commands, files
 from runbook.launch.slurm.ranks import RanksOnNodes
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.records.launch import End
 
 # How often Slurm is asked; the files are looked at ten times a second.

@@ -14,7 +14,6 @@ from pathlib import Path
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
-from runbook.files import utc_text
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import completed, rendezvous
 from runbook.launch.launcher_api import Launcher, Running, Start
@@ -49,7 +48,6 @@ class SlurmLauncher:
             argv=tuple(words[1:] if torchrun else words),
             torchrun=torchrun,
             folder=str(start.command.folder or ""),
-            submitted_at=utc_text(),
         )
         path = start.run_dir / files.JOB_JSON
         files.write_record(path, job)
@@ -74,7 +72,7 @@ class SlurmLauncher:
         job = files.read_record(start.run_dir / files.JOB_JSON, files.Job)
         if job is None or job.run_token != start.token:
             return None
-        number = job.job_id or commands.find_job(files.job_name(start.token))
+        number = job.job_id or commands.find_job(job.name)
         known = bool(number) and commands.job_state(number) is not None
         said = [files.last_state(folder) for folder in files.node_folders(start.run_dir)]
         # Every node may have written all that it had to say.
@@ -197,7 +195,7 @@ def agent_script(run_dir: Path) -> str:
 def printed_script(launch: Launch, request: Request) -> str:
     """The launch as a batch script that a person can submit: the same experiment."""
     whole = completed(launch)
-    options = request.words(launch, name=files.job_name("TOKEN").removesuffix("-TOKEN"))
+    options = request.words(launch, name="runbook")
     words = list(whole.words())
     lines = ["sbatch <<'JOB'", "#!/bin/bash", *(f"#SBATCH {word}" for word in options)]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in whole.env.items()]

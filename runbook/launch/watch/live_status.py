@@ -20,7 +20,7 @@ from runbook.folder.launch.evidence import LEGACY_COLUMNS
 from runbook.folder.launch.lines import TableTail
 from runbook.launch.observer import Observer, Pulse
 from runbook.launch.watch.detectors import Monitor, step_of
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import SLOW_PHASES, STOPPED, Thresholds, blame
 from runbook.records import Launch
 from runbook.records.events import SilentRank

@@ -86,16 +86,13 @@ def gpu_drafts(
     why = (
         f"GPU {indices} of {len(smi.gpus)}, {chosen_by or 'all that torch sees'}" if hidden else ""
     )
-    drafts = [_fact("gpu.count", len(shown), note=why)]
+    told = {
+        "gpu.installed": _fact("gpu.installed", len(smi.gpus)),
+        "gpu.nvlink": _nvlink([gpu.index for gpu in shown], links, topology_problem),
+    }
     seen = replace(smi, gpus=shown)
-    for name, read in _FACTS.items():
-        if name == "gpu.installed":
-            drafts.append(_fact(name, len(smi.gpus)))
-        elif read is None:
-            drafts.append(_nvlink(name, [gpu.index for gpu in shown], links, topology_problem))
-        else:
-            drafts.append(read(name, seen))
-    return drafts
+    told |= {name: read(name, seen) for name, read in _FACTS.items() if read is not None}
+    return [_fact("gpu.count", len(shown), note=why), *(told[name] for name in _FACTS)]
 
 
 def _fact(name: str, value: str | float | bool | None, *, note: str = "") -> Fact:
@@ -159,9 +156,7 @@ def _power_limit(name: str, smi: NvidiaSmi) -> Fact:
     return _fact(name, min(shares, default=None), note="; ".join(told))
 
 
-def _nvlink(
-    name: str, shown: Sequence[int], every: Mapping[tuple[int, int], str], problem: str
-) -> Fact:
+def _nvlink(shown: Sequence[int], every: Mapping[tuple[int, int], str], problem: str) -> Fact:
     links = {pair: link for pair, link in every.items() if set(pair) <= set(shown)}
     if len(shown) < 2:
         value, note = False, "one GPU: no link between GPUs"
@@ -170,7 +165,7 @@ def _nvlink(
     else:
         value = any(link.startswith("NV") for link in links.values())
         note = ", ".join(f"GPU{a}-GPU{b} {link}" for (a, b), link in sorted(links.items()))
-    return Fact(name=name, value=value, path=_TOPOLOGY, note=note)
+    return Fact(name="gpu.nvlink", value=value, path=_TOPOLOGY, note=note)
 
 
 # In the order of the record; None stands for what other files or all GPUs tell.
