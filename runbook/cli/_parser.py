@@ -117,13 +117,11 @@ class Command:
         parser.instead = self.instead
         self.arguments(parser)
         group = parser.add_argument_group("output")
-        group.add_argument("--json", action="store_true", help=self.json_help)
-        group.add_argument("--quiet", action="store_true", help="no progress on stderr")
-        group.add_argument(
-            "--no-color",
-            action="store_true",
-            help="no colors (same as NO_COLOR=1)",
-        )
+        texts = f"""
+            --json  {self.json_help}
+            --quiet  no progress on stderr
+            --no-color  no colors (same as NO_COLOR=1)"""
+        option_table(texts)(group)
         parser.add_short_forms()
         return parser
 
