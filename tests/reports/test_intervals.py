@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.plots import figures
+from reports.formats.pages import figures
 from tests.reports.pictures import Picture, check, estimate, record
 
 INTERVAL = (0.991, 1.005)

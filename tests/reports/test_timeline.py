@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.plots import Figure, figures
+from reports.formats.pages import Figure, figures
 from runbook.records import LaunchStatus, PhaseRecord, RunRecord
 from tests.reports.pictures import Picture, record
 from tests.reports.samples import entry

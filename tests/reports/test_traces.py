@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from reports.plots import figures
+from reports.formats.pages import figures
 from runbook.records import Mark, Series
 from tests.reports.pictures import Picture, points, record, series
 
