@@ -14,10 +14,10 @@ from tests.tiers import is_sampled
 FEW = ("selected", "compressed", "window", "mix", "ranges", "pool")
 # Run together, by whose kernels they are.
 PROOFS: dict[str, tuple[str, ...]] = {
-    "selected": ("values tuned tiles", "space lists operator trainer far far_by_block"),
-    "compressed": ("compressed_values compressed_tuned compressed_shapes ties compressed_operator "
+    "selected": ("core tuned tiles", "space lists operator trainer far far_by_block"),
+    "compressed": ("core compressed_tuned compressed_shapes ties compressed_operator "
                    "compressed_far",),
-    "window": ("window_values window_tuned window_space window_operator window_far",),
+    "window": ("core window_tuned window_space window_operator window_far",),
     "between": ("mix_values mix_operator mix_far ranges_values ranges_operator pool_values "
                 "pool_operator pool_far",),
 }  # fmt: skip

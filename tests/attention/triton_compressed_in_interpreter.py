@@ -29,11 +29,6 @@ from tests.attention.triton_kernels import checked, drawn, far_apart, judged
 _NO_GRADIENT = ("test_schema", "test_faketensor")
 
 
-def compressed_values() -> list[str]:
-    """Outputs, log-sum-exp, gradients and blocks, written once and everywhere."""
-    return core()
-
-
 def compressed_tuned() -> list[str]:
     """The production's heads, widths, blocks in float16; sharp ones; 16 heads of 128, three terms.
 
@@ -145,7 +140,7 @@ _JUDGES = {
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
-        compressed_values, compressed_tuned, compressed_shapes, ties, compressed_operator,
+        core, compressed_tuned, compressed_shapes, ties, compressed_operator,
         compressed_far,
     )
 } | {

@@ -53,11 +53,6 @@ SMALL = nsa.NSAConfig(
 by_kernels = partial(attend, way=Way(force_sdpa=True, selected="triton"))
 
 
-def values() -> list[str]:
-    """Outputs, log-sum-exp and gradients, written once and everywhere."""
-    return core()
-
-
 def tuned() -> list[str]:
     """The production's heads and widths in float16, and 128 wide with 16 heads."""
     half = torch.float16
@@ -187,7 +182,7 @@ _JUDGES = {
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
-        values, tuned, tiles, space, lists, operator, trainer, far, far_by_block,
+        core, tuned, tiles, space, lists, operator, trainer, far, far_by_block,
     )
 } | {
     name: partial(judged, judge, "selected.launch", kind, name)

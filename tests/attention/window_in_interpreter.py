@@ -135,11 +135,6 @@ def core(launch: ModuleType = window_launch, cases: tuple[Case, ...] = CORE) -> 
     return problems
 
 
-def window_values() -> list[str]:
-    """Outputs, log-sum-exp and gradients, written once and everywhere."""
-    return core()
-
-
 def window_tuned() -> list[str]:
     """As a device would cut it: the production's heads and widths in float16, 128 wide.
 
@@ -199,7 +194,7 @@ def window_far(launch: ModuleType = window_launch) -> list[str]:
 
 
 _ALL: tuple[Callable[..., list[str]], ...] = (
-    window_values, window_tuned, window_space, window_operator, window_far,
+    core, window_tuned, window_space, window_operator, window_far,
 )  # fmt: skip
 PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL} | {
     name: partial(judged, judge, "window", kind, name)
