@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import nsa
 from nsa.attention import choose_path, nsa_attention
@@ -24,6 +25,32 @@ def model(**changes: object) -> NSALanguageModel:
     torch.manual_seed(0)
     settings = {"vocab_size": 11, "n_layers": 2, "attention": TINY} | changes
     return NSALanguageModel(ModelConfig(**settings))
+
+
+def test_rows_of_the_projection_are_aligned_and_nothing_of_it_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1,572 columns of 2 bytes are no multiple of 16: the product has 1,576, the weight as ever."""
+    columns: list[int] = []
+
+    def noted(x: Tensor, weight: Tensor) -> Tensor:
+        columns.append(len(weight))
+        return torch.nn.functional.linear(x, weight)
+
+    monkeypatch.setattr("nsa.layer.linear", noted)
+    torch.manual_seed(3)
+    layer, x = nsa.NSAAttention(nsa.NSAConfig(), Way(force_sdpa=True)), torch.randn(1, 70, 768)
+    found = []
+    for _ in range(2):
+        layer.zero_grad()
+        out = layer(x)
+        out.square().sum().backward()
+        assert layer.in_proj.weight.grad is not None
+        found.append((out.detach(), layer.in_proj.weight.grad.clone()))
+        monkeypatch.setattr("nsa.layer.aligned", lambda weight: weight)
+    assert columns == [1576, 1572] and layer.in_proj.weight.shape == (1572, 768)
+    for padded, plain in zip(*found, strict=True):
+        torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-5 * float(plain.abs().max()))
 
 
 @pytest.mark.parametrize("phi", ["avg", "mlp"])

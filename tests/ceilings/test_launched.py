@@ -17,7 +17,7 @@ from phases.machine import ceilings
 from runbook.config.registry import phases
 from runbook.folder.launch.ceilings import read_measured
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
@@ -34,7 +34,7 @@ def planned(where: builder.PlanContext = CPU) -> Launch:
 
 
 def run(root: Path, launch: Launch) -> tuple[LaunchEvidence, LaunchResult]:
-    result = run_launch(launch, root, observer=Observer(), retry=False)
+    result = run_launch(launch, LaunchOptions(run_root=root, observer=Observer(), retry=False))
     return read_launch(root, launch, result), result
 
 

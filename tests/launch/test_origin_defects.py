@@ -13,7 +13,7 @@ import pytest
 
 from nsa.launch.output import Heartbeat
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import carriers
@@ -45,7 +45,8 @@ def test_every_sweep_arm_appended_to_one_training_csv(tmp_path: Path) -> None:
     launch = fake_launch(steps=3)
     run(launch, tmp_path)
     with pytest.raises(FileExistsError):
-        run_launch(launch, tmp_path, observer=Observer(), budgets=FAST, retry=False)
+        how = LaunchOptions(run_root=tmp_path, observer=Observer(), budgets=FAST, retry=False)
+        run_launch(launch, how)
     log = read_training_csv(tmp_path / launch.run_dir / "training.csv", relative_to=tmp_path)
     assert log.frame["step"].tolist() == [1, 2, 3] and not log.damaged
 
@@ -110,7 +111,7 @@ def test_a_halt_file_stopped_nothing_and_gave_no_reason(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=halt)
     thread.start()
-    result = run_launch(launch, tmp_path, observer=Observer(), retry=False)
+    result = run_launch(launch, LaunchOptions(run_root=tmp_path, observer=Observer(), retry=False))
     thread.join()
     assert result.status is LaunchStatus.HALTED
     assert result.cause.startswith(".HALT (gate_collapse: injected) at step ")

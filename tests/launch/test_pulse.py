@@ -11,7 +11,7 @@ import pytest
 from runbook.folder.launch.lines import Exit
 from runbook.launch.observer import Observer, Pulse
 from runbook.launch.watch.live_status import pulse_of
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.records import Launch
 from tests.launch.helpers import fake_launch, rank, run
 from tests.shared import crowded

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -55,7 +55,7 @@ def pid_of(folder: Path, rank: int) -> int:
 def inject(tmp_path: Path, act: Callable[[Path], None]) -> tuple[LaunchResult, float]:
     launch = trainer(100_000)
     injector = Injector(tmp_path / launch.run_dir, act)
-    result = run_launch(launch, tmp_path, observer=injector, retry=False)
+    result = run_launch(launch, LaunchOptions(run_root=tmp_path, observer=injector, retry=False))
     took = time.monotonic() - injector.at
     assert injector.at
     assert carriers(result.run_token) == []
@@ -70,7 +70,7 @@ def test_a_healthy_run_leaves_nothing_outside_its_folder(
     monkeypatch.setenv("TMPDIR", str(temporary := tmp_path / "temporary"))
     temporary.mkdir()
     launch = trainer(8)
-    result = run_launch(launch, tmp_path, observer=Observer())
+    result = run_launch(launch, LaunchOptions(run_root=tmp_path, observer=Observer()))
     # One folder for each person, which torch keeps and uses again, is its cache of compiled code.
     assert {path.name for path in temporary.iterdir()} <= {f"torchinductor_{getuser()}"}
     assert result.status is LaunchStatus.COMPLETED, result
@@ -116,6 +116,7 @@ def test_a_config_that_this_machine_cannot_run_is_quoted(
 ) -> None:
     launch = trainer(5)
     asked = {"argv": (*launch.argv, *words), "env": {**launch.env, **env}}
-    result = run_launch(launch.model_copy(update=asked), tmp_path, observer=Observer())
+    how = LaunchOptions(run_root=tmp_path, observer=Observer())
+    result = run_launch(launch.model_copy(update=asked), how)
     assert (result.status, result.attempts) == (LaunchStatus.CONFIG_ERROR, 1)
     assert result.cause.startswith(cause), result.cause

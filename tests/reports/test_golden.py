@@ -11,7 +11,8 @@ from tests.reports.samples import SAMPLES, go
 
 
 @pytest.mark.parametrize(
-    ("name", "fmt"), [(name, fmt) for name in SAMPLES for fmt in registry.report_names()]
+    ("name", "fmt"),
+    [(name, fmt) for name in SAMPLES for fmt in registry.names(registry.REPORT_GROUP)],
 )
 def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
     expected = (GOLDEN / name / registry.report_files()[fmt]).read_text(encoding="utf-8")
@@ -19,7 +20,7 @@ def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
 
 
 # Annotations tell problems, and no number that is well.
-@pytest.mark.parametrize("fmt", sorted({*registry.report_names()} - {"github"}))
+@pytest.mark.parametrize("fmt", sorted({*registry.names(registry.REPORT_GROUP)} - {"github"}))
 def test_one_changed_value_changes_every_report(fmt: str) -> None:
     record = go()
     dump = record.model_dump(mode="json")

@@ -15,7 +15,7 @@ CLOSE = 0.001
 def drawn(value: float, interval: tuple[float, float], limit: float | None = None) -> Picture:
     (one,) = figures(record(checks=[check(estimate(value, interval), limit)]))
     assert one.kind == "interval"
-    return Picture(str(one.svg))
+    return Picture(str(one.svg()))
 
 
 def levels(picture: Picture) -> list[float]:

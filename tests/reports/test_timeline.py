@@ -12,7 +12,7 @@ from tests.reports.samples import entry
 
 def course(run: RunRecord) -> tuple[Figure, Picture]:
     (one,) = (figure for figure in figures(run) if figure.kind == "timeline")
-    return one, Picture(str(one.svg))
+    return one, Picture(str(one.svg()))
 
 
 def phase(name: str, minute: int, seconds: float, **more: object) -> PhaseRecord:

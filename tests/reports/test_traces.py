@@ -16,7 +16,7 @@ YS = [900.0, 980.0, 1010.0, 995.0, 1005.0, 990.0]
 
 def drawn(curves: Sequence[Series]) -> Picture:
     (one,) = figures(record(curves=curves))
-    return Picture(str(one.svg))
+    return Picture(str(one.svg()))
 
 
 def paths(picture: Picture, kind: str) -> list[list[tuple[float, float]]]:

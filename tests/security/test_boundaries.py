@@ -16,7 +16,7 @@ import pytest
 
 from nsa.strict_yaml import load_strict
 from runbook.errors import UsageError
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.inputs import build_environment
 from runbook.launch.observer import Observer
 from runbook.process.reaper import TOKEN_VARIABLE, carriers, kill_all, signal_owned
@@ -86,7 +86,8 @@ def _crashed(root: Path) -> tuple[Path, LaunchResult, Onlooker]:
     machine = {**os.environ, "OMP_NUM_THREADS": "1", **dict.fromkeys(SECRETS, CANARY)}
     machine |= {"LD_PRELOAD": "/nowhere.so", "PYTHONSTARTUP": "/nowhere.py", "NSA_LR": "9"}
     onlooker = Onlooker(root / "run")
-    result = run_launch(launch, root, observer=onlooker, retry=False, machine=machine)
+    how = LaunchOptions(run_root=root, observer=onlooker, retry=False, machine=machine)
+    result = run_launch(launch, how)
     return root, result, onlooker
 
 
@@ -149,7 +150,7 @@ def test_a_launch_stays_in_its_runs_folder(tmp_path: Path, name: str) -> None:
     (root / "link").symlink_to(tmp_path)
     launch = fake_launch().model_copy(update={"run_dir": name})
     with pytest.raises(UsageError, match="leaves the run's folder"):
-        run_launch(launch, root, observer=Observer())
+        run_launch(launch, LaunchOptions(run_root=root, observer=Observer()))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
 
 
