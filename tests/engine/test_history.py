@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.folder.manifest import write_manifest
 from runbook.records import RunRecord
 from runbook.tools.history import read_history
 from tests.reports.samples import go, incomplete, no_go
@@ -40,23 +39,6 @@ def test_runs_are_listed_oldest_first_with_their_verdicts(artifacts: Path) -> No
         ("r3", "GO", 4, 4),
     ]
     assert [row.interrupted for row in rows] == [False, True, False]
-
-
-def test_a_verdict_that_was_written_into_a_record_is_marked(artifacts: Path) -> None:
-    write_manifest(artifacts / "r1")
-    assert [row.problem for row in read_history(artifacts).runs] == ["", "", ""]
-    text = (artifacts / "r1" / "run.json").read_text()
-    (artifacts / "r1" / "run.json").write_text(text.replace('"NO-GO"', '"GO"'))
-    (first, *_) = read_history(artifacts).runs
-    why = "is another file than its MANIFEST.sha256 has: see runbook verify"
-    assert (first.problem, first.verdict, first.passed) == (f"run.json {why}", "INCOMPLETE", 0)
-    assert {row.run_id for row in read_history(artifacts).metric("baseline.throughput")} == {
-        "r2",
-        "r3",
-    }
-    (artifacts / "r1" / "MANIFEST.sha256").write_text("no digest\n")
-    (artifacts / "r1" / "run.json").write_text(text)
-    assert read_history(artifacts).runs[0].problem == first.problem
 
 
 def test_a_run_that_cannot_be_read_is_listed_with_its_problem(artifacts: Path) -> None:

@@ -19,7 +19,13 @@ from runbook.errors import UsageError
 from runbook.launch import run_launch
 from runbook.launch.inputs import build_environment
 from runbook.launch.observer import Observer
-from runbook.process.reaper import TOKEN_VARIABLE, carriers, kill_all, signal_owned
+from runbook.process.reaper import (
+    TOKEN_VARIABLE,
+    carriers,
+    environment_holds,
+    kill_all,
+    signal_owned,
+)
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
@@ -130,15 +136,17 @@ def test_only_listed_variables_reach_a_launch(tmp_path: Path) -> None:
     )
     assert made["PATH"] == "/bin" and made["GLOO_SOCKET_IFNAME"] == "lo"
     assert set(made).isdisjoint(machine)
+    refused = ("LD_PRELOAD", "PATH", "PYTHONPATH", "RUNBOOK_RUN_TOKEN", "BASH_ENV")
     with pytest.raises(UsageError) as error:
         build_environment(
             {},
-            {"LD_PRELOAD": "x", "PATH": "x", "PYTHONPATH": "x", "NSA_NVTX": "1"},
+            {**dict.fromkeys(refused, "x"), "NSA_NVTX": "1"},
             token="ab",
             run_dir=tmp_path,
             loopback=False,
         )
-    for name in ("LD_PRELOAD", "PATH", "PYTHONPATH"):
+    assert len(error.value.problems) == len(refused)
+    for name in refused:
         assert f"may not set {name}" in str(error.value)
 
 
@@ -200,7 +208,11 @@ def test_only_our_token_is_ever_killed() -> None:
         assert signal_owned(other.pid, "aa" * 8, 9) is False
         assert kill_all("aa" * 8) == []
         assert ours.wait(5) == -9
-        assert other.poll() is None
+        assert other.poll() is None and carriers("bb" * 8) == [other.pid]
+        assert not environment_holds(other.pid, "bb" * 7), "a part of it is none"
+        assert signal_owned(other.pid, "bb" * 8, 9) is True
+        assert other.wait(5) == -9
+        assert signal_owned(other.pid, "bb" * 8, 9) is False, "it is gone"
     finally:
         for process in (ours, other):
             process.kill()
