@@ -59,28 +59,13 @@ def test_checks_are_counted_and_each_required_one_is_there() -> None:
 
 def test_a_required_check_is_passed_where_the_verdict_says_so() -> None:
     """A first run has no accepted one to compare with, and is GO all the same."""
-    record = samples.go()
-    name = record.required[0]
-
-    def with_code(code: Reason) -> RunRecord:
-        changed = {"outcome": Outcome.SKIPPED, "code": code}
-        phases = [
-            phase.model_copy(
-                update={
-                    "checks": tuple(
-                        check.model_copy(update=changed) if check.id == name else check
-                        for check in phase.checks
-                    )
-                }
-            )
-            for phase in record.phases
-        ]
-        return record.model_copy(update={"phases": tuple(phases)})
 
     def passed(code: Reason) -> tuple[float, Verdict]:
-        found = with_code(code)
-        told = value(found, "runbook_required_check_passed", check=name)
-        return told, judge_run(found.checks(), found.required)
+        name = "baseline.accepted"
+        row = samples.baseline(check(name, Outcome.SKIPPED, code, required=True))
+        record = samples.run(Verdict.GO, (row,), required=(name,))
+        told = value(record, "runbook_required_check_passed", check=name)
+        return told, judge_run(record.checks(), record.required)
 
     assert passed(Reason.NO_ACCEPTED_RUN) == (1.0, Verdict.GO)
     assert passed(Reason.NEEDS_CUDA) == (0.0, Verdict.INCOMPLETE)
