@@ -17,7 +17,7 @@ from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchStatus
 from runbook.tools.watch import Watcher
-from tests.launch.helpers import FAST, fake_launch, run
+from tests.launch.helpers import FAST, At, fake_launch, run
 
 
 def test_the_watchdog_could_not_read_a_heartbeat(tmp_path: Path) -> None:
@@ -47,31 +47,22 @@ def test_every_sweep_arm_appended_to_one_training_csv(tmp_path: Path) -> None:
     assert log.frame["step"].tolist() == [1, 2, 3] and not log.damaged
 
 
-class Prodder(Observer):
-    """Sends the signals that killed the origin's launcher to everything but the ranks."""
+def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path) -> None:
+    """The signals that killed the origin's launcher are sent to everything but the ranks."""
+    prodded: list[int] = []
 
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.sent = run_dir, 0
-
-    def launch_progress(
-        self, launch: Launch, step: int, total: int, toks_per_s: float | None
-    ) -> None:
-        if self.sent or step < 3:
-            return
-        token = json.loads((self.run_dir / "launch.json").read_text())["run_token"]
+    def prod(launch: Launch) -> None:
+        folder = tmp_path / launch.run_dir
+        token = json.loads((folder / "launch.json").read_text())["run_token"]
         ranks = {
             json.loads(path.read_text().splitlines()[0])["pid"]
-            for path in self.run_dir.glob("heartbeat_rank*.jsonl")
+            for path in folder.glob("heartbeat_rank*.jsonl")
         }
-        for pid in set(carriers(token)) - ranks:
-            for number in (signal.SIGUSR1, signal.SIGUSR2):
-                os.kill(pid, number)
-                self.sent += 1
+        prodded.extend(set(carriers(token)) - ranks)
+        for pid in prodded:
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR2)
 
-
-def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path) -> None:
-    launch = fake_launch(steps=20)
-    prodder = Prodder(tmp_path / launch.run_dir)
-    result = run(launch, tmp_path, observer=prodder)
-    assert prodder.sent >= 2
+    result = run(fake_launch(steps=20), tmp_path, observer=At(3, prod))
+    assert prodded
     assert (result.status, result.cause) == (LaunchStatus.COMPLETED, "")

@@ -19,10 +19,10 @@ EVIL = "<script>alert(1)</script>\"'\n`"
 RUN = RunRow(folder="r1", run_id="r1", profile="cpu", verdict="GO", said="GO", scope="2 ranks")
 
 
-def trend(*values: float, bound: float | None = None, name: str = "baseline.throughput") -> Trend:
+def trend(*values: float, name: str = "baseline.throughput") -> Trend:
     row = MetricRow(
         name=name, phase="baseline", run_id="r", started_at="", profile="cpu", verdict="GO",
-        line="l", on_what="cpu", text="", limit=bound,
+        line="l", on_what="cpu", text="",
     )  # fmt: skip
     rows = tuple(replace(row, value=value) for value in values)
     return Trend(name=name, unit="tok/s", on_what="cpu", line="l", rows=rows)
