@@ -12,7 +12,7 @@ from runbook.cli import main
 from runbook.tools.export import MetricRow
 from runbook.tools.history import RunRow, RunsPage, Trend
 from tests.engine.test_history import store
-from tests.engine.test_trends import at
+from tests.engine.test_history import at
 from tests.reports.samples import no_go
 
 EVIL = "<script>alert(1)</script>\"'\n`"
