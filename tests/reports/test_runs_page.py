@@ -11,8 +11,7 @@ from reports.runs_pages import render_runs, spark
 from runbook.cli import main
 from runbook.tools.export import MetricRow
 from runbook.tools.history import RunRow, RunsPage, Trend
-from tests.engine.test_history import store
-from tests.engine.test_history import at
+from tests.engine.test_history import at, store
 from tests.reports.samples import no_go
 
 EVIL = "<script>alert(1)</script>\"'\n`"
