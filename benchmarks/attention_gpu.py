@@ -1,10 +1,12 @@
 """Attention forward and backward on a device: Native Sparse Attention beside dense causal kernels.
 
     python -m benchmarks.attention_gpu --out DIR [--lengths 1024,...,32768] [--rounds 9]
-        [--device cuda|cpu] [--left-s 480] [--peer MODULE:CALLABLE ...]
+        [--shapes 12/2/64,64/4/128] [--device cuda|cpu] [--left-s 480]
+        [--peer MODULE:CALLABLE ...]
 
-The core without projections at the production shape (12 query heads, 2 groups, 64), batch 1,
-bfloat16 on a GPU and float32 on a CPU; on a GPU by masks, and by Triton's kernels.
+The core without projections, batch 1, bfloat16 on a GPU and float32 on a CPU; on a GPU by masks,
+and by Triton's kernels. A shape is query heads, groups and width: 12/2/64 is the production's,
+64/4/128 what public kernels are timed at.
 First what is computed: outputs and gradients against the written-out reference in float64, up to
 --check-to tokens; beyond, the outputs of the first ones, which see nothing of the rest. Then how
 long: all arms in turn (A B C, C B A, ...), CUDA events around forward and backward passes that are
@@ -18,8 +20,8 @@ and cfg, and returns the output. It is held against the same reference, shown as
 computes something else, and timed all the same; it decides nothing of the exit status.
 
 Dense is scaled_dot_product_attention, causal, with grouped keys where a kernel takes them, by each
-of its kernels alone; ratios are against the best of them. Every length is a line in rows.jsonl as
-soon as it is known; a length that is there is not repeated.
+of its kernels alone; ratios are against the best of them. Every arm is a line in rows.jsonl as
+soon as its length is known; a shape's length that is there is not repeated.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -41,18 +45,20 @@ from benchmarks.attention.checks import (
     Arm,
     Peer,
     called,
+    cfg_of,
     check_dense,
     check_sparse,
     inputs,
     load_peer,
     ours,
 )
-from benchmarks.attention.kernels import breakdown, kernel_table
-from benchmarks.attention.times import Timed, peak_bytes, timed
+from benchmarks.attention.times import Timed, breakdown, kernel_table, peak_bytes, timed
 from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
 from nsa.attention import choose_selected
-from nsa.config import Selected
+from nsa.config import NSAConfig, Selected
 
+# Query heads, groups and width.
+PRODUCTION = "12/2/64"
 DENSE = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -74,7 +80,7 @@ def dense(x: dict[str, Tensor], backend: SDPBackend | None) -> Arm:
     """Causal attention by one kernel; None leaves the choice to torch, as on a CPU."""
     parts = [x[name].detach().transpose(1, 2).contiguous() for name in ("q", "k_sel", "v_sel")]
     leaves = [part.requires_grad_() for part in parts]
-    times = CFG.n_heads // CFG.n_kv_groups
+    times = x["q"].shape[2] // x["k_sel"].shape[2]
 
     def grouped(native: bool) -> Tensor:
         q, k, v = leaves
@@ -97,7 +103,7 @@ def dense(x: dict[str, Tensor], backend: SDPBackend | None) -> Arm:
 def ways(x: dict[str, Tensor]) -> dict[str, Selected]:
     """Arms of ours by how the selected branch runs: by SDPA, by Triton where that can run."""
     q = x["q"]
-    triton = choose_selected(CFG, seq_len=q.shape[1], dtype=q.dtype, device=q.device)
+    triton = choose_selected(cfg_of(x), seq_len=q.shape[1], dtype=q.dtype, device=q.device)
     found: dict[str, Selected] = {"nsa": "sdpa"}
     return found | ({"nsa triton": "triton"} if triton.value == "triton" else {})
 
@@ -116,17 +122,29 @@ def arms_for(x: dict[str, Tensor], device: str, peers: dict[str, Peer]) -> dict[
     return found | {f"dense {name}": dense(x, backend) for name, backend in DENSE.items()}
 
 
+def config_of(shape: str) -> NSAConfig:
+    """The config of "heads/groups/width", else as in production."""
+    heads, groups, width = map(int, shape.split("/"))
+    return replace(CFG, n_heads=heads, n_kv_groups=groups, d_k=width, d_v=width)
+
+
 def measure(
-    seq_len: int, device: str, rounds: int, check_to: int, peers: dict[str, Peer]
+    seq_len: int,
+    device: str,
+    rounds: int,
+    check_to: int,
+    peers: dict[str, Peer],
+    shape: str = PRODUCTION,
 ) -> list[dict[str, Any]]:
     """All arms at one length: error, times of every round, peak memory."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    x = inputs(seq_len, dtype, device)
+    x = inputs(seq_len, dtype, device, cfg=config_of(shape))
     arms = arms_for(x, device, peers)
     rows: dict[str, dict[str, Any]] = {}
     ready: dict[str, Timed] = {}
     for name, arm in arms.items():
-        row: dict[str, Any] = {"seq_len": seq_len, "arm": name, "dtype": str(dtype), "raw_s": []}
+        row: dict[str, Any] = {"seq_len": seq_len, "shape": shape, "arm": name, "raw_s": []}
+        row["dtype"] = str(dtype)
         rows[name] = row
         try:
             row["error"], row["compared"] = (
@@ -175,7 +193,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     cells = []
     for row in rows:
         if "problem" in row:
-            cells.append((row["seq_len"], row["arm"], *"-----", row["problem"]))
+            cells.append((row["shape"], row["seq_len"], row["arm"], *"-----", row["problem"]))
             continue
         ratio = "-"
         if "ratio" in row:
@@ -185,28 +203,34 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         right += "" if row["replayed"] or row["by_host_ms"] is None else "launched by the host; "
         cells.append(
             (
-                *(row["seq_len"], row["arm"]),
+                *(row["shape"], row["seq_len"], row["arm"]),
                 *(f"{row['forward_ms']:.3f}", f"{row['total_ms']:.3f}", ratio),
                 *("-" if row["by_host_ms"] is None else f"{row['by_host_ms']:.3f}", peak),
                 f"{right}{row['error']:.1e} ({row['compared']})",
             )
         )
     times = ("fwd ms", "fwd+bwd ms", "beside best dense", "by the host")
-    header = ("S", "arm", *times, "peak MiB", "error")
+    header = ("shape", "S", "arm", *times, "peak MiB", "error")
     text = markdown_table(header, cells)
     return f"{text}\n{kernels}" if (kernels := kernel_table(rows)) else text
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """One sentence."""
-    wrong = [f"{row['arm']} at {row['seq_len']}" for row in rows if is_wrong(row)]
+    wrong = [f"{row['arm']} at {_place(row)}" for row in rows if is_wrong(row)]
     ratios = [
-        f"{row['seq_len']}{row['arm'].removeprefix('nsa')}: {row['ratio']:.2f}"
+        f"{_place(row)}{row['arm'].removeprefix('nsa')}: {row['ratio']:.2f}"
         for row in rows
         if is_ours(row["arm"]) and "ratio" in row
     ]
     text = f"time beside the best dense kernel at S = {', '.join(ratios) or '(nothing measured)'}"
     return f"WRONG: {', '.join(wrong)}; {text}" if wrong else text
+
+
+def _place(row: dict[str, Any]) -> str:
+    """The length, with the shape where it is not the production's."""
+    shape = "" if row["shape"] == PRODUCTION else f" of {row['shape']}"
+    return f"{row['seq_len']}{shape}"
 
 
 def is_ours(arm: str) -> bool:
@@ -229,6 +253,7 @@ def main(argv: Sequence[str]) -> int:
     whole = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     add = program.parser.add_argument
     add("--lengths", type=whole, default=[1024, 2048, 4096, 8192, 16384, 32768])
+    add("--shapes", type=lambda text: text.split(","), default=[PRODUCTION])
     add("--rounds", type=int, default=9)
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--check-to", type=int, default=4096, help="tokens that are held against float64")
@@ -242,15 +267,15 @@ def main(argv: Sequence[str]) -> int:
     lines = args.out / "rows.jsonl"
     rows: list[dict[str, Any]] = read_lines(lines)
     longest_s = 0.0
-    for seq_len in args.lengths:
-        if any(row["seq_len"] == seq_len for row in rows):
+    for shape, seq_len in product(args.shapes, args.lengths):
+        if any((row["shape"], row["seq_len"]) == (shape, seq_len) for row in rows):
             continue
         # Four times the work at twice the length, at most.
         if rows and program.left_s < 4 * longest_s:
             program.write(summary(rows), table(rows), {"rows": rows})
             return TO_BE_CONTINUED
         begun = time.monotonic()
-        found = measure(seq_len, args.device, args.rounds, args.check_to, peers)
+        found = measure(seq_len, args.device, args.rounds, args.check_to, peers, shape)
         longest_s = time.monotonic() - begun
         for row in found:
             append_line(lines, row)

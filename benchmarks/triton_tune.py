@@ -37,7 +37,7 @@ import yaml
 from torch import Tensor
 
 from benchmarks.attention.checks import CFG, inputs, largest_error, ours
-from benchmarks.attention.kernels import breakdown
+from benchmarks.attention.times import breakdown
 from benchmarks.attention_gpu import sparse
 from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
 from nsa.attention.triton.launch import file_of, get, put, shapes_of

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from nsa.attention import attend_grouped
 from nsa.attention.branches import Grouped
@@ -19,7 +20,7 @@ from nsa.config import (
     Way,
 )
 from nsa.contract import GATES_COLUMNS, NSAError, names
-from nsa.projection import Columns, rotations, split_projection, split_together
+from nsa.projection import Columns, aligned, rotations, split_projection, split_together
 
 
 def gate_stats(numbers: Tensor) -> dict[str, float]:
@@ -28,7 +29,7 @@ def gate_stats(numbers: Tensor) -> dict[str, float]:
     From the `gate_numbers` of every layer [n_layers, 7], averaged over tokens and heads. entropy:
     of the three gates normalized to shares, over ln 3 (1 balanced, 0 collapsed), of the layer where
     it is lowest. max_gate: largest share, of the layer where it is largest; a mean over layers
-    would hide one that has collapsed. The others are means over the layers. One synchronization.
+    would hide one that has collapsed. The others are means over the layers.
     """
     entropy, largest, *_ = numbers.unbind(1)
     found = torch.cat((entropy.amin(0, keepdim=True), largest.amax(0, keepdim=True)))
@@ -110,7 +111,8 @@ class NSAAttention(nn.Module):
         """
         together = self.way.by_sdpa(x.device.type) or not turns.is_complex()
         split = split_together if together else split_projection
-        parts = split(self.in_proj(x), self.gate_bias, turns, self.cfg)
+        made = linear(x, aligned(self.in_proj.weight)) if together else self.in_proj(x)
+        parts = split(made, self.gate_bias, turns, self.cfg)
         if self.cfg.phi == "avg":
             return parts
         return replace(

@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from nsa.attention.branches import Branches, Grouped, split_dim
 from nsa.attention.selection import accumulate_dtype
@@ -155,8 +156,19 @@ def split_projection(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig
     return Grouped(**dict(zip(PARTS, parts, strict=True)))
 
 
+def aligned(weight: Tensor) -> Tensor:
+    """A weight [N, dim] with zero rows up to a multiple of 8.
+
+    A product's rows then begin at multiples of 16 bytes in half types, without which libraries
+    leave out their fastest kernels. What is stored and differentiated is the weight as it is.
+    """
+    return pad(weight, (0, 0, 0, -weight.shape[0] % 8)) if weight.shape[0] % 8 else weight
+
+
 def split_together(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig) -> Grouped:
     """The same as `split_projection`, token before group in memory, by a third of the operators.
+
+    Columns of y beyond Columns.total are those of `aligned`, of no use here.
 
     Queries and the keys of all branches lie side by side, so that one product turns them all. turns
     [S, d_k/2] complex, or [S, d_k/2, 2] as real numbers, for a compiler that knows no others.
@@ -164,7 +176,7 @@ def split_together(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig) 
     wide, groups = accumulate_dtype(y.dtype), [cfg.n_kv_groups] * 3
     heads = [cfg.n_heads, *groups]
     widths = [sum(heads) * cfg.d_k, sum(groups) * cfg.d_v, 3 * cfg.n_heads]
-    turned, values, gates = y.split_with_sizes(widths, -1)
+    turned, values, gates, *_ = y.split_with_sizes([*widths, y.shape[-1] - sum(widths)], -1)
     source = split_dim(turned.to(wide).contiguous(), 2, cfg.d_k)
     if turns.is_complex():
         turned = torch.view_as_real(_pairs(source) * turns[:, None]).flatten(-2).to(y.dtype)

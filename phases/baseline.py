@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Sequence
 
 from nsa.contract import COMPRESSION_LINE, proof_text
-from phases.compare.rates import (
-    aim,
-    last50s,
-    launch_rates,
-    launches,
-    mfu,
-    mfu_of_ceiling,
-    pooled_rate,
-    production_days,
-    rate_table,
-    stale_target,
-    throughput,
-)
-from phases.kit.case import (
-    Case,
+from phases.compare import rates
+from phases.kit.case import Case
+from phases.kit.commands import repeated
+from phases.kit.curves import losses, marks, throughputs
+from phases.kit.finding import (
     Finding,
     failed,
     inconclusive,
@@ -30,8 +20,6 @@ from phases.kit.case import (
     skipped,
     warned,
 )
-from phases.kit.commands import repeated
-from phases.kit.curves import losses, marks, throughputs
 from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import derived, in_file, rank_value, shown_only
 from phases.kit.rows import Row, RowPhase
@@ -79,29 +67,27 @@ class Baseline(RowPhase):
             together("comparable", alike),
             toggles_row(self.names, but=(_COMPRESS,)),
             each("compression", _compression),
-            together("throughput", throughput, own=True),
+            together("throughput", rates.throughput),
             together("against_last_accepted", _against_last),
             together("against_best_accepted", _against_best),
-            together("throughput_aim", aim, own=True),
-            together("target_fresh", stale_target, own=True),
-            together("mfu", mfu),
-            together("mfu_of_ceiling", mfu_of_ceiling),
+            together("throughput_aim", rates.aim),
+            together("target_fresh", rates.stale_target),
+            together("mfu", rates.mfu),
+            together("mfu_of_ceiling", rates.mfu_of_ceiling),
             together("gpu_utilisation", utilisation),
             together("gpu_balance", balance),
             each("memory_headroom", headroom),
-            together("production_time", production_days, own=True),
+            together("production_time", rates.production_days),
         )
 
     def details(self, case: Case) -> Judgement:
         """The throughput of every launch, by the last-50 statistic (W3) and by tokens over time."""
         names = self.names(case)
-        table = rate_table(case, launches(names), title="Throughput of each launch")
-        limit = case.limit("throughput")
-        floor = marks(limit, "floor") if case.gates_throughput(limit) else ()
+        table = rates.rate_table(case, rates.launches(names), title="Throughput of each launch")
+        floor = marks(case.limit("throughput"), "floor")
         return Judgement(
-            checks=(),
             tables=(table,),
-            measurements=last50s(case, names),
+            measurements=rates.last50s(case, names),
             series=(*throughputs(case, names, floor), *losses(case, names[0])),
         )
 
@@ -136,7 +122,7 @@ def _against_last(case: Case, names: Sequence[str]) -> Finding:
     kept, runs = _comparable(case, names)
     last = runs[-1]
     _refuse_damaged(kept, after=last.run_id)
-    head = [float(rate.value) for rate in launch_rates(case, names)]
+    head = [float(rate.value) for rate in rates.launch_rates(case, names)]
     decision = loss_shown(last.rates, head, allowance=_allowance(case))
     differs = _differs(case, names[0], last)
     text = f"against {last.run_id} (run.json {last.run_sha256[:12]}{differs}): {decision.reason}"
@@ -151,8 +137,8 @@ def _against_best(case: Case, names: Sequence[str]) -> Finding:
     if len(runs) < LEVEL_RUNS:
         reason = f"{len(runs)} accepted run(s) of this configuration and machine; {LEVEL_RUNS} "
         raise skipped(Reason.NO_ACCEPTED_RUN, f"{reason}make a level")
-    history = [math.exp(math.fsum(map(math.log, run.rates)) / len(run.rates)) for run in runs]
-    head = float(pooled_rate(case, names).value)
+    history = [statistics.geometric_mean(run.rates) for run in runs]
+    head = float(rates.pooled_rate(case, names).value)
     decision = below_level(history, head, allowance=_allowance(case))
     return _against(case, names, kept, decision, f"against the best level held: {decision.reason}")
 
@@ -212,7 +198,7 @@ def _against(
     if ratio is None or bounds is None:
         raise inconclusive(Reason.TOO_FEW_SAMPLES, text, evidence=(kept.path,))
     limit = case.limit("accepted_loss")
-    pooled = pooled_rate(case, names)
+    pooled = rates.pooled_rate(case, names)
     value = derived(
         pooled,
         name="accepted_loss",
@@ -223,7 +209,7 @@ def _against(
         note="loss as a share; below zero: a gain",
         also=[pooled, in_file(kept.path, kept.sha256, "accepted", float(len(kept.runs)))],
     )
-    if not case.gates_throughput(limit):
+    if not limit.gated:
         return shown_only(value, limit, text)
     # The bound decides, not the estimate: a loss that is not shown is none that is known.
     if not limit.holds(1.0 - bounds[1]):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from nsa.toggles import meaning
 from phases.compare.ab import AbPhase, Rounds
 from phases.compare.arms import places, refused, samples
-from phases.kit.case import Case, Finding, invalid, passed
+from phases.kit.case import Case
 from phases.kit.commands import environment
+from phases.kit.finding import Finding, invalid, passed
 from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import derived, rank_value
 from phases.kit.rows import Row
@@ -45,9 +47,10 @@ class BucketSweep(AbPhase):
     def control(self, context: PlanContext) -> str:
         """The arm of the value in force without a sweep, else the first."""
         values = self.values(context)
-        current = environment(context, "baseline").get(self.toggle, "")
-        same = [arm for arm, value in values.items() if _equal(value, current)]
-        return same[0] if same else next(iter(values))
+        given = environment(context, "baseline")
+        current = meaning(self.toggle, given) if self.toggle in given else None
+        means = {arm: meaning(self.toggle, {self.toggle: value}) for arm, value in values.items()}
+        return next((arm for arm, value in means.items() if value == current), next(iter(values)))
 
     def rows(self) -> Sequence[Row]:
         """Did the sizes differ, is the control the baseline, which is best."""
@@ -142,10 +145,3 @@ def _size_problems(sizes: Mapping[str, tuple[float, ...]], *, same: bool) -> Ite
             yield f"arm {arm}: one bucket of {size[0]:.2f} MiB, so the size changed nothing"
     if not same and len(set(sizes.values())) < len(sizes):
         yield "two arms had the same buckets"
-
-
-def _equal(left: str, right: str) -> bool:
-    try:
-        return float(left) == float(right)
-    except ValueError:
-        return False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phases.kit.case import Case, Finding, ending, failed, invalid, missing, passed, skipped
+from phases.kit.case import Case
 from phases.kit.commands import trainer_launch
+from phases.kit.finding import Finding, ending, failed, invalid, missing, passed, skipped
 from phases.kit.limits import specs
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, contract_only
@@ -57,9 +58,8 @@ class FineWeb(RowPhase):
         shared = [row for row in training_rows(lambda _: [_TRAIN]) if row.what != "plausible"]
         return (self.row.one("loader", _loader), *shared, self.row.one("progress", _progress))
 
-    def instead(self, case: Case, row: Row) -> Finding | None:
+    def instead(self, case: Case, row: Row) -> Finding | None:  # noqa: ARG002
         """Without the optional packages there is nothing to judge: SKIPPED, with their names."""
-        del row
         absent = _missing_package(case)
         return skipped(Reason.NOT_ASKED_FOR, absent) if absent else None
 

@@ -10,8 +10,9 @@ from nsa.contract import proof_text
 from nsa.toggles import meaning
 from phases.compare.ab import AbPhase, Rounds
 from phases.compare.arms import ArmFault, arm_fault, blamed, dropped, places, source_log
-from phases.kit.case import Case, Finding, ending, incomplete, invalid, passed, warned
+from phases.kit.case import Case
 from phases.kit.commands import environment
+from phases.kit.finding import Finding, ending, incomplete, invalid, passed, warned
 from phases.kit.limits import fixed_rules, spec, specs
 from phases.kit.measure import log_value, rank_value
 from phases.kit.rows import Row
@@ -98,18 +99,12 @@ class FusedAdamW(AbPhase):
         )
 
     def _fault(self, case: Case) -> ArmFault | None:
-        variant = self.variant(case.context)
-        for place in places(case, [variant]):
-            if place.launch not in case.evidence.launches:
-                continue
-            launch = case.evidence.launches[place.launch]
-            if place.inside is None and not launch.result.ok:
-                end = ending(launch)
-                if end.outcome is Outcome.FAIL:
-                    return blamed(variant, end)
-            elif place.inside is not None:
-                return arm_fault(case, place.launch, optional_arms=[variant])
-        return None
+        variant, launches = self.variant(case.context), case.evidence.launches
+        if case.context.protocol == "blocks":
+            return arm_fault(case, optional_arms=[variant])
+        own = [place.launch for place in places(case, [variant]) if place.launch in launches]
+        bad = [end for name in own if (end := ending(launches[name])).outcome is Outcome.FAIL]
+        return blamed(variant, bad[0]) if bad else None
 
     def _took_effect(self, case: Case) -> Finding:
         found = list(self.effect_problems(case))
@@ -163,23 +158,19 @@ def _loss_gap(case: Case, arms: Sequence[str]) -> Measurement:
 
     One value per round and arm: the mean loss of the arm's measured steps in that round.
     """
-    gaps = _gaps(case, arms)
-    rounds = len(gaps)
-    mean = float(gaps.mean())
-    interval = _interval(gaps) if rounds > 1 else (mean, mean)
-    value = log_value(source_log(case, arms), "loss_gap", mean, "nats", n=rounds)
-    return value.model_copy(update={"interval": interval})
-
-
-def _gaps(case: Case, arms: Sequence[str]) -> npt.NDArray[np.float64]:
-    """What each round's mean loss of the second arm is above that of the first, in nats."""
     first, second = (_losses(case, arm) for arm in arms)
     rounds = min(len(first), len(second))
     if rounds == 0:
         raise incomplete(Reason.TOO_FEW_SAMPLES, "no round has both arms")
     if not (math.isfinite(first.sum()) and math.isfinite(second.sum())):
         raise incomplete(Reason.NON_FINITE, "the loss is not finite in every step")
-    return second[:rounds] - first[:rounds]
+    gaps = second[:rounds] - first[:rounds]
+    mean, half = float(gaps.mean()), 0.0
+    if rounds > 1:
+        bar = float(gaps.std(ddof=1)) / math.sqrt(rounds)
+        half = t_quantile((1 - _CONFIDENCE) / 2, rounds - 1) * bar
+    value = log_value(source_log(case, arms), "loss_gap", mean, "nats", n=rounds)
+    return value.model_copy(update={"interval": (mean - half, mean + half)})
 
 
 def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:
@@ -193,11 +184,3 @@ def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:
         else:
             means.extend(float(value) for value in rows.groupby("block")["loss"].mean())
     return np.asarray(means, dtype=np.float64)
-
-
-def _interval(gaps: npt.NDArray[np.float64]) -> tuple[float, float]:
-
-    mean, count = float(gaps.mean()), len(gaps)
-    bar = float(gaps.std(ddof=1)) / math.sqrt(count)
-    half = t_quantile((1 - _CONFIDENCE) / 2, count - 1) * bar
-    return mean - half, mean + half

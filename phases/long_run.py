@@ -9,9 +9,10 @@ from functools import partial
 
 from nsa.contract import HALT_FILE
 from phases.compare.rates import last50s, launches, rate_table
-from phases.kit.case import Case, Finding, incomplete, invalid, optional
+from phases.kit.case import Case, optional
 from phases.kit.commands import environment, scaled, trainer_launch
 from phases.kit.curves import gate_curves, losses, marks, memories, throughputs
+from phases.kit.finding import Finding, incomplete, invalid
 from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
@@ -91,9 +92,8 @@ class LongRun(RowPhase):
             for one in (run, stopped, again)
         ]
 
-    def names(self, case: Case) -> Sequence[str]:
+    def names(self, case: Case) -> Sequence[str]:  # noqa: ARG002
         """The long one; what goes on from it has rows of its own."""
-        del case
         return [_LAUNCH]
 
     def asked(self, context: PlanContext) -> Sequence[Row]:
@@ -118,18 +118,17 @@ class LongRun(RowPhase):
             *training_rows(self.names)[1:],
             toggles_row(self.names),
             each("no_halt", no_halt),
-            each("steady", steadiness, own=True),
-            each("learns", _learns, own=True),
+            each("steady", steadiness),
+            each("learns", _learns),
             each("gates", gates),
-            each("memory_plateau", memory_plateau, own=True),
-            each("memory_limit", memory_limit, own=True),
+            each("memory_plateau", memory_plateau),
+            each("memory_limit", memory_limit),
         )
 
     def details(self, case: Case) -> Judgement:
         """Throughput table and the curves."""
         known = optional(lambda: case.launch(_LAUNCH))
         return Judgement(
-            checks=(),
             tables=(rate_table(case, launches([_LAUNCH]), title="Throughput of the long run"),),
             measurements=(*last50s(case, [_LAUNCH]), *(selection(known) if known else ())),
             series=_curves(case),
@@ -175,7 +174,7 @@ def _learns(case: Case, name: str) -> Finding:
     effective = env.get("effective") or {}
     dataset, floor = effective.get("dataset"), effective.get("loss_floor")
     start = math.log(max(2, int(effective.get("vocab_size") or 0)))
-    if dataset != "markov" or not isinstance(floor, int | float) or not 0 < floor < start:
+    if dataset != "markov" or floor is None or not 0 < floor < start:
         reason = f"{name} trained on {dataset} with a floor of {floor}: nothing to learn there"
         raise invalid(Reason.MISMATCH, reason)
     last = log.frame["loss"].iloc[-LOSS_WINDOW:]

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from phases.kit.case import Case, Finding, failed, invalid, missing, optional, passed
+from phases.kit.case import Case, optional
 from phases.kit.commands import environment, scaled, trainer_launch
+from phases.kit.finding import Finding, failed, invalid, missing, passed
 from phases.kit.limits import specs
 from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowPhase, contract_only
@@ -69,7 +70,7 @@ class Nvtx(RowPhase):
         """Time per range, and the Python functions that took most."""
         profile = optional(lambda: _profile(case)[1])
         if profile is None:
-            return Judgement(checks=())
+            return Judgement()
         ranges = Table(
             title="Time per range",
             columns=("range", "count", "CPU us", "CUDA us"),
@@ -84,7 +85,7 @@ class Nvtx(RowPhase):
             columns=("function", "share of the steps"),
             rows=tuple((str(item.get("name")), item.get("share")) for item in _top(profile)[:5]),
         )
-        return Judgement(checks=(), tables=(ranges, top))
+        return Judgement(tables=(ranges, top))
 
 
 def _profile(case: Case) -> tuple[LaunchEvidence, Mapping[str, Any]]:

@@ -7,35 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 from phases.kit import table
-from phases.kit.case import Case, Finding, failed, invalid, passed
+from phases.kit.case import Case
 from phases.kit.commands import ceilings_launch, pytest_launch
+from phases.kit.finding import Finding, failed, invalid, passed
 from phases.kit.limits import fixed_rules, spec, specs
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase
-from phases.machine import ceilings
-from phases.machine.devices import (
-    cuda,
-    driver,
-    extra_gpus,
-    gpu_memory,
-    gpu_names,
-    gpu_state,
-    mig,
-    nvlink,
-    pcie,
-    power_limit,
-)
-from phases.machine.host import (
-    artifacts,
-    branch,
-    clean_tree,
-    host_settings,
-    leftovers,
-    needs,
-    recorded,
-    sequential_prefill,
-    variables,
-)
+from phases.machine import ceilings, devices, host
 from phases.machine.nodes import falls_short, node_rows, pair_launches, pair_rows
 from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.config.phase import Judgement, PlanContext
@@ -51,9 +29,6 @@ _SANITY_TESTS = {
     "documents": ("test_documents", "documents against their definition"),
     "safeguards": ("test_safeguards", "stops, kept checkpoints and going on from one"),
 }
-# A slow or full disk is no fault of the trainer.
-_ENVIRONMENT = partial(invalid, Reason.WRONG_ENVIRONMENT)
-_OF_OUR_TRAINER = ("trainer_imports", "prefill", *_SANITY_TESTS)
 
 
 class Preflight(RowPhase):
@@ -103,10 +78,7 @@ class Preflight(RowPhase):
     def rows(self) -> Sequence[Row]:
         """Artifacts, checkout, software, hardware, state, settings, sanity, ceilings."""
         rows = [self.row.one(what, answer) for what, answer in _ANSWERS.items()]
-        return [
-            replace(row, own=row.what not in _OF_OUR_TRAINER)
-            for row in (*rows, *ceilings.ceiling_rows())
-        ]
+        return [*rows, *ceilings.ceiling_rows()]
 
     def asked(self, context: PlanContext) -> Sequence[Row]:
         """On nodes of a cluster also the rows about them."""
@@ -148,66 +120,62 @@ def _passed(case: Case, *, module: str, shown: str) -> Finding:
 
 
 def _imports(case: Case) -> Finding:
-    fact, value = case.known("trainer.imports")
-    if fact.value is True:
+    value = case.known("trainer.imports")
+    if value.value is True:
         return passed(f"{case.profile.trainer} imports", measurement=value)
     return failed(
-        Reason.CRASH, f"{case.profile.trainer} does not import: {fact.note}", measurement=value
+        Reason.CRASH, f"{case.profile.trainer} does not import: {value.note}", measurement=value
     )
 
 
 def _infiniband(case: Case) -> Finding:
-    fact, value = case.known("infiniband.present")
+    value = case.known("infiniband.present")
     safe = "; NCCL_IB_DISABLE=1 is safe" if case.profile.has_gpu else ""
-    return passed(f"present: {fact.note}" if fact.value else f"absent{safe}", measurement=value)
+    return passed(f"present: {value.note}" if value.value else f"absent{safe}", measurement=value)
 
 
-def _disk_free(case: Case) -> Finding:
-    _, value = case.known("disk.free_gib")
-    text = f"{float(value.value):.0f} GiB free"
-    return against(value, case.limit("disk_free_gib"), text, beyond=_ENVIRONMENT)
-
-
-def _disk_speed(case: Case) -> Finding:
-    """Slow disks are the environment's fault, and only where checkpoints are written."""
-    _, value = case.known("disk.write_mib_s")
-    text = f"{float(value.value):.0f} MiB/s written and synced"
-    return against(value, case.limit("disk_write_mib_s"), text, beyond=_ENVIRONMENT)
+def _disk(case: Case, *, fact: str, limit: str, unit: str) -> Finding:
+    """A slow or full disk is the environment's fault, none of the trainer's."""
+    value = case.known(fact)
+    beyond = partial(invalid, Reason.WRONG_ENVIRONMENT)
+    return against(value, case.limit(limit), f"{float(value.value):.0f} {unit}", beyond=beyond)
 
 
 def _port(case: Case) -> Finding:
-    fact, value = case.known("port.free")
-    if fact.value is True:
-        return passed(f"{fact.note or 'a port'} is free", measurement=value)
-    reason = f"{fact.note or 'the default port'}; launches choose a free one on their own"
+    value = case.known("port.free")
+    if value.value is True:
+        return passed(f"{value.note or 'a port'} is free", measurement=value)
+    reason = f"{value.note or 'the default port'}; launches choose a free one on their own"
     return passed(reason, measurement=value)
 
 
 _ANSWERS: Mapping[str, Callable[[Case], Finding]] = {
-    "artifacts": artifacts,
-    "branch": branch,
-    "sha": partial(recorded, name="git.sha"),
-    "clean_tree": clean_tree,
+    "artifacts": host.artifacts,
+    "branch": host.branch,
+    "sha": partial(host.recorded, name="git.sha"),
+    "clean_tree": host.clean_tree,
     "trainer_imports": _imports,
-    "torch": partial(recorded, name="torch.version"),
-    "cuda": cuda,
-    "gpus": gpu_names,
-    "extra_gpus": extra_gpus,
-    "gpu_driver": driver,
-    "mig": mig,
-    "gpu_memory": gpu_memory,
-    "pcie": pcie,
-    "nvlink": nvlink,
+    "torch": partial(host.recorded, name="torch.version"),
+    "cuda": devices.cuda,
+    "gpus": devices.gpu_names,
+    "extra_gpus": devices.extra_gpus,
+    "gpu_driver": devices.driver,
+    "mig": devices.mig,
+    "gpu_memory": devices.gpu_memory,
+    "pcie": devices.pcie,
+    "nvlink": devices.nvlink,
     "infiniband": _infiniband,
-    "gpu_power": power_limit,
-    "gpu_clean": gpu_state,
-    "disk_free": _disk_free,
-    "disk_speed": _disk_speed,
+    "gpu_power": devices.power_limit,
+    "gpu_clean": devices.gpu_state,
+    "disk_free": partial(_disk, fact="disk.free_gib", limit="disk_free_gib", unit="GiB free"),
+    "disk_speed": partial(
+        _disk, fact="disk.write_mib_s", limit="disk_write_mib_s", unit="MiB/s written and synced"
+    ),
     "port": _port,
-    "leftovers": leftovers,
-    "variables": variables,
-    "host_settings": host_settings,
-    "needs": needs,
-    "prefill": sequential_prefill,
+    "leftovers": host.leftovers,
+    "variables": host.variables,
+    "host_settings": host.host_settings,
+    "needs": host.needs,
+    "prefill": host.sequential_prefill,
     **{what: partial(_passed, module=m, shown=shown) for what, (m, shown) in _SANITY_TESTS.items()},
 }

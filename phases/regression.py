@@ -11,11 +11,12 @@ from itertools import chain
 from random import Random
 
 from phases.compare.rates import cell
-from phases.kit.case import Case, Finding, ending, incomplete, invalid, optional, passed, warned
+from phases.kit.case import Case, optional
 from phases.kit.commands import trainer_launch
+from phases.kit.finding import Finding, incomplete, invalid, passed, warned
 from phases.kit.limits import specs
 from phases.kit.measure import decided, derived
-from phases.kit.rows import Row, RowPhase, contract_only, first_problem
+from phases.kit.rows import Row, RowPhase, contract_only, ends, first_problem
 from phases.training.plausible import alike
 from phases.training.training import require_sound, training_rows
 from runbook.config.phase import Judgement, PlanContext
@@ -104,12 +105,7 @@ class Regression(RowPhase):
         paces = list(_pairs_there(case))
         unit = paces[0][1].unit if paces else ""
         rows = tuple(
-            (
-                number,
-                cell(first),
-                cell(second),
-                f"{_ratio(first, second) - 1:+.2%}",
-            )
+            (number, cell(first), cell(second), f"{_ratio(first, second) - 1:+.2%}")
             for number, first, second in paces
         )
         context = case.context
@@ -121,7 +117,7 @@ class Regression(RowPhase):
             note=f"{commits}; {_basis(case)}, tokens over the median step of each launch",
         )
         measured = [pace for _, *pair in paces for pace in pair]
-        return Judgement(checks=(), tables=(table,), measurements=measured)
+        return Judgement(tables=(table,), measurements=measured)
 
 
 def _name(number: int, side: str) -> str:
@@ -150,22 +146,18 @@ def _of(side: str) -> Callable[[Case], Sequence[str]]:
 def _runs(case: Case) -> Finding:
     """PASS if every launch of the reference counts; its faults are no news, so INVALID."""
     names = _of(_REFERENCE)(case)
-    found = first_problem(lambda _, name: ending(case.launch(name)), case, names)
+    found = ends(case, names)
     if found.outcome is Outcome.PASS:
         try:
             require_sound(case, names)
         except Finding as unsound:
             found = unsound
-    if found.outcome in (Outcome.PASS, Outcome.INCOMPLETE) or _wrong_machine(case):
+    # HEAD was refused too: then it is not the reference that is wrong.
+    refused = ends(case, _of(_HEAD)(case)).code is Reason.WRONG_ENVIRONMENT
+    if found.outcome in (Outcome.PASS, Outcome.INCOMPLETE) or refused:
         return found
     reason = f"the reference does not run here as it has to: {found.reason}"
     return invalid(Reason.WRONG_ENVIRONMENT, reason, evidence=found.evidence, topic="reference")
-
-
-def _wrong_machine(case: Case) -> bool:
-    """True if HEAD was refused too: then it is not the reference that is wrong."""
-    ends = first_problem(lambda _, name: ending(case.launch(name)), case, _of(_HEAD)(case))
-    return ends.code is Reason.WRONG_ENVIRONMENT
 
 
 def _comparable(case: Case, names: Sequence[str]) -> Finding:
@@ -237,7 +229,6 @@ def _paces(case: Case) -> tuple[list[Measurement], list[Measurement]]:
 
 
 def _decide(first: Sequence[Measurement], second: Sequence[Measurement]) -> Decision:
-
     reference, head = ([float(one.value) for one in side] for side in (first, second))
     return regression(reference, head)
 
@@ -263,16 +254,12 @@ def _pace(case: Case) -> Finding:
         also=[*second, *first],
     )
     reason = f"{decision.reason} ({_basis(case)})"
-    spread = _spread(first, second)
+    ratios = [math.log(_ratio(*pair)) for pair in zip(first, second, strict=True)]
+    spread = statistics.stdev(ratios)
     if decision.outcome.as_check is Outcome.PASS and spread > _NOISY:
         told = f"{reason}; pairs differ by {spread:.0%}: a loss of 5 % would hardly be found here"
         return warned(told, measurement=value, topic="quiet")
     return decided(decision, value, reason=reason)
-
-
-def _spread(first: Sequence[Measurement], second: Sequence[Measurement]) -> float:
-    """Standard deviation of the log ratios of all pairs."""
-    return statistics.stdev(math.log(_ratio(*pair)) for pair in zip(first, second, strict=True))
 
 
 def _pairs_there(case: Case) -> Iterator[tuple[int, Measurement, Measurement]]:

@@ -8,18 +8,9 @@ from typing import Any
 
 from nsa.toggles import meaning
 from phases.compare.arms import ArmFault, arm_fault, dropped, refused
-from phases.kit.case import (
-    Case,
-    Finding,
-    failed,
-    invalid,
-    missing,
-    optional,
-    passed,
-    skipped,
-    warned,
-)
+from phases.kit.case import Case, optional
 from phases.kit.commands import INTERLEAVED, environment, interleaved
+from phases.kit.finding import Finding, failed, invalid, missing, passed, skipped, warned
 from phases.kit.limits import specs
 from phases.kit.measure import file_value
 from phases.kit.rows import Row, RowPhase, contract_only
@@ -103,7 +94,7 @@ class SdpaAudit(RowPhase):
             rows=tuple(rows),
             note="from the profiler's operators inside each branch's range",
         )
-        return Judgement(checks=(), tables=(table,))
+        return Judgement(tables=(table,))
 
 
 def _arms(context: PlanContext) -> dict[str, dict[str, str]]:
@@ -119,9 +110,7 @@ def _arms(context: PlanContext) -> dict[str, dict[str, str]]:
 
 
 def _fault(case: Case) -> ArmFault | None:
-    if INTERLEAVED not in case.evidence.launches:
-        return None
-    return arm_fault(case, INTERLEAVED, optional_arms=[_FLASH, _NO_FLASH])
+    return arm_fault(case, optional_arms=[_FLASH, _NO_FLASH])
 
 
 def _audit(case: Case) -> Mapping[str, Any]:

@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from phases.compare import scaling
 from phases.compare.node_scaling import NODE_SCALING, node_scaling_rows, node_scaling_table
 from phases.compare.rates import last50s, launch_rates, launches, pooled_rate, rate_table
-from phases.compare.scaling import (
-    ONE_RANK,
-    RANKS,
-    Side,
-    efficiency,
-    explained,
-    numbers_of_nodes,
-    side_of,
-    subset_launches,
-    subsets,
-    unlike_baseline,
-    whole_side,
-    without_overlap,
-)
-from phases.kit.case import Case, Finding, failed, gather, lost_heartbeats, missing, passed, skipped
+from phases.kit.case import Case, gather
 from phases.kit.commands import repeated
 from phases.kit.curves import throughputs
+from phases.kit.finding import Finding, failed, lost_heartbeats, missing, passed, skipped
 from phases.kit.limits import FIRST_LOSS_TOLERANCE, fixed_rules, specs
 from phases.kit.measure import decided, shown_only
 from phases.kit.rows import Row, RowPhase, answered
@@ -34,11 +22,11 @@ from runbook.accounts.data import union_of_data
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason
 from runbook.stats.decision import Decision
-from runbook.stats.launches import scaling
+from runbook.stats.launches import scaling as decide
 from runbook.stats.plans import SCALING_PLAN
 
 # What may differ between N ranks and one at one global batch: also how it is spread.
-_SPREAD = (*RANKS, "effective.per_rank_batch")
+_SPREAD = (*scaling.RANKS, "effective.per_rank_batch")
 
 
 class SingleGpu(RowPhase):
@@ -67,7 +55,7 @@ class SingleGpu(RowPhase):
         """
         arms = [
             self._whole(context),
-            *(subset_launches(one, context, self.name) for one in subsets(context)),
+            *(scaling.subset_launches(one, context, self.name) for one in scaling.subsets(context)),
         ]
         rounds = list(zip(*arms, strict=True))
         turns = [one[::-1] if number % 2 else one for number, one in enumerate(rounds)]
@@ -81,27 +69,31 @@ class SingleGpu(RowPhase):
         """The launches with the whole global batch."""
         return [launch.name for launch in self._whole(case.context)]
 
-    def _one_device(self, case: Case) -> Side:
+    def _one_device(self, case: Case) -> scaling.Side:
         """At one batch per rank; at one global batch where nothing else is planned."""
         return self._same_batch(case) or self._same_global(case)
 
     def _batch(self, case: Case) -> str:
         return "batch per rank" if self._same_batch(case) else "global batch"
 
-    def _same_batch(self, case: Case) -> Side | None:
-        return side_of(case, ONE_RANK) if ONE_RANK in subsets(case.context) else None
+    def _same_batch(self, case: Case) -> scaling.Side | None:
+        return (
+            scaling.side_of(case, scaling.ONE_RANK)
+            if scaling.ONE_RANK in scaling.subsets(case.context)
+            else None
+        )
 
-    def _same_global(self, case: Case) -> Side:
-        return Side(case=case, names=self.names(case), ranks=1)
+    def _same_global(self, case: Case) -> scaling.Side:
+        return scaling.Side(case=case, names=self.names(case), ranks=1)
 
     def _with_subsets(self, row: Row) -> Row:
         """The row over all kinds of launches; the worst answer counts."""
 
-        def of(side: Side) -> Row:
+        def of(side: scaling.Side) -> Row:
             return next(one for one in training_rows(lambda _: side.names) if one.what == row.what)
 
         def answer(case: Case) -> Finding:
-            sides = [side_of(case, subset) for subset in subsets(case.context)]
+            sides = [scaling.side_of(case, subset) for subset in scaling.subsets(case.context)]
             found = [answered(row, case), *(answered(of(side), side.case) for side in sides)]
             return min(found, key=lambda one: one.outcome.rank)
 
@@ -114,7 +106,7 @@ class SingleGpu(RowPhase):
             self.row.together("comparable", alike),
             toggles_row(self.names),
             self.row.one("same_as_baseline", self._same_as_baseline),
-            self.row.one("scaling", self._scaling, own=True),
+            self.row.one("scaling", self._scaling),
             self.row.one("link", self._link),
             self.row.one("scaling_global_batch", self._strong),
         )
@@ -130,7 +122,7 @@ class SingleGpu(RowPhase):
 
     def _same_as_baseline(self, case: Case) -> Finding:
         require_ranks(case)
-        unlike = unlike_baseline(case, self.names(case), but=_SPREAD)
+        unlike = scaling.unlike_baseline(case, self.names(case), but=_SPREAD)
         return (
             unlike
             or self._same_data(case.earlier("baseline"), case)
@@ -168,7 +160,7 @@ class SingleGpu(RowPhase):
         found, nodes = self._weak(case), case.context.nodes
         if nodes < 2 or found.measurement is None:
             return found
-        rest = f"; fewer nodes: {NODE_SCALING}" if numbers_of_nodes(case.context) else ""
+        rest = f"; fewer nodes: {NODE_SCALING}" if scaling.numbers_of_nodes(case.context) else ""
         measured = f"one rank on 1 node and {case.profile.ranks} ranks on {nodes}{rest}"
         return replace(found, reason=f"{found.reason}; measured: {measured}")
 
@@ -182,9 +174,9 @@ class SingleGpu(RowPhase):
         one, own = self._one_device(case), case.profile.own_trainer
         value, decision = self._efficiency(case, one)
         same = "" if own else f" at the same {self._batch(case)}"
-        if not case.gates_throughput(limit) or (own and own.tokens_per_rank is None):
+        if not limit.gated or (own and own.tokens_per_rank is None):
             return shown_only(value, limit, f"efficiency{same}: {value}")
-        if not own and (unlike := unlike_baseline(case, one.names)):
+        if not own and (unlike := scaling.unlike_baseline(case, one.names)):
             return replace(unlike, measurement=value)
         return decided(decision, value, limit)
 
@@ -192,16 +184,16 @@ class SingleGpu(RowPhase):
         """E against that of a step without overlap over the link that preflight measured."""
         limit = case.limit("scaling")
         require_ranks(case)
-        gated, one = case.gates_throughput(limit), self._one_device(case)
+        one = self._one_device(case)
         value, decision = self._efficiency(case, one)
-        if not gated and "preflight" not in case.evidence.earlier:
+        if not limit.gated and "preflight" not in case.evidence.earlier:
             reason = f"{value}; preflight, which measures the link, was not run"
             return skipped(Reason.NOT_GATED, reason, measurement=value)
-        expected = without_overlap(case, pooled_rate(one.case, one.names))
-        if not gated:
+        expected = scaling.without_overlap(case, pooled_rate(one.case, one.names))
+        if not limit.gated:
             text = f"efficiency at the same {self._batch(case)}: {value}; {expected.note}"
             return shown_only(expected, limit, text)
-        return explained(value, expected, limit, decision)
+        return scaling.explained(value, expected, limit, decision)
 
     def _strong(self, case: Case) -> Finding:
         require_ranks(case)
@@ -209,14 +201,14 @@ class SingleGpu(RowPhase):
         text = f"{value}: never decides, one GPU has {case.profile.ranks} times the batch"
         return skipped(Reason.NOT_GATED, text, measurement=value)
 
-    def _efficiency(self, case: Case, one: Side) -> tuple[Measurement, Decision]:
+    def _efficiency(self, case: Case, one: scaling.Side) -> tuple[Measurement, Decision]:
         """E of the baseline's launches against these of one device, and what it decides."""
-        ranks, whole = case.profile.ranks, whole_side(case)
+        ranks, whole = case.profile.ranks, scaling.whole_side(case)
         require_sound(one.case, one.names)
         alone = launch_rates(one.case, one.names)
         together = launch_rates(whole.case, whole.names)
         pairs = min(len(alone), len(together))
-        decision = scaling(
+        decision = decide(
             [float(rate.value) for rate in alone[:pairs]],
             [float(rate.value) for rate in together[:pairs]],
             ranks,
@@ -225,7 +217,7 @@ class SingleGpu(RowPhase):
         )
         note = f"T_{ranks} from the baseline phase, T_1 from {', '.join(one.names[:pairs])}"
         counted = (alone[:pairs], together[:pairs])
-        return efficiency("scaling_efficiency", *counted, decision, note=note), decision
+        return scaling.efficiency("scaling_efficiency", *counted, decision, note=note), decision
 
     def details(self, case: Case) -> Judgement:
         """Every launch on one device, and each number of nodes."""
@@ -236,7 +228,6 @@ class SingleGpu(RowPhase):
             rate_table(case, launches([*names, *shares]), title="Throughput on one device"),
         )
         return Judgement(
-            checks=(),
             tables=gather(tables),
             measurements=last50s(case, [*names, *shares]),
             series=throughputs(case, [*names, *shares]),

@@ -7,23 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from phases.compare.rates import aim, last50s, launch_rate, launches, mfu, rate_table
-from phases.kit.case import Case, Finding, optional
+from phases.kit.case import Case, optional
 from phases.kit.commands import trainer_launch
 from phases.kit.curves import gate_curves, losses, throughputs
-from phases.kit.limits import specs
-from phases.kit.measure import against, shown_only
+from phases.kit.finding import Finding
+from phases.kit.limits import spec, specs
+from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.machine.samples import balance, utilisation
+from phases.training import stability
 from phases.training.gates import gates, selection
 from phases.training.resuming import checkpoint_time, resumed, storage
-from phases.training.stability import (
-    heartbeats,
-    memory_limit,
-    memory_plateau,
-    no_halt,
-    past_step_5,
-    steadiness,
-)
 from phases.training.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, Made, PlanContext
 from runbook.records import Launch
@@ -63,29 +57,33 @@ class TrainingStage(RowPhase, Made):
         """The legs, each from the checkpoint of the one before, and the resumed launch if any."""
         stage, settings = self.stage, context.profile.phases[self.name]
         total = max(stage.least_steps, round(settings.steps * context.steps_scale))
+        make = partial(
+            trainer_launch, context, phase=self.name, dataset=stage.dataset, watched=True
+        )
         if stage.legs > 1:
-            return self._legs(context, total)
-        run = self._launch(context, _RUN, total, f"{total} steps on {stage.dataset}")
+            return self._legs(make, total)
+        run = make(name=_RUN, steps=total, purpose=f"{total} steps on {stage.dataset}")
         if not stage.resume_steps:
             return [run]
         again = max(1, min(round(stage.resume_steps * context.steps_scale), (total - 1) // 2))
         again = max(again, min(5, (total - 1) // 2))
         saved = {**run.config_overrides, "train.save_every": total - again}
         purpose = f"the last {again} steps again, from the checkpoint of step {total - again}"
-        second = self._launch(context, _RESUMED, total, purpose, resumes=_RUN, after=total - again)
+        second = make(
+            name=_RESUMED, steps=total, purpose=purpose, resumes=_RUN, after=total - again
+        )
         return [run.model_copy(update={"config_overrides": saved}), second]
 
-    def _legs(self, context: PlanContext, total: int) -> list[Launch]:
+    def _legs(self, make: Callable[..., Launch], total: int) -> list[Launch]:
         count = min(self.stage.legs, total)
         ends = [total * number // count for number in range(count + 1)]
         width = len(str(count))
         names = [f"leg{number:0{width}}" for number in range(1, count + 1)]
         return [
-            self._launch(
-                context,
-                name,
-                end,
-                f"steps {begin + 1} to {end} of {total} on {self.stage.dataset}",
+            make(
+                name=name,
+                steps=end,
+                purpose=f"steps {begin + 1} to {end} of {total} on {self.stage.dataset}",
                 # Every leg follows one schedule, that of the run.
                 extra=("--save", "--run-steps", str(total)),
                 resumes=before,
@@ -93,30 +91,6 @@ class TrainingStage(RowPhase, Made):
             )
             for name, before, begin, end in zip(names, ["", *names], ends, ends[1:], strict=False)
         ]
-
-    def _launch(
-        self,
-        context: PlanContext,
-        name: str,
-        steps: int,
-        purpose: str,
-        *,
-        extra: tuple[str, ...] = (),
-        resumes: str = "",
-        after: int = 0,
-    ) -> Launch:
-        return trainer_launch(
-            context,
-            phase=self.name,
-            name=name,
-            purpose=purpose,
-            steps=steps,
-            dataset=self.stage.dataset,
-            extra=extra,
-            watched=True,
-            resumes=resumes,
-            after=after,
-        )
 
     def names(self, case: Case) -> Sequence[str]:
         """The launches that the gate is about; the resumed one only has its own row."""
@@ -132,7 +106,6 @@ class TrainingStage(RowPhase, Made):
         last = names[-1]
         known = optional(lambda: case.launch(last))
         return Judgement(
-            checks=(),
             tables=(rate_table(case, launches(names), title="Throughput of each launch"),),
             measurements=(*last50s(case, names), *(selection(known) if known else ())),
             series=(
@@ -149,18 +122,18 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
     return (
         *training_rows(names),
         toggles_row(names),
-        row.each("heartbeats", heartbeats),
-        row.each("past_step_5", past_step_5),
-        row.each("no_halt", no_halt),
-        row.each("steady", steadiness),
+        row.each("heartbeats", stability.heartbeats),
+        row.each("past_step_5", stability.past_step_5),
+        row.each("no_halt", stability.no_halt),
+        row.each("steady", stability.steadiness),
         row.each("throughput", _throughput),
         row.together("throughput_aim", aim),
         row.together("mfu", mfu),
         row.together("gpu_utilisation", utilisation),
         row.together("gpu_balance", balance),
         row.each("gates", gates),
-        row.each("memory_plateau", memory_plateau),
-        row.each("memory_limit", memory_limit),
+        row.each("memory_plateau", stability.memory_plateau),
+        row.each("memory_limit", stability.memory_limit),
         row.together("storage", storage),
         row.together("checkpoint_time", checkpoint_time),
         row.one("resumed", partial(resumed, first=_RUN, others=(_RESUMED,))),
@@ -169,21 +142,18 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
 
 def _throughput(case: Case, name: str) -> Finding:
     """Tokens over time of one launch against the profile's floor."""
-    rate, limit = launch_rate(case, name), case.limit("throughput")
-    if not case.gates_throughput(limit):
-        return shown_only(rate, limit, f"throughput: {rate}")
-    return against(rate, limit, f"throughput: {rate}")
+    rate = launch_rate(case, name)
+    return against(rate, case.limit("throughput"), f"throughput: {rate}")
 
 
 def _can_decide(what: str, profile: Profile) -> bool:
     """Does this row decide on this machine? What it only shows, or has not got, cannot."""
-    timed = profile.throughput_gated
     gpus = profile.hardware.gpus
     gated = {
-        "steady": timed and _gated(profile, "drift", "stall_share"),
-        "throughput": timed and _gated(profile, "throughput"),
+        "steady": _gated(profile, "drift", "stall_share"),
+        "throughput": _gated(profile, "throughput"),
         "throughput_aim": False,
-        "mfu": timed and profile.hardware.peak_tflops is not None,
+        "mfu": profile.throughput_gated and profile.hardware.peak_tflops is not None,
         "gpu_utilisation": gpus > 0 and _gated(profile, "gpu_utilisation"),
         "gpu_balance": gpus > 1 and profile.ranks > 1 and _gated(profile, "gpu_imbalance"),
         "devices": gpus > 0,
@@ -196,5 +166,4 @@ def _can_decide(what: str, profile: Profile) -> bool:
 
 def _gated(profile: Profile, *limits: str) -> bool:
     """Do these limits decide? One that is missing is told with everything else that is wrong."""
-    found = [profile.limits.get(name) for name in limits]
-    return all(limit is not None and limit.gated for limit in found)
+    return all(name in profile.limits and profile.limit(spec(name)).gated for name in limits)

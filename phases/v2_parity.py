@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phases.kit.case import Case, Finding, skipped
+from phases.kit.case import Case
 from phases.kit.commands import pytest_launch
+from phases.kit.finding import Finding, skipped
 from phases.kit.measure import derived
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.proofs import judge_cases, report_of
@@ -62,14 +63,11 @@ class V2Parity(RowPhase):
 
     def rows(self) -> Sequence[Row]:
         """Parity, the pattern that failed once, and speed."""
+        one = self.row.one
         return (
-            self.row.one(
-                "parity", lambda case: judge_cases(case, _PARITY, "v2 parity", _is_parity)
-            ),
-            self.row.one(
-                "gaps", lambda case: judge_cases(case, _PARITY, "the pattern gaps", _is_gaps)
-            ),
-            self.row.one("faster", _faster),
+            one("parity", lambda case: judge_cases(case, _PARITY, "v2 parity", _is_parity)),
+            one("gaps", lambda case: judge_cases(case, _PARITY, "the pattern gaps", _is_gaps)),
+            one("faster", _faster),
         )
 
 

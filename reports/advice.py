@@ -14,13 +14,13 @@ from functools import cached_property
 
 from pydantic import ValidationError
 
-from reports.text import CheckRow
 from runbook.config.precedence import SHELL, Given, given
 from runbook.config.profile import Profile
 from runbook.engine.scope import profile_of, shipped_like
-from runbook.records import Kind, LaunchEntry, LaunchStatus, RunRecord
+from runbook.records import Check, Kind, LaunchEntry, LaunchStatus, RunRecord
 from runbook.records.outcome import STEP
 from runbook.records.run import edited
+from runbook.text import listed
 
 # More settings than this are counted.
 _NAMED = 3
@@ -153,7 +153,7 @@ def _without_settings(found: Advice, rerun: str, settings: tuple[Given, ...]) ->
     return replace(
         found,
         command=without(rerun, settings),
-        does=f"This leaves out {_counted([one.text for one in settings])}.",
+        does=f"This leaves out {listed([one.text for one in settings])}.",
         steps=steps,
         left_out=settings,
     )
@@ -177,7 +177,7 @@ def without(line: str, settings: Iterable[Given]) -> str:
 
 def _of_settings(settings: tuple[Given, ...]) -> Iterator[str]:
     if len(settings) > _NAMED:
-        yield f"{_counted([one.text for one in settings])} were set by hand."
+        yield f"{listed([one.text for one in settings])} were set by hand."
         return
     for one in settings:
         before = "" if one.before is None else f"; the {one.owner} has {one.before}"
@@ -194,7 +194,7 @@ def _what_it_shows(rerun: str, first: str) -> str:
     if not first:
         return "This reproduces the failure; nothing more specific is known."
     added = _added(rerun, first)
-    return f"This adds {_counted(added)}." if added else "This shows what is there."
+    return f"This adds {listed(added)}." if added else "This shows what is there."
 
 
 def _added(rerun: str, first: str) -> list[str]:
@@ -208,12 +208,6 @@ def _words(line: str) -> list[str]:
         return shlex.split(line)
     except ValueError:
         return []
-
-
-def _counted(texts: list[str]) -> str:
-    """`a, b, c and 2 more`."""
-    more = len(texts) - _NAMED
-    return f"{', '.join(texts[:_NAMED])}{f' and {more} more' if more > 0 else ''}"
 
 
 # -- the bad end of a launch in words, and the files that tell most of it -------------------------
@@ -271,7 +265,7 @@ def how_it_ended(entry: LaunchEntry) -> str:
     return f"{_WORDS.get(result.status, '')}{cause}"
 
 
-def telling(rows: Sequence[CheckRow], launch: LaunchEntry | None) -> tuple[str, ...]:
+def telling(rows: Sequence[Check], launch: LaunchEntry | None) -> tuple[str, ...]:
     """The paths of evidence, those that tell most of this end first."""
     if launch is None:
         return rows[0].evidence

@@ -22,13 +22,23 @@ from reports.advice import (
     seen_non_finite,
     telling,
 )
-from reports.text import CheckRow
-from runbook.records import THE_RUN, Kind, LaunchEntry, LaunchStatus, Outcome, Reason, RunRecord
+from reports.text import check_value, limit_text
+from runbook.records import (
+    THE_RUN,
+    Check,
+    Kind,
+    LaunchEntry,
+    LaunchStatus,
+    Outcome,
+    Reason,
+    RunRecord,
+)
 from runbook.records.launch import RESUME_FLAG
 from runbook.records.outcome import STEP
+from runbook.text import how_many, listed
 
 _SHOWN_PATHS = 3
-_NAMED = 3
+_SHOWN_ROWS = 3
 # Faults of the machine or the settings: what else such a launch shows is no fault of the trainer.
 _OUTSIDE = (
     LaunchStatus.CONFIG_ERROR,
@@ -42,7 +52,7 @@ _FROM_OUTSIDE = (*_CUT_OFF, LaunchStatus.HARDWARE_ERROR)
 # Of these the rank is part of what happened, and how long it took is not.
 _BY_RANK = (LaunchStatus.HUNG,)
 # Rows of one fault by where their thread ends: a launch, a row, or words that are neither.
-_Group = dict[str, list[CheckRow]]
+_Group = dict[str, list[Check]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +67,8 @@ class Cause:
 
     headline: str
     title: str
-    outcome: Outcome
-    code: Reason
-    lead: CheckRow
-    rows: tuple[CheckRow, ...]
+    lead: Check
+    rows: tuple[Check, ...]
     evidence: tuple[str, ...]
     advice: Advice
     rerun: str
@@ -77,17 +85,40 @@ class Cause:
         return STEP.join(self.advice.steps)
 
     @property
+    def told(self) -> tuple[tuple[str, str], ...]:
+        """What is said of it where there is no page, each text under its name."""
+        advice = self.advice
+        parts = (
+            ("what", "" if self.title == self.headline else self.title),
+            *(("why", text) for text in (*advice.likely, advice.seen)),
+            ("rows", _listed(self.rows)),
+            *(("see", path) for path in self.evidence),
+            ("try", self.remedy),
+            ("next", advice.command),
+            ("rerun", "" if self.rerun == advice.command else self.rerun),
+        )
+        return tuple((name, text) for name, text in parts if text)
+
+    @property
     def blocks(self) -> bool:
         """True if it keeps the run from GO."""
         return any(row.blocks for row in self.rows)
 
     @property
-    def folded(self) -> tuple[CheckRow, ...]:
+    def folded(self) -> tuple[Check, ...]:
         """The rows after the lead."""
         return self.rows[1:]
 
 
-def causes_of(record: RunRecord, problems: Sequence[CheckRow]) -> tuple[Cause, ...]:
+def _listed(rows: Sequence[Check]) -> str:
+    """`26 checks: a.b, a.c, d.e and 23 more of a, d`."""
+    more = rows[_SHOWN_ROWS:]
+    phases = ", ".join(dict.fromkeys(row.phase for row in more))
+    named = listed([row.id for row in rows], _SHOWN_ROWS)
+    return f"{how_many(len(rows), 'check')}: {named}{f' of {phases}' if more else ''}"
+
+
+def causes_of(record: RunRecord, problems: Sequence[Check]) -> tuple[Cause, ...]:
     """The causes of a run's problem rows, worst first; every row is in one at least."""
     book = _Book(record, problems)
     threads: _Group = {end: [] for end in book.bad_launches()}
@@ -104,13 +135,13 @@ def causes_of(record: RunRecord, problems: Sequence[CheckRow]) -> tuple[Cause, .
 def _harm(cause: Cause, order: Mapping[int, int]) -> tuple[int, int]:
     """The worst that follows from it, not what shows it: a wrong machine may make others fail."""
     rows = [row for row in cause.rows if row.blocks] or cause.rows
-    return min((Outcome(row.outcome).rank, order[id(row)]) for row in rows)
+    return min((row.outcome.rank, order[id(row)]) for row in rows)
 
 
 class _Book:
     """The record's launches and problem rows by name."""
 
-    def __init__(self, record: RunRecord, problems: Sequence[CheckRow]) -> None:
+    def __init__(self, record: RunRecord, problems: Sequence[Check]) -> None:
         self.record = record
         self.rows = {row.id: row for row in problems}
         self.launches: dict[str, LaunchEntry] = {
@@ -120,7 +151,7 @@ class _Book:
         self.first_commands = _by_launch({one.name: one.first_commands for one in record.phases})
         self.adviser = Adviser(record)
 
-    def end_of(self, row: CheckRow) -> str:
+    def end_of(self, row: Check) -> str:
         """Where the row's thread ends: the launch, the row's id or the words it follows from."""
         seen, end = {row.id}, row.follows or row.id
         while end not in seen:
@@ -160,7 +191,7 @@ class _Book:
         what = row.id.partition(".")[2] if row.outcome == Outcome.FAIL else ""
         return ("row", what, row.outcome, row.code, _without_place(row.reason, self._names(row)))
 
-    def _names(self, row: CheckRow) -> list[str]:
+    def _names(self, row: Check) -> list[str]:
         own = [e.launch.name for e in self.launches.values() if e.launch.phase == row.phase]
         return [*own, row.phase]
 
@@ -181,10 +212,8 @@ class _Book:
         title = self._title(lead, group, launches, launch)
         rerun = self._rerun(group, rows, launch)
         return Cause(
-            headline=headline_of(launch, launches) or (lead.check and lead.check.title) or title,
+            headline=headline_of(launch, launches) or lead.title or title,
             title=title,
-            outcome=Outcome(lead.outcome),
-            code=Reason(lead.code),
             lead=lead,
             rows=tuple(rows),
             evidence=telling(rows, launch)[:_SHOWN_PATHS],
@@ -193,34 +222,33 @@ class _Book:
             launches=launches,
         )
 
-    def _advice(self, lead: CheckRow, launch: LaunchEntry | None, rerun: str) -> Advice:
+    def _advice(self, lead: Check, launch: LaunchEntry | None, rerun: str) -> Advice:
         """What to do; first of all without what a person set for this run alone.
 
         A setting changes launches, so it is no suspect where none has run, nor of an end that came
         from outside. Neither is a trainer.
         """
         where = launch.launch.id if launch else ""
-        check = lead.check
         status = launch.result.status if launch else None
         ran = {one.launch.phase for one in self.launches.values() if one.result.attempts}
         return self.adviser.on(
-            clue=check.clue if check else "",
+            clue=lead.clue,
             remedy=self.remedies.get(where, lead.remedy),
             rerun=rerun,
-            first=self.first_commands.get(where, check.first_command if check else ""),
+            first=self.first_commands.get(where, lead.first_command),
             ran=lead.phase in ran and lead.phase != "preflight" and status not in _FROM_OUTSIDE,
             goes_on=status in _CUT_OFF or RESUME_FLAG in rerun.split(),
             of_machine=lead.phase == "preflight" and launch is None,
         )
 
-    def _shown_launch(self, lead: CheckRow, launches: Sequence[str]) -> LaunchEntry | None:
+    def _shown_launch(self, lead: Check, launches: Sequence[str]) -> LaunchEntry | None:
         if not launches:
             return None
         return self.launches[lead.follows if lead.follows in launches else launches[0]]
 
     def _title(
         self,
-        lead: CheckRow,
+        lead: Check,
         group: _Group,
         launches: Sequence[str],
         launch: LaunchEntry | None,
@@ -237,7 +265,7 @@ class _Book:
     def _rerun(
         self,
         group: _Group,
-        rows: Iterable[CheckRow],
+        rows: Iterable[Check],
         launch: LaunchEntry | None,
     ) -> str:
         cut_off = launch is not None and launch.result.status in _CUT_OFF
@@ -267,24 +295,22 @@ def _without_place(text: str, names: Iterable[str]) -> str:
     return re.sub(r"\bstep \d+", "step", text)
 
 
-def _showing(row: CheckRow, ends: Container[str], *, outside: bool) -> tuple[object, ...]:
+def _showing(row: Check, ends: Container[str], *, outside: bool) -> tuple[object, ...]:
     """The fault itself first, then rows that tell of it, those that decide and the worst first.
 
     Where a launch met a fault from `outside`, a row that says so comes before a failure.
     """
     direct = row.id in ends or row.follows in ends
     inner = outside and row.outcome != Outcome.INVALID
-    rank = Outcome(row.outcome).rank
+    rank = row.outcome.rank
     return (row.id not in ends, not direct, not row.blocks, inner, rank, row.code == Reason.NOT_RUN)
 
 
 def _also(names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    more = len(names) - _NAMED
-    return f" (and {', '.join(names[:_NAMED])}{f' and {more} more' if more > 0 else ''})"
+    return f" (and {listed(names)})" if names else ""
 
 
-def _measured(row: CheckRow) -> str:
+def _measured(row: Check) -> str:
     """The value against its limit."""
-    return f" ({row.value} against {row.limit})" if row.limit and row.value else ""
+    value, limit = check_value(row), limit_text(row)
+    return f" ({value} against {limit})" if limit and value else ""

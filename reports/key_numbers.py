@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
+from pydantic import TypeAdapter
+
 from reports.text import limit_text, one_line, shown_value
+from runbook.files import shipped_data
 from runbook.records import Check, Measurement, Outcome, Reason, RunRecord
 from runbook.records.measurement import MIB_PER_GIB, plain_number
 
@@ -35,30 +38,7 @@ class _Key:
     ranks: int = 1
 
 
-KEYS = (
-    _Key(label="Throughput", check="baseline.throughput", always=True),
-    _Key(label="Scaling efficiency", check="single_gpu.scaling", share=True, always=True,
-         ranks=2),
-    _Key(label="Peak memory of a rank in this run", check="long_run.memory_limit", always=True),
-    _Key(label="Projected memory of a rank at {end}", check="long_run.memory_plateau",
-         measured="memory_projected", mib=True, bound="memory_limit"),
-    _Key(label="Scaling over nodes", check="single_gpu.node_scaling", share=True),
-    _Key(label="MFU", check="baseline.mfu", measured="mfu", share=True),
-    _Key(label="Speed relative to the measured peak matmul", check="baseline.mfu_of_ceiling",
-         measured="mfu_of_ceiling", share=True),
-    _Key(label="Free GPU memory", check="baseline.memory_headroom"),
-    _Key(label="GPU utilization", check="baseline.gpu_utilisation"),
-    _Key(label="Best bucket size against the next", check="bucket_sweep.best",
-         measured="best_bucket_ratio"),
-    _Key(label="Fused against plain AdamW", check="fused_adamw.keep",
-         measured="fused_ratio"),
-    _Key(label="Share of the learnable loss reached", check="long_run.learns", share=True),
-    _Key(label="Change of the step time", check="long_run.steady", share=True),
-    _Key(label="Lowest gate entropy", check="long_run.gates"),
-    _Key(label="Blocks that a query attends to", check="long_run.gates", beside="sel_blocks_mean"),
-    _Key(label="Forced part of these blocks", check="long_run.gates", beside="sel_forced_share",
-         share=True),
-)  # fmt: skip
+KEYS = TypeAdapter(tuple[_Key, ...]).validate_python(shipped_data("report/key_numbers"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from reports.key_numbers import KeyNumber, key_numbers
 from reports.text import one_line, shown_value
 from reports.view import ReportView
 from runbook.config.precedence import told
-from runbook.records import Outcome, PhaseRecord, RunRecord, Table, Verdict
+from runbook.records import Outcome, PhaseRecord, RunRecord, Table
 from runbook.records.measurement import Scalar
-from runbook.records.run import PROGRAM, Invocation
+from runbook.records.run import Invocation
 from runbook.text import counted
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
@@ -45,24 +45,16 @@ class SmallTable:
 class Summary:
     """What stands on the first page, in its order. `unmeasured` names what has no tile, and why.
 
-    `program` says how its commands are typed where the run was made, if not as they stand.
-
-    `exports` are lines for a shell, to be shown only if the run `approved` them; `unapproved` says
-    instead what they are.
+    `exports` are lines for a shell, to be shown only if the run is GO.
     """
 
     tiles: tuple[KeyNumber, ...]
     unmeasured: str
     numbers: tuple[KeyNumber, ...]
     exports: str
-    approved: bool
-    settings_title: str
-    unapproved: str
     facts: tuple[tuple[str, str], ...]
     tables: tuple[SmallTable, ...]
-    began_and_ended: str
     folder: str
-    program: str
     words: str
 
 
@@ -72,20 +64,14 @@ def summarize(view: ReportView) -> Summary:
     numbers, missing = key_numbers(record)
     # What failed stands first, as far as it was measured.
     tiles = sorted(numbers, key=lambda one: not one.fails)
-    folder, approved = run_folder(record), record.verdict is Verdict.GO
     return Summary(
         tiles=tuple(tiles[:_TILES]),
         unmeasured=_unmeasured(missing),
         numbers=numbers,
         exports="\n".join(f"export {n}={shlex.quote(v)}" for n, v in record.exports.items()),
-        approved=approved,
-        settings_title="Settings to use" if approved else "Settings of this run, not approved",
-        unapproved="Not a recommendation. These settings were used in this run.",
         facts=tuple(run_facts(record)),
         tables=tuple(_tables(record)),
-        began_and_ended=f"{record.started_at} to {record.finished_at or 'not finished'}",
-        folder=folder,
-        program=record.environment.get(PROGRAM, ""),
+        folder=run_folder(record),
         words=" ".join(filter(None, (view.words, _terms(record, numbers)))),
     )
 

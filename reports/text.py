@@ -6,14 +6,13 @@ Text is made safe in Markdown: in a table's cell, at the start of a line, as cod
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from shlex import quote
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from runbook.records import Check, Comparator, Measurement, Outcome, satisfies
+from runbook.records import Check, Comparator, Measurement
 from runbook.records.measurement import duration_text, plain_number
 from runbook.text import printable, short_caveat
 
@@ -29,93 +28,7 @@ _BLOCK_START = re.compile(r"^([0-9]*)([#>+=.)-])")
 _LONE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckRow:
-    """One check as text; `check` is None for a required id that the run never reported.
-
-    `path` is where its number is from in words; `files` are those that it names.
-    """
-
-    id: str
-    phase: str
-    question: str
-    outcome: str
-    code: str
-    reason: str
-    required: bool
-    value: str = ""
-    n: str = ""
-    window: str = ""
-    path: str = ""
-    files: tuple[str, ...] = ()
-    more_files: int = 0
-    limit: str = ""
-    limit_source: str = ""
-    evidence: tuple[str, ...] = ()
-    remedy: str = ""
-    rerun: str = ""
-    follows: str = ""
-    check: Check | None = None
-
-    @property
-    def blocks(self) -> bool:
-        """True if this row keeps the run from GO."""
-        satisfied = self.check is not None and satisfies(self.check)
-        return self.required and not satisfied and not self.left_out
-
-    @property
-    def left_out(self) -> bool:
-        """True if its phase was not asked for."""
-        return self.check is not None and self.check.left_out
-
-    @property
-    def is_problem(self) -> bool:
-        """True if a reader has something to do: all but passes and skips that block nothing."""
-        return self.blocks or self.outcome not in (Outcome.PASS, Outcome.SKIPPED)
-
-
-def row_of(check: Check, required: set[str]) -> CheckRow:
-    """The row of a check; `required` are the ids that the run requires."""
-    measured = check.measurement
-    return CheckRow(
-        id=check.id,
-        phase=check.phase,
-        question=check.question,
-        outcome=check.outcome.value,
-        code=check.code.value,
-        reason=check.reason,
-        required=check.required or check.id in required,
-        value=_value_of(check),
-        n=str(measured.n) if measured else "",
-        window=str(measured.window) if measured and measured.window else "",
-        path=measured.where if measured else "",
-        files=measured.named[0] if measured else (),
-        more_files=measured.named[1] if measured else 0,
-        limit=limit_text(check),
-        limit_source=check.limit_source,
-        evidence=check.evidence,
-        remedy=check.remedy,
-        rerun=check.rerun,
-        follows=check.follows,
-        check=check,
-    )
-
-
-def missing_row(wanted: str) -> CheckRow:
-    """The row of a required id that no check of the run has."""
-    return CheckRow(
-        id=wanted,
-        phase=wanted.partition(".")[0],
-        question="Required by the profile.",
-        outcome=Outcome.INCOMPLETE.value,
-        code="not_run",
-        reason="missing: the run has no check with this id",
-        required=True,
-        remedy="run the phase that gives this check, then judge again",
-    )
-
-
-def _value_of(check: Check) -> str:
+def check_value(check: Check) -> str:
     """The number; a bare yes or no that no limit explains has its name: `git.dirty: no`."""
     measured = check.measurement
     if measured is None:
@@ -180,6 +93,8 @@ def template_environment(*, html: bool) -> Environment:
         "quote": quote,
         "seconds": duration_text,
         "value_text": value_text,
+        "shown": check_value,
+        "bound": limit_text,
         "blame": blame,
         "short_caveat": short_caveat,
         "sentence": sentence,

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 from reports.causes import Cause, causes_of
 from reports.permits import following
-from reports.text import CheckRow, missing_row, one_line, row_of
-from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
+from reports.text import one_line
+from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Step
+from runbook.text import how_many
 
 # As a reader needs them who sees them for the first time.
 _MEANINGS = {
@@ -31,7 +32,7 @@ class PhaseView:
 
     index: int
     record: PhaseRecord
-    rows: tuple[CheckRow, ...]
+    rows: tuple[Check, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +45,10 @@ class ReportView:
     required_counts: str
     interruption: str
     phases: tuple[PhaseView, ...]
-    rows: tuple[CheckRow, ...]
-    acceptance: tuple[CheckRow, ...]
-    problems: tuple[CheckRow, ...]
+    rows: tuple[Check, ...]
+    acceptance: tuple[Check, ...]
+    missing: tuple[Check, ...]
+    problems: tuple[Check, ...]
     causes: tuple[Cause, ...]
     following: tuple[Step, ...]
     left_out: tuple[str, ...]
@@ -61,7 +63,7 @@ class ReportView:
     def tally(self) -> str:
         """How many causes there are, and how the checks came out; a GO has the required ones."""
         go = self.record.verdict is Verdict.GO
-        causes = [_plural(len(self.causes), "cause")] if self.causes else []
+        causes = [how_many(len(self.causes), "cause")] if self.causes else []
         return "; ".join([*causes, *([] if go else [self.required_counts]), self.counts])
 
     @property
@@ -82,16 +84,6 @@ class ReportView:
         """The commands that stand beside the causes that keep the run from GO."""
         return frozenset(cause.advice.command for cause in self.causes if cause.blocks)
 
-    @property
-    def main_reasons(self) -> tuple[str, ...]:
-        """The one or two reasons that stand beside the verdict."""
-        return self.record.reasons[:2]
-
-    @property
-    def more_reasons(self) -> tuple[str, ...]:
-        """Reasons after the first two."""
-        return self.record.reasons[2:]
-
 
 def build_view(record: RunRecord) -> ReportView:
     """Return everything that the formats show of this record."""
@@ -103,7 +95,7 @@ def build_view(record: RunRecord) -> ReportView:
     acceptance = tuple(
         row for wanted in dict.fromkeys(record.required) for row in _acceptance_rows(wanted, rows)
     )
-    missing = tuple(row for row in acceptance if row.check is None)
+    missing = tuple(row for row in acceptance if row not in rows)
     problems = sorted((row for row in (*rows, *missing) if row.is_problem), key=_urgency)
     causes = causes_of(record, problems)
     return ReportView(
@@ -115,6 +107,7 @@ def build_view(record: RunRecord) -> ReportView:
         phases=phases,
         rows=rows,
         acceptance=acceptance,
+        missing=missing,
         problems=tuple(problems),
         causes=causes,
         following=following(record, causes),
@@ -123,28 +116,41 @@ def build_view(record: RunRecord) -> ReportView:
 
 
 def _phase_view(index: int, phase: PhaseRecord, required: set[str]) -> PhaseView:
-    rows = tuple(row_of(check, required) for check in phase.checks)
+    rows = tuple(
+        check if check.required else check.model_copy(update={"required": check.id in required})
+        for check in phase.checks
+    )
     return PhaseView(index=index, record=phase, rows=rows)
 
 
-def _acceptance_rows(wanted: str, rows: tuple[CheckRow, ...]) -> list[CheckRow]:
-    return [row for row in rows if row.id == wanted] or [missing_row(wanted)]
+def _acceptance_rows(wanted: str, rows: tuple[Check, ...]) -> list[Check]:
+    return [row for row in rows if row.id == wanted] or [_missing(wanted)]
 
 
-def _urgency(row: CheckRow) -> tuple[bool, int]:
+def _missing(wanted: str) -> Check:
+    """What stands for a required id, whatever it is, that no check of the run has."""
+    return Check.model_construct(
+        id=wanted,
+        phase=wanted.partition(".")[0],
+        question="Required by the profile.",
+        outcome=Outcome.INCOMPLETE,
+        code=Reason.NOT_RUN,
+        reason="missing: the run has no check with this id",
+        required=True,
+        remedy="run the phase that gives this check, then judge again",
+    )
+
+
+def _urgency(row: Check) -> tuple[bool, int]:
     return (not row.required, Outcome(row.outcome).rank)
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def _count(rows: tuple[CheckRow, ...], noun: str) -> str:
+def _count(rows: tuple[Check, ...], noun: str) -> str:
     """`12 checks: 10 PASS, 1 FAIL, 1 SKIPPED`: a skip is counted as a skip."""
     counted = Counter(row.outcome for row in rows)
     order = (Outcome.PASS, *(one for one in WORST_FIRST if one is not Outcome.PASS))
     parts = [f"{counted[name]} {name}" for name in order if counted[name]]
-    total = _plural(len(rows), noun)
+    total = how_many(len(rows), noun)
     return f"{total}: {', '.join(parts)}" if parts else total
 
 

@@ -190,7 +190,8 @@ class OutputFormat(StrEnum):
 class Console:
     """Where a command's words go: a line stays one line and drives no terminal, whatever it holds.
 
-    `quiet` drops progress, never results or errors; without `live` nothing is ever redrawn.
+    `quiet` drops progress, never results or errors; without `live` nothing is ever redrawn. With
+    `as_json` an answer is its document.
     """
 
     def __init__(
@@ -201,10 +202,11 @@ class Console:
         color: bool = True,
         quiet: bool = False,
         live: bool = True,
+        as_json: bool = False,
     ) -> None:
         self.stdout = sys.stdout if stdout is None else stdout
         self._stderr = sys.stderr if stderr is None else stderr
-        self.quiet, self._live = quiet, live
+        self.quiet, self._live, self._as_json = quiet, live, as_json
         self.color_out = _wants_color(self.stdout, color)
         self.color_err = _wants_color(self._stderr, color)
         # Drawn and written by two threads: whoever shows a run redraws while it works.
@@ -259,15 +261,16 @@ class Console:
         """What rich lays out, on stdout; whole lines where that is no terminal."""
         self.page(rendered(*parts, width=self.width_out, color=self.color_out, stream=self.stdout))
 
-    def answer(self, outcome: str, after: str) -> None:
-        """The outcome in its color and what follows on its line, on stdout."""
-        self.result(marked("", outcome, after, color=self.color_out))
-
-    def table(
-        self, header: Sequence[str], rows: Iterable[Sequence[str]], *, styled: int | None = None
-    ) -> None:
-        """`table_of` on stdout."""
-        self.show(table_of(header, rows, styled=styled))
+    def tell(self, document: object, parts: Iterable[RenderableType]) -> None:
+        """An answer on stdout: its document where a program asks, else its lines and tables."""
+        if self._as_json:
+            self.json_document(document)
+            return
+        for part in parts:
+            if isinstance(part, str):
+                self.result(part)
+            else:
+                self.show(part)
 
     def _lines(self, lines: Sequence[str]) -> str:
         texts = (one if isinstance(one, Painted) else in_one_line(one) for one in lines)
@@ -349,6 +352,5 @@ def drop(stream: TextIO) -> None:
 
 def console_for(args: object) -> Console:
     """The console that a command's --quiet and --no-color ask for."""
-    return Console(
-        color=not getattr(args, "no_color", False), quiet=bool(getattr(args, "quiet", False))
-    )
+    asked = {name: bool(getattr(args, name, False)) for name in ("no_color", "quiet", "json")}
+    return Console(color=not asked["no_color"], quiet=asked["quiet"], as_json=asked["json"])

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from runbook.errors import RunbookError, UsageError, choice_for
 
@@ -168,6 +169,13 @@ def data_path(name: str) -> Path:
         f"the data folder {name!r} is missing: looked for {shipped} and {checkout / name}; "
         "install the package again"
     )
+
+
+def shipped_data(name: str) -> Any:
+    """What a YAML file of the shipped configs holds; `name` is its path there, without the end."""
+    import yaml
+
+    return yaml.safe_load((data_path("configs") / f"{name}.yaml").read_text("utf-8"))
 
 
 def near(path: str | Path) -> str:

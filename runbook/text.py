@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from unicodedata import category
 
 # A caveat that lists settings begins small: FLAKY and REPEATED name launches and phases.
@@ -69,6 +69,17 @@ def short_caveat(caveat: str) -> str:
     return (
         f"{what} ({listed.count(', ') + 1} {'limits' if what.startswith('limits') else 'settings'})"
     )
+
+
+def how_many(count: int, noun: str, nouns: str = "") -> str:
+    """`1 phase`, `2 phases`; with another plural `3 launches`."""
+    return f"{count} {noun if count == 1 else nouns or f'{noun}s'}"
+
+
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """`a, b, c and 2 more`."""
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:

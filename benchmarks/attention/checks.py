@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pkgutil import resolve_name
 
 import torch
@@ -13,6 +14,7 @@ from nsa.attention import attend
 from nsa.attention.branches import Branches
 from nsa.config import Selected, Way, Window
 
+# The production shape.
 CFG = nsa.NSAConfig()
 # As shares of the largest true value. bfloat16 rounds probabilities, a branch and the sum to 8
 # bits, at most five times on the way; float32 has the project's bound for paths.
@@ -25,25 +27,33 @@ Arm = Callable[[], tuple[Tensor, Sequence[Tensor]]]
 Peer = Callable[..., Tensor]
 
 
-def inputs(seq_len: int, dtype: torch.dtype, device: str, batch: int = 1) -> dict[str, Tensor]:
+def cfg_of(x: dict[str, Tensor]) -> nsa.NSAConfig:
+    """The config that these inputs are of: all but heads and widths as in production."""
+    (heads, d_k), (groups, d_v) = x["q"].shape[2:], x["v_sel"].shape[2:]
+    return replace(CFG, n_heads=heads, n_kv_groups=groups, d_k=d_k, d_v=d_v)
+
+
+def inputs(
+    seq_len: int, dtype: torch.dtype, device: str, batch: int = 1, cfg: nsa.NSAConfig = CFG
+) -> dict[str, Tensor]:
     """Queries, keys, values and gates of `batch` sequences."""
     generator = torch.Generator().manual_seed(seq_len)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(batch, seq_len, *shape, generator=generator).to(device, dtype)
 
-    x = {"q": normal(CFG.n_heads, CFG.d_k)}
+    x = {"q": normal(cfg.n_heads, cfg.d_k)}
     for branch in ("cmp", "sel", "win"):
-        x[f"k_{branch}"] = normal(CFG.n_kv_groups, CFG.d_k)
-        x[f"v_{branch}"] = normal(CFG.n_kv_groups, CFG.d_v)
-    x["gates"] = normal(CFG.n_heads, 3).sigmoid()
+        x[f"k_{branch}"] = normal(cfg.n_kv_groups, cfg.d_k)
+        x[f"v_{branch}"] = normal(cfg.n_kv_groups, cfg.d_v)
+    x["gates"] = normal(cfg.n_heads, 3).sigmoid()
     return {name: x[name].requires_grad_() for name in NAMES}
 
 
 def ours(x: dict[str, Tensor], selected: Selected) -> tuple[Tensor, Tensor]:
     """Output and blocks; "triton": by what kernels of the package there are."""
     window: Window = "triton" if selected == "triton" else "masked"
-    return attend(Branches(**x), CFG, Way(selected=selected, window=window))
+    return attend(Branches(**x), cfg_of(x), Way(selected=selected, window=window))
 
 
 def load_peer(text: str) -> Peer:
@@ -63,8 +73,9 @@ def load_peer(text: str) -> Peer:
 
 def called(peer: Peer, x: dict[str, Tensor]) -> Tensor:
     """The peer's output [B,S,H,Dv]. Raises RuntimeError if it has another shape."""
-    out = peer(**x, cfg=CFG)
-    wanted = (*x["q"].shape[:3], CFG.d_v)
+    cfg = cfg_of(x)
+    out = peer(**x, cfg=cfg)
+    wanted = (*x["q"].shape[:3], cfg.d_v)
     if tuple(out.shape) != wanted:
         raise RuntimeError(f"the output has shape {tuple(out.shape)}, not {wanted}")
     return out
@@ -97,7 +108,7 @@ def check_sparse(
     # A block that begins inside and ends outside belongs to neither; l_sel divides check_to.
     short = {name: value[:, :kept] for name, value in x.items()}
     wide = {name: value.detach().double().requires_grad_() for name, value in short.items()}
-    truth, theirs = attend(Branches(**wide), CFG, Way(path="reference"))
+    truth, theirs = attend(Branches(**wide), cfg_of(x), Way(path="reference"))
     out, mine = ours(x, selected)
     same = (theirs == mine[:, :kept, :, : theirs.shape[-1]]).all(-1).all(-1)
     out = out if peer is None else called(peer, x)

@@ -48,7 +48,7 @@ def _target(noise: Noise, level: float, count: int, steps: int) -> Run:
         # The truth is the long-run throughput of this machine, pauses included.
         measured *= 1 + noise.pause_rate * (1 + noise.pause_mean)
         passed = level * last_50(launches(rng, noise, runs, 300)) >= 1.0
-        decisions = [meets_target(row, 1.0, plan=TARGET_PLAN) for row in measured]
+        decisions = [meets_target(row, 1.0) for row in measured]
         return told(decisions, errs=passed == (level < 1), steps=300.0)
 
     return run

@@ -15,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
-from benchmarks.examples.catalog import EXAMPLES, Example
 from benchmarks.program import markdown_table, put_between
 from runbook.folder import run_folders
 from tests.reports.browser import MISSING, chromium, running
@@ -27,6 +28,26 @@ from tests.reports.browser import MISSING, chromium, running
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ("report.md", "details.md", "report.html")
 BEGIN, END = "<!-- examples: begin -->", "<!-- examples: end -->"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One run. `profile` is what differs from `extends`, or the name of a shipped profile."""
+
+    name: str
+    title: str
+    wrong: str
+    exit_code: int
+    profile: str = "cpu"
+    changes: dict[str, Any] = field(default_factory=dict)
+    gates: Sequence[str] = ()
+    arguments: Sequence[str] = ()
+
+
+EXAMPLES = tuple(
+    Example(**item)
+    for item in yaml.safe_load(Path(__file__).with_name("examples.yaml").read_text("utf-8"))
+)
 
 
 def main(argv: Sequence[str]) -> int:

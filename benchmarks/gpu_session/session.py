@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.gpu_session.stages import ROOT, End, Place, Program, Stage, Status
 from benchmarks.program import markdown_table
 from runbook.files import utc_text, write_atomic
-from runbook.machine.git import head_sha
+from runbook.machine.git import commit_of
 
 SUMMARY_JSON, SUMMARY_MD = "summary.json", "summary.md"
 NOTICE = "STAND-IN: no GPU. Small shapes on a CPU; it says nothing about a GPU."
@@ -91,7 +91,7 @@ class Session:
         # True from now on if nothing else is ever written.
         standing.status, standing.says = Status.CUT_OFF, "this call was ended from outside"
         standing.parts += 1
-        standing.commit = head_sha(ROOT) or "no git"
+        standing.commit = commit_of(ROOT) or "no git"
         self.write()
         print(f"{stage.name}: {stage.title}; at most {limit_s:.0f} s", flush=True)
         begun = time.monotonic()

@@ -115,7 +115,7 @@ def _run(place: Place) -> list[Program]:
 def _attention(place: Place) -> list[Program]:
     lengths = "1024,2048,4096,8192,16384,32768,65536"
     small = ("--device", "cpu", "--lengths", "256,512", "--rounds", "3")
-    shape = small if place.stand_in else ("--lengths", lengths)
+    shape = small if place.stand_in else ("--lengths", lengths, "--shapes", "12/2/64,64/4/128")
     told = ("--out", str(place.folder), "--left-s", f"{place.told_s:.0f}")
     words = (sys.executable, "-m", "benchmarks.attention_gpu", *told, *shape)
     return [Program(log="attention.log", words=words)]

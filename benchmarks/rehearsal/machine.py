@@ -1,13 +1,20 @@
-"""A rehearsed machine: its hardware, what is wrong with it, and the rows that should stop it."""
+"""Every rehearsed machine: its hardware, what is wrong with it, and the rows that should stop it.
+
+They are described in machines.yaml, which says what each field means; cards and drivers are given
+by their keys. A machine that slips through is a defect.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from benchmarks.rehearsal.hardware import A100_PCIE, DRIVERS, Card, Driver, Gpu
+import yaml
+
+from benchmarks.rehearsal.hardware import A100_PCIE, CARDS, DRIVERS, Card, Driver, Gpu, Process
 from benchmarks.rehearsal.roofline import PCIE_BYTES_S, Pace
 
 # The kernels that torch takes: flash takes no mask, and the window's sequences need none.
@@ -144,3 +151,45 @@ class Machine:
     def training_link(self) -> float:
         """What the link between the GPUs carries while they train, bytes per second."""
         return self.busy_link_bytes_s or self.link_bytes_s
+
+
+_BASES = {
+    "pair": Machine(name="", profile="a100x2_pcie4", story=""),
+    "single": Machine(name="", profile="h200x1", story="", card=CARDS["h200"], gpus=1),
+}
+
+
+def _gpu(fields: dict[str, Any]) -> dict[str, Any]:
+    """What differs of one GPU."""
+    if "processes" in fields:
+        fields = {**fields, "processes": tuple(Process(**one) for one in fields["processes"])}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+
+
+_READ = {
+    "stopped_by": lambda text: tuple(text.split()),
+    "card": CARDS.__getitem__,
+    "driver": DRIVERS.__getitem__,
+    "paces": lambda paces: tuple(Pace(**one) for one in paces),
+    "hot": lambda paces: {rank: Pace(**one) for rank, one in paces.items()},
+    "ending": lambda fields: Ending(**fields),
+    "gpu": lambda gpus: {index: _gpu(one) for index, one in gpus.items()},
+    "failing_tests": tuple,
+    "leftovers": tuple,
+}
+
+
+def _machine(item: dict[str, Any]) -> Machine:
+    """One machine. Raises TypeError or KeyError where the file says what there is not."""
+    base = _BASES[item.pop("of")]
+    return replace(base, **{name: _READ.get(name, lambda v: v)(v) for name, v in item.items()})
+
+
+MACHINES = tuple(
+    _machine(item)
+    for item in yaml.safe_load(Path(__file__).with_name("machines.yaml").read_text("utf-8"))
+)
+SICK = tuple(machine for machine in MACHINES if machine.stopped_by)
+# Not sick, but the answer of a comparison is another one, and the machine may go.
+OTHER_ANSWERS = tuple(one for one in MACHINES if one.name == "fused_slower")
+HEALTHY = tuple(one for one in MACHINES if one not in (*SICK, *OTHER_ANSWERS))

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from nsa.attention.tracing import is_watched
 from nsa.model import Layer, NSALanguageModel, Whole
@@ -105,22 +103,19 @@ class Recording:
         return x
 
 
-def keep_gradients(parameters: Iterable[nn.Parameter]) -> list[RemovableHandle]:
-    """Copy a parameter's first gradient out of the memory that the next replay overwrites.
+def keep_gradients(parameters: Iterable[nn.Parameter]) -> None:
+    """Copy the gradients of a first micro-batch out of the memory that the next replay overwrites.
 
     Without it the gradients of a second micro-batch replace those of the first one, in silence
     (pytorch issues 96693, 146569 and 169545). Later ones are added to the first at once, and of a
-    single one is done with before the next replay.
+    single one is done with before the next replay. All are copied together: one by one, the host
+    would launch seven copies for each layer.
     """
-    return [
-        p.register_hook(partial(_first_copied, p))  # type: ignore[no-untyped-call]
-        for p in parameters
-        if p.requires_grad
-    ]
-
-
-def _first_copied(parameter: nn.Parameter, gradient: Tensor) -> Tensor | None:
-    return gradient.clone() if parameter.grad is None else None
+    found = [(p, p.grad) for p in parameters if p.grad is not None]
+    kept = [torch.empty_like(gradient) for _, gradient in found]
+    torch._foreach_copy_(kept, [gradient for _, gradient in found])
+    for (parameter, _), copy in zip(found, kept, strict=True):
+        parameter.grad = copy
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:

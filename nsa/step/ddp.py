@@ -48,7 +48,10 @@ class WireStats:
 
 
 def compressed_all_reduce(stats: WireStats, bucket: GradBucket) -> Future[Tensor]:
-    """Mean of a bucket over the ranks, sent in the narrow type, given back in the gradient's."""
+    """Mean of a bucket over the ranks, sent in the narrow type, given back in the gradient's.
+
+    One rank alone rounds as several do, and sends nothing.
+    """
     gradient = bucket.buffer()
     # Divided before the cast, so that a sum in fp16 cannot overflow.
     wire = gradient.div_(stats.world_size).to(stats.wire_dtype)
@@ -61,6 +64,10 @@ def compressed_all_reduce(stats: WireStats, bucket: GradBucket) -> Future[Tensor
         reduced: Tensor = done.value()[0]
         return gradient.copy_(reduced)
 
+    if stats.world_size == 1:
+        alone: Future[Tensor] = Future()
+        alone.set_result(gradient.copy_(wire))
+        return alone
     future: Future[list[Tensor]] = dist.all_reduce(wire, async_op=True).get_future()
     return future.then(widen)
 

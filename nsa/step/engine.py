@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from nsa.attention.selection import full_float32
 from nsa.config import Way
@@ -71,7 +70,6 @@ class Engine:
         self.before_clipping: Callable[[], None] | None = None
         self._made: compiled.Graphs | None = None
         self._agreed: dict[Way, list[Gap]] = {}
-        self._kept: list[RemovableHandle] = []
         self._recorded: tuple[object, ...] = ()
         self.replay_gap: Gap | None = None
 
@@ -143,16 +141,11 @@ class Engine:
             )
 
     def _record(self, toggles: ToggleSet) -> None:
-        """Record the layers where asked, and keep gradients out of their memory.
+        """Record the layers where asked.
 
         Raises Refused where a replay gives other numbers than the kernels launched one by one.
         """
-        while self._kept:
-            self._kept.pop().remove()
-        wanted = toggles.flag("NSA_CUDA_GRAPHS")
-        if wanted and self.plan.config.train.accumulate_grad_batches > 1:
-            self._kept = replay.keep_gradients(self.model.layers.parameters())
-        if not wanted:
+        if not toggles.flag("NSA_CUDA_GRAPHS"):
             self.model.recording, self._recorded, self.replay_gap = None, (), None
             return
         if self.model.cfg.gradient_checkpointing:
@@ -249,6 +242,8 @@ class Engine:
                     if self.on_loss is not None and number == 1:
                         self.on_loss(loss)
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            if number == 1 < len(batches) and self.model.recording is not None:
+                replay.keep_gradients(self.model.layers.parameters())
             total = loss.detach() if total is None else total + loss.detach()
         if total is None:
             raise RuntimeError("a step needs at least one micro-batch")

@@ -33,33 +33,45 @@ class Agreed:
     saved: bool
 
 
+class Arriving:
+    """Numbers on their way from a device: who reads them waits for nothing that began later."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values
+        self._event: torch.cuda.Event | None = None
+        if values.is_cuda:
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def read(self) -> Tensor:
+        """The numbers, on the host."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._values
+
+
 class Posted:
     """A started collective; `read` waits for it and gives the same answer on every rank."""
 
     def __init__(self, values: Tensor, work: dist.Work | None, world_size: int) -> None:
-        self._values, self._work, self._world_size = values, work, world_size
-        self._event: torch.cuda.Event | None = None
-        if values.is_cuda:
-            if work is not None:
-                work.wait()  # orders the streams; the host does not wait
-            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            host.copy_(values, non_blocking=True)
-            self._values, self._work = host, None
-            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record()
+        if values.is_cuda and work is not None:
+            work.wait()  # orders the streams; the host does not wait
+            work = None
+        self._values, self._work, self._world_size = Arriving(values), work, world_size
 
     def wait(self) -> None:
         """Wait until the values are on this host."""
-        if self._event is not None:
-            self._event.synchronize()
         if self._work is not None:
             self._work.wait()
             self._work = None
+        self._values.read()
 
     def read(self) -> Agreed:
         """Wait for the collective, then say what was agreed."""
         self.wait()
-        loss, norm, bad, mask, halt, terminate, saved = self._values.tolist()
+        loss, norm, bad, mask, halt, terminate, saved = self._values.read().tolist()
         return Agreed(
             loss=loss / self._world_size,
             grad_norm=norm / self._world_size,

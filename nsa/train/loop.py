@@ -25,7 +25,7 @@ from nsa.step.compiled import Refused
 from nsa.step.ddp import peak_cuda_mib, peak_reserved_mib
 from nsa.step.dispatch import needs_trial, trial_step
 from nsa.step.engine import Engine, StepOutcome
-from nsa.step.sync import Posted, post
+from nsa.step.sync import Arriving, Posted, post
 from nsa.train.evaluation import Evaluations
 from nsa.train.saves import Saves
 from nsa.train.settle import End, Pending, Settler, Tables
@@ -218,7 +218,7 @@ class Loop:
                 mark=mark,
                 posted=posted,
                 mem_mib=mem_mib,
-                gates=self.engine.model.gate_numbers() if reads_gates else None,
+                gates=Arriving(self.engine.model.gate_numbers()) if reads_gates else None,
             )
         )
         if witness.end_trace():

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from nsa import contract
 from nsa.contract import HALT_FILE, Event, ExitCode
 from nsa.launch.arms import Block
@@ -21,7 +19,7 @@ from nsa.launch.process import GRACE_S, Termination
 from nsa.layer import gate_stats
 from nsa.step.clock import Mark
 from nsa.step.engine import Engine
-from nsa.step.sync import Agreed, Posted
+from nsa.step.sync import Agreed, Arriving, Posted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +42,7 @@ class Pending:
     posted: Posted
     mem_mib: float
     # Of every layer, where the step's gates are read: a later step overwrites them.
-    gates: Tensor | None = None
+    gates: Arriving | None = None
 
 
 def halt_reason(path: Path) -> str:
@@ -137,7 +135,7 @@ class Settler:
 
     def _progress(self, item: Pending, agreed: Agreed, rate: float) -> None:
         if item.gates is not None:
-            self._log(item, gate_stats(item.gates), agreed, rate)
+            self._log(item, gate_stats(item.gates.read()), agreed, rate)
         if item.step % self.every == 0:
             self.heartbeat.write(
                 Event.PROGRESS,

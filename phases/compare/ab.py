@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from phases.compare.arms import launch_name, places, reproduces_baseline, samples, source_log
 from phases.compare.rates import last50_of, rate_table
-from phases.kit.case import Case, Finding, invalid, optional, passed
-from phases.kit.commands import (
-    INTERLEAVED,
-    environment,
-    interleaved,
-    launches_per_arm,
-    scaled,
-    trainer_launch,
-)
+from phases.kit import commands
+from phases.kit.case import Case, optional
+from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import decided, derived, effective_rate, estimated
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training.plausible import alike
@@ -91,14 +85,12 @@ class AbPhase(RowPhase):
             )
         return self.decide(context, rounds)
 
-    def may_fail(self, context: PlanContext, arm: str) -> bool:
+    def may_fail(self, context: PlanContext, arm: str) -> bool:  # noqa: ARG002
         """Whether the comparison can do without this arm."""
-        del context, arm
         return False
 
-    def notes(self, last_50s: Mapping[str, Measurement]) -> list[str]:
+    def notes(self, last_50s: Mapping[str, Measurement]) -> list[str]:  # noqa: ARG002
         """Notes below the table."""
-        del last_50s
         return []
 
     @property
@@ -118,7 +110,7 @@ class AbPhase(RowPhase):
         arms = {arm: {self.toggle: value} for arm, value in self.values(context).items()}
         if context.protocol == "blocks":
             return [
-                interleaved(
+                commands.interleaved(
                     context,
                     phase=self.name,
                     arms=arms,
@@ -129,16 +121,16 @@ class AbPhase(RowPhase):
             ]
         settings = context.profile.phases[self.name]
         return [
-            trainer_launch(
+            commands.trainer_launch(
                 context,
                 phase=self.name,
                 name=launch_name(arm, number),
-                steps=scaled(settings.single_steps or settings.steps, context),
-                env={**environment(context, self.name), **values},
+                steps=commands.scaled(settings.single_steps or settings.steps, context),
+                env={**commands.environment(context, self.name), **values},
                 optional=self.may_fail(context, arm),
                 purpose=f"{self.compared}: {arm}, round {number}",
             )
-            for number in range(1, launches_per_arm(context, self.name) + 1)
+            for number in range(1, commands.launches_per_arm(context, self.name) + 1)
             for arm, values in arms.items()
         ]
 
@@ -191,12 +183,8 @@ class AbPhase(RowPhase):
         require_sound(case, self.names(case), but=self.ignored)
         frame = samples(case, list(self.values(case.context)))
         blocks = case.context.protocol == "blocks"
-        steps = block_step_times(case.log(INTERLEAVED), frame) if blocks else None
+        steps = block_step_times(case.log(commands.INTERLEAVED), frame) if blocks else None
         return self.judged(case.context, Rounds(frame=frame, steps=steps))
-
-    def estimate(self, case: Case, decision: Decision) -> Measurement:
-        """The ratio that was decided on, with its interval."""
-        return estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
 
     def answer(self, case: Case, decision: Decision, *, note: str = "") -> Finding:
         """The decision as a finding; an A/A must not find a difference, in either direction.
@@ -204,7 +192,7 @@ class AbPhase(RowPhase):
         What is undecided stays unset and passes where throughput decides nothing.
         """
 
-        value = self.estimate(case, decision)
+        value = estimated(self.measured(case), decision, name=self.ratio, unit="ratio")
         if case.context.aa and decision.outcome is Decided.WINNER:
             reason = f"an A/A run found a difference between equal arms: {decision.reason}"
             return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value)
@@ -230,7 +218,6 @@ class AbPhase(RowPhase):
         }
         choice = None if case.context.aa else optional(partial(self.choice, case))
         return Judgement(
-            checks=(),
             tables=(rate_table(case, rated, title=title, column=column),),
             measurements=tuple(reversed(last_50s.values())),
             choices={self.toggle: choice} if choice else {},

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nsa.contract import ELSEWHERE, OUT_OF_MEMORY_PREFIX
-from phases.kit.case import (
-    Case,
+from phases.kit.case import Case
+from phases.kit.commands import INTERLEAVED, launches_per_arm
+from phases.kit.finding import (
     Finding,
     ending,
     failed,
@@ -20,12 +21,11 @@ from phases.kit.case import (
     skipped,
     warned,
 )
-from phases.kit.commands import INTERLEAVED, launches_per_arm
 from phases.kit.limits import CONTROL_LEAST
 from phases.kit.measure import derived, effective_rate
 from phases.kit.rows import Row
 from phases.training.plausible import differences
-from runbook.records import ArmSchedule, Outcome, Reason
+from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.arms import complete_rounds
@@ -104,13 +104,15 @@ def source_log(case: Case, arms: Sequence[str]) -> TrainingLog:
     return case.log(next(places(case, arms)).launch)
 
 
-def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFault | None:
-    """The optional arm that ended a launch or was refused in it; None if none did.
+def arm_fault(case: Case, *, optional_arms: Sequence[str]) -> ArmFault | None:
+    """The optional arm that ended the launch of all arms or was refused in it; None if none did.
 
     A launch that ended badly is blamed on the arm whose turn it was, by the rows written. An
     arm that no other arm's block preceded explains nothing: then the launch itself is at fault.
     """
-    launch = case.launch(name)
+    if INTERLEAVED not in case.evidence.launches:
+        return None
+    launch = case.launch(INTERLEAVED)
     fault = refused(launch, optional_arms)
     if fault or launch.result.ok:
         return fault
@@ -118,10 +120,13 @@ def arm_fault(case: Case, name: str, *, optional_arms: Sequence[str]) -> ArmFaul
     end = ending(launch)
     if schedule is None or end.outcome is not Outcome.FAIL:
         return None
-    turn = _turn(schedule, 0 if launch.training is None else len(launch.training.frame))
-    if turn is None or turn not in optional_arms or turn == schedule.rounds[0][0]:
+    # Whose block holds the row after the written ones.
+    rows = 0 if launch.training is None else len(launch.training.frame)
+    order = [arm for arms in schedule.rounds for arm in arms]
+    turn = order[rows // (schedule.steps + schedule.warmup_steps) :][:1]
+    if not turn or turn[0] not in optional_arms or turn[0] == order[0]:
         return None
-    return blamed(turn, end)
+    return blamed(turn[0], end)
 
 
 def refused(launch: LaunchEvidence, arms: Sequence[str]) -> ArmFault | None:
@@ -137,13 +142,6 @@ def refused(launch: LaunchEvidence, arms: Sequence[str]) -> ArmFault | None:
     error, arm, path = min(found, key=lambda item: (item[1] != found[0][1], ELSEWHERE in item[0]))
     code = Reason.OUT_OF_MEMORY if error.startswith(OUT_OF_MEMORY_PREFIX) else Reason.CRASH
     return blamed(arm, failed(code, f"arm {arm} failed: {error}", evidence=(path,)))
-
-
-def _turn(schedule: ArmSchedule, rows: int) -> str | None:
-    """The arm whose block holds the row after `rows` written ones."""
-    order = [arm for arms in schedule.rounds for arm in arms]
-    block = rows // (schedule.steps + schedule.warmup_steps)
-    return order[block] if block < len(order) else None
 
 
 def dropped(case: Case, row: Row, fault: ArmFault | None) -> Finding | None:

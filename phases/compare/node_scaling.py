@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+from phases.compare import scaling
 from phases.compare.rates import cell, launch_rates, pooled_rate
-from phases.compare.scaling import (
-    Side,
-    efficiency,
-    numbers_of_nodes,
-    of_nodes,
-    side_of,
-    unlike_baseline,
-    whole_side,
-)
-from phases.kit.case import Case, Finding, gather, invalid, optional
+from phases.kit.case import Case, gather, optional
+from phases.kit.finding import Finding, invalid
 from phases.kit.measure import decided, shown_only
 from phases.kit.rows import Row, RowsOf
 from phases.machine.nodes import other_nodes
@@ -31,22 +24,26 @@ NODE_SCALING = "node_scaling"
 
 def node_scaling_rows(context: PlanContext) -> tuple[Row, ...]:
     """The row of a run on several nodes, where launches on fewer of them say anything new."""
-    if not numbers_of_nodes(context):
+    if not scaling.numbers_of_nodes(context):
         return ()
     return (RowsOf("single_gpu").one(NODE_SCALING, _node_scaling),)
 
 
-def _side(case: Case, nodes: int) -> Side:
+def _side(case: Case, nodes: int) -> scaling.Side:
     """The launches on so many nodes; those on all of them are the baseline's."""
     whole = nodes == case.context.nodes
-    return whole_side(case) if whole else side_of(case, of_nodes(case.context, nodes))
+    return (
+        scaling.whole_side(case)
+        if whole
+        else scaling.side_of(case, scaling.of_nodes(case.context, nodes))
+    )
 
 
 def _numbers(case: Case) -> tuple[int, ...]:
-    return (*numbers_of_nodes(case.context), case.context.nodes)
+    return (*scaling.numbers_of_nodes(case.context), case.context.nodes)
 
 
-def _require_comparable(case: Case, sides: Mapping[int, Side]) -> None:
+def _require_comparable(case: Case, sides: Mapping[int, scaling.Side]) -> None:
     """Raise a finding where a launch ran on other nodes than planned, unsound, or unlike."""
     for side in sides.values():
         for name in side.names:
@@ -57,7 +54,7 @@ def _require_comparable(case: Case, sides: Mapping[int, Side]) -> None:
                 raise invalid(Reason.MISMATCH, reason, evidence=paths, topic="plausible")
         if side.nodes < case.context.nodes:
             require_sound(side.case, side.names)
-            if unlike := unlike_baseline(case, side.names):
+            if unlike := scaling.unlike_baseline(case, side.names):
                 raise unlike
 
 
@@ -73,7 +70,10 @@ def _efficiencies(case: Case) -> dict[int, tuple[Measurement, Decision]]:
     )
     name = "node_scaling_efficiency"
     return {
-        n: (efficiency(name, rates[1], rates[n], one, note=f"of {n} nodes against one"), one)
+        n: (
+            scaling.efficiency(name, rates[1], rates[n], one, note=f"of {n} nodes against one"),
+            one,
+        )
         for n, one in decisions.items()
     }
 
@@ -83,7 +83,7 @@ def _node_scaling(case: Case) -> Finding:
     limit, found = case.limit("scaling"), _efficiencies(case)
     value_of = {n: float(measured.value) for n, (measured, _) in found.items()}
     told = ", ".join(f"{value:.3f} of {n} nodes" for n, value in value_of.items())
-    if not case.gates_throughput(limit):
+    if not limit.gated:
         short = [n for n, value in value_of.items() if not limit.holds(value)]
         where = f"; first below {limit.value:g} at {short[0]} nodes" if short else ""
         shown = found[(*short, case.context.nodes)[0]][0]
@@ -105,7 +105,7 @@ def _node_scaling(case: Case) -> Finding:
 
 def node_scaling_table(case: Case) -> Table | None:
     """Each number of nodes with its throughput, and what that is of one node's."""
-    if not numbers_of_nodes(case.context):
+    if not scaling.numbers_of_nodes(case.context):
         return None
     found, rows = optional(partial(_efficiencies, case)) or {}, []
     for side in gather(optional(partial(_side, case, nodes)) for nodes in _numbers(case)):

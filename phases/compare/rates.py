@@ -9,18 +9,8 @@ from functools import partial
 from typing import Any
 
 from nsa.contract import Ceiling
-from phases.kit.case import (
-    Case,
-    Finding,
-    gather,
-    invalid,
-    missing,
-    once,
-    optional,
-    passed,
-    skipped,
-    warned,
-)
+from phases.kit.case import Case, gather, once, optional
+from phases.kit.finding import Finding, invalid, missing, passed, skipped, warned
 from phases.kit.measure import (
     against,
     decided,
@@ -106,7 +96,7 @@ def throughput(case: Case, names: Sequence[str]) -> Finding:
     """One-sided 95 % bound over the launches against the profile's floor."""
     require_sound(case, names)
     pooled, limit = pooled_rate(case, names), case.limit("throughput")
-    if not case.gates_throughput(limit):
+    if not limit.gated:
         return shown_only(pooled, limit, f"throughput: {pooled}")
     rates = launch_rates(case, names)
     decision = meets_target([float(rate.value) for rate in rates], limit.value)
@@ -137,7 +127,7 @@ def stale_target(case: Case, names: Sequence[str]) -> Finding:
     """A floor under half of what is measured can catch nothing: STALE TARGET."""
     pooled, limit = pooled_rate(case, names), case.limit("throughput")
     value = float(pooled.value)
-    if not case.gates_throughput(limit):
+    if not limit.gated:
         return skipped(
             Reason.NOT_GATED,
             f"no floor is gated on profile {case.profile.name}",
@@ -165,7 +155,19 @@ def mfu(case: Case, names: Sequence[str]) -> Finding:
     share = float(pooled.value) * per_token / peak
     note = f"{per_token:.4g} FLOPs per token ({size}), peak {peak / 1e12:.0f} TFLOP/s"
     value = derived(pooled, name="mfu", value=share, unit="", note=note)
-    return _judge_mfu(case, value, f"{note} ({hardware.peak_source})")
+    floor, told = case.limit("mfu_floor"), f"{note} ({hardware.peak_source})"
+    impossible = partial(invalid, Reason.NOT_PLAUSIBLE, measurement=value, topic="plausible")
+    if not 0.0 < share <= 1.0:
+        return impossible(f"MFU {share:.3g} is not in (0, 1]: {told}")
+    if share < IDLE_MFU:
+        under = f"MFU {share:.3%} is under {IDLE_MFU:.0%}: at this pace the devices idle"
+        return impossible(f"{under}; {told}")
+    if floor.gated:
+        return against(value, floor, f"MFU {share:.3%}; {told}")
+    if not floor.holds(share):
+        reason = f"MFU {share:.3%} is under {floor.value:.1%} ({floor.source}); {told}"
+        return warned(reason, measurement=value)
+    return passed(f"MFU {share:.2%}; {told}", measurement=value)
 
 
 def _flops_per_token(env: Mapping[str, Any], name: str) -> tuple[float, str]:
@@ -201,22 +203,6 @@ def mfu_of_ceiling(case: Case, names: Sequence[str]) -> Finding:
         reason = f"{text}: a share outside (0, 1] is not possible"
         return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")
     return against(value, limit, text)
-
-
-def _judge_mfu(case: Case, value: Measurement, note: str) -> Finding:
-    share, floor = float(value.value), case.limit("mfu_floor")
-    if not 0.0 < share <= 1.0:
-        reason = f"MFU {share:.3g} is not in (0, 1]: {note}"
-        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")
-    if share < IDLE_MFU:
-        reason = f"MFU {share:.3%} is under {IDLE_MFU:.0%}: at this pace the devices idle; {note}"
-        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")
-    if floor.gated:
-        return against(value, floor, f"MFU {share:.3%}; {note}")
-    if not floor.holds(share):
-        reason = f"MFU {share:.3%} is under {floor.value:.1%} ({floor.source}); {note}"
-        return warned(reason, measurement=value)
-    return passed(f"MFU {share:.2%}; {note}", measurement=value)
 
 
 def production_days(case: Case, names: Sequence[str]) -> Finding:

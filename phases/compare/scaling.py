@@ -13,8 +13,9 @@ from itertools import count, takewhile
 
 from nsa.contract import Ceiling
 from nsa.toggles import TOGGLES
-from phases.kit.case import Case, Finding, failed, invalid, missing, once, passed
+from phases.kit.case import Case, once
 from phases.kit.commands import repeated
+from phases.kit.finding import Finding, failed, invalid, missing, passed
 from phases.kit.measure import decided, derived
 from phases.machine.ceilings import as_measurement, measured, other_devices, slowest
 from phases.training.plausible import differences
@@ -192,7 +193,12 @@ def without_overlap(case: Case, one: Measurement) -> Measurement:
     ranks = case.profile.ranks
     on_bus = 2 * (ranks - 1) / ranks * size
     link_s = on_bus / (float(reduce.value) * 1e9) + buckets * small.seconds
-    work_s = _tokens(baseline, first) / ranks / float(one.value)
+    tokens = float((env.get("effective") or {}).get("tokens_per_step") or 0)
+    if tokens < 1:
+        raise missing(
+            f"{first}: env.json has no tokens_per_step", baseline.launch(first).path("env")
+        )
+    work_s = tokens / ranks / float(one.value)
     note = (
         f"without overlap {work_s * 1e3:.4g} ms of work and {link_s * 1e3:.4g} ms for "
         f"{size / 1e6:.4g} MB of gradients in {buckets} bucket(s) at {float(reduce.value):.4g} "
@@ -206,13 +212,6 @@ def without_overlap(case: Case, one: Measurement) -> Measurement:
         note=note,
         also=[reduce, as_measurement(before, Ceiling.LATENCY, small)],
     )
-
-
-def _tokens(baseline: Case, name: str) -> float:
-    tokens = (baseline.env(name).get("effective") or {}).get("tokens_per_step") or 0
-    if tokens < 1:
-        raise missing(f"{name}: env.json has no tokens_per_step", baseline.launch(name).path("env"))
-    return float(tokens)
 
 
 def _gradients(baseline: Case, name: str) -> tuple[float, int]:

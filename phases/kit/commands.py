@@ -14,7 +14,7 @@ from runbook.records.own_trainer import for_own
 from runbook.stats.plans import balanced_rounds
 
 # The harness reads its numbers from training.csv, so it is never switched off in a phase.
-_OWNED = {"NSA_DISABLE_CSV_LOGS": "0"}
+_CSV_OFF = "NSA_DISABLE_CSV_LOGS"
 
 
 def scaled(steps: int, context: PlanContext) -> int:
@@ -45,10 +45,10 @@ def environment(
     `without` names toggles that a schedule sets per arm. One process has no use for the settings
     of DDP and NCCL.
     """
-    merged = {name: default.value for name, default in context.profile.env.items()}
-    merged |= {name: d.value for name, d in context.profile.phases[phase].env.items()}
+    merged = context.profile.variables | context.profile.phases[phase].variables
     merged |= {**(extra or {}), **context.toggles}
-    merged |= {name: value for name, value in _OWNED.items() if name in merged}
+    if _CSV_OFF in merged:
+        merged[_CSV_OFF] = "0"
     return {
         name: value
         for name, value in merged.items()
@@ -235,11 +235,8 @@ def pytest_launch(
 ) -> Launch:
     """Tests shipped inside `nsa.tests`, run on this machine, results as JUnit."""
     chosen = ("-k", select) if select else ()
-    threads = {
-        name: default.value
-        for name, default in context.profile.env.items()
-        if name.startswith("OMP_")
-    }
+    given = context.profile.variables
+    threads = {name: value for name, value in given.items() if name.startswith("OMP_")}
     packages = tuple(f"nsa.tests.{module}" for module in modules)
     return _launch(
         phase,

@@ -50,33 +50,21 @@ def losses(
     """The loss of a launch against its floor; `levels` makes others of ln(V) and the floor."""
 
     def one() -> Series | None:
-        log, (start, floor) = case.log(name, ended=False), _loss_levels(case, name)
-        limits = (*(levels(start, floor) if levels else ()), *_loss_marks(start, floor))
+        log, effective = case.log(name, ended=False), case.env(name).get("effective") or {}
+        # What a model that knows nothing reaches, and the least that the data allow (nats).
+        size, floor = effective.get("vocab_size") or 0, effective.get("loss_floor", math.nan)
+        start = math.log(size) if size > 1 else math.nan
+        known = {"ln(V), knows nothing": start, "entropy rate, the floor": floor}
+        if abs(start - floor) < 1e-6:
+            known = {"ln(V), the floor of noise": start}
+        told = [Mark(label=label, value=v) for label, v in known.items() if math.isfinite(v)]
+        limits = (*(levels(start, floor) if levels else ()), *told)
         return _curve(
             log.frame, "loss", (log.path, log.sha256), name=f"{name} loss", label=name,
             unit="nats", group="loss", limits=limits,
         )  # fmt: skip
 
     return list(gather([optional(one)]))
-
-
-def _loss_levels(case: Case, name: str) -> tuple[float, float]:
-    """ln(V), what a model that knows nothing reaches, and the least that the data allow (nats).
-
-    NaN where env.json does not say.
-    """
-    effective = case.env(name).get("effective") or {}
-    size, floor = effective.get("vocab_size"), effective.get("loss_floor")
-    start = math.log(size) if isinstance(size, int) and size > 1 else math.nan
-    return start, float(floor) if isinstance(floor, int | float) else math.nan
-
-
-def _loss_marks(start: float, floor: float) -> list[Mark]:
-    known = Mark(label="ln(V), knows nothing", value=start)
-    least = Mark(label="entropy rate, the floor", value=floor)
-    if abs(start - floor) < 1e-6:
-        return [Mark(label="ln(V), the floor of noise", value=start)]
-    return [mark for mark in (known, least) if math.isfinite(mark.value)]
 
 
 def memories(

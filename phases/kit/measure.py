@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from phases.kit.case import Finding, failed, inconclusive, invalid, passed, skipped
+from phases.kit.finding import Finding, failed, inconclusive, invalid, passed, skipped
 from runbook.records import Measurement, Outcome, Reason, Window
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 from runbook.stats.decision import Decision
@@ -23,7 +23,7 @@ def in_file(
     path: str,
     sha256: str,
     name: str,
-    value: float | str,
+    value: float | str | bool,
     unit: str = "",
     *,
     n: int = 1,

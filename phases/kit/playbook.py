@@ -105,7 +105,7 @@ class Advice:
     say: str
     when: str = ""
     command: str = ""
-    settings: tuple[str, ...] = ()
+    settings: Sequence[str] = ()
 
 
 Remedy = tuple[Advice, ...]
@@ -133,11 +133,7 @@ def playbook() -> Playbook:
 
 def _remedy(told: Any) -> Remedy:
     parts = told if isinstance(told, list) else [told]
-    return tuple(Advice(one) if isinstance(one, str) else _part(**one) for one in parts)
-
-
-def _part(*, settings: tuple[str, ...] = (), **said: str) -> Advice:
-    return Advice(**said, settings=tuple(settings))
+    return tuple(Advice(one) if isinstance(one, str) else Advice(**one) for one in parts)
 
 
 def fitting(remedy: Remedy, now: Situation) -> list[Advice]:
@@ -185,15 +181,14 @@ def situation_of(
     The folder is that of the launch that one of the paths of `evidence` lies in, else the first's.
     """
     env = next((dict(one.env) for one in launches if one.env), {})
-    device, effective = _section(env, "device"), _section(env, "effective")
-    length = effective.get("seq_len")
+    device, effective = env.get("device") or {}, env.get("effective") or {}
     folders = [one.launch.run_dir for one in launches]
     within = [folder for folder in folders if any(p.startswith(f"{folder}/") for p in evidence)]
     return Situation(
         device=str(device.get("type") or profile.hardware.device),
         ranks=ranks or profile.ranks,
         dtype=str(effective.get("dtype") or profile.workload.dtype),
-        seq_len=length if isinstance(length, int) else profile.workload.seq_len,
+        seq_len=effective.get("seq_len") or profile.workload.seq_len,
         pcie=profile.hardware.pcie_gen is not None and not profile.hardware.nvlink,
         folder=next(iter([*within, *folders]), "the launch's folder"),
         contract=profile.own_trainer is None,
@@ -204,12 +199,7 @@ def situation_of(
 def _lower_lr(env: Mapping[str, Any], launches: Sequence[LaunchEvidence]) -> str:
     """A tenth of the config's rate; empty if a launch had another one."""
     given = [{*one.launch.config_overrides, *one.launch.env} for one in launches]
-    rate = _section(_section(env, "config"), "train").get("lr")
-    if not isinstance(rate, float) or any(names & {"train.lr", "NSA_LR"} for names in given):
+    rate = ((env.get("config") or {}).get("train") or {}).get("lr")
+    if rate is None or any(names & {"train.lr", "NSA_LR"} for names in given):
         return ""
     return f"{rate / 10:.3g}"
-
-
-def _section(env: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = env.get(name)
-    return found if isinstance(found, dict) else {}

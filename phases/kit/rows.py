@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from typing import ClassVar, TypeVar
 
 from phases.kit import table
-from phases.kit.case import Case, Finding, ending, incomplete, invalid, skipped
+from phases.kit.case import Case
+from phases.kit.finding import Finding, ending, incomplete, invalid, skipped
 from phases.kit.playbook import Situation, first_of, remedy_for, situation_of
 from runbook.config.phase import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
@@ -49,21 +51,19 @@ class RowsOf:
     section: str
     names: Callable[[Case], Sequence[str]] = field(default=lambda _: ())
 
-    def one(self, what: str, answer: Callable[[Case], Finding], *, own: bool = False) -> Row:
+    def one(self, what: str, answer: Callable[[Case], Finding]) -> Row:
         """A row that is asked once."""
         words = dict(table("rows")[self.section][what])
         needs = tuple(words.pop("needs", ()))
-        return Row(what, answer=answer, own=own, needs=needs, **words)
+        return Row(what, answer=answer, needs=needs, **words)
 
-    def each(self, what: str, answer: Callable[[Case, str], Finding], *, own: bool = False) -> Row:
+    def each(self, what: str, answer: Callable[[Case, str], Finding]) -> Row:
         """A row that asks every launch: the worst answer counts."""
-        return self.one(what, lambda case: first_problem(answer, case, self.names(case)), own=own)
+        return self.one(what, lambda case: first_problem(answer, case, self.names(case)))
 
-    def together(
-        self, what: str, answer: Callable[[Case, Sequence[str]], Finding], *, own: bool = False
-    ) -> Row:
+    def together(self, what: str, answer: Callable[[Case, Sequence[str]], Finding]) -> Row:
         """A row that all launches answer together."""
-        return self.one(what, lambda case: answer(case, self.names(case)), own=own)
+        return self.one(what, lambda case: answer(case, self.names(case)))
 
 
 class RowPhase(Phase):
@@ -78,14 +78,12 @@ class RowPhase(Phase):
     def rows(self) -> Sequence[Row]:
         """The rows, whatever evidence there will be."""
 
-    def asked(self, context: PlanContext) -> Sequence[Row]:
+    def asked(self, context: PlanContext) -> Sequence[Row]:  # noqa: ARG002
         """The rows that this run has; every run has `rows`."""
-        del context
         return self.rows()
 
-    def instead(self, case: Case, row: Row) -> Finding | None:
+    def instead(self, case: Case, row: Row) -> Finding | None:  # noqa: ARG002
         """What a row says where its question does not arise; None where it does."""
-        del case, row
         return None
 
     def names(self, case: Case) -> Sequence[str]:
@@ -97,10 +95,9 @@ class RowPhase(Phase):
         """Makes this phase's rows, about the planned launches."""
         return RowsOf(self.name, self.names)
 
-    def details(self, case: Case) -> Judgement:
+    def details(self, case: Case) -> Judgement:  # noqa: ARG002
         """Tables, measurements, series, choices and notes; the checks come from the rows."""
-        del case
-        return Judgement(checks=())
+        return Judgement()
 
     def check_ids(self, context: PlanContext) -> tuple[str, ...]:
         """Ids of all rows."""
@@ -119,13 +116,16 @@ class RowPhase(Phase):
             return Judgement(
                 checks=[self._check(row, finding, case) for row in self.asked(context)]
             )
-        rows = self._rows_for(case)
+        rows = self.asked(context)
+        if case.profile.own_trainer and not self.plan(context):
+            # Of a phase that starts nothing with a trainer of one's own, no row is its.
+            rows = [replace(row, own=False) for row in rows]
         found = {row.what: answered(row, case, self.instead) for row in rows}
         checks = [self._check(row, self._traced(row, found), case) for row in rows]
         try:
             details = self.details(case)
         except (Finding, *_IMPOSSIBLE) as missing:
-            details = Judgement(checks=(), notes=(f"no tables: {missing}",))
+            details = Judgement(notes=(f"no tables: {missing}",))
         ends = {name: self._advised("", end, now, context) for name, end, now in _bad_ends(case)}
         return replace(
             details,
@@ -133,13 +133,6 @@ class RowPhase(Phase):
             remedies={name: remedy for name, (remedy, _) in ends.items()},
             first_commands={name: typed for name, (_, typed) in ends.items() if typed},
         )
-
-    def _rows_for(self, case: Case) -> Sequence[Row]:
-        """The rows; of a phase that starts nothing with a trainer of one's own, none is its."""
-        rows = self.asked(case.context)
-        if case.profile.own_trainer is None or self.plan(case.context):
-            return rows
-        return [replace(row, own=False) for row in rows]
 
     def _traced(self, row: Row, found: Mapping[str, Finding]) -> Finding:
         """The row's finding, following from another row's where that explains it."""
@@ -239,10 +232,10 @@ def contract_only(
 ) -> Callable[[S, PlanContext], list[Launch]]:
     """A plan that starts nothing with a trainer of one's own, which has none of our toggles."""
 
+    @wraps(plan)
     def planned(phase: S, context: PlanContext) -> list[Launch]:
         return [] if context.profile.own_trainer else plan(phase, context)
 
-    planned.__doc__ = plan.__doc__
     return planned
 
 
@@ -262,6 +255,11 @@ def first_problem(
         return worst
     paths = tuple(dict.fromkeys(path for found in findings for path in found.evidence))
     return replace(worst, reason=f"{len(findings)} launches: {worst.reason}", evidence=paths)
+
+
+def ends(case: Case, names: Sequence[str]) -> Finding:
+    """The worst end of these launches."""
+    return first_problem(lambda _, name: ending(case.launch(name)), case, names)
 
 
 def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Finding:

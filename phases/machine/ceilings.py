@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nsa.contract import CEILINGS_JSON, Ceiling
-from phases.kit.case import Case, Finding, ending, invalid, missing, skipped, whole
+from phases.kit.case import Case
+from phases.kit.finding import Finding, ending, invalid, missing, skipped, whole
 from phases.kit.limits import CARDS_ALIKE, LEAST_COPY_MIB, LEAST_MATRIX
 from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowsOf
@@ -76,11 +77,6 @@ def as_measurement(case: Case, what: Ceiling, one: Measured, name: str = LAUNCH)
     return file_value(launch, "ceilings", str(what), one.rate, one.unit, n=one.repeats, note=note)
 
 
-def uuids(found: Sequence[Measured]) -> set[str]:
-    """The devices that were measured; empty where they have no identity."""
-    return {one.uuid for one in found if one.uuid}
-
-
 def _launch(case: Case, name: str = LAUNCH) -> tuple[LaunchEvidence, Mapping[str, Any]]:
     """The launch, which ended well, and its document."""
     launch = case.launch(name)
@@ -112,7 +108,10 @@ def _row(
             return invalid(Reason.NOT_PLAUSIBLE, impossible, measurement=value, topic="ceilings")
         if unlike := _unlike(case, what, found):
             return invalid(Reason.WRONG_ENVIRONMENT, unlike, measurement=value)
-        text = _text(found) + (_latency(case) if what is Ceiling.ALL_REDUCE else "")
+        text = _text(found)
+        if what is Ceiling.ALL_REDUCE:
+            slow = max(measured(case, Ceiling.LATENCY), key=lambda one: one.seconds)
+            text += f"; a small one takes {slow.seconds * 1e6:.0f} us"
         return against(value, case.limit(limit), text, beyond=_bad_card)
 
     return answer
@@ -125,11 +124,6 @@ def _text(found: Sequence[Measured]) -> str:
     if len(found) > 1:
         text += f", the slowest of {len(found)} (the fastest has {high.rate:.4g})"
     return f"{text}; {low.how}, median of {low.repeats}"
-
-
-def _latency(case: Case) -> str:
-    slow = max(measured(case, Ceiling.LATENCY), key=lambda one: one.seconds)
-    return f"; a small one takes {slow.seconds * 1e6:.0f} us"
 
 
 def _not_measured(case: Case, what: Ceiling, found: Sequence[Measured]) -> str:
@@ -174,13 +168,9 @@ def other_devices(case: Case, env: Mapping[str, Any]) -> str:
     `case` is preflight's.
     """
     ran = set((env.get("device") or {}).get("uuids") or ())
-    seen = uuids(measured(case, Ceiling.MATMUL))
-    strange = sorted(_bare(one) for one in ran) != sorted(_bare(one) for one in seen)
-    if not ran or not seen or not strange:
+    seen = {one.uuid for one in measured(case, Ceiling.MATMUL) if one.uuid}
+    # torch writes a GPU's UUID without the `GPU-` of nvidia-smi.
+    bare, known = ({one.removeprefix("GPU-") for one in names} for names in (ran, seen))
+    if not ran or not seen or bare == known:
         return ""
     return f"preflight measured {', '.join(sorted(seen))}, trained was on {', '.join(sorted(ran))}"
-
-
-def _bare(uuid: str) -> str:
-    """torch writes a GPU's UUID without the `GPU-` of nvidia-smi."""
-    return uuid.removeprefix("GPU-")

@@ -10,27 +10,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from phases.kit.case import Case, Finding, invalid, missing, once, passed, warned, whole
+from phases.kit.case import Case, once
+from phases.kit.finding import Finding, invalid, missing, passed, warned, whole
 from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST, TAKEN_EARLY_S, TAKEN_LATE_S
 from phases.kit.measure import file_value
 from phases.machine.devices import require_gpu
 from phases.machine.samples import Notes, sampled
 from runbook.files import utc_text
 from runbook.folder import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
-from runbook.folder.launch.kernel_lines import (
-    XIDS,
-    KernelLine,
-    concerns,
-    describe,
-    parse_lines,
-    slot_of,
-)
+from runbook.folder.launch import kernel_lines
 from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.records import LaunchStatus, Reason
 from runbook.records.evidence import LaunchEvidence
 
 _SHOWN = 3
-_Gpu = Mapping[str, Any]
+_Told = Mapping[str, Any]
+_DOCUMENTS = {
+    "devices_before": DEVICES_BEFORE_JSON,
+    "devices_after": DEVICES_AFTER_JSON,
+    "kernel_log": KERNEL_LOG_JSON,
+}
 
 
 @once
@@ -38,10 +37,9 @@ def device_changes(case: Case, name: str) -> Finding:
     """PASS where nothing changed; INVALID where a fault shows that the machine was not healthy."""
     require_gpu(case)
     launch = case.launch(name)
-    before = _document(launch, "devices_before", DEVICES_BEFORE_JSON)
-    after = _document(launch, "devices_after", DEVICES_AFTER_JSON)
-    kernel = _document(launch, "kernel_log", KERNEL_LOG_JSON)
-    _require_own_times(launch, before=before, after=after, kernel=kernel)
+    documents = {file: _document(launch, key, file) for key, file in _DOCUMENTS.items()}
+    _require_own_times(launch, documents)
+    before, after, kernel = documents.values()
     gpus = _used(launch, before)
     notes = Notes()
     _standing(gpus, case.profile.hardware.pcie_width, notes)
@@ -82,12 +80,12 @@ def _document(launch: LaunchEvidence, key: str, file: str) -> Mapping[str, Any]:
     return document
 
 
-def _used(launch: LaunchEvidence, before: Mapping[str, Any]) -> list[_Gpu]:
+def _used(launch: LaunchEvidence, before: Mapping[str, Any]) -> list[_Told]:
     """The GPUs of the ranks, as the trainer tells; else all that the launch might have used.
 
     Raises a finding where GPUs answered, and those of the ranks are not all among them.
     """
-    gpus: list[_Gpu] = list(before["gpus"])
+    gpus: list[_Told] = list(before["gpus"])
     uuids = ((launch.env or {}).get("device") or {}).get("uuids") or ()
     wanted = {str(uuid).removeprefix("GPU-") for uuid in uuids}
     found = {str(gpu.get("uuid") or "").removeprefix("GPU-"): gpu for gpu in gpus}
@@ -100,13 +98,7 @@ def _used(launch: LaunchEvidence, before: Mapping[str, Any]) -> list[_Gpu]:
     return [gpu for uuid, gpu in found.items() if uuid in wanted]
 
 
-def _require_own_times(
-    launch: LaunchEvidence,
-    *,
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    kernel: Mapping[str, Any],
-) -> None:
+def _require_own_times(launch: LaunchEvidence, documents: Mapping[str, _Told]) -> None:
     """Raise a finding unless each document was written when the launch began, or ended.
 
     What was taken at another time says nothing of this launch, however healthy it looks.
@@ -115,12 +107,13 @@ def _require_own_times(
     if begun is None:
         raise missing(f"{launch.launch.name}: the record does not tell when it was started")
     ended = begun + launch.result.duration_s
-    for file, document, key, expected, word in (
-        (DEVICES_BEFORE_JSON, before, "taken_at", begun, "began"),
-        (DEVICES_AFTER_JSON, after, "taken_at", ended, "ended"),
-        (KERNEL_LOG_JSON, kernel, "began_at", begun, "began"),
-        (KERNEL_LOG_JSON, kernel, "ended_at", ended, "ended"),
+    for file, key, expected, word in (
+        (DEVICES_BEFORE_JSON, "taken_at", begun, "began"),
+        (DEVICES_AFTER_JSON, "taken_at", ended, "ended"),
+        (KERNEL_LOG_JSON, "began_at", begun, "began"),
+        (KERNEL_LOG_JSON, "ended_at", ended, "ended"),
     ):
+        document = documents[file]
         told = _seconds(document.get(key))
         path = f"{launch.launch.run_dir}/{file}"
         if told is None:
@@ -146,7 +139,7 @@ def _seconds(text: object) -> float | None:
 # -- before the launch ---------------------------------------------------------------------------
 
 
-def _standing(gpus: Sequence[_Gpu], wanted_width: int | None, notes: Notes) -> None:
+def _standing(gpus: Sequence[_Told], wanted_width: int | None, notes: Notes) -> None:
     """What was wrong already when the launch began, so that it shows as no change."""
     for gpu in gpus:
         where, counters = f"GPU {gpu.get('index')}", gpu.get("counters") or {}
@@ -164,7 +157,7 @@ def _standing(gpus: Sequence[_Gpu], wanted_width: int | None, notes: Notes) -> N
         _held_down(gpu, where, "before", notes)
 
 
-def _held_down(gpu: _Gpu, where: str, when: str, notes: Notes) -> None:
+def _held_down(gpu: _Told, where: str, when: str, notes: Notes) -> None:
     """A power limit that somebody set under the card's own; the samples show it in the clocks."""
     power = gpu.get("power") or {}
     limit, own = power.get("limit_w"), power.get("default_w")
@@ -177,11 +170,7 @@ def _held_down(gpu: _Gpu, where: str, when: str, notes: Notes) -> None:
 
 
 def _compare(
-    launch: LaunchEvidence,
-    gpus: Sequence[_Gpu],
-    before: Mapping[str, Any],
-    after: Mapping[str, Any],
-    notes: Notes,
+    launch: LaunchEvidence, gpus: Sequence[_Told], before: _Told, after: _Told, notes: Notes
 ) -> int:
     """Note every change; returns how many counters could be compared."""
     if not before["source"]:
@@ -208,7 +197,9 @@ def _compare(
     return compared
 
 
-def _compare_one(launch: LaunchEvidence, gpu: _Gpu, later: Mapping[str, _Gpu], notes: Notes) -> int:
+def _compare_one(
+    launch: LaunchEvidence, gpu: _Told, later: Mapping[str, _Told], notes: Notes
+) -> int:
     where = f"GPU {gpu.get('index')}"
     now = later.get(str(gpu.get("uuid") or gpu.get("index")))
     if gpu.get("problem"):
@@ -232,14 +223,16 @@ def _compare_one(launch: LaunchEvidence, gpu: _Gpu, later: Mapping[str, _Gpu], n
         elif means == "told":
             notes.warnings.append(change)
         elif means == "rate":
-            _replayed(launch, last - first, change, notes)
+            allowed = PCIE_REPLAYS_PER_MINUTE * max(1.0, launch.result.duration_s / 60.0)
+            told = notes.warnings if last - first <= allowed else notes.faults
+            told.append(f"{change}; allowed in this time: {allowed:.0f}")
     width, later_width = _link(gpu, "width"), _link(now, "width")
     if width and later_width and later_width < width:
         notes.faults.append(f"{where}: PCIe link x{width:g} before and x{later_width:g} after")
     return compared
 
 
-def _pairs(gpu: _Gpu, now: _Gpu, where: str, notes: Notes) -> Iterator[tuple[str, float, float]]:
+def _pairs(gpu: _Told, now: _Told, where: str, notes: Notes) -> Iterator[tuple[str, float, float]]:
     """Counters that are known before and after; one that is known only before is a warning."""
     first, last = gpu.get("counters") or {}, now.get("counters") or {}
     for name, value in first.items():
@@ -251,13 +244,7 @@ def _pairs(gpu: _Gpu, now: _Gpu, where: str, notes: Notes) -> Iterator[tuple[str
             yield name, float(value), float(last[name])
 
 
-def _replayed(launch: LaunchEvidence, more: float, change: str, notes: Notes) -> None:
-    allowed = PCIE_REPLAYS_PER_MINUTE * max(1.0, launch.result.duration_s / 60.0)
-    text = f"{change}; allowed in this time: {allowed:.0f}"
-    (notes.warnings if more <= allowed else notes.faults).append(text)
-
-
-def _link(gpu: _Gpu, name: str) -> float | None:
+def _link(gpu: _Told, name: str) -> float | None:
     value = (gpu.get("link") or {}).get(name)
     return None if value is None else float(value)
 
@@ -265,7 +252,7 @@ def _link(gpu: _Gpu, name: str) -> float | None:
 # -- the kernel log --------------------------------------------------------------------------------
 
 
-def _read_kernel(kernel: Mapping[str, Any], gpus: Sequence[_Gpu], notes: Notes) -> None:
+def _read_kernel(kernel: Mapping[str, Any], gpus: Sequence[_Told], notes: Notes) -> None:
     if not kernel["source"] or kernel["problem"]:
         notes.warnings.append(f"the kernel log is unreadable: {kernel['problem']}")
         return
@@ -273,10 +260,10 @@ def _read_kernel(kernel: Mapping[str, Any], gpus: Sequence[_Gpu], notes: Notes) 
         notes.warnings.append("part of the kernel log was overwritten before it was read")
     if kernel.get("left_out"):
         notes.warnings.append(f"{kernel['left_out']} more lines of the kernel log were not kept")
-    slots = {slot_of(gpu["pci"]) for gpu in gpus if gpu.get("pci")}
+    slots = {kernel_lines.slot_of(gpu["pci"]) for gpu in gpus if gpu.get("pci")}
     slots |= {slot for gpu in gpus for slot in gpu.get("pci_path") or ()}
-    lines = parse_lines(kernel["lines"])
-    ours = [line for line in lines if concerns(line, slots)]
+    lines = kernel_lines.parse_lines(kernel["lines"])
+    ours = [line for line in lines if kernel_lines.concerns(line, slots)]
     faults = list(dict.fromkeys(_fault(line) for line in ours if line.fatal))
     told = list(dict.fromkeys(line.text for line in ours if not line.fatal))
     notes.faults += faults[:_SHOWN]
@@ -288,9 +275,9 @@ def _read_kernel(kernel: Mapping[str, Any], gpus: Sequence[_Gpu], notes: Notes) 
     notes.seen.append(f"no fault in the kernel log ({kernel['source']}){beside}")
 
 
-def _fault(line: KernelLine) -> str:
+def _fault(line: kernel_lines.KernelLine) -> str:
     where = f"GPU at {line.pci[0]}: " if line.pci else ""
     if line.xid is None:
         return f'{where}{line.kind.value}: "{line.text}"'
-    known = XIDS.get(line.xid)
-    return f"{where}{describe(line.xid)}{f': {known.remedy}' if known else ''}"
+    known = kernel_lines.XIDS.get(line.xid)
+    return f"{where}{kernel_lines.describe(line.xid)}{f': {known.remedy}' if known else ''}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from phases.kit.case import Case, Finding, invalid, passed, skipped, warned
+from phases.kit.case import Case
+from phases.kit.finding import Finding, invalid, passed, skipped, warned
 from phases.kit.limits import MEMORY_SHARE, POWER_LEAST
 from runbook.records import Measurement, Reason
 from runbook.records.measurement import MIB_PER_GIB
@@ -24,8 +25,8 @@ def require_gpu(case: Case, verb: str = "uses") -> None:
 def cuda(case: Case) -> Finding:
     """Can torch use as many devices as the profile trains on?"""
     require_gpu(case)
-    fact, value = case.known("torch.cuda_available")
-    if fact.value is not True:
+    value = case.known("torch.cuda_available")
+    if value.value is not True:
         why = _why_none(case)
         return invalid(
             Reason.WRONG_ENVIRONMENT,
@@ -34,7 +35,7 @@ def cuda(case: Case) -> Finding:
             title=f"No GPU that torch can use: profile {case.profile.name} trains on GPUs.",
             clue=f"This profile trains on GPUs, and {why}.",
         )
-    _, count = case.known("torch.device_count")
+    count = case.known("torch.device_count")
     wanted, seen = case.profile.hardware.gpus, float(count.value)
     if seen < wanted:
         return _wrong_hardware(f"torch sees {seen:.0f} device(s), the profile uses {wanted}", count)
@@ -65,12 +66,12 @@ def driver(case: Case) -> Finding:
     a warning where torch sees the GPUs all the same.
     """
     require_gpu(case)
-    fact, value = case.known("gpu.driver")
+    value = case.known("gpu.driver")
     old = _too_old(case)
     if not old:
         built = case.fact("torch.cuda")
         suits = f"; torch was built for CUDA {built.value}" if built.value else f"; {built.note}"
-        return passed(f"{fact.value}{suits}", measurement=value)
+        return passed(f"{value.value}{suits}", measurement=value)
     available = case.evidence.facts.get("torch.cuda_available")
     if available is not None and available.value is True:
         return warned(f"{old}; torch sees the GPUs all the same", measurement=value)
@@ -97,9 +98,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 def mig(case: Case) -> Finding:
     """Is no visible GPU cut into instances?"""
     require_gpu(case)
-    fact, value = case.known("gpu.mig")
-    if fact.value:
-        reason = f"MIG is on ({fact.note}): an instance is a part of a GPU, the profile is for all"
+    value = case.known("gpu.mig")
+    if value.value:
+        reason = f"MIG is on ({value.note}): an instance is a part of a GPU, the profile is for all"
         return _wrong_hardware(reason, value)
     return passed("MIG is off", measurement=value)
 
@@ -107,7 +108,7 @@ def mig(case: Case) -> Finding:
 def extra_gpus(case: Case) -> Finding:
     """A warning where more GPUs are visible than the profile uses."""
     require_gpu(case)
-    _, count = case.known("gpu.count")
+    count = case.known("gpu.count")
     wanted, seen = case.profile.hardware.gpus, float(count.value)
     if seen > wanted:
         text = f"{seen:.0f} GPUs are visible, {wanted} will be used: rows about GPUs judge them all"
@@ -127,17 +128,17 @@ def gpu_names(case: Case) -> Finding:
         return skipped(
             Reason.NEEDS_CUDA, f"{fact.value or 0} GPU(s) here; this profile runs on the CPU"
         )
-    seen, count = case.known("gpu.count")
-    fact, names = case.known("gpu.names")
+    count = case.known("gpu.count")
+    names = case.known("gpu.names")
     if float(count.value) < hardware.gpus:
-        why = f" ({seen.note})" if seen.note else ""
+        why = f" ({count.note})" if count.note else ""
         reason = f"{float(count.value):.0f} GPU(s){why}, the profile needs {hardware.gpus}"
         return _wrong_hardware(reason, count)
     wanted = hardware.gpu_name
-    others = [name for name in str(fact.value).split(", ") if wanted and wanted not in name]
+    others = [name for name in str(names.value).split(", ") if wanted and wanted not in name]
     if others:
         return _wrong_hardware(f"{', '.join(others)}; the profile is for {wanted}", names)
-    return passed(f"{float(count.value):.0f} x {fact.value}", measurement=names)
+    return passed(f"{float(count.value):.0f} x {names.value}", measurement=names)
 
 
 def gpu_memory(case: Case) -> Finding:
@@ -146,7 +147,7 @@ def gpu_memory(case: Case) -> Finding:
     require_gpu(case)
     if wanted is None:
         return skipped(Reason.NOT_ASKED_FOR, "the profile does not specify GPU memory")
-    _, value = case.known("gpu.memory_total_mib")
+    value = case.known("gpu.memory_total_mib")
     here = float(value.value) / MIB_PER_GIB
     if here < MEMORY_SHARE * wanted:
         return _wrong_hardware(f"{here:.0f} GiB, the profile needs {wanted:g}", value)
@@ -159,11 +160,11 @@ def pcie(case: Case) -> Finding:
     require_gpu(case)
     if hardware.pcie_gen is None:
         return skipped(Reason.NOT_ASKED_FOR, "the profile does not specify a PCIe link")
-    _, best = case.known("gpu.pcie_gen_max")
+    best = case.known("gpu.pcie_gen_max")
     if float(best.value) != hardware.pcie_gen:
         reason = f"PCIe generation {float(best.value):g}, the profile is for {hardware.pcie_gen}"
         return _wrong_hardware(reason, best)
-    _, width = case.known("gpu.pcie_width")
+    width = case.known("gpu.pcie_width")
     if hardware.pcie_width is not None and float(width.value) < hardware.pcie_width:
         reason = f"x{float(width.value):g} link, the profile is for x{hardware.pcie_width}"
         return _wrong_hardware(reason, width)
@@ -176,9 +177,9 @@ def nvlink(case: Case) -> Finding:
     require_gpu(case)
     if wanted is None:
         return skipped(Reason.NOT_ASKED_FOR, "the profile does not specify NVLink")
-    fact, value = case.known("gpu.nvlink")
-    text = f"{'NVLink' if fact.value else 'no NVLink'}{f' ({fact.note})' if fact.note else ''}"
-    if fact.value is not wanted:
+    value = case.known("gpu.nvlink")
+    text = f"{'NVLink' if value.value else 'no NVLink'}{f' ({value.note})' if value.note else ''}"
+    if value.value is not wanted:
         expected = "NVLink" if wanted else "PCIe only"
         return _wrong_hardware(f"{text}; the profile is for {expected}", value)
     return passed(text, measurement=value)
@@ -187,10 +188,10 @@ def nvlink(case: Case) -> Finding:
 def gpu_state(case: Case) -> Finding:
     """Nobody else on the GPUs, their memory empty, nothing broken or throttled."""
     require_gpu(case)
-    fact, busy = case.known("gpu.processes")
+    busy = case.known("gpu.processes")
     if float(busy.value) > 0:
-        return _wrong_hardware(f"{float(busy.value):.0f} process(es): {fact.note}", busy)
-    _, used = case.known("gpu.memory_used_mib")
+        return _wrong_hardware(f"{float(busy.value):.0f} process(es): {busy.note}", busy)
+    used = case.known("gpu.memory_used_mib")
     limit = case.limit("gpu_idle_memory_mib")
     if limit.gated and not limit.holds(float(used.value)):
         return _wrong_hardware(f"{float(used.value):.0f} MiB in use before the run", used)
@@ -208,10 +209,10 @@ def power_limit(case: Case) -> Finding:
     fact = case.fact("gpu.power_limit")
     if fact.value is None:
         return warned(f"power limits are unknown: {fact.note}", evidence=(fact.path,))
-    fact, value = case.known("gpu.power_limit")
+    value = case.known("gpu.power_limit")
     if float(value.value) < POWER_LEAST:
-        return _wrong_hardware(f"{fact.note}: held down to {float(value.value):.0%}", value)
-    return passed(fact.note, measurement=value)
+        return _wrong_hardware(f"{value.note}: held down to {float(value.value):.0%}", value)
+    return passed(value.note, measurement=value)
 
 
 def _broken(case: Case) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from operator import eq, gt, lt, ne
 from typing import Any
 
-from phases.kit.case import Case, Finding, incomplete, invalid, missing, passed, skipped, warned
+from nsa.toggles import meaning
+from phases.kit.case import Case
 from phases.kit.commands import environment
+from phases.kit.finding import Finding, incomplete, invalid, missing, passed, skipped, warned
 from phases.kit.limits import BUSY_SHARE, LONG_SEQUENCE, OTHER_WORK_SHARE, SHM_LEAST_GIB
 from phases.kit.measure import file_value
 from runbook.folder.launch.documents import load_of
@@ -23,9 +25,9 @@ def recorded(case: Case, name: str) -> Finding:
     unknown = _no_checkout(case, name)
     if unknown:
         return unknown
-    fact, value = case.known(name)
-    note = f" ({fact.note})" if fact.note else ""
-    return passed(f"{fact.value}{note}", measurement=value)
+    value = case.known(name)
+    note = f" ({value.note})" if value.note else ""
+    return passed(f"{value.value}{note}", measurement=value)
 
 
 def _no_checkout(case: Case, name: str) -> Finding | None:
@@ -67,11 +69,11 @@ def branch(case: Case) -> Finding:
         fact = case.fact("git.branch")
         seen = f"on {fact.value or fact.note or 'no checkout'}{behind}"
         return skipped(Reason.NOT_ASKED_FOR, f"{seen}; the profile does not require a branch")
-    fact, value = case.known("git.branch")
-    if fact.value == expected:
+    value = case.known("git.branch")
+    if value.value == expected:
         answer = warned if behind else passed
         return answer(f"on {expected}{behind}", measurement=value)
-    reason = f"on {fact.value}, the profile expects {expected}"
+    reason = f"on {value.value}, the profile expects {expected}"
     return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value)
 
 
@@ -86,10 +88,10 @@ def clean_tree(case: Case) -> Finding:
     unknown = _no_checkout(case, "git.dirty")
     if unknown:
         return unknown
-    fact, value = case.known("git.dirty")
-    if fact.value is False:
+    value = case.known("git.dirty")
+    if value.value is False:
         return passed("the checkout matches its commit", measurement=value)
-    reason = f"the checkout differs from its commit: {fact.note or 'see git_status.txt'}"
+    reason = f"the checkout differs from its commit: {value.note or 'see git_status.txt'}"
     paths = ("git_status.txt", "git_diff.patch")
     if case.profile.branch is None:
         return warned(reason, measurement=value, evidence=paths)
@@ -101,24 +103,24 @@ def leftovers(case: Case) -> Finding:
 
     They are named, whoever started them, and left alone.
     """
-    fact, value = case.known("processes.leftover")
+    value = case.known("processes.leftover")
     if float(value.value) > 0:
-        reason = f"{float(value.value):.0f}: {fact.note}"
+        reason = f"{float(value.value):.0f}: {value.note}"
         return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value)
-    others, running = case.known("processes.other_runs")
+    running = case.known("processes.other_runs")
     if float(running.value) > 0:
-        reason = f"none, but {float(running.value):.0f} of runs that go on beside: {others.note}"
+        reason = f"none, but {float(running.value):.0f} of runs that go on beside: {running.note}"
         return warned(reason, measurement=running)
     return passed("none", measurement=value)
 
 
 def variables(case: Case) -> Finding:
     """Toggles and variables of the surrounding shell, checked against the installed torch."""
-    fact, value = case.known("env.problems")
-    if fact.value:
-        return invalid(Reason.WRONG_ENVIRONMENT, str(fact.value), measurement=value)
+    value = case.known("env.problems")
+    if value.value:
+        return invalid(Reason.WRONG_ENVIRONMENT, str(value.value), measurement=value)
     value = value.model_copy(update={"value": "no problem"})
-    note = f"; {fact.note}" if fact.note else ""
+    note = f"; {value.note}" if value.note else ""
     startup = case.evidence.facts.get("python.startup")
     if startup is not None and startup.value:
         reason = f"every launch runs {startup.value} first, which belongs to no installed package"
@@ -130,11 +132,11 @@ def needs(case: Case) -> Finding:
     """INVALID where a launch of this run needs what is not there, such as a package or the hub."""
     if "needs.missing" not in case.evidence.facts:
         return skipped(Reason.NOT_ASKED_FOR, "on nodes of a cluster it was not looked at")
-    fact, value = case.known("needs.missing")
-    if fact.value:
-        return invalid(Reason.WRONG_ENVIRONMENT, str(fact.value), measurement=value)
+    value = case.known("needs.missing")
+    if value.value:
+        return invalid(Reason.WRONG_ENVIRONMENT, str(value.value), measurement=value)
     value = value.model_copy(update={"value": "nothing"})
-    return passed(fact.note or "nothing beside the program", measurement=value)
+    return passed(value.note or "nothing beside the program", measurement=value)
 
 
 def sequential_prefill(case: Case) -> Finding:
@@ -142,7 +144,7 @@ def sequential_prefill(case: Case) -> Finding:
     if "baseline" not in case.profile.phases:
         raise incomplete(Reason.NOT_RUN, "the profile plans no baseline")
     planned = environment(case.context, "baseline")
-    batched = planned.get("NSA_PREFILL_BATCHED", "0") not in ("0", "false", "off", "no")
+    batched = bool(meaning("NSA_PREFILL_BATCHED", planned))
     override = case.context.config_overrides.get("train.seq_len")
     length = int(planned.get("NSA_SEQ_LEN") or override or case.profile.workload.seq_len)
     if length >= LONG_SEQUENCE and not batched:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsa.contract import Ceiling
-from phases.kit.case import Case, Finding, inconclusive, invalid, missing, passed, skipped, warned
+from phases.kit.case import Case
 from phases.kit.commands import ceilings_launch
+from phases.kit.finding import Finding, inconclusive, invalid, missing, passed, skipped, warned
 from phases.kit.limits import CLOCKS_APART_S, CLOCKS_EXACT_S
 from phases.kit.rows import Row, RowsOf
 from phases.machine.ceilings import as_measurement, measured
@@ -71,8 +72,8 @@ def other_nodes(launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
 
 
 def _names(case: Case) -> tuple[list[str], Measurement]:
-    fact, value = case.known(NODE_NAMES)
-    return str(fact.value).split(", "), value
+    value = case.known(NODE_NAMES)
+    return str(value.value).split(", "), value
 
 
 def _of_nodes(case: Case, name: str) -> dict[str, Fact]:
@@ -196,9 +197,7 @@ def falls_short(case: Case) -> bool:
 
 def pair_rows(context: PlanContext) -> tuple[Row, ...]:
     """The row that names a slow node, where there are enough of them."""
-    if not pairs(context):
-        return ()
-    return (RowsOf("preflight").one("slow_node", _slow_node),)
+    return (RowsOf("preflight").one("slow_node", _slow_node),) if pairs(context) else ()
 
 
 def _pair_name(pair: tuple[int, int]) -> str:

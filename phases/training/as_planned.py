@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsa.toggles import TOGGLES
-from phases.kit.case import Case, Finding, invalid, once, passed
+from phases.kit.case import Case, once
+from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import file_value
 from phases.machine.nodes import other_nodes
 from phases.training.plausible import other_checkpoint
@@ -113,32 +114,38 @@ _SAME = {
     "nccl": "torch.nccl",
     "driver": "gpu.driver",
 }
-# A container may hide the file from which a process reads it; nvidia-smi and NVML tell it.
-_MAY_BE_HIDDEN = "driver"
+# Where there are GPUs these have to be told. A container may hide the file from which a process
+# reads the driver; nvidia-smi and NVML tell it.
+_ALWAYS_TOLD = ("torch", "cuda", "nccl")
 
 
 def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
     """`torch: preflight saw 2.13.0, it ran on 2.9.0` for each version that is another.
 
     Nothing where preflight is not part of the run. On a profile with GPUs a version that env.json
-    does not tell counts as another.
+    does not tell counts as another. The package under test is not the one that the run began with,
+    or that preflight saw, either; a commit's launch has its own.
     """
-    versions = env.get("versions") or {}
+    versions, package = env.get("versions") or {}, env.get("package") or {}
+    told = [(name, fact, versions.get(name), "it ran on") for name, fact in _SAME.items()]
     problems = []
-    for name, fact in _SAME.items():
-        found = case.evidence.facts.get(fact)
-        if found is None or found.value is None:
-            continue
-        told = versions.get(name)
-        if told is None and (name == _MAY_BE_HIDDEN or not case.profile.has_gpu):
-            continue
-        if told != found.value:
-            problems.append(f"{name}: preflight saw {found.value}, it ran on {told}")
-    problems += _other_package(case, launch, env)
-    seen, asked = case.evidence.facts.get(_SAME["driver"]), launch.devices_before or {}
+    if folders := other_folder(case, launch, env):
+        problems.append(folders)
+    elif not launch.launch.commit:
+        if ran := _other_digest(case, package):
+            began = f"{case.context.package} as the run began"
+            problems.append(f"package.sha256: {began}, it ran {ran}: code was changed")
+        told.append(("package.sha256", "package.sha256", package.get("sha256"), "it ran"))
+    asked = launch.devices_before or {}
     counted = asked.get("driver") if asked.get("source") else None
-    if seen is not None and None not in (seen.value, counted) and counted != seen.value:
-        problems.append(f"driver: preflight saw {seen.value}, the launch began with {counted}")
+    told.append(("driver", _SAME["driver"], counted, "the launch began with"))
+    for name, fact, value, how in told:
+        seen = case.evidence.facts.get(fact)
+        owed = name in _ALWAYS_TOLD and case.profile.has_gpu
+        if seen is None or seen.value is None or (value is None and not owed):
+            continue
+        if value != seen.value:
+            problems.append(f"{name}: preflight saw {seen.value}, {how} {value}")
     return problems
 
 
@@ -165,23 +172,3 @@ def _other_digest(case: Case, package: Mapping[str, Any]) -> str:
     began = case.context.package
     ran = str(package.get("sha256") or "")[: len(began)]
     return ran if ran != began else ""
-
-
-def _other_package(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
-    """The package under test is not the one that the run began with, or that preflight saw.
-
-    A commit's launch has its own.
-    """
-    package = env.get("package") or {}
-    if launch.launch.commit:
-        return []
-    if folders := other_folder(case, launch, env):
-        return [folders]
-    problems = []
-    if ran := _other_digest(case, package):
-        began = case.context.package
-        problems.append(f"package.sha256: {began} as the run began, it ran {ran}: code was changed")
-    found, told = case.evidence.facts.get("package.sha256"), package.get("sha256")
-    if found is not None and None not in (found.value, told) and told != found.value:
-        problems.append(f"package.sha256: preflight saw {found.value}, it ran {told}")
-    return problems

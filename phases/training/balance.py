@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from nsa.contract import ENV_JSON
-from phases.kit.case import (
-    Case,
+from phases.kit.case import Case, once
+from phases.kit.finding import (
     Finding,
     failed,
     incomplete,
@@ -16,7 +16,6 @@ from phases.kit.case import (
     invalid,
     listed,
     missing,
-    once,
     passed,
     warned,
     whole,
@@ -96,14 +95,16 @@ def as_written(case: Case, name: str) -> Finding:
     value = rank_value(worst, "attention_error", error, "share")
     count = sum(len(found.get("positions") or ()) for found in spots)
     most = max(float(found[n]) for found in spots for n in ("attention", "layer", "logits"))
+    begun = "the weights go on from a checkpoint"
+    if begins(launch.ranks):
+        begun = f"the weights of {len(groups_of(case.env(name)))} groups begin as they have to"
     reason = (
         f"attention, layer and logits at {count} positions of the first batch, S={work.seq_len}: "
-        f"off by at most {most:.2g} of themselves, allowed {oracle_tolerance(work):.2g}; "
-        + _begun(case, name)
+        f"off by at most {most:.2g} of themselves, allowed {oracle_tolerance(work):.2g}; " + begun
     )
-    return _self_tested(case, name) or passed(
-        f"{reason}{_agreed(case, name)}", measurement=value, evidence=paths
-    )
+    tested = _self_test(case, name)
+    reason += f"; the self-test agrees with {', '.join(tested)}" if tested else ""
+    return _self_tested(case, name) or passed(reason, measurement=value, evidence=paths)
 
 
 def _failed(off: Unbalanced, name: str, paths: Sequence[str]) -> Finding:
@@ -114,13 +115,6 @@ def _failed(off: Unbalanced, name: str, paths: Sequence[str]) -> Finding:
         return failed(off.found[0][0].reason, reason, evidence=paths)
     title = account.title.format(name=name)
     return failed(account.reason, reason, evidence=paths, topic=account.topic, title=title)
-
-
-def _begun(case: Case, name: str) -> str:
-    """What is known of the first weights, in words."""
-    if not begins(case.launch(name).ranks):
-        return "the weights go on from a checkpoint"
-    return f"the weights of {len(groups_of(case.env(name)))} groups begin as they have to"
 
 
 def _attention(case: Case, name: str) -> Mapping[str, Any]:
@@ -140,11 +134,6 @@ def _self_test(case: Case, name: str) -> Mapping[str, Any]:
     """The kernels that the trainer tested on its device, by name."""
     found: Mapping[str, Any] = (_attention(case, name).get("self_test") or {}).get("paths") or {}
     return found
-
-
-def _agreed(case: Case, name: str) -> str:
-    tested = _self_test(case, name)
-    return f"; the self-test agrees with {', '.join(tested)}" if tested else ""
 
 
 def _not_tested(case: Case, name: str) -> Finding | None:

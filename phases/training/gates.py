@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from phases.kit.case import Case, Finding, failed, inconclusive, invalid, missing, passed
+from phases.kit.case import Case
+from phases.kit.finding import Finding, failed, inconclusive, invalid, missing, passed
 from phases.kit.measure import file_value, steps_of
 from runbook.accounts.model import other_selection
 from runbook.records import Measurement, Reason
@@ -38,10 +40,11 @@ def gates(case: Case, name: str) -> Finding:
         return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(launch.path("gates"),))
     low, high = case.limit("gate_entropy_min"), case.limit("gate_max_share")
     patience = case.limit("gate_collapse_readings")
-    asked = launch.launch.steps if launch.result.steps is None else launch.result.steps
-    if gap := _unread(frame, launch.after, asked, patience.value):
+    if gap := _unread(frame, launch.after, launch.asked, patience.value):
         return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.path("gates"),))
-    if wrong := _other_selection(launch):
+    env: Mapping[str, Any] = launch.env or {}
+    shape = (env.get("config") or {}).get("nsa") or {}
+    if wrong := other_selection(frame, shape, (env.get("effective") or {}).get("seq_len")):
         paths = (launch.path("gates"), launch.path("env"))
         return failed(Reason.MISMATCH, wrong, evidence=paths, topic="selection")
     entropy = frame["entropy"].to_numpy(dtype=float)
@@ -96,13 +99,6 @@ def _told(measured: Sequence[Measurement]) -> str:
     return f"; a query attends to {blocks:.4g} blocks, {forced:.0%} of them forced"
 
 
-def _other_selection(launch: LaunchEvidence) -> str:
-    """Why the selection is not that of the config's shape, or an empty string."""
-    env: Mapping[str, Any] = launch.env or {}
-    shape = (env.get("config") or {}).get("nsa") or {}
-    return other_selection(launch.gates, shape, (env.get("effective") or {}).get("seq_len"))
-
-
 def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str:
     """Why so few readings cannot show a collapse, or an empty string.
 
@@ -121,9 +117,6 @@ def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str
 
 def _longest_run(flags: Sequence[bool]) -> tuple[int, int]:
     """Where the longest run of true flags begins, and its length; (0, 0) if none is true."""
-    start, longest, run = 0, 0, 0
-    for index, flag in enumerate(flags):
-        run = run + 1 if flag else 0
-        if run > longest:
-            start, longest = index - run + 1, run
-    return start, longest
+    runs = (list(run) for flag, run in groupby(enumerate(flags), itemgetter(1)) if flag)
+    longest = max(runs, key=len, default=[])
+    return (longest[0][0], len(longest)) if longest else (0, 0)

@@ -8,17 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from phases.kit.case import (
-    Case,
-    Finding,
-    failed,
-    incomplete,
-    inconclusive,
-    invalid,
-    once,
-    passed,
-    skipped,
-)
+from phases.kit.case import Case, once
+from phases.kit.finding import Finding, failed, incomplete, inconclusive, invalid, passed, skipped
 from phases.kit.measure import derived, file_value, log_value, rank_value
 from phases.training.stability import processes_of
 from runbook.records import Measurement, Reason

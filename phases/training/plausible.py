@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.toggles import TOGGLES
-from phases.kit.case import Case, Finding, invalid, once, passed
+from phases.kit.case import Case, once
+from phases.kit.finding import Finding, invalid, passed
 from phases.kit.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
 from phases.kit.measure import log_value
 from phases.training.own import own_plausible
 from phases.training.proofs import PASSIVE
+from runbook.folder import facts
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
@@ -38,9 +40,11 @@ def check_plausible(case: Case, name: str) -> Finding:
         paths = (log.path, launch.path("env"))
         return invalid(Reason.MISMATCH, reason, evidence=paths, topic="resume")
     effective = env.get("effective") or {}
+    # Fewer rows than planned are right where an arm was refused, or enough was known.
+    stopped = any(rank.counts.get("enough") or rank.arm_failures for rank in launch.ranks)
     problems = [
         *step_problems(log, after=launch.after),
-        *token_problems(log, effective, _planned(launch), stopped=_stopped_early(launch)),
+        *token_problems(log, effective, launch.asked - launch.after, stopped=stopped),
         *time_problems(log, launch.result.duration_s),
         *loss_problems(log, effective, fresh=not launch.after),
     ]
@@ -49,7 +53,7 @@ def check_plausible(case: Case, name: str) -> Finding:
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
         return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, evidence=paths)
-    floor = _number(effective.get("loss_floor"))
+    floor = effective.get("loss_floor", math.nan)
     total = f"{int(log.frame['tokens'].sum())} tokens in {len(log.frame)} steps"
     reason = f"first loss {value.value:.3f}, floor {floor:.3f}, {total}"
     return passed(reason, measurement=value, evidence=paths)
@@ -67,17 +71,6 @@ def other_checkpoint(launch: LaunchEvidence, env: Mapping[str, Any]) -> str:
     )
     refused = [str(one) for one in found.get("refused") or ()]
     return f"{text}; refused: {', '.join(refused)}" if refused else text
-
-
-def _planned(launch: LaunchEvidence) -> int:
-    """Steps that the attempt that counts was asked for: a retry may be shorter."""
-    asked = launch.result.steps
-    return (launch.launch.steps if asked is None else asked) - launch.after
-
-
-def _stopped_early(launch: LaunchEvidence) -> bool:
-    """Fewer rows than planned are right where an arm was refused, or enough was known."""
-    return any(rank.counts.get("enough") or rank.arm_failures for rank in launch.ranks)
 
 
 def step_problems(log: TrainingLog, *, after: int = 0) -> list[str]:
@@ -169,14 +162,10 @@ def mfu_of(case: Case, env: Mapping[str, Any], toks_per_s: float) -> float | Non
     None where the profile knows no peak or env.json no FLOPs per token.
     """
     peak = case.profile.hardware.peak_tflops
-    per_token = _number((env.get("effective") or {}).get("model_flops_per_token"))
+    per_token = (env.get("effective") or {}).get("model_flops_per_token") or 0.0
     if peak is None or not per_token > 0:
         return None
     return toks_per_s * per_token / (peak * 1e12 * int(env.get("world_size") or 1))
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
 
 
 # How exactly a product may be computed; which SDPA kernels are allowed follows from the toggles.
@@ -230,12 +219,10 @@ def differences(
     `but` names keys that may differ, because they are what is compared.
     """
     skip = {*_IGNORED, *but}
-    first, second = dict(_facts(left)), dict(_facts(right))
-    keys = dict.fromkeys((*first, *second))
     return [
-        f"{key}: {first.get(key)!r} against {second.get(key)!r}"
-        for key in keys
-        if key not in skip and first.get(key) != second.get(key)
+        f"{key}: {one!r} against {other!r}"
+        for key, one, other in facts.differences(_facts(left), _facts(right))
+        if key not in skip
     ]
 
 
@@ -273,21 +260,15 @@ def _copied(case: Case, names: Sequence[str]) -> str:
     return ""
 
 
-def _facts(env: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _facts(env: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for key in _SAME:
         value: Any = env
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        yield from _flat(key, value)
+        found[key] = value
     given = recorded_toggles(env)
     for name, toggle in TOGGLES.items():
         if name not in _OBSERVERS and toggle.reader == "trainer":
-            yield f"toggles.{name}", given.get(name, toggle.default)
-
-
-def _flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping):
-        yield key, value
-        return
-    for name, inner in value.items():
-        yield from _flat(f"{key}.{name}", inner)
+            found[f"toggles.{name}"] = given.get(name, toggle.default)
+    return found

@@ -6,13 +6,13 @@ has not passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from nsa.contract import NSAError, proof_text
-from nsa.toggles import TOGGLES
-from phases.kit.case import (
-    Case,
+from nsa.contract import proof_text
+from nsa.toggles import TOGGLES, meaning
+from phases.kit.case import Case
+from phases.kit.finding import (
     Finding,
     ending,
     failed,
@@ -48,15 +48,6 @@ def toggles_in_force(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _same_value(toggle: str, left: object, right: object) -> bool:
-    """Do two spellings of a toggle's value mean the same (`50` and `50.0`, `1` and `True`)?"""
-    row = TOGGLES[toggle]
-    try:
-        return row.parse(str(left)) == row.parse(str(right))
-    except NSAError:
-        return str(left) == str(right)
-
-
 # What pytest returns where it ran all tests and some failed.
 _TESTS_FAILED = 1
 
@@ -70,7 +61,9 @@ def effect_problem(
     """
     where = f" in arm {arm}" if arm else ""
     reports = launch.effects(toggle, arm=arm)
-    found = [effect for effect in reports if _same_value(toggle, effect.value, value)]
+    # Two spellings may mean the same: `50` and `50.0`, `1` and `True`.
+    wanted = meaning(toggle, {toggle: value})
+    found = [one for one in reports if meaning(toggle, {toggle: str(one.value)}) == wanted]
     if not found:
         others = sorted({effect.value for effect in reports})
         seen = f"; reported for {', '.join(others)}" if others else ""
@@ -146,19 +139,13 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
         return failed(Reason.TEST_FAILED, reason, measurement=value)
     left_out = [test for test in tests if test.status != "passed"]
     if left_out:
-        return _skipped(left_out, tests, what, report.path)
+        why = _first_line(left_out[0].message) or "no reason given"
+        code = Reason.NEEDS_CUDA if "cuda" in why.lower() else Reason.NOTHING_COLLECTED
+        reason = f"{len(left_out)} of {len(tests)} tests of {what} were skipped: {why}"
+        return skipped(code, reason, evidence=(report.path,))
     value = _count(report, "tests_passed", len(tests), n=len(tests))
     plural = "" if len(tests) == 1 else "s"
     return passed(f"{len(tests)} test{plural} of {what} passed", measurement=value)
-
-
-def _skipped(
-    left_out: Sequence[JUnitCase], tests: Sequence[JUnitCase], what: str, path: str
-) -> Finding:
-    why = _first_line(left_out[0].message) or "no reason given"
-    code = Reason.NEEDS_CUDA if "cuda" in why.lower() else Reason.NOTHING_COLLECTED
-    reason = f"{len(left_out)} of {len(tests)} tests of {what} were skipped: {why}"
-    return skipped(code, reason, evidence=(path,))
 
 
 def _first_line(text: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from phases.kit.case import Case, Finding, failed, whole
+from phases.kit.case import Case
+from phases.kit.finding import Finding, failed, whole
 from phases.kit.measure import file_value
 from runbook.folder import RESOURCES_CSV
 from runbook.records import Reason

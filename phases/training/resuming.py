@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from nsa.contract import checkpoint_step
-from phases.kit.case import (
-    Case,
+from phases.kit.case import Case
+from phases.kit.finding import (
     Finding,
     ending,
     failed,
@@ -31,8 +31,11 @@ from runbook.stats.throughput import step_times
 
 def storage(case: Case, names: Sequence[str]) -> Finding:
     """PASS if what is free where the run writes holds every checkpoint of the production run."""
-    free_fact, free = case.known("disk.free_gib")
-    size = _checkpoint_gib(case, names[0])
+    free = case.known("disk.free_gib")
+    parameters = (case.env(names[0]).get("effective") or {}).get("n_params")
+    if not parameters:
+        raise missing(f"{names[0]}: env.json does not say how many parameters it trains")
+    size = checkpoint_gib(parameters)
     count = CHECKPOINTS_KEPT
     needed = count * size * DISK_MARGIN
     value = derived(free, name="disk_free", value=float(free.value), unit="GiB")
@@ -46,7 +49,7 @@ def storage(case: Case, names: Sequence[str]) -> Finding:
         Reason.WRONG_ENVIRONMENT,
         text,
         measurement=value,
-        evidence=(free_fact.path,),
+        evidence=(free.path,),
         topic="disk",
     )
 
@@ -86,7 +89,8 @@ def resumed(case: Case, first: str, others: Sequence[str]) -> Finding:
     base = log_value(after, "loss_last", float(after.frame["loss"].iloc[-1]), "nats")
     files = [base, log_value(before, "loss", 0.0, "nats")]
     value = derived(base, name="resumed_loss", value=largest, unit="", also=files)
-    told = _written(case.completed(first).ranks)
+    took = [_slowest(rank) for rank in case.completed(first).ranks if rank.checkpoints]
+    told = f"; the checkpoint took {max(took):.2f} s to write" if took else ""
     if problems := [text for one in apart for text in one.problems]:
         return failed(Reason.MISMATCH, listed(problems), measurement=value, topic="resume")
     how = "bit for bit" if largest == 0.0 else f"within {largest:.2g}"
@@ -242,20 +246,8 @@ def _not_at_once(launch: LaunchEvidence, *, lag: int) -> str:
     return ""
 
 
-def _written(ranks: Sequence[RankLog]) -> str:
-    seconds = [_slowest(rank) for rank in ranks if rank.checkpoints]
-    return f"; the checkpoint took {max(seconds):.2f} s to write" if seconds else ""
-
-
 def _slowest(rank: RankLog) -> float:
     return max(float(one.get("seconds") or 0.0) for one in rank.checkpoints)
-
-
-def _checkpoint_gib(case: Case, name: str) -> float:
-    count = (case.env(name).get("effective") or {}).get("n_params")
-    if not isinstance(count, int) or count < 1:
-        raise missing(f"{name}: env.json does not say how many parameters it trains")
-    return checkpoint_gib(count)
 
 
 def _save_every(case: Case, name: str) -> int:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsa.contract import Event
-from phases.kit.case import Case, Finding, failed, inconclusive, listed, missing, passed
+from phases.kit.case import Case
+from phases.kit.finding import Finding, failed, inconclusive, listed, missing, passed
 from phases.kit.limits import SEQUENTIAL_HANG_STEP
 from phases.kit.measure import (
     against,
@@ -61,7 +62,7 @@ def steadiness(case: Case, name: str) -> Finding:
     decision = steady(step_times(log), tolerance=drift.value, stall_limit=stall.value)
     steps = log_value(log, "dt_s", 0.0, "s")
     value = estimated(steps, decision, name="step_time_change", unit="share")
-    if not case.gates_throughput(drift, stall):
+    if not (drift.gated and stall.gated):
         return shown_only(value, drift, decision.reason)
     return decided(decision, value, drift)
 

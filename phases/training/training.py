@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from phases.kit.case import (
-    Case,
+from phases.kit.case import Case
+from phases.kit.finding import (
     Finding,
     ending,
     failed,
@@ -19,7 +19,7 @@ from phases.kit.case import (
     warned,
 )
 from phases.kit.measure import log_value, rank_value
-from phases.kit.rows import Row, RowsOf, first_problem
+from phases.kit.rows import Row, RowsOf, ends, first_problem
 from phases.machine.device_changes import device_changes
 from phases.machine.host import other_work
 from phases.training.as_planned import as_planned
@@ -36,16 +36,16 @@ def training_rows(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
     """The rows `completed` to `other_work` of a phase with training launches."""
     row = RowsOf("training", names)
     return (
-        row.together("completed", _completed, own=True),
-        row.each("ranks_alive", _ranks_alive, own=True),
+        row.together("completed", _completed),
+        row.each("ranks_alive", _ranks_alive),
         row.each("as_planned", as_planned),
-        row.each("loss_finite", _loss_finite, own=True),
-        row.each("plausible", _plausible, own=True),
-        row.each("accounts", balanced, own=True),
+        row.each("loss_finite", _loss_finite),
+        row.each("plausible", _plausible),
+        row.each("accounts", balanced),
         row.each("gradients", learned_from),
         row.each("oracle", as_written),
-        row.each("devices", device_changes, own=True),
-        row.each("other_work", other_work, own=True),
+        row.each("devices", device_changes),
+        row.each("other_work", other_work),
     )
 
 
@@ -68,7 +68,7 @@ def _plausible(case: Case, name: str) -> Finding:
 
 def _completed(case: Case, names: Sequence[str]) -> Finding:
     """PASS if all launches finished, and no more than the profile allows at a second attempt."""
-    found = first_problem(lambda _, name: ending(case.launch(name)), case, names)
+    found = ends(case, names)
     if found.outcome is not Outcome.PASS:
         return found
     results = {name: case.launch(name).result for name in names}

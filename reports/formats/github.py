@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from reports.causes import Cause
 from reports.permits import STEPS
-from reports.text import CheckRow, one_line
+from reports.text import check_value, limit_text, one_line
 from reports.view import ReportView, build_view
-from runbook.records import Reason, RunRecord
+from runbook.records import Check, Reason, RunRecord
 from runbook.records.run import Report, Screen
 
 # GitHub shows ten errors and ten warnings of a step, and drops the others without a word.
@@ -46,9 +44,12 @@ def render_github(record: RunRecord, _: Screen) -> str:
 
 def _verdict(view: ReportView) -> str:
     """The verdict with its reasons and the numbers that decided: those held against a limit."""
-    lines = [view.headline, *map(one_line, view.main_reasons), view.required_counts]
-    held = [row for row in view.acceptance if row.value and row.limit]
-    lines += [f"{row.id}: {row.value} (n={row.n}), limit {row.limit}" for row in held]
+    lines = [view.headline, *map(one_line, view.record.reasons[:2]), view.required_counts]
+    lines += [
+        f"{row.id}: {check_value(row)} (n={row.measurement.n}), limit {limit}"
+        for row in view.acceptance
+        if row.measurement and (limit := limit_text(row))
+    ]
     lines += [
         f"{name}: {one_line(step.command)}"
         for name, step in zip(STEPS, view.following, strict=False)
@@ -58,30 +59,19 @@ def _verdict(view: ReportView) -> str:
 
 def _of_cause(level: str, cause: Cause) -> str:
     """One annotation for one fault, however many checks follow from it."""
-    checks = f"{len(cause.rows)} checks, first {cause.lead.id}" if cause.folded else cause.lead.id
-    advice = cause.advice
-    lines = [cause.lead.reason, f"check: {checks}"]
-    lines += [f"why: {text}" for text in (*advice.likely, advice.seen) if text]
-    if advice.command:
-        lines.append(f"next: {advice.command}")
-    title, again = f"{cause.outcome} {cause.headline}", cause.rerun
-    again = "" if again == advice.command else again
-    return _annotation(level, title, lines, cause.evidence, cause.remedy, again)
+    lines = [f"{name}: {text}" for name, text in cause.told if name != "what"]
+    return _annotation(level, f"{cause.lead.outcome} {cause.headline}", cause.lead.reason, *lines)
 
 
-def _of_row(row: CheckRow) -> str:
+def _of_row(row: Check) -> str:
     """A check that passed and warns."""
-    title = f"warning {row.id}"
-    return _annotation("warning", title, [row.reason], row.evidence, row.remedy, row.rerun)
+    told = [*(("see", path) for path in row.evidence), ("try", row.remedy), ("rerun", row.rerun)]
+    lines = [f"{name}: {text}" for name, text in told if text]
+    return _annotation("warning", f"warning {row.id}", row.reason, *lines)
 
 
-def _annotation(
-    level: str, title: str, lines: list[str], evidence: Sequence[str], remedy: str, rerun: str
-) -> str:
-    lines += [f"see: {path}" for path in evidence]
-    lines += [f"try: {remedy}"] if remedy else []
-    lines += [f"rerun: {rerun}"] if rerun else []
-    return command(level, one_line(title), "\n".join(one_line(line) for line in lines))
+def _annotation(level: str, title: str, *lines: str) -> str:
+    return command(level, one_line(title), "\n".join(map(one_line, lines)))
 
 
 def _shown(level: str, commands: list[str]) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from reports.text import CheckRow
+from reports.text import check_value, limit_text
 from reports.view import PhaseView, ReportView, build_view
-from runbook.records import Reason, RunRecord, Verdict
+from runbook.records import Check, Reason, RunRecord, Verdict
 from runbook.records.run import Report, Screen
 from runbook.text import printable
 
@@ -24,9 +24,8 @@ def render_junit(record: RunRecord, _: Screen) -> str:
     root = ET.Element("testsuites", name="runbook")
     for phase in view.phases:
         _add_suite(root, phase.record.name, phase.rows, phase)
-    lost = tuple(row for row in view.acceptance if row.check is None)
-    if lost:
-        _add_suite(root, "missing", lost, None)
+    if view.missing:
+        _add_suite(root, "missing", view.missing, None)
     _add_verdict(root, view)
     for name in ("tests", "failures", "errors", "skipped"):
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
@@ -37,7 +36,7 @@ def render_junit(record: RunRecord, _: Screen) -> str:
 
 
 def _add_suite(
-    root: ET.Element, name: str, rows: tuple[CheckRow, ...], phase: PhaseView | None
+    root: ET.Element, name: str, rows: tuple[Check, ...], phase: PhaseView | None
 ) -> None:
     suite = ET.SubElement(root, "testsuite", name=printable(name))
     for row in rows:
@@ -60,7 +59,7 @@ def _count(suite: ET.Element) -> None:
         suite.set(name, str(len(suite.findall(f"testcase/{tag}"))))
 
 
-def _add_case(suite: ET.Element, row: CheckRow) -> None:
+def _add_case(suite: ET.Element, row: Check) -> None:
     case = ET.SubElement(
         suite,
         "testcase",
@@ -83,25 +82,26 @@ def _add_case(suite: ET.Element, row: CheckRow) -> None:
     verdict.text = printable(_details(row))
 
 
-def _facts(row: CheckRow) -> list[tuple[str, str]]:
+def _facts(row: Check) -> list[tuple[str, str]]:
+    measured = row.measurement
     facts = {
         "outcome": row.outcome,
         "code": row.code,
         "required": "true" if row.required else "false",
         "question": row.question,
         "reason": row.reason,
-        "value": row.value,
-        "n": row.n,
-        "window": row.window,
-        "path": row.path,
-        "sha256": row.check.measurement.sha256 if row.check and row.check.measurement else "",
-        "limit": row.limit,
+        "value": check_value(row),
+        "n": str(measured.n) if measured else "",
+        "window": str(measured.window) if measured and measured.window else "",
+        "path": measured.where if measured else "",
+        "sha256": measured.sha256 if measured else "",
+        "limit": limit_text(row),
         "limit_source": row.limit_source,
     }
     return [(name, value) for name, value in facts.items() if value]
 
 
-def _details(row: CheckRow) -> str:
+def _details(row: Check) -> str:
     lines = [row.question]
     lines += [f"evidence: {path}" for path in row.evidence]
     if row.remedy:

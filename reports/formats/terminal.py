@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING
 
 from reports.causes import Cause
 from reports.permits import STEPS, permit_of
-from reports.text import CheckRow, one_line
+from reports.text import check_value, limit_text, one_line
 from reports.view import PhaseView, ReportView, build_view
 from runbook.console import rendered, style_of, table_of, whole
-from runbook.records import RunRecord, Verdict
+from runbook.records import Check, RunRecord, Verdict
 from runbook.records.measurement import duration_text
 from runbook.records.run import Report, Screen, Step
-from runbook.text import with_program
+from runbook.text import how_many, with_program
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# More checks than this are counted; more causes than this are told without advice.
-_LISTED = 3
+# More causes than this are told without advice.
 _WHOLE = 3
 _REASONS = 2
 
@@ -56,9 +55,8 @@ def _outcome(outcome: str, text: str) -> RenderableType:
 
 def _title(view: ReportView) -> str:
     run = view.record
-    count = len(_asked_for(view))
     facts = [f"runbook {run.tool_version}", f"run {run.run_id}", f"profile {run.profile}"]
-    facts.append(f"{count} phase{'' if count == 1 else 's'}")
+    facts.append(how_many(len(_asked_for(view)), "phase"))
     return "  ".join(one_line(fact) for fact in facts)
 
 
@@ -104,13 +102,13 @@ def _acceptance(view: ReportView) -> Iterator[RenderableType]:
         yield from ("", view.required_counts, table_of((), rows, styled=0))
 
 
-def _provenance(row: CheckRow) -> str:
-    if not row.path:
+def _provenance(row: Check) -> str:
+    measured, limit = row.measurement, limit_text(row)
+    if measured is None:
         return one_line(row.reason)
-    parts = [f"n={row.n}", row.window, row.path]
-    provenance = f"{row.value} ({', '.join(part for part in parts if part)})"
-    limit = f"  {row.limit}" if row.limit else ""
-    return one_line(provenance) + limit
+    window = [str(measured.window)] if measured.window else []
+    parts = ", ".join([f"n={measured.n}", *window, measured.where])
+    return one_line(f"{check_value(row)} ({parts})") + (f"  {limit}" if limit else "")
 
 
 def _verdict(view: ReportView) -> Iterator[RenderableType]:
@@ -144,12 +142,12 @@ def _causes(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
     for cause in blocking[:_WHOLE]:
         yield from _whole_cause(cause, screen, word=_word(view, cause))
     for cause in blocking[_WHOLE:]:
-        yield _outcome(cause.outcome.value, cause.headline)
+        yield _outcome(cause.lead.outcome.value, cause.headline)
         if cause.advice.command:
             yield whole(f"    {_word(view, cause):<5}  {screen.typed(cause.advice.command)}")
     for cause in view.causes:
         if not cause.blocks:
-            yield _outcome(cause.outcome.value, f"{cause.headline} (not required)")
+            yield _outcome(cause.lead.outcome.value, f"{cause.headline} (not required)")
 
 
 def _word(view: ReportView, cause: Cause) -> str:
@@ -159,27 +157,13 @@ def _word(view: ReportView, cause: Cause) -> str:
 
 
 def _whole_cause(cause: Cause, screen: Screen, *, word: str) -> Iterator[RenderableType]:
-    advice = cause.advice
-    yield _outcome(cause.outcome.value, cause.headline)
-    if cause.title != cause.headline:
-        yield _told(cause.title, "what")
-    yield from (_told(text, "why") for text in (*advice.likely, advice.seen) if text)
-    if cause.folded:
-        yield _told(_rows(cause.rows), "rows")
-    yield from (_told(path, "see") for path in cause.evidence)
-    again = cause.rerun if advice.command != cause.rerun else ""
-    for name, text in (("try", cause.remedy), (word, advice.command), ("rerun", again)):
+    yield _outcome(cause.lead.outcome.value, cause.headline)
+    for name, text in cause.told:
         typed = one_line(with_program(screen.typed(text), screen.program))
-        if text:
-            yield _told(typed, name) if name == "try" else whole(f"    {name:<5}  {typed}")
-
-
-def _rows(rows: Sequence[CheckRow]) -> str:
-    """`26 checks: a.b, a.c, d.e and 23 more of a, d`."""
-    names = ", ".join(row.id for row in rows[:_LISTED])
-    more = rows[_LISTED:]
-    phases = ", ".join(dict.fromkeys(row.phase for row in more))
-    return f"{len(rows)} checks: {names}{f' and {len(more)} more of {phases}' if more else ''}"
+        if name in ("next", "rerun"):
+            yield whole(f"    {word if name == 'next' else name:<5}  {typed}")
+        elif name != "rows" or cause.folded:
+            yield _told(typed, name)
 
 
 def _following(record: RunRecord) -> tuple[Step, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from markupsafe import Markup
 
 from reports.plots import draw
-from reports.text import limit_text, value_text
+from reports.text import limit_text, one_line, value_text
 from runbook.records import Check, LaunchEntry, Mark, Outcome, PhaseRecord, RunRecord
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 
@@ -29,7 +29,7 @@ _AXES = {
 class Timeline:
     """A bar for each phase that ran, from where the one before it ended; thin ones for launches."""
 
-    kind = "timeline"
+    kind, phase = "timeline", ""
     title = "Course of the run"
 
     def __init__(self, record: RunRecord) -> None:
@@ -131,7 +131,7 @@ class Interval:
     def __init__(self, check: Check) -> None:
         self.check = check
         self.measured = measured = check.measurement
-        self.title = f"{check.id}: {check.outcome}"
+        self.phase, self.title = check.phase, f"{check.id}: {check.outcome}"
         limit = check.limit
         self.level: Mark | None = None
         if isinstance(limit, float) and not isinstance(limit, bool):
@@ -150,7 +150,7 @@ class Interval:
     def caption(self) -> str:
         """What the check says of it, and from which files."""
         where = self.measured.where if self.measured else ""
-        return f"{self.check.reason} (dot and bar: estimate and interval, from {where})"
+        return one_line(f"{self.check.reason} (dot and bar: estimate and interval, from {where})")
 
     @property
     def says(self) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from markupsafe import Markup
 
 from reports.plots import draw
+from reports.text import one_line
 from runbook.records import Mark, Series, Window
 from runbook.records.measurement import plain_number
 
@@ -26,11 +27,11 @@ _TITLES = {
 class Traces:
     """The curves of one group; the fourth and all after it look alike."""
 
-    def __init__(self, group: str, curves: Sequence[Series]) -> None:
-        self.kind = group or "trace"
+    def __init__(self, phase: str, group: str, curves: Sequence[Series]) -> None:
+        self.phase, self.kind = phase, group or "trace"
         self.curves = curves
         self.unit = curves[0].unit
-        self.title = _TITLES.get(group) or group or curves[0].name
+        self.title = one_line(_TITLES.get(group) or group or curves[0].name)
         self._held = [y for curve in curves for _, y in _counted(curve)]
         self.limits = list(dict.fromkeys(mark for curve in curves for mark in curve.limits))
         near = set(draw.near([mark.value for mark in self.limits], self._held, _FAR))
@@ -50,7 +51,7 @@ class Traces:
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         far = "; ".join(self._words(mark) for mark in self.limits if mark not in self._near)
         left_out = f" Too far away to draw: {far}." if far else ""
-        return f"{each} readings, in {paths[0]}{more}.{left_out}"
+        return one_line(f"{each} readings, in {paths[0]}{more}.{left_out}")
 
     @property
     def says(self) -> str:

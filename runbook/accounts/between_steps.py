@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract import Event
 from nsa.contract.digests import recomputed_steps
+from runbook.accounts import each_rank
 from runbook.accounts.clocks import (
     PAUSE_S,
     PLACE_S,
@@ -61,6 +62,21 @@ _ENDS_BEFORE = frozenset({Event.EVAL_START, Event.EVAL, Event.CHECKPOINT_START})
 _WITHIN = frozenset({Event.CHECKPOINT, Event.MEMORY_DUMP})
 # It begins the time anew in some steps and not in others.
 _UNKNOWN = frozenset({Event.PROFILER, Event.PROFILE_SAVE})
+# Steps of one kind by what was beside them, and the mark at which their time begins.
+_GROUPS: Mapping[str, tuple[str, Callable[[frozenset[str]], bool]]] = {
+    "after an evaluation or a save": (
+        "timed_from",
+        lambda kinds: bool(kinds & _ENDS_BEFORE) and not kinds & {*_UNKNOWN, Event.RECOMPUTED},
+    ),
+    "after their second computation": (
+        "timed_from",
+        lambda kinds: Event.RECOMPUTED in kinds and not kinds & _UNKNOWN,
+    ),
+    "with a dump or the end of a save beside them": (
+        "ended_before",
+        lambda kinds: bool(kinds) and kinds <= _WITHIN,
+    ),
+}
 # One pause of the machine between a mark and the clock, in a whole launch; others are PAUSE_S.
 _LONGEST_S = 0.5
 # So many steps have a middle that one pause cannot move, so many one that few can.
@@ -69,80 +85,60 @@ _SOME, _MANY = 3, 10
 
 def fetch_account(frame: pd.DataFrame, ranks: Sequence[RankLog], device: str) -> list[str]:
     """The time that a rank says it waited for data is that between its two marks."""
-    mark_s = MARK_CUDA_S if device == "cuda" else MARK_S
     if "fetch_s" not in frame:
         return ["the CSV has no column fetch_s"]
-    problems = []
-    for rank in ranks:
-        if rank.steps is None:
-            continue
-        if not _is_marked(rank.steps):
-            problems.append(f"rank {rank.rank} does not mark when it had its data")
-            continue
-        if rank.steps["fetch_s"].isna().all():
-            problems.append(f"rank {rank.rank} does not say how long its steps waited for data")
-            continue
-        within = {step for step, kinds in rank.beside.items() if kinds & _WITHIN_A_FETCH}
-        steps = rank.steps[~rank.steps["step"].isin(within)]
-        if rank.rank == 0:
-            said, clock = _of_table(frame, steps)
-        else:
-            steps = steps[steps["fetch_s"].notna()]
-            said, clock = steps["fetch_s"], steps["fetch_clock_s"]
-        problems += [f"rank {rank.rank} {text}" for text in _wait_problems(said, clock, mark_s)]
-    return problems
+    return _wait_problems(frame, ranks, MARK_CUDA_S if device == "cuda" else MARK_S)
 
 
-def _is_marked(steps: pd.DataFrame) -> bool:
-    """Does every step have both marks, as far apart as clocks can be?"""
-    if "fetch_clock_s" not in steps:
-        return False
-    return bool(steps["fetch_clock_s"].between(0, _LONGEST_WAIT_S).all())
-
-
-def _of_table(frame: pd.DataFrame, steps: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """What training.csv says, and rank 0's marks, of the steps that both have."""
-    both = joined(frame[["step", "fetch_s"]], steps, "fetch_clock_s")
-    both = both[both["fetch_clock_s_said"].notna()]
-    return both["fetch_s"], both["fetch_clock_s_said"]
-
-
-def _wait_problems(said: pd.Series, clock: pd.Series, mark_s: float) -> Iterator[str]:
+@each_rank
+def _wait_problems(frame: pd.DataFrame, rank: RankLog, mark_s: float) -> Iterator[str]:
     """More than lies between the marks in a step; less in a typical one, or in all together."""
+    if rank.steps is None:
+        return
+    marks = rank.steps.get("fetch_clock_s")
+    if marks is None or not marks.between(0, _LONGEST_WAIT_S).all():
+        yield " does not mark when it had its data"
+        return
+    if rank.steps["fetch_s"].isna().all():
+        yield " does not say how long its steps waited for data"
+        return
+    busy = {step for step, kinds in rank.beside.items() if kinds & _WITHIN_A_FETCH}
+    steps = rank.steps[~rank.steps["step"].isin(busy)]
+    if rank.rank == 0:  # which writes the CSV
+        both = joined(frame[["step", "fetch_s"]], steps, "fetch_clock_s")
+        steps = both.rename(columns={"fetch_clock_s_said": "fetch_clock_s"})
+    steps = steps.dropna(subset=["fetch_clock_s", *(["fetch_s"] if rank.rank else [])])
+    said, clock = steps["fetch_s"], steps["fetch_clock_s"]
     if said.empty:
         return
     more = ~((said >= 0) & (said <= clock + _ROUNDED_S))
     if more.any():
         yield (
-            f"says that a step waited {said[more].iloc[0]:.4g} s for data, between its marks lie "
+            f" says that a step waited {said[more].iloc[0]:.4g} s for data, between its marks lie "
             f"{clock[more].iloc[0]:.4g} s ({int(more.sum())} steps)"
         )
         return
     left, typical = clock - said, float(clock.median())
     if len(left) >= _MIDDLE and not float(left.median()) <= mark_s + MARK_SHARE * typical:
         yield (
-            f"says that a typical step waits {float(said.median()):.4g} s for data, between its "
+            f" says that a typical step waits {float(said.median()):.4g} s for data, between its "
             f"marks lie {typical:.4g} s"
         )
         return
     total = float(clock.sum())
     if not float(left.sum()) <= len(left) * mark_s + MARK_SHARE * total + ONE_PAUSE_S:
         yield (
-            f"says that it waited {float(said.sum()):.4g} s for data, between its marks lie "
+            f" says that it waited {float(said.sum()):.4g} s for data, between its marks lie "
             f"{total:.4g} s"
         )
 
 
-def beside_account(
-    frame: pd.DataFrame, ranks: Sequence[RankLog], env: Mapping[str, Any]
-) -> list[str]:
+@each_rank
+def beside_account(frame: pd.DataFrame, rank: RankLog, env: Mapping[str, Any]) -> list[str]:
     """Ranks that did beside their steps what env.json does not ask for, or did it too often."""
     every, blocks, last = _every(env), _blocks(frame), (env.get("effective") or {}).get("steps")
-    return [
-        f"rank {rank.rank} did beside {found}"
-        for rank in ranks
-        for found in (*_unasked(rank, every, blocks, len(frame)), *_undrawn(rank, last))
-    ]
+    found = (*_unasked(rank, every, blocks, len(frame)), *_undrawn(rank, last))
+    return [f" did beside {text}" for text in found]
 
 
 def _undrawn(rank: RankLog, last: int | None) -> Iterator[str]:
@@ -218,38 +214,12 @@ def restart_account(frame: pd.DataFrame, ranks: Sequence[RankLog], *, lag: int =
     if "timed_from" not in rank.steps:
         return ["rank 0 does not mark where its steps begin"]
     both = _marked(frame, rank.steps, lag)
-    groups = {
-        "after an evaluation or a save": (_after(rank), "timed_from"),
-        "after their second computation": (_twice(rank), "timed_from"),
-        "with a dump or the end of a save beside them": (_with_more(rank), "ended_before"),
-    }
-    if lag:
-        # A device may still be at work there when the host has gone on.
-        groups = {name: groups[name] for name in list(groups)[:1]}
     problems = []
-    for name, (steps, begin) in groups.items():
+    # With a lag a device may still be at work in the others when the host has gone on.
+    for name, (begin, belongs) in list(_GROUPS.items())[: 1 if lag else None]:
+        steps = [step for step, kinds in rank.beside.items() if belongs(kinds)]
         problems += [f"{text} {name}" for text in _restart_problems(both, steps, begin, lag)]
     return problems
-
-
-def _after(rank: RankLog) -> list[int]:
-    return [
-        step
-        for step, kinds in rank.beside.items()
-        if kinds & _ENDS_BEFORE and not kinds & (_UNKNOWN | {Event.RECOMPUTED})
-    ]
-
-
-def _twice(rank: RankLog) -> list[int]:
-    return [
-        step
-        for step, kinds in rank.beside.items()
-        if Event.RECOMPUTED in kinds and not kinds & _UNKNOWN
-    ]
-
-
-def _with_more(rank: RankLog) -> list[int]:
-    return [step for step, kinds in rank.beside.items() if kinds and kinds <= _WITHIN]
 
 
 def _marked(frame: pd.DataFrame, steps: pd.DataFrame, lag: int) -> pd.DataFrame:

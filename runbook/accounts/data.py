@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runbook.accounts.workload import Workload
+from runbook.accounts import due, each_rank
+from runbook.accounts.workload import GeneratedData, Workload
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
@@ -14,29 +15,27 @@ if TYPE_CHECKING:
 
 def token_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """Tokens that entered the embedding and positions that got a gradient, on every rank."""
-    problems = []
-    for rank in ranks:
-        who = f"rank {rank.rank}"
-        if rank.steps is None or rank.steps["embedded"].isna().any():
-            problems.append(f"{who} does not say how many tokens it embedded")
-            continue
-        wrong = rank.steps[rank.steps["embedded"] != work.step_tokens]
-        if len(wrong):
-            step, seen = wrong["step"].iloc[0], wrong["embedded"].iloc[0]
-            problems.append(
-                f"{who} embedded {seen:.0f} tokens in step {step:.0f}, not {work.step_tokens}"
-            )
-        positions = (rank.proof or {}).get("positions")
-        if positions != work.pass_tokens:
-            problems.append(
-                f"{who} takes the loss at {positions} positions of {work.pass_tokens} in a pass"
-            )
-        sums = [rank.ending.get(name) for name in ("fetched_sum", "embedded_sum")]
-        if sums[0] is None or sums[0] != sums[1]:
-            problems.append(f"{who} embeds other tokens than it fetched: {sums[1]} for {sums[0]}")
+    problems = _embedded_problems(ranks, work)
     if "tokens" in frame and (frame["tokens"] != work.step_tokens * work.nproc).any():
         problems.append("column tokens is not what the ranks embed together")
     return problems
+
+
+@each_rank
+def _embedded_problems(rank: RankLog, work: Workload) -> Iterator[str]:
+    if rank.steps is None or rank.steps["embedded"].isna().any():
+        yield " does not say how many tokens it embedded"
+        return
+    wrong = rank.steps[rank.steps["embedded"] != work.step_tokens]
+    if len(wrong):
+        step, seen = wrong["step"].iloc[0], wrong["embedded"].iloc[0]
+        yield f" embedded {seen:.0f} tokens in step {step:.0f}, not {work.step_tokens}"
+    positions = (rank.proof or {}).get("positions")
+    if positions != work.pass_tokens:
+        yield f" takes the loss at {positions} positions of {work.pass_tokens} in a pass"
+    fetched, embedded = (rank.ending.get(name) for name in ("fetched_sum", "embedded_sum"))
+    if fetched is None or fetched != embedded:
+        yield f" embeds other tokens than it fetched: {embedded} for {fetched}"
 
 
 def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
@@ -56,42 +55,47 @@ def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         told[rank.rank] = own
     if len(told) > 1:
         problems += _read_by_another(told, work, repeats)
-    for rank in ranks:
-        problems += _other_rows(rank, told.get(rank.rank), work)
-        problems += _held_out(rank, work)
-        problems += _other_text(rank, work)
-    return problems
+    return problems + _rank_problems(ranks, told, work)
 
 
-def _other_rows(rank: RankLog, told: pd.Series[Any] | None, work: Workload) -> Iterator[str]:
+@each_rank
+def _rank_problems(
+    rank: RankLog, told: Mapping[int, pd.Series[Any]], work: Workload
+) -> Iterator[str]:
+    if work.data is None:
+        yield from _other_text(rank)
+    elif rank.rank in told:
+        yield from _other_rows(rank, told[rank.rank], work.data)
+    yield from _held_out(rank, work)
+
+
+def _other_rows(rank: RankLog, told: pd.Series[Any], made: GeneratedData) -> Iterator[str]:
     """Steps whose data are not the rows that seed, step and rank make of generated data."""
-    if told is None or work.data is None:
-        return
     # One token; that it is the launch's own is another row's to say.
     token = min(rank.tokens, default="")
-    drawn = work.data.drawn(token, [int(step) for step in told.index])
-    wrong = [s for s in drawn if int(told[s], 16) != int(work.data.of_step(rank.rank, s), 16)]
+    drawn = made.drawn(token, [int(step) for step in told.index])
+    wrong = [s for s in drawn if int(told[s], 16) != int(made.of_step(rank.rank, s), 16)]
     if wrong:
         yield (
-            f"rank {rank.rank} reads in step {wrong[0]} other rows than {work.data.kind} data of "
-            f"seed {work.data.seed} have ({len(wrong)} of {len(drawn)} steps looked at)"
+            f" reads in step {wrong[0]} other rows than {made.kind} data of seed {made.seed} have "
+            f"({len(wrong)} of {len(drawn)} steps looked at)"
         )
 
 
-def _other_text(rank: RankLog, work: Workload) -> Iterator[str]:
+def _other_text(rank: RankLog) -> Iterator[str]:
     """Documents whose tokens, turned back, are another text than was read.
 
     Of a launch that goes on from a checkpoint, which begins within a document, nothing is known.
     """
-    if work.data is not None or rank.first_step != 1:
+    if rank.first_step != 1:
         return
     text = (rank.proof or {}).get("text") or {}
     read, decoded = text.get("read"), text.get("decoded")
     if not read or not decoded or not text.get("bytes"):
-        yield f"rank {rank.rank} does not turn the tokens of its first documents back"
+        yield " does not turn the tokens of its first documents back"
     elif read != decoded:
         yield (
-            f"rank {rank.rank} trains on another text than its documents have: tokens turned back "
+            " trains on another text than its documents have: tokens turned back "
             f"differ from byte {text.get('apart')} of {text['bytes']} ({text.get('documents')} "
             "documents)"
         )
@@ -100,28 +104,21 @@ def _other_text(rank: RankLog, work: Workload) -> Iterator[str]:
 def _held_out(rank: RankLog, work: Workload) -> Iterator[str]:
     """Evaluations on other data than those that are held out, or on other ones each time."""
     told = [evaluation.get("data") for evaluation in rank.evaluations]
-    if None in told or (not told and _should_evaluate(rank, work)):
-        yield f"rank {rank.rank} does not say on which data it evaluated"
+    if None in told or (not told and due(rank, work.eval_every)):
+        yield " does not say on which data it evaluated"
         return
     if not told:
         return
     wanted = told[0]
     if work.data:
         if not work.data.can_make(work.eval_batches):
-            yield f"env.json tells of {work.eval_batches} batches in an evaluation"
+            yield f" tells of {work.eval_batches} batches in an evaluation"
             return
         wanted = work.data.held_out(rank.rank, work.eval_batches)
     wrong = [one for one in told if int(str(one), 16) != int(str(wanted), 16)]
     if wrong:
         what = f"the held-out rows of seed {work.data.seed}" if work.data else "those of the first"
-        yield f"rank {rank.rank} evaluates on other data than {what} ({len(wrong)} of {len(told)})"
-
-
-def _should_evaluate(rank: RankLog, work: Workload) -> bool:
-    if not work.eval_every or rank.steps is None:
-        return False
-    # A launch that is stopped leaves out the evaluation of its last step.
-    return bool((rank.steps["step"].iloc[:-1] % work.eval_every == 0).any())
+        yield f" evaluates on other data than {what} ({len(wrong)} of {len(told)})"
 
 
 def _read_by_another(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 from nsa.contract import WEIGHT_CUTS, WEIGHT_SIGNS
@@ -146,18 +147,13 @@ def _odd(told: Mapping[str, Any], group: Group) -> str:
         if n != group.size or len(below) != len(WEIGHT_CUTS) or None in below:
             text = f"with {n} elements, the config has {group.size}"
         elif group.deviation is None:
-            text = _not_constant(least, most, group.constant)
+            text = f"between {least:.4g} and {most:.4g}, has to be {group.constant:g}"
+            text = "" if least == most == group.constant else text
         else:
             text = _not_drawn(n, mean, rms, max(-least, most), below, group.deviation)
         if text:
             return text + where
     return ""
-
-
-def _not_constant(least: float, most: float, constant: float) -> str:
-    if least == most == constant:
-        return ""
-    return f"between {least:.4g} and {most:.4g}, has to be {constant:g}"
 
 
 def _not_drawn(
@@ -176,7 +172,7 @@ def _not_drawn(
     # Any sample's distribution function (Dvoretzky, Kiefer and Wolfowitz; Massart 1990).
     allowed = math.sqrt(_NATS / (2 * n))
     for cut, count in zip(WEIGHT_CUTS, below, strict=True):
-        wanted = _normal(cut * rms / deviation)
+        wanted = NormalDist(sigma=deviation).cdf(cut * rms)
         if not abs(count / n - wanted) <= allowed:
             return (
                 f"with {count / n:.3f} of its elements up to {cut * rms:.4g}, a normal one has "
@@ -188,11 +184,6 @@ def _not_drawn(
             f"with {largest:.4g} as its largest element: of {n} normal ones {beyond:.3g} lie beyond"
         )
     return ""
-
-
-def _normal(x: float) -> float:
-    """The distribution function of the standard normal distribution."""
-    return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from runbook.accounts import apart, computed_twice, each_rank, within
 from runbook.accounts.first_weights import begins
 from runbook.accounts.workload import Workload
 from runbook.folder.launch.shapes import is_count
@@ -69,73 +70,61 @@ def oracle_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """
     if not ranks:
         return ["no rank held a batch against the oracle"]
-    proofs = [(f"rank {rank.rank}", "first", rank.proof) for rank in ranks]
-    if work.dtype == "fp32":
-        proofs += [(f"rank {rank.rank}", "last", rank.ending.get("proof")) for rank in ranks]
     # Nor has it one in the first batch of a launch that goes on from a checkpoint.
     begun = work.dtype == "fp32" or begins(ranks)
-    found = [
-        text
-        for who, when, proof in proofs
-        for text in _spot_problems(who, when, proof, work, bounded=begun)
-    ]
-    return found + [text for rank in ranks for text in _layers_off(rank, work)]
+    found = _spot_problems(ranks, "first", work, bounded=begun)
+    if work.dtype == "fp32":
+        found += _spot_problems(ranks, "last", work, bounded=begun)
+    return found + _layers_off(ranks, work)
 
 
-def _layers_off(rank: RankLog, work: Workload) -> list[str]:
+@each_rank
+def _layers_off(rank: RankLog, work: Workload) -> Iterator[str]:
     """The steps that are computed twice, in which one drawn layer is held against the equations.
 
     Half types tell none, and earlier runs did not.
     """
     again, allowed = rank.ending.get("recomputed") or {}, oracle_tolerance(work)
-    problems = []
     for name, what, limit in (
         ("layers", "a layer", allowed),
         ("slopes", _CALLED["slope"], SLOPES * allowed),
     ):
         told: Mapping[str, Any] = again.get(name) or {}
-        off = [(step, error) for step, error in told.items() if not at_most(error, limit)]
+        off = [(step, error) for step, error in told.items() if not within(error, limit)]
         if off:
             step, error = off[0]
-            problems.append(
-                f"rank {rank.rank}: {what} is off by {error} of itself in step {step}, allowed "
-                f"{limit:.2g} ({len(off)} of {len(told)} steps looked at)"
+            yield (
+                f": {what} is off by {error} of itself in step {step}, allowed {limit:.2g} "
+                f"({len(off)} of {len(told)} steps looked at)"
             )
-    return problems
 
 
-def _spot_problems(
-    who: str, when: str, proof: Mapping[str, Any] | None, work: Workload, *, bounded: bool
-) -> list[str]:
+@each_rank
+def _spot_problems(rank: RankLog, when: str, work: Workload, *, bounded: bool) -> Iterator[str]:
+    proof = rank.proof if when == "first" else rank.ending.get("proof")
     spots: Mapping[str, Any] = (proof or {}).get("oracle") or {}
     if not spots:
-        return [f"{who} did not hold its {when} batch against the oracle"]
+        yield f" did not hold its {when} batch against the oracle"
+        return
     allowed = oracle_tolerance(work)
-    problems = [
-        f"{who}: {_CALLED.get(what, what)} is off by {spots.get(what)} of itself in the {when} "
-        f"batch, allowed {limit:.2g}"
-        for what, limit in {
-            "embedding": 0.0,
-            "attention": allowed,
-            "gates": allowed,
-            "layer": allowed,
-            "logits": allowed,
-            "slope": SLOPES * allowed,
-            "blocks_shortfall": allowed,
-        }.items()
+    limits = {"embedding": 0.0}
+    if bounded:
+        limits |= dict.fromkeys(("attention", "gates", "layer", "logits"), allowed)
         # Earlier runs told no slope.
-        if (bounded or what == "embedding")
-        and not at_most(spots.get(what), limit)
-        and (what != "slope" or what in spots)
-    ]
+        limits |= {"slope": SLOPES * allowed} if "slope" in spots else {}
+        limits["blocks_shortfall"] = allowed
+    for what, limit in limits.items():
+        if not within(spots.get(what), limit):
+            yield (
+                f": {_CALLED.get(what, what)} is off by {spots.get(what)} of itself in the {when} "
+                f"batch, allowed {limit:.2g}"
+            )
     least = NARROW * ROUNDOFF.get(work.dtype, 0.0)
     attention = spots.get("attention")
     if work.dtype != "fp32" and isinstance(attention, int | float) and attention < least:
-        problems.append(
-            f"{who}: attention is off by {attention} only: not computed in {work.dtype}"
-        )
+        yield f": attention is off by {attention} only: not computed in {work.dtype}"
     if work.layers is not None and spots.get("layers") != work.layers:
-        problems.append(f"{who}: {spots.get('layers')} layers ran, the config has {work.layers}")
+        yield f": {spots.get('layers')} layers ran, the config has {work.layers}"
     told = spots.get("shape") or {}
     other = [n for n, value in work.shape.items() if told.get(n) != value]
     if other:
@@ -143,12 +132,11 @@ def _spot_problems(
             ", ".join(f"{name}={values.get(name)}" for name in other)
             for values in (told, work.shape)
         )
-        problems.append(f"{who}: the model has {has}, the config {wanted} ({when} batch)")
+        yield f": the model has {has}, the config {wanted} ({when} batch)"
     if spots.get("seams") != 0:
-        problems.append(f"{who}: {spots.get('seams')} modules get what the one before did not give")
+        yield f": {spots.get('seams')} modules get what the one before did not give"
     if spots.get("blocks_illegal") != 0:
-        problems.append(f"{who}: {spots.get('blocks_illegal')} choices of blocks break the rules")
-    return problems
+        yield f": {spots.get('blocks_illegal')} choices of blocks break the rules"
 
 
 def oracle_tolerance(work: Workload) -> float:
@@ -166,21 +154,24 @@ def from_host_tolerance(work: Workload) -> float:
     return AGAIN_TOLERANCE if work.device == "cpu" else LOSS_TOLERANCE
 
 
-def at_most(value: object, limit: float) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= limit
-
-
-def loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+@each_rank
+def loss_account(frame: pd.DataFrame, rank: RankLog) -> Iterator[str]:
     """The loss of the first batch, as trained on and from its logits; that of steps run twice."""
-    problems = []
-    for rank in ranks:
-        proof = rank.proof or {}
-        loss, again = proof.get("loss"), proof.get("loss_again")
-        if not _close(loss, again):
-            problems.append(
-                f"rank {rank.rank}: the loss of the first batch is {loss}, computed again {again}"
-            )
-    return problems + _again_account(frame, ranks)
+    proof = rank.proof or {}
+    loss, again = proof.get("loss"), proof.get("loss_again")
+    if not apart(loss, again) <= LOSS_TOLERANCE:
+        yield f": the loss of the first batch is {loss}, computed again {again}"
+    twice = rank.ending.get("recomputed") or {}
+    if not twice.get("steps") or len(twice["steps"]) != len(twice.get("losses") or ()):
+        yield " computed no step's loss a second time"
+        return
+    pairs = computed_twice(frame, "loss", twice, "losses")
+    if off := [one for one in pairs if not apart(*one[1:]) <= AGAIN_TOLERANCE]:
+        step, told, found = off[0]
+        yield (
+            f" computed the loss of step {step} again, {found:.5f}; the CSV has {told:.5f} "
+            f"({len(off)} of {len(pairs)} steps differ)"
+        )
 
 
 def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
@@ -202,37 +193,6 @@ def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Work
         f"the CSV's loss of step {step} is {loss:.5f}, the ranks' proof of its batch came to "
         f"{mean:.5f}"
     ]
-
-
-def _again_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
-    """Steps whose loss in the CSV is not what the same batches give when they run once more."""
-    told = dict(zip(frame["step"].tolist(), frame["loss"].tolist(), strict=True))
-    problems = []
-    for rank in ranks:
-        again = rank.ending.get("recomputed") or {}
-        steps, losses = (again.get(name) or () for name in ("steps", "losses"))
-        if not steps or len(steps) != len(losses):
-            problems.append(f"rank {rank.rank} computed no step's loss a second time")
-            continue
-        pairs = list(zip(steps, losses, strict=True))
-        apart = [
-            (step, loss)
-            for step, loss in pairs
-            if not abs(told.get(step, math.nan) - loss) <= AGAIN_TOLERANCE
-        ]
-        if apart:
-            step, loss = apart[0]
-            problems.append(
-                f"the CSV's loss of step {step} is {told.get(step, math.nan):.5f}; rank "
-                f"{rank.rank} computed it again, {loss:.5f} ({len(apart)} of {len(pairs)} steps "
-                "differ)"
-            )
-    return problems
-
-
-def _close(one: object, other: object) -> bool:
-    numbers = isinstance(one, int | float) and isinstance(other, int | float)
-    return numbers and abs(float(str(one)) - float(str(other))) <= LOSS_TOLERANCE
 
 
 def gates_account(

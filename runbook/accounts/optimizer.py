@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract.digests import recomputed_steps, watched_steps
+from runbook.accounts import apart, each_rank, within
 from runbook.accounts.gradients import NORM_TOLERANCE
 from runbook.accounts.model import ROUNDOFF, oracle_tolerance
 from runbook.accounts.workload import COPY_TOLERANCE, Workload
@@ -50,30 +51,22 @@ _OF_WEIGHTS_ALONE = (
 )
 
 
-def update_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+@each_rank
+def update_account(rank: RankLog, work: Workload) -> Iterator[str]:
     """The optimizer counts as many updates as steps, and its first one is as large as the rate.
 
     fp16 may skip updates while its scaler finds the scale. A resumed launch has no first step.
     """
-    problems = []
-    for rank in ranks:
-        updates, first = (rank.ending.get(name) for name in ("updates", "first_update"))
-        if updates is None:
-            problems.append(f"rank {rank.rank} does not say how many updates its optimizer made")
-        elif updates != [rank.last_step, rank.last_step] and work.dtype != "fp16":
-            problems.append(
-                f"rank {rank.rank}: the optimizer counts {updates} updates in "
-                f"{rank.last_step} steps"
-            )
-        if rank.first_step != 1 or work.dtype == "fp16":
-            continue
-        share = first["moved"] / first["lr"] if first and first.get("lr") else math.nan
-        if not FIRST_UPDATE[0] <= share <= FIRST_UPDATE[1]:
-            problems.append(
-                f"rank {rank.rank}: the first step moved no parameter by its rate, but by "
-                f"{share:.3g} of it"
-            )
-    return problems
+    updates, first = (rank.ending.get(name) for name in ("updates", "first_update"))
+    if updates is None:
+        yield " does not say how many updates its optimizer made"
+    elif updates != [rank.last_step, rank.last_step] and work.dtype != "fp16":
+        yield f": the optimizer counts {updates} updates in {rank.last_step} steps"
+    if rank.first_step != 1 or work.dtype == "fp16":
+        return
+    share = first["moved"] / first["lr"] if first and first.get("lr") else math.nan
+    if not FIRST_UPDATE[0] <= share <= FIRST_UPDATE[1]:
+        yield f": the first step moved no parameter by its rate, but by {share:.3g} of it"
 
 
 def rate_account(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:
@@ -132,39 +125,33 @@ def movement_account(ranks: Sequence[RankLog]) -> list[str]:
                 f"rank {rank.rank}'s parameters moved otherwise than rank {ranks[0].rank}'s: "
                 f"{', '.join(apart)}"
             )
-    for rank in ranks:
-        moved: Mapping[str, float] = rank.ending.get("moved") or {}
-        rate = rank.ending.get("largest_lr")
-        if not moved or not isinstance(rate, int | float):
-            problems.append(f"rank {rank.rank} does not say how far its parameters moved")
-            continue
-        steps = 0 if rank.steps is None else len(rank.steps)
-        still = [name for name, change in moved.items() if not change > MOVED_SHARE * rate]
-        far = [n for n, change in moved.items() if not change <= MOVED_MOST * steps * rate]
-        if still:
-            problems.append(
-                f"rank {rank.rank}: {len(still)} of {len(moved)} groups of parameters did not "
-                f"move: {', '.join(still)} (largest learning rate {rate:g})"
-            )
-        elif far:
-            problems.append(
-                f"rank {rank.rank}: {', '.join(far)} moved further than {steps} steps of the "
-                f"learning rate {rate:g} can"
-            )
-    return problems
+    return problems + _moved_problems(ranks)
+
+
+@each_rank
+def _moved_problems(rank: RankLog) -> Iterator[str]:
+    moved: Mapping[str, float] = rank.ending.get("moved") or {}
+    rate = rank.ending.get("largest_lr")
+    if not moved or not isinstance(rate, int | float):
+        yield " does not say how far its parameters moved"
+        return
+    steps = 0 if rank.steps is None else len(rank.steps)
+    still = [name for name, change in moved.items() if not change > MOVED_SHARE * rate]
+    far = [n for n, change in moved.items() if not change <= MOVED_MOST * steps * rate]
+    if still:
+        yield (
+            f": {len(still)} of {len(moved)} groups of parameters did not move: "
+            f"{', '.join(still)} (largest learning rate {rate:g})"
+        )
+    elif far:
+        most = f"{steps} steps of the learning rate {rate:g} can"
+        yield f": {', '.join(far)} moved further than {most}"
 
 
 def shadow_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """In the watched steps the optimizer did what config, schedule and gradient make of AdamW."""
-    own = [
-        f"rank {rank.rank}: {text}"
-        for rank in ranks
-        for text in (
-            *_watched_problems(rank, rank.ending.get("shadow"), work),
-            *_again_problems(rank, rank.ending.get("recomputed"), work),
-        )
-    ]
-    return own + _ranks_problems(ranks, work)
+    steps = _watched_problems(ranks, work) + _again_problems(ranks, work)
+    return steps + _ranks_problems(ranks, work)
 
 
 def gradient_tolerance(work: Workload) -> float:
@@ -177,22 +164,24 @@ def gradient_tolerance(work: Workload) -> float:
     return max(oracle_tolerance(work), wire)
 
 
-def _again_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> list[str]:
+@each_rank
+def _again_problems(rank: RankLog, work: Workload) -> Iterator[str]:
     """The gradient that the optimizer got is that of the loss of this step's batches."""
+    told: Mapping[str, Any] = rank.ending.get("recomputed") or {}
     if not told or rank.first_step is None or rank.steps is None or work.steps is None:
-        return ["no gradient was computed a second time"]
+        yield ": no gradient was computed a second time"
+        return
     first, last, profiled = rank.first_step, work.steps, work.profiled
     drawn = {t: recomputed_steps(t, first, last, profiled=profiled) for t in rank.tokens}
-    problems = _other_steps("gradients were computed again", told, drawn, rank.steps["step"])
+    yield from _other_steps("gradients were computed again", told, drawn, rank.steps["step"])
     gap, limit = told.get("gradient"), gradient_tolerance(work)
-    if not isinstance(gap, int | float) or not 0 <= gap <= limit:
-        problems.append(
-            f"the gradient before clipping is not that of the step's loss: off by {gap} of "
+    if not within(gap, limit):
+        yield (
+            f": the gradient before clipping is not that of the step's loss: off by {gap} of "
             f"itself, allowed {limit:.2g}"
         )
-        # Of another gradient nobody needs to know how it is rounded.
-        return problems
-    return problems + _bias_problems(told.get("bias") or {}, work)
+        return  # of another gradient nobody needs to know how it is rounded
+    yield from _bias_problems(told.get("bias") or {}, work)
 
 
 def bias_tolerance(work: Workload, weight: float) -> float:
@@ -204,33 +193,33 @@ def bias_tolerance(work: Workload, weight: float) -> float:
     return ROUNDOFF.get(work.wire or "", 0.0) * max(_BIAS, 3 / math.sqrt(weight))
 
 
-def _bias_problems(told: Mapping[str, Any], work: Workload) -> list[str]:
+def _bias_problems(told: Mapping[str, Any], work: Workload) -> Iterator[str]:
     """A half type on the wire rounds to nearest: up as often as down, and not towards 0."""
     if work.wire not in _ROUNDED_ON_THE_WIRE:
-        return []
+        return
     weight = told.get("weight")
     if not isinstance(weight, int | float) or not weight > 0:
-        return ["which way gradients are rounded was held against nothing"]
+        yield ": which way gradients are rounded was held against nothing"
+        return
     limit = bias_tolerance(work, weight)
-    return [
-        f"gradients are rounded {way}, not to nearest: by {told.get(name)} on average, allowed "
-        f"{limit:.2g}"
-        for name, way in (("toward_zero", "towards 0 or away from it"), ("down", "up or down"))
-        if not isinstance(told.get(name), int | float) or not abs(told[name]) <= limit
-    ]
+    for name, way in (("toward_zero", "towards 0 or away from it"), ("down", "up or down")):
+        if not apart(told.get(name), 0.0) <= limit:
+            yield (
+                f": gradients are rounded {way}, not to nearest: by {told.get(name)} on average, "
+                f"allowed {limit:.2g}"
+            )
 
 
 def _other_steps(
     what: str, told: Mapping[str, Any], drawn: Mapping[str, Iterable[int]], ended: Iterable[int]
-) -> list[str]:
+) -> Iterator[str]:
     """Steps that were told and are not those that a token has drawn, of those that ended."""
     there = {int(step) for step in ended}
     # One token; that it is the launch's own is another row's to say.
     wanted = [[step for step in drawn[token] if step in there] for token in sorted(drawn)]
-    if told.get("steps") in wanted:
-        return []
-    right = " or ".join(map(str, wanted)) or "those that a token draws"
-    return [f"{what} in steps {told.get('steps')}, not {right}"]
+    if told.get("steps") not in wanted:
+        right = " or ".join(map(str, wanted)) or "those that a token draws"
+        yield f": {what} in steps {told.get('steps')}, not {right}"
 
 
 def _ranks_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
@@ -243,7 +232,7 @@ def _ranks_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         for rank in ranks
         if rank.ending.get("recomputed")
     }
-    gaps = {n: gap for n, gap in told.items() if isinstance(gap, int | float) and gap >= 0}
+    gaps = {n: gap for n, gap in told.items() if within(gap, math.inf)}
     problems = [
         f"rank {number}: its gradient of the micro-batch that all ranks had is off by {gap}"
         for number, gap in told.items()
@@ -259,27 +248,26 @@ def _ranks_problems(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     return problems
 
 
-def _within(gap: object, limit: float) -> bool:
-    return isinstance(gap, int | float) and 0 <= gap <= limit
-
-
-def _watched_problems(rank: RankLog, told: Mapping[str, Any] | None, work: Workload) -> list[str]:
+@each_rank
+def _watched_problems(rank: RankLog, work: Workload) -> Iterator[str]:
+    told: Mapping[str, Any] = rank.ending.get("shadow") or {}
     if not told or rank.first_step is None or rank.steps is None:
-        return ["the optimizer's updates were held against nothing"]
+        yield ": the optimizer's updates were held against nothing"
+        return
     if work.steps is None:
-        return ["env.json does not say how many steps its launch has"]
+        yield ": env.json does not say how many steps its launch has"
+        return
     drawn = {t: watched_steps(t, rank.first_step, work.steps) for t in rank.tokens}
-    problems = _other_steps("the optimizer was watched", told, drawn, rank.steps["step"])
-    wrong = [name for name, (_, limit) in _ALLOWED.items() if not _within(told.get(name), limit)]
+    yield from _other_steps("the optimizer was watched", told, drawn, rank.steps["step"])
+    wrong = [name for name, (_, limit) in _ALLOWED.items() if not within(told.get(name), limit)]
     for name in wrong:
         what, limit = _ALLOWED[name]
         unit = " roundoffs of float32" if name in _ROUNDOFFS else " of itself"
         alone = _OF_WEIGHTS_ALONE if wrong == ["weight"] else ""
-        problems.append(f"{what}: off by {told.get(name)}{unit}, allowed {limit:g}{alone}")
+        yield f": {what}: off by {told.get(name)}{unit}, allowed {limit:g}{alone}"
     if told.get("jumps") != 0:
-        problems.append(
-            "weights, moments or the model's mode change between two steps, an evaluation has "
+        yield (
+            ": weights, moments or the model's mode change between two steps, an evaluation has "
             "other weights than the last update left, or updates are not counted: "
             f"{told.get('jumps')} of those watched"
         )
-    return problems

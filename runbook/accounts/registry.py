@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runbook.accounts import (
@@ -17,7 +16,6 @@ from runbook.accounts import (
     gradients,
     model,
     optimizer,
-    saves,
     settings,
     tables,
 )
@@ -71,11 +69,20 @@ class Row(StrEnum):
     ORACLE = "oracle"
 
 
-_REASONS = {
-    Row.ACCOUNTS: Reason.UNBALANCED,
-    Row.GRADIENTS: Reason.NOT_LEARNING,
-    Row.ORACLE: Reason.UNBALANCED,
+# The title of the row where all that is off has one remedy, of a launch {name}.
+_TITLES = {
+    "trained_on": "{name} does not train on the tokens that its data have.",
+    "again": "{name} gives other losses than the same batches do when they run once more.",
+    "saved": "The checkpoints of {name} are not what they have to be.",
+    "selection": "{name} tells of another selection than its config means.",
+    "evaluations": "{name} left out evaluations that train.eval_every asks for.",
+    "saves": "{name} left out checkpoints that train.save_every asks for.",
+    "settings": "{name} does not run with what it was given.",
 }
+# What is not as it was asked for; in all others two sources differ.
+_MISMATCHES = ("selection", "settings", "first_weights")
+# What else is off may follow from these.
+_LEADING = ("left_over", "first_weights")
 
 
 @dataclass(frozen=True)
@@ -83,23 +90,26 @@ class Account:
     """One account: `check` asks for what it needs of `Sources`, and returns what is off.
 
     An account with a `topic` has a remedy of its own: where no other account of its row is off,
-    or, if it `leads`, wherever it is off, since what else is off may follow from it. `title` is
-    then the row's, of a launch {name}. A `mismatch` is of what was asked for, not of two sources. A
-    `copied` account needs every column of training.csv that heartbeats have too.
+    or, if it leads, wherever it is off. A `copied` account needs every column of training.csv that
+    heartbeats have too.
     """
 
     row: Row
     check: Callable[..., Iterable[str]]
     topic: str = ""
-    title: str = ""
-    mismatch: bool = False
-    leads: bool = False
     copied: bool = False
+
+    @property
+    def title(self) -> str:
+        """The row's, where this account is what is off; empty where it has none of its own."""
+        return _TITLES.get(self.topic, "")
 
     @property
     def reason(self) -> Reason:
         """Why its row fails where this account is what is off."""
-        return Reason.MISMATCH if self.mismatch else _REASONS[self.row]
+        if self.topic in _MISMATCHES:
+            return Reason.MISMATCH
+        return Reason.NOT_LEARNING if self.row is Row.GRADIENTS else Reason.UNBALANCED
 
     def problems(self, sources: Sources) -> tuple[str, ...]:
         """What does not balance, in words."""
@@ -107,27 +117,6 @@ class Account:
         return tuple(self.check(**{name: getattr(sources, name) for name in asked}))
 
 
-# Accounts that have one remedy.
-_TRAINED_ON = partial(
-    Account,
-    Row.ACCOUNTS,
-    topic="trained_on",
-    title="{name} does not train on the tokens that its data have.",
-    copied=True,
-)
-_AGAIN = partial(
-    Account,
-    Row.ACCOUNTS,
-    topic="again",
-    title="{name} gives other losses than the same batches do when they run once more.",
-    copied=True,
-)
-_SAVED = partial(
-    Account,
-    Row.ACCOUNTS,
-    topic="saved",
-    title="The checkpoints of {name} are not what they have to be.",
-)
 # In the order in which they are told.
 ACCOUNTS = (
     Account(Row.ACCOUNTS, tables.column_account),
@@ -135,11 +124,11 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, tables.step_account, copied=True),
     Account(Row.ACCOUNTS, clocks.time_account, copied=True),
     Account(Row.ACCOUNTS, between_steps.fetch_account, copied=True),
-    _TRAINED_ON(data.token_account),
-    _TRAINED_ON(data.data_account),
+    Account(Row.ACCOUNTS, data.token_account, "trained_on", copied=True),
+    Account(Row.ACCOUNTS, data.data_account, "trained_on", copied=True),
     Account(Row.ACCOUNTS, tables.copy_account, copied=True),
-    _AGAIN(model.loss_account),
-    _AGAIN(model.first_loss_account),
+    Account(Row.ACCOUNTS, model.loss_account, "again", copied=True),
+    Account(Row.ACCOUNTS, model.first_loss_account, "again", copied=True),
     Account(Row.ACCOUNTS, gradients.told_norm_account, copied=True),
     Account(Row.ACCOUNTS, between_steps.beside_account),
     Account(Row.ACCOUNTS, tables.written_account),
@@ -147,52 +136,24 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, optimizer.rate_account),
     Account(Row.ACCOUNTS, tables.memory_account),
     Account(Row.ACCOUNTS, model.gates_account),
-    Account(
-        Row.ACCOUNTS,
-        model.selection_account,
-        topic="selection",
-        title="{name} tells of another selection than its config means.",
-        mismatch=True,
-    ),
-    Account(
-        Row.ACCOUNTS,
-        tables.evaluations_left_out,
-        topic="evaluations",
-        title="{name} left out evaluations that train.eval_every asks for.",
-    ),
+    Account(Row.ACCOUNTS, model.selection_account, "selection"),
+    Account(Row.ACCOUNTS, tables.evaluations_left_out, "evaluations"),
     Account(Row.ACCOUNTS, tables.evaluation_account),
-    Account(
-        Row.ACCOUNTS,
-        saves.checkpoints_left_out,
-        topic="saves",
-        title="{name} left out checkpoints that train.save_every asks for.",
-    ),
-    _SAVED(saves.saved_account),
-    _SAVED(saves.position_account),
+    Account(Row.ACCOUNTS, settings.checkpoints_left_out, "saves"),
+    Account(Row.ACCOUNTS, settings.saved_account, "saved"),
+    Account(Row.ACCOUNTS, settings.position_account, "saved"),
     Account(Row.ACCOUNTS, first_weights.size_account),
-    Account(
-        Row.ACCOUNTS,
-        settings.settings_account,
-        topic="settings",
-        title="{name} does not run with what it was given.",
-        mismatch=True,
-    ),
-    Account(Row.GRADIENTS, gradients.left_over_account, topic="left_over", leads=True),
+    Account(Row.ACCOUNTS, settings.settings_account, "settings"),
+    Account(Row.GRADIENTS, gradients.left_over_account, "left_over"),
     Account(Row.GRADIENTS, gradients.gradient_account),
-    Account(Row.GRADIENTS, gradients.exchange_account, topic="exchange"),
+    Account(Row.GRADIENTS, gradients.exchange_account, "exchange"),
     Account(Row.GRADIENTS, gradients.norm_account),
     Account(Row.GRADIENTS, gradients.clip_account),
     Account(Row.GRADIENTS, optimizer.update_account),
     Account(Row.GRADIENTS, optimizer.shadow_account),
     Account(Row.GRADIENTS, optimizer.movement_account),
-    Account(
-        Row.ORACLE,
-        first_weights.first_weights_account,
-        topic="first_weights",
-        mismatch=True,
-        leads=True,
-    ),
-    Account(Row.ORACLE, model.oracle_account, topic="oracle"),
+    Account(Row.ORACLE, first_weights.first_weights_account, "first_weights"),
+    Account(Row.ORACLE, model.oracle_account, "oracle"),
 )
 
 
@@ -215,8 +176,8 @@ class Unbalanced:
         """The one that all of it is about, or may follow from, or the first of those that have one
         remedy; None where that is none."""
         off = [account for account, _ in self.found]
-        leading = next((account for account in off if account.leads), None)
-        alike = len({(account.topic, account.title) for account in off}) == 1
+        leading = next((account for account in off if account.topic in _LEADING), None)
+        alike = len({account.topic for account in off}) == 1
         return leading or (off[0] if len(off) == 1 or (alike and off[0].topic) else None)
 
 

@@ -1,6 +1,7 @@
-"""Settings: what the ranks really run with is what the launch was given.
+"""What the launch was given: the ranks run with its settings, and keep its checkpoints.
 
-That env.json tells the settings of the plan is another row's to say.
+That env.json tells the settings of the plan is another row's to say. Checkpoints hold what the run
+held, and the right ones were kept.
 """
 
 from __future__ import annotations
@@ -8,11 +9,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
-from nsa.contract import THREAD_VARIABLES, TIMEOUT_TOLERANCE_S, NSAError
+from nsa.contract import (
+    THREAD_VARIABLES,
+    TIMEOUT_TOLERANCE_S,
+    Event,
+    NSAError,
+    checkpoint_step,
+)
 from nsa.toggles import TOGGLES, Value
+from runbook.accounts import due, each_rank
+from runbook.accounts.workload import Keeping, Workload
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.folder.launch.shapes import is_number
 from runbook.records.evidence import RankLog
@@ -39,35 +48,6 @@ def settings_account(
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Caps:
-    """The caps in bytes by which DDP makes some buckets: more than `above`, at most `most`.
-
-    DDP puts parameters into a bucket until it holds the cap or more, and begins the next. So no
-    bucket has the cap without its last parameter, and all but the one that was left over have it.
-    """
-
-    above: int
-    most: float
-
-    @classmethod
-    def of(cls, sizes: Sequence[int], last: Sequence[int]) -> Caps:
-        """`last`: bytes of the parameter that each bucket of `sizes` bytes got last."""
-        full = sorted(sizes)[1:]
-        above = max(size - end for size, end in zip(sizes, last, strict=True))
-        return cls(above=above, most=min(full, default=math.inf))
-
-    def hold(self, cap: float) -> bool:
-        """Are these the buckets that this cap makes?"""
-        return math.isfinite(cap) and self.above < int(cap) <= self.most
-
-    def __str__(self) -> str:
-        if self.above >= self.most:
-            return "no single cap"
-        most = "" if self.most == math.inf else f" and up to {self.most / _MIB:.4g}"
-        return f"a cap above {self.above / _MIB:.4g}{most} MiB"
-
-
 def bucket_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[str]:
     """Every rank's DDP made the buckets that the cap in force makes of its parameters."""
     problems: dict[str, None] = {}
@@ -87,6 +67,11 @@ def _settled(rank: RankLog, env: Mapping[str, Any]) -> bool:
 
 
 def _bucket_problems(told: Mapping[str, Any], env: Mapping[str, Any]) -> Iterator[str]:
+    """Buckets that the cap does not make.
+
+    DDP puts parameters into a bucket until it holds the cap or more, and begins the next. So no
+    bucket has the cap without its last parameter, and all but the one that was left over have it.
+    """
     sizes, last = (told.get(name) or () for name in ("bytes", "last_bytes"))
     if not sizes or len(sizes) != len(last):
         yield "DDP's buckets are told without the bytes of each and of its last parameter"
@@ -95,11 +80,15 @@ def _bucket_problems(told: Mapping[str, Any], env: Mapping[str, Any]) -> Iterato
     if not isinstance(cap, int | float) or not is_number(cap):
         yield f"env.json does not say which {_CAP} is in force"
         return
-    caps = Caps.of(sizes, last)
-    if not caps.hold(cap * _MIB):
+    above = max(size - end for size, end in zip(sizes, last, strict=True))
+    most = min(sorted(sizes)[1:], default=math.inf)
+    if not (math.isfinite(cap * _MIB) and above < int(cap * _MIB) <= most):
+        limits = f"a cap above {above / _MIB:.4g}"
+        limits += " MiB" if most == math.inf else f" and up to {most / _MIB:.4g} MiB"
+        limits = limits if above < most else "no single cap"
         shown = "/".join(f"{size / _MIB:.4g}" for size in sizes[:_SHOWN])
         more = "/..." if len(sizes) > _SHOWN else ""
-        yield f"DDP's buckets ({shown}{more} MiB) are those of {caps}, {_CAP}={cap:g}"
+        yield f"DDP's buckets ({shown}{more} MiB) are those of {limits}, {_CAP}={cap:g}"
 
 
 def timeout_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[str]:
@@ -107,45 +96,38 @@ def timeout_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[st
     asked = in_force(_TIMEOUT, {}, env)
     if not isinstance(asked, int | float) or not is_number(asked):
         return [f"env.json does not say which {_TIMEOUT} is in force"]
-    problems = []
-    for rank in ranks:
-        found = _told(rank).get("timeout_s")
-        if found is None and len(ranks) > 1:
-            problems.append(f"rank {rank.rank} does not tell the timeout of its process group")
-        elif found is not None and not abs(found - 60 * asked) <= TIMEOUT_TOLERANCE_S:
-            problems.append(
-                f"rank {rank.rank}: the process group waits for {found:g} s, {_TIMEOUT}={asked:g} "
-                f"asks for {60 * asked:g} s"
-            )
-    return problems
+    return _timeout_problems(ranks, asked, alone=len(ranks) < 2)
 
 
-def thread_account(ranks: Sequence[RankLog], given: Mapping[str, str]) -> list[str]:
+@each_rank
+def _timeout_problems(rank: RankLog, asked: float, *, alone: bool) -> Iterator[str]:
+    found = _told(rank).get("timeout_s")
+    if found is None and not alone:
+        yield " does not tell the timeout of its process group"
+    elif found is not None and not abs(found - 60 * asked) <= TIMEOUT_TOLERANCE_S:
+        yield (
+            f": the process group waits for {found:g} s, {_TIMEOUT}={asked:g} asks for "
+            f"{60 * asked:g} s"
+        )
+
+
+@each_rank
+def thread_account(rank: RankLog, given: Mapping[str, str]) -> Iterator[str]:
     """Every rank computes with the threads of OMP_NUM_THREADS: of the plan, else as it found it."""
-    problems = []
-    for rank in ranks:
-        told = _told(rank)
-        found = told.get("variables") or {}
-        omp, mkl = (str(given.get(name) or found.get(name) or "") for name in THREAD_VARIABLES)
-        threads = told.get("threads")
-        if threads is None:
-            problems.append(f"rank {rank.rank} does not tell with how many threads it computes")
-            continue
-        if not _PLAIN.fullmatch(omp) or (mkl or omp) != omp:
-            continue  # no plain number, or another library's: torch decides
-        if threads != int(omp) and not _one_a_core(threads, int(omp), told.get("cpus")):
-            problems.append(
-                f"rank {rank.rank} computes with {threads} threads, {THREAD_VARIABLES[0]}={omp}"
-            )
-    return problems
-
-
-def _one_a_core(threads: int, asked: int, cpus: int | None) -> bool:
-    """Are there fewer threads than asked for because MKL takes one for each core at most?
-
-    A core has one CPU, or two that share it.
-    """
-    return cpus is not None and threads < asked and cpus <= 2 * threads
+    told = _told(rank)
+    found = told.get("variables") or {}
+    omp, mkl = (str(given.get(name) or found.get(name) or "") for name in THREAD_VARIABLES)
+    threads = told.get("threads")
+    if threads is None:
+        yield " does not tell with how many threads it computes"
+        return
+    if not _PLAIN.fullmatch(omp) or (mkl or omp) != omp:
+        return  # no plain number, or another library's: torch decides
+    cpus = told.get("cpus")
+    # MKL takes one for each core at most, which has one CPU or two that share it.
+    one_a_core = cpus is not None and threads < int(omp) and cpus <= 2 * threads
+    if threads != int(omp) and not one_a_core:
+        yield f" computes with {threads} threads, {THREAD_VARIABLES[0]}={omp}"
 
 
 def _told(rank: RankLog) -> Mapping[str, Any]:
@@ -177,3 +159,111 @@ def in_force(name: str, told: Mapping[str, Any], env: Mapping[str, Any]) -> Valu
     given = recorded_toggles(env)
     value: Value = given.get(name, TOGGLES[name].default)
     return value
+
+
+# A long run saves hundreds of times.
+_NAMED = 8
+
+
+def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
+    """Rank 0 has read some tensors of each checkpoint back, and those that were to go went.
+
+    Where one was not written at all, `checkpoints_left_out` says so.
+    """
+    if not ranks or not ranks[0].checkpoints or checkpoints_left_out(ranks, keeping):
+        return []
+    newest = PurePath(str(ranks[0].checkpoints[-1].get("path"))).name
+    told: Mapping[str, Any] = ranks[0].ending.get("saved") or {}
+    if not told.get("elements"):
+        return [f"nothing of the checkpoint {newest} was read back"]
+    if why := told.get("unreadable"):
+        return [
+            f"checkpoints of the steps {_listed(told.get('wrong'))}: not to be read back: {why}"
+        ]
+    if told.get("step") != checkpoint_step(newest):
+        return [f"step {told.get('step')} was read back, the newest checkpoint is {newest}"]
+    if told.get("other") != 0:
+        return [
+            f"{newest}: {told.get('other')} of {told['elements']} elements read back are not what "
+            f"the run held when the save began ({', '.join(map(str, told.get('tensors') or ()))})"
+        ]
+    problems = _other_ones_kept(ranks[0], told.get("kept"), keeping)
+    # Each was read back as the next save began.
+    read, wrong = told.get("read"), told.get("wrong")
+    written = ranks[0].counts.get(Event.CHECKPOINT, len(ranks[0].checkpoints))
+    if read != written:
+        return [f"{read} of the {written} checkpoints that were written were read back", *problems]
+    if wrong:
+        text = "did not hold what the run held when their saves began"
+        return [f"checkpoints of the steps {_listed(wrong)} {text}", *problems]
+    return problems
+
+
+def position_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """Every rank goes on behind the last micro-batch of the step that was saved.
+
+    Of generated data, whose position is the number of micro-batches; what place in documents is
+    the right one nobody else knows.
+    """
+    if work.data is None:
+        return []
+    told: Mapping[str, Any] = (ranks[0].ending.get("saved") if ranks else None) or {}
+    if not told or told.get("unreadable"):  # `saved_account` says why
+        return []
+    step, found = told.get("step"), told.get("positions")
+    if not isinstance(found, list) or len(found) != len(ranks) or not isinstance(step, int):
+        return ["the checkpoint does not tell where each rank goes on in its data"]
+    wanted = {"step": step * work.data.accumulation}
+    return [
+        f"rank {rank} goes on from step {step} at {place} in its data, behind that step is {wanted}"
+        for rank, place in enumerate(found)
+        if place != wanted
+    ]
+
+
+def _written(rank: RankLog) -> list[int]:
+    """The steps whose checkpoints the rank says it has written."""
+    names = [PurePath(str(one.get("path"))).name for one in rank.checkpoints]
+    return [step for step in map(checkpoint_step, names) if step is not None]
+
+
+def checkpoints_left_out(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
+    """Steps that lack their checkpoint, as far as rank 0 tells."""
+    if not ranks:
+        return []
+    written = _written(ranks[0])
+    if missing := sorted(due(ranks[0], keeping.saves) - set(written)):
+        others = f"those of {_listed(sorted(written))} were" if written else "none was"
+        return [
+            f"no checkpoint of step {_listed(missing)} was written, train.save_every="
+            f"{keeping.saves} asks for it; {others}"
+        ]
+    return []
+
+
+def _other_ones_kept(rank: RankLog, kept: object, keeping: Keeping) -> list[str]:
+    """Checkpoints on the disk that are not those which config and evaluations leave."""
+    written = _written(rank)
+    losses = {
+        step: float(loss)
+        for told in rank.evaluations
+        if isinstance(step := told.get("step"), int)
+        and isinstance(loss := told.get("loss"), int | float)
+    }
+    wanted = keeping.stay(written, losses)
+    if kept == wanted:
+        return []
+    evaluated = [f"{losses[step]:.4f} at {step}" for step in sorted(written) if step in losses]
+    of = f"; validation loss {', '.join(evaluated)}" if keeping.best and evaluated else ""
+    return [
+        f"checkpoints of the steps {_listed(kept)} were kept, train.keep_last={keeping.last}, "
+        f"keep_every={keeping.every} and keep_best={str(keeping.best).lower()} keep "
+        f"{_listed(wanted)}{of}"
+    ]
+
+
+def _listed(steps: object) -> str:
+    if not isinstance(steps, list) or not steps:
+        return str(steps)
+    more = f" and {len(steps) - _NAMED} more" if steps[_NAMED:] else ""
+    return f"{', '.join(map(str, steps[:_NAMED]))}{more}"

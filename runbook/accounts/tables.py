@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from nsa.contract.digests import drawn_batch
+from runbook.accounts import apart, due, each_rank
 from runbook.accounts.clocks import joined
 from runbook.accounts.model import from_host_tolerance
 from runbook.accounts.workload import COPY_TOLERANCE, Workload
@@ -94,13 +95,13 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
             said = both[f"{name}_said"]
             allowed = COPY_TOLERANCE * said.abs() + 1e-3 * (name == "toks_per_s")
             # A NaN in the CSV is near nothing.
-            apart = said.notna() & ~((both[name] - said).abs() <= allowed)
-            if apart.any():
-                row = both[apart].iloc[0]
+            off = said.notna() & ~((both[name] - said).abs() <= allowed)
+            if off.any():
+                row = both[off].iloc[0]
                 problems.append(
                     f"{name} of step {row['step']:.0f} is {row[name]:.6g} in the CSV and "
                     f"{row[f'{name}_said']:.6g} in rank {rank.rank}'s heartbeats "
-                    f"({int(apart.sum())} steps differ)"
+                    f"({int(off.sum())} steps differ)"
                 )
     return problems
 
@@ -115,32 +116,29 @@ def written_account(exits: Sequence[RankExit]) -> list[str]:
     ]
 
 
-def memory_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+@each_rank
+def memory_account(rank: RankLog, work: Workload) -> Iterator[str]:
     """On a CPU every step's memory is what the process has.
 
     On CUDA it is a peak: no less than what is in use, and no more than what the allocator held.
     """
-    problems = []
-    for rank in ranks:
-        if rank.steps is None or "rss_mib" not in rank.steps:
-            problems.append(f"rank {rank.rank} does not say how much memory its steps end with")
-            continue
-        # A profiler may write its trace between a step's reading and its end.
-        steps = rank.steps[rank.steps["alone"].astype(bool)]
-        apart = steps["mem_mib"] - steps["rss_mib"]
-        wrong = apart.abs() > MEMORY_TOLERANCE_MIB
-        if work.device == "cuda":
-            wrong = steps["mem_mib"] < steps["cuda_mib"] - MEMORY_TOLERANCE_MIB
-            if "reserved_mib" in steps:
-                wrong |= steps["reserved_mib"] < steps["mem_mib"] - MEMORY_TOLERANCE_MIB
-        if wrong.any():
-            row = steps[wrong].iloc[-1]
-            problems.append(
-                f"rank {rank.rank}: memory of step {row['step']:.0f} is {row['mem_mib']:.0f} MiB, "
-                f"but its process has {row['rss_mib']:.0f} and its device {row['cuda_mib']} MiB, "
-                f"of {row.get('reserved_mib')} MiB reserved at most"
-            )
-    return problems
+    if rank.steps is None or "rss_mib" not in rank.steps:
+        yield " does not say how much memory its steps end with"
+        return
+    # A profiler may write its trace between a step's reading and its end.
+    steps = rank.steps[rank.steps["alone"].astype(bool)]
+    wrong = (steps["mem_mib"] - steps["rss_mib"]).abs() > MEMORY_TOLERANCE_MIB
+    if work.device == "cuda":
+        wrong = steps["mem_mib"] < steps["cuda_mib"] - MEMORY_TOLERANCE_MIB
+        if "reserved_mib" in steps:
+            wrong |= steps["reserved_mib"] < steps["mem_mib"] - MEMORY_TOLERANCE_MIB
+    if wrong.any():
+        row = steps[wrong].iloc[-1]
+        yield (
+            f": memory of step {row['step']:.0f} is {row['mem_mib']:.0f} MiB, but its process has "
+            f"{row['rss_mib']:.0f} and its device {row['cuda_mib']} MiB, of "
+            f"{row.get('reserved_mib')} MiB reserved at most"
+        )
 
 
 def evaluation_account(
@@ -151,58 +149,49 @@ def evaluation_account(
     `val` is val.csv, which has to tell the same steps and losses as rank 0. On which rows an
     evaluation was made is for `data_account` to say.
     """
-    problems = [
-        f"rank {rank.rank}'s evaluation after step {told.get('step')} {text}"
-        for rank in ranks
-        for told in rank.evaluations
-        for text in (*_planned_problems(told, work), *_evaluated_again(rank, told, work))
-    ]
+    problems = _batch_problems(ranks, work)
     if any(rank.evaluations for rank in ranks):
         problems += _mean_problems(ranks)
         problems += _table_problems(val, ranks)
     return problems
 
 
-def evaluations_left_out(ranks: Sequence[RankLog], work: Workload) -> list[str]:
-    """Steps that lack their evaluation; of the last step the end of the launch decides."""
-    problems = []
-    for rank in ranks:
-        if not work.eval_every or rank.steps is None:
-            continue
-        trained = rank.steps["step"].iloc[:-1]
-        due = set(trained[trained % work.eval_every == 0].astype(int))
-        made = {told.get("step") for told in rank.evaluations}
-        if missing := sorted(due - made):
-            problems.append(
-                f"rank {rank.rank} left out {len(missing)} of {len(due)} evaluations that "
-                f"train.eval_every={work.eval_every} asks for, first after step {missing[0]}"
-            )
-    return problems
-
-
-def _planned_problems(told: Mapping[str, Any], work: Workload) -> Iterator[str]:
-    """Batches and tokens that are not the planned ones."""
-    losses = told.get("losses") or ()
-    if len(losses) != work.eval_batches:
-        yield f"tells the losses of {len(losses)} batches, planned are {work.eval_batches}"
+@each_rank
+def _batch_problems(rank: RankLog, work: Workload) -> Iterator[str]:
+    """Batches and tokens that are not the planned ones, or give another loss a second time."""
     tokens = work.eval_batches * work.pass_tokens
-    if told.get("embedded") != tokens:
-        yield f"embedded {told.get('embedded')} tokens, not {tokens}"
+    for told in rank.evaluations:
+        where = f"'s evaluation after step {told.get('step')}"
+        losses, again = told.get("losses") or (), told.get("again") or {}
+        if len(losses) != work.eval_batches:
+            yield (
+                f"{where} tells the losses of {len(losses)} batches, planned are "
+                f"{work.eval_batches}"
+            )
+        if told.get("embedded") != tokens:
+            yield f"{where} embedded {told.get('embedded')} tokens, not {tokens}"
+        # One token; that it is the launch's own is another row's to say.
+        drawn = {
+            drawn_batch(t, rank.rank, told.get("step") or 0, work.eval_batches) for t in rank.tokens
+        }
+        batch, loss = again.get("batch"), again.get("loss")
+        if batch not in drawn or not batch < len(losses):
+            those = ", ".join(map(str, drawn))
+            yield f"{where} computed batch {batch} a second time, drawn is {those}"
+        elif not apart(losses[batch], loss) <= from_host_tolerance(work):
+            first = f"{_shown(losses[batch])} for batch {batch}"
+            yield f"{where} tells a loss of {first}, computed again {_shown(loss)}"
 
 
-def _evaluated_again(rank: RankLog, told: Mapping[str, Any], work: Workload) -> Iterator[str]:
-    """A drawn batch whose loss is another when it is computed a second time."""
-    again: Mapping[str, Any] = told.get("again") or {}
-    losses, step, batch = told.get("losses") or (), told.get("step"), again.get("batch")
-    # One token; that it is the launch's own is another row's to say.
-    drawn = {drawn_batch(t, rank.rank, step or 0, work.eval_batches) for t in rank.tokens}
-    if batch not in drawn or not batch < len(losses):
-        yield f"computed batch {batch} a second time, drawn is {', '.join(map(str, drawn))}"
-        return
-    loss = again.get("loss")
-    if not _apart(losses[batch], loss) <= from_host_tolerance(work):
-        told_of = f"{_shown(losses[batch])} for batch {batch}"
-        yield f"tells a loss of {told_of}, computed again {_shown(loss)}"
+@each_rank
+def evaluations_left_out(rank: RankLog, work: Workload) -> Iterator[str]:
+    """Steps that lack their evaluation."""
+    asked = due(rank, work.eval_every)
+    if missing := sorted(asked - {told.get("step") for told in rank.evaluations}):
+        yield (
+            f" left out {len(missing)} of {len(asked)} evaluations that train.eval_every="
+            f"{work.eval_every} asks for, first after step {missing[0]}"
+        )
 
 
 def _mean_problems(ranks: Sequence[RankLog]) -> Iterator[str]:
@@ -215,7 +204,7 @@ def _mean_problems(ranks: Sequence[RankLog]) -> Iterator[str]:
         every = [loss for told in together for loss in told.get("losses") or ()]
         mean = sum(every) / len(every) if every else math.nan
         for rank, told in zip(ranks, together, strict=True):
-            if not _apart(told.get("loss"), mean) <= COPY_TOLERANCE * abs(mean):
+            if not apart(told.get("loss"), mean) <= COPY_TOLERANCE * abs(mean):
                 yield (
                     f"rank {rank.rank} tells a validation loss of {_shown(told.get('loss'))} after "
                     f"step {told.get('step')}, the mean of {len(every)} batches is {_shown(mean)}"
@@ -231,16 +220,9 @@ def _table_problems(val: pd.DataFrame | None, ranks: Sequence[RankLog]) -> Itera
         yield f"val.csv has {len(rows)} evaluations, rank {ranks[0].rank} tells of {len(told)}"
         return
     for (step, loss), (_, said) in zip(rows, told, strict=True):
-        if not _apart(loss, said) <= COPY_TOLERANCE * abs(loss):
+        if not apart(loss, said) <= COPY_TOLERANCE * abs(loss):
             place = f"after step {step:.0f}, the heartbeats {_shown(said)}"
             yield f"val.csv has a loss of {_shown(loss)} {place}"
-
-
-def _apart(one: object, other: object) -> float:
-    """How far two numbers lie apart; NaN, which is near nothing, where one is none."""
-    if not (isinstance(one, int | float) and isinstance(other, int | float)):
-        return math.nan
-    return abs(one - other)
 
 
 def _shown(value: object) -> str:

@@ -205,10 +205,11 @@ class Workload:
         """From env.json. Raises `ValueError` where it lacks what is needed."""
         env, _ = shaped(env, ENV, "env.json")
         effective, config = env.get("effective") or {}, env.get("config") or {}
+        needed = {"world_size": env.get("world_size")}
+        for name in ("per_rank_batch", "seq_len", "accumulation", "dtype"):
+            needed[f"effective.{name}"] = effective.get(name)
         lacking = [
-            name
-            for name, value in {"world_size": env.get("world_size"), **_needed(effective)}.items()
-            if not value or (is_count(value) and value < 0)
+            name for name, value in needed.items() if not value or (is_count(value) and value < 0)
         ]
         if lacking:
             raise ValueError(f"env.json has no usable {', '.join(lacking)}")
@@ -234,11 +235,6 @@ class Workload:
             keeping=Keeping.of(train),
             shape={**(config.get("model") or {}), **(config.get("nsa") or {})},
         )
-
-
-def _needed(effective: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("per_rank_batch", "seq_len", "accumulation", "dtype")
-    return {f"effective.{name}": effective.get(name) for name in names}
 
 
 def _wire(env: Mapping[str, Any], nproc: int) -> str | None:

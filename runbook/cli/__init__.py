@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runbook import __version__
@@ -129,14 +129,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = f": {error}" if str(error) else ""
         _tell(console, f"runbook: error: this process may have no more memory{what}")
         return ProgramExit.USAGE
-    except (OSError, ImportError) as error:
-        refused = _refused(error) if isinstance(error, OSError) else _in_place_of(error)
-        if not refused:
+    except SystemExit as error:
+        # A module that ends the program while it is imported: 1 would mean NO-GO.
+        if not (hidden := _in_place_of(error)):
+            raise
+        _tell(console, f"runbook: error: {hidden}")
+        return ProgramExit.USAGE
+    except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means NO-GO
+        refused = _refused(error) if isinstance(error, OSError) else ""
+        if not (refused or (refused := _in_place_of(error))):
             return _defect(console, error)
         _tell(console, f"runbook: error: {refused}")
         return ProgramExit.USAGE
-    except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means NO-GO
-        return _defect(console, error)
 
 
 def _refused(error: OSError) -> str:
@@ -149,18 +153,40 @@ def _refused(error: OSError) -> str:
     return f"{error.filename or 'the system'}: {error.strerror or error}"
 
 
-def _in_place_of(error: ImportError) -> str:
+def _in_place_of(error: BaseException) -> str:
     """Which file of PYTHONPATH, or of this folder, hides a package; empty if none does."""
-    from runbook.checkout import HOME
-
-    name = (error.name or "").partition(".")[0]
-    file = getattr(sys.modules.get(name), "__file__", None) or ""
-    folder = Path(file.removesuffix("/__init__.py")).parent
     given = map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    if not file or folder == HOME or folder not in {one.absolute() for one in (*given, Path())}:
-        return ""
-    hint = f"rename it, or take {folder} off PYTHONPATH"
-    return f"{error}: {name} is {file} here, which hides the package of that name: {hint}"
+    folders = {one.absolute() for one in (*given, Path())} - {Path(__file__).resolve().parents[2]}
+    for name, file in _imported(error):
+        folder = Path(file.removesuffix("/__init__.py")).parent
+        if folder not in folders:
+            continue
+        # Only here: --help ends with an exception too, and imports nothing heavy.
+        from importlib.machinery import PathFinder
+
+        others = [path for path in sys.path if Path(path or ".").absolute() != folder]
+        known = name in sys.stdlib_module_names or PathFinder.find_spec(name, others)
+        if known:
+            told = f"{type(error).__name__}: {error}"
+            hint = f"rename it, or take {folder} off PYTHONPATH"
+            return f"{told}: {name} is {file} here, which hides the package of that name: {hint}"
+    return ""
+
+
+def _imported(error: BaseException) -> Iterator[tuple[str, str]]:
+    """Packages that the error is about, and those whose import it ended, each with its file."""
+    about = error.name if isinstance(error, ImportError) else ""
+    if isinstance(error, AttributeError):
+        about = getattr(error.obj, "__name__", "")
+    name = str(about or "").partition(".")[0]
+    if file := getattr(sys.modules.get(name), "__file__", None):
+        yield name, str(Path(file).absolute())
+    step = error.__traceback__
+    while step is not None:
+        frame, step = step.tb_frame, step.tb_next
+        if frame.f_code.co_name == "<module>":
+            name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            yield name, str(Path(frame.f_code.co_filename).absolute())
 
 
 def _tell(console: Console, *lines: str) -> None:

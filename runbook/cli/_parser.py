@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
+from textwrap import dedent
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -26,12 +28,6 @@ ASKED_BY_SHELL = "_ARGCOMPLETE"
 _COLUMNS = 100
 # Of a whole number that anybody means.
 _MOST_DIGITS = 15
-# How a program says which signal ended it.
-SIGNALS = {
-    "SIGHUP": ProgramExit.HUNG_UP,
-    "SIGINT": ProgramExit.INTERRUPTED,
-    "SIGTERM": ProgramExit.TERMINATED,
-}
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -82,6 +78,16 @@ class CommandParser(argparse.ArgumentParser):
         action = self._option_string_actions[option]
         action.default, action.help = default, help
 
+    def take(self, other: CommandParser, options: Sequence[str]) -> None:
+        """Give it these options of another one, in groups of the same titles."""
+        groups = {group.title: group for group in self._action_groups}
+        for theirs in other._action_groups:
+            for action in theirs._group_actions:
+                if set(options) & set(action.option_strings):
+                    if theirs.title not in groups:
+                        groups[theirs.title] = self.add_argument_group(theirs.title)
+                    groups[theirs.title]._add_action(action)
+
     def known_options(self) -> list[str]:
         """All option strings of this command, such as --phase."""
         return [text for action in self._actions for text in action.option_strings]
@@ -104,11 +110,11 @@ class Command:
     help: str
     description: str
     epilog: str
-    json_help: str
-    arguments: Arguments
-    problems: Callable[[argparse.Namespace], Sequence[str]]
-    instead: Mapping[str, str]
     run: Handler
+    json_help: str = "one JSON document on stdout"
+    arguments: Arguments = lambda _: None
+    problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: ()
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     def parser(self, make: Callable[..., CommandParser] = CommandParser) -> CommandParser:
         """The command's parser; -q, --json and --no-color mean the same everywhere."""
@@ -130,31 +136,46 @@ class Command:
 def command(
     help: str,
     *,
-    arguments: Arguments = lambda _: None,
-    problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: (),
-    json_help: str = "one JSON document on stdout",
-    instead: Mapping[str, str] = MappingProxyType({}),
+    options: Mapping[str, object] = MappingProxyType({}),
+    more: Arguments = lambda _: None,
+    **given: Any,
 ) -> Callable[[Handler], Command]:
     """Make a command of the function that answers it, by its name and docstring.
 
-    The docstring is what --help says: a description, then `examples:` and the exit codes.
+    The docstring is what --help says: a description, groups of options under their titles,
+    `examples:` and the exit codes. A group is an `option_table`, of which `options` says the rest;
+    `more` adds what a table cannot say. `given` are other fields of `Command`.
     """
 
     def made(run: Handler) -> Command:
-        description, examples, rest = cleandoc(run.__doc__ or "").partition("examples:")
+        said, examples, rest = cleandoc(docstring(run)).partition("examples:")
+        description, *groups = re.split(r"^(\S.*):\n(?=  )", said, flags=re.MULTILINE)
+
+        def arguments(parser: CommandParser) -> None:
+            for title, table in zip(groups[::2], groups[1::2], strict=True):
+                group = parser if title == "options" else parser.add_argument_group(title)
+                option_table(table, **options)(group)
+            more(parser)
+
         return Command(
             name=run.__name__,
             help=help,
             description=description.rstrip(),
             epilog=f"{examples}{rest}",
-            json_help=json_help,
-            arguments=arguments,
-            problems=problems,
-            instead=instead,
             run=run,
+            **{"arguments": arguments, **given},
         )
 
     return made
+
+
+def docstring(run: Handler) -> str:
+    """The function's; `python -OO` takes it out of the program, and leaves it in the file."""
+    if run.__doc__ is not None:
+        return run.__doc__
+    tree = ast.parse(Path(run.__code__.co_filename).read_text("utf-8"))
+    named = (one for one in tree.body if isinstance(one, ast.FunctionDef))
+    return next(ast.get_docstring(one) or "" for one in named if one.name == run.__name__)
 
 
 def path_type(text: str) -> Path:
@@ -221,7 +242,7 @@ def option_table(table: str, **given: object) -> Arguments:
     Two blanks and the help follow. By an argument's name in code, `given` has its type, its
     default, or a mapping of what else argparse takes.
     """
-    rows = [row.partition("  ") for row in re.split(r"\n(?=\S)", cleandoc(table))]
+    rows = [row.partition("  ") for row in re.split(r"\n(?=\S)", dedent(table).strip()) if row]
 
     def add(parser: argparse._ActionsContainer) -> None:
         for head, _, text in rows:

@@ -68,7 +68,7 @@ def load_told(folder: Path, console: Console) -> tuple[RunRecord, str]:
     from nsa.contract import CHECKPOINTS_DIR
     from runbook.engine.intact import doubt
     from runbook.folder.integrity import changed_artifacts
-    from runbook.folder.manifest import links_in, load_record
+    from runbook.folder.manifest import LINK, load_record, strange_entries
 
     record = load_record(folder)
     why = doubt(folder, record)
@@ -76,7 +76,9 @@ def load_told(folder: Path, console: Console) -> tuple[RunRecord, str]:
     small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
     doubted = RECORD_FILE if (folder / MANIFEST_FILE).is_file() else MANIFEST_FILE
     changed = [*([doubted] if why else []), *changed_artifacts(folder, small)]
-    if changed := [*changed, *links_in(folder)]:
+    # What is read through a link is no file of the run.
+    links = (text for text in strange_entries(folder) if text.endswith(LINK))
+    if changed := [*changed, *links]:
         text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
         console.error(text)
     return record, why
@@ -141,7 +143,7 @@ def print_next(console: Console) -> int:
 
 
 def _machine() -> str:
-    from runbook.machine.detect import detect_profile
+    from runbook.machine.gpu import detect_profile
 
     try:
         name, reason = detect_profile()

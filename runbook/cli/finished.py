@@ -7,11 +7,12 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command, file_problems, option_table
+from runbook.cli._parser import command, file_problems
 from runbook.cli._runs import find_run, load_told, print_reports, running_line
 from runbook.console import Console
 from runbook.errors import ProgramExit
 from runbook.folder import RECORD_FILE, run_folders
+from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -20,7 +21,7 @@ _DEFAULT_FORMAT = "terminal"
 
 
 def _unknown_format(args: argparse.Namespace) -> list[str]:
-    from runbook.config.registry import report_names
+    from runbook.config.registry import REPORT_GROUP, names
     from runbook.errors import choice_for
 
     if args.format is None:
@@ -29,7 +30,7 @@ def _unknown_format(args: argparse.Namespace) -> list[str]:
         return ["--json and --format: choose one"]
     if args.format == "json":
         return ["--format json: there is none; --json prints run.json, the record"]
-    known = report_names()
+    known = names(REPORT_GROUP)
     if args.format in known:
         return []
     return [f"--format {args.format!r}: no such format{choice_for(args.format, known)}"]
@@ -48,17 +49,15 @@ def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> N
 @command(
     "render a run's report again",
     json_help="the record: run.json as it is",
-    arguments=option_table(
-        f"""
-        run_name [RUN]
-        --out DIR
-        --format FORMAT  md, details, html, junit, terminal or github (default: {_DEFAULT_FORMAT})
-        """
-    ),
     problems=_unknown_format,
 )
 def report(args: argparse.Namespace, console: Console) -> int:
     """Render a run again from its run.json, on stdout.
+
+    options:
+      run_name [RUN]
+      --out DIR
+      --format FORMAT  md, details, html, junit, terminal or github (default: terminal)
 
     examples:
       runbook report                                the newest run, on the terminal
@@ -95,22 +94,20 @@ def _fingerprint_problems(args: argparse.Namespace) -> list[str]:
 
 @command(
     "recompute every number of a run from its artifacts",
-    arguments=option_table(
-        """
-        run_name [RUN]
-        --out DIR
-        --fingerprint DIGITS  what the run printed at its end, kept elsewhere: the record has to be
-            that one, so that a forgery of all files is seen (default: the folder is held against
-            itself only)
-        """,
-        fingerprint="",
-    ),
+    options={"fingerprint": ""},
     problems=_fingerprint_problems,
 )
 def verify(args: argparse.Namespace, console: Console) -> int:
     """Read and judge a finished run again and compare: the digest of every file, run.json
     against its journal, every check and measurement against the artifacts, every report
     against a fresh rendering. Changes nothing.
+
+    options:
+      run_name [RUN]
+      --out DIR
+      --fingerprint DIGITS  what the run printed at its end, kept elsewhere: the record has to be
+          that one, so that a forgery of all files is seen (default: the folder is held against
+          itself only)
 
     examples:
       runbook verify                              the newest run
@@ -124,53 +121,43 @@ def verify(args: argparse.Namespace, console: Console) -> int:
 
     folder = find_run(args.run_name, args.out)
     if running := running_line(folder):
-        if args.json:
-            console.json_document({"schema_version": 1, "ok": False, "running": running})
-        else:
-            console.result(f"{running}; nothing to verify yet")
+        document = {"schema_version": 1, "ok": False, "running": running}
+        console.tell(document, [f"{running}; nothing to verify yet"])
         return ProgramExit.INCOMPLETE
     found = verify_run(folder, fingerprint=args.fingerprint)
-    code = ProgramExit.GO if found.ok else ProgramExit.NO_GO
-    if args.json:
-        console.json_document({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)})
-        return code
-    for difference in found.differences:
-        console.result(f"DIFFERS  {difference}")
-    for note in found.notes:
-        console.result(f"note  {note}")
+    lines = [f"DIFFERS  {difference}" for difference in found.differences]
+    lines += [f"note  {note}" for note in found.notes]
     checked = (
         f"{found.files} files, {found.checks} checks, {found.measurements} measurements, "
         f"{len(found.reports)} reports"
     )
     if found.ok:
-        console.result(f"verified {found.run_id}: {checked}; nothing differs")
+        lines.append(f"verified {found.run_id}: {checked}; nothing differs")
         held = "the one asked for" if args.fingerprint else "hold it against the one kept elsewhere"
-        console.result(f"fingerprint  {shown_fingerprint(found.fingerprint)} ({held})")
+        lines.append(f"fingerprint  {shown_fingerprint(found.fingerprint)} ({held})")
     else:
-        count = len(found.differences)
-        differ = "1 difference" if count == 1 else f"{count} differences"
-        console.result(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
-    return code
+        differ = how_many(len(found.differences), "difference")
+        lines.append(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
+    console.tell({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)}, lines)
+    return ProgramExit.GO if found.ok else ProgramExit.NO_GO
 
 
 @command(
     "judge a finished run again under other limits",
     json_help="the record as judged now, in the form of run.json",
-    arguments=option_table(
-        f"""
-        run_name [RUN]
-        --out DIR
-        --profile NAME|FILE  the limits to judge by (default: those of the run)
-        --format FORMAT      md, details, html, junit, terminal or github
-                             (default: {_DEFAULT_FORMAT})
-        """,
-        profile="",
-    ),
+    options={"profile": ""},
     problems=_unknown_format,
 )
 def judge(args: argparse.Namespace, console: Console) -> int:
     """Judge the artifacts of a finished run by the limits of another profile. Starts
     nothing and changes nothing; the report goes to stdout.
+
+    options:
+      run_name [RUN]
+      --out DIR
+      --profile NAME|FILE  the limits to judge by (default: those of the run)
+      --format FORMAT      md, details, html, junit, terminal or github
+                           (default: terminal)
 
     examples:
       runbook judge --profile a100x2_pcie3
@@ -201,16 +188,7 @@ def _compare_problems(args: argparse.Namespace) -> list[str]:
 
 
 @command(
-    "compare two finished runs: are they comparable, and what changed",
-    arguments=option_table(
-        """
-        a [A]        the reference: a run's folder or id (no default)
-        b [B]        the run to judge (no default)
-        --out DIR
-        --html FILE  write the two side by side as a page, too (default: no page)
-        """
-    ),
-    problems=_compare_problems,
+    "compare two finished runs: are they comparable, and what changed", problems=_compare_problems
 )
 def compare(args: argparse.Namespace, console: Console) -> int:
     """Compare run B with the reference A. Numbers are compared only if the work is the
@@ -218,13 +196,19 @@ def compare(args: argparse.Namespace, console: Console) -> int:
     compared; a loss of speed is shown where its 99 % bound is beyond what two runs at
     different times differ by (5 % on GPUs, 50 % on shared cores).
 
+    options:
+      a [A]        the reference: a run's folder or id (no default)
+      b [B]        the run to judge (no default)
+      --out DIR
+      --html FILE  write the two side by side as a page, too (default: no page)
+
     examples:
       runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda
       runbook compare artifacts/20261120T010203Z-840303b 20261121 --html both.html
     exit codes: 0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided
     """
     from runbook.folder.manifest import load_record
-    from runbook.tools.compare import Comparison, compare_runs, comparison_text
+    from runbook.tools.compare import Comparison, compare_runs, comparison_lines
 
     first, second = (find_run(name, args.out) for name in (args.a, args.b))
     a, b = (load_record(folder) for folder in (first, second))
@@ -236,8 +220,5 @@ def compare(args: argparse.Namespace, console: Console) -> int:
         with written_to("--html", args.html):
             write_atomic(args.html, registry.page("compare", Comparison)(found))
         console.progress(f"page  {args.html}")
-    if args.json:
-        console.json_document(found.document())
-    else:
-        console.page(comparison_text(found))
+    console.tell(found.document(), comparison_lines(found))
     return found.exit_code

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command, file_problems, option_table
-from runbook.console import Console
+from runbook.cli._parser import command, file_problems
+from runbook.console import Console, table_of
 from runbook.errors import UsageError, choice_for
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from runbook.tools.export import MetricRow
     from runbook.tools.history import History, RunRow, Trend
 
@@ -20,17 +22,6 @@ _COLUMNS = (
     "started_at", "run_id", "profile", "line", "outcome", "value", "stdev", "n", "unit", "path",
 )  # fmt: skip
 _PAGE = "index.html"
-
-
-_ARGUMENTS = option_table(
-    f"""
-    metric [METRIC]  a check or a measurement (default: list the runs)
-    --out DIR
-    --csv            METRIC as comma-separated rows
-    --html [FILE]    write one page about all runs and trends (default file: {_PAGE} in --out)
-    """,
-    html={"const": Path()},
-)
 
 
 def _problems(args: argparse.Namespace) -> list[str]:
@@ -45,13 +36,19 @@ def _problems(args: argparse.Namespace) -> list[str]:
 
 @command(
     "list earlier runs, or one number through all of them",
-    arguments=_ARGUMENTS,
+    options={"html": {"const": Path()}},
     problems=_problems,
 )
 def history(args: argparse.Namespace, console: Console) -> int:
     """List the runs of a folder, oldest first. With METRIC (a check's id, or
     phase/measurement), its value in each, a line for each profile, settings, workload and
     device, and the change against the median of the earlier runs on that line.
+
+    options:
+      metric [METRIC]  a check or a measurement (default: list the runs)
+      --out DIR
+      --csv            METRIC as comma-separated rows
+      --html [FILE]    write one page about all runs and trends (default file: index.html in --out)
 
     examples:
       runbook history
@@ -69,18 +66,15 @@ def history(args: argparse.Namespace, console: Console) -> int:
     if args.html is not None:
         _write_page(console, args, found)
     elif args.metric is None:
-        _show_runs(console, found.runs, as_json=args.json)
+        _show_runs(console, found.runs)
     else:
         _show_metric(console, args, found)
     return 0
 
 
-def _show_runs(console: Console, rows: Sequence[RunRow], *, as_json: bool) -> None:
+def _show_runs(console: Console, rows: Sequence[RunRow]) -> None:
     from runbook.records.measurement import duration_text, plain_number
 
-    if as_json:
-        console.json_document({"schema_version": 2, "runs": [asdict(row) for row in rows]})
-        return
     cells = [
         (
             row.started_at or "-",
@@ -95,11 +89,13 @@ def _show_runs(console: Console, rows: Sequence[RunRow], *, as_json: bool) -> No
         for row in rows
     ]
     header = ("STARTED", "RUN", "PROFILE", "VERDICT", "REQUIRED PASSED", "TOOK", "TOK/S", "")
-    console.table(header, cells, styled=3)
+    document = {"schema_version": 2, "runs": [asdict(row) for row in rows]}
+    console.tell(document, [table_of(header, cells, styled=3)])
 
 
 def _show_metric(console: Console, args: argparse.Namespace, history: History) -> None:
     from runbook.records.measurement import json_ready
+    from runbook.tools.export import csv_text
     from runbook.tools.history import trends
 
     rows = history.metric(args.metric)
@@ -109,19 +105,15 @@ def _show_metric(console: Console, args: argparse.Namespace, history: History) -
         raise UsageError(f"no metric {args.metric!r} in {args.out}/{known}")
     found = trends(rows)
     if args.csv:
-        console.page(_csv(rows))
-    elif args.json:
-        document = {"schema_version": 3, "metric": args.metric}
-        lines = [
-            {"line": one.line, "on_what": one.on_what, "unit": one.unit, "rows": _json_rows(one)}
-            for one in found
-        ]
-        console.json_document(json_ready({**document, "lines": lines}))
-    else:
-        for number, trend in enumerate(found):
-            if number:
-                console.result("")
-            _print_trend(console, trend)
+        console.page(csv_text(rows, _COLUMNS))
+        return
+    document = {"schema_version": 3, "metric": args.metric}
+    lines = [
+        {"line": one.line, "on_what": one.on_what, "unit": one.unit, "rows": _json_rows(one)}
+        for one in found
+    ]
+    parts = [part for one in found for part in ("", *_trend(one, plain=not console.unicode_out))]
+    console.tell(json_ready({**document, "lines": lines}), parts[1:])
 
 
 def _json_rows(trend: Trend) -> list[dict[str, object]]:
@@ -131,18 +123,17 @@ def _json_rows(trend: Trend) -> list[dict[str, object]]:
     ]
 
 
-def _print_trend(console: Console, trend: Trend) -> None:
+def _trend(trend: Trend, *, plain: bool) -> Iterator[RenderableType]:
     from runbook.tools.history import sparkline
 
-    line = sparkline(trend.numbers, plain=not console.unicode_out)
-    console.result(trend.title)
-    if line:
+    yield trend.title
+    if line := sparkline(trend.numbers, plain=plain):
         low, high = (f"{value:.6g}" for value in (min(trend.numbers), max(trend.numbers)))
         unit = f" {trend.unit}" if trend.unit else ""
-        console.result(f"{line}  {low} to {high}{unit}, {len(trend.numbers)} runs, oldest first")
+        yield f"{line}  {low} to {high}{unit}, {len(trend.numbers)} runs, oldest first"
     header = ("STARTED", "RUN", "VERDICT", "OUTCOME", "VALUE", "N", "AGAINST EARLIER", "SOURCE")
     rows = zip(trend.rows, trend.changes(), strict=True)
-    console.table(header, [_cells(row, change) for row, change in rows], styled=3)
+    yield table_of(header, [_cells(row, change) for row, change in rows], styled=3)
 
 
 def _cells(row: MetricRow, change: tuple[float, int] | None) -> tuple[str, ...]:
@@ -159,17 +150,6 @@ def _cells(row: MetricRow, change: tuple[float, int] | None) -> tuple[str, ...]:
         "-" if change is None else f"{change[0]:+.1%} (median of {change[1]})",
         row.path or "-",
     )
-
-
-def _csv(rows: list[MetricRow]) -> str:
-    import csv
-    import io
-
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    writer.writerows([getattr(row, name) for name in _COLUMNS] for row in rows)
-    return stream.getvalue().rstrip("\n")
 
 
 def _write_page(console: Console, args: argparse.Namespace, history: History) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from runbook.cli._parser import CommandParser, command, option_table
-from runbook.console import Console
+from runbook.console import Console, table_of
 from runbook.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from runbook.config.profile import Profile
 
 
@@ -26,30 +28,29 @@ def phases(args: argparse.Namespace, console: Console) -> int:
     """
     from runbook.config.registry import phases
 
-    if args.json:
-        names = ("name", "title", "question", "source", "reads", "optional")
-        rows = [{name: getattr(phase, name) for name in names} for phase in phases().values()]
-        console.json_document({"schema_version": 1, "phases": rows})
-        return 0
+    names = ("name", "title", "question", "source", "reads", "optional")
+    rows = [{name: getattr(phase, name) for name in names} for phase in phases().values()]
     cells = [
         (
-            phase.name + (" (optional)" if phase.optional else ""),
-            phase.question,
-            ", ".join(phase.reads) or "-",
+            row["name"] + (" (optional)" if row["optional"] else ""),
+            row["question"],
+            ", ".join(row["reads"]) or "-",
         )
-        for phase in phases().values()
+        for row in rows
     ]
-    console.table(("PHASE", "QUESTION", "USES"), cells)
-    console.progress("an optional phase runs only when named: runbook run --phase all,NAME")
+    table = table_of(("PHASE", "QUESTION", "USES"), cells)
+    console.tell({"schema_version": 1, "phases": rows}, [table])
+    if not args.json:
+        console.progress("an optional phase runs only when named: runbook run --phase all,NAME")
     return 0
 
 
-@command(
-    "list the profiles, or show one with the source of every number",
-    arguments=option_table("name [NAME]  a profile's name, or a .yaml file (default: list all)"),
-)
+@command("list the profiles, or show one with the source of every number")
 def profiles(args: argparse.Namespace, console: Console) -> int:
     """List the hardware profiles, or show one: machine, limits and their sources.
+
+    options:
+      name [NAME]  a profile's name, or a .yaml file (default: list all)
 
     examples:
       runbook profiles
@@ -59,29 +60,25 @@ def profiles(args: argparse.Namespace, console: Console) -> int:
     from runbook.config.load import load_profile
 
     if args.name is None:
-        _list_profiles(console, as_json=args.json)
-    elif args.json:
-        console.json_document(load_profile(args.name).model_dump(mode="json"))
+        _list_profiles(console)
     else:
-        _show_profile(console, load_profile(args.name))
+        profile = load_profile(args.name)
+        console.tell(profile.model_dump(mode="json"), _of_profile(profile))
     return 0
 
 
-def _list_profiles(console: Console, *, as_json: bool) -> None:
+def _list_profiles(console: Console) -> None:
     from runbook.config.load import load_profile, profile_names
-    from runbook.machine.detect import detect_profile
+    from runbook.machine.gpu import detect_profile
 
     profiles = [load_profile(name) for name in profile_names()]
     try:
         chosen, reason = detect_profile()
     except UsageError as error:
         chosen, reason = "", f"none: {error}"
-    if as_json:
-        names = ("name", "title", "ranks")
-        rows = [{name: getattr(profile, name) for name in names} for profile in profiles]
-        auto = {"name": chosen, "reason": reason}
-        console.json_document({"schema_version": 1, "auto": auto, "profiles": rows})
-        return
+    names = ("name", "title", "ranks")
+    rows = [{name: getattr(profile, name) for name in names} for profile in profiles]
+    auto = {"name": chosen, "reason": reason}
     cells = [
         (
             profile.name + (" *" if profile.name == chosen else ""),
@@ -91,29 +88,28 @@ def _list_profiles(console: Console, *, as_json: bool) -> None:
         )
         for profile in profiles
     ]
-    console.table(("PROFILE", "RANKS", "THROUGHPUT GATED", "MACHINE"), cells)
-    console.result(f"* what --profile auto chooses here: {reason}")
+    table = table_of(("PROFILE", "RANKS", "THROUGHPUT GATED", "MACHINE"), cells)
+    note = f"* what --profile auto chooses here: {reason}"
+    console.tell({"schema_version": 1, "auto": auto, "profiles": rows}, [table, note])
 
 
-def _show_profile(console: Console, profile: Profile) -> None:
+def _of_profile(profile: Profile) -> Iterator[RenderableType]:
     from runbook.config.load import limits_of
 
-    console.result(f"{profile.name}: {profile.title}")
-    console.result(f"config   {profile.config} (one GPU: {profile.config_single})")
-    console.result(f"branch   {profile.branch or 'any'}")
-    console.result(f"ranks    {profile.ranks}", "")
+    yield f"{profile.name}: {profile.title}"
+    yield f"config   {profile.config} (one GPU: {profile.config_single})"
+    yield f"branch   {profile.branch or 'any'}"
+    yield from (f"ranks    {profile.ranks}", "")
     limits = [
         (limit.spec.name, str(limit), "" if limit.gated else "shown only", limit.source)
         for limit in limits_of(profile)
     ]
-    console.table(("LIMIT", "VALUE", "", "SOURCE"), limits)
+    yield table_of(("LIMIT", "VALUE", "", "SOURCE"), limits)
     if profile.env:
-        console.result("")
         rows = [(name, item.value, item.source) for name, item in sorted(profile.env.items())]
-        console.table(("VARIABLE", "VALUE", "SOURCE"), rows)
-    console.result("")
+        yield from ("", table_of(("VARIABLE", "VALUE", "SOURCE"), rows))
     required = [(name,) for name in profile.required]
-    console.table((f"REQUIRED FOR A GO ({len(required)} checks)",), required)
+    yield from ("", table_of((f"REQUIRED FOR A GO ({len(required)} checks)",), required))
 
 
 _WHO_READS = (
@@ -134,7 +130,7 @@ def _add_toggles(parser: CommandParser) -> None:
     option_table(table)(parser)
 
 
-def _show_preset(name: str, console: Console, *, as_json: bool) -> None:
+def _show_preset(name: str, console: Console) -> None:
     """The preset's variables with meaning and requirement, and as lines to paste."""
     from nsa.contract import CONFIG_VARIABLE
     from runbook.config.extends import load_preset
@@ -147,20 +143,20 @@ def _show_preset(name: str, console: Console, *, as_json: bool) -> None:
         {"name": key, "value": one.value, "requirement": one.source, "meaning": preset.meaning(key)}
         for key, one in preset.env.items()
     ]
-    if as_json:
-        document = {"schema_version": 1, "preset": preset.name, "title": preset.title}
-        more = {"variables": rows, "config": preset.config, "replaced": preset.replaced}
-        more |= {"commands": preset.lines}
-        console.json_document({**document, **more, "exports": exports})
-        return
-    console.result(f"{preset.name}: {preset.title} ({preset.source})")
-    console.result(f"typed as {' or '.join(preset.lines)}", "")
-    cells = [tuple(row.values()) for row in rows]
-    console.table(("VARIABLE", "VALUE", "REQUIREMENT", "MEANING"), cells)
+    document = {"schema_version": 1, "preset": preset.name, "title": preset.title}
+    more = {"variables": rows, "config": preset.config, "replaced": preset.replaced}
+    parts = [
+        f"{preset.name}: {preset.title} ({preset.source})",
+        f"typed as {' or '.join(preset.lines)}",
+        "",
+        table_of(
+            ("VARIABLE", "VALUE", "REQUIREMENT", "MEANING"), [tuple(row.values()) for row in rows]
+        ),
+    ]
     if preset.replaced:
-        console.result("")
-        console.table(("DOCUMENTED", "HERE"), list(preset.replaced.items()))
-    console.result("", *exports)
+        parts += ["", table_of(("DOCUMENTED", "HERE"), list(preset.replaced.items()))]
+    document |= {**more, "commands": preset.lines, "exports": exports}
+    console.tell(document, [*parts, "", *exports])
 
 
 @command(
@@ -181,7 +177,7 @@ def toggles(args: argparse.Namespace, console: Console) -> int:
       runbook toggles --preset production
     """
     if args.preset is not None:
-        _show_preset(args.preset, console, as_json=args.json)
+        _show_preset(args.preset, console)
         return 0
     from nsa.contract import NSAError
     from nsa.toggles import TOGGLES as TABLE
@@ -206,9 +202,6 @@ def toggles(args: argparse.Namespace, console: Console) -> int:
         for toggle in TABLE.values()
         if not args.names or toggle.name in args.names
     ]
-    if args.json:
-        console.json_document({"schema_version": 1, "note": _WHO_READS, "toggles": rows})
-        return 0
     cells = [
         (
             *(row["name"], _shown(row["value"]), row["source"], row["allowed"]),
@@ -217,8 +210,8 @@ def toggles(args: argparse.Namespace, console: Console) -> int:
         for row in rows
     ]
     header = ("VARIABLE", "IN THIS SHELL*", "FROM", "ALLOWED", "ARM", "REQUIREMENT", "MEANING")
-    console.table(header, cells)
-    console.result(f"* {_WHO_READS}")
+    document = {"schema_version": 1, "note": _WHO_READS, "toggles": rows}
+    console.tell(document, [table_of(header, cells), f"* {_WHO_READS}"])
     return 0
 
 
@@ -233,16 +226,14 @@ def _shown(value: object) -> str:
 @command(
     "print the JSON Schema of run.json, of a run's events, or of a profile",
     json_help="accepted, but a schema is always JSON",
-    arguments=option_table(
-        """
-        document [run|events|profile]  run: run.json (the default); events: a line of
-            `run --output-format json`; profile: a profile's YAML
-        """,
-        document={"choices": ("run", "events", "profile"), "default": "run"},
-    ),
+    options={"document": {"choices": ("run", "events", "profile"), "default": "run"}},
 )
 def schema(args: argparse.Namespace, console: Console) -> int:
     """Print the JSON Schema of a document that this program writes or reads.
+
+    options:
+      document [run|events|profile]  run: run.json (the default); events: a line of
+          `run --output-format json`; profile: a profile's YAML
 
     examples:
       runbook schema > run.schema.json

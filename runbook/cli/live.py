@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -12,10 +12,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
-from runbook.cli._parser import command, option_table
+from runbook.cli._parser import command
 from runbook.cli._runs import folder_of
 from runbook.console import Console
 from runbook.errors import ProgramExit
+from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.launch.watch.detectors import Anomaly
@@ -28,20 +29,6 @@ _REDRAW_S = 2.0
 _SAY_EVERY_S = 30.0
 
 
-_ARGUMENTS = option_table(
-    f"""
-    directory [DIR]  the run's directory, or a run's id (default: {DEFAULT_OUT}/latest)
-    --halt [0|1]     write .HALT on an anomaly (--halt 0: only read; default:
-                     NSA_WATCH_HALT, else 0)
-    --interval S     seconds between readings (default: NSA_WATCH_INTERVAL_S, else 30)
-    --once           read once and stop
-    --stacks         print the Python stack and the last collective of every live rank below DIR,
-                     even of one that hangs, and stop; the run goes on
-    """,
-    halt={"const": "1", "choices": ("0", "1")},
-)
-
-
 def _problems(args: argparse.Namespace) -> list[str]:
     beside = {"--halt": args.halt, "--interval": args.interval, "--once": args.once or None}
     given = [name for name, value in beside.items() if value is not None]
@@ -52,7 +39,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
 @command(
     "look on at a run; --halt stops it if it goes bad, --stacks shows each rank",
     json_help="one JSON document per anomaly on stdout; with --stacks one of all ranks",
-    arguments=_ARGUMENTS,
+    options={"halt": {"const": "1", "choices": ("0", "1")}},
     problems=_problems,
 )
 def watch(args: argparse.Namespace, console: Console) -> int:
@@ -73,6 +60,15 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     frozen rank is read from outside where py-spy is installed. Only processes that carry the
     run's token, or have its heartbeat file open, are touched.
 
+    options:
+      directory [DIR]  the run's directory, or a run's id (default: artifacts/latest)
+      --halt [0|1]     write .HALT on an anomaly (--halt 0: only read; default:
+                       NSA_WATCH_HALT, else 0)
+      --interval S     seconds between readings (default: NSA_WATCH_INTERVAL_S, else 30)
+      --once           read once and stop
+      --stacks         print the Python stack and the last collective of every live rank below DIR,
+                       even of one that hangs, and stop; the run goes on
+
     examples:
       runbook watch artifacts/latest
       runbook watch artifacts/m7c_125m_2xa100_prod --halt 1 --interval 30
@@ -87,7 +83,7 @@ def watch(args: argparse.Namespace, console: Console) -> int:
 
     named = args.directory or Path(DEFAULT_OUT) / LATEST_LINK
     if args.stacks:
-        return _stacks(args, console, named)
+        return _stacks(console, named)
     folder = launch_in(folder_of(named), once=args.once)
     limits = Thresholds.from_variables(os.environ)
     # Whoever looks on changes nothing, unless it is asked for here or in the environment.
@@ -119,7 +115,9 @@ def _look_on(folder: Path, view: _View, interval_s: float) -> int:
         if what := not_watched(place):
             say(f"{launch_name(place)}: {what}, nothing to watch")
         else:
-            view.watch(place, interval_s, partial(followed.has_left, place) if followed else None)
+            view.watch(
+                place, interval_s, partial(followed.has_left, place) if followed else lambda: False
+            )
         place = followed.next(place) if followed else None
         if place is not None:
             say(f"now {launch_name(place)}")
@@ -141,52 +139,53 @@ class _View:
     @property
     def seen(self) -> str:
         """`0 anomalies, 1 row read`."""
-        return f"{_counted(self.count, 'anomaly', 'anomalies')}, {_counted(self.rows, 'row')} read"
+        return f"{how_many(self.count, 'anomaly', 'anomalies')}, {how_many(self.rows, 'row')} read"
 
-    def _screen(self, folder: Path) -> Screen:
-        from runbook.tools.screen import Screen
-        from runbook.tools.watch import Watcher
-
-        return Screen(watcher=Watcher(folder.resolve(), self.limits))
-
-    def _tell(self, screen: Screen, anomaly: Anomaly) -> None:
-        self.count += 1
-        screen.found.append(anomaly)
-        if self._as_json:
-            self.console.json_line(asdict(anomaly))
-        else:
-            self.console.result(anomaly.line())
-
-    def _warn(self, text: str) -> None:
-        self.console.error(f"warning: {text}")
+    def _read(self, screen: Screen, anomalies: Iterable[Anomaly], *, blind: bool) -> None:
+        """What was found and, with `blind`, what is not watched."""
+        for anomaly in anomalies:
+            self.count += 1
+            if self._as_json:
+                self.console.json_line(asdict(anomaly))
+            else:
+                self.console.result(anomaly.line())
+        for text in screen.blind_spots() if blind else ():
+            self.console.error(f"warning: {text}")
 
     def read_once(self, folder: Path) -> None:
         """The screen as it is now."""
-        screen = self._screen(folder)
-        found = screen.watcher.look()
-        screen.found += found
+        from runbook.tools.screen import Screen
+
+        screen = Screen(folder.resolve(), self.limits)
+        found = screen.look()
         for line in [] if self._as_json else screen.lines():
             self.console.result(line)
-        for anomaly in found:
-            self._tell(screen, anomaly)
-        for line in screen.watcher.blind_spots():
-            self._warn(line)
-        self.rows += screen.watcher.monitor.readings.rows_read
+        self._read(screen, found, blind=True)
+        self.rows += screen.monitor.readings.rows_read
         self.console.progress(f"read {folder} once; {self.seen}")
 
-    def watch(self, folder: Path, interval_s: float, left: Callable[[], bool] | None) -> None:
-        """The screen until the launch is over, or `left`."""
-        screen = self._screen(folder)
-        screen.watcher.run(
-            interval_s=interval_s,
-            tell=partial(self._tell, screen),
-            warn=self._warn,
-            show=_shower(self.console, screen),
-            left=left or (lambda: False),
-        )
+    def watch(self, folder: Path, interval_s: float, left: Callable[[], bool]) -> None:
+        """The screen until the launch is over, or `left` although no rank has said its end.
+
+        What is not watched is told once it trains or is over.
+        """
+        from runbook.tools.screen import Screen
+
+        screen = Screen(folder.resolve(), self.limits)
+        show = _shower(self.console, screen)
+        screen.ranks.update()
+        while True:
+            over = screen.over or left()
+            self._read(screen, screen.look(), blind=over or screen.trains)
+            if screen.over and not over:
+                continue  # what it wrote last is read before its end is shown
+            show()
+            if over:
+                break
+            screen.ranks.wait(interval_s)
         if self.console.is_live:
             self.console.progress("")
-        self.rows += screen.watcher.monitor.readings.rows_read
+        self.rows += screen.monitor.readings.rows_read
 
 
 def _shower(console: Console, screen: Screen) -> Callable[[], None]:
@@ -197,29 +196,22 @@ def _shower(console: Console, screen: Screen) -> Callable[[], None]:
         nonlocal said_at
         if console.is_live:
             console.draw(*screen.lines())
-        elif monotonic() - said_at >= _SAY_EVERY_S or screen.watcher.over:
+        elif monotonic() - said_at >= _SAY_EVERY_S or screen.over:
             said_at = monotonic()
             console.progress(screen.status())
 
     return show
 
 
-def _counted(count: int, one: str, more: str = "") -> str:
-    return f"{count} {one if count == 1 else more or f'{one}s'}"
-
-
-def _stacks(args: argparse.Namespace, console: Console, named: Path) -> int:
+def _stacks(console: Console, named: Path) -> int:
     from runbook.tools.screen import folders_of_ranks
     from runbook.tools.watch import live_stacks
 
     folders = folders_of_ranks(folder_of(named))
     found = [(folder, stack) for folder in folders for stack in live_stacks(folder)]
-    if args.json:
-        rows = [asdict(stack) | {"run_dir": str(folder)} for folder, stack in found]
-        console.json_document({"schema_version": 1, "ranks": rows})
-    else:
-        for folder, stack in found:
-            console.result(*_stack_lines(folder, stack))
+    rows = [asdict(stack) | {"run_dir": str(folder)} for folder, stack in found]
+    lines = [line for one in found for line in _stack_lines(*one)]
+    console.tell({"schema_version": 1, "ranks": rows}, lines)
     if found:
         answered = all(stack.stack for _, stack in found)
         return ProgramExit.GO if answered else ProgramExit.NO_GO

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command, number_type, option_table
+from runbook.cli._parser import command, number_type
 from runbook.cli._runs import find_run
-from runbook.console import Console
+from runbook.console import Console, table_of
 from runbook.errors import ProgramExit, RunbookError, UsageError
 
 if TYPE_CHECKING:
-    from runbook.tools.triage import StepResult, Triage
+    from runbook.tools.triage import StepResult
     from runbook.tools.triage_target import Target
 
 
@@ -27,26 +27,9 @@ _EXIT = {
 }
 
 
-_ARGUMENTS = option_table(
-    """
-    target [RUN|CONFIG]  default: the newest run
-    --dry-run            show the steps; start nothing
-    --floor TOK_S        triage low throughput: this many tok/s are fast enough (default: none)
-    --ranks N            ranks for a config (default: 2)
-    --profile NAME|FILE  ranks and variables for a config; without RUN|CONFIG, also the config
-                         (default: none)
-    --set KEY=VALUE      a variable or config key that every try has, as for `runbook run`;
-                         repeatable (default: none)
-    --steps N            steps of each try (default: 30, or past the failing step)
-    --out DIR
-    """,
-    floor=number_type(above=0),
-)
-
-
 @command(
     "run the failing command again with one change at a time, until it works",
-    arguments=_ARGUMENTS,
+    options={"floor": number_type(above=0)},
 )
 def triage(args: argparse.Namespace, console: Console) -> int:
     """Run the failing command unchanged, then with one change at a time, in the order of the
@@ -54,6 +37,18 @@ def triage(args: argparse.Namespace, console: Console) -> int:
     the failure go away. A change that helps is repeated, in turn with the command as it was,
     until chance would hardly look so. RUN|CONFIG is a run's folder or id (its first failed launch
     is taken), a launch's directory, or a trainer config.
+
+    options:
+      target [RUN|CONFIG]  default: the newest run
+      --dry-run            show the steps; start nothing
+      --floor TOK_S        triage low throughput: this many tok/s are fast enough (default: none)
+      --ranks N            ranks for a config (default: 2)
+      --profile NAME|FILE  ranks and variables for a config; without RUN|CONFIG, also the config
+                           (default: none)
+      --set KEY=VALUE      a variable or config key that every try has, as for `runbook run`;
+                           repeatable (default: none)
+      --steps N            steps of each try (default: 30, or past the failing step)
+      --out DIR
 
     examples:
       runbook triage                        the newest run
@@ -67,7 +62,7 @@ def triage(args: argparse.Namespace, console: Console) -> int:
 
     target = _target(args, console)
     if args.dry_run:
-        _show_steps(console, target, as_json=args.json)
+        _show_steps(console, target)
         return 0
     out = (args.out / f"triage-{utc_stamp()}").resolve()
     console.progress(f"triage of {target.why}; evidence in {out}")
@@ -77,7 +72,9 @@ def triage(args: argparse.Namespace, console: Console) -> int:
 
     with stop_on_signals(StopRequest()) as stop:
         triage = run_steps(target, out, stop=stop, tell=tell)
-    _show(console, triage, as_json=args.json)
+    rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.steps]
+    table = table_of(("STEP", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)
+    console.tell(triage.document(), [table, f"finding: {triage.finding}", *triage.exports])
     return _EXIT[triage.outcome]
 
 
@@ -124,9 +121,9 @@ def _path(text: str | None, out: Path) -> Path:
         return find_run(text, out)
 
 
-def _show_steps(console: Console, target: Target, *, as_json: bool) -> None:
+def _show_steps(console: Console, target: Target) -> None:
     from runbook.launch.command import pasteable
-    from runbook.tools.triage_steps import STEPS, applied
+    from runbook.tools.triage_steps import AS_IT_WAS, STEPS, applied
 
     rows = []
     for number, step in enumerate(STEPS[target.symptom], start=1):
@@ -136,23 +133,11 @@ def _show_steps(console: Console, target: Target, *, as_json: bool) -> None:
             {"step": number, "name": step.name, "title": step.title, "source": step.source}
             | {"command": pasteable(launch).line, "note": skipped}
         )
-    if as_json:
-        console.json_document({"schema_version": 1, "symptom": target.symptom, "steps": rows})
-        return
-    first = pasteable(applied(None, target.launch, name="as_it_was", steps=target.steps))
-    console.result(f"triage of {target.why} ({target.symptom})")
-    for note in first.notes:
-        console.result(f"every try {note}")
-    console.result("0. the command as it was [it has to fail again]", f"   {first.line}")
+    first = pasteable(applied(AS_IT_WAS, target.launch, name="as_it_was", steps=target.steps))
+    lines = [f"triage of {target.why} ({target.symptom})"]
+    lines += [f"every try {note}" for note in first.notes]
+    lines += ["0. the command as it was [it has to fail again]", f"   {first.line}"]
     for row in rows:
-        heading = f"{row['step']}. {row['title']} [{row['source']}]"
-        console.result(heading, f"   {row['note'] or row['command']}")
-
-
-def _show(console: Console, triage: Triage, *, as_json: bool) -> None:
-    if as_json:
-        console.json_document(triage.document())
-        return
-    rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.steps]
-    console.table(("STEP", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)
-    console.result(f"finding: {triage.finding}", *triage.exports)
+        lines.append(f"{row['step']}. {row['title']} [{row['source']}]")
+        lines.append(f"   {row['note'] or row['command']}")
+    console.tell({"schema_version": 1, "symptom": target.symptom, "steps": rows}, lines)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
-from runbook.cli._parser import CommandParser, command, number_type, option_table, whole_type
-from runbook.console import Console
+from runbook.cli._parser import command, number_type, whole_type
+from runbook.console import Console, table_of
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.records.own_trainer import OwnTrainer
-    from runbook.tools.drill import Fault
     from runbook.tools.drill.runner import DrillReport, DrillRow
 
 
@@ -26,42 +24,21 @@ _HEAD = """\
 """
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    option_table(
-        """
-        --trainer COMMAND  the command as you type it, in quotes; its steps, ranks and output folder
-            are found by their usual flags, or where you put {steps}, {ranks}, {out} (default: none,
-            needed)
-        """,
-        trainer={"required": True},
-    )(parser)
-    option_table(
-        """
-        --tokens-per-rank N  tokens (or samples) that one rank reads in one optimizer step
-            (default: none; this or --tokens-per-step is needed)
-        --tokens-per-step N  tokens of all ranks together, where the batch does not grow with them
-            (default: none)
-        """
-    )(parser.add_mutually_exclusive_group(required=True))
-    option_table(
-        """
-        --name NAME         what to call it (default: after its script)
-        --profile NAME      the shipped profile of the machine that it extends (default: auto)
-        --ranks N           ranks (default: the profile's)
-        --steps N           steps of each of its two starts (default: 30)
-        --within SECONDS    seconds that one start may take (default: 120)
-        --heartbeats PATH:FIELD  JSON lines that each rank writes, such as
-            '{out}/alive_{rank}.jsonl:step' (default: none)
-        --out DIR           where the probe is kept (default: artifacts)
-        """,
-        profile="auto",
-        steps={"type": whole_type(at_least=5), "default": 30},
-        within={"type": number_type(above=0), "default": 120.0},
-    )(parser)
+def _init_problems(args: argparse.Namespace) -> list[str]:
+    given = [one for one in (args.tokens_per_rank, args.tokens_per_step) if one is not None]
+    wanted = "one of --tokens-per-rank and --tokens-per-step is needed"
+    return [] if len(given) == 1 or (args.misread and not given) else [wanted]
 
 
 @command(
-    "write a profile for a trainer of your own, from a probe of seconds", arguments=_add_arguments
+    "write a profile for a trainer of your own, from a probe of seconds",
+    options={
+        "trainer": {"required": True},
+        "profile": "auto",
+        "steps": {"type": whole_type(at_least=5), "default": 30},
+        "within": {"type": number_type(above=0), "default": 120.0},
+    },
+    problems=_init_problems,
 )
 def init(args: argparse.Namespace, console: Console) -> int:
     """Run a trainer that is not ours for some steps, find the rows that it writes (a .csv, a
@@ -69,16 +46,35 @@ def init(args: argparse.Namespace, console: Console) -> int:
     watches and judges it. What only the trainer's contract can prove is SKIPPED then, and the
     verdict says so.
 
+    options:
+      --trainer COMMAND  the command as you type it, in quotes; its steps, ranks and output folder
+          are found by their usual flags, or where you put {steps}, {ranks}, {out} (default: none,
+          needed)
+      --tokens-per-rank N  tokens (or samples) that one rank reads in one optimizer step
+          (default: none; this or --tokens-per-step is needed)
+      --tokens-per-step N  tokens of all ranks together, where the batch does not grow with them
+          (default: none)
+      --name NAME         what to call it (default: after its script)
+      --profile NAME      the shipped profile of the machine that it extends (default: auto)
+      --ranks N           ranks (default: the profile's)
+      --steps N           steps of each of its two starts (default: 30)
+      --within SECONDS    seconds that one start may take (default: 120)
+      --heartbeats PATH:FIELD  JSON lines that each rank writes, such as
+          '{out}/alive_{rank}.jsonl:step' (default: none)
+      --out DIR           where the probe is kept (default: artifacts)
+
     examples:
       runbook init --tokens-per-rank 4096 --trainer 'torchrun --nproc_per_node=2 t.py --max_steps 9'
       runbook init --tokens-per-step 512 --ranks 2 --trainer 'python t.py --gpus 2 --iters {steps}'
     exit codes: 0 written, 2 wrong usage, or a trainer that does not run or writes nothing
     """
+    import yaml
+
     from runbook.config.load import load_profile
-    from runbook.files import make_new_dir, utc_stamp
+    from runbook.files import make_new_dir, utc_stamp, write_atomic
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.launch.observer import Observer
-    from runbook.machine.detect import detect_profile
+    from runbook.machine.gpu import detect_profile
     from runbook.records.own_trainer import RANKS
     from runbook.tools.own_profile import document_of, run_probe, templated
 
@@ -106,16 +102,17 @@ def init(args: argparse.Namespace, console: Console) -> int:
             stop=stop,
         )
     document = document_of(probe, base=base, ranks=ranks)
-    _write(target, document, _HEAD.format(name=name, steps=args.steps, base=base))
-    if args.json:
-        console.json_document({"schema_version": 1, "profile": str(target), **document})
-        return ProgramExit.GO
+    head = _HEAD.format(name=name, steps=args.steps, base=base)
+    write_atomic(target, head + yaml.safe_dump(document, sort_keys=False, width=100))
     columns = probe.trainer.log.columns
     said = ", ".join(f"{ours} is {theirs}" for ours, theirs in columns.items())
-    for text in (*probe.notes, said or f"pattern: {probe.trainer.log.pattern}"):
-        console.result(text)
-    console.result(f"a step took about {probe.step_s:.2g} s; {len(document['required'])} checks")
-    console.result(f"wrote {target}; read it, then: runbook run --profile ./{target}")
+    told = [
+        *probe.notes,
+        said or f"pattern: {probe.trainer.log.pattern}",
+        f"a step took about {probe.step_s:.2g} s; {len(document['required'])} checks",
+        f"wrote {target}; read it, then: runbook run --profile ./{target}",
+    ]
+    console.tell({"schema_version": 1, "profile": str(target), **document}, told)
     return ProgramExit.GO
 
 
@@ -149,31 +146,12 @@ def _name_of(command: str) -> str:
     return re.sub(r"\W+", "_", script or module or Path(words[0]).name).strip("_").lower()
 
 
-def _write(target: Path, document: object, head: str) -> None:
-    import yaml
-
-    from runbook.files import write_atomic
-
-    write_atomic(target, head + yaml.safe_dump(document, sort_keys=False, width=100))
-
-
 _HEADER = ("FAULT", "NOTICED", "CULPRIT", "SECONDS", "ALLOWED", "EVIDENCE", "ORPHANS", "LOST", "OK")
-
-
-_DRILL = option_table(
-    """
-    --faults LIST  comma-separated names, or all (default)
-    --list         list the faults and stop
-    --out DIR      new folder (default: artifacts/drill-<time>)
-    """,
-    faults="all",
-    out={"default": None},
-)
 
 
 @command(
     "inject faults into real two-rank runs: is each noticed, named and cleaned up?",
-    arguments=_DRILL,
+    options={"faults": "all", "out": {"default": None}},
 )
 def drill(args: argparse.Namespace, console: Console) -> int:
     """Inject each fault into a real run of the trainer on two CPU ranks, with budgets of 3 s:
@@ -181,6 +159,11 @@ def drill(args: argparse.Namespace, console: Console) -> int:
     bad numbers, full memory and disks, torn files, clock jumps, taken ports, killed
     launchers. A row passes if the fault was noticed in time, the right rank was named,
     the evidence is there, no process is left and no written row is lost.
+
+    options:
+      --faults LIST  comma-separated names, or all (default)
+      --list         list the faults and stop
+      --out DIR      new folder (default: artifacts/drill-<time>)
 
     examples:
       runbook drill --list
@@ -195,7 +178,10 @@ def drill(args: argparse.Namespace, console: Console) -> int:
 
     faults = select(args.faults)
     if args.list:
-        _list(console, faults, as_json=args.json)
+        rows = [{"fault": f.name, "title": f.title, "limit_s": f.limit_s} for f in faults]
+        cells = [(f.name, f.status.value, f"{f.limit_s:g} s", f.title) for f in faults]
+        table = table_of(("FAULT", "ENDS AS", "WITHIN", "WHAT IS INJECTED"), cells)
+        console.tell({"schema_version": 1, "faults": rows}, [table])
         return 0
     out = args.out or Path(DEFAULT_OUT) / f"drill-{utc_stamp()}"
     total, done = len(faults), 0
@@ -209,37 +195,23 @@ def drill(args: argparse.Namespace, console: Console) -> int:
 
     with stop_on_signals(StopRequest()) as stop:
         report = run_drill(faults, out.resolve(), stop=stop, on_row=told)
-    _print(console, report, as_json=args.json)
+    _print(console, report)
     if report.interrupted:
         return ProgramExit.INCOMPLETE
     return ProgramExit.GO if report.ok else ProgramExit.NO_GO
 
 
-def _list(console: Console, faults: Sequence[Fault], *, as_json: bool) -> None:
-    if as_json:
-        rows = [{"fault": f.name, "title": f.title, "limit_s": f.limit_s} for f in faults]
-        console.json_document({"schema_version": 1, "faults": rows})
-    else:
-        cells = [(f.name, f.status.value, f"{f.limit_s:g} s", f.title) for f in faults]
-        console.table(("FAULT", "ENDS AS", "WITHIN", "WHAT IS INJECTED"), cells)
-
-
-def _print(console: Console, report: DrillReport, *, as_json: bool) -> None:
+def _print(console: Console, report: DrillReport) -> None:
     summary = report.summary()
-    if as_json:
-        rows = [row.document() for row in report.rows]
-        console.json_document({"schema_version": 1, "summary": summary, "rows": rows})
-        return
-    console.table(_HEADER, [_cells(row) for row in report.rows])
-    for row in report.rows:
-        if not row.ok:
-            console.result(f"{row.fault}: {'; '.join(row.problems)} ({row.cause})")
+    bad = [f"{r.fault}: {'; '.join(r.problems)} ({r.cause})" for r in report.rows if not r.ok]
     text = (
         "{good} of {faults} good ({kinds} kinds); culprit right {culprit_right} of {culprit_of}; "
         "after the threshold {median_over_threshold_s} s median, {max_over_threshold_s} s at most; "
         "{orphans} orphans, {rows_lost} rows lost"
     )
-    console.result(text.format_map(summary))
+    document = {"summary": summary, "rows": [row.document() for row in report.rows]}
+    table = table_of(_HEADER, [_cells(row) for row in report.rows])
+    console.tell({"schema_version": 1, **document}, [table, *bad, text.format_map(summary)])
 
 
 def _cells(row: DrillRow) -> tuple[str, ...]:

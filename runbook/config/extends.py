@@ -119,17 +119,12 @@ def whole_document(
 
 
 def read_mapping(what: str, path: Path) -> dict[str, Any]:
-    """The keys of a YAML file. Raises UsageError where it cannot be read or has none."""
+    """The keys of a YAML file. Raises UsageError, with the path, where it has none, or no text."""
     try:
         text = read_given(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{what} {str(path)!r} cannot be read: {reason}") from error
-    return mapping_of(text, path)
-
-
-def mapping_of(text: str, path: Path) -> dict[str, Any]:
-    """The keys of a YAML document. Raises UsageError, with the path, for any other text."""
     data, problems = load_strict(text)
     if not problems and not isinstance(data, dict):
         problems = [f"expected a mapping of keys, got {type(data).__name__}"]
@@ -188,17 +183,14 @@ def _fields_at(model: Any, location: tuple[int | str, ...]) -> list[str]:
     for part in location:
         if isinstance(model, type) and issubclass(model, BaseModel):
             field = model.model_fields.get(str(part))
-            model = _model_of(field.annotation) if field else None
+            kind: Any = field.annotation if field else None
+            # One that may also be None.
+            either = get_args(kind) if isinstance(kind, UnionType) else ()
+            model = next((one for one in either if one is not type(None)), kind)
         else:
             model = next(iter(get_args(model)[::-1]), None)
     is_model = isinstance(model, type) and issubclass(model, BaseModel)
     return list(model.model_fields) if is_model else []
-
-
-def _model_of(annotation: Any) -> Any:
-    """The model of an annotation that may also be None."""
-    either = get_args(annotation) if isinstance(annotation, UnionType) else ()
-    return next((one for one in either if one is not type(None)), annotation)
 
 
 class Preset(Record):

@@ -63,7 +63,8 @@ class LimitSpec:
     """A limit as a phase declares it. `comparator` reads `value comparator limit`.
 
     `toggle` names the toggle that owns the value, where the trainer's watchdog uses it too: such a
-    limit is set with the toggle and not in a profile.
+    limit is set with the toggle and not in a profile. `timed`: it decides only where the profile
+    lets throughputs decide.
     """
 
     name: str
@@ -72,6 +73,7 @@ class LimitSpec:
     meaning: str
     use: LimitUse = LimitUse.GATE
     toggle: str = ""
+    timed: bool = False
 
     def __post_init__(self) -> None:
         if self.comparator not in _HOLDS:
@@ -81,10 +83,6 @@ class LimitSpec:
     def floor(self) -> bool:
         """Is a higher value the better one?"""
         return self.comparator in (Comparator.AT_LEAST, Comparator.ABOVE)
-
-    def in_force(self, given: LimitValue) -> Limit:
-        """The limit with the value that a profile gives it."""
-        return Limit(spec=self, value=given.value, source=given.source, gated=given.gated)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,12 +110,12 @@ def _unknown_references(profile: Profile) -> list[str]:
 
 def _setting_problems(profile: Profile) -> list[str]:
     """Variables, config keys and arms that `--set` would refuse."""
-    own = {name: one.value for name, one in profile.env.items()}
+    own = profile.variables
     problems = [f"env.{text}" for text in variable_problems(own)]
     phases = registry.phases_of(profile.phases)
     for name, settings in profile.phases.items():
         place = f"phases.{name}"
-        added = {variable: one.value for variable, one in settings.env.items()}
+        added = settings.variables
         # A phase's variables are judged beside the profile's, which a launch sets too.
         known = set(problems)
         problems += [

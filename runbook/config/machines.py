@@ -1,9 +1,8 @@
 """Profiles of GPU machines, made by a rule: the card's data sheet, how many, and what links them.
 
 `a100x2_pcie4` is two A100 80 GB on PCIe generation 4, `h100x8_nvlink` eight H100 modules, `b200x1`
-one B200. `configs/machines/cards.yaml` has what the data sheets say, `gpu.yaml` what all share. The
-floors of what preflight measures are shares of the data sheet: above what half the clock, half the
-memory or half the link could give, below what healthy cards are seen with.
+one B200. `configs/machines/cards.yaml` has what the data sheets say, `gpu.yaml` what all share, and
+the floors of what preflight measures as shares of the data sheet.
 """
 
 from __future__ import annotations
@@ -23,12 +22,6 @@ from runbook.records.measurement import Record
 
 # The most cards of one machine.
 MOST_CARDS = 8
-# Shares of what the specification allows that a healthy card is above.
-_MATMUL, _COPY, _HOST, _NVLINK, _PCIE = 0.55, 0.70, 0.54, 0.20, 2 / 9
-# Cards on PCIe that share a switch or a root port with others get about half of a link.
-_SHARED = 2
-# Requirement L7: 60 GB of the 80 of a card.
-_MEMORY = 0.75
 # The data sheet's peak over a measured product, which is 75 to 85 % of it.
 _OF_PRODUCT = 1.2
 
@@ -95,15 +88,20 @@ def seen_as(names: Sequence[str], generations: Sequence[int | None]) -> str | No
 
 
 def _machine(name: str, key: str, count: int, link: str) -> dict[str, Any]:
-    card = cards()[key]
-    parts = _parts()
+    card, parts = cards()[key], _parts()
+    generation = int(link[4:]) if link.startswith("pcie") else None
     document = merged(with_preset(parts["every"], "gpu.yaml"), _of_card(name, card, count, link))
+    fitting = ["one"] if count == 1 else [link[:4] if generation else link, link]
+    fitting += ["pcie_shared"] if generation and count > 2 else []
     left_out: list[str] = []
-    for key in ("one",) if count == 1 else (link[:4] if link.startswith("pcie") else link, link):
-        part = dict(parts.get(key, {}))
+    for fit in dict.fromkeys(fitting):
+        part = dict(parts.get(fit, {}))
         left_out += part.pop("not_required", ())
         document = merged(document, part)
     document["required"] = [one for one in document["required"] if one not in left_out]
+    document["limits"] = {
+        name: _of_rate(limit, card, generation) for name, limit in document["limits"].items()
+    }
     return document
 
 
@@ -135,7 +133,7 @@ def _of_card(name: str, card: Card, count: int, link: str) -> dict[str, Any]:
         "title": f"{count} x {card.title}" + (f", {how}" if count > 1 else ""),
         "ranks": count,
         "hardware": _hardware(card, count, generation),
-        "limits": _limits(card, count, generation),
+        "limits": _limits(card, count),
     }
     if count <= 2:
         return document
@@ -182,62 +180,42 @@ def _hardware(card: Card, count: int, generation: int | None) -> dict[str, Any]:
     }
 
 
-def _limits(card: Card, count: int, generation: int | None) -> dict[str, Any]:
+def _limits(card: Card, count: int) -> dict[str, Any]:
     floor = card.mfu_floor[count > 1]
-    half_clock = 0.85 * card.at_highest_clock / 2 / card.tflops
+    of_ceiling = "choice: {:g} times mfu_floor; a measured product is 75 to 85 % of the peak"
     return {
-        "memory_gib": _cut(
-            _MEMORY * card.memory_gib, f"requirement L7, 60 of 80 GB: {100 * _MEMORY:.0f} %"
-        ),
         "mfu_floor": {"value": floor, "source": card.mfu_source},
         "mfu_of_ceiling": {
             "value": round(floor * _OF_PRODUCT, 3),
-            "source": f"choice: {_OF_PRODUCT:g} times mfu_floor; a measured product is 75 to 85 % "
-            "of the peak",
+            "source": of_ceiling.format(_OF_PRODUCT),
         },
-        "ceiling_matmul_tflops": _cut(
-            _MATMUL * card.tflops,
-            f"choice: {100 * _MATMUL:.0f} % of the {card.tflops:g} of the data sheet (dense bf16); "
-            f"healthy cards reach 70 to 85 %, of half the clock at most {100 * half_clock:.0f} %",
-        ),
-        "ceiling_memory_gb_s": _cut(
-            _COPY * card.copy_gb_s[0],
-            f"choice: {100 * _COPY:.0f} % of the data sheet's {card.copy_gb_s[0]:,.0f} GB/s; a "
-            "copy on a healthy card reaches 85 to 90 %",
-        ),
-        "ceiling_host_gb_s": _host_floor(card, generation),
-        "ceiling_all_reduce_gb_s": _exchange_floor(card, count, generation),
     }
 
 
-def _host_floor(card: Card, generation: int | None) -> dict[str, Any]:
+def _of_rate(limit: dict[str, Any], card: Card, generation: int | None) -> dict[str, Any]:
+    """A limit that is a share of a rate of the card, as a value.
+
+    Cut down to two digits and a half, from 1,000 on to tens.
+    """
+    if "share" not in limit:
+        return limit
     host = generation or card.host_pcie[0]
-    which = "" if generation else "; which link the host has is not asked here"
-    return _cut(
-        _HOST * _pcie(host),
-        f"choice: {100 * _HOST:.0f} % of the {_pcie(host):g} GB/s of PCIe {host}.0 x16{which}; a "
-        "healthy link reaches 80 to 87 %, one of half the width at most 50 %",
+    rates = {
+        "memory_gib": card.memory_gib,
+        "tflops": card.tflops,
+        "copy": card.copy_gb_s[0],
+        "host": _pcie(host),
+        "link": _pcie(host) if generation else card.nvlink_gb_s / 2,
+    }
+    share, most = limit["share"], rates[limit["of"]]
+    step = min(10, 10 ** (math.floor(math.log10(share * most)) - 1) / 2)
+    told = limit["source"].format(
+        share=f"{100 * share:.0f}",
+        most=most,
+        host=host,
+        half_clock=100 * 0.85 * card.at_highest_clock / 2 / card.tflops,
     )
-
-
-def _exchange_floor(card: Card, count: int, generation: int | None) -> dict[str, Any]:
-    if count == 1:
-        return {"value": 0, "source": "not used: one rank exchanges nothing"}
-    if generation:
-        share, most = _PCIE / (1 if count == 2 else _SHARED), _pcie(generation)
-        told = (
-            f"PCIe {generation}.0 x16: healthy pairs reach 30 to 60 %, of half the width 15 to 30 %"
-        )
-    else:
-        share, most = _NVLINK, card.nvlink_gb_s / 2
-        told = "NVLink in one direction: the links that join two cards of a board of four are 33 %"
-    return _cut(share * most, f"choice: {100 * share:.0f} % of the {most:g} GB/s of {told}")
-
-
-def _cut(value: float, source: str) -> dict[str, Any]:
-    """Cut down to two digits and a half, from 1,000 on to tens."""
-    step = min(10, 10 ** (math.floor(math.log10(value)) - 1) / 2)
-    return {"value": round(math.floor(value / step + 1e-9) * step, 6), "source": source}
+    return {"value": round(math.floor(share * most / step + 1e-9) * step, 6), "source": told}
 
 
 def _pcie(generation: int) -> float:

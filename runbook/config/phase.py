@@ -64,7 +64,7 @@ class Judgement:
     `remedies` and `first_commands` are those of `PhaseRecord`.
     """
 
-    checks: Sequence[Check]
+    checks: Sequence[Check] = ()
     measurements: Sequence[Measurement] = ()
     tables: Sequence[Table] = ()
     series: Sequence[Series] = ()

@@ -17,6 +17,7 @@ from nsa.toggles import PREFIX, meaning, safe_mode_changes
 from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.config.settings import (
     Settings,
+    environment_notes,
     is_passed_on,
     is_variable,
     may_be_set,
@@ -210,7 +211,7 @@ def told(
     settings: Mapping[str, str], sources: Mapping[str, str], profile: Mapping[str, str]
 ) -> Iterator[str]:
     """Each setting with its source and what it replaces of profile and config, in words."""
-    notes = {row.name: row.note for row in torch_env.plan(settings, uses_nccl=True)[0]}
+    notes = environment_notes(settings, uses_nccl=True)
     for one in given(settings, sources, profile):
         parts = [one.source]
         if one.before is not None:
@@ -219,8 +220,7 @@ def told(
                 if one.as_in_profile
                 else f"the {one.owner} has {one.before}"
             )
-        note = notes.get(one.name) or unknown_note(one.name)
-        parts += [note] if note else []
+        parts += [notes[one.name]] if one.name in notes else []
         yield f"{one.text} ({', '.join(parts)})"
 
 

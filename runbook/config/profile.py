@@ -154,6 +154,11 @@ class PhaseSettings(Sparse):
     source: str = Field(min_length=1)
     stage: Stage | None = None
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of the phase as an environment."""
+        return {name: one.value for name, one in self.env.items()}
+
 
 class PlanNote(Record):
     """The plan that a profile was given: its name, and its phases in running order.
@@ -234,7 +239,9 @@ class Profile(Sparse):
 
     def limit(self, spec: LimitSpec) -> Limit:
         """The limit in force; every phase's limits are checked when a profile is loaded."""
-        return spec.in_force(self.limits[spec.name])
+        given = self.limits[spec.name]
+        gated = given.gated and (self.throughput_gated or not spec.timed)
+        return Limit(spec=spec, value=given.value, source=given.source, gated=gated)
 
     def cost(self, seconds: float, gpu_hour_price: float) -> float:
         """What these seconds cost on its devices, in the currency of the price."""

@@ -106,9 +106,9 @@ def reports() -> Mapping[str, Report]:
     return {entry.name: entry.load() for entry in installed(REPORT_GROUP)}
 
 
-def report_names() -> tuple[str, ...]:
-    """The names that `--format` takes, without loading a report."""
-    return tuple(entry.name for entry in installed(REPORT_GROUP))
+def names(group: str) -> tuple[str, ...]:
+    """The names of a group, such as `--format` takes, without loading any of them."""
+    return tuple(entry.name for entry in installed(group))
 
 
 def page(name: str, _: type[Shown]) -> Callable[[Shown], str]:

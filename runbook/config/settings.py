@@ -223,7 +223,6 @@ def _value_problem(name: str, kind: Any, value: Scalar) -> str:
 
 _HEADERS = "include/torch/csrc/distributed/c10d"
 _FAMILY = re.compile(r"\bTORCH_(?:NCCL|FR)_[A-Z0-9_]+\b")
-_FAMILY_PREFIXES = ("TORCH_NCCL_", "TORCH_FR_")
 
 
 def torch_variables(torch_home: Path | None = None) -> frozenset[str]:
@@ -251,7 +250,7 @@ def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list
 
 def torch_variable_problems(environ: Mapping[str, str]) -> list[str]:
     """The TORCH_NCCL_* and TORCH_FR_* among these that the installed torch does not read."""
-    asked = sorted(name for name in environ if name.startswith(_FAMILY_PREFIXES))
+    asked = sorted(name for name in environ if name.startswith(NCCL_FAMILIES[1:]))
     read = torch_variables() if asked else frozenset()
     known = {*read, *torch_env.TORCH_VARIABLES}
     return [
@@ -261,12 +260,12 @@ def torch_variable_problems(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> list[str]:
-    """What becomes of variables that are set under an old name or to a harmful value."""
+def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> dict[str, str]:
+    """What becomes of each variable that is set under an old name or to a harmful value."""
     rows, _ = torch_env.plan(environ, uses_nccl=uses_nccl)
     notes = {row.name: row.note for row in rows}
     notes |= {name: unknown_note(name) for name in sorted(environ) if name not in notes}
-    return [f"{name}={environ[name]}: {note}" for name, note in notes.items() if note]
+    return {name: note for name, note in notes.items() if note}
 
 
 @cache

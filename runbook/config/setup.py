@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from pydantic import Field
 from runbook.config.extends import is_file, read_mapping, validated
 from runbook.config.load import load_profile_document
 from runbook.config.phase import Phase, PlanContext
-from runbook.config.precedence import with_config
+from runbook.config.precedence import with_config, words
 from runbook.config.profile import Profile
 from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings
@@ -77,7 +78,6 @@ class RunOptions(Invocation):
 class Setup:
     """Options resolved: the profile, the settings, the phases in running order.
 
-    `planned` are their launches as far as they are known before anything ran, for estimates.
     `refused` says why the plan may not be started; it can still be shown.
     `package` is the digest of the package under test as the run began, `package_path` its folder.
     """
@@ -86,7 +86,6 @@ class Setup:
     profile: Profile
     settings: Settings
     phases: tuple[Phase, ...]
-    planned: tuple[Launch, ...] = ()
     refused: str = ""
     package: str = ""
     package_path: str = ""
@@ -94,8 +93,6 @@ class Setup:
     def context(self, choices: Mapping[str, str]) -> PlanContext:
         """What a phase plans and judges with, given what earlier phases chose."""
         options = self.options
-        # In the words that the record keeps, so that judging again prints the same commands.
-        words = tuple(f"{name}={text}" for name, text in self.settings.texts().items())
         return PlanContext(
             profile=self.profile,
             toggles=self.settings.toggles,
@@ -104,7 +101,8 @@ class Setup:
             **{name: getattr(options, name) for name in _OF_A_PHASE},
             package=self.package,
             package_path=self.package_path,
-            invocation=replace(options.invocation(), settings=words),
+            # In the words that the record keeps, so that judging again prints the same commands.
+            invocation=replace(options.invocation(), settings=words(self.settings)),
         )
 
     @property
@@ -135,6 +133,11 @@ class Setup:
         context = self.context({})
         of_nodes = [check for phase in self.phases for check in phase.needed_on_nodes(context)]
         return tuple(dict.fromkeys((*self.profile.required, *extra, *of_nodes)))
+
+    @cached_property
+    def planned(self) -> tuple[Launch, ...]:
+        """Their launches as far as they are known before anything ran, for estimates."""
+        return tuple(launch for _, launches in self.plan() for launch in launches)
 
     def plan(self) -> list[tuple[Phase, list[Launch]]]:
         """Each phase with its launches, as far as they are known before anything ran."""
@@ -174,13 +177,6 @@ class Setup:
         """The digest of that document."""
         text = json.dumps(self.profile_document(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-def with_launches(setup: Setup) -> Setup:
-    """The setup with the launches of its phases."""
-    context = setup.context({})
-    launches = tuple(launch for phase in setup.phases for launch in phase.plan(context))
-    return replace(setup, planned=launches)
 
 
 def phase_problems(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:
@@ -224,11 +220,6 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         package=record.environment.get(PACKAGE, ""),
         package_path=record.environment.get(PACKAGE_PATH, ""),
     )
-
-
-def setup_to_resume(record: RunRecord) -> Setup:
-    """The setup of a run that goes on, with its plan."""
-    return with_launches(setup_of_record(record))
 
 
 class Nightly(Record):

@@ -16,7 +16,7 @@ from runbook.config.registry import report_files, select
 from runbook.config.setup import Setup
 from runbook.errors import UsageError
 from runbook.folder import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
-from runbook.folder.journal import Event, Journal
+from runbook.folder.journal import Journal
 from runbook.records import LaunchStatus, PhaseRecord, RunRecord
 from runbook.records.outcome import satisfies
 from runbook.records.run import Repeated
@@ -138,7 +138,8 @@ def repeat(journal: Journal, before: PhaseRecord, *, only_unfinished: bool = Fal
     ended = [one.launch for one in before.launches if one.result.attempts]
     worst = min(before.checks, key=lambda check: check.outcome.rank, default=None)
     folder = ended[-1].run_dir if kept else before.name
-    number = 1 + sum(_of(event, before.name) for event in journal.events)
+    events = [one for one in journal.events if one["event"] == "phase_repeated"]
+    number = 1 + sum(one["phase"] == before.name for one in events)
     journal.append(
         "phase_repeated",
         sync=True,
@@ -151,10 +152,6 @@ def repeat(journal: Journal, before: PhaseRecord, *, only_unfinished: bool = Fal
             folder=f"{folder}.{_WORD}{number}",
         ).model_dump(mode="json"),
     )
-
-
-def _of(event: Event, phase: str) -> bool:
-    return bool(event["event"] == "phase_repeated" and event["phase"] == phase)
 
 
 def keep_aside(run_root: Path, journal: Journal, phases: Sequence[Phase]) -> None:

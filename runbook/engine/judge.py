@@ -61,14 +61,27 @@ def missing_phases(
     for name in required:
         if name not in present:
             absent.setdefault(name.partition(".")[0], []).append(name)
-    ran = {phase.name: phase for phase in phases}
+    ran = {phase.name for phase in phases}
     records = []
     for phase, names in absent.items():
-        rerun = invocation.line([phase])
-        if phase in asked_for or phase in ran:
-            rows = _unanswered(phase, names, ran, interrupted, rerun)
-        else:
-            rows = tuple(_left_out(name, rerun) for name in names)
+        code, reason, follows = Reason.NOT_RUN, "the run has not come to this phase", THE_RUN
+        if phase in ran:
+            code, reason, follows = Reason.HARNESS_ERROR, "the phase ended without this row", ""
+        elif phase not in asked_for:
+            code, reason, follows = Reason.NOT_ASKED_FOR, "this phase was not asked for", phase
+        elif interrupted:
+            code = Reason.INTERRUPTED
+            reason = f"the run was interrupted by {interrupted} before this phase"
+        left_out = code is Reason.NOT_ASKED_FOR
+        said = {
+            "outcome": Outcome.SKIPPED if left_out else Outcome.INCOMPLETE,
+            "code": code,
+            "reason": reason,
+            "remedy": "" if left_out else "run this phase, or continue the run with --resume",
+            "rerun": invocation.line([phase]),
+            "follows": follows,
+        }
+        rows = tuple(missing_row(name, **said) for name in names)
         title, source = known.get(phase, (phase, "the profile"))
         records.append(
             PhaseRecord(
@@ -76,49 +89,6 @@ def missing_phases(
             )
         )
     return records
-
-
-def _left_out(name: str, rerun: str) -> Check:
-    """The row of a check whose phase was not asked for."""
-    return missing_row(
-        name,
-        outcome=Outcome.SKIPPED,
-        code=Reason.NOT_ASKED_FOR,
-        reason="this phase was not asked for",
-        remedy="",
-        rerun=rerun,
-        follows=name.partition(".")[0],
-    )
-
-
-def _unanswered(
-    phase: str,
-    names: Sequence[str],
-    ran: Mapping[str, PhaseRecord],
-    interrupted: str,
-    rerun: str,
-) -> tuple[Check, ...]:
-    """Rows that a phase which was asked for never gave."""
-    code, reason = _why(phase, ran, interrupted)
-    return tuple(
-        missing_row(
-            name,
-            code=code,
-            reason=reason,
-            remedy="run this phase, or continue the run with --resume",
-            rerun=rerun,
-            follows="" if phase in ran else THE_RUN,
-        )
-        for name in names
-    )
-
-
-def _why(phase: str, ran: Mapping[str, PhaseRecord], interrupted: str) -> tuple[Reason, str]:
-    if phase in ran:
-        return Reason.HARNESS_ERROR, "the phase ended without this row"
-    if interrupted:
-        return Reason.INTERRUPTED, f"the run was interrupted by {interrupted} before this phase"
-    return Reason.NOT_RUN, "the run has not come to this phase"
 
 
 def reasons_for(

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from nsa.contract import sha256_of
 from runbook.errors import RunbookError
 from runbook.folder import LAUNCH_JSON
-from runbook.folder.facts import FACTS_FILE, Draft, finish, read_facts, write_facts
-from runbook.launch import StopRequest, run_launch, set_aside
+from runbook.folder.facts import FACTS_FILE, finish, read_facts, write_facts
+from runbook.launch import LaunchOptions, StopRequest, run_launch, set_aside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE, Launcher
 from runbook.launch.observer import Observer
 from runbook.machine.preflight import collect_preflight
@@ -67,12 +67,15 @@ def collect_on_nodes(
     if (run_root / launch.run_dir).exists():
         set_aside(run_root / launch.run_dir, "unfinished")
     observer.note(f"preflight: asks {launch.nodes} node(s)")
-    result = run_launch(
-        launch, run_root, observer=_Quiet(observer), stop=stop, retry=False, launcher=launcher
+    quiet = _Quiet(observer)
+    how = LaunchOptions(
+        run_root=run_root, observer=quiet, stop=stop, retry=False, launcher=launcher
     )
-    if not result.ok:
-        return _unknown(run_root, run_root / launch.run_dir, result), result
-    return _gathered(run_root, run_root / launch.run_dir, launcher), result
+    result = run_launch(launch, how)
+    folder = run_root / launch.run_dir
+    if not result.ok:  # the one fact that is left: why nothing is known
+        return {NODE_NAMES: _names(run_root, folder, None, note=result.cause)}, result
+    return _gathered(run_root, folder, launcher), result
 
 
 class _Quiet(Observer):
@@ -99,11 +102,6 @@ def _gathered(run_root: Path, run_dir: Path, launcher: Launcher) -> dict[str, Fa
     return facts
 
 
-def _unknown(run_root: Path, run_dir: Path, ended: LaunchResult) -> dict[str, Fact]:
-    """The one fact that is left: why nothing is known."""
-    return {NODE_NAMES: _names(run_root, run_dir, None, note=ended.cause)}
-
-
 def _names(run_root: Path, run_dir: Path, value: str | None, *, note: str = "") -> Fact:
     path = run_dir / LAUNCH_JSON
     where = path.relative_to(run_root).as_posix()
@@ -128,7 +126,7 @@ def _clock(folder: Path) -> dict[str, Fact]:
     probe.unlink()
     text = json.dumps({"schema_version": 1, "offset_s": offset_s}, indent=2)
     (folder / _CLOCK).write_text(f"{text}\n", encoding="utf-8")
-    draft = Draft(name="clock.offset_s", value=offset_s, unit="s", file=_CLOCK)
+    draft = Fact(name="clock.offset_s", value=offset_s, unit="s", path=_CLOCK)
     return finish([draft], folder)
 
 

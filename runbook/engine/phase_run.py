@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypedDict
 
 from nsa.contract import LATEST_LINK, link_latest
 from runbook.config.phase import Judgement, Phase
@@ -24,7 +23,14 @@ from runbook.folder.facts import shown_fact, write_facts
 from runbook.folder.journal import Journal
 from runbook.folder.launch.documents import load_of
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.launch import Interrupted, StopRequest, adopt_launch, run_launch, set_aside
+from runbook.launch import (
+    Interrupted,
+    LaunchOptions,
+    StopRequest,
+    adopt_launch,
+    run_launch,
+    set_aside,
+)
 from runbook.launch.launcher_api import Launcher, launcher
 from runbook.launch.observer import Observer
 from runbook.records import (
@@ -38,16 +44,6 @@ from runbook.records import (
 )
 from runbook.records.evidence import Fact, PhaseEvidence
 from runbook.records.run import Ran
-
-
-class _How(TypedDict):
-    """How a launch is run, whether it begins here or is gone on with."""
-
-    observer: Observer
-    stop: StopRequest
-    enough: Callable[[Path], bool] | None
-    retry: bool
-    launcher: Launcher
 
 
 @dataclass(kw_only=True)
@@ -145,10 +141,8 @@ class PhaseRun:
 
     def _collect(self) -> None:
         state = self.state
-        if not state.launcher.here:
-            facts = self._facts_of_nodes()
-        else:
-            facts = self._facts_of_this_machine()
+        here = state.launcher.here
+        facts = self._facts_of_this_machine() if here else self._facts_of_nodes()
         with state.stop.deferred():
             state.facts |= facts
             write_facts(state.run_root, facts)
@@ -194,10 +188,9 @@ class PhaseRun:
         if done is None and state.stop.requested:
             cause = f"interrupted by {state.stop.requested} before it started"
             done = not_run(cause, follows=THE_RUN)
-        if done is None:
-            done = state.blocked
-        if done is None:
-            done = None if state.setup.options.keep_going else known_end(launch, self.entries)
+        done = done or state.blocked
+        if done is None and not state.setup.options.keep_going:
+            done = known_end(launch, self.entries)
             if done is not None:
                 state.observer.note(f"{self.phase.name}/{launch.name} is not started: {done.cause}")
         settings = state.setup.profile.phases.get(self.phase.name)
@@ -224,15 +217,16 @@ class PhaseRun:
     def _start(self, launch: Launch) -> LaunchResult:
         state = self.state
         run_dir = state.run_root / launch.run_dir
-        how: _How = {
-            "observer": state.observer,
-            "stop": state.stop,
-            "enough": self._enough(launch),
-            "retry": state.setup.options.retry,
-            "launcher": state.launcher,
-        }
+        how = LaunchOptions(
+            run_root=state.run_root,
+            observer=state.observer,
+            stop=state.stop,
+            enough=self._enough(launch),
+            retry=state.setup.options.retry,
+            launcher=state.launcher,
+        )
         if run_dir.exists():  # it belongs to one launch: what a crash left of another is kept
-            left = adopt_launch(launch, state.run_root, **how)
+            left = adopt_launch(launch, how)
             if left is not None:
                 return left
             set_aside(run_dir, "unfinished")
@@ -248,7 +242,7 @@ class PhaseRun:
         if begun is not None and begun.refused:
             state.observer.note(f"{launch.name}: goes on from step {begun.step} ({begun.path})")
         self._link(run_dir)
-        return run_launch(launch, state.run_root, **how, begun=begun)
+        return run_launch(launch, replace(how, begun=begun))
 
     def _link(self, run_dir: Path) -> None:
         """Let `latest` beside the run's folder lead to this launch; no run depends on it."""

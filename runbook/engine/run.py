@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 
 from runbook import __version__
@@ -31,7 +31,7 @@ from runbook.files import make_private_dir, no_folder, not_text, typed_here, utc
 from runbook.folder import EVENTS_FILE, RECORD_FILE
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record
-from runbook.launch import StopRequest, stop_on_signals
+from runbook.launch import stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.inputs import remove_checkouts
 from runbook.launch.observer import Observer
@@ -51,7 +51,7 @@ def create_run_folder(out: Path) -> Path:
     number behind. Raises `UsageError` if the folder cannot be made.
     """
     checkout = git.find_checkout()
-    sha = git.head_sha(checkout) if checkout else None
+    sha = git.commit_of(checkout) if checkout else None
     name = f"{utc_stamp()}-{(sha or 'nogit')[:_SHORT_SHA]}"
     out = out.resolve()
     if why := not_text(str(out)):
@@ -125,7 +125,10 @@ def go_on(state: RunState) -> RunRecord:
         done_s=sum(record.duration_s for record in done.values()),
     )
     state.observer.run_started(state.run_root.name, str(state.run_root), names)
-    with _signals(state.stop), state.part.ends(state.stop):
+    # Python delivers signals to the main thread only; the owner of another has to deal with them.
+    main = threading.current_thread() is threading.main_thread()
+    signals = stop_on_signals(state.stop) if main else nullcontext()
+    with signals, state.part.ends(state.stop):
         try:
             try:
                 _run_phases(state)
@@ -307,10 +310,3 @@ def _known_phases(setup: Setup) -> list[list[str]]:
         **{phase.name: phase for phase in setup.phases},
     }
     return [[phase.name, phase.title, phase.source] for phase in phases.values()]
-
-
-def _signals(stop: StopRequest) -> AbstractContextManager[object]:
-    if threading.current_thread() is threading.main_thread():
-        return stop_on_signals(stop)
-    # Python delivers signals to the main thread only; its owner has to deal with them.
-    return nullcontext()

@@ -31,17 +31,17 @@ def what_ran(evidence: PhaseEvidence) -> tuple[Ran, ...]:
     for launch in evidence.launches.values():
         env = launch.env or {}
         device, effective = env.get("device"), env.get("effective")
-        if isinstance(device, Mapping) and isinstance(effective, Mapping):
+        if device is not None and effective is not None:
             found.append(
                 Ran(
-                    device=_text(device.get("type")),
-                    name=_text(device.get("name")),
+                    device=device.get("type") or "unknown",
+                    name=device.get("name") or "unknown",
                     ranks=_whole(env.get("world_size")),
                     parameters=_whole(effective.get("n_params")),
                     seq_len=_whole(effective.get("seq_len")),
                     global_batch=_whole(effective.get("global_batch")),
                     accumulation=_whole(effective.get("accumulation")),
-                    dtype=_text(effective.get("dtype")),
+                    dtype=effective.get("dtype") or "unknown",
                 )
             )
     return tuple(dict.fromkeys(found))
@@ -95,15 +95,15 @@ def caveats_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> tuple[str, .
         caveats.append(f"CHECKPOINT LOST ({'; '.join(lost)})")
     if cut_off := record.options.get("cut_off"):
         caveats.append(f"CUT OFF ({cut_off})")
-    again = [_repeated(phase) for phase in phases if any(one.started for one in phase.repeated)]
+    # A failure that went away must not look as if it never was.
+    again = [
+        f"{phase.name} after {', '.join(ended)}"
+        for phase in phases
+        if (ended := [one.outcome for one in phase.repeated if one.started])
+    ]
     if again:
         caveats.append(f"REPEATED ({', '.join(again)})")
     return tuple(caveats)
-
-
-def _repeated(phase: PhaseRecord) -> str:
-    """`baseline after FAIL, FAIL`: a failure that went away must not look as if it never was."""
-    return f"{phase.name} after {', '.join(one.outcome for one in phase.repeated if one.started)}"
 
 
 def departures(profile: Profile, settings: Settings) -> list[str]:
@@ -146,10 +146,7 @@ def departures(profile: Profile, settings: Settings) -> list[str]:
 def _given(settings: Settings, base: Profile) -> list[str]:
     """The variables that mean something else than what the shipped profile sets, or leaves."""
     environments = [base.variables]
-    environments += [
-        {**base.variables, **{name: one.value for name, one in phase.env.items()}}
-        for phase in base.phases.values()
-    ]
+    environments += [{**base.variables, **phase.variables} for phase in base.phases.values()]
     return [
         f"{name}={value}"
         for name, value in settings.toggles.items()
@@ -213,8 +210,7 @@ def _of_phases(profile: Profile, base: Profile) -> list[str]:
 
 def _of_variables(profile: Profile, base: Profile) -> list[str]:
     """Variables that the whole profile sets to something else, or no longer."""
-    before = {name: one.value for name, one in base.env.items()}
-    after = {name: one.value for name, one in profile.env.items()}
+    before, after = base.variables, profile.variables
     changed = [f"{name}={value}" for name, value in after.items() if before.get(name) != value]
     return [*changed, *(f"{name} unset" for name in before if name not in after)]
 
@@ -275,10 +271,6 @@ def _workloads(ran: Iterable[Ran]) -> list[str]:
         for (model, dtype), batches in found.items()
     ]
     return [" and ".join(texts)] if texts else []
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else "unknown"
 
 
 def _whole(value: object) -> int:

@@ -76,9 +76,8 @@ def known_end(launch: Launch, entries: Sequence[LaunchEntry]) -> LaunchResult | 
             cause = f"it goes on from {launch.resumes}, which did not finish"
             return not_run(cause, follows=entry.result.follows or entry.launch.id)
     for entry in entries:
-        alike = _same(entry.launch, launch)
         refused = entry.result.status is LaunchStatus.ENVIRONMENT_ERROR
-        if refused or (alike and entry.result.could_not_start):
+        if refused or (entry.result.could_not_start and _same(entry.launch, launch)):
             cause = f"{entry.launch.name} was refused: {entry.result.cause}"
             return not_run(cause, follows=entry.launch.id)
     ended = [
@@ -87,22 +86,15 @@ def known_end(launch: Launch, entries: Sequence[LaunchEntry]) -> LaunchResult | 
         if entry.result.status in _REPEATABLE and _same(entry.launch, launch)
     ]
     for entry in ended:
-        place = _place(entry.result.cause)
-        times = sum(_tries(other) for other in ended if _place(other.result.cause) == place)
-        if times >= (_TWICE if _may_be_an_accident(entry.result) else 1):
+        place, result = _place(entry.result.cause), entry.result
+        alike = [one.result for one in ended if _place(one.result.cause) == place]
+        # A hang is tried again, and it hung both times.
+        times = sum(one.attempts if one.status is LaunchStatus.HUNG else 1 for one in alike)
+        killed = any(rank.signal for rank in result.ranks if rank.rank == result.culprit_rank)
+        if times >= (_TWICE if killed or result.status is LaunchStatus.HUNG else 1):
             cause = f"{entry.launch.name} is the same command and ended badly ({place})"
             return not_run(f"{cause}; see --keep-going", follows=entry.launch.id)
     return None
-
-
-def _tries(entry: LaunchEntry) -> int:
-    """How often the end was seen: a hang is tried again, and it hung both times."""
-    return entry.result.attempts if entry.result.status is LaunchStatus.HUNG else 1
-
-
-def _may_be_an_accident(result: LaunchResult) -> bool:
-    hung = result.status is LaunchStatus.HUNG
-    return hung or any(rank.signal for rank in result.ranks if rank.rank == result.culprit_rank)
 
 
 def _same(first: Launch, second: Launch) -> bool:

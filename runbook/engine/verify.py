@@ -17,28 +17,13 @@ from runbook.config import registry
 from runbook.config.phase import Phase
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_of_record
+from runbook.engine import intact
 from runbook.engine.derive import assemble, render
-from runbook.engine.intact import (
-    differing_fields,
-    fact_problems,
-    journal_problems,
-    planned_problems,
-    profile_problems,
-    unjudged_problems,
-    was_judged,
-)
 from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.files import read_bytes
-from runbook.folder import RECORD_FILE
+from runbook.folder import RECORD_FILE, manifest
 from runbook.folder.facts import read_facts
 from runbook.folder.integrity import folder_problems
-from runbook.folder.manifest import (
-    load_record,
-    record_bytes,
-    record_text,
-    run_files,
-    shown_fingerprint,
-)
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
@@ -65,7 +50,7 @@ def compare_phases(recorded: PhaseRecord, recomputed: PhaseRecord) -> list[str]:
     old, new = recorded.model_dump(mode="json"), recomputed.model_dump(mode="json")
     for field, kind, key in _LISTS:
         problems += _rows(recorded.name, kind, old.pop(field), new.pop(field), key)
-    problems += [f"{recorded.name}.{text}" for text in differing_fields(old, new)]
+    problems += [f"{recorded.name}.{text}" for text in intact.differing_fields(old, new)]
     return problems
 
 
@@ -80,7 +65,9 @@ def _compare_records(recorded: RunRecord, again: RunRecord) -> list[str]:
     old_rest, new_rest = (
         one.model_dump(mode="json", exclude={"phases"}) for one in (recorded, again)
     )
-    return problems + [f"{RECORD_FILE}: {text}" for text in differing_fields(old_rest, new_rest)]
+    return problems + [
+        f"{RECORD_FILE}: {text}" for text in intact.differing_fields(old_rest, new_rest)
+    ]
 
 
 def _rows(
@@ -98,7 +85,7 @@ def _rows(
         return
     for one, other in zip(old, new, strict=True):
         where = one[key] if kind == "check" else f"{phase}: {kind} {one[key]!r}"
-        for text in differing_fields(one, other):
+        for text in intact.differing_fields(one, other):
             yield f"{where}: {text}"
 
 
@@ -141,24 +128,26 @@ def verify_run(
 
     Raises `RunbookError` if there is no readable run.json.
     """
-    record, differences = _load(run_root)
+    record, differences = manifest.load_record(run_root), list[str]()
+    if manifest.record_text(record).encode() != manifest.record_bytes(run_root):
+        differences.append(f"{RECORD_FILE}: not as the runbook wrote it")
     digest = sha256_of(run_root / RECORD_FILE)
     if not digest.startswith(fingerprint.lower()):
-        is_one, asked = map(shown_fingerprint, (digest, fingerprint))
+        is_one, asked = map(manifest.shown_fingerprint, (digest, fingerprint))
         text = f"fingerprint {is_one}, asked for {asked}: not the record that the run ended with"
         differences.append(f"{RECORD_FILE}: {text}")
     differences += folder_problems(run_root, record)
-    differences += journal_problems(run_root, record)
+    differences += intact.journal_problems(run_root, record)
     try:
         setup = setup or setup_of_record(record)
         if phases is None:
             phases = registry.phases_of(setup.profile.phases)
-        differences += profile_problems(record)
+        differences += intact.profile_problems(record)
         again = _judged(record, run_root, setup, phases=phases)
         differences += _compare_records(record, again)
-        differences += planned_problems(record, run_root, setup, phases=phases)
-        differences += unjudged_problems(record, run_root, phases=phases)
-        differences += fact_problems(record, run_root)
+        differences += intact.planned_problems(record, run_root, setup, phases=phases)
+        differences += intact.unjudged_problems(record, run_root, phases=phases)
+        differences += intact.fact_problems(record, run_root)
     except ValueError as error:  # a run.json or facts.json that was edited into nonsense
         differences.append(f"cannot be judged again: {error}")
     except OSError as error:
@@ -171,19 +160,13 @@ def verify_run(
     return Verification(
         run_id=record.run_id,
         fingerprint=digest,
-        files=sum(1 for _ in run_files(run_root)),
+        files=sum(1 for _ in manifest.run_files(run_root)),
         checks=len(record.checks()),
         measurements=sum(len(phase.measurements) for phase in record.phases),
         reports=reports,
         differences=tuple(dict.fromkeys([*differences, *found])),
         notes=tuple(notes),
     )
-
-
-def _load(run_root: Path) -> tuple[RunRecord, list[str]]:
-    record = load_record(run_root)
-    as_written = record_text(record).encode() == record_bytes(run_root)
-    return record, [] if as_written else [f"{RECORD_FILE}: not as the runbook wrote it"]
 
 
 def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[str], list[str]]:
@@ -203,7 +186,9 @@ def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[s
         wanted = render(record, fmt).split("\n")
         if found == wanted:
             continue
-        if _by_this_code(record) or not _says(found, record.said):
+        # Does it have the verdict in these words? As text, whatever the format escapes.
+        says = record.said in html.unescape("\n".join(found)).replace("\\", "")
+        if _by_this_code(record) or not says:
             line = next(
                 (n for n, (a, b) in enumerate(zip(found, wanted, strict=False), 1) if a != b),
                 min(len(found), len(wanted)),
@@ -220,11 +205,6 @@ def _by_this_code(record: RunRecord) -> bool:
     return record.environment.get(CODE) in (None, code_digest())
 
 
-def _says(lines: list[str], said: str) -> bool:
-    """Is the verdict there in these words? As text, whatever the format escapes."""
-    return said in html.unescape("\n".join(lines)).replace("\\", "")
-
-
 def rejudge(
     record: RunRecord, run_root: Path, setup: Setup, *, phases: Mapping[str, Phase]
 ) -> Iterator[tuple[PhaseRecord, PhaseRecord]]:
@@ -239,7 +219,7 @@ def rejudge(
     choices: dict[str, dict[str, str]] = {}
     for old in record.phases:
         phase = phases.get(old.name)
-        if phase is None or not was_judged(old):
+        if phase is None or not intact.was_judged(old):
             yield old, _unjudged(old)
             continue
         chosen, earlier = what_it_reads(phase, choices, evidence)

@@ -9,8 +9,8 @@ lies by then and whatever became of the earlier runs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +23,25 @@ from runbook.files import read_bytes, write_atomic
 from runbook.folder import ACCEPTED_JSON
 from runbook.folder.launch.documents import read_json_object
 from runbook.records.evidence import AcceptedRuns, Fact
+from runbook.records.measurement import first_problem
 
 FACTS_FILE = "facts.json"
 _FACTS = TypeAdapter(dict[str, Fact], config=ConfigDict(extra="forbid"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Draft:
-    """A fact whose file may still grow. None needs a note that says why there is no value."""
-
-    name: str
-    value: str | float | bool | None
-    file: str
-    unit: str = ""
-    note: str = ""
-
-
-def finish(drafts: Iterable[Draft], run_root: Path) -> dict[str, Fact]:
-    """Facts with the digest of the file that holds them.
+def finish(drafts: Sequence[Fact], run_root: Path) -> dict[str, Fact]:
+    """Facts with the digest of the file that holds them, which is whole now.
 
     Raises RuntimeError for a name that occurs twice, or a missing value without its reason.
     """
-    facts: dict[str, Fact] = {}
-    digests: dict[str, str] = {}
+    facts = {draft.name: draft for draft in drafts}
+    if len(facts) < len(drafts):
+        raise RuntimeError(f"two facts have one name among {', '.join(one.name for one in drafts)}")
     for draft in drafts:
-        if draft.name in facts:
-            raise RuntimeError(f"two facts are called {draft.name}")
         if draft.value is None and not draft.note:
             raise RuntimeError(f"fact {draft.name} has no value and no note that says why")
-        if draft.file not in digests:
-            digests[draft.file] = sha256_of(run_root / draft.file)
-        facts[draft.name] = Fact(
-            name=draft.name,
-            value=draft.value,
-            unit=draft.unit,
-            path=draft.file,
-            sha256=digests[draft.file],
-            note=draft.note,
-        )
-    return facts
+    digests = {path: sha256_of(run_root / path) for path in {draft.path for draft in drafts}}
+    return {name: replace(one, sha256=digests[one.path]) for name, one in facts.items()}
 
 
 def write_facts(run_root: Path, facts: Mapping[str, Fact]) -> None:
@@ -78,9 +58,7 @@ def read_facts(run_root: Path) -> dict[str, Fact]:
     try:
         return _FACTS.validate_json(read_bytes(path), strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise RunbookError(f"{path} is damaged: {where}: {first['msg']}") from error
+        raise RunbookError(f"{path} is damaged: {first_problem(error)}") from error
 
 
 def shown_fact(fact: Fact) -> str:
@@ -212,8 +190,6 @@ def read_accepted(run_root: Path, phase: str) -> AcceptedRuns | None:
         try:
             kept = AcceptedRuns.model_validate(document)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            problems.append(f"{ACCEPTED_JSON} has another shape: {place}: {first['msg']}")
+            problems.append(f"{ACCEPTED_JSON} has another shape: {first_problem(error)}")
     found = {"path": f"{phase}/{ACCEPTED_JSON}", "sha256": sha256, "problem": "; ".join(problems)}
     return kept.model_copy(update=found)

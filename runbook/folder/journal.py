@@ -128,8 +128,9 @@ def as_it_writes() -> Iterator[None]:
     except (KeyError, TypeError, AttributeError, ValidationError) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         if isinstance(error, ValidationError):
-            first = error.errors(include_url=False)[0]
-            what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+            from runbook.records.measurement import first_problem
+
+            what = first_problem(error)
         raise RunbookError(
             f"{EVENTS_FILE} holds an event that this program never writes: {what}"
         ) from error

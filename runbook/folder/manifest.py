@@ -17,11 +17,11 @@ from nsa.contract import sha256_of
 from runbook.errors import RunbookError
 from runbook.files import LARGEST_DOCUMENT_BYTES, read_bytes, read_given, write_atomic
 from runbook.folder import MANIFEST_FILE, OWN_FOLDER, RECORD_FILE
-from runbook.records import ArtifactRecord, RunRecord
+from runbook.records import ArtifactRecord, RunRecord, first_problem
 
 # Before a line of the manifest whose name is escaped.
 _ESCAPED = "\\"
-_LINK = ": a symbolic link"
+LINK = ": a symbolic link"
 
 
 def run_files(run_root: Path) -> Iterator[Path]:
@@ -65,7 +65,7 @@ def strange_entries(run_root: Path) -> list[str]:
         if OWN_FOLDER in path.relative_to(run_root).parts[:-1] and not _is_real_folder(path):
             continue
         if path.is_symlink():
-            problems.append(f"{name}{_LINK}")
+            problems.append(f"{name}{LINK}")
         elif path.is_dir():
             if not any(path.iterdir()):
                 problems.append(f"{name}: an empty folder")
@@ -74,40 +74,23 @@ def strange_entries(run_root: Path) -> list[str]:
     return problems
 
 
-def links_in(run_root: Path) -> list[str]:
-    """Links among the entries that no run leaves: what is read through one is no file of it."""
-    return [text for text in strange_entries(run_root) if text.endswith(_LINK)]
-
-
 def _is_real_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _drop_empty_folders(run_root: Path) -> None:
-    """A manifest cannot list a folder, so one that holds nothing is not kept."""
+def write_manifest(run_root: Path) -> Path:
+    """Write the digests of all files of the run; returns the manifest's path."""
+    # It cannot list a folder, so one that holds nothing is not kept.
     for path in sorted(run_root.rglob("*"), reverse=True):
         if _is_real_folder(path) and not any(path.iterdir()):
             path.rmdir()
-
-
-def write_manifest(run_root: Path) -> Path:
-    """Write the digests of all files of the run; returns the manifest's path."""
-    _drop_empty_folders(run_root)
-    lines = [_manifest_line(one.sha256, one.path) for one in artifact_records(run_root)]
-    path = run_root / MANIFEST_FILE
+    path, lines = run_root / MANIFEST_FILE, []
+    for one in artifact_records(run_root):
+        # As sha256sum writes it: a name with a newline or a backslash is escaped, and marked so.
+        shown = one.path.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+        lines.append(f"{'' if shown == one.path else _ESCAPED}{one.sha256}  {shown}\n")
     write_atomic(path, "".join(lines))
     return path
-
-
-def _manifest_line(sha256: str, name: str) -> str:
-    """As sha256sum writes it: a name with a newline or a backslash is escaped, and marked so."""
-    shown = name.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    return f"{'' if shown == name else _ESCAPED}{sha256}  {shown}\n"
-
-
-def _name_of_line(shown: str) -> str:
-    letters = {"n": "\n", "r": "\r"}
-    return re.sub(r"\\(.)", lambda found: letters.get(found[1], found[1]), shown)
 
 
 def read_manifest(path: Path) -> dict[str, str]:
@@ -122,14 +105,15 @@ def read_manifest(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunbookError(f"{path} cannot be read: {reason}") from error
-    wanted = {}
+    wanted, letters = {}, {"n": "\n", "r": "\r"}
     # A name may hold what else ends a line elsewhere.
     lines = text.removesuffix("\n").split("\n") if text else []
     for number, line in enumerate(lines, start=1):
         sha256, separator, name = line.removeprefix(_ESCAPED).partition("  ")
         if not separator or len(sha256) != 64 or "\0" in name:
             raise RunbookError(f"{path}: line {number} is no digest and name")
-        name = _name_of_line(name) if line.startswith(_ESCAPED) else name
+        if line.startswith(_ESCAPED):
+            name = re.sub(r"\\(.)", lambda found: letters.get(found[1], found[1]), name)
         if name in wanted:
             raise RunbookError(f"{path}: line {number} names {name} again")
         wanted[name] = sha256
@@ -170,16 +154,12 @@ def changed_files(
             inside = Path(os.path.realpath(run_root / name)).is_relative_to(run_root.resolve())
             outside = f"{MANIFEST_FILE} names a file outside the run"
             found[name] = "missing" if inside else outside
-        elif sizes and has_grown(path, sizes.get(name, 0)):
+        elif sizes and path.stat().st_size > max(sizes.get(name, 0), LARGEST_DOCUMENT_BYTES):
+            # Larger than any document: no digest of it is worth the time.
             found[name] = f"changed (it has {path.stat().st_size} bytes)"
         elif (digest := sha256_of(path)) != sha256:
             found[name] = f"changed (sha256 {digest[:12]}..., was {sha256[:12]}...)"
     return found
-
-
-def has_grown(path: Path, told: int) -> bool:
-    """Is it larger than it was, and than any document? Then no digest of it is worth the time."""
-    return path.stat().st_size > max(told, LARGEST_DOCUMENT_BYTES)
 
 
 # Enough of a fingerprint that nobody makes another record with the same digits.
@@ -201,10 +181,8 @@ def load_record(folder: Path) -> RunRecord:
     except OSError as error:
         raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the document"
         raise RunbookError(
-            f"{path} is not a run record of this version: {place}: {first['msg']}"
+            f"{path} is not a run record of this version: {first_problem(error)}"
             f" ({error.error_count()} problems in total)"
         ) from error
 

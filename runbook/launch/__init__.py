@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from runbook.launch.launcher import adopt_launch, run_launch, set_aside
 from runbook.launch.observer import Interrupted, StopRequest, stop_on_signals
+from runbook.launch.supervision import LaunchOptions
 from runbook.launch.watch.watchdog import Budgets
 
 __all__ = [
     "Budgets",
     "Interrupted",
+    "LaunchOptions",
     "StopRequest",
     "adopt_launch",
     "run_launch",

@@ -4,77 +4,58 @@ from __future__ import annotations
 
 import json
 import secrets
-import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from nsa.contract import HALT_FILE, ExitCode
 from runbook.files import utc_text, write_atomic
 from runbook.folder import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
 from runbook.folder.launch.documents import read_console
+from runbook.folder.launch.kernel_lines import (
+    XIDS,
+    KernelLine,
+    concerns,
+    describe,
+    is_hardware_fault,
+)
 from runbook.folder.redact import redact_text, redact_variables
 from runbook.launch.command import Command
 from runbook.launch.end import (
-    End,
+    TAIL_LINES,
     classify_plain,
     classify_pytest,
     classify_trainer,
     rank_exits,
+    signal_name,
 )
 from runbook.launch.foreign import ForeignWatch, classify_foreign
-from runbook.launch.incident.bundle import (
-    bundle,
-    collect_stacks,
-    name_culprit,
-    stopped_at,
-    write_summary,
-)
+from runbook.launch.incident.bundle import bundle, stopped_at
 from runbook.launch.inputs import build_environment
-from runbook.launch.kernel_cause import with_kernel_log, with_limits
-from runbook.launch.launcher_api import Aftermath, Launcher, Running, Start
-from runbook.launch.local import Local
-from runbook.launch.observer import Observer, StopRequest
-from runbook.launch.watch.clocks import stood_still
-from runbook.launch.watch.live_status import LiveStatus
+from runbook.launch.launcher_api import Aftermath, Running, Start
+from runbook.launch.supervision import LaunchOptions, Supervision
 from runbook.launch.watch.ranks import RankWatch
-from runbook.launch.watch.watchdog import Budgets, Thresholds, Watchdog
-from runbook.machine.surroundings import free_bytes
-from runbook.records import Begun, Kind, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
+from runbook.machine.surroundings import limit_met
+from runbook.records import End, Kind, Launch, LaunchResult, LaunchStatus, RankExit
 
-_POLL_S = 0.1
 _TOKEN_BYTES = 16
-_TERM_GRACE_S = 2.0
-# After one rank has failed, what the others and torchrun may still take before they are ended.
-_FAILED_GRACE_S = 1.0
-_AGREED_CODES = (ExitCode.SUCCESS, ExitCode.HALTED, ExitCode.NONFINITE, ExitCode.PREEMPTED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttemptOptions:
-    """What every attempt of a launch is given besides the launch itself."""
-
-    run_root: Path
-    machine: Mapping[str, str]
-    budgets: Budgets
-    observer: Observer
-    stop: StopRequest
-    enough: Callable[[Path], bool] | None = None
-    watch: Thresholds | None = None
-    launcher: Launcher = field(default_factory=Local)
-    begun: Begun | None = None
+# Ends that a GPU which fails can have; all others have a cause of their own.
+_MAY_BE_HARDWARE = (
+    LaunchStatus.CRASHED,
+    LaunchStatus.HUNG,
+    LaunchStatus.SILENT,
+    LaunchStatus.TIMED_OUT,
+    LaunchStatus.NON_FINITE,
+    LaunchStatus.HALTED,
+)
 
 
 class Attempt:
     """Runs one command to its end. `run()` is called once."""
 
-    place: Running
-
     def __init__(
-        self, launch: Launch, command: Command, options: AttemptOptions, number: int
+        self, launch: Launch, command: Command, options: LaunchOptions, number: int
     ) -> None:
         self.launch, self.command, self.options = launch, command, options
         self.number, self.token = number, secrets.token_hex(_TOKEN_BYTES)
@@ -82,32 +63,12 @@ class Attempt:
         self.console = self.run_dir / CONSOLE_LOG
         self.started_at = utc_text()
         self.began = time.monotonic()
-        self.watchdog = Watchdog(options.budgets, wanted=launch.voices)
-        self.live_status = LiveStatus(
-            launch,
-            self.run_dir,
-            steps=command.steps,
-            observer=options.observer,
-            watch=options.watch,
-            enough=options.enough,
-        )
-        self.evidence: list[Path] = []
-        self._notes: list[str] = []
-        self._console_size, self._console_grew_at = 0, self.began
-        self._least_free = free_bytes(options.run_root)
-        self._failed_at: float | None = None
+        self.watched = Supervision(launch, options, steps=command.steps)
         self._ended_at = self.began
-        self._ended_with: int | None = None  # stays None if the command is ended from here
-        self._stopped: Stopped | None = None
-
-    def _watch_of(self, launch: Launch) -> RankWatch:
-        if launch.own is not None:
-            return ForeignWatch(self.run_dir, self.token, self.began, launch)
-        return RankWatch(self.run_dir, self.token, self.began)
 
     @classmethod
     def described(
-        cls, launch: Launch, document: Mapping[str, Any], options: AttemptOptions
+        cls, launch: Launch, document: Mapping[str, Any], options: LaunchOptions
     ) -> Attempt:
         """The attempt of an earlier harness, from its launch.json."""
         steps = int(document["steps"])
@@ -127,7 +88,9 @@ class Attempt:
 
     def start(self) -> Start:
         """What the launcher is given."""
-        options = self.options
+        options, where = self.options, (self.run_dir, self.token, self.began)
+        foreign = self.launch.own is not None
+        watch = ForeignWatch(*where, self.launch) if foreign else RankWatch(*where)
         environment = build_environment(
             options.machine,
             self.command.env,
@@ -144,23 +107,18 @@ class Attempt:
             environment=environment,
             run_dir=self.run_dir,
             token=self.token,
-            watch=self._watch_of(self.launch),
+            watch=watch,
         )
 
     def go_on(self, place: Running) -> LaunchResult:
         """Watch what was started to its end; returns when nothing with its token is alive."""
-        self.place = place
         try:
-            end = self._watch_until_end()
+            end = self.watched.until_end(place, token=self.token)
         finally:
             place.stop()
         self._ended_at = time.monotonic()
-        return self._result(end, place.aftermath(hurry=bool(self.options.stop.requested)))
-
-    @property
-    def watch(self) -> RankWatch:
-        """The view of the ranks."""
-        return self.place.watch
+        after = place.aftermath(hurry=bool(self.options.stop.requested))
+        return self._result(end, place, after)
 
     def _describe(self) -> None:
         document = {
@@ -178,183 +136,45 @@ class Attempt:
         document["launch"]["env"] = redact_variables(self.launch.env)
         write_atomic(self.run_dir / LAUNCH_JSON, json.dumps(document, indent=2) + "\n")
 
-    def _watch_until_end(self) -> End | None:
-        """Returns None if the command ended by itself, else why it is being ended."""
-        while True:
-            before_s = self.watch.presence.away_s
-            self.place.wait(_POLL_S)
-            self._back_after(self.watch.presence.away_s - before_s)
-            self.live_status.tell_step(self.watch.ranks)
-            self._least_free = min(self._least_free, free_bytes(self.run_dir))
-            self._ended_with = self.place.poll()
-            if self._ended_with is not None:
-                return None
-            if self.options.stop.requested:
-                return self._interrupted()
-            end = self._lost() or self._overdue(time.monotonic())
-            if end is not None:
-                return end
-            if self._has_failed(time.monotonic()):
-                return self.place.trouble(suspected=True) or self._stuck_at_exit()
-            self._stop_as_planned()
-            self.live_status.look(self.watch.ranks, now=time.monotonic())
-
-    def _back_after(self, away_s: float) -> None:
-        """Give a launch the time again in which this process did not run."""
-        if not away_s:
-            return
-        self._console_grew_at += away_s
-        self._failed_at = None if self._failed_at is None else self._failed_at + away_s
-        said = stood_still(away_s)
-        self._notes.append(said)
-        self.options.observer.note(f"{self.launch.name}: {said}")
-
-    def _stop_as_planned(self) -> None:
-        """Tell it to end, once, when every rank has done the steps after which the plan does."""
-        planned, ranks = self.launch.stop, self.watch.ranks
-        if planned is None or self._stopped is not None or len(ranks) < self.launch.nproc:
-            return
-        if any(state.steps_ended < planned.steps for state in ranks.values()):
-            return
-        last = ranks[max(ranks)]
-        if planned.by == HALT_FILE:
-            write_atomic(self.run_dir / HALT_FILE, f"planned, after {planned.steps} steps\n")
-        elif not self.place.send(last, signal.SIGTERM):
-            return
-        mono = None if last.elsewhere else time.monotonic()
-        step = max(state.last_step or 0 for state in ranks.values())
-        self._stopped = Stopped(step=step, mono=mono)
-        self.options.observer.note(f"{self.launch.name}: {planned.by} at step {step}, as planned")
-
-    def _as_planned(self, end: End, exits: tuple[RankExit, ...]) -> End:
-        """The end; a good one where it was told to end, and every rank ended so."""
-        planned = self.launch.stop
-        if planned is None or self._stopped is None or len(exits) != self.launch.nproc:
-            return end
-        agreed = all(rank.code == planned.code for rank in exits)
-        return End(status=LaunchStatus.COMPLETED) if agreed else end
-
-    def _lost(self) -> End | None:
-        """The place itself failed: its ranks are not to blame."""
-        end = self.place.trouble()
-        if end is not None and self.watch.ranks:
-            self._incident(end.status, end.cause, end.culprit_rank)
-        return end
-
-    def _overdue(self, now: float) -> End | None:
-        ranks = list(self.watch.ranks.values())
-        if self.place.began is None:
-            self._console_grew_at = now
-            return None
-        if now - self.place.began > self.launch.timeout_s + self.watch.presence.away_s:
-            cause = f"timed out after {self.launch.timeout_s:g} s"
-            return self._incident(LaunchStatus.TIMED_OUT, cause, None)
-        if not self.launch.voices or any(s.ended and s.exit_code != 0 for s in ranks):
-            return None  # the peers of a failed rank wait for it; that is no hang of theirs
-        if self.watchdog.find_hang(ranks, now=now) is not None:
-            if (lost := self.place.trouble(suspected=True)) is not None:
-                return lost
-            hang, stacks = name_culprit(
-                self.watchdog,
-                self.run_dir,
-                ranks,
-                self.place,
-                token=self.token,
-            )
-            if isinstance(self.watch, ForeignWatch):
-                hang = self.watch.hang(hang, ranks)
-            told = self.launch.voices == self.launch.nproc
-            culprit = hang.rank if told else None
-            return self._incident(LaunchStatus.HUNG, hang.cause, culprit, stacks, hang.kind)
-        if len(ranks) < self.launch.voices:
-            return self._silent(now)
-        return None
-
-    def _silent(self, now: float) -> End | None:
-        size = self.place.console_bytes()
-        if size != self._console_size:
-            self._console_size, self._console_grew_at = size, now
-        quiet = now - self._console_grew_at
-        if quiet <= self.options.budgets.silence_s:
-            return None
-        missing = sorted(set(range(self.launch.nproc)) - set(self.watch.ranks))
-        cause = f"silent: nothing printed for {quiet:.0f} s and no heartbeat of ranks {missing}"
-        culprit = missing[0] if len(missing) == 1 else None
-        return self._incident(LaunchStatus.SILENT, cause, culprit)
-
-    def _incident(
+    def _with_limits(
         self,
-        status: LaunchStatus,
-        cause: str,
-        culprit: int | None,
-        stacks: list[Path] | None = None,
-        kind: Kind = Kind.NONE,
+        end: End,
+        exits: Sequence[RankExit],
+        child_code: int | None,
+        console: Sequence[str],
+        duration_s: float,
     ) -> End:
-        ranks = list(self.watch.ranks.values())
-        if stacks is None:
-            stacks = collect_stacks(self.run_dir, ranks, self.place)
-        self.options.observer.note(f"{self.launch.name}: {cause}")
-        self.evidence += [*stacks, write_summary(self.run_dir, ranks, cause)]
-        return End(status=status, cause=cause, culprit_rank=culprit, kind=kind)
-
-    def _has_failed(self, now: float) -> bool:
-        """True once a rank has ended badly and the rest has had its time to end as well."""
-        ended = [state for state in self.watch.ranks.values() if state.ended]
-        if not ended:
-            return False
-        if self._failed_at is None:
-            if all(state.exit_code == 0 for state in ended) and len(ended) < self.launch.nproc:
-                return False  # the watchdog sees to those that go on
-            self._failed_at = now
-        agreed = all(state.exit_code in _AGREED_CODES for state in ended)
-        grace = self.options.budgets.exit_s if agreed else _FAILED_GRACE_S
-        return now - self._failed_at > grace
-
-    def _stuck_at_exit(self) -> End | None:
-        """None if a rank failed; a hang if all were done and the command still does not end."""
-        states = list(self.watch.ranks.values())
-        if any(state.exit_code != 0 for state in states):
-            return None
-        waited = f"{self.options.budgets.exit_s:g} s"
-        cause = f"hang at exit: every rank was done, but the command did not end within {waited}"
-        return self._incident(LaunchStatus.HUNG, cause, None)
-
-    def _interrupted(self) -> End:
-        """Ask the ranks to end (never torchrun, which would pass a second signal on)."""
-        for state in self.watch.ranks.values():
-            if not state.ended:
-                self.place.send(state, signal.SIGTERM)
-        deadline = time.monotonic() + (_TERM_GRACE_S if self.watch.ranks else 0.0)
-        while time.monotonic() < deadline and self.place.poll() is None:
-            time.sleep(0.05)
-            self.watch.update()
-        cause = f"interrupted by {self.options.stop.requested}"
-        return End(status=LaunchStatus.INTERRUPTED, cause=cause)
-
-    def _with_node(self, end: End) -> End:
-        """The end with the node of the rank that caused it, where there are several."""
-        node = "" if end.culprit_rank is None else self.place.where(end.culprit_rank)
-        if not node or not end.cause:
+        """The end as the environment's fault, where a limit of the machine made it."""
+        killed = end.kind is Kind.HOST_MEMORY
+        if killed or end.status not in (LaunchStatus.CRASHED, LaunchStatus.OUT_OF_MEMORY):
             return end
-        return replace(end, cause=f"{end.cause}; rank {end.culprit_rank} ran on node {node}")
+        signals = {one.signal for one in exits if one.rank == end.culprit_rank}
+        met = limit_met(
+            end.cause,
+            signals=signals | {signal_name(child_code)},
+            console=console[-TAIL_LINES:],
+            duration_s=duration_s,
+            folder=self.run_dir,
+            least_free=self.watched.least_free,
+        )
+        if not met:
+            return end
+        return replace(end, status=LaunchStatus.ENVIRONMENT_ERROR, cause=f"{met} ({end.cause})")
 
-    @property
-    def _queued_s(self) -> float:
-        """How long it waited to begin, or to be found again, where that is not done at once."""
-        began = None if self.options.launcher.here else self.place.began
-        return 0.0 if began is None else max(0.0, began - self.began)
-
-    def _result(self, end: End | None, after: Aftermath) -> LaunchResult:
-        self.live_status.watch_numbers()
+    def _result(self, end: End | None, place: Running, after: Aftermath) -> LaunchResult:
+        watched, evidence = self.watched, self.watched.evidence
+        watched.live_status.watch_numbers()
         lines, _ = read_console(self.console)
         child_code = after.exit_code
-        states = [state for _, state in sorted(self.watch.ranks.items())]
+        states = [state for _, state in sorted(place.watch.ranks.items())]
+        # It waited to begin, or to be found again, where that is not done at once.
+        began = self.began if self.options.launcher.here else place.began or self.began
         for state in states:
-            state.away_s += self._queued_s
+            state.away_s += max(0.0, began - self.began)
         exits: tuple[RankExit, ...] = ()
         notes: tuple[str, ...] = ()
         if self.launch.has_ranks:
-            own, wanted = self._ended_with, self.launch.nproc
+            own, wanted = watched.ended_with, self.launch.nproc
             exits = rank_exits(states, own, lines)
             end = end or classify_trainer(
                 states,
@@ -365,7 +185,7 @@ class Attempt:
                 console=lines,
                 where=after.node,
             )
-            end = self._as_planned(end, exits)
+            end = watched.as_planned(end, exits)
             end, found, notes = bundle(
                 self.run_dir,
                 states,
@@ -373,18 +193,21 @@ class Attempt:
                 token=self.token,
                 console=lines,
                 load=after.load,
-                where=self.place.where,
+                where=place.where,
             )
-            self.evidence += [path for path in found if path not in self.evidence]
+            evidence += [path for path in found if path not in evidence]
             pids = {state.pid: state.rank for state in states if state.pid is not None}
             end = with_kernel_log(end, after.kernel, slots=after.slots, pids=pids)
-            end = self._with_node(end)
+            node = "" if end.culprit_rank is None else place.where(end.culprit_rank)
+            if node and end.cause:
+                cause = f"{end.cause}; rank {end.culprit_rank} ran on node {node}"
+                end = replace(end, cause=cause)
             if after.kernel:
-                self.evidence.append(self.run_dir / KERNEL_LOG_JSON)
+                evidence.append(self.run_dir / KERNEL_LOG_JSON)
         elif end is None and self.launch.own is not None:
             step = max(state.step for state in states)
             end = classify_foreign(
-                self._ended_with, oom=after.oom, console=lines, step=step, steps=self.launch.steps
+                watched.ended_with, oom=after.oom, console=lines, step=step, steps=self.launch.steps
             )
         elif end is None and self.launch.kind == "collect":
             end = classify_plain(child_code, lines)
@@ -392,16 +215,8 @@ class Attempt:
             junit = (self.run_dir / JUNIT_XML).is_file()
             end = classify_pytest(child_code, junit=junit, console=lines)
         duration_s = round(self._ended_at - self.began, 3)
-        end = with_limits(
-            end,
-            exits,
-            child_code=child_code,
-            console=lines,
-            duration_s=duration_s,
-            folder=self.run_dir,
-            least_free=self._least_free,
-        )
-        files = [self.console, *self.evidence] if end.status is not LaunchStatus.COMPLETED else []
+        end = self._with_limits(end, exits, child_code, lines, duration_s)
+        files = [self.console, *evidence] if end.status is not LaunchStatus.COMPLETED else []
         return LaunchResult(
             status=end.status,
             kind=end.kind,
@@ -416,7 +231,43 @@ class Attempt:
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
             run_token=self.token,
             steps=self.command.steps,
-            notes=(*self._notes, *self.live_status.notes, *notes),
+            notes=(*watched.notes, *watched.live_status.notes, *notes),
             stopped_at=stopped_at(self.run_dir, end),
-            stopped=self._stopped,
+            stopped=watched.stopped,
         )
+
+
+def with_kernel_log(
+    end: End,
+    lines: Sequence[KernelLine],
+    *,
+    slots: Collection[str],
+    pids: Mapping[int, int],
+) -> End:
+    """The end with the cause that the kernel logged while the launch ran.
+
+    `slots` are the PCI places of the GPUs that the launch may use (errors of all count if none is
+    known), `pids` the ranks' processes with their ranks. An Xid that no program can cause makes a
+    crash or a hang a hardware error; any other one is named beside the cause.
+    """
+    if end.status not in _MAY_BE_HARDWARE:
+        return end
+    seen = [line for line in lines if line.xid is not None and concerns(line, slots)]
+    for line in seen:
+        if line.xid is not None and is_hardware_fault(line.xid) and "Nonfatal" not in line.text:
+            cause = f"{_said(line)}; {XIDS[line.xid].remedy} ({end.cause})"
+            return replace(end, status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+    killed = next((line for line in lines if line.pid in pids), None)
+    if killed is not None and killed.pid is not None and end.status is LaunchStatus.CRASHED:
+        rank = pids[killed.pid]
+        cause = f"rank {rank}: the kernel killed it for memory, as its log says ({end.cause})"
+        out = LaunchStatus.OUT_OF_MEMORY
+        return End(status=out, cause=cause, culprit_rank=rank, kind=Kind.HOST_MEMORY)
+    if seen:
+        return replace(end, cause=f"{end.cause}; the kernel log says {_said(seen[0])}")
+    return end
+
+
+def _said(line: KernelLine) -> str:
+    where = f"GPU {line.pci[0]}: " if line.pci else ""
+    return f"{where}{describe(line.xid or 0)}"

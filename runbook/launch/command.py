@@ -126,7 +126,8 @@ def build_command(
 def _own_command(launch: Launch, run_dir: Path) -> Command:
     """As it is typed, but for `python` and `torchrun`, which are those that run this program."""
     words = own_words(launch.argv, str((run_dir / OWN_FOLDER).resolve()))
-    port = free_port() if words[0] == TORCHRUN and not _meets_elsewhere(words) else None
+    meets = any(re.match(r"--(rdzv|master)[-_]", word) for word in words)  # by words of its own
+    port = free_port() if words[0] == TORCHRUN and not meets else None
     if words[0] == TORCHRUN and port is None:
         argv = as_typed(words[1:])
     elif words[0] in _OURS:
@@ -134,11 +135,6 @@ def _own_command(launch: Launch, run_dir: Path) -> Command:
     else:
         argv = words
     return Command(argv=tuple(argv), env=launch.env, port=port, steps=launch.steps)
-
-
-def _meets_elsewhere(words: Sequence[str]) -> bool:
-    """Does the command name a rendezvous of its own?"""
-    return any(re.match(r"--(rdzv|master)[-_]", word) for word in words)
 
 
 def completed(launch: Launch, *, must_exist: bool = False) -> Launch:

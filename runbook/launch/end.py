@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from nsa.contract import ELSEWHERE, PARTED, RANK_LINE, REFUSAL, ExitCode
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.surroundings import DISK_FULL
-from runbook.records import Kind, LaunchStatus, RankExit
+from runbook.records import End, Kind, LaunchStatus, RankExit
 
 _BY_CODE: dict[int, LaunchStatus] = {
     ExitCode.CONFIG: LaunchStatus.CONFIG_ERROR,
@@ -40,16 +39,6 @@ TAIL_LINES = 400
 _JUNIT_CODES = (0, 1, 5)
 
 
-@dataclass(frozen=True, kw_only=True)
-class End:
-    """How the attempt ended, in the terms of `LaunchResult`."""
-
-    status: LaunchStatus
-    cause: str = ""
-    culprit_rank: int | None = None
-    kind: Kind = Kind.NONE
-
-
 def rank_exits(
     ranks: Sequence[RankState], child_code: int | None, console: Sequence[str]
 ) -> tuple[RankExit, ...]:
@@ -60,6 +49,7 @@ def rank_exits(
     for rank in sorted(states.keys() | told.keys()):
         state = states.get(rank)
         code = state.exit_code if state else None
+        said = state.exit.steps_done if state and state.exit else None
         if code in (None, 0):
             # Also after a good exit heartbeat: a rank may still be killed, or crash, afterwards.
             seen = state.parent_saw if state else None
@@ -73,17 +63,12 @@ def rank_exits(
                 code=code,
                 signal=signal_name(code),
                 reason=state.exit_reason if state else "",
-                steps_done=_steps_done(state) if state else None,
+                steps_done=state.step if state and said is None else said,
                 late_rows=state.late_rows if state else {},
                 **(state.clocks() if state else {}),
             )
         )
     return tuple(exits)
-
-
-def _steps_done(state: RankState) -> int:
-    said = state.exit.steps_done if state.exit else None
-    return state.step if said is None else said
 
 
 def classify_trainer(
@@ -259,9 +244,7 @@ def _ended_by_signal(
 ) -> End:
     rank = f"rank {culprit.rank} was ended by {culprit.signal} at step {culprit.steps_done}"
     watchdog = said_by_watchdog(console, culprit.rank) if culprit.signal == "SIGABRT" else ""
-    if watchdog:
-        cause = f"{rank}, by NCCL's watchdog: {watchdog}"
-        return End(status=LaunchStatus.CRASHED, cause=cause, culprit_rank=culprit.rank)
+    rank += f", by NCCL's watchdog: {watchdog}" if watchdog else ""
     if killed := killed_for_memory(culprit.signal, oom):
         return End(
             status=LaunchStatus.OUT_OF_MEMORY,

@@ -10,21 +10,14 @@ import csv
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nsa.contract import Phase
 from runbook.folder import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
+from runbook.folder.launch import own_log
 from runbook.folder.launch.lines import LineTail
-from runbook.folder.launch.own_log import (
-    ARRIVALS,
-    PROCESSES,
-    RowReader,
-    heartbeat_path,
-    heartbeat_step,
-    log_path,
-)
 from runbook.launch.end import (
-    End,
     killed_for_memory,
     last_error,
     said_by_machine,
@@ -32,10 +25,10 @@ from runbook.launch.end import (
     told_by_parent,
 )
 from runbook.launch.watch.live_status import resident_mib
-from runbook.launch.watch.ranks import RankState, RankWatch
-from runbook.launch.watch.watchdog import Hang
+from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch.ranks import RankWatch
 from runbook.process.reaper import carriers
-from runbook.records import Kind, Launch, LaunchStatus
+from runbook.records import End, Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import OUT, OwnTrainer
 
 # How often processes are looked for and their memory is read; the first readings while it trains
@@ -62,7 +55,7 @@ class ForeignWatch(RankWatch):
         (run_dir / OWN_FOLDER).mkdir(exist_ok=True)
         self._log: LineTail | None = None
         self._console = _tail(run_dir / CONSOLE_LOG)
-        self._reader, self._rows, self._read_again = RowReader(self._own.log), 0, 0
+        self._reader, self._rows, self._read_again = own_log.RowReader(self._own.log), 0, 0
         self._ready = re.compile(self._own.ready) if self._own.ready else None
         self._found_at = self._read_at = -_FIND_EVERY_S
         self._readings = 0  # while it trained
@@ -70,10 +63,10 @@ class ForeignWatch(RankWatch):
         self._arrivals = run_dir / ARRIVALS_CSV
         self._processes = run_dir / PROCESSES_CSV
         self._arrived_at = started_at
-        _write(self._arrivals, ARRIVALS.columns)
-        _write(self._processes, PROCESSES.columns)
+        _write(self._arrivals, own_log.ARRIVALS.columns)
+        _write(self._processes, own_log.PROCESSES.columns)
         _write(self._arrivals, (0, started_at, time.time() - (time.monotonic() - started_at)))
-        beats = {r: heartbeat_path(run_dir, self._own, r) for r in range(launch.voices)}
+        beats = {r: own_log.heartbeat_path(run_dir, self._own, r) for r in range(launch.voices)}
         self._beats = {rank: _tail(path) for rank, path in beats.items() if path is not None}
         for rank in beats:
             self.ranks[rank] = RankState(
@@ -86,8 +79,8 @@ class ForeignWatch(RankWatch):
 
     def update(self) -> None:
         """Read what has been written since the last call."""
-        spoken = list(self._console.lines())
-        if any(self._is_ready(line) for line in spoken):
+        spoken, ready = list(self._console.lines()), self._ready
+        if ready and any(ready.search(line.decode("utf-8", "replace")) for line in spoken):
             self._ready = None
             for state in self.ranks.values():
                 self._move(state, Phase.FIRST_STEP)
@@ -102,14 +95,10 @@ class ForeignWatch(RankWatch):
             self._read_beats()
         self._count(time.monotonic())
 
-    def _is_ready(self, line: bytes) -> bool:
-        text = line.decode("utf-8", "replace")
-        return self._ready is not None and self._ready.search(text) is not None
-
     def _read_log(self) -> tuple[int | None, bool]:
         """The newest step in the log, and whether the log grew at all."""
         if self._log is None:
-            path = log_path(self.run_dir, self._own.log)
+            path = own_log.log_path(self.run_dir, self._own.log)
             if path is None:
                 return None, False
             self._log = _tail(path)
@@ -117,7 +106,7 @@ class ForeignWatch(RankWatch):
         if self._log.anew > self._read_again:
             # Written anew, as some loggers do for another column: read from its beginning.
             self._read_again = self._log.anew
-            self._reader, self._rows = RowReader(self._own.log), 0
+            self._reader, self._rows = own_log.RowReader(self._own.log), 0
         rows = self._reader.take_all(lines)
         if not rows:
             return None, bool(lines)
@@ -136,7 +125,9 @@ class ForeignWatch(RankWatch):
     def _read_beats(self) -> None:
         for rank, tail in self._beats.items():
             lines = list(tail.lines())
-            steps = [s for line in lines if (s := heartbeat_step(line, self._own)) is not None]
+            steps = [
+                s for line in lines if (s := own_log.heartbeat_step(line, self._own)) is not None
+            ]
             if steps:
                 self._go_on(self.ranks[rank], steps[-1])
             if lines:
@@ -166,18 +157,15 @@ class ForeignWatch(RankWatch):
         if now >= self._found_at + _FIND_EVERY_S:
             self._found_at = now
             self._known = {pid: _rank_of(pid) for pid in carriers(self.token)}
-            self._name_processes()
+            for pid, rank in self._known.items():
+                if rank in self.ranks:
+                    self.ranks[rank].pid = pid
         for pid, rank in self._known.items():
             rss = resident_mib(pid)
             if rss is not None:
                 _write(self._processes, (f"{now:.3f}", step, pid, rank, f"{rss:.1f}"))
 
-    def _name_processes(self) -> None:
-        for pid, rank in self._known.items():
-            if rank in self.ranks:
-                self.ranks[rank].pid = pid
-
-    def hang(self, found: Hang, ranks: Sequence[RankState]) -> Hang:
+    def hang(self, found: End, ranks: Sequence[RankState]) -> End:
         """A hang in words that blame no rank, where none told of itself."""
         if self._own.heartbeats is not None:
             return found
@@ -185,7 +173,7 @@ class ForeignWatch(RankWatch):
         age = time.monotonic() - state.changed_at
         where = f"at step {state.step}" if state.step > 0 else "before its first row"
         cause = f"hang: neither its log nor its console grew for {age:.1f} s {where}"
-        return Hang(rank=found.rank, cause=cause, kind=found.kind)
+        return replace(found, cause=cause)
 
 
 def _tail(path: Path) -> LineTail:
@@ -233,11 +221,9 @@ def classify_foreign(
     who = "the trainer" if culprit is None else f"rank {culprit}"
     word = last_error(console)
     name = signal_name(code)
-    if killed := killed_for_memory(name, oom):
-        cause = f"{who}: {killed}"
-        return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=culprit)
-    if any(_OUT_OF_MEMORY.search(line) for line in console):
-        cause = f"{who} ran out of memory: {word}"
+    killed = killed_for_memory(name, oom)
+    if killed or any(_OUT_OF_MEMORY.search(line) for line in console):
+        cause = f"{who}: {killed}" if killed else f"{who} ran out of memory: {word}"
         return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=culprit)
     # Some count their steps from 0; telling of an abort so late may itself end in another signal.
     if name and step >= steps - 1 and any(_TERMINATED in line for line in console):

@@ -19,8 +19,8 @@ CHECKOUTS = "checkouts"
 _PACKAGE = "nsa"
 
 
-class CheckoutError(RunbookError):
-    """A commit that cannot be checked out here."""
+class RefusedError(RunbookError):
+    """A launch cannot be had here; the message has the words of who refused it."""
 
 
 def folder_of(commit: str) -> str:
@@ -32,7 +32,7 @@ def check_out(commit: str, run_root: Path, run_dir: Path) -> Path:
     """The clean checkout of a commit below the run's folder; makes it unless it is there.
 
     What lies in it now is written into the run directory, where the trainer's own word about what
-    it ran is held against it. Raises `CheckoutError` if the commit cannot be had.
+    it ran is held against it. Raises `RefusedError` if the commit cannot be had.
     """
     folder = run_root.resolve() / folder_of(commit)
     if not _is_whole(folder, commit):
@@ -67,15 +67,15 @@ def _is_whole(folder: Path, commit: str) -> bool:
 def _make(commit: str, folder: Path) -> None:
     source = find_checkout()
     if source is None:
-        raise CheckoutError(f"commit {commit[:12]} cannot be checked out: there is no repository")
+        raise RefusedError(f"commit {commit[:12]} cannot be checked out: there is no repository")
     if folder.exists():
         shutil.rmtree(folder)
     if not folder.parent.is_dir():
         make_private_dir(folder.parent)
     if problem := clone_at(source, commit, folder):
-        raise CheckoutError(f"commit {commit[:12]} cannot be checked out from {source}: {problem}")
+        raise RefusedError(f"commit {commit[:12]} cannot be checked out from {source}: {problem}")
     if not (folder / _PACKAGE / "__init__.py").is_file():
-        raise CheckoutError(f"commit {commit[:12]} has no package {_PACKAGE}")
+        raise RefusedError(f"commit {commit[:12]} has no package {_PACKAGE}")
 
 
 def check_launch_variables(names: Iterable[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,78 +9,47 @@ from runbook.errors import UsageError
 from runbook.files import make_private_dir, write_atomic
 from runbook.folder import CONSOLE_LOG, LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import read_console, read_json_object
-from runbook.launch.attempt import Attempt, AttemptOptions
+from runbook.launch.attempt import Attempt
 from runbook.launch.command import build_command
-from runbook.launch.end import End, is_communication_failure
-from runbook.launch.inputs import CheckoutError, check_out
-from runbook.launch.launcher_api import Launcher, RefusedError
-from runbook.launch.local import Local, other_launchers
-from runbook.launch.observer import Observer, StopRequest
-from runbook.launch.watch.watchdog import Budgets, Thresholds
-from runbook.records import Begun, Launch, LaunchResult, LaunchStatus
+from runbook.launch.end import is_communication_failure
+from runbook.launch.inputs import RefusedError, check_out
+from runbook.launch.local import other_launchers
+from runbook.launch.supervision import LaunchOptions
+from runbook.records import Begun, End, Launch, LaunchResult, LaunchStatus
 
 # What launch.json has to say for a launch to be found again.
 _DESCRIBED = frozenset({"argv", "attempt", "run_token", "started_at", "steps"})
 _STALLS = (LaunchStatus.HUNG, LaunchStatus.SILENT)
 
 
-def run_launch(
-    launch: Launch,
-    run_root: Path,
-    *,
-    observer: Observer,
-    stop: StopRequest | None = None,
-    budgets: Budgets | None = None,
-    enough: Callable[[Path], bool] | None = None,
-    retry: bool = True,
-    machine: Mapping[str, str] | None = None,
-    watch: Thresholds | None = None,
-    launcher: Launcher | None = None,
-    begun: Begun | None = None,
-) -> LaunchResult:
+def run_launch(launch: Launch, options: LaunchOptions) -> LaunchResult:
     """Run one launch to its end and say how it ended; nothing of it is alive afterwards.
 
     A stall or a failure of the collective library is tried once more, on another port and with
-    `NCCL_DEBUG=INFO`; a wrong number never is. The files of the
-    first attempt are kept beside the run directory, under its name with `.attempt1`.
-    `enough` is asked with the path of training.csv after each round of a schedule. `watch` sets
-    the detectors of numbers; without it they run where the plan says that it is watched. `launcher`
-    is where it runs, this machine without one. `begun` is the checkpoint that a launch which
-    resumes another one goes on from; without it, the trainer takes the newest one.
+    `NCCL_DEBUG=INFO`; a wrong number never is. The files of the first attempt are kept beside the
+    run directory, under its name with `.attempt1`.
 
     Raises `UsageError` for a launch that cannot be started as planned, `FileExistsError` if its
-    run directory exists, `OSError` if the disk refuses. Call it from a thread that stays alive:
-    the children's lives hang on it.
+    run directory exists, `OSError` if the disk refuses.
     """
-    options = AttemptOptions(
-        run_root=run_root,
-        machine=os.environ if machine is None else machine,
-        budgets=budgets or Budgets.for_launch(launch),
-        observer=observer,
-        stop=stop or StopRequest(),
-        enough=enough,
-        watch=watch or _watched(launch),
-        launcher=launcher or Local(),
-        begun=begun,
-    )
-    return _settled(launch, _attempt(launch, 1, options), options, retry=retry)
+    return _settled(launch, _attempt(launch, 1, options), options)
 
 
-def _watched(launch: Launch) -> Thresholds | None:
-    """The limits of a launch that the plan watches."""
-    return Thresholds.from_variables(launch.env) if launch.watched else None
-
-
-def _settled(
-    launch: Launch, result: LaunchResult, options: AttemptOptions, *, retry: bool
-) -> LaunchResult:
+def _settled(launch: Launch, result: LaunchResult, options: LaunchOptions) -> LaunchResult:
     """The result of the last attempt, written; a second one is made if the first deserves it."""
     run_root = options.run_root
-    if retry and not options.stop.requested and _worth_a_retry(launch, result, run_root):
+    once_more = options.retry and result.attempts == 1 and not options.stop.requested
+    if once_more and _worth_a_retry(launch, result, run_root):
         first = _first_attempt(launch, result, run_root)
         options.observer.note(f"{launch.name}: tried once more, on another port ({first.cause})")
         debugged = launch.model_copy(update={"env": {**launch.env, "NCCL_DEBUG": "INFO"}})
-        result = _joined(first, _attempt(debugged, 2, options))
+        result = _attempt(debugged, 2, options)
+        cause = f"; attempt 2: {result.cause}" if result.cause else ""
+        both = {
+            "cause": f"attempt 1: {first.cause}{cause}",
+            "evidence": (*first.evidence, *result.evidence),
+        }
+        result = result.model_copy(update=both)
     if options.begun is not None:
         result = result.model_copy(update={"begun": options.begun})
     path = run_root / launch.run_dir / RESULT_JSON
@@ -90,7 +57,7 @@ def _settled(
     return result
 
 
-def _attempt(launch: Launch, number: int, options: AttemptOptions) -> LaunchResult:
+def _attempt(launch: Launch, number: int, options: LaunchOptions) -> LaunchResult:
     run_dir = _inside(options.run_root, launch.run_dir)
     here = options.launcher.here
     if here and launch.nodes > 1:
@@ -105,61 +72,38 @@ def _attempt(launch: Launch, number: int, options: AttemptOptions) -> LaunchResu
     command = build_command(
         launch, run_dir, retry=number > 1, here=here, run_root=root, begin_at=at
     )
-    if launch.commit:
-        try:
+    try:
+        if launch.commit:
             folder = check_out(launch.commit, options.run_root, run_dir)
-        except CheckoutError as error:
-            status = LaunchStatus.ENVIRONMENT_ERROR
-            return LaunchResult(status=status, attempts=number, cause=str(error))
-        command = replace(command, folder=folder)
-    options.observer.launch_started(launch, number)
-    with options.stop.deferred():
-        try:
+            command = replace(command, folder=folder)
+        options.observer.launch_started(launch, number)
+        with options.stop.deferred():
             return Attempt(launch, command, options, number).run()
-        except RefusedError as error:
-            status = LaunchStatus.ENVIRONMENT_ERROR
-            return LaunchResult(status=status, attempts=number, cause=str(error))
+    except RefusedError as error:
+        status = LaunchStatus.ENVIRONMENT_ERROR
+        return LaunchResult(status=status, attempts=number, cause=str(error))
 
 
-def adopt_launch(
-    launch: Launch,
-    run_root: Path,
-    *,
-    observer: Observer,
-    stop: StopRequest,
-    enough: Callable[[Path], bool] | None,
-    retry: bool,
-    launcher: Launcher,
-) -> LaunchResult | None:
+def adopt_launch(launch: Launch, options: LaunchOptions) -> LaunchResult | None:
     """Go on with a launch that outlived the harness which started it, to its end.
 
     None if nothing of it is left to go on with, or if that harness saw its end; then its folder is
-    as it was.
+    as it was. The checkpoint that it goes on from is the one that it began with.
     """
-    folder = run_root / launch.run_dir
+    folder = options.run_root / launch.run_dir
     document, _ = read_json_object(folder / LAUNCH_JSON, [])
     described = document is not None and document.keys() >= _DESCRIBED
     if document is None or not described or (folder / RESULT_JSON).exists():
         return None
     told = document.get("begun")
-    options = AttemptOptions(
-        run_root=run_root,
-        machine=os.environ,
-        budgets=Budgets.for_launch(launch),
-        observer=observer,
-        stop=stop,
-        enough=enough,
-        watch=_watched(launch),
-        launcher=launcher,
-        begun=Begun.model_validate(told) if told else None,
-    )
+    options = replace(options, begun=Begun.model_validate(told) if told else None)
     attempt = Attempt.described(launch, document, options)
-    with stop.deferred():
-        place = launcher.adopt(attempt.start())
+    with options.stop.deferred():
+        place = options.launcher.adopt(attempt.start())
         if place is None:
             return None
         result = attempt.go_on(place)
-    return _settled(launch, result, options, retry=retry and attempt.number == 1)
+    return _settled(launch, result, options)
 
 
 def _inside(run_root: Path, name: str) -> Path:
@@ -202,9 +146,3 @@ def set_aside(run_dir: Path, word: str) -> Path:
     while (kept := run_dir.with_name(f"{run_dir.name}.{word}{number}")).exists():
         number += 1
     return run_dir.rename(kept)
-
-
-def _joined(first: LaunchResult, second: LaunchResult) -> LaunchResult:
-    cause = f"attempt 1: {first.cause}" + (f"; attempt 2: {second.cause}" if second.cause else "")
-    evidence = (*first.evidence, *second.evidence)
-    return second.model_copy(update={"cause": cause, "evidence": evidence})

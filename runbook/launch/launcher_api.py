@@ -17,22 +17,17 @@ from typing import Protocol
 from runbook.config.profile import Profile
 from runbook.config.registry import installed
 from runbook.config.setup import RunOptions, Setup
-from runbook.errors import RunbookError, UsageError, choice_for
+from runbook.errors import UsageError, choice_for
 from runbook.folder.launch.documents import Load
 from runbook.folder.launch.kernel_lines import KernelLine
 from runbook.launch.command import Command
-from runbook.launch.end import End
 from runbook.launch.incident.bundle import Reach
 from runbook.launch.watch.ranks import RankWatch
-from runbook.records import Launch
+from runbook.records import End, Launch
 
 GROUP = "runbook.launchers"
 # The folder of what belongs to a node, for a program that a launcher starts there.
 NODE_FOLDER_VARIABLE = "RUNBOOK_NODE_FOLDER"
-
-
-class RefusedError(RunbookError):
-    """The place does not take a launch; the message has its words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +134,6 @@ class LauncherKind(Protocol):
 
     def printed(self, launch: Launch, setup: Setup) -> str:
         """What a person types to start the launch so, in lines."""
-
-
-def launcher_names() -> tuple[str, ...]:
-    """The names that `--launcher` takes, without loading a launcher."""
-    return tuple(entry.name for entry in installed(GROUP))
 
 
 @lru_cache(maxsize=8)

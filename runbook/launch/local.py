@@ -13,47 +13,100 @@ from pathlib import Path
 
 from runbook import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S
 from runbook.config.profile import Profile
+from runbook.config.registry import names
 from runbook.config.setup import RunOptions, Setup
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import pasteable
-from runbook.launch.end import End
 from runbook.launch.incident.bundle import read_outside
+from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import (
+    GROUP,
     Aftermath,
     Launcher,
-    RefusedError,
     Running,
     Start,
-    launcher_names,
 )
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.devices import When, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
 from runbook.machine.surroundings import LoadMeter, nothing_starts
 from runbook.process.ended import oom_kills
 from runbook.process.reaper import TOKEN_VARIABLE, kill_all, signal_owned
 from runbook.process.start import Reaper, end_kept, spawn_kept
-from runbook.records import Launch
+from runbook.records import End, Launch
 
 
-class LocalRun:
+class Host:
+    """One command on this machine, with the files of the machine beside it in `folder`.
+
+    Whatever descends from it, or carries `token` in `variable`, belongs to it, and ends with it or
+    with this process. `child` is its subreaper, which ends as the command does.
+    """
+
+    child: subprocess.Popen[bytes]
+
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        token: str,
+        variable: str = TOKEN_VARIABLE,
+    ) -> None:
+        self.folder, self.environment = folder, environment
+        self._token, self._variable = token, variable
+        self._open = ExitStack()
+
+    def start(self, argv: Sequence[str], *, cwd: Path | None = None) -> None:
+        """Count, begin to sample, and start the command. Raises OSError."""
+        self._oom = oom_kills()
+        self._kernel = KernelLog()
+        self._slots = write_devices(self.folder, When.BEFORE, self.environment)
+        self._load = LoadMeter()
+        with self._open as opened:
+            opened.enter_context(Reaper(self._token, self._variable))
+            console = opened.enter_context((self.folder / CONSOLE_LOG).open("ab"))
+            if self._slots:
+                opened.enter_context(gpu_samples(self.folder, self.environment))
+            self.child = spawn_kept(argv, self.environment, output=console, cwd=cwd)
+            opened.callback(kill_all, self._token, self._variable)
+            opened.callback(end_kept, self.child)  # the last one comes first
+            self._open = opened.pop_all()
+
+    def stop(self) -> None:
+        """End the command and everything else of it."""
+        self._open.close()
+
+    def aftermath(self, *, hurry: bool) -> Aftermath:
+        """What was counted while it ran; call it once it is stopped. Raises OSError."""
+        load = self._load.write(self.folder)
+        window = self._kernel.close(self.folder)
+        write_devices(self.folder, When.AFTER, self.environment, hurry=hurry)
+        return Aftermath(
+            exit_code=self.child.returncode,
+            oom=(self._oom, oom_kills()),
+            kernel=window.lines,
+            slots=self._slots,
+            load=load,
+        )
+
+
+class LocalRun(Host):
     """A command on this machine."""
 
     def __init__(self, start: Start) -> None:
-        self._start = start
-        self.began = time.monotonic()
-        self.watch = start.watch
-        self._host = Host(start.run_dir, start.environment, token=start.token)
-        self._host.start(start.command.argv, cwd=start.command.folder)
+        super().__init__(start.run_dir, start.environment, token=start.token)
+        self.began, self.watch = time.monotonic(), start.watch
+        self.start(start.command.argv, cwd=start.command.folder)
 
     def wait(self, within_s: float) -> None:
         """As in `Running`."""
-        child = self._host.child
+        child = self.child
         self.watch.wait(within_s, child=child.pid if child.returncode is None else None)
 
     def poll(self) -> int | None:
         """As in `Running`."""
-        return self._host.child.poll()
+        return self.child.poll()
 
     def trouble(self, *, suspected: bool = False) -> End | None:  # noqa: ARG002 - see below
         """None: what happens to this machine happens to the harness too."""
@@ -61,15 +114,15 @@ class LocalRun:
 
     def console_bytes(self) -> int:
         """As in `Running`."""
-        return (self._start.run_dir / CONSOLE_LOG).stat().st_size
+        return (self.folder / CONSOLE_LOG).stat().st_size
 
     def send(self, state: RankState, number: int) -> bool:
         """As in `Running`."""
-        return state.pid is not None and signal_owned(state.pid, self._start.token, number)
+        return state.pid is not None and signal_owned(state.pid, self._token, number)
 
     def read_outside(self, state: RankState) -> Path | None:
         """As in `Running`."""
-        return read_outside(self._start.run_dir, state)
+        return read_outside(self.folder, state)
 
     def where(self, rank: int) -> str:  # noqa: ARG002 - there is one machine
         """Nothing: there is one machine."""
@@ -77,13 +130,9 @@ class LocalRun:
 
     def stop(self) -> None:
         """As in `Running`."""
-        self._host.stop()
+        super().stop()
         self.watch.close()
         self.watch.update()
-
-    def aftermath(self, *, hurry: bool) -> Aftermath:
-        """As in `Running`."""
-        return self._host.aftermath(hurry=hurry)
 
 
 class Local:
@@ -144,7 +193,7 @@ class Local:
 
 def other_launchers() -> list[str]:
     """The names of the launchers that do not run everything on this machine."""
-    return [name for name in launcher_names() if name != DEFAULT_LAUNCHER]
+    return [name for name in names(GROUP) if name != DEFAULT_LAUNCHER]
 
 
 def nodes_problems(options: RunOptions, profile: Profile) -> list[str]:
@@ -161,61 +210,3 @@ def nodes_problems(options: RunOptions, profile: Profile) -> list[str]:
             f"be spread evenly; possible are: {', '.join(map(str, divisors))}"
         ]
     return []
-
-
-class Host:
-    """One command on this machine, with the files of the machine beside it in `folder`.
-
-    Whatever descends from it, or carries `token` in `variable`, belongs to it, and ends with it or
-    with this process. `child` is its subreaper, which ends as the command does.
-    """
-
-    child: subprocess.Popen[bytes]
-
-    def __init__(
-        self,
-        folder: Path,
-        environment: Mapping[str, str],
-        *,
-        token: str,
-        variable: str = TOKEN_VARIABLE,
-    ) -> None:
-        self.folder, self.environment = folder, environment
-        self._token, self._variable = token, variable
-        self._open = ExitStack()
-
-    def start(self, argv: Sequence[str], *, cwd: Path | None = None) -> None:
-        """Count, begin to sample, and start the command. Raises OSError."""
-        self._oom = oom_kills()
-        self._kernel = KernelLog()
-        self._slots = write_devices(self.folder, When.BEFORE, self.environment)
-        self._load = LoadMeter()
-        with self._open as opened:
-            opened.enter_context(Reaper(self._token, self._variable))
-            console = opened.enter_context((self.folder / CONSOLE_LOG).open("ab"))
-            if self._slots:
-                opened.enter_context(gpu_samples(self.folder, self.environment))
-            self.child = spawn_kept(argv, self.environment, output=console, cwd=cwd)
-            opened.callback(self._reap)
-            self._open = opened.pop_all()
-
-    def _reap(self) -> None:
-        end_kept(self.child)
-        kill_all(self._token, self._variable)
-
-    def stop(self) -> None:
-        """End the command and everything else of it."""
-        self._open.close()
-
-    def aftermath(self, *, hurry: bool) -> Aftermath:
-        """What was counted while it ran; call it once it is stopped. Raises OSError."""
-        load = self._load.write(self.folder)
-        window = self._kernel.close(self.folder)
-        write_devices(self.folder, When.AFTER, self.environment, hurry=hurry)
-        return Aftermath(
-            exit_code=self.child.returncode,
-            oom=(self._oom, oom_kills()),
-            kernel=window.lines,
-            slots=self._slots,
-            load=load,
-        )

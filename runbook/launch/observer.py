@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
+from runbook.records.events import SilentRank
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -34,20 +35,6 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Silence:
-    """A rank that has said nothing for longer than it usually does.
-
-    `usual_s` is its median pause, None if it was heard too seldom; `state` is in words why it
-    cannot speak, if the kernel knows.
-    """
-
-    rank: int
-    silent_s: float
-    usual_s: float | None = None
-    state: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Pulse:
     """The ranks of a launch now; `wanted` is 0 for one that has no heartbeats.
 
@@ -59,7 +46,7 @@ class Pulse:
     wanted: int = 0
     busy: str = ""
     busy_s: float = 0.0
-    silent: tuple[Silence, ...] = ()
+    silent: tuple[SilentRank, ...] = ()
 
     @property
     def shape(self) -> tuple[object, ...]:

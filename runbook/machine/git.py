@@ -90,13 +90,7 @@ def why_no_checkout() -> str:
     return "neither the nsa package nor the current folder belongs to a git checkout"
 
 
-def head_sha(checkout: Path) -> str | None:
-    """The full sha of HEAD, or None where there is no commit yet."""
-    result = _git(checkout, "rev-parse", "--verify", "HEAD")
-    return result.stdout.strip() if result.ok else None
-
-
-def commit_of(checkout: Path, name: str) -> str | None:
+def commit_of(checkout: Path, name: str = "HEAD") -> str | None:
     """The full sha of the commit that a name (sha, tag, HEAD) stands for; None for no commit."""
     result = _git(checkout, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
     return result.stdout.strip() if result.ok else None
@@ -216,7 +210,7 @@ def _changed(
             # A sparse checkout lacks what nobody asked for.
             if not sparse or os.path.lexists(path):
                 yield Unseen(path=name, why="is gone or of another kind", sha256="")
-        elif _blob(content, blob) != blob and not _same_text(content, git, blob):
+        elif not _is_stored(content, git, blob):
             yield _unseen(name, "differs from the commit", content)
 
 
@@ -230,14 +224,14 @@ def _content(path: Path, mode: str) -> bytes | None:
         return None
 
 
-def _blob(content: bytes, like: str) -> str:
-    """The name that git gives to such a content, by the algorithm of the name `like`."""
-    new = hashlib.sha256 if len(like) == 64 else hashlib.sha1
-    return new(b"blob %d\0" % len(content) + content).hexdigest()
+def _is_stored(content: bytes, git: Callable[..., ToolResult], blob: str) -> bool:
+    """Is this the content of that name in git, or stored otherwise by a common rule?
 
-
-def _same_text(content: bytes, git: Callable[..., ToolResult], blob: str) -> bool:
-    """True for a file that git stores otherwise by a common rule: its line ends, or elsewhere."""
+    Such as its line ends, or in another place.
+    """
+    new = hashlib.sha256 if len(blob) == 64 else hashlib.sha1
+    if new(b"blob %d\0" % len(content) + content).hexdigest() == blob:
+        return True
     stored = git("cat-file", "blob", blob)
     text = content.decode("utf-8", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
     return stored.ok and (stored.stdout.startswith(_LFS) or stored.stdout == text)

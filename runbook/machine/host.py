@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import sys
 import tempfile
@@ -48,22 +47,10 @@ def cgroup_cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     return int(text[0]) / int(text[1])
 
 
-def memory_total_gib(
-    meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")
-) -> float | None:
+def memory_total_gib(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
     """Memory of the machine, or of the container where that is less."""
-    sizes = []
-    for line in _read(meminfo).splitlines():
-        if line.startswith("MemTotal:"):
-            sizes.append(int(line.split()[1]) * 1024)
-    if (limit := _read(cgroup / "memory.max").strip()).isdigit():
-        sizes.append(int(limit))
-    return min(sizes) / _GIB if sizes else None
-
-
-def disk_free_gib(folder: Path) -> float:
-    """Free space where the artifacts go."""
-    return shutil.disk_usage(folder).free / _GIB
+    total, limit = psutil.virtual_memory().total, _read(cgroup / "memory.max").strip()
+    return min(total, int(limit) if limit.isdigit() else total) / _GIB
 
 
 def write_speed_mib_s(folder: Path, *, size_mib: int = _PROBE_MIB) -> float:
@@ -78,24 +65,18 @@ def write_speed_mib_s(folder: Path, *, size_mib: int = _PROBE_MIB) -> float:
         return size_mib / (time.perf_counter() - started)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PortState:
-    """Whether a port can be bound, and by which process it is held if that can be seen."""
+def port_holder(port: int = DEFAULT_RENDEZVOUS_PORT) -> str | None:
+    """The process that holds a port, empty if it cannot be seen; None where the port is free.
 
-    port: int
-    free: bool
-    owner: str = ""
-
-
-def probe_port(port: int = DEFAULT_RENDEZVOUS_PORT) -> PortState:
-    """Bind the port on all interfaces for a moment, as torchrun's store would."""
+    It is bound on all interfaces for a moment, as torchrun's store would.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
         except OSError:
-            return PortState(port=port, free=False, owner=_port_owner(port))
-    return PortState(port=port, free=True)
+            return _port_owner(port)
+    return None
 
 
 def _port_owner(port: int) -> str:
@@ -144,36 +125,27 @@ _DOCUMENTED = "train_showcase.py"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerProcess:
-    """A live process of a trainer. `orphan`: whoever started it is gone.
-
-    `token` is that of the launch, empty for a trainer that somebody else started.
-    """
-
-    pid: int
-    token: str
-    command: str
-    orphan: bool
-
-    def __str__(self) -> str:
-        state = "left over" if self.orphan else "of a live run"
-        named = f" token {self.token}" if self.token else ""
-        return f"pid {self.pid}{named} {state}: {self.command}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What is asked of a process: the token, empty without one, and the words of its command."""
+    """A live process, and the words of its command. `orphan`: whoever started it is gone.
+
+    `token` is that of the launch, empty for a process that somebody else started.
+    """
 
     pid: int
     parent: int
     token: str = ""
     words: tuple[str, ...] = ()
+    orphan: bool = False
+
+    def __str__(self) -> str:
+        state = "left over" if self.orphan else "of a live run"
+        named = f" token {self.token}" if self.token else ""
+        return f"pid {self.pid}{named} {state}: {' '.join(self.words)[:_LONGEST_COMMAND]}"
 
 
 def find_trainers(
     processes: Iterable[Seen] | None = None, *, trainer: str = "nsa.train"
-) -> list[TrainerProcess]:
+) -> list[Seen]:
     """Processes of trainers, without this one and its ancestors.
 
     A tree of them whose top was handed to init is left over; one whose parent still lives belongs
@@ -183,12 +155,7 @@ def find_trainers(
     table = {seen.pid: seen for seen in every}
     mine = {parent.pid for parent in psutil.Process().parents()} | {psutil.Process().pid}
     return [
-        TrainerProcess(
-            pid=seen.pid,
-            token=seen.token,
-            command=" ".join(seen.words)[:_LONGEST_COMMAND],
-            orphan=_is_orphan(seen, table, trainer),
-        )
+        replace(seen, orphan=_is_orphan(seen, table, trainer))
         for seen in sorted(table.values(), key=lambda seen: seen.pid)
         if seen.pid not in mine and _trains(seen, trainer)
     ]

@@ -11,14 +11,13 @@ import resource
 import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from runbook.folder.facts import Draft
 from runbook.machine.host import cgroup_cpu_limit, count_cpus
 from runbook.process.start import run_tool
+from runbook.records.evidence import Fact
 
 _GIB = 1024**3
 _MIB = 1024**2
@@ -32,31 +31,24 @@ _CMDLINE = re.compile(
 _ACS = re.compile(r"ACSCtl:.*(?:SrcValid|ReqRedir|CmpltRedir|UpstreamFwd)\+")
 
 
-@dataclass(frozen=True)
-class Places:
-    """Where the kernel tells; tests give folders of their own."""
-
-    proc: Path = Path("/proc")
-    sys: Path = Path("/sys")
-    shm: Path = Path("/dev/shm")  # noqa: S108 - the mount itself is looked at, no file made
-
-
 _Value = str | float | bool | None
 # A value and a note on it.
 _Found = tuple[_Value, str]
 
 
-def collect_host_settings(file: str, places: Places | None = None) -> list[Draft]:
-    """The facts `host.*`, in the file of the host's other facts; takes a quarter of a second."""
-    where = places or Places()
+def collect_host_settings(file: str, root: Path = Path("/")) -> list[Fact]:
+    """The facts `host.*`, in the file of the host's other facts; takes a quarter of a second.
+
+    `root` is where `dev`, `proc` and `sys` are looked for.
+    """
     drafts = []
     for name, (read, unit) in _SETTINGS.items():
         try:
-            value, note = read(where)
+            value, note = read(root)
         except OSError as error:
             value, note = None, f"{error.filename}: {error.strerror or error}"
         note = note or ("" if value is not None else "not told on this machine")
-        drafts.append(Draft(name=f"host.{name}", value=value, file=file, unit=unit, note=note))
+        drafts.append(Fact(name=f"host.{name}", value=value, path=file, unit=unit, note=note))
     return drafts
 
 
@@ -73,18 +65,18 @@ def _readable(paths: Iterable[Path]) -> list[str]:
     return found
 
 
-def _numa_balancing(where: Places) -> _Found:
-    text = _text(where.proc / "sys/kernel/numa_balancing")
-    nodes = len(list((where.sys / "devices/system/node").glob("node[0-9]*")))
+def _numa_balancing(root: Path) -> _Found:
+    text = _text(root / "proc/sys/kernel/numa_balancing")
+    nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
     state = "on" if text not in ("", "0") else "off"
     return state == "on" and nodes > 1, f"{state}, {nodes} NUMA node(s)"
 
 
-def _iommu(where: Places) -> _Found:
+def _iommu(root: Path) -> _Found:
     """Is the IOMMU in the way of transfers? Passed through, it is not."""
-    path = where.sys / "kernel/iommu_groups"
+    path = root / "sys/kernel/iommu_groups"
     groups = sum(1 for _ in path.iterdir())
-    line = " ".join(_readable([where.proc / "cmdline"]))
+    line = " ".join(_readable([root / "proc/cmdline"]))
     words = [word for word in line.split() if _CMDLINE.match(word)]
     kinds = sorted(set(_readable(path.glob("*/type"))))
     through = kinds == ["identity"] or {"iommu=pt", "iommu.passthrough=1"} & set(words)
@@ -93,7 +85,7 @@ def _iommu(where: Places) -> _Found:
     return groups > 0 and not through, note
 
 
-def _acs(_: Places) -> _Found:
+def _acs(_: Path) -> _Found:
     """Access control services redirect transfers between GPUs over the root complex."""
     tool = shutil.which("lspci")
     if tool is None:
@@ -108,62 +100,62 @@ def _acs(_: Places) -> _Found:
     return active > 0, f"{active} port(s) redirect"
 
 
-def _memlock(_: Places) -> _Found:
+def _memlock(_: Path) -> _Found:
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return "unlimited" if soft == resource.RLIM_INFINITY else round(soft / _MIB, 3), ""
 
 
-def _shm_size(where: Places) -> _Found:
-    usage = shutil.disk_usage(where.shm)
+def _shm_size(root: Path) -> _Found:
+    usage = shutil.disk_usage(root / "dev/shm")
     return round(usage.total / _GIB, 3), f"{usage.free / _GIB:.2f} GiB free"
 
 
-def _shm_free(where: Places) -> _Found:
-    return round(shutil.disk_usage(where.shm).free / _GIB, 3), ""
+def _shm_free(root: Path) -> _Found:
+    return round(shutil.disk_usage(root / "dev/shm").free / _GIB, 3), ""
 
 
-def _governor(where: Places) -> _Found:
-    paths = (where.sys / "devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+def _governor(root: Path) -> _Found:
+    paths = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     found = ", ".join(sorted(set(_readable(paths))))
     without = "no cpufreq: set by the host of a virtual machine, or by the firmware"
     return (found, "") if found else (None, without)
 
 
-def _load(_: Places) -> _Found:
+def _load(_: Path) -> _Found:
     return round(os.getloadavg()[0] / count_cpus(), 3), "mean of the last minute"
 
 
-def _others(_: Places) -> _Found:
+def _others(_: Path) -> _Found:
     """Processors that others keep busy now, while this program waits."""
     share, cores = psutil.cpu_percent(interval=_OBSERVED_S) / 100, psutil.cpu_count() or 1
     return round(share * cores, 2), f"of {cores}, over {_OBSERVED_S:g} s"
 
 
-def _hugepages(where: Places) -> _Found:
-    path = where.sys / "kernel/mm/transparent_hugepage/enabled"
+def _hugepages(root: Path) -> _Found:
+    path = root / "sys/kernel/mm/transparent_hugepage/enabled"
     text = _text(path)
     chosen = re.search(r"\[(\w+)\]", text)
     return (chosen.group(1), "") if chosen else (None, f"{path}: {text[:40]!r}")
 
 
-def _swap(_: Places) -> _Found:
+def _swap(_: Path) -> _Found:
     return round(psutil.swap_memory().used / _MIB, 1), ""
 
 
-def _quota(where: Places) -> _Found:
+def _quota(root: Path) -> _Found:
     """Processors that the container's quota allows: `cpu.max`, or the files of the older groups."""
-    root = where.sys / "fs/cgroup"
-    limit = cgroup_cpu_limit(root)
-    if limit is not None or (root / "cgroup.controllers").exists():
+    groups = root / "sys/fs/cgroup"
+    limit = cgroup_cpu_limit(groups)
+    if limit is not None or (groups / "cgroup.controllers").exists():
         return "none" if limit is None else limit, "cgroup cpu.max"
-    told = _readable(root / f"cpu/cpu.cfs_{name}_us" for name in ("quota", "period"))
+    told = _readable(groups / f"cpu/cpu.cfs_{name}_us" for name in ("quota", "period"))
     if len(told) < 2:
-        return None, f"{root}: neither cpu.max nor cpu.cfs_quota_us can be read"
+        return None, f"{groups}: neither cpu.max nor cpu.cfs_quota_us can be read"
     quota, period = (int(text) if text.isdigit() else 0 for text in told)
     return quota / period if quota and period else "none", "cgroup cpu.cfs_quota_us"
 
 
-_SETTINGS: dict[str, tuple[Callable[[Places], _Found], str]] = {
+_SETTINGS: dict[str, tuple[Callable[[Path], _Found], str]] = {
     "numa_balancing": (_numa_balancing, ""),
     "iommu_translates": (_iommu, ""),
     "acs_redirects": (_acs, ""),

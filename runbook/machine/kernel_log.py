@@ -11,10 +11,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from runbook.files import utc_text, write_atomic
 from runbook.folder import KERNEL_LOG_JSON
@@ -64,69 +64,66 @@ class KernelWindow:
         return path
 
 
-class _Source(Protocol):
-    name: str
-
-    def read(self) -> KernelWindow:
-        """The lines since the source was opened."""
-
-
 class Unreadable(Exception):
     """Raised by a source that cannot be read; holds why."""
+
+
+# Adds what was logged since the source was opened.
+_Read = Callable[[KernelWindow], None]
 
 
 class KernelLog:
     """The window of one launch: it begins when this is made and ends with `close()`."""
 
-    def __init__(
-        self, openers: Sequence[Callable[[], _Source]] | None = None, *, kmsg: Path | None = None
-    ) -> None:
+    def __init__(self, kmsg: Path | None = None) -> None:
+        kmsg = kmsg or KMSG
         self._began_at = utc_text()
-        self._source: _Source | None = None
+        self._source, self._problem = "", ""
+        sources: dict[str, Callable[[], _Read]] = {
+            str(kmsg): partial(_kmsg, kmsg),
+            "dmesg --raw": _dmesg,
+            "journalctl -k": _journal,
+        }
         problems = []
-        for opener in openers or (lambda: _Kmsg(kmsg or KMSG), _Dmesg, _Journal):
+        for name, opened in sources.items():
             try:
-                self._source = opener()
-                break
+                self._read: _Read = opened()
+                self._source = name
+                return
             except Unreadable as problem:
                 problems.append(str(problem))
         self._problem = "; ".join(problems)
 
     def close(self, run_dir: Path) -> KernelWindow:
         """Read the window, write `kernel_log.json` into `run_dir`, and return the window."""
-        if self._source is None:
-            window = KernelWindow(source="", problem=self._problem)
-        else:
+        window = KernelWindow(source=self._source, problem=self._problem)
+        if self._source:
             try:
-                window = self._source.read()
+                self._read(window)
             except Unreadable as problem:
-                window = KernelWindow(source=self._source.name, problem=str(problem))
+                window = KernelWindow(source=self._source, problem=str(problem))
         window.write(run_dir, began_at=self._began_at)
         return window
 
 
-class _Kmsg:
+def _kmsg(path: Path) -> _Read:
     """The kernel's own device, opened at its end: what it then gives is the window."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror}") from error
+    try:
+        os.lseek(handle, 0, os.SEEK_END)
+    except OSError as error:
+        os.close(handle)
+        raise Unreadable(f"{path}: {error.strerror}") from error
 
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        try:
-            self._handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise Unreadable(f"{path}: {error.strerror}") from error
-        try:
-            os.lseek(self._handle, 0, os.SEEK_END)
-        except OSError as error:
-            os.close(self._handle)
-            raise Unreadable(f"{path}: {error.strerror}") from error
-
-    def read(self) -> KernelWindow:
-        window = KernelWindow(source=self.name)
+    def read(window: KernelWindow) -> None:
         rest = b""
         try:
             while True:
                 try:
-                    record = os.read(self._handle, _RECORD_BYTES)
+                    record = os.read(handle, _RECORD_BYTES)
                 except BrokenPipeError:
                     window.lost = True  # lines were overwritten; the next read gives the oldest
                     continue
@@ -138,10 +135,11 @@ class _Kmsg:
                 for line in lines:
                     _add_record(window, line)
         except OSError as error:
-            raise Unreadable(f"{self.name}: {error.strerror}") from error
+            raise Unreadable(f"{path}: {error.strerror}") from error
         finally:
-            os.close(self._handle)
-        return window
+            os.close(handle)
+
+    return read
 
 
 def _add_record(window: KernelWindow, line: bytes) -> None:
@@ -155,60 +153,53 @@ def _add_record(window: KernelWindow, line: bytes) -> None:
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\]\s?")
 
 
-class _Dmesg:
+def _dmesg() -> _Read:
     """The tool of util-linux: the window is what follows the line that was the last."""
+    tool = _which("dmesg")
 
-    name = "dmesg --raw"
+    def lines() -> list[str]:
+        return [line for line in _told([tool, "--raw"]) if line.strip()]
 
-    def __init__(self) -> None:
-        self._tool = _which("dmesg")
-        self._last = next(reversed(self._lines()), None)
+    last = next(reversed(lines()), None)
 
-    def _lines(self) -> list[str]:
-        result = run_tool([self._tool, "--raw"], timeout_s=_TOOL_TIMEOUT_S)
-        if not result.ok:
-            raise Unreadable(result.problem)
-        return [line for line in result.stdout.splitlines() if line.strip()]
-
-    def read(self) -> KernelWindow:
-        window, lines = KernelWindow(source=self.name), self._lines()
-        if self._last in lines:
-            begin = len(lines) - lines[::-1].index(self._last)
-        else:
-            begin, window.lost = 0, self._last is not None
-        for line in lines[begin:]:
+    def read(window: KernelWindow) -> None:
+        now = lines()
+        begin = len(now) - now[::-1].index(last) if last in now else 0
+        window.lost = last is not None and last not in now
+        for line in now[begin:]:
             window.add(_STAMP.sub("", line))
-        return window
+
+    return read
 
 
-class _Journal:
+def _journal() -> _Read:
     """The journal's kernel messages after the newest one when the launch began."""
+    command = [_which("journalctl"), "-k", "-o", "json", "--no-pager", "--quiet"]
 
-    name = "journalctl -k"
-
-    def __init__(self) -> None:
-        self._tool = _which("journalctl")
-        newest = self._entries("--lines=1")
-        if not newest or not isinstance(newest[-1].get("__CURSOR"), str):
-            raise Unreadable(f"{self.name}: no kernel message may be read")
-        self._cursor = str(newest[-1]["__CURSOR"])
-
-    def _entries(self, option: str) -> list[dict[str, object]]:
-        command = [self._tool, "-k", "-o", "json", "--no-pager", "--quiet", option]
-        result = run_tool(command, timeout_s=_TOOL_TIMEOUT_S)
-        if not result.ok:
-            raise Unreadable(result.problem)
+    def entries(option: str) -> list[dict[str, object]]:
         try:
-            entries = [json.loads(line) for line in result.stdout.splitlines() if line.strip()]
+            found = [json.loads(line) for line in _told([*command, option]) if line.strip()]
         except ValueError as error:
-            raise Unreadable(f"{self.name}: not JSON: {error}") from error
-        return [entry for entry in entries if isinstance(entry, dict)]
+            raise Unreadable(f"journalctl -k: not JSON: {error}") from error
+        return [entry for entry in found if isinstance(entry, dict)]
 
-    def read(self) -> KernelWindow:
-        window = KernelWindow(source=self.name)
-        for entry in self._entries(f"--after-cursor={self._cursor}"):
+    newest = entries("--lines=1")
+    cursor = newest[-1].get("__CURSOR") if newest else None
+    if not isinstance(cursor, str):
+        raise Unreadable("journalctl -k: no kernel message may be read")
+
+    def read(window: KernelWindow) -> None:
+        for entry in entries(f"--after-cursor={cursor}"):
             window.add(str(entry.get("MESSAGE", "")))
-        return window
+
+    return read
+
+
+def _told(command: list[str]) -> list[str]:
+    result = run_tool(command, timeout_s=_TOOL_TIMEOUT_S)
+    if not result.ok:
+        raise Unreadable(result.problem)
+    return result.stdout.splitlines()
 
 
 def _which(name: str) -> str:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nsa.contract import package_digest
 from runbook.config.settings import environment_notes, environment_problems
-from runbook.folder.facts import Draft, finish
+from runbook.folder.facts import finish
 from runbook.folder.redact import recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host
 from runbook.machine.gpu.facts import collect_gpus
-from runbook.machine.host import TorchFacts, TrainerProcess, ask_torch, find_trainers
+from runbook.machine.host import (
+    DEFAULT_RENDEZVOUS_PORT,
+    Seen,
+    TorchFacts,
+    ask_torch,
+    find_trainers,
+)
 from runbook.machine.host_settings import collect_host_settings
 from runbook.machine.identity import package_folders, startup_code
 from runbook.process.start import NO_VARIABLES
@@ -67,18 +74,23 @@ def collect_preflight(
     return finish(drafts, run_root)
 
 
-def _fact(name: str, value: str | float | bool | None, note: str = "", *, unit: str = "") -> Draft:
-    return Draft(name=name, value=value, unit=unit, file=_HOST, note=note)
+def _fact(name: str, value: str | float | bool | None, note: str = "", *, unit: str = "") -> Fact:
+    return Fact(name=name, value=value, unit=unit, path=_HOST, note=note)
 
 
-def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
+def _listed(found: Sequence[object]) -> str:
+    more = [f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
+    return "; ".join([*map(str, found[:_LISTED]), *more])
+
+
+def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
     checkout = git.find_checkout()
     if checkout is None:
         note = git.why_no_checkout()
         for name in (_SHA, _STATUS, _DIFF):
             _write(run_root / name, "")
         return [
-            Draft(name=f"git.{key}", value=None, file=_SHA, note=note)
+            Fact(name=f"git.{key}", value=None, path=_SHA, note=note)
             for key in ("branch", "behind", "sha", "dirty", "diff_sha256")
         ]
     state = git.read_git(checkout)
@@ -91,17 +103,15 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Draft]:
     branch_notes += [f"expected {expected_branch}"] if expected_branch else []
     where = "; ".join(state.problems) or f"in {checkout}"
     dirt = f"{len(changed)} files differ from the commit or are not in it" if changed else ""
-    named = [*elsewhere, *map(str, state.unseen)]
-    dirt += "".join(f"; {text}" for text in named[:_LISTED])
-    dirt += f"; and {len(named) - _LISTED} more" if len(named) > _LISTED else ""
+    dirt = "; ".join(filter(None, (dirt, _listed([*elsewhere, *state.unseen]))))
     upstream = f"of {state.upstream}, as last fetched" if state.upstream else "no upstream branch"
     digest = "digest of the whole diff; secrets in the kept copy are blanked"
     return [
         _fact("git.branch", state.branch, ", ".join(branch_notes)),
         _fact("git.behind", state.behind, upstream, unit="commits"),
-        Draft(name="git.sha", value=state.sha, file=_SHA, note=where),
-        Draft(name="git.dirty", value=bool(changed), file=_STATUS, note=dirt),
-        Draft(name="git.diff_sha256", value=state.diff_sha256, file=_DIFF, note=digest),
+        Fact(name="git.sha", value=state.sha, path=_SHA, note=where),
+        Fact(name="git.dirty", value=bool(changed), path=_STATUS, note=dirt),
+        Fact(name="git.diff_sha256", value=state.diff_sha256, path=_DIFF, note=digest),
     ]
 
 
@@ -114,7 +124,7 @@ def _imported_from_elsewhere(checkout: Path) -> list[str]:
     ]
 
 
-def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Draft]:
+def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Fact]:
     _write(run_root / _COLLECT_ENV, redact_text(answers.collect_env or answers.problem) + "\n")
     note = redact_text(answers.problem)
     torch = {
@@ -125,32 +135,30 @@ def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Draft]:
     without = note or ("" if answers.cuda else "this torch was built without CUDA")
     return [
         _fact("trainer.imports", answers.trainer_imports, redact_text(answers.trainer_error)),
-        *(Draft(name=n, value=value, file=_COLLECT_ENV, note=note) for n, value in torch.items()),
-        Draft(name="torch.cuda", value=answers.cuda, file=_COLLECT_ENV, note=without),
+        *(Fact(name=n, value=value, path=_COLLECT_ENV, note=note) for n, value in torch.items()),
+        Fact(name="torch.cuda", value=answers.cuda, path=_COLLECT_ENV, note=without),
         _fact("torch.nccl", answers.nccl, note or ("" if answers.nccl else "torch sees no GPU")),
     ]
 
 
-def _host_drafts(run_root: Path) -> list[Draft]:
-    port = host.probe_port()
+def _host_drafts(run_root: Path) -> list[Fact]:
+    holder = host.port_holder()
     infiniband = host.find_infiniband()
-    memory = host.memory_total_gib()
     quota = host.cgroup_cpu_limit()
     ports = ", ".join(f"{name} {state}" for name, state in infiniband.items())
-    held = f" held by {port.owner}" if port.owner else ""
+    port = f"port {DEFAULT_RENDEZVOUS_PORT}" + (f" held by {holder}" if holder else "")
     allowed = f"the container's quota allows {quota:g}" if quota is not None else ""
-    unread = "" if memory is not None else "/proc/meminfo cannot be read"
     return [
         _fact("infiniband.present", bool(infiniband), ports),
-        _fact("disk.free_gib", host.disk_free_gib(run_root), unit="GiB"),
+        _fact("disk.free_gib", shutil.disk_usage(run_root).free / 1024**3, unit="GiB"),
         _write_speed_draft(run_root),
-        _fact("port.free", port.free, f"port {port.port}{held}"),
+        _fact("port.free", holder is None, port),
         _fact("cpu.count", host.count_cpus(), allowed),
-        _fact("memory.total_gib", memory, unread, unit="GiB"),
+        _fact("memory.total_gib", host.memory_total_gib(), unit="GiB"),
     ]
 
 
-def _write_speed_draft(run_root: Path) -> Draft:
+def _write_speed_draft(run_root: Path) -> Fact:
     try:
         speed, note = host.write_speed_mib_s(run_root), "64 MiB written and synced once"
     except OSError as error:
@@ -158,28 +166,26 @@ def _write_speed_draft(run_root: Path) -> Draft:
     return _fact("disk.write_mib_s", speed, note, unit="MiB/s")
 
 
-def _process_drafts(processes: Sequence[TrainerProcess]) -> list[Draft]:
+def _process_drafts(processes: Sequence[Seen]) -> list[Fact]:
     drafts = []
     for name, orphan in (("processes.leftover", True), ("processes.other_runs", False)):
         chosen = [process for process in processes if process.orphan == orphan]
-        listed = [str(process) for process in chosen[:_LISTED]]
-        if len(chosen) > _LISTED:
-            listed.append(f"and {len(chosen) - _LISTED} more")
-        drafts.append(_fact(name, len(chosen), redact_text("; ".join(listed))))
+        drafts.append(_fact(name, len(chosen), redact_text(_listed(chosen))))
     return drafts
 
 
-def _variable_drafts(*, uses_nccl: bool) -> list[Draft]:
+def _variable_drafts(*, uses_nccl: bool) -> list[Fact]:
     problems = environment_problems(os.environ, uses_nccl=uses_nccl)
     notes = environment_notes(os.environ, uses_nccl=uses_nccl)
+    told = "; ".join(f"{name}={os.environ[name]}: {note}" for name, note in notes.items())
     recorded = recorded_environment()
     return [
-        _fact("env.problems", redact_text("; ".join(problems)), redact_text("; ".join(notes))),
+        _fact("env.problems", redact_text("; ".join(problems)), redact_text(told)),
         _fact("env.recorded", "; ".join(f"{name}={value}" for name, value in recorded.items())),
     ]
 
 
-def _package_drafts() -> list[Draft]:
+def _package_drafts() -> list[Fact]:
     """Where the package under test lies, as the harness would import it."""
     folder = package_folders()["nsa"]
     code = "; ".join(startup_code())
@@ -190,7 +196,7 @@ def _package_drafts() -> list[Draft]:
     ]
 
 
-def _write_host(run_root: Path, drafts: Sequence[Draft]) -> None:
+def _write_host(run_root: Path, drafts: Sequence[Fact]) -> None:
     document = {
         "schema_version": 1,
         "facts": {

@@ -127,7 +127,13 @@ def surroundings_problems(longest_s: float = 0.0) -> list[str]:
     `longest_s`: so long may one launch of the plan take.
     """
     # Where a limit is too small, nothing else can be asked.
-    too_small = [*_limit_problems(longest_s), *_task_problems()]
+    too_small = [
+        *memory_problems(),
+        *_too_small(FILE, _LEAST_FILE, f"a run needs {_LEAST_FILE // _MIB} MiB"),
+        *_too_small(CPU, longest_s, f"a run may take {longest_s:g} s in one launch"),
+        *_too_small(FILES, _LEAST_FILES, f"a run needs {_LEAST_FILES}"),
+        *_task_problems(),
+    ]
     return too_small or [*_kernel_problems(), *_loopback_problems(), *_clock_problems()]
 
 
@@ -135,15 +141,6 @@ def memory_problems(who: str = "a run") -> list[str]:
     """Limits under which NumPy cannot be loaded: OpenBLAS asks for its memory without end."""
     needs = f"{who} needs {_LEAST_MEMORY // _GIB} GiB"
     return [text for one in MEMORY for text in _too_small(one, _LEAST_MEMORY, needs)]
-
-
-def _limit_problems(longest_s: float) -> list[str]:
-    return [
-        *memory_problems(),
-        *_too_small(FILE, _LEAST_FILE, f"a run needs {_LEAST_FILE // _MIB} MiB"),
-        *_too_small(CPU, longest_s, f"a run may take {longest_s:g} s in one launch"),
-        *_too_small(FILES, _LEAST_FILES, f"a run needs {_LEAST_FILES}"),
-    ]
 
 
 def _too_small(one: Allowance, least: float, needs: str) -> list[str]:
@@ -334,19 +331,14 @@ class LoadMeter:
         """
         now = read_times()
         took = {name: now[name] - then for name, then in self._before.items()}
-        busy_s, steal_s, own_s = took["busy_s"], took["steal_s"], took["own_s"]
-        total_s = busy_s + steal_s + took["idle_s"]
+        took["total_s"] = took["busy_s"] + took["steal_s"] + took.pop("idle_s")
+        # Two clocks of the kernel that count differently: less than nothing is nothing.
+        took["others_s"] = max(0.0, took["busy_s"] - took["own_s"])
         document = {
             "schema_version": 1,
-            "problem": "" if total_s > 0 else "the kernel tells no times of the CPUs here",
+            "problem": "" if took["total_s"] > 0 else "the kernel tells no times of the CPUs here",
             "cpus": psutil.cpu_count() or 1,
-            "wall_s": round(took["wall_s"], 3),
-            "total_s": round(total_s, 2),
-            "busy_s": round(busy_s, 2),
-            "own_s": round(own_s, 2),
-            # Two clocks of the kernel that count differently: less than nothing is nothing.
-            "others_s": round(max(0.0, busy_s - own_s), 2),
-            "steal_s": round(steal_s, 2),
+            **{name: round(seconds, 3) for name, seconds in took.items()},
             "load_before": list(self._load_before),
             "load_after": list(os.getloadavg()),
         }

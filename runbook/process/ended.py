@@ -38,6 +38,19 @@ def process_state(pid: int | None) -> str:
     return fields[0] if fields else ""
 
 
+def processor_s(pid: int) -> float | None:
+    """Processor time of all threads of a process so far, s; None if the kernel does not tell.
+
+    The clock that `time.process_time` reads in that process; what runs on another processor counts
+    up to its last tick.
+    """
+    try:
+        # MAKE_PROCESS_CPUCLOCK of linux/posix-timers.h, with CPUCLOCK_SCHED.
+        return time.clock_gettime(~pid << 3 | 2)
+    except (OSError, OverflowError):
+        return None
+
+
 def has_ended_under(pid: int, handle: int, token: str, variable: str = TOKEN_VARIABLE) -> bool:
     """Has the process ended, and its parent, which carries the token, not waited for it yet?
 

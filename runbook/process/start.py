@@ -51,23 +51,6 @@ def bare_python(program: str, *words: str) -> list[str]:
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name(program)), *words]
 
 
-def spawn(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    output: IO[bytes],
-    cwd: Path | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start `command` in a session of its own, tied to the life of the calling thread.
-
-    Its output goes straight into the file, so that nothing is lost if the harness dies. Call this
-    from a thread that outlives the command: the death signal fires when that thread ends.
-    Raises `OSError` if nothing can be started.
-    """
-    tied = bare_python("shim.py", str(os.getpid()), "--", *command)
-    return start(tied, environment, stdout=output, stderr=subprocess.STDOUT, cwd=cwd)
-
-
 @dataclass(frozen=True, kw_only=True)
 class ToolResult:
     """What a tool printed; `problem` is empty if it ran and exited with 0."""
@@ -119,7 +102,10 @@ def run_tool(
         _gave_up(process)
         raise
     stdout, stderr = (_text(data, errors) for data in said)
-    problem = _exit_problem(argv[0], process.returncode, stderr)
+    problem, code = "", process.returncode
+    if code:
+        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+        problem = f"{argv[0]}: exit code {code}{': ' + lines[-1] if lines else ''}"
     return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
 
 
@@ -145,13 +131,6 @@ def _text(data: bytes, errors: str) -> str:
     return data.decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _exit_problem(name: str, code: int, stderr: str) -> str:
-    if code == 0:
-        return ""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return f"{name}: exit code {code}{': ' + lines[-1] if lines else ''}"
-
-
 # Longer than `kill_all` tries; it takes milliseconds unless something hangs in the kernel.
 _KEPT_WITHIN_S = 10.0
 
@@ -165,7 +144,8 @@ def spawn_kept(
 ) -> subprocess.Popen[bytes]:
     """Start `command` below a subreaper, from whose tree nothing that it starts can leave.
 
-    What is returned is the subreaper, which ends when all of it has ended, and as the command did.
+    Its output goes straight into the file, so that nothing is lost if the harness dies. What is
+    returned is the subreaper, which ends when all of it has ended, and as the command did.
     It carries no token. Raises `OSError` if nothing can be started.
     """
     subreaper = start(

@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 # Of <linux/prctl.h>.
-_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_CANNOT_START = 127
 _LENGTH_BYTES = 8
 _PAUSE_S = 0.005
 # As long as the harness tries to end what has the token, and as long as the reaper does.
@@ -54,7 +55,7 @@ def _order() -> tuple[list[str], dict[str, str]] | None:
     return words[: int(count)], {name: value for name, _, value in variables}
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str]) -> int:
+def _start(command: Sequence[str], environment: Mapping[str, str], libc: ctypes.CDLL) -> int:
     """Start the command, in a session of its own and with the death signal; returns its pid."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _DEAF_TO}
     me = os.getpid()
@@ -64,10 +65,19 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> int:
         signal.signal(number, handler)
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    shim = f"{__file__.rpartition('/')[0]}/shim.py"
-    words = [sys.executable, "-I", "-S", shim, str(me), "--", *command]
-    os.execve(sys.executable, words, environment)  # noqa: S606 - no shell
-    return 0  # never reached: an exec that fails raises
+    # It survives exec, so the command is killed as soon as this process is gone, however it went.
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != me:
+        os.kill(os.getpid(), signal.SIGKILL)  # it went before the signal was set
+    # A request for stacks or records that comes before the trainer has a handler must not kill it.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        os.execvpe(command[0], list(command), environment)  # noqa: S606 - no shell
+    except OSError as error:
+        sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")
+        sys.stderr.flush()
+    os._exit(_CANNOT_START)
 
 
 def _reap(wanted: int, status: int | None) -> tuple[int | None, bool]:
@@ -149,7 +159,7 @@ def main() -> int:
         return 1
     if (order := _order()) is None:
         return 1
-    command = _start(*order)
+    command = _start(*order, libc)
     status = _wait(command)
     within_s = _WITHOUT_HARNESS_S if status is None else _AFTER_COMMAND_S
     status = _end_all(command, status, within_s)

@@ -60,7 +60,11 @@ class LaunchProgress(_OfLaunch):
 
 
 class SilentRank(Record):
-    """A rank that says nothing for longer than it usually does; `state` if the kernel holds it."""
+    """A rank that has said nothing for longer than it usually does.
+
+    `usual_s` is its median pause, null if it was heard too seldom; `state` is in words why it
+    cannot speak, if the kernel knows.
+    """
 
     rank: int = Field(ge=0)
     silent_s: float = Field(ge=0)

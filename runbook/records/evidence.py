@@ -20,21 +20,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingLog:
-    """A training.csv as read: complete rows only, and everything that was wrong with the rest.
+class RowFile:
+    """The complete rows of a CSV file, its digest, and what was wrong with the rest.
+
+    `legacy`: it has no header, as the older form.
+    """
+
+    frame: pd.DataFrame
+    sha256: str
+    legacy: bool = False
+    dropped_rows: int = 0
+    problems: tuple[str, ...] = ()
+    damaged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLog(RowFile):
+    """A training.csv as read.
 
     `frame` has the columns step, loss, lr, toks_per_s, tokens, dt_s, grad_norm, mem_mib, arm
     (str), block (int), warmup (bool), fetch_s, host_s; columns that the file lacks are absent. Of a
     trainer of one's own it is what `runbook.folder.launch.own_log` says.
     """
 
-    frame: pd.DataFrame
     path: str
-    sha256: str
-    legacy: bool = False
-    dropped_rows: int = 0
-    problems: tuple[str, ...] = ()
-    damaged: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +71,10 @@ class RankLog:
     time begins. `beside` has for each step, the first apart,
     the events since the step before that are no part of a step. `checkpoints` are those that were
     written, each with its path and the seconds it took; `evaluations` have the step before them,
-    the losses, and the digest of the rows that they read.
+    the losses, and the digest of the rows that they read. `clock_s` lies between the first record
+    and the last, `silence_s` is the longest time between two (None of fewer); `steps_back` and
+    `clocks_back` say at how many places a step, or one of the two clocks, goes back; `misshapen`
+    are values of another shape than their readers expect.
     """
 
     rank: int
@@ -85,11 +97,16 @@ class RankLog:
     halt_reason: str | None = None
     pids: tuple[int, ...] = ()
     clock_s: float | None = None
+    silence_s: float | None = None
+    last_event: str = ""
+    last_ts: float | None = None
+    steps_back: int = 0
+    clocks_back: int = 0
     proof: Mapping[str, Any] | None = None
     ending: Mapping[str, Any] = field(default_factory=dict)
     steps: pd.DataFrame | None = None
     beside: Mapping[int, frozenset[str]] = field(default_factory=dict)
-    dropped_lines: int = 0
+    misshapen: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     damaged: bool = False
 
@@ -158,6 +175,11 @@ class LaunchEvidence:
         """The step of the checkpoint that it was told to go on from; 0 for a new launch."""
         return self.result.begun.step if self.result.begun else self.launch.after
 
+    @property
+    def asked(self) -> int:
+        """The last step that the attempt that counts was asked for: a retry may be shorter."""
+        return self.launch.steps if self.result.steps is None else self.result.steps
+
     def effects(self, toggle: str, *, arm: str | None = None) -> tuple[Effect, ...]:
         """All ranks' effects of one toggle, of one arm if named."""
         return tuple(
@@ -170,13 +192,17 @@ class LaunchEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """Something found out about the machine or the checkout, kept as an artifact."""
+    """Something found out about the machine or the checkout, kept as an artifact.
+
+    None needs a `note` that says why there is no value. `sha256` is empty while the file at `path`
+    may still grow.
+    """
 
     name: str
     value: str | int | float | bool | None
     unit: str = ""
     path: str
-    sha256: str
+    sha256: str = ""
     note: str = ""
 
 

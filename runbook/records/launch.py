@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Literal
 
@@ -232,17 +233,30 @@ class Kind(StrEnum):
     PARTED = "parted"
 
 
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How an attempt ended, or why it has to be ended, in the terms of `LaunchResult`."""
+
+    status: LaunchStatus
+    cause: str = ""
+    culprit_rank: int | None = None
+    kind: Kind = Kind.NONE
+
+
 class RankExit(Sparse):
     """One rank's end, from its last heartbeat and from its parent's wait.
 
     said_s: time between two of its steps by the rank's own clock. watched_s: time between their
     arrivals at the launcher, by the launcher's clock. wall_gap_s: how far the times of day that it
-    writes are behind those at which its machine reads them. late_rows: by file, how many steps it
-    was behind the rank's heartbeats. away_s: of the launch's time before its first word and after
-    its last, what is nobody's: the harness itself was stopped, or the launch waited in a queue.
+    writes are behind those at which its machine reads them. apart_s, cpu_apart_s: by so much its
+    monotonic clock, and its processor time, go otherwise than the arrivals of its lines leave room
+    for, 0 or less where they agree; of a rank on the launcher's own machine. late_rows: by file,
+    how many steps it was behind the rank's heartbeats. away_s: of the launch's time before its
+    first word and after its last, what is nobody's: the harness itself was stopped, or the launch
+    waited in a queue.
     """
 
-    unsaid: ClassVar[tuple[str, ...]] = ("away_s",)
+    unsaid: ClassVar[tuple[str, ...]] = ("away_s", "apart_s", "cpu_apart_s")
 
     rank: int = Field(ge=0)
     code: int | None
@@ -252,6 +266,8 @@ class RankExit(Sparse):
     said_s: float | None = None
     watched_s: float | None = None
     wall_gap_s: float | None = None
+    apart_s: float | None = None
+    cpu_apart_s: float | None = None
     late_rows: dict[str, int] = Field(default_factory=dict)
     away_s: float = Field(default=0.0, ge=0)
 

@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
     model_validator,
 )
@@ -95,6 +96,12 @@ class Sparse(Record):
     ) -> JsonSchemaValue:
         """The schema of the fields: that of the serializer would be any object."""
         return handler({k: v for k, v in core_schema.items() if k != "serialization"})
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with a document, and where."""
+    first = error.errors(include_url=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
 
 
 def duration_text(seconds: float) -> str:
@@ -222,15 +229,13 @@ class Series(Record):
 
 
 def thin_points(
-    xs: Sequence[float], ys: Sequence[float], *, keep: int = MAX_POINTS
+    xs: Sequence[float], ys: Sequence[float], *, keep: int
 ) -> tuple[tuple[float, float], ...]:
     """At most `keep` of the points, in order: the lowest and highest of each stretch survive.
 
     Dips and peaks are what a reader looks for, so a plain stride would hide them.
     """
     points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
-    if keep < 2:
-        raise ValueError(f"keep must be at least 2, got {keep}")
     if len(points) <= keep:
         return tuple(points)
     stretches = keep // 2

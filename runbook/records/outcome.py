@@ -157,6 +157,16 @@ class Check(Record):
         nothing = (self.outcome, self.code) == (Outcome.SKIPPED, Reason.NOT_ASKED_FOR)
         return nothing and self.follows == self.phase
 
+    @property
+    def blocks(self) -> bool:
+        """True if it keeps the run from GO."""
+        return self.required and not satisfies(self) and not self.left_out
+
+    @property
+    def is_problem(self) -> bool:
+        """True if a reader has something to do: all but passes and skips that block nothing."""
+        return self.blocks or self.outcome not in (Outcome.PASS, Outcome.SKIPPED)
+
     @model_validator(mode="after")
     def _honest(self) -> Check:
         if not self.id.startswith(f"{self.phase}."):

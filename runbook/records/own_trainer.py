@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from pydantic import Field, model_validator
 
@@ -21,8 +21,8 @@ OUT, STEPS, RANKS = "{out}", "{steps}", "{ranks}"
 COLUMNS = ("loss", "dt_s", "dt_ms", "toks_per_s", "step", "lr", "grad_norm")
 # How a trainer may tell its own pace, in one of these columns.
 PACE = ("dt_s", "dt_ms", "toks_per_s")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _OURS = ("RUNBOOK_", "NSA_", "LD_")
+_VARIABLE = re.compile(rf"(?!{'|'.join(_OURS)})[A-Za-z_]\w*")
 # Its pace and ours differ by what happens between its steps, which it may leave out; a wrong unit,
 # column or number of tokens differs by far more.
 OWN_PACE_TOLERANCE = 0.1
@@ -119,7 +119,7 @@ class OwnTrainer(Record):
             raise ValueError(f"command: it holds no {RANKS}; name the command for one rank: single")
         if (self.tokens_per_rank is None) == (self.tokens_per_step is None):
             raise ValueError("one of tokens_per_rank and tokens_per_step is needed")
-        if odd := sorted(name for name in self.env if not _may_be_set(name)):
+        if odd := sorted(name for name in self.env if not _VARIABLE.fullmatch(name)):
             raise ValueError(f"env: {', '.join(odd)} cannot be set; no {'*, '.join(_OURS)}*")
         if told := sorted(name for name in self.env if is_secret_name(name)):
             raise ValueError(
@@ -127,7 +127,8 @@ class OwnTrainer(Record):
                 "let the command read it from a file"
             )
         texts = {"command": self.command, "single": self.single, **self.env}
-        if told := [key for key, text in texts.items() if _holds_secret(text)]:
+        shapes = (SECRET_SHAPES, URL_LOGIN)
+        if told := [key for key, t in texts.items() if any(one.search(t) for one in shapes)]:
             raise ValueError(f"{', '.join(told)}: it holds a secret, and a run records its profile")
         try:
             re.compile(self.ready)
@@ -138,8 +139,8 @@ class OwnTrainer(Record):
     def argv(self, *, ranks: int, steps: int, alone: bool = False) -> tuple[str, ...]:
         """The words of the command; `{out}` is left for the launch, which knows its folder."""
         words = _words("command", self.single if alone and self.single else self.command)
-        known = {RANKS: str(1 if alone else ranks), STEPS: str(steps)}
-        return tuple(_replaced(words, known))
+        told = str(1 if alone else ranks)
+        return tuple(word.replace(RANKS, told).replace(STEPS, str(steps)) for word in words)
 
     def tokens(self, ranks: int) -> int:
         """Tokens of one optimizer step of so many ranks."""
@@ -156,18 +157,3 @@ def _words(key: str, text: str) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
-
-
-def _holds_secret(text: str) -> bool:
-    return any(shape.search(text) for shape in (SECRET_SHAPES, URL_LOGIN))
-
-
-def _may_be_set(name: str) -> bool:
-    return bool(_VARIABLE.fullmatch(name)) and not name.startswith(_OURS)
-
-
-def _replaced(words: Iterable[str], known: dict[str, str]) -> Iterable[str]:
-    for word in words:
-        for mark, value in known.items():
-            word = word.replace(mark, value)
-        yield word

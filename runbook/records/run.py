@@ -175,13 +175,11 @@ class RunRecord(Record):
     @property
     def said(self) -> str:
         """The verdict with what it leaves out: `GO for 1 of 61 checks, model changed (...)`."""
-        return verdict_text(f"{self.verdict}{self._how_much()}", self.caveats)
-
-    def _how_much(self) -> str:
         if self.verdict is not Verdict.PARTIAL:
-            return ""
+            return verdict_text(self.verdict, self.caveats)
         left, total = len(self.left_out()), len(set(self.required))
-        return f" {total - left} of {total - left}, {left} more were not asked for"
+        much = f"{total - left} of {total - left}, {left} more were not asked for"
+        return verdict_text(f"{self.verdict} {much}", self.caveats)
 
     def left_out(self) -> tuple[str, ...]:
         """The required checks whose phases were not asked for."""

@@ -19,7 +19,7 @@ from runbook.stats.decision import (
     Decision,
     Detail,
     FloatArray,
-    between,
+    percent,
     too_few,
     unless_disturbed,
 )
@@ -121,7 +121,7 @@ def judge_rounds_so_far(
     def settled(decision: Decision) -> bool:
         return decision.outcome is Decided.WINNER or bool(decision.details["futile"])
 
-    return first_settled(values.shape[0], plan, analyze, settled, final=final)
+    return first_settled(values.shape[0], plan, analyze, final=final, settled=settled)
 
 
 def judge_rounds(
@@ -145,8 +145,6 @@ def judge_rounds(
         3 rounds; else TIE: the configured value stays. `estimate` is the ratio of the leader to
         its closest rival, `interval` its two-sided 1 - error interval.
     """
-    between("error", error, 0.0, 0.5)
-    between("min_effect", min_effect, 0.0, 1.0)
     rounds = values.shape[0]
     if rounds < MIN_ROUNDS:
         what, known = "complete round(s)", {"futile": False}
@@ -164,14 +162,17 @@ def judge_rounds(
     np.fill_diagonal(upper, np.inf)
     futile = bool((upper.min(axis=1) < math.log1p(min_effect)).all())
     against = {
-        arm: _bounds(mean[leader, other], critical * bar[leader, other])
+        arm: tuple(
+            math.exp(mean[leader, other] + reach * bar[leader, other])
+            for reach in (0.0, -critical, critical)
+        )
         for other, arm in enumerate(arms)
         if other != leader
     }
     ratio, low, high = against[arms[rival]]
     interval = (low, high)
     winner = arms[leader] if beats_all.size else None
-    gap = f"{arms[leader]} against {arms[rival]}: {_percent(ratio, interval)}"
+    gap = f"{arms[leader]} against {arms[rival]}: {percent(ratio, interval)}"
     details: dict[str, Detail] = {
         "futile": futile,
         "min_effect": min_effect,
@@ -196,11 +197,6 @@ def judge_rounds(
     )
 
 
-def _bounds(lead: float, half: float) -> tuple[float, float, float]:
-    """Ratio, lower and upper bound of a mean log ratio."""
-    return math.exp(lead), math.exp(lead - half), math.exp(lead + half)
-
-
 def _pairwise(logs: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Mean and standard error of all paired differences: two arrays [arms, arms]."""
     rounds = logs.shape[0]
@@ -208,11 +204,6 @@ def _pairwise(logs: FloatArray) -> tuple[FloatArray, FloatArray]:
     mean = gaps.mean(axis=0)
     variance = np.square(gaps - mean).sum(axis=0) / (rounds - 1)
     return mean, np.sqrt(variance / rounds)
-
-
-def _percent(ratio: float, interval: tuple[float, float]) -> str:
-    low, high = interval
-    return f"{ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})"
 
 
 def _sentence(gap: str, winner: str | None, futile: bool, min_effect: float) -> str:

@@ -101,6 +101,35 @@ def too_few(
 FloatArray = npt.NDArray[np.float64]
 
 
+def percent(ratio: float, bounds: tuple[float, float], *beside: str) -> str:
+    """`-1.2% (-3.0% to +0.6%, 8 rounds)`: how far a ratio and its bounds are from 1."""
+    low, high = (f"{bound - 1:+.1%}" for bound in bounds)
+    return f"{ratio - 1:+.1%} ({', '.join([f'{low} to {high}', *beside])})"
+
+
+def of_ratio(
+    outcome: Decided,
+    ratio: float,
+    bounds: tuple[float, float],
+    *,
+    error: float,
+    n: int,
+    reason: str,
+    go_on: bool = False,
+) -> Decision:
+    """A decision about the ratio of two throughputs."""
+    return Decision(
+        outcome=outcome,
+        estimate=ratio,
+        interval=bounds,
+        error_rate=error,
+        n=n,
+        unit="ratio",
+        reason=reason,
+        go_on=go_on,
+    )
+
+
 def positive(name: str, values: Iterable[float], *, unit: str) -> FloatArray:
     """`values` as a 1-D float array of finite numbers above zero.
 

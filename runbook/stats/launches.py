@@ -15,10 +15,8 @@ from runbook.stats.pairs import mean_and_error, t_quantile
 from runbook.stats.plans import (
     SCALING_PLAN,
     TARGET_PLAN,
-    FixedPlan,
     InterimPlan,
     first_settled,
-    is_decided,
 )
 
 MIN_LAUNCHES = 3
@@ -32,9 +30,6 @@ RATIO_WEIGHT = 2 / 3
 def meets_target(
     values: Sequence[float] | FloatArray,
     target: float,
-    error: float | None = None,
-    *,
-    plan: FixedPlan = TARGET_PLAN,
 ) -> Decision:
     """Does the throughput reach the target?
 
@@ -43,8 +38,6 @@ def meets_target(
             Blocks or steps of one launch are no substitute: they cannot see how much launches
             differ.
         target: the floor, same unit.
-        error: one-sided error of either answer; that of the plan if None.
-        plan: the launches that are needed near the target, and the error.
 
     Returns:
         PASS if the one-sided lower bound of the launches' mean (geometric) reaches the target,
@@ -55,15 +48,23 @@ def meets_target(
     Raises:
         UsageError: values or target that are not positive numbers.
     """
-    error = between("error", plan.error if error is None else error, 0.0, 0.5)
     floor = float(positive("target", [target], unit=TOKENS_PER_SECOND)[0])
     array = positive("values", values, unit=TOKENS_PER_SECOND)
     middle = math.exp(float(np.log(array).mean()))
-    if array.size < plan.units:
-        outcome, interval, says = _far_from(array, floor, plan.units)
+    outcome, interval = Decided.INCONCLUSIVE, None
+    if array.size < TARGET_PLAN.units:
+        says = few = f"{TARGET_PLAN.units} launches are needed near the target"
+        if float(array.min()) >= floor * (1 + FAR):
+            outcome, says = Decided.PASS, f"more than {FAR:.0%} above it ({few})"
+        elif float(array.max()) < floor * (1 - FAR):
+            outcome, says = Decided.FAIL, f"more than {FAR:.0%} below it ({few})"
     else:
-        interval = launch_bounds(array, error)
-        outcome, says = _against(interval, floor)
+        low, high = interval = launch_bounds(array)
+        says = f"bounds {low:.4g} to {high:.4g} hold it; add launches"
+        if low >= floor:
+            outcome, says = Decided.PASS, f"lower bound {low:.4g} reaches it"
+        elif high < floor:
+            outcome, says = Decided.FAIL, f"upper bound {high:.4g} is below the floor"
     stale = floor < STALE_BELOW * middle
     warning = f"; STALE TARGET: {floor:g} is {floor / middle:.1%} of what is measured"
     details: dict[str, Detail] = {"target": floor, "stale_target": stale}
@@ -71,7 +72,7 @@ def meets_target(
         outcome=outcome,
         estimate=middle,
         interval=interval,
-        error_rate=error,
+        error_rate=TARGET_PLAN.error,
         n=array.size,
         unit=TOKENS_PER_SECOND,
         reason=f"{middle:.4g} against {floor:g} tok/s, {array.size} launch(es): {says}"
@@ -80,10 +81,8 @@ def meets_target(
     )
 
 
-def launch_bounds(
-    values: Sequence[float] | FloatArray, error: float = TARGET_PLAN.error
-) -> tuple[float, float]:
-    """Bounds of the geometric mean of launches, each one-sided with this error.
+def launch_bounds(values: Sequence[float] | FloatArray) -> tuple[float, float]:
+    """Bounds of the geometric mean of launches, each one-sided with the error of TARGET_PLAN.
 
     Args:
         values: one positive number per launch, at least two of them.
@@ -98,28 +97,8 @@ def launch_bounds(
     if array.size < 2:
         raise UsageError("one launch has no spread; bounds need at least 2")
     mean, bar = mean_and_error(np.log(array))
-    half = t_quantile(error, array.size - 1) * bar
+    half = t_quantile(TARGET_PLAN.error, array.size - 1) * bar
     return math.exp(mean - half), math.exp(mean + half)
-
-
-def _against(interval: tuple[float, float], floor: float) -> tuple[Decided, str]:
-    low, high = interval
-    if low >= floor:
-        return Decided.PASS, f"lower bound {low:.4g} reaches it"
-    if high < floor:
-        return Decided.FAIL, f"upper bound {high:.4g} is below the floor"
-    return Decided.INCONCLUSIVE, f"bounds {low:.4g} to {high:.4g} hold it; add launches"
-
-
-def _far_from(
-    array: FloatArray, floor: float, needed: int
-) -> tuple[Decided, tuple[float, float] | None, str]:
-    few = f"{needed} launches are needed near the target"
-    if float(array.min()) >= floor * (1 + FAR):
-        return Decided.PASS, None, f"more than {FAR:.0%} above it ({few})"
-    if float(array.max()) < floor * (1 - FAR):
-        return Decided.FAIL, None, f"more than {FAR:.0%} below it ({few})"
-    return Decided.INCONCLUSIVE, None, few
 
 
 def scaling(
@@ -128,9 +107,7 @@ def scaling(
     n: int,
     *,
     limit: float = 0.90,
-    error: float = 0.01,
     plan: InterimPlan | None = None,
-    final: bool = True,
 ) -> Decision:
     """Scaling efficiency E = T_N / (N * T_1), held against a floor.
 
@@ -139,10 +116,8 @@ def scaling(
         tN: throughput of all N devices together, launched in pairs with `t1`; same config hash.
         n: number of devices, at least 2.
         limit: the floor.
-        error: one-sided error of either answer.
-        plan: for a run that stops early, in pairs; its error counts then. None: one analysis
-            of all.
-        final: with a plan: no more pairs will come, so decide with what error is left.
+        plan: for a run that stops early, in pairs. None: one analysis of all, with the whole
+            one-sided error of SCALING_PLAN.
 
     Returns:
         PASS if the lower bound of E is above the limit, FAIL if the upper bound is below it,
@@ -152,7 +127,6 @@ def scaling(
     Raises:
         UsageError: values that are not positive numbers, different lengths, n below 2.
     """
-    between("error", error, 0.0, 0.5)
     between("limit", limit, 0.0, MOST_SCALING)
     if n < 2:
         raise UsageError(f"n is {n}; scaling needs at least 2 devices")
@@ -162,8 +136,8 @@ def scaling(
         return _scaling(one[:pairs], many[:pairs], n, limit, spend)
 
     if plan is None:
-        return analyze(one.size, error)
-    return first_settled(one.size, plan, analyze, is_decided, final=final)
+        return analyze(one.size, SCALING_PLAN.error)
+    return first_settled(one.size, plan, analyze, final=True)
 
 
 def scaling_over(

@@ -12,10 +12,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.decision import Decided, Decision, FloatArray, between, positive, too_few
+from runbook.stats.decision import (
+    Decided,
+    Decision,
+    FloatArray,
+    between,
+    of_ratio,
+    percent,
+    positive,
+    too_few,
+)
 from runbook.stats.launches import FAR, MIN_LAUNCHES
 from runbook.stats.pairs import t_quantile
 
+# One-sided, of the bound of a loss.
 LOSS_ERROR = 0.01
 # Runs that make a level, and as many more steps between runs that tell its noise.
 LEVEL_RUNS = 5
@@ -39,7 +49,6 @@ def loss_shown(
     head: Sequence[float] | FloatArray,
     *,
     allowance: float,
-    error: float = LOSS_ERROR,
 ) -> Decision:
     """Is `head` slower than an earlier run by more than `allowance`?
 
@@ -47,7 +56,6 @@ def loss_shown(
         reference: throughput of the earlier run, one value per launch.
         head: the same of the run in question; the numbers of launches may differ.
         allowance: the loss that two runs at different times may show without any cause, as a share.
-        error: one-sided error of the bound.
 
     Returns:
         FAIL if the upper bound of head / reference is below 1 - allowance; PASS if the estimate is
@@ -56,10 +64,9 @@ def loss_shown(
         ratio of the geometric means.
 
     Raises:
-        UsageError: values that are not positive numbers, allowance or error out of range.
+        UsageError: values that are not positive numbers, allowance out of range.
     """
     between("allowance", allowance, 0.0, 1.0)
-    between("error", error, 0.0, 0.5)
     before = np.log(positive("reference", reference, unit=TOKENS_PER_SECOND))
     now = np.log(positive("head", head, unit=TOKENS_PER_SECOND))
     middle = float(now.mean() - before.mean())
@@ -67,19 +74,19 @@ def loss_shown(
         most = -math.log1p(-FAR)
         low, high = float(now.min() - before.max()) - most, float(now.max() - before.min()) + most
     else:
-        half = _welch_half(before, now, error)
+        half = _welch_half(before, now)
         low, high = middle - half, middle + half
     says = f"{before.size} and {now.size} launches"
-    return _decided((low, middle, high), allowance, error, int(now.size), says)
+    return _decided((low, middle, high), allowance, int(now.size), says)
 
 
-def _welch_half(a: FloatArray, b: FloatArray, error: float) -> float:
+def _welch_half(a: FloatArray, b: FloatArray) -> float:
     """Half-width of a one-sided bound of the difference of two means, unequal variances."""
     parts = [max(float(x.var(ddof=1)), LEAST_SPREAD**2) / x.size for x in (a, b)]
     freedom = sum(parts) ** 2 / sum(
         part**2 / (x.size - 1) for part, x in zip(parts, (a, b), strict=True)
     )
-    return t_quantile(error, freedom) * math.sqrt(sum(parts))
+    return t_quantile(LOSS_ERROR, freedom) * math.sqrt(sum(parts))
 
 
 def level_runs(runs: Sequence[float] | FloatArray) -> slice:
@@ -100,7 +107,6 @@ def below_level(
     head: float,
     *,
     allowance: float,
-    error: float = LOSS_ERROR,
 ) -> Decision:
     """Is `head` slower than the best level that the last runs held, by more than `allowance`?
 
@@ -112,35 +118,31 @@ def below_level(
         history: throughput of the earlier runs, oldest first, one value per run.
         head: throughput of the run in question.
         allowance: the loss that is not worth a word, as a share.
-        error: one-sided error of the bound.
 
     Returns:
         FAIL if the upper bound of head / level is below 1 - allowance; PASS if the estimate is not
         below it; else INCONCLUSIVE: suspected, not shown, or fewer than 5 earlier runs.
 
     Raises:
-        UsageError: values that are not positive numbers, allowance or error out of range.
+        UsageError: values that are not positive numbers, allowance out of range.
     """
     between("allowance", allowance, 0.0, 1.0)
-    between("error", error, 0.0, 0.5)
     runs = np.log(positive("history", history, unit=TOKENS_PER_SECOND))[-LEVEL_WINDOW:]
     now = float(np.log(positive("head", [head], unit=TOKENS_PER_SECOND))[0])
     if runs.size < LEVEL_RUNS:
-        return too_few(int(runs.size), "earlier run(s)", LEVEL_RUNS, error=error, unit="ratio")
+        return too_few(int(runs.size), "earlier run(s)", LEVEL_RUNS, error=LOSS_ERROR, unit="ratio")
     best = runs[level_runs(runs)]
     steps = np.diff(runs)
     # Successive differences: twice the variance of a run, on two thirds of their number of degrees.
     spread = max(math.sqrt(float(steps @ steps) / steps.size / 2), LEAST_SPREAD)
     width = spread * math.sqrt(1 + 1 / LEVEL_RUNS)
-    half = t_quantile(error, steps.size * 2 / 3) * width
+    half = t_quantile(LOSS_ERROR, steps.size * 2 / 3) * width
     middle = now - float(best.mean())
     says = f"{runs.size} earlier runs"
-    return _decided((middle - half, middle, middle + half), allowance, error, runs.size, says)
+    return _decided((middle - half, middle, middle + half), allowance, runs.size, says)
 
 
-def _decided(
-    logs: tuple[float, float, float], allowance: float, error: float, n: int, says: str
-) -> Decision:
+def _decided(logs: tuple[float, float, float], allowance: float, n: int, says: str) -> Decision:
     """`logs` are the lower bound, the estimate and the upper bound of the log ratio."""
     low, ratio, high = (math.exp(value) for value in logs)
     if high < 1 - allowance:
@@ -150,12 +152,5 @@ def _decided(
         words = f"a loss of more than {allowance:.0%} is suspected, not shown"
     else:
         outcome, words = Decided.PASS, "no loss shown"
-    return Decision(
-        outcome=outcome,
-        estimate=ratio,
-        interval=(low, high),
-        error_rate=error,
-        n=n,
-        unit="ratio",
-        reason=f"{ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%}, {says}): {words}",
-    )
+    reason = f"{percent(ratio, (low, high), says)}: {words}"
+    return of_ratio(outcome, ratio, (low, high), error=LOSS_ERROR, n=n, reason=reason)

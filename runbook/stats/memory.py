@@ -65,7 +65,9 @@ def memory_plateau(
     estimate = now + slope * ahead
     interval = (now + low * ahead, now + high * ahead)
     top = max(before, after)
-    growth = max(after - before, _lasting_mark(used[half:]) - _lasting_mark(used[:half]))
+    # The highest level held for a twentieth of these rows: a short spike cannot hide a leak.
+    first, last = _levels(used[:half]), _levels(used[half:])
+    growth = max(after - before, max(last) - max(first))
     faults = []
     if growth > slack:
         faults.append(
@@ -77,7 +79,7 @@ def memory_plateau(
         faults.append(
             f"reaches {interval[0]:.0f} MiB or more by step {goal:g}, limit {ceiling:.0f} MiB"
         )
-    rises = _rises(used[half:])
+    rises = sum(later > one for one, later in pairwise(last))
     if rises >= STEADY_RISES and interval[0] > STEADY_FACTOR * now:
         faults.append(
             f"grows in {rises} of {GROUPS - 1} parts of the last half: at least "
@@ -131,22 +133,16 @@ def _checked(
     return at, used, ceiling, goal
 
 
-def _lasting_mark(used: FloatArray) -> float:
-    """Highest level held for a twentieth of these rows: a short spike cannot hide a leak."""
-    return max(float(np.median(group)) for group in np.array_split(used, GROUPS))
-
-
-def _rises(used: FloatArray) -> int:
-    """How many groups of these rows lie above the one before."""
-    levels = [float(np.median(group)) for group in np.array_split(used, GROUPS)]
-    return sum(later > one for one, later in pairwise(levels))
+def _levels(used: FloatArray) -> list[float]:
+    """The middle of each group of these rows."""
+    return [float(np.median(group)) for group in np.array_split(used, GROUPS)]
 
 
 def _sen_slope(at: FloatArray, used: FloatArray) -> tuple[float, tuple[float, float]]:
     """Theil-Sen slope in MiB per step and its one-sided 95 % bounds (Sen 1968, no ties)."""
     groups = np.array_split(np.arange(at.size), GROUPS)
     x = np.array([float(at[group].mean()) for group in groups])
-    y = np.array([float(np.median(used[group])) for group in groups])
+    y = np.array(_levels(used))
     left, right = np.triu_indices(x.size, k=1)
     slopes = np.sort((y[right] - y[left]) / (x[right] - x[left]))
     reach = Z_95 * math.sqrt(x.size * (x.size - 1) * (2 * x.size + 5) / 18)

@@ -15,7 +15,9 @@ from runbook.stats.decision import (
     Decision,
     FloatArray,
     between,
+    of_ratio,
     paired,
+    percent,
     too_few,
     unless_disturbed,
 )
@@ -24,7 +26,6 @@ from runbook.stats.plans import (
     InterimPlan,
     TwoStagePlan,
     first_settled,
-    is_decided,
 )
 
 
@@ -107,7 +108,7 @@ def non_inferiority(
 
     if plan is None:
         return analyze(first.size, error)
-    return first_settled(first.size, plan, analyze, is_decided, final=final)
+    return first_settled(first.size, plan, analyze, final=final)
 
 
 def _non_inferior(
@@ -120,7 +121,7 @@ def _non_inferior(
     """`errors` are those of keeping and of dropping here, `whole` is that of all analyses."""
     keep_error, error = errors
     if first.size < MIN_PAIRS:
-        return _too_few(first.size, error)
+        return too_few(first.size, "round(s)", MIN_PAIRS, error=error, unit="ratio")
     ratio, (low, _) = _ratio(first, second, keep_error)
     _, (_, high) = _ratio(first, second, error)
     limit = 1.0 - margin
@@ -165,7 +166,8 @@ def regression(
     first, second = paired(("reference", "head"), reference, head, unit=TOKENS_PER_SECOND)
     whole = plan.first + plan.more
     if first.size < plan.first:
-        return _too_few(first.size, error, go_on=True)
+        few = "round(s)", MIN_PAIRS
+        return too_few(first.size, *few, error=error, unit="ratio", go_on=True)
     _, (_, early) = _ratio(first[: plan.first], second[: plan.first], plan.suspicion)
     if early >= 1.0:
         used, outcome, says = plan.first, Decided.PASS, "no loss suspected"
@@ -199,19 +201,5 @@ def _decision(
     *,
     go_on: bool = False,
 ) -> Decision:
-    low, high = bounds
-    reason = f"{name} {ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%}, {n} rounds): {says}"
-    return Decision(
-        outcome=outcome,
-        estimate=ratio,
-        interval=bounds,
-        error_rate=error,
-        n=n,
-        unit="ratio",
-        reason=reason,
-        go_on=go_on,
-    )
-
-
-def _too_few(n: int, error: float, *, go_on: bool = False) -> Decision:
-    return too_few(n, "round(s)", MIN_PAIRS, error=error, unit="ratio", go_on=go_on)
+    reason = f"{name} {percent(ratio, bounds, f'{n} rounds')}: {says}"
+    return of_ratio(outcome, ratio, bounds, error=error, n=n, reason=reason, go_on=go_on)

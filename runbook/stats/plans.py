@@ -11,8 +11,7 @@ from itertools import pairwise
 from random import Random
 from typing import TypeVar
 
-from runbook.errors import UsageError
-from runbook.stats.decision import Decided, Decision, between
+from runbook.stats.decision import Decided, Decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +37,6 @@ class InterimPlan:
     power: float = 1.0
     keep_at_end: bool = False
 
-    def __post_init__(self) -> None:
-        problems = []
-        rising = all(a < b for a, b in pairwise(self.analyses))
-        if not self.analyses or min(self.analyses) < 3 or not rising:
-            problems.append(f"analyses are {self.analyses}; allowed: rising round counts from 3 on")
-        if not 0 < self.error < 0.5:
-            problems.append(f"error is {self.error}; allowed: above 0 and below 0.5")
-        if not 0 < self.power <= 10:
-            problems.append(f"power is {self.power}; allowed: above 0 up to 10")
-        if problems:
-            raise UsageError(problems)
-
     @property
     def max_rounds(self) -> int:
         """Rounds at the last analysis."""
@@ -66,7 +53,6 @@ class InterimPlan:
 
     def unspent(self, rounds: int) -> float:
         """Error left for a last analysis, where a run ended before the plan did."""
-        between("rounds", float(rounds), 0, float("inf"))
         pairs = zip(self.analyses, self.spends(), strict=True)
         return sum(share for count, share in pairs if count >= rounds)
 
@@ -147,13 +133,18 @@ def balanced_rounds(
     return tuple(orders[:rounds])
 
 
+def is_decided(decision: Decision) -> bool:
+    """Anything but INCONCLUSIVE."""
+    return decision.outcome is not Decided.INCONCLUSIVE
+
+
 def first_settled(
     rounds: int,
     plan: InterimPlan,
     analyze: Callable[[int, float], Decision],
-    settled: Callable[[Decision], bool],
     *,
     final: bool,
+    settled: Callable[[Decision], bool] = is_decided,
 ) -> Decision:
     """Repeat all analyses that `rounds` complete rounds have reached.
 
@@ -161,8 +152,8 @@ def first_settled(
         rounds: complete rounds so far.
         plan: the analyses and the error each may spend.
         analyze: decides on the first so many rounds at that error.
-        settled: whether a decision before the last analysis ends the run.
         final: no more rounds will come, so what error is left is spent on a last analysis.
+        settled: whether a decision before the last analysis ends the run.
 
     Returns:
         The first settled decision, or that of the last analysis; before it INCONCLUSIVE with
@@ -186,8 +177,3 @@ def first_settled(
         go_on=True,
         details={"next_analysis": coming, "max_rounds": plan.max_rounds},
     )
-
-
-def is_decided(decision: Decision) -> bool:
-    """Anything but INCONCLUSIVE."""
-    return decision.outcome is not Decided.INCONCLUSIVE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +24,10 @@ SLOW_LEAST = 0.05
 # So many slow steps, most of them equally far apart, come by the clock.
 PERIODIC_COUNT = 5
 PERIODIC_SHARE = 0.7
+# One-sided, of each bound of the slope: a 90 % interval.
+ERROR = 0.05
 CHANGE_ERROR = 0.01
 SEGMENT = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Change:
-    """The most significant shift between two parts of a run."""
-
-    batch: int
-    shift: float
-    p: float
 
 
 def steady(
@@ -43,7 +36,6 @@ def steady(
     batch: int = 50,
     tolerance: float = 0.03,
     stall_limit: float = 0.01,
-    error: float = 0.05,
 ) -> Decision:
     """Does the step time stay level over the run?
 
@@ -56,7 +48,6 @@ def steady(
         batch: steps per batch; shorter (down to 10) where the run holds fewer than 8 batches.
         tolerance: change of step time over the whole run that is still level, as a share.
         stall_limit: share of the time that stalls may take (`stall_share`).
-        error: one-sided error of each bound of the slope (0.05: a 90 % interval).
 
     Returns:
         PASS if the interval of the total slope lies inside +- tolerance, no change point is
@@ -68,10 +59,8 @@ def steady(
     Raises:
         UsageError: values that are not positive numbers, limits out of range.
     """
-    between("error", error, 0.0, 0.5)
     between("tolerance", tolerance, 0.0, 1.0)
     between("stall_limit", stall_limit, 0.0, 1.0)
-    between("batch", float(batch), SHORTEST_BATCH - 1, math.inf)
     times = positive("step_times", step_times, unit="s")
     cut = warmup_cut(times)
     kept = times[cut:]
@@ -88,16 +77,22 @@ def steady(
     if count < FEWEST_BATCHES:
         needed = FEWEST_BATCHES * SHORTEST_BATCH
         few = too_few(
-            kept.size, "steps after warm-up", needed, error=error, unit="share", details=details
+            kept.size, "steps after warm-up", needed, error=ERROR, unit="share", details=details
         )
         return replace(few, n=count)
-    levels = _batch_levels(kept, size, count)
-    slope, half, factor = _total_slope(levels, error)
-    change = _change_point(levels, factor)
-    first = cut + (kept.size - count * size) + change.batch * size
-    details |= {"change_p": change.p, "change_shift": change.shift, "change_step": first}
+    # Pauses are capped; the oldest odd steps are left out.
+    capped = np.minimum(kept, PAUSE_RATIO * float(np.median(kept)))
+    levels = np.log(capped[kept.size - count * size :].reshape(count, size).mean(axis=1))
+    slope, half, factor = _total_slope(levels)
+    split, shift, p = _change_point(levels, factor)
+    first = cut + (kept.size - count * size) + split * size
+    details |= {"change_p": p, "change_shift": shift, "change_step": first}
     interval = (math.expm1(slope - half), math.expm1(slope + half))
-    faults = _faults(interval, tolerance, change, first)
+    faults = []
+    if interval[0] > tolerance or interval[1] < -tolerance:
+        faults.append(f"beyond +-{tolerance:.0%}")
+    if p < CHANGE_ERROR and abs(shift) > tolerance:
+        faults.append(f"shift of {shift:+.1%} at step {first} (p = {p:.2g})")
     if stall > stall_limit:
         often = f", a slow step every {period} steps" if period else ""
         faults.append(f"stall {stall:.1%} of the time, limit {stall_limit:.1%}{often}")
@@ -114,7 +109,7 @@ def steady(
         outcome=outcome,
         estimate=math.expm1(slope),
         interval=interval,
-        error_rate=error,
+        error_rate=ERROR,
         n=count,
         unit="share",
         reason=f"{says} ({count} batches of {size} steps)",
@@ -158,15 +153,7 @@ def _slow(times: FloatArray) -> npt.NDArray[np.bool_]:
     return times > middle * (1.0 + min(share, PAUSE_RATIO - 1.0))
 
 
-def _batch_levels(times: FloatArray, size: int, count: int) -> FloatArray:
-    """Log of the mean step time of each batch, pauses capped; the oldest odd steps are left out."""
-    capped = np.minimum(times, PAUSE_RATIO * float(np.median(times)))
-    batches = capped[times.size - count * size :].reshape(count, size)
-    levels: FloatArray = np.log(batches.mean(axis=1))
-    return levels
-
-
-def _total_slope(levels: FloatArray, error: float) -> tuple[float, float, float]:
+def _total_slope(levels: FloatArray) -> tuple[float, float, float]:
     """Total log change over the run, half-width of its interval, variance factor.
 
     Least squares over the batch number. The factor (1 + r) / (1 - r) makes up for dependence r
@@ -183,11 +170,14 @@ def _total_slope(levels: FloatArray, error: float) -> tuple[float, float, float]
     r = min(max((count * lag + 1) / (count - 4), 0.0), 0.8)
     factor = (1 + r) / (1 - r)
     bar = math.sqrt(energy / (count - 2) / spread * factor)
-    return slope * count, t_quantile(error, count - 2) * bar * count, factor
+    return slope * count, t_quantile(ERROR, count - 2) * bar * count, factor
 
 
-def _change_point(levels: FloatArray, factor: float) -> _Change:
-    """The split with the most significant difference of means; p is corrected for all splits."""
+def _change_point(levels: FloatArray, factor: float) -> tuple[int, float, float]:
+    """The split with the most significant difference of means: its batch, the shift, and its p.
+
+    p is corrected for all splits.
+    """
     count = levels.size
     splits = np.arange(SEGMENT, count - SEGMENT + 1)
     sums, squares = np.cumsum(levels), np.cumsum(levels**2)
@@ -197,18 +187,4 @@ def _change_point(levels: FloatArray, factor: float) -> _Change:
     t = np.abs(right - left) / np.sqrt(variance * (1 / splits + 1 / (count - splits)))
     best = int(np.argmax(t))
     p = min(1.0, 2 * t_upper_tail(float(t[best]), count - 2) * splits.size)
-    return _Change(batch=int(splits[best]), shift=float(math.expm1(right[best] - left[best])), p=p)
-
-
-def _faults(
-    interval: tuple[float, float],
-    tolerance: float,
-    change: _Change,
-    first: int,
-) -> list[str]:
-    faults = []
-    if interval[0] > tolerance or interval[1] < -tolerance:
-        faults.append(f"beyond +-{tolerance:.0%}")
-    if change.p < CHANGE_ERROR and abs(change.shift) > tolerance:
-        faults.append(f"shift of {change.shift:+.1%} at step {first} (p = {change.p:.2g})")
-    return faults
+    return int(splits[best]), math.expm1(right[best] - left[best]), p

@@ -59,45 +59,33 @@ class WindowTooShort(StatisticsError):
     """Fewer rows than the window needs: never silently a shorter window."""
 
     def __init__(self, *, available: int, wanted: int, path: str) -> None:
-        self.available, self.wanted, self.path = available, wanted, path
+        self.available = available
         super().__init__(
             f"{path} has {available} measured rows in the window, {wanted} are needed; "
             "run more steps, or log every step"
         )
 
 
-class MissingColumn(StatisticsError):
-    """The log lacks a column, as the older form does."""
+def measured_rows(log: TrainingLog, *, arm: str | None = None) -> pd.DataFrame:
+    """The rows that count: warm-up rows left out, one arm if named.
 
-    def __init__(self, *, columns: list[str], path: str) -> None:
-        self.columns, self.path = columns, path
-        super().__init__(f"{path} has no column {', '.join(columns)}; only rates can be shown")
-
-
-def measured_rows(
-    log: TrainingLog, *, arm: str | None = None, block: int | None = None
-) -> pd.DataFrame:
-    """The rows that count: warm-up rows left out, one arm or block if named.
-
-    Raises `MissingColumn` if an arm or block is asked of a log without that column.
+    Raises `StatisticsError` if an arm is asked of a log without that column.
     """
     frame = log.frame
-    need(log, *(["arm"] if arm is not None else []), *(["block"] if block is not None else []))
+    need(log.path, frame, *([] if arm is None else ["arm"]))
     keep = np.ones(len(frame), dtype=bool)
     if "warmup" in frame:
         keep &= ~frame["warmup"].to_numpy(dtype=bool)
     if arm is not None:
         keep &= (frame["arm"] == arm).to_numpy(dtype=bool)
-    if block is not None:
-        keep &= (frame["block"] == block).to_numpy(dtype=bool)
     return frame if bool(keep.all()) else frame[keep]
 
 
-def need(log: TrainingLog, *columns: str) -> None:
-    """Raise `MissingColumn` unless the log has all of them."""
-    missing = [name for name in columns if name not in log.frame]
+def need(path: str, frame: pd.DataFrame, *columns: str) -> None:
+    """Raise `StatisticsError` unless the file has all of them; the older form has not."""
+    missing = [name for name in columns if name not in frame]
     if missing:
-        raise MissingColumn(columns=missing, path=log.path)
+        raise StatisticsError(f"{path} has no column {', '.join(missing)}; only rates can be shown")
 
 
 def cadence(frame: pd.DataFrame) -> int:
@@ -138,9 +126,9 @@ def last_window(log: TrainingLog, *, n: int = 50, arm: str | None = None) -> Mea
 
     This is the documented statistic (requirement W3). The window is counted in
     steps: of a log with a row per k steps only the rows of the last `n` steps could count, which
-    are fewer than `n`. Raises `WindowTooShort` then, and `MissingColumn` without the rate.
+    are fewer than `n`. Raises `WindowTooShort` then, and `StatisticsError` without the rate.
     """
-    need(log, "step", "toks_per_s")
+    need(log.path, log.frame, "step", "toks_per_s")
     rows = measured_rows(log, arm=arm)
     if len(rows) and cadence(log.frame) > 1:
         steps = rows["step"].to_numpy()
@@ -163,29 +151,31 @@ def typical(log: TrainingLog) -> Measurement:
     """Mean tokens of a step over the median step time: what the run does when nothing pauses it.
 
     The automatic warm-up cut applies unless the log marks its warm-up rows itself.
-    Raises `WindowTooShort` if no row is left, `MissingColumn` for the older form.
+    Raises `WindowTooShort` if no row is left, `StatisticsError` for the older form.
     """
-    rows, unit = _steady_rows(log), TOKENS_PER_SECOND
-    return measurement(log, rows, name="toks_per_s_typical", value=_usual_rate(rows), unit=unit)
+    rows = _steady_rows(log)
+    rate = float(rows["tokens"].mean()) / float(rows["dt_s"].median())
+    return measurement(log, rows, name="toks_per_s_typical", value=rate, unit=TOKENS_PER_SECOND)
 
 
-def effective(log: TrainingLog, *, arm: str | None = None, block: int | None = None) -> Measurement:
+def effective(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     """All tokens over all time: sum(tokens) / sum(dt), pauses included, warm-up excluded.
 
     Raises as `typical`.
     """
-    rows = _steady_rows(log, arm=arm, block=block)
+    rows = _steady_rows(log, arm=arm)
     name = _named("toks_per_s_effective", arm)
-    return measurement(log, rows, name=name, value=_tokens_per_second(rows), unit=TOKENS_PER_SECOND)
+    rate = float(rows["tokens"].sum()) / float(rows["dt_s"].sum())
+    return measurement(log, rows, name=name, value=rate, unit=TOKENS_PER_SECOND)
 
 
 def block_throughputs(log: TrainingLog) -> pd.DataFrame:
     """Tokens over time of each block, as `arm` (str), `block` (int), `value` (tok/s).
 
     A block that was cut short (fewer measured rows than the longest) is no sample and is left
-    out. Raises `MissingColumn` for a log without arms.
+    out. Raises `StatisticsError` for a log without arms.
     """
-    need(log, "arm", "block", "tokens", "dt_s")
+    need(log.path, log.frame, "arm", "block", "tokens", "dt_s")
     rows = measured_rows(log)
     sums = rows.groupby(["block", "arm"], sort=True).agg(
         tokens=("tokens", "sum"), dt_s=("dt_s", "sum"), rows=("step", "size")
@@ -214,17 +204,15 @@ def step_times(log: TrainingLog) -> npt.NDArray[np.float64]:
 
     Of a row that stands for several steps, their mean.
     """
-    need(log, "dt_s")
+    need(log.path, log.frame, "dt_s")
     rows = measured_rows(log)
     each = rows["dt_s"] / rows["steps"] if "steps" in rows else rows["dt_s"]
     return each.to_numpy(dtype=np.float64)
 
 
-def _steady_rows(
-    log: TrainingLog, *, arm: str | None = None, block: int | None = None
-) -> pd.DataFrame:
-    need(log, "step", "tokens", "dt_s")
-    rows = measured_rows(log, arm=arm, block=block)
+def _steady_rows(log: TrainingLog, *, arm: str | None = None) -> pd.DataFrame:
+    need(log.path, log.frame, "step", "tokens", "dt_s")
+    rows = measured_rows(log, arm=arm)
     marked = "warmup" in log.frame and bool(log.frame["warmup"].any())
     if not marked and len(rows):
         rows = rows.iloc[warmup_cut(rows["dt_s"].to_numpy(dtype=np.float64)) :]
@@ -233,14 +221,6 @@ def _steady_rows(
     if not bool((rows["dt_s"] > 0).all()):
         raise StatisticsError(f"{log.path} has step times that are not above zero seconds")
     return rows
-
-
-def _usual_rate(rows: pd.DataFrame) -> float:
-    return float(rows["tokens"].mean()) / float(rows["dt_s"].median())
-
-
-def _tokens_per_second(rows: pd.DataFrame) -> float:
-    return float(rows["tokens"].sum()) / float(rows["dt_s"].sum())
 
 
 def _named(name: str, arm: str | None) -> str:
@@ -255,10 +235,10 @@ def per_cpu_second(log: TrainingLog, ranks: Sequence[RankLog]) -> Measurement:
     """Mean tokens of a step over the median processor time that all ranks together spend on it.
 
     After the log's own warm-up cut; all threads of a rank count, other processes do not. Raises
-    `MissingColumn` where a rank does not tell its processor time, `StatisticsError` where that of
-    any rank does not grow from step to step.
+    `StatisticsError` where a rank does not tell its processor time, or where that of any rank does
+    not grow from step to step.
     """
-    need(log, "step", "tokens", "dt_s")
+    need(log.path, log.frame, "step", "tokens", "dt_s")
     spent = [_per_step(rank) for rank in ranks]
     if not spent:
         raise StatisticsError(f"{log.path}: no rank wrote heartbeats beside it")
@@ -281,5 +261,5 @@ def _per_step(rank: RankLog) -> pd.Series[float]:
     """Processor seconds of each step of a rank, by step."""
     steps = rank.steps
     if steps is None or _COLUMN not in steps or bool(steps[_COLUMN].isna().any()):
-        raise MissingColumn(columns=[_COLUMN], path=rank.path)
+        raise StatisticsError(f"{rank.path} has no column {_COLUMN}; only rates can be shown")
     return steps.drop_duplicates("step").set_index("step")[_COLUMN].diff()

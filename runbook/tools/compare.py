@@ -10,7 +10,6 @@ from runbook.folder.facts import Difference
 from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready, plain_number
 from runbook.stats.decision import Decided
-from runbook.text import in_one_line
 from runbook.tools.compare_sides import (
     MetricChange,
     SpeedChange,
@@ -182,7 +181,7 @@ _TOLD = {
 }
 
 
-def comparison_text(found: Comparison) -> str:
+def comparison_lines(found: Comparison) -> list[str]:
     """Comparable or not, what differs, which checks and numbers changed, and the answer."""
     lines = [f"A  {found.a}  {found.a_verdict}", f"B  {found.b}  {found.b_verdict}", ""]
     lines.append("comparable" if found.comparable else "not comparable, because")
@@ -204,7 +203,7 @@ def comparison_text(found: Comparison) -> str:
     lines += _metrics_text(found.metrics)
     for speed in found.speeds:
         lines += ["", *_speed_text(speed)]
-    return "\n".join(map(in_one_line, [*lines, "", found.conclusion]))
+    return [*lines, "", found.conclusion]
 
 
 def _metrics_text(metrics: tuple[MetricChange, ...]) -> list[str]:

@@ -8,18 +8,15 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import is_any_number
 from runbook.records import Check, Measurement, Outcome, PhaseRecord, RunRecord, Verdict, satisfies
 from runbook.records.measurement import plain_number
-
-if TYPE_CHECKING:
-    from prometheus_client.core import GaugeMetricFamily
 
 _Sample = tuple[dict[str, str], float]
 
@@ -65,10 +62,6 @@ class MetricRow:
     def number(self) -> float | None:
         """The value if it is finite."""
         return self.value if self.value is not None and math.isfinite(self.value) else None
-
-
-# What a table of numbers has no need of.
-_OF_TRENDS = ("line", "on_what", "text")
 
 
 def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
@@ -140,14 +133,17 @@ def _number(value: Any) -> float | None:
     return float(value) if is_any_number(value) else None
 
 
-def csv_text(record: RunRecord) -> str:
-    """One row for each number, after a header; NaN and infinities are words, absent cells empty."""
+# What a table of numbers has no need of.
+_OF_TRENDS = ("line", "on_what", "text")
+_COLUMNS = tuple(one.name for one in fields(MetricRow) if one.name not in _OF_TRENDS)
+
+
+def csv_text(rows: Iterable[MetricRow], names: Sequence[str] = _COLUMNS) -> str:
+    """A header and the rows; NaN and infinities are words, absent cells empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    names = [field.name for field in fields(MetricRow) if field.name not in _OF_TRENDS]
     writer.writerow(names)
-    for row in numbers_of(record):
-        writer.writerow([_cell(getattr(row, name)) for name in names])
+    writer.writerows([_cell(getattr(row, name)) for name in names] for row in rows)
     return stream.getvalue()
 
 
@@ -165,28 +161,21 @@ def prometheus_text(record: RunRecord) -> str:
     all the others. Raises RunbookError without the package prometheus-client.
     """
     try:
-        from prometheus_client import CollectorRegistry, generate_latest
-        from prometheus_client.core import GaugeMetricFamily
-        from prometheus_client.registry import Collector
+        from prometheus_client import CollectorRegistry, Gauge, generate_latest
     except ImportError as error:
         raise RunbookError(
             f"--to prometheus needs the package prometheus-client ({error}); "
             "pip install 'nsa-runbook[prometheus]'"
         ) from error
 
-    class Gauges(Collector):
-        def collect(self) -> Iterator[GaugeMetricFamily]:
-            for name, help, samples in _families(record):
-                gauge = GaugeMetricFamily(f"runbook_{name}", help)
-                # Of equal series the first one stays.
-                series = {tuple(labels.items()): (labels, value) for labels, value in samples[::-1]}
-                for labels, value in reversed(series.values()):
-                    gauge.add_sample(gauge.name, labels, value)
-                if gauge.samples:
-                    yield gauge
-
     registry = CollectorRegistry()
-    registry.register(Gauges())
+    for name, help, samples in _families(record):
+        # Of equal series the first one stays.
+        series = {tuple(labels.items()): (labels, value) for labels, value in samples[::-1]}
+        names = list(samples[0][0]) if samples else []
+        gauge = Gauge(f"runbook_{name}", help, names, registry=registry if samples else None)
+        for labels, value in reversed(series.values()):
+            (gauge.labels(**labels) if labels else gauge).set(value)
     return generate_latest(registry).decode()
 
 

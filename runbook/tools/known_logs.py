@@ -7,23 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import yaml
 from pydantic import TypeAdapter
 
-from runbook.files import data_path
+from runbook.files import shipped_data
 from runbook.records.measurement import Record
 from runbook.records.own_trainer import PACE, LogMap
-
-# What columns are called elsewhere; the first that is there is taken.
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "loss": ("loss", "train_loss", "train/loss", "training_loss", "loss/train", "train_loss_step"),
-    "step": ("step", "global_step", "iteration", "iter", "update", "num_updates", "train/step"),
-    "lr": ("lr", "learning_rate", "train/lr", "train/learning_rate"),
-    "grad_norm": ("grad_norm", "gnorm", "train/grad_norm"),
-    "dt_s": ("dt_s", "dt", "step_time", "step_time_s", "sec_per_step"),
-    "dt_ms": ("dt_ms", "step_time_ms"),
-    "toks_per_s": ("toks_per_s", "tokens_per_second", "tokens_per_sec", "tok_per_s"),
-}
 
 
 class KnownLog(Record):
@@ -34,9 +22,10 @@ class KnownLog(Record):
     advice: str
 
 
-KNOWN = TypeAdapter(tuple[KnownLog, ...]).validate_python(
-    yaml.safe_load((data_path("configs") / "trainers" / "known_logs.yaml").read_text("utf-8"))
-)
+_DATA = shipped_data("trainers/known_logs")
+# What columns are called elsewhere; the first that is there is taken.
+NAMES: Mapping[str, Sequence[str]] = _DATA["columns"]
+KNOWN = TypeAdapter(tuple[KnownLog, ...]).validate_python(_DATA["trainers"])
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf"
 _STEP = r"(?i)\b(?:step|iter(?:ation)?|update)\b\W{0,8}(?P<step>\d+)"
 _LOSS = rf".*?\bloss\b[\s:=]*(?P<loss>{_NUMBER})"

@@ -26,7 +26,7 @@ from runbook.folder import CONSOLE_LOG, OWN_FOLDER
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.own_log import RowReader, document_in, lines_of
-from runbook.launch import StopRequest, run_launch
+from runbook.launch import LaunchOptions, StopRequest, run_launch
 from runbook.launch.end import last_words
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -42,7 +42,7 @@ from runbook.records.own_trainer import (
     OwnTrainer,
     for_own,
 )
-from runbook.text import in_one_line
+from runbook.text import how_many, in_one_line
 from runbook.tools.known_logs import (
     NAMES,
     advice,
@@ -212,7 +212,9 @@ def run_probe(
             timeout_s=seconds,
             own=trainer,
         )
-        result = run_launch(launch, folder, observer=observer, stop=stop, retry=False)
+        result = run_launch(
+            launch, LaunchOptions(run_root=folder, observer=observer, stop=stop, retry=False)
+        )
         if result.status is not LaunchStatus.COMPLETED:
             raise UsageError(_bad_end(result, folder / name))
         return read_launch(folder, launch, result)
@@ -270,7 +272,7 @@ def document_of(probe: Probe, *, base: str, ranks: int) -> dict[str, Any]:
     document: dict[str, Any] = {
         "extends": base,
         "name": name,
-        "title": f"{trainer.name} on {ranks} rank{'' if ranks == 1 else 's'}",
+        "title": f"{trainer.name} on {how_many(ranks, 'rank')}",
         "ranks": ranks,
         "branch": None,
         "throughput_gated": False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -19,7 +19,8 @@ from runbook.folder.launch.lines import heartbeats_in
 from runbook.folder.launch.shapes import is_any_number
 from runbook.launch.watch.detectors import Anomaly
 from runbook.launch.watch.live_status import pulse_of
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch.watchdog import Thresholds
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 from runbook.tools.watch import Watcher, is_over, is_run_directory
 
@@ -157,20 +158,26 @@ def _lacks(folder: Path) -> str:
     return f"no {TRAINING_CSV}, no heartbeat_rank*.jsonl and no link {LATEST_LINK} there yet"
 
 
-@dataclass(kw_only=True)
-class Screen:
-    """Follows a watcher; `lines` says what is known, and what cannot be seen."""
+class Screen(Watcher):
+    """A watcher whose `lines` say what is known, and what cannot be seen."""
 
-    watcher: Watcher
-    found: list[Anomaly] = field(default_factory=list)
-    _plan: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(self, run_dir: Path, limits: Thresholds) -> None:
+        super().__init__(run_dir, limits)
+        self._found: list[Anomaly] = []
+        self._plan: Mapping[str, Any] = {}
+
+    def look(self) -> list[Anomaly]:
+        """What is new; the screen counts it from now on."""
+        found = super().look()
+        self._found += found
+        return found
 
     def lines(self) -> list[str]:
         """The whole screen, from the run's state down to each rank."""
-        states = [state for _, state in sorted(self.watcher.ranks.ranks.items())]
+        states = [state for _, state in sorted(self.ranks.ranks.items())]
         first = states[0] if states else None
         return [
-            f"{self.watcher.run_dir}  {self._state(states)}",
+            f"{self.run_dir}  {self._state(states)}",
             *([self._numbers(first)] if first is not None else []),
             *(_rank_line(state) for state in states),
             self._checkpoint(first),
@@ -180,7 +187,7 @@ class Screen:
 
     def status(self) -> str:
         """One line of it, for a log."""
-        states = [state for _, state in sorted(self.watcher.ranks.ranks.items())]
+        states = [state for _, state in sorted(self.ranks.ranks.items())]
         numbers = [self._numbers(states[0])] if states else []
         return "  ".join([self._state(states), *numbers, self._incidents()])
 
@@ -224,7 +231,7 @@ class Screen:
         return "  ".join(shown) if shown else "no step has been told yet"
 
     def _silent(self, state: RankState) -> bool:
-        ranks = list(self.watcher.ranks.ranks.values())
+        ranks = list(self.ranks.ranks.values())
         pulse = pulse_of(ranks, wanted=len(ranks), now=time.monotonic())
         return any(one.rank == state.rank for one in pulse.silent)
 
@@ -240,10 +247,10 @@ class Screen:
         return f"checkpoint  {name}, {_age(record.get('ts'))} old ({', '.join(took)})"
 
     def _incidents(self) -> str:
-        file = self.watcher.run_dir / ANOMALIES_JSONL
+        file = self.run_dir / ANOMALIES_JSONL
         rows = heartbeats_in(file) if file.is_file() else ()
         earlier = [f"{row.get('kind')}: {row.get('text')}" for row in rows]
-        texts = list(dict.fromkeys([*earlier, *(one.line() for one in self.found)]))
+        texts = list(dict.fromkeys([*earlier, *(one.line() for one in self._found)]))
         return f"incidents  {len(texts)}" + (f", last: {texts[-1]}" if texts else "")
 
     def _unseen(self, states: Sequence[RankState]) -> Iterator[str]:
@@ -254,7 +261,7 @@ class Screen:
 
     def _number(self, name: str) -> float | None:
         if not self._plan:
-            self._plan = json_object(self.watcher.run_dir / ENV_JSON)
+            self._plan = json_object(self.run_dir / ENV_JSON)
         value = self._plan.get("effective", {}).get(name)
         return float(value) if is_any_number(value) else None
 

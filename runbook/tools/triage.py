@@ -17,12 +17,12 @@ from typing import Any
 from nsa.contract import TRAINING_CSV
 from runbook.files import make_new_dir, write_atomic
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.launch import Budgets, StopRequest, run_launch
+from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch
 from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.stats.throughput import WindowTooShort, last_window
-from runbook.tools.triage_steps import STEPS, TriageStep, applied
+from runbook.tools.triage_steps import AS_IT_WAS, STEPS, TriageStep, applied
 from runbook.tools.triage_target import SYMPTOMS, Target
 
 # The command as it was has to fail within so many tries.
@@ -111,7 +111,7 @@ class _Runner:
 
     def run(self, tell: Callable[[StepResult], None]) -> Triage:
         for number in range(_FIRST_TRIES):
-            first = self._told(tell, None, f"0-as_it_was{_numbered(number)}")
+            first = self._told(tell, AS_IT_WAS, f"0-as_it_was{_numbered(number)}")
             if self.stop.requested:
                 return self._interrupted()
             if first.outcome != "helped":
@@ -146,7 +146,7 @@ class _Runner:
                 return f"{_SHOWN} {counted}"
             if again == _MOST_TRIES:
                 return f"not shown: {counted}, which chance alone does in {chance:.0%} of cases"
-            self._told(tell, None, f"{name}-without{_numbered(again)}")
+            self._told(tell, AS_IT_WAS, f"{name}-without{_numbered(again)}")
             if self.stop.requested:
                 return ""
             result = self._told(tell, step, f"{name}{_numbered(again)}")
@@ -154,11 +154,9 @@ class _Runner:
                 return ""
         return ""
 
-    def _told(
-        self, tell: Callable[[StepResult], None], step: TriageStep | None, name: str
-    ) -> StepResult:
+    def _told(self, tell: Callable[[StepResult], None], step: TriageStep, name: str) -> StepResult:
         result = self._try(step, name)
-        if step is None:
+        if step is AS_IT_WAS:
             self.failed.append(result.outcome != "helped")
         self.done.append(result)
         tell(result)
@@ -174,26 +172,28 @@ class _Runner:
     def _ended(self, outcome: str, finding: str, *, exports: tuple[str, ...] = ()) -> Triage:
         return Triage(outcome=outcome, finding=finding, exports=exports, steps=tuple(self.done))
 
-    def _try(self, step: TriageStep | None, name: str) -> StepResult:
-        if step is not None and not step.changes(self.target.launch):
+    def _try(self, step: TriageStep, name: str) -> StepResult:
+        if not step.changes(self.target.launch):
             what = "it would change nothing"
             return _said(step, "skipped", what, self.target.launch)
         launch = applied(step, self.target.launch, name=name, steps=self.target.steps)
         result = self._launch(launch)
         self.status = result.status
         helped, detail = self._judge(launch, result)
-        if step is not None and step.parity:
+        if step.parity:
             detail = f"{detail}; parity tests: {self._parity(f'{name}-parity')}"
         return _said(step, "helped" if helped else "failed", detail, launch, str(self.out / name))
 
     def _launch(self, launch: Launch) -> LaunchResult:
         return run_launch(
             launch,
-            self.out,
-            observer=Observer(),
-            stop=self.stop,
-            budgets=self.budgets,
-            retry=False,
+            LaunchOptions(
+                run_root=self.out,
+                observer=Observer(),
+                stop=self.stop,
+                budgets=self.budgets,
+                retry=False,
+            ),
         )
 
     def _judge(self, launch: Launch, result: LaunchResult) -> tuple[bool, str]:
@@ -227,12 +227,12 @@ class _Runner:
 
 
 def _said(
-    step: TriageStep | None, outcome: str, detail: str, launch: Launch, run_dir: str = ""
+    step: TriageStep, outcome: str, detail: str, launch: Launch, run_dir: str = ""
 ) -> StepResult:
     return StepResult(
-        name=step.name if step else "as_it_was",
-        title=step.title if step else "the command as it was",
-        source=step.source if step else "the failing launch",
+        name=step.name,
+        title=step.title,
+        source=step.source,
         outcome=outcome,
         detail=detail,
         command=pasteable(launch).line,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-import yaml
 from pydantic import Field, TypeAdapter
 
 from nsa.contract import NSAError
@@ -17,7 +16,7 @@ from nsa.toggles import TOGGLES, meaning, safe_mode_changes
 from runbook.config.precedence import SAFE_MODE
 from runbook.config.settings import Scalar
 from runbook.errors import RunbookError
-from runbook.files import data_path
+from runbook.files import shipped_data
 from runbook.launch.command import resolve_config
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, TORCHRUN, option, with_option
@@ -110,14 +109,18 @@ class TriageStep(Record):
         return safe_mode_changes(env) if meaning(SAFE_MODE, self.set) is True else {}
 
 
-STEPS = TypeAdapter(dict[str, tuple[TriageStep, ...]]).validate_python(
-    yaml.safe_load((data_path("configs") / "triage" / "steps.yaml").read_text("utf-8"))
+STEPS = TypeAdapter(dict[str, tuple[TriageStep, ...]]).validate_python(shipped_data("triage/steps"))
+
+
+# What comes before all steps, and changes nothing.
+AS_IT_WAS = TriageStep(
+    name="as_it_was", title="the command as it was", source="the failing launch", always=True
 )
 
 
-def applied(step: TriageStep | None, launch: Launch, *, name: str, steps: int) -> Launch:
-    """The launch with one step's change, or as it is (`step` None), for `steps` steps."""
-    changed = step.apply(launch) if step is not None else launch
+def applied(step: TriageStep, launch: Launch, *, name: str, steps: int) -> Launch:
+    """The launch with one step's change, for `steps` steps."""
+    changed = step.apply(launch)
     return changed.model_copy(
         update={
             "name": name,
@@ -126,7 +129,7 @@ def applied(step: TriageStep | None, launch: Launch, *, name: str, steps: int) -
             "run_dir": name,
             "steps": steps,
             "schedule": None,
-            "purpose": step.title if step else "the failing command as it was",
+            "purpose": step.title,
         }
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +21,8 @@ from runbook.launch.incident.bundle import (
 )
 from runbook.launch.incident.flight import read_flights
 from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
-from runbook.launch.watch.ranks import RankState, RankWatch
+from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch.ranks import RankWatch
 from runbook.launch.watch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
 from runbook.process.reaper import environment_holds, holds_file
 
@@ -169,39 +169,9 @@ class Watcher:
             record_anomaly(self.run_dir, anomaly, halt=True)
         return found
 
-    def run(
-        self,
-        *,
-        interval_s: float,
-        tell: Callable[[Anomaly], None],
-        warn: Callable[[str], None],
-        show: Callable[[], None] = lambda: None,
-        left: Callable[[], bool] = lambda: False,
-    ) -> int:
-        """Look every `interval_s` until the run is over; returns how many anomalies there were.
-
-        `warn` gets what is not watched, once it trains or is over; `show` is called at each look.
-        `left`: is it to be left, although no rank has said its end?
-        """
-        count = 0
-        self.ranks.update()
-        while True:
-            over = self.over or left()
-            for anomaly in self.look():
-                count += 1
-                tell(anomaly)
-            if over or self._trains:
-                for line in self.blind_spots():
-                    warn(line)
-            if self.over and not over:
-                continue  # what it wrote last is read before its end is shown
-            show()
-            if over:
-                return count
-            self.ranks.wait(interval_s)
-
     @property
-    def _trains(self) -> bool:
+    def trains(self) -> bool:
+        """Has a step been told of?"""
         stepped = any(state.step > 0 for state in self.ranks.ranks.values())
         return stepped or self.monitor.readings.path is not None
 
@@ -254,12 +224,12 @@ class Watcher:
         """A stall gets a stack dump before anything else, unless this only reads."""
         if not self.limits.halt:
             hang = watchdog.name_culprit(states, now=time.monotonic())
-            return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
+            return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
         token = self.ranks.token
         reach = Bystander(run_dir=self.run_dir, token=token)
         hang, _ = name_culprit(watchdog, self.run_dir, states, reach, token=token)
         write_summary(self.run_dir, states, hang.cause)
-        return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.rank)
+        return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
 
 
 def is_run_directory(path: Path) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from nsa.contract.digests import recomputed_steps
 from runbook.accounts.between_steps import beside_account, beside_words
-from runbook.folder.launch.rank_log import RankHistory
+from runbook.folder.launch.rank_log import read_heartbeats
 from tests.accounts.launches import RANKS, STEPS, Ranks, rank, rows
 from tests.factory.files import beat
 
@@ -88,6 +88,7 @@ def test_the_events_between_two_ends_are_kept(tmp_path: Path) -> None:
         text += beat("step_start", step=step) + others * (step % 3 == 0 or step == 1)
         text += beat("step_end", step=step, mono=float(step))
     (tmp_path / "heartbeat_rank0.jsonl").write_text(text + beat("exit", code=0))
-    history = RankHistory.read(tmp_path / "heartbeat_rank0.jsonl", rank=0)
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    log = read_heartbeats(path, rank=0, relative_to=tmp_path)
     expected = frozenset({"effect", "memory_dump"})
-    assert history.beside() == dict.fromkeys(range(3, steps + 1, 3), expected)
+    assert log.beside == dict.fromkeys(range(3, steps + 1, 3), expected)

@@ -46,6 +46,29 @@ def test_steps_arrive_at_the_launcher_as_fast_as_they_are_said_to(
 
 
 @pytest.mark.parametrize(
+    ("apart_s", "cpu_apart_s", "says"),
+    [
+        (None, None, ""),
+        (-0.01, -0.02, ""),
+        (0.001, 0.1, ""),
+        (0.0011, 0.0, "rank 1's clock goes otherwise than the launcher's: 0.001 s"),
+        (0.0, 0.11, "rank 1 tells other processor times (cpu_s) than the kernel"),
+    ],
+)
+def test_clocks_go_as_they_do_where_lines_arrive(
+    apart_s: float | None, cpu_apart_s: float | None, says: str
+) -> None:
+    """A millisecond, and a tenth of a second of processor time with 2 % of what was spent."""
+    table, ranks = honest()
+    end = RankExit(rank=1, code=0, apart_s=apart_s, cpu_apart_s=cpu_apart_s)
+    problems = clocks.time_account(table, ranks, None, (RankExit(rank=0, code=0), end))
+    assert [text[: len(says)] for text in problems] == ([says] if says else [])
+    spent = changed(ranks, 1, steps=ranks[1].steps.assign(cpu_s=100.0))
+    told = clocks.time_account(table, spent, None, (end.model_copy(update={"cpu_apart_s": 2.0}),))
+    assert "kernel" not in " ".join(told)
+
+
+@pytest.mark.parametrize(
     ("gap_s", "says"),
     [(9.9, ""), (-9.9, ""), (None, ""), (10.1, "10.1 s behind"), (-3600.0, "3600.0 s ahead of")],
 )

@@ -144,6 +144,24 @@ def test_what_is_hidden_from_the_steady_row_is_noticed(hidden: dict[str, float],
     assert len(clocks.step_clock(lied, ranks[0], clocks.BusySteps(ranks), lag=lag)) == 1
 
 
+@pytest.mark.parametrize("usual_s", [0.06, 1.0])
+@pytest.mark.parametrize("off_s", [-0.04, 0.04])
+def test_one_step_of_another_length_is_noticed_however_long_steps_are(
+    usual_s: float, off_s: float
+) -> None:
+    """In 1,000 steps of 1 s, of which two clocks may be a whole second apart at the end."""
+    table = long_table()
+    table["dt_s"] *= usual_s / 0.01
+    ranks = tuple(rank(number, table) for number in range(RANKS))
+    lied = table.assign(dt_s=table["dt_s"] + off_s * (table["step"] == 970))
+    busy = clocks.BusySteps(ranks)
+    assert clocks.step_clock(table, ranks[0], busy) == []
+    (text,) = clocks.step_clock(lied, ranks[0], busy)
+    assert text.startswith("dt_s moves step ends by 0.0")
+    drifted = steps_of(ranks, 0, mono=ranks[0].steps["mono"] * 1.0005)
+    assert clocks.step_clock(table, drifted[0], busy) == []
+
+
 def test_a_host_that_is_a_step_ahead_of_its_device_is_no_fraud() -> None:
     """On CUDA a step is noted when the one before has ended; where the host is slow, at its end.
 

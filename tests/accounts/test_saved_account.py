@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runbook.accounts.saves import checkpoints_left_out, position_account, saved_account
+from runbook.accounts.settings import checkpoints_left_out, position_account, saved_account
 from runbook.accounts.workload import Keeping
 from runbook.records.evidence import RankLog
 from tests.accounts.launches import DATA, WORK, honest

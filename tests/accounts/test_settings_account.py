@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from runbook.accounts.settings import (
-    Caps,
     bucket_account,
     bucket_words,
     thread_account,
@@ -72,10 +71,9 @@ def test_twice_or_half_the_cap_is_told_for_every_rank(cap: float, times: float) 
 def test_the_caps_that_explain_buckets_are_all_of_them() -> None:
     """Whatever cap is asked for: it is among them exactly where torch makes the same buckets."""
     told = cut(0.5)
-    caps = Caps.of(told["bytes"], told["last_bytes"])
     for number in range(1, 200):
         cap = number / 100
-        assert caps.hold(cap * MIB) is (cut(cap) == told), cap
+        assert (bucket_account(ranks_with(told), env(cap)) == []) is (cut(cap) == told), cap
 
 
 def test_one_bucket_is_told_apart_from_smaller_caps_only_and_says_so() -> None:

@@ -179,10 +179,10 @@ def test_a_norm_that_is_told_is_that_of_the_gradients() -> None:
     clipped = table.assign(grad_norm=table["grad_norm"].clip(upper=norm / 1.02))
     first, second = told_norm_account(clipped, ranks)
     assert second.startswith(
-        f"the CSV's grad_norm of step {step} is {norm / 1.02:.5g}; that of rank 1's gradients was "
-        f"{norm:.5g} ("
+        f"rank 1: the CSV's grad_norm of step {step} is {norm / 1.02:.5g}, that of its gradients "
+        f"was {norm:.5g} ("
     )
-    assert first == second.replace("rank 1's", "rank 0's")
+    assert first == second.replace("rank 1", "rank 0")
     near = table.assign(grad_norm=table["grad_norm"] * 1.005)
     assert told_norm_account(near, ranks) == []
     # fp16's first scales: no number, and no fault of the CSV's.

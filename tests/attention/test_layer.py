@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import nsa
 from nsa.attention import choose_path, nsa_attention
@@ -73,6 +74,32 @@ def test_the_layer_is_its_parts() -> None:
     out = nsa_attention(**parts, cfg=TINY, way=Way(path="reference"))
     difference = layer(x) - layer.out_proj(out.flatten(2))
     assert float(difference.detach().abs().max()) <= 1e-12
+
+
+def test_rows_of_the_projection_are_aligned_and_nothing_of_it_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1,572 columns of 2 bytes are no multiple of 16: the product has 1,576, the weight as ever."""
+    columns: list[int] = []
+
+    def noted(x: Tensor, weight: Tensor) -> Tensor:
+        columns.append(len(weight))
+        return torch.nn.functional.linear(x, weight)
+
+    monkeypatch.setattr("nsa.layer.linear", noted)
+    torch.manual_seed(3)
+    layer, x = nsa.NSAAttention(nsa.NSAConfig(), Way(force_sdpa=True)), torch.randn(1, 70, 768)
+    found = []
+    for _ in range(2):
+        layer.zero_grad()
+        out = layer(x)
+        out.square().sum().backward()
+        assert layer.in_proj.weight.grad is not None
+        found.append((out.detach(), layer.in_proj.weight.grad.clone()))
+        monkeypatch.setattr("nsa.layer.aligned", lambda weight: weight)
+    assert columns == [1576, 1572] and layer.in_proj.weight.shape == (1572, 768)
+    for padded, plain in zip(*found, strict=True):
+        torch.testing.assert_close(padded, plain, rtol=1e-5, atol=1e-5 * float(plain.abs().max()))
 
 
 def test_branches_have_their_own_projections() -> None:

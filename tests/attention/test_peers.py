@@ -9,6 +9,7 @@ from torch import Tensor
 from benchmarks import attention_gpu
 from benchmarks.attention.checks import load_peer
 from nsa.attention import nsa_attention
+from nsa.attention.triton.tiles import shape_problem
 
 
 def off_by_a_tenth(**given: object) -> Tensor:
@@ -37,6 +38,17 @@ def test_peers_are_held_against_the_reference_timed_and_never_decide() -> None:
     assert "has shape (1, 2), not (1, 70, 12, 64)" in rows["peer shape"]["problem"]
     assert not any(attention_gpu.is_wrong(row) for row in rows.values())
     assert "WRONG" in attention_gpu.table(list(rows.values()))
+
+
+def test_a_shape_is_heads_groups_and_width() -> None:
+    """What public kernels are timed at, beside the production's; each row says which it is."""
+    rows = attention_gpu.measure(70, "cpu", 1, 64, {}, "32/2/128")
+    assert {row["shape"] for row in rows} == {"32/2/128"}
+    assert all(row["right"] for row in rows), rows
+    assert "70 of 32/2/128: " in attention_gpu.summary(rows)
+    cfg = attention_gpu.config_of("64/4/128")
+    assert (cfg.n_heads, cfg.n_kv_groups, cfg.d_k, cfg.d_v) == (64, 4, 128, 128)
+    assert shape_problem(cfg, 65_536) is None
 
 
 def given_once() -> dict[str, object]:

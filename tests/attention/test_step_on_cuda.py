@@ -24,7 +24,7 @@ from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
 from nsa.step.engine import Engine
-from nsa.step.sync import post
+from nsa.step.sync import Arriving, post
 from tests.attention.fake_cuda import Watched, fake_cuda, walk_back
 from tests.attention.flash_on_cpu import flash_on_cpu
 
@@ -174,6 +174,8 @@ def step(engine: Engine, number: int) -> None:
     outcome = engine.compute(batches)
     # Events are the driver's; nothing of them waits.
     with patch("torch.cuda.Event", MagicMock()):
+        # Every log_every steps; what reads them waits for them, not for the steps after.
+        Arriving(engine.model.gate_numbers())
         post(
             engine.ranks,
             loss=outcome.loss,
@@ -184,7 +186,6 @@ def step(engine: Engine, number: int) -> None:
             saved=False,
         )
     engine.update(number)
-    engine.model.gate_numbers()
 
 
 def calls_without_a_wait(window: Window, n_layers: int) -> int:

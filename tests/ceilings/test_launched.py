@@ -18,7 +18,7 @@ from phases.machine import ceilings
 from runbook.config.registry import phases
 from runbook.folder.launch.ceilings import read_measured
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import Budgets, run_launch
+from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
@@ -36,7 +36,7 @@ def planned(where: builder.PlanContext = CPU) -> Launch:
 
 
 def run(root: Path, launch: Launch) -> tuple[LaunchEvidence, LaunchResult]:
-    result = run_launch(launch, root, observer=Observer(), retry=False)
+    result = run_launch(launch, LaunchOptions(run_root=root, observer=Observer(), retry=False))
     return read_launch(root, launch, result), result
 
 
@@ -131,7 +131,8 @@ def test_a_rank_that_dies_or_stands_still_ends_the_launch(tmp_path: Path, signal
     spoiler = Spoiler(tmp_path, lambda pid: os.kill(pid, signals.Signals[signal]))
     fast = replace(Budgets(), step_s=2.0, init_s=60.0)
     launch = planned()
-    result = run_launch(launch, tmp_path, observer=spoiler, retry=False, budgets=fast)
+    how = LaunchOptions(run_root=tmp_path, observer=spoiler, retry=False, budgets=fast)
+    result = run_launch(launch, how)
     wanted = LaunchStatus.CRASHED if signal == "SIGKILL" else LaunchStatus.HUNG
     assert (result.status, result.culprit_rank) == (wanted, 1), result.cause
     assert not (tmp_path / launch.run_dir / CEILINGS_JSON).exists()

@@ -12,7 +12,7 @@ import pytest
 
 import runbook
 from runbook.cli.run.observers import LogConsole
-from runbook.console import Console, drop, rendered, table_of, whole
+from runbook.console import Console, drop, marked, rendered, table_of, whole
 
 LONG = "artifacts/" + "a-very-long-folder-name/" * 20 + "report.md"
 
@@ -121,14 +121,13 @@ def test_no_text_makes_a_line_of_its_own_or_drives_a_terminal(
     if kind is LogConsole:
         console = LogConsole(console)
     console.result(text, text)
-    console.answer("GO", text)
+    console.result(marked("", "GO", text, color=console.color_out))
     console.progress(text)
     console.error(text)
     if console.is_live:
         console.draw(text)
         console.draw()
-    console.table(("A", "B"), [("GO", text)], styled=0)
-    console.show(text)
+    console.tell({}, [text, table_of(("A", "B"), [("GO", text)], styled=0)])
     shown = out.getvalue() + ("" if kind is LogConsole else err.getvalue())
     own = {"\x1b[32mGO\x1b[0m": 2, "\r\x1b[J": int(console.is_live)}
     for code, count in own.items():
@@ -154,7 +153,7 @@ def test_who_prints_a_whole_page_and_that_nobody_prints_past_the_console() -> No
         *("observers", "finished", "questions", "history", "dry_run"),
     }
     # What they write is read by a program, or is the log of a node.
-    assert others == {"nvml", "subreaper", "shim", "agent", "on_nodes"}
+    assert others == {"nvml", "subreaper", "agent", "on_nodes"}
 
 
 ROWS = [
@@ -166,7 +165,7 @@ ROWS = [
 def test_a_table_is_wrapped_between_words_on_a_terminal_and_whole_in_a_pipe() -> None:
     head = ("CHECK", "OUTCOME", "REASON")
     out = io.StringIO()
-    Console(stdout=out, stderr=out).table(head, ROWS, styled=1)
+    Console(stdout=out, stderr=out).show(table_of(head, ROWS, styled=1))
     assert out.getvalue().splitlines() == [
         "CHECK                OUTCOME  REASON",
         "baseline.throughput  FAIL     23 tok/s [bold]is[/] below 39 of the profile :smile:",

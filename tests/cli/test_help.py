@@ -6,12 +6,15 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator
+from inspect import cleandoc
 
 import pytest
 
 from nsa.toggles import TOGGLES
+from runbook import PROTOCOLS
 from runbook.cli import COMMANDS
-from runbook.cli._parser import CommandParser, parse_all, path_type
+from runbook.cli._parser import CommandParser, docstring, parse_all, path_type
+from runbook.console import OutputFormat
 
 DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
 UNIT = re.compile(
@@ -74,3 +77,29 @@ def test_defaults_in_the_help_are_those_of_their_owners() -> None:
 def help_of(command: str, option: str) -> str:
     actions = COMMANDS[command].parser()._actions
     return next(action.help or "" for action in actions if option in action.option_strings)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_are_there_where_python_drops_docstrings(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -OO`, or PYTHONOPTIMIZE=2."""
+    run = COMMANDS[name].run
+    kept = cleandoc(run.__doc__ or "")
+    monkeypatch.setattr(run, "__doc__", None)
+    assert docstring(run) == kept != ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_default_that_is_told_is_the_parsers(name: str) -> None:
+    for action in COMMANDS[name].parser()._actions:
+        told = re.search(r"\(default: (\S+)\)$", action.help or "")
+        if told and action.default not in (None, "", False, []):
+            number = isinstance(action.default, int | float)
+            assert told[1] == (f"{action.default:g}" if number else str(action.default)), action
+
+
+def test_the_choices_that_are_told_are_those_of_their_owners() -> None:
+    shown = {action.dest: action.metavar for action in COMMANDS["run"].parser()._actions}
+    assert shown["protocol"] == "|".join(PROTOCOLS)
+    assert shown["output_format"] == "|".join(OutputFormat)

@@ -12,8 +12,8 @@ from jsonschema import Draft202012Validator
 
 from runbook.cli.run.observers import JsonObserver
 from runbook.console import Console
-from runbook.launch.observer import Pulse, Silence
-from runbook.records.events import events_schema
+from runbook.launch.observer import Pulse
+from runbook.records.events import SilentRank, events_schema
 from tests.cli.test_observers import Clock
 from tests.engine import toys
 from tests.reports import samples
@@ -67,7 +67,9 @@ def test_ranks_are_told_when_something_changes_and_steps_twice_a_second() -> Non
     for step in range(1, 101):
         clock.now += 0.1
         observer.launch_progress(launch, step, 100, float("nan"))
-        silent = (Silence(rank=1, silent_s=step / 10, usual_s=0.1),) if step > 50 else ()
+        silent = (
+            (SilentRank(rank=1, silent_s=step / 10, usual_s=0.1, state=""),) if step > 50 else ()
+        )
         observer.launch_ranks(launch, Pulse(alive=2, wanted=2, silent=silent))
     events = checked(out.getvalue())
     ranks = [event for event in events if event["event"] == "launch_ranks"]

@@ -175,6 +175,35 @@ def test_a_file_in_the_place_of_a_package_is_named(tmp_path: Path) -> None:
     assert f"numpy is {tmp_path / 'numpy.py'} here" in ended.err and "PYTHONPATH" in ended.err
 
 
+@pytest.mark.parametrize(
+    "body",
+    ["raise SystemExit(1)", "raise SystemExit('so')", "safe_load = 1", "1 / 0", "import nothing"],
+)
+@pytest.mark.parametrize("name", ["yaml.py", "yaml/__init__.py"])
+def test_whatever_a_module_in_the_place_of_a_package_does_it_is_named(
+    tmp_path: Path, body: str, name: str
+) -> None:
+    """One that ends the program with 1 would say NO-GO."""
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(f"{body}\n")
+    ended = started("profiles", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (ended.code, ended.out) == (2, "")
+    told = f"yaml is {tmp_path / name} here, which hides the package of that name: rename it"
+    assert told in ended.err and "Traceback" not in ended.err
+
+
+def test_a_module_that_hides_nothing_is_not_blamed(tmp_path: Path) -> None:
+    """Of a person's own package, on the same path, only its own fault is told."""
+    (tmp_path / "mine.py").write_text("raise SystemExit(3)\n")
+    code = "from runbook.cli import _in_place_of\ntry: import mine\n"
+    code += "except SystemExit as error: print(repr(_in_place_of(error)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "''\n"
+
+
 _ENDS_WITH_3 = """
 import subprocess, sys
 from runbook.cli import main

@@ -7,11 +7,12 @@ from rich.cells import cell_len
 
 from runbook.cli.run.progress import Progress
 from runbook.console import rendered
-from runbook.launch.observer import Forecast, Pulse, Silence
+from runbook.launch.observer import Forecast, Pulse
+from runbook.records.events import SilentRank
 
 SILENT = (
-    Silence(rank=1, silent_s=7.2, usual_s=0.31, state="stopped"),
-    Silence(rank=0, silent_s=7.1, usual_s=0.3),
+    SilentRank(rank=1, silent_s=7.2, usual_s=0.31, state="stopped"),
+    SilentRank(rank=0, silent_s=7.1, usual_s=0.3, state=""),
 )
 PULSES = {
     "heard": Pulse(alive=2, wanted=2),

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from benchmarks.examples.__main__ import command, verdict_line
-from benchmarks.examples.catalog import EXAMPLES, Example
+from benchmarks.examples.__main__ import EXAMPLES, Example, command, verdict_line
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.config.settings import parse_settings

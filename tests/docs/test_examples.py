@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.examples.__main__ import BEGIN, END, REPORTS, command, table, verdict_line
-from benchmarks.examples.catalog import EXAMPLES, Example
+from benchmarks.examples.__main__ import (
+    BEGIN,
+    END,
+    EXAMPLES,
+    REPORTS,
+    Example,
+    command,
+    table,
+    verdict_line,
+)
 from runbook.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]

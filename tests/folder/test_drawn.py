@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.drawn_steps import Span, chance
+from nsa.contract.digests import recomputed_steps
 
 TOKENS = [str(number) for number in range(300)]
+
+
+def drawn(token: str, steps: int) -> tuple[int, ...]:
+    """The steps of a launch that are computed twice."""
+    return recomputed_steps(token, 1, steps, profiled=False)
 
 
 @pytest.mark.parametrize(("steps", "pairs"), [(400, 3), (1200, 5), (5000, 20)])
 def test_the_chance_to_meet_one_step_in_a_hundred(steps: int, pairs: int) -> None:
     """A pair begins anywhere but at the last step, and meets the defect in one of its two steps."""
-    span = Span(name="run", first=1, last=steps)
     share = 2 * (steps // 100) / (steps - 1)
     wanted = 1 - (1 - share) ** pairs
-    found = chance([span], Span.recomputed, period=100, tokens=4000)
-    assert found == pytest.approx(wanted, abs=4 * (wanted * (1 - wanted) / 4000) ** 0.5)
+    met = sum(any(step % 100 == 98 for step in drawn(str(n), steps)) for n in range(4000))
+    assert met / 4000 == pytest.approx(wanted, abs=4 * (wanted * (1 - wanted) / 4000) ** 0.5)
 
 
 def test_what_shows_in_the_first_step_is_always_met() -> None:
-    span = Span(name="run", first=1, last=60)
-    assert all(span.recomputed(token)[0] == 1 for token in TOKENS)
+    assert all(drawn(token, 60)[0] == 1 for token in TOKENS)

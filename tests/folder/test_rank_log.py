@@ -8,17 +8,12 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.launch.lines import heartbeats_in, whole_number
-from runbook.folder.launch.rank_log import RankHistory, read_heartbeats
+from runbook.folder.launch.rank_lines import RankLines
+from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.records.evidence import RankLog
 from tests.factory.files import beat
 
 KEPT = 4096
-
-
-def history(folder: Path, *lines: str) -> RankHistory:
-    path = folder / "heartbeat_rank0.jsonl"
-    path.write_text("".join(lines))
-    return RankHistory.read(path, rank=0)
 
 
 def read(folder: Path, text: str) -> RankLog:
@@ -29,8 +24,7 @@ def read(folder: Path, text: str) -> RankLog:
 
 def test_clocks_go_back_only_within_one_process(tmp_path: Path) -> None:
     """Lines without a clock between them change nothing."""
-    found = history(
-        tmp_path,
+    lines = (
         beat("step_end", mono=10.0, ts=100.0),
         beat("step_end", mono=10.0, ts=100.0),
         json.dumps({"event": "boot", "pid": 42, "ts": "noon"}) + "\n",
@@ -38,16 +32,21 @@ def test_clocks_go_back_only_within_one_process(tmp_path: Path) -> None:
         beat("step_end", mono=2.0, ts=104.0, pid=43),
         beat("step_end", mono=17.0, ts=106.0, pid=43),
     )
-    assert (found.clock_back, found.wall_clock_back, found.silence_s) == (1, 1, 7.5)
+    found = read(tmp_path, "".join(lines))
+    assert (found.clocks_back, found.silence_s) == (2, 7.5)
+    assert "the monotonic clock goes back at 1 places" in found.problems
     assert (found.clock_s, found.last_ts, list(found.pids)) == (7.0, 106.0, [42, 43])
 
 
 def test_the_name_of_an_event_of_another_trainer(tmp_path: Path) -> None:
     records = ({"msg": "hi", "token": 1, "rank": 0}, {"event": 5, "rank": 7}, {"rank": 0})
-    found = history(tmp_path, *(json.dumps(record) + "\n" for record in records))
-    assert (found.lines, found.unnamed, found.last_event, found.counts) == (3, 2, "", {"hi": 1})
+    found = read(tmp_path, "".join(json.dumps(record) + "\n" for record in records))
+    assert (found.events, found.last_event, found.counts) == (1, "", {"hi": 1})
     assert list(found.tokens) == ["1"]
-    assert found.strangers() == ["heartbeats of other ranks in the file: [7]"]
+    assert found.problems[:2] == (
+        "heartbeats of other ranks in the file: [7]",
+        "2 unreadable lines were dropped",
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +62,7 @@ def test_how_far_it_went(
 ) -> None:
     """An evaluation is no step of the training; its step stands all the same."""
     text = [beat("boot"), *(beat("step_end", step=step) for step in told), beat("eval", step=9)]
-    said = history(tmp_path, *text)
+    said = read(tmp_path, "".join(text))
     assert (said.first_step, said.last_step, said.steps_back) == found
 
 
@@ -83,7 +82,7 @@ def test_lines_that_only_look_like_records_are_dropped_alone(
     path = tmp_path / "heartbeat_rank0.jsonl"
     outside = json.dumps({"event": "checkpoint", "path": "\udcff"}) + "\n"
     path.write_text(beat("boot") + "{no json}\n[]\n\n" + outside + beat("step_end") + '{"event')
-    found = RankHistory.read(path, rank=0)
+    found = RankLines.read(path, rank=0)
     assert (found.lines, found.dropped, found.torn_bytes) == (3, 2, len('{"event'))
     assert found.kept["checkpoint"][0]["path"] == "\udcff"
     assert [record["event"] for record in heartbeats_in(path)] == [

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.launch.lines import TableTail
-from runbook.folder.launch.rows import RowFile, RowSpec, read_rows
+from runbook.folder.launch.rows import RowSpec, read_rows
+from runbook.records.evidence import RowFile
 
 SPEC = RowSpec(
     columns=("step", "name", "gap", "rate"),
-    key="step",
     text=frozenset({"name"}),
     filled=frozenset({"step", "rate"}),
     whole=frozenset({"step"}),
@@ -36,8 +36,8 @@ def test_an_empty_cell_is_nan_in_a_whole_file_and_in_a_damaged_one(
     assert rows.frame["name"].tolist() == ["a b", ""]
     assert rows.frame["rate"].tolist() == [2.5, 3.5]
     assert math.isnan(rows.frame["gap"][0]) and rows.frame["gap"][1] == 0.5
-    assert rows.problems == (["1 unreadable rows were dropped"] if damage else [])
-    assert (rows.damaged, rows.dropped) == (bool(damage), int(bool(damage)))
+    assert list(rows.problems) == ["1 unreadable rows were dropped"] * bool(damage)
+    assert (rows.damaged, rows.dropped_rows) == (bool(damage), int(bool(damage)))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_an_empty_cell_is_nan_in_a_whole_file_and_in_a_damaged_one(
 def test_a_whole_number_is_exact(tmp_path: Path, step: object, good: bool, damage: str) -> None:
     rows = read(tmp_path, f"{HEAD}1,a,1,1\n{step},a,1,1\n{damage}")
     assert rows.frame["step"].tolist() == [1, *([step] * good)]
-    assert rows.dropped == (not good) + bool(damage)
+    assert rows.dropped_rows == (not good) + bool(damage)
 
 
 @pytest.mark.parametrize(
@@ -76,19 +76,19 @@ def test_everything_that_is_wrong_is_counted(tmp_path: Path) -> None:
     body = "1,a,1,1\n" + HEAD * 2 + "2,a\n" * 3 + "\0\n" * 4 + "5,a,1,1\n" + "6,a,\0\0"
     rows = read(tmp_path, HEAD + body)
     assert rows.frame["step"].tolist() == [1, 5]
-    assert rows.problems == [
+    assert list(rows.problems) == [
         "a torn last line that ends in NUL bytes was dropped (6 bytes)",
         "the header occurs 2 more times",
         "4 rows hold NUL bytes and were dropped",
         "3 unreadable rows were dropped",
     ]
-    assert (rows.dropped, rows.damaged) == (8, True)
+    assert (rows.dropped_rows, rows.damaged) == (8, True)
 
 
 def test_the_header_may_have_a_mark_spaces_and_another_order(tmp_path: Path) -> None:
     rows = read(tmp_path, "\ufeffstep , more,rate\r\n1,x,2\r\n")
     assert rows.frame.to_dict("list") == {"step": [1], "rate": [2.0]}
-    assert (rows.problems, rows.legacy) == ([], False)
+    assert (rows.problems, rows.legacy) == ((), False)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_the_header_may_have_a_mark_spaces_and_another_order(tmp_path: Path) -> 
 )
 def test_a_first_line_that_is_no_header(tmp_path: Path, first: str, says: str) -> None:
     rows = read(tmp_path, first + "1,2,3\n")
-    assert (rows.problems, rows.damaged, len(rows.frame)) == ([says], True, 0)
+    assert (rows.problems, rows.damaged, len(rows.frame)) == ((says,), True, 0)
     assert tuple(rows.frame.columns) == SPEC.columns
 
 

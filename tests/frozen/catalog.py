@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.examples.catalog import EXAMPLES
+from benchmarks.examples.__main__ import EXAMPLES
 
 _SLOW = next(example for example in EXAMPLES if example.name == "slow-config")
 _PLAIN = Path(__file__).parents[1] / "own/trainers/plain_ddp.py"

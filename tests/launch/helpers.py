@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from runbook.launch import Budgets, run_launch
+from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.process.reaper import carriers
 from runbook.records import ArmSchedule, Launch, LaunchResult
 from tests.factory import records
@@ -53,7 +53,7 @@ class At(Observer):
 def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
     """Run it with short budgets and without a retry, and check that nothing is left."""
     fields: dict[str, object] = {"budgets": FAST, "retry": False, "observer": Observer()}
-    result = run_launch(launch, root, **(fields | options))  # type: ignore[arg-type]
+    result = run_launch(launch, LaunchOptions(run_root=root, **fields | options))  # type: ignore[arg-type]
     assert carriers(result.run_token) == []
     return result
 

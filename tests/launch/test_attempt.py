@@ -9,7 +9,7 @@ import pytest
 
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import StopRequest, adopt_launch
+from runbook.launch import LaunchOptions, adopt_launch
 from runbook.launch.launcher_api import Running, Start
 from runbook.launch.local import Local, LocalRun
 from runbook.launch.observer import Observer
@@ -68,10 +68,8 @@ def test_what_is_adopted_says_from_which_checkpoint_it_went_on(tmp_path: Path) -
             path.unlink()
     document = json.loads((folder / LAUNCH_JSON).read_text())
     assert document["argv"][-2:] == ["--resume", str(tmp_path / begun.path)]
-    adopted = adopt_launch(
-        launch, tmp_path, observer=Observer(), stop=StopRequest(), enough=None, retry=False,
-        launcher=Outlived(),
-    )  # fmt: skip
+    how = LaunchOptions(run_root=tmp_path, observer=Observer(), retry=False, launcher=Outlived())
+    adopted = adopt_launch(launch, how)
     assert adopted is not None and adopted.status is LaunchStatus.COMPLETED, adopted
     assert (adopted.begun, adopted.run_token) == (begun, first.run_token)
     assert LaunchResult.model_validate_json((folder / RESULT_JSON).read_text()) == adopted

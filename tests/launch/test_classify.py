@@ -9,9 +9,9 @@ import pytest
 
 from nsa.contract import PARTED
 from runbook.folder.launch.lines import Exit
-from runbook.launch.end import End, classify_trainer, is_communication_failure, rank_exits
-from runbook.launch.watch.ranks import RankState
-from runbook.records import Kind, LaunchStatus
+from runbook.launch.end import classify_trainer, is_communication_failure, rank_exits
+from runbook.launch.watch.rank_state import RankState
+from runbook.records import End, Kind, LaunchStatus
 from tests.launch.helpers import fake_launch, rank, run
 
 CONFIG, ENVIRONMENT = LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR

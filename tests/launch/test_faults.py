@@ -191,10 +191,10 @@ HARNESS = """
 import sys
 from pathlib import Path
 from runbook.records import Launch
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 launch = Launch.model_validate_json(sys.argv[1])
-run_launch(launch, Path(sys.argv[2]), observer=Observer())
+run_launch(launch, LaunchOptions(run_root=Path(sys.argv[2]), observer=Observer()))
 """
 
 

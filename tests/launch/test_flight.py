@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.end import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import find_desync, left_the_pattern, read_flights
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import blame
-from runbook.records import LaunchStatus
+from runbook.records import End, LaunchStatus
 
 TOKEN = "ab" * 16
 GRAD, BUS = ("all_reduce", [[1000]], ["Float"]), ("all_reduce", [[5]], ["Double"])

@@ -35,7 +35,7 @@ def sampler(folder: Path, token: str) -> pd.DataFrame:
     with gpu_samples(folder, environment):
         until_lines(folder / "gpu_samples.csv", 5)
     rows = read_rows(folder / "gpu_samples.csv", GPU_SAMPLES)
-    assert rows.problems == []
+    assert rows.problems == ()
     return rows.frame
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from nsa.contract import HEARTBEATS, STACKDUMPS
+from nsa.contract import HEARTBEATS, NCCL_FLIGHTS, STACKDUMPS
 from runbook.config.load import load_profile
-from runbook.launch import Budgets, run_launch
+from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.end import said_by_watchdog
-from runbook.launch.incident.flight import nccl_flight_files, read_nccl_rows
+from runbook.launch.incident.flight import read_nccl_rows
 from runbook.launch.observer import Observer
-from runbook.machine.detect import detect_profile
+from runbook.machine.gpu import detect_profile
 from runbook.process.reaper import carriers
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.scene import injected_at
@@ -33,7 +33,7 @@ HANGS = {
 def missing(name: str, result: LaunchResult, folder: Path) -> list[str]:
     """What is missing of what this hang of one rank has to leave."""
     ended = {"asleep": (LaunchStatus.HUNG,)}.get(name, (LaunchStatus.CRASHED, LaunchStatus.HUNG))
-    dumps = nccl_flight_files(folder).values()
+    dumps = NCCL_FLIGHTS.found_in(folder).values()
     found = {
         f"ended as {result.status}": result.status not in ended,
         "never injected": injected_at(folder) is None,
@@ -73,5 +73,6 @@ def test_one_rank_that_hangs_leaves_what_says_so(name: str, tmp_path: Path) -> N
         config_overrides={**profile.phases["baseline"].config_overrides, **SMALL},
     )  # fmt: skip
     budgets = Budgets(step_s=stall_s, data_s=stall_s, init_s=60, first_step_s=60)
-    result = run_launch(started, tmp_path, observer=Observer(), budgets=budgets, retry=False)
+    how = LaunchOptions(run_root=tmp_path, observer=Observer(), budgets=budgets, retry=False)
+    result = run_launch(started, how)
     assert missing(name, result, tmp_path / name) == []

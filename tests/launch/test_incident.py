@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from runbook.launch.end import End
 from runbook.launch.incident.bundle import busy_ranks, stopped_at
 from runbook.launch.watch.watchdog import blame
-from runbook.records import LaunchStatus
+from runbook.records import End, LaunchStatus
 from tests.launch.helpers import rank
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.kernel_lines import KernelLine, Kind, parse_lines
-from runbook.launch.end import End
-from runbook.launch.kernel_cause import with_kernel_log
+from runbook.launch.attempt import with_kernel_log
 from runbook.machine import kernel_log
 from runbook.machine.kernel_log import MOST_LINES, KernelLog
-from runbook.records import LaunchStatus
+from runbook.records import End, LaunchStatus
 from tests.factory.programs import first_on_path, program
 from tests.launch.helpers import At, fake_launch, run
 

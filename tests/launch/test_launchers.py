@@ -6,7 +6,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from runbook.config import registry
 from runbook.config.profile import Profile
+from runbook.config.registry import names
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
@@ -30,7 +32,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = launcher_api.installed(GROUP)
     more = EntryPoint("elsewhere", f"{__name__}:Elsewhere", GROUP)
     monkeypatch.setattr(EntryPoint, "load", lambda one: Elsewhere if one is more else _load(one))
-    monkeypatch.setattr(launcher_api, "installed", lambda _group: (*found, more))
+    for module in (launcher_api, registry):
+        monkeypatch.setattr(module, "installed", lambda _group: (*found, more))
 
 
 _load = EntryPoint.load
@@ -41,7 +44,7 @@ def asked(**options: str) -> RunOptions:
 
 
 def test_the_shipped_ones_are_found_and_an_unknown_one_is_told() -> None:
-    shipped = launcher_api.launcher_names()
+    shipped = names(launcher_api.GROUP)
     assert {"local", "slurm"} <= set(shipped)
     told = rf"no such launcher.*there are: {', '.join(shipped)}"
     with pytest.raises(UsageError, match=told):

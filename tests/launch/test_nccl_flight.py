@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from nsa.contract import NCCL_FLIGHTS
-from runbook.launch.end import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import find_desync, last_numbers, read_flights, read_nccl_rows
-from runbook.launch.watch.ranks import RankState
-from runbook.records import LaunchStatus
+from runbook.launch.watch.rank_state import RankState
+from runbook.records import End, LaunchStatus
 from tests.launch.test_flight import BUS, GRAD, TOKEN, Op, steps, write
 
 TIMEOUT = (

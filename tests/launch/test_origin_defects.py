@@ -11,7 +11,7 @@ import pytest
 
 from nsa.launch.output import Heartbeat
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import carriers
@@ -42,7 +42,8 @@ def test_every_sweep_arm_appended_to_one_training_csv(tmp_path: Path) -> None:
     launch = fake_launch(steps=3)
     run(launch, tmp_path)
     with pytest.raises(FileExistsError):
-        run_launch(launch, tmp_path, observer=Observer(), budgets=FAST, retry=False)
+        how = LaunchOptions(run_root=tmp_path, observer=Observer(), budgets=FAST, retry=False)
+        run_launch(launch, how)
     log = read_training_csv(tmp_path / launch.run_dir / "training.csv", relative_to=tmp_path)
     assert log.frame["step"].tolist() == [1, 2, 3] and not log.damaged
 

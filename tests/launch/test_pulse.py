@@ -12,7 +12,7 @@ import pytest
 from runbook.folder.launch.lines import Exit
 from runbook.launch.observer import Pulse
 from runbook.launch.watch.live_status import pulse_of
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.records import Launch
 from tests.launch.helpers import At, fake_launch, rank, run
 from tests.shared import crowded

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchStatus
 from tests.factory.records import launch
@@ -32,7 +32,7 @@ def test_a_healthy_run_leaves_nothing_outside_its_folder(
     monkeypatch.setenv("TMPDIR", str(temporary := tmp_path / "temporary"))
     temporary.mkdir()
     launch = trainer(8)
-    result = run_launch(launch, tmp_path, observer=Observer())
+    result = run_launch(launch, LaunchOptions(run_root=tmp_path, observer=Observer()))
     # One folder for each person, which torch keeps and uses again, is its cache of compiled code.
     assert {path.name for path in temporary.iterdir()} <= {f"torchinductor_{getuser()}"}
     assert result.status is LaunchStatus.COMPLETED, result
@@ -66,6 +66,7 @@ def test_a_config_that_this_machine_cannot_run_is_quoted(
 ) -> None:
     launch = trainer(5)
     asked = {"argv": (*launch.argv, *words), "env": {**launch.env, **env}}
-    result = run_launch(launch.model_copy(update=asked), tmp_path, observer=Observer())
+    how = LaunchOptions(run_root=tmp_path, observer=Observer())
+    result = run_launch(launch.model_copy(update=asked), how)
     assert (result.status, result.attempts) == (LaunchStatus.CONFIG_ERROR, 1)
     assert result.cause.startswith(cause), result.cause

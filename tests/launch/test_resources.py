@@ -16,7 +16,7 @@ from runbook.folder import RESOURCES_CSV
 from runbook.folder.launch.documents import RESOURCES
 from runbook.folder.launch.rows import read_rows
 from runbook.launch.watch.live_status import ResourceLog
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 
 
 def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path: Path) -> None:

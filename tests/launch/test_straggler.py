@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.launch.documents import Load
-from runbook.launch.end import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import read_flights
 from runbook.launch.incident.straggler import Straggler, find_straggler
-from runbook.records import LaunchStatus
+from runbook.records import End, LaunchStatus
 from tests.launch.test_flight import BUS, GRAD, START, TOKEN, steps, write
 
 

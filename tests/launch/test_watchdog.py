@@ -6,7 +6,7 @@ import pytest
 
 from runbook.errors import UsageError
 from runbook.launch import Budgets
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Watchdog, blame
 from tests.launch.helpers import fake_launch, rank
 
@@ -45,7 +45,7 @@ def test_a_hang_is_found_at_its_budget_and_not_before() -> None:
         ranks = [rank(0, age=age), rank(1, age=age + 0.1)]
         hang = watchdog.find_hang(ranks, now=1000.0)
         assert (hang is not None) == found
-    assert hang is not None and hang.rank == 1
+    assert hang is not None and hang.culprit_rank == 1
 
 
 def test_waiting_for_a_slow_rank_is_excused_also_right_after() -> None:
@@ -63,7 +63,7 @@ def test_a_rank_that_is_behind_is_not_excused_by_one_that_is_ahead() -> None:
     watchdog = Watchdog(Budgets(init_s=3, first_step_s=600), wanted=2)
     ranks = [rank(0, age=4, phase="first_step", step=1), rank(1, age=4, phase="init", step=0)]
     hang = watchdog.find_hang(ranks, now=1000.0)
-    assert hang is not None and hang.rank == 1
+    assert hang is not None and hang.culprit_rank == 1
 
 
 @pytest.mark.parametrize(("age", "hangs"), [(170, False), (599, False), (601, True)])
@@ -73,6 +73,6 @@ def test_saving_a_profile_has_a_budget_of_its_own(age: float, hangs: bool) -> No
     ranks = [rank(0, age=age, phase="profile", step=13), rank(1, age=age, step=14)]
     hang = watchdog.find_hang(ranks, now=1000.0)
     assert (hang is not None) is hangs
-    assert hang is None or (hang.rank == 0 and "phase profile" in hang.cause)
+    assert hang is None or (hang.culprit_rank == 0 and "phase profile" in hang.cause)
     silent = [rank(0, age=age, step=13), rank(1, age=age, step=14)]
     assert Watchdog(Budgets(step_s=3), wanted=2).find_hang(silent, now=1000.0) is not None

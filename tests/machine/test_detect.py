@@ -11,7 +11,7 @@ from runbook.config.load import is_shipped
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
-from runbook.machine.detect import detect_profile, profile_for
+from runbook.machine.gpu import detect_profile, profile_for
 from tests.factory.programs import program
 
 A100 = "NVIDIA A100 80GB PCIe, 4\n"

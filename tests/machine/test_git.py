@@ -93,7 +93,7 @@ def test_from_a_hook_a_clone_leaves_the_checkout_of_the_hook_alone(
 
 def test_outside_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert git.head_sha(tmp_path) is None
+    assert git.commit_of(tmp_path) is None
     assert git.read_git(tmp_path).problems
 
 

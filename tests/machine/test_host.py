@@ -36,12 +36,11 @@ def test_infiniband_ports_with_their_state(tmp_path: Path) -> None:
 
 
 def test_memory_is_that_of_the_container_if_less(tmp_path: Path) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal:       16777216 kB\nMemFree: 1 kB\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert host.memory_total_gib(tmp_path / "meminfo", tmp_path) == 16.0
-    (tmp_path / "memory.max").write_text(f"{4 * 1024**3}\n")
-    assert host.memory_total_gib(tmp_path / "meminfo", tmp_path) == 4.0
-    assert host.memory_total_gib(tmp_path / "absent", tmp_path / "absent") is None
+    whole = host.memory_total_gib(tmp_path)
+    assert whole == host.memory_total_gib(tmp_path / "absent") > 0.25
+    (tmp_path / "memory.max").write_text(f"{1024**3 // 4}\n")
+    assert host.memory_total_gib(tmp_path) == 0.25
 
 
 def test_cpu_quota_of_a_container(tmp_path: Path) -> None:
@@ -64,10 +63,8 @@ def test_a_held_port_is_not_free_and_names_its_owner() -> None:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         number = holder.getsockname()[1]
-        state = host.probe_port(number)
-        assert not state.free
-        assert f"pid {os.getpid()}" in state.owner
-    assert host.probe_port(number).free
+        assert f"pid {os.getpid()}" in (host.port_holder(number) or "")
+    assert host.port_holder(number) is None
 
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
@@ -86,7 +83,7 @@ def test_a_launched_process_is_found_by_its_token_and_told_from_a_leftover() -> 
         mine = [found for found in find_trainers() if found.token == token]
         assert [found.pid for found in mine] == [child.pid]
         assert not mine[0].orphan, "its parent, this test, is alive"
-        assert "time.sleep(60)" in mine[0].command
+        assert "time.sleep(60)" in str(mine[0])
         child.kill()
     assert not [found for found in find_trainers() if found.token == token]
 
@@ -190,5 +187,5 @@ def test_variables_that_torch_renamed_get_a_note_each() -> None:
         {"NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_ALGO": "Ring", "NCCL_LATER": "1"}, uses_nccl=True
     )
     assert len(notes) == 2
-    assert notes[0].startswith("NCCL_ASYNC_ERROR_HANDLING=1: ")
-    assert notes[1].startswith("NCCL_LATER=1: no name that NCCL 2.")
+    assert notes["NCCL_ASYNC_ERROR_HANDLING"]
+    assert notes["NCCL_LATER"].startswith("no name that NCCL 2.")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.facts import Draft
-from runbook.machine.host_settings import Places, collect_host_settings
+from runbook.machine.host_settings import collect_host_settings
+from runbook.records.evidence import Fact
 from tests.factory.programs import first_on_path, program
 
 
-def settings(where: Places) -> dict[str, Draft]:
-    return {draft.name: draft for draft in collect_host_settings("host.json", where)}
+def settings(root: Path) -> dict[str, Fact]:
+    return {draft.name: draft for draft in collect_host_settings("host.json", root)}
 
 
 def write(path: Path, text: str) -> None:
@@ -33,7 +33,8 @@ def test_a_host_that_skews_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tool = tmp_path / "bin" / "lspci"
     program(tool, "echo '\tACSCtl: SrcValid+ TransBlk- ReqRedir+ CmpltRedir+'")
     first_on_path(monkeypatch, tool.parent)
-    found = settings(Places(proc=proc, sys=sys, shm=tmp_path))
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    found = settings(tmp_path)
     values = {name.removeprefix("host."): draft.value for name, draft in found.items()}
     assert values["numa_balancing"] is True and values["iommu_translates"] is True
     assert values["acs_redirects"] is True and values["cpu_governor"] == "powersave"
@@ -45,8 +46,7 @@ def test_what_is_not_there_has_no_value_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    nowhere = tmp_path / "nowhere"
-    found = settings(Places(proc=nowhere, sys=nowhere, shm=nowhere))
+    found = settings(tmp_path / "nowhere")
     for name in ("numa_balancing", "iommu_translates", "shm_gib", "shm_free_gib", "hugepages"):
         draft = found[f"host.{name}"]
         assert draft.value is None and "No such file" in draft.note, name

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from runbook.errors import RunbookError
-from runbook.folder.facts import Draft
 from runbook.machine.gpu.facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.machine.gpu.nvidia_smi import NvidiaSmi, parse_nvidia_smi, parse_topology
+from runbook.records.evidence import Fact
 from tests.factory.programs import first_on_path, program
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -19,7 +19,7 @@ def load(name: str) -> NvidiaSmi:
     return parse_nvidia_smi((FIXTURES / f"{name}.xml").read_text(encoding="utf-8"))
 
 
-def facts(name: str, topology: str = "topo_a100x2") -> dict[str, Draft]:
+def facts(name: str, topology: str = "topo_a100x2") -> dict[str, Fact]:
     links = parse_topology((FIXTURES / f"{topology}.txt").read_text(encoding="utf-8"))
     return {draft.name: draft for draft in gpu_drafts(load(name), links)}
 
@@ -111,7 +111,7 @@ def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
     script += f"exec cat {FIXTURES}/a100x2_busy.xml"
     first_on_path(monkeypatch, program(tmp_path / "bin/nvidia-smi", script).parent)
 
-    def asked(environment: dict[str, str]) -> dict[str, Draft]:
+    def asked(environment: dict[str, str]) -> dict[str, Fact]:
         drafts = collect_gpus(
             run_root, torch_count=2, torch_uuids=(), environment=environment, host_file="host.json"
         )
@@ -121,7 +121,7 @@ def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
     assert facts["gpu.processes"].value == 1, "Xorg draws, it does not compute"
     assert facts["gpu.processes"].note == "GPU 0: pid 48211 /usr/bin/python3 49120 MiB"
     assert facts["gpu.nvlink"].value is True
-    assert {draft.file for draft in facts.values()} == {"nvidia_smi.xml", "nvidia_topo.txt"}
+    assert {draft.path for draft in facts.values()} == {"nvidia_smi.xml", "nvidia_topo.txt"}
     kept = (run_root / "nvidia_smi.xml").read_text(encoding="utf-8")
     assert parse_nvidia_smi(kept) == load("a100x2_busy")
     other = asked({"CUDA_VISIBLE_DEVICES": "1"})

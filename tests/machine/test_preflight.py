@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder.facts import Draft, finish
+from runbook.folder.facts import finish
 from runbook.machine.host import ask_torch
 from runbook.machine.preflight import collect_preflight
 from runbook.process.start import run_tool
@@ -141,6 +141,6 @@ def test_a_tool_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fact_without_value_and_reason_is_a_defect(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     with pytest.raises(RuntimeError, match="no value and no note"):
-        finish([Draft(name="a", value=None, file="f")], tmp_path)
+        finish([Fact(name="a", value=None, path="f")], tmp_path)
     with pytest.raises(RuntimeError, match="two facts"):
-        finish([Draft(name="a", value=1, file="f"), Draft(name="a", value=2, file="f")], tmp_path)
+        finish([Fact(name="a", value=1, path="f"), Fact(name="a", value=2, path="f")], tmp_path)

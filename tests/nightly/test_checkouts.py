@@ -80,7 +80,7 @@ def test_what_a_crash_left_is_made_again(repository: Path, run_dir: Path, damage
 
 
 def test_a_commit_that_is_not_there_is_told(repository: Path, run_dir: Path) -> None:
-    with pytest.raises(commits.CheckoutError, match="cannot be checked out from"):
+    with pytest.raises(commits.RefusedError, match="cannot be checked out from"):
         commits.check_out("f" * 40, run_dir.parents[1], run_dir)
 
 

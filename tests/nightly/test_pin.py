@@ -58,7 +58,7 @@ def test_a_night_names_its_machine_and_needs_commits_that_exist(tmp_path: Path) 
 
 def test_both_commits_are_kept_in_full_and_asked_for_again(tmp_path: Path) -> None:
     setup = prepare(RunOptions(phases="regression", profile="cpu", reference="HEAD", out=tmp_path))
-    sha = git.head_sha(ROOT)
+    sha = git.commit_of(ROOT)
     assert (setup.options.reference, setup.options.head) == (sha, sha)
     line = setup.options.invocation().line(["regression"])
     assert f"--reference {sha} --head {sha}" in line
@@ -73,7 +73,7 @@ def test_the_dry_run_prints_both_checkouts_and_starts_nothing(tmp_path: Path) ->
         cwd=ROOT,
     )
     assert done.code == 0, done.err
-    sha = git.head_sha(ROOT) or ""
+    sha = git.commit_of(ROOT) or ""
     assert f"checkout --detach {sha}" in done.out
     assert f"(cd checkouts/{sha[:12]} && PYTHONPATH=$PWD " in done.out
     assert "round18_reference" in done.out and "only if they are needed" in done.out

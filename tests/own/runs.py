@@ -14,7 +14,7 @@ from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.config.profile import Profile
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Check
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
@@ -57,7 +57,7 @@ def profile_of(folder: Path, found: Mapping[str, Any]) -> Profile:
 def launched(profile: Profile, folder: Path, phase: str = "baseline") -> LaunchEvidence:
     """The first launch of a phase, run to its end and read."""
     launch = registry.phases()[phase].plan(PlanContext(profile=profile))[0]
-    result = run_launch(launch, folder, observer=Observer())
+    result = run_launch(launch, LaunchOptions(run_root=folder, observer=Observer()))
     return read_launch(folder, launch, result)
 
 

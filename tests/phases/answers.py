@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from phases.kit.case import Finding
+from phases.kit.finding import Finding
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Check, Outcome, Reason
 from tests.phases import builder, spoil

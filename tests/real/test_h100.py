@@ -15,12 +15,11 @@ from nsa.witness.profiling import HOST, WORK, Recorded, summarize
 from runbook.config.load import load_profile
 from runbook.folder.launch.documents import GPU_SAMPLES, read_console
 from runbook.folder.launch.rows import read_rows
-from runbook.launch.end import End
 from runbook.launch.incident.bundle import bundle
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
-from runbook.records import LaunchResult, LaunchStatus
+from runbook.records import End, LaunchResult, LaunchStatus
 from tests.launch.test_hang_on_a_gpu import HANGS, missing
 from tests.real import H100, unread_fields
 
@@ -76,7 +75,7 @@ def test_the_xml_and_nvml_tell_the_same_counters() -> None:
 
 def test_samples_of_nvml() -> None:
     read = read_rows(H100 / "gpu_samples.csv", GPU_SAMPLES)
-    assert (read.problems, read.dropped, read.damaged) == ([], 0, False)
+    assert (read.problems, read.dropped_rows, read.damaged) == ((), 0, False)
     frame = read.frame
     assert set(frame["source"]) == {"nvml"} and set(frame["uuid"]) == {DEVICES["gpus"][0]["uuid"]}
     assert frame["memory_total_mib"].eq(81559).all() and frame["pcie_gen"].eq(5).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nsa.attention.triton.launch import file_of
 from runbook.config.load import load_profile
-from runbook.machine.detect import profile_for
+from runbook.machine.gpu import profile_for
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
 from tests.real import H200, unread_fields

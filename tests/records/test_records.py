@@ -157,11 +157,6 @@ def test_thinning_keeps_order_extremes_and_only_real_points(ys: list[float], kee
     assert (min(values), max(values)) == (min(ys), max(ys))
 
 
-def test_thinning_refuses_fewer_than_two_points() -> None:
-    with pytest.raises(ValueError, match="at least 2"):
-        thin_points([1.0], [1.0], keep=1)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_stored_number_that_is_none_comes_back_as_a_number(value: float) -> None:
     measured = Measurement(

@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 import benchmarks.rehearsal as package
-from benchmarks.rehearsal.__main__ import main
-from benchmarks.rehearsal.catalog import HEALTHY, MACHINES, OTHER_ANSWERS, SICK
+from benchmarks.rehearsal.__main__ import BEGIN, END, main, should, stops
 from benchmarks.rehearsal.judged import Judged, judge
-from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.table import BEGIN, END, should, stops
+from benchmarks.rehearsal.machine import HEALTHY, MACHINES, OTHER_ANSWERS, SICK, Machine
 from runbook.config.load import load_profile
 from runbook.launch.local import LocalRun
 

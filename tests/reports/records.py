@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.rehearsal.catalog import MACHINES
 from benchmarks.rehearsal.judged import judge
+from benchmarks.rehearsal.machine import MACHINES
 from runbook.records import RunRecord
 from tests.reports.samples import SAMPLES
 from tests.shared import once

@@ -89,7 +89,7 @@ def test_one_nan_in_two_phases_is_one_cause_that_names_every_row() -> None:
     assert cause.title == (
         "baseline/run1 (and baseline/run2, fused_adamw/interleaved): non-finite at step 4: loss nan"
     )
-    assert (cause.outcome, cause.code) == (Outcome.FAIL, Reason.NON_FINITE)
+    assert (cause.lead.outcome, cause.lead.code) == (Outcome.FAIL, Reason.NON_FINITE)
     assert cause.lead.phase == "baseline" and cause.rows[0] is cause.lead
     assert {row.phase for row in cause.rows} == {"baseline", "fused_adamw"}
     assert len(cause.rows) > 10 and len(set(cause.rows)) == len(cause.rows)
@@ -214,7 +214,7 @@ def test_a_launch_that_was_pre_empted_goes_on_and_suspects_no_setting(
         options={"signal": "the pre-emption of its trainer", "plan": plan},
     )
     assert {cause.rerun for cause in found} == {f"{program} --resume 20261121T010203Z-840303b"}
-    assert found[0].outcome is Outcome.INCOMPLETE
+    assert found[0].lead.outcome is Outcome.INCOMPLETE
     assert "--resume" in found[0].remedy and "by hand" not in found[0].remedy
 
 
@@ -241,7 +241,7 @@ def test_what_is_invalid_leads_the_failure_that_follows_from_it() -> None:
         "nvtx.python_share: 0.6",
     ]
     first = found[0]
-    assert (first.outcome, first.remedy) == (Outcome.INVALID, "do")
+    assert (first.lead.outcome, first.remedy) == (Outcome.INVALID, "do")
     assert [one.id for one in first.rows] == [root.id, failed.id]
 
 
@@ -253,7 +253,7 @@ def test_the_failures_of_a_launch_whose_gpu_failed_do_not_lead() -> None:
     )
     checks = tuple(told if one.id == told.id else one for one in record.checks)
     (cause,) = of(record.model_copy(update={"checks": checks}))
-    assert cause.outcome is Outcome.INVALID and "Xid" in cause.title
+    assert cause.lead.outcome is Outcome.INVALID and "Xid" in cause.title
     assert told.id in {one.id for one in cause.folded}
 
 

@@ -97,7 +97,7 @@ SHAPES = {
 
 
 def assert_neutral(record: RunRecord) -> None:
-    texts = {fmt: derive.render(record, fmt) for fmt in registry.report_names()}
+    texts = {fmt: derive.render(record, fmt) for fmt in registry.names(registry.REPORT_GROUP)}
     for fmt, text in texts.items():
         bad = [c for c in text if (c < " " and c not in "\n\t") or c in "\x7f\x9b\u202e\u200b"]
         assert not bad, (fmt, bad)

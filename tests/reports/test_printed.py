@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.examples.catalog import EXAMPLES
+from benchmarks.examples.__main__ import EXAMPLES
 from reports.view import build_view
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all

@@ -17,7 +17,7 @@ YS = [900.0, 980.0, 1010.0, 995.0, 1005.0, 990.0]
 
 def drawn(curves: Sequence[Series]) -> Picture:
     (one,) = figures(record(curves=curves))
-    return Picture(str(one.svg))
+    return Picture(str(one.svg()))
 
 
 def paths(picture: Picture, kind: str) -> list[list[tuple[float, float]]]:
@@ -74,7 +74,7 @@ CLOSE = 0.001
 def interval(value: float, interval: tuple[float, float], limit: float | None = None) -> Picture:
     (one,) = figures(record(checks=[check(estimate(value, interval), limit)]))
     assert one.kind == "interval"
-    return Picture(str(one.svg))
+    return Picture(str(one.svg()))
 
 
 def levels(picture: Picture) -> list[float]:
@@ -114,7 +114,7 @@ def test_a_check_with_a_limit_that_is_no_number_is_not_drawn(limit: object) -> N
 
 def course(run: RunRecord) -> tuple[Figure, Picture]:
     (one,) = (figure for figure in figures(run) if figure.kind == "timeline")
-    return one, Picture(str(one.svg))
+    return one, Picture(str(one.svg()))
 
 
 def timed(name: str, minute: int, seconds: float, **more: object) -> PhaseRecord:

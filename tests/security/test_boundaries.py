@@ -16,7 +16,7 @@ import pytest
 
 from nsa.strict_yaml import load_strict
 from runbook.errors import UsageError
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.inputs import build_environment
 from runbook.launch.observer import Observer
 from runbook.process.reaper import (
@@ -82,7 +82,8 @@ def _crashed(root: Path) -> Crashed:
         seen.extend(carriers(token))
         listening.update(_listening(seen))
 
-    result = run_launch(launch, root, observer=At(4, look), retry=False, machine=machine)
+    how = LaunchOptions(run_root=root, observer=At(4, look), retry=False, machine=machine)
+    result = run_launch(launch, how)
     return root, result, len(seen), listening
 
 
@@ -147,7 +148,7 @@ def test_a_launch_stays_in_its_runs_folder(tmp_path: Path, name: str) -> None:
     (root / "link").symlink_to(tmp_path)
     launch = fake_launch().model_copy(update={"run_dir": name})
     with pytest.raises(UsageError, match="leaves the run's folder"):
-        run_launch(launch, root, observer=Observer())
+        run_launch(launch, LaunchOptions(run_root=root, observer=Observer()))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
 
 

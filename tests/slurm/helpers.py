@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runbook.launch import Budgets, run_launch
+from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.launch.slurm.launcher import Request, SlurmLauncher
 from runbook.process.reaper import carriers
@@ -42,6 +42,6 @@ def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
     """Run it on the cluster with short budgets and no retry; nothing with its token is left."""
     fields: dict[str, object] = {"budgets": FAST, "retry": False, "observer": Observer()}
     fields["launcher"] = launcher(root)
-    result = run_launch(launch, root, **(fields | options))  # type: ignore[arg-type]
+    result = run_launch(launch, LaunchOptions(run_root=root, **fields | options))  # type: ignore[arg-type]
     assert carriers(result.run_token) == []
     return result

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import StopRequest, adopt_launch
+from runbook.launch import LaunchOptions, StopRequest, adopt_launch
 from runbook.launch.slurm.files import JOB_JSON, NODE_TOKEN_VARIABLE, last_state
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -155,15 +155,9 @@ run(Launch.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 
 
 def adopted(launch: Launch, root: Path, notes: Notes) -> LaunchResult | None:
-    return adopt_launch(
-        launch,
-        root,
-        observer=notes,
-        stop=StopRequest(),
-        enough=None,
-        retry=False,
-        launcher=launcher(root, notes=notes),
-    )
+    where = launcher(root, notes=notes)
+    how = LaunchOptions(run_root=root, observer=notes, retry=False, launcher=where)
+    return adopt_launch(launch, how)
 
 
 def test_a_harness_that_is_killed_finds_its_job_again(cluster: Cluster, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.launch.slurm.commands import parse_job
 from runbook.launch.slurm.files import (
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_refused(fields: dict[str, object], words: str) -> 
 
 def test_one_machine_does_not_start_what_was_planned_for_two(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="planned for 2 nodes, and this starts on one machine"):
-        run_launch(prepare(ASKED).planned[0], tmp_path, observer=Observer())
+        run_launch(prepare(ASKED).planned[0], LaunchOptions(run_root=tmp_path, observer=Observer()))
     assert list(tmp_path.iterdir()) == []
 
 

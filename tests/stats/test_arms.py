@@ -148,12 +148,6 @@ def test_what_cannot_be_compared_is_refused(table: pd.DataFrame, lack: int) -> N
         best_arm(table)
 
 
-@pytest.mark.parametrize("analyses", [(), (2, 5), (5, 4), (3, 3)])
-def test_bad_plans(analyses: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match="rising round counts"):
-        InterimPlan(analyses=analyses)
-
-
 def test_rounds_are_ordered_by_number_not_by_row() -> None:
     """An interim analysis at 4 rounds must take rounds 0-3, however the file is sorted."""
     values = np.vstack([np.tile([100.0, 150.0], (4, 1)), np.tile([150.0, 100.0], (20, 1))])

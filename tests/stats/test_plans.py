@@ -21,7 +21,7 @@ from runbook.config.load import load_profile
 from runbook.stats import plans
 from runbook.stats.arms import best_arm_sequential
 from runbook.stats.decision import Decided
-from runbook.stats.launches import meets_target, scaling
+from runbook.stats.launches import scaling
 from runbook.stats.pairs import non_inferiority, regression, t_quantile
 from tests.phases import builder
 
@@ -60,7 +60,6 @@ def test_nothing_else_is_simulated_and_the_page_has_all_of_it() -> None:
         ),
         ("fused_adamw", "keep", best_arm_sequential, "equal arms (A/A)", {"aa": True}),
         ("single_gpu", "scaling", scaling, "scaling", {}),
-        ("baseline", "throughput", meets_target, "throughput target", {}),
     ],
 )  # fmt: skip
 def test_a_phase_follows_the_published_plan(

@@ -22,7 +22,6 @@ from nsa.step.compiled import backward_nodes
 from nsa.step.cuda_graphs import (
     REPLAYED_NODE,
     Recording,
-    keep_gradients,
     replay_gap,
     roundings,
 )
@@ -208,39 +207,50 @@ class TestTheComparison:
 class TestGradients:
     """A second replay writes where the first one's gradients lie: the sum must not notice."""
 
-    def accumulated(self, *, keep: bool) -> tuple[list[float], int]:
-        pool, copies = torch.zeros(3), []
+    def accumulated(self, *, keep: bool) -> tuple[list[list[float]], dict[str, int]]:
+        pools = [torch.zeros(3), torch.zeros(2)]
 
         class Replayed(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, w: Tensor, value: float) -> Tensor:
+            def forward(ctx: Any, value: float, *weights: Tensor) -> Tensor:
                 ctx.value = value
-                return w.sum()
+                return torch.stack([w.sum() for w in weights]).sum()
 
             @staticmethod
-            def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-                # Another tensor over the same memory each time, as a replay gives: autograd keeps
-                # it.
-                return torch.empty(0).set_(pool.fill_(ctx.value)), None
+            def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+                # Other tensors over the same memory each time, as a replay gives: autograd keeps
+                # them.
+                return None, *(torch.empty(0).set_(pool.fill_(ctx.value)) for pool in pools)
 
-        class Copies(OperatorCount):
-            def __torch_dispatch__(self, func: Any, *given: Any, **more: Any) -> Any:
-                copies.append(func.overloadpacket.__name__ == "clone")
-                return super().__torch_dispatch__(func, *given, **more)
+        class Engineless(Engine):
+            """The micro-batches of a step, without what they are made of."""
 
-        w = nn.Parameter(torch.ones(3))
-        handles = keep_gradients([w]) if keep else []
-        with Copies():
-            for value in (1.0, 2.0, 4.0):
-                Replayed.apply(w, value).backward()
-        assert len(handles) == keep and w.grad is not None
-        return w.grad.tolist(), sum(copies)
+            def __init__(self, model: nn.Module) -> None:
+                self.model, self.device = model, torch.device("cpu")
+                self.wrapped = type(
+                    "Alone", (), {"gradient_scope": lambda _, last: nullcontext()}
+                )()
+                self.scaler = torch.amp.GradScaler("cpu", enabled=False)
+                self.on_loss = None
 
-    def test_the_first_is_copied_out_of_the_memory_of_a_replay(self) -> None:
-        assert self.accumulated(keep=True) == ([7.0] * 3, 1)
+            def loss(self, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
+                return Replayed.apply(float(tokens) * 3, *self.model.layers)
+
+        model: Any = nn.Module()
+        model.layers = nn.ParameterList([nn.Parameter(torch.ones(pool.shape)) for pool in pools])
+        model.recording = keep or None
+        with OperatorCount() as count:
+            Engineless(model).gradients([Batch(tokens=torch.tensor(n)) for n in (1, 2, 4)])
+        grads = [w.grad.tolist() for w in model.layers]
+        return grads, {n: c for n, c in count.names.items() if n in ("clone", "_foreach_copy_")}
+
+    def test_the_first_are_copied_out_of_the_memory_of_a_replay(self) -> None:
+        """All by one launch."""
+        sums = [[21.0] * 3, [21.0] * 2]
+        assert self.accumulated(keep=True) == (sums, {"_foreach_copy_": 1})
         found, copies = self.accumulated(keep=False)
-        assert found != [7.0] * 3, "made to fail on purpose"
-        assert copies == 0
+        assert found != sums, "made to fail on purpose"
+        assert not copies
 
 
 class TestTheToggle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from runbook.cli import main
+from runbook.console import Console
 from runbook.engine.judge import missing_row
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord
-from runbook.tools.compare import Comparison, compare_runs, comparison_text
+from runbook.tools.compare import Comparison, compare_runs, comparison_lines
 from runbook.tools.compare_sides import metric_change
 from tests.reports.samples import throughput
 from tests.tools.compared_runs import make_run
@@ -102,7 +104,7 @@ def test_a_loss_is_shown_where_it_is_beyond_what_such_machines_do(
 def test_few_launches_are_enough_where_the_loss_is_two_thirds(tmp_path: Path, count: int) -> None:
     found = compare(tmp_path, times(3.0)[:count], reference=SAME[:count], env=NEW_CODE)
     assert found.exit_code == 1
-    assert "B is worse than A" in comparison_text(found)
+    assert "B is worse than A" in "\n".join(comparison_lines(found))
 
 
 def test_what_only_one_of_them_ran_is_named_and_not_counted(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_what_only_one_of_them_ran_is_named_and_not_counted(tmp_path: Path) -> N
     assert (found.only_a, found.only_b) == (("long_run",), ())
     assert [check.id for check in found.checks] == ["baseline.throughput"]
     assert found.exit_code == 0
-    assert "only A ran: long_run" in comparison_text(found)
+    assert "only A ran: long_run" in "\n".join(comparison_lines(found))
 
 
 def measured(value: float, low: float | None, high: float | None) -> Check:
@@ -167,7 +169,9 @@ def test_what_is_said_of_many_numbers_is_said_once_and_a_name_stays_on_its_line(
     changes = [metric_change(measured(*a), measured(*b)) for a, b in pairs]
     first = replace(metric_change(measured(40, 39, 41), measured(42, 41, 43)), id="a\nb")  # type: ignore[type-var]
     found = replace(EMPTY, metrics=(*changes, first), a="run\x1b[2J\nGO")
-    lines = comparison_text(found).splitlines()
+    out = io.StringIO()
+    Console(stdout=out, stderr=out).tell({}, comparison_lines(found))
+    lines = out.getvalue().splitlines()
     assert sum("without an interval on both sides" in line for line in lines) == 1
     assert lines[0] == "A  run\\x1b[2J\\nGO  GO"
     assert any(line.startswith("    a\\nb  40 -> 42") for line in lines)
@@ -179,7 +183,7 @@ def test_the_load_of_the_launches_is_shown_for_both(tmp_path: Path) -> None:
     b = b.model_copy(update={"environment": {**b.environment, "load.baseline": told}})
     found = held(tmp_path, a, b)
     assert found.loads == (("launches of baseline", "not recorded", told),)
-    assert "launches of baseline: not recorded -> other work" in comparison_text(found)
+    assert "launches of baseline: not recorded -> other work" in "\n".join(comparison_lines(found))
 
 
 def test_load_and_the_page_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,8 +222,8 @@ def test_unlike_runs_are_not_compared(tmp_path: Path, env: dict[str, object], re
     assert any(reason in text for text in found.obstacles), found.obstacles
     assert found.speeds[0].decision is None
     assert found.exit_code == 3
-    assert found.conclusion == comparison_text(found).splitlines()[-1] == "NOT COMPARABLE"
-    assert "undecided" not in comparison_text(found)
+    assert found.conclusion == comparison_lines(found)[-1] == "NOT COMPARABLE"
+    assert "undecided" not in "\n".join(comparison_lines(found))
 
 
 def test_another_toggle_alone_is_one_cause(tmp_path: Path) -> None:
@@ -256,7 +260,7 @@ def test_a_launch_without_env_json_or_with_mixed_rows_counts_for_nothing(tmp_pat
 def test_a_check_that_vanished_is_shown_and_worse(tmp_path: Path) -> None:
     a, b = pair(tmp_path)
     found = held(tmp_path, a, of_checks(b))
-    assert "baseline.throughput (required)  PASS -> no row" in comparison_text(found)
+    assert "baseline.throughput (required)  PASS -> no row" in "\n".join(comparison_lines(found))
     assert found.exit_code == 1
 
 

@@ -31,7 +31,7 @@ def test_texts_and_truths_are_no_numbers_and_nothing_comes_twice() -> None:
 
 def test_csv_has_each_number_in_full_and_its_run() -> None:
     record = samples.no_go()
-    rows = list(csv.DictReader(io.StringIO(csv_text(record))))
+    rows = list(csv.DictReader(io.StringIO(csv_text(numbers_of(record)))))
     assert [row["name"] for row in rows] == [one.name for one in numbers_of(record)]
     first, whole = rows[0], asdict(numbers_of(record)[0])
     assert (first["run_id"], first["verdict"]) == (record.run_id, "NO-GO")

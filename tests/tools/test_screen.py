@@ -12,7 +12,6 @@ import pytest
 from runbook.cli import main
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.tools.screen import Screen
-from runbook.tools.watch import Watcher
 from tests.factory import files
 
 TOKEN = "ab12ab12ab12ab12"
@@ -32,8 +31,8 @@ def progress(step: int, loss: object, rate: float = 1000.0) -> dict[str, object]
 
 
 def lines(folder: Path) -> list[str]:
-    watcher = Watcher(folder, Thresholds(halt=False))
-    screen = Screen(watcher=watcher, found=watcher.look())
+    screen = Screen(folder, Thresholds(halt=False))
+    screen.look()
     return screen.lines()
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from runbook.cli import main
 from runbook.errors import UsageError
-from runbook.launch import run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus, RankExit
 from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
 from runbook.tools.triage import run_steps
-from runbook.tools.triage_steps import STEPS, TriageStep, applied
+from runbook.tools.triage_steps import AS_IT_WAS, STEPS, TriageStep, applied
 from runbook.tools.triage_target import Target, find_target
 from tests.cli.shell import inside
 from tests.launch.helpers import FAST, fake_launch
@@ -42,7 +42,7 @@ def test_one_change_at_a_time_against_the_failing_command() -> None:
         safe = {"NSA_DDP_COMPRESS": "off", "NSA_OPT_FUSED": "0", "NSA_SDPA_NO_FLASH": "1"}
         safe = safe if step.name == "safe_mode" else {}
         assert changed.env == kept | safe | dict(step.set), step.name
-    assert applied(None, base, name="x", steps=7).env == base.env
+    assert applied(AS_IT_WAS, base, name="x", steps=7).env == base.env
 
 
 def test_one_process_without_ddp() -> None:
@@ -99,7 +99,7 @@ def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(tmp_path: 
             "env": {"NSA_PREFILL_BATCHED": "1", "NSA_DDP_STATIC_GRAPH": "1"},
         }
     )
-    result = run_launch(failing, tmp_path, observer=Observer(), retry=False)
+    result = run_launch(failing, LaunchOptions(run_root=tmp_path, observer=Observer(), retry=False))
     assert not result.ok
     ended = inside("triage", str(tmp_path / "run"), "--out", str(tmp_path), "--json", cwd=tmp_path)
     document = json.loads(ended.out)
@@ -248,7 +248,7 @@ class Rates:
         self.left = {True: list(without), False: list(with_it)}
 
     def __call__(self, launch: Launch, *_: object, **__: object) -> LaunchResult:
-        base = launch.purpose == "the failing command as it was"
+        base = launch.purpose == AS_IT_WAS.title
         fails = self.left[base].pop(0) == "f"
         status = LaunchStatus.CRASHED if fails else LaunchStatus.COMPLETED
         return LaunchResult(status=status, cause="a test" if fails else "", duration_s=1.0)

@@ -11,7 +11,7 @@ import torch._C._distributed_c10d as c10d
 
 from nsa.contract import FLIGHTS, NCCL_FLIGHTS
 from nsa.launch.ranks import SAVING_GROUP, parameter_hash, write_flight
-from nsa.step.ddp import WireStats
+from nsa.step.ddp import WireStats, compressed_all_reduce
 from nsa.torch_env import flight_dumps
 
 
@@ -29,6 +29,20 @@ def test_wire_statistics_start_again_after_each_reading() -> None:
     stats.bytes_before, stats.bytes_after = 8, 4
     assert stats.take()["bytes_before"] == 8
     assert stats.take()["bytes_before"] == 0
+
+
+def test_one_rank_rounds_as_several_do_and_sends_nothing() -> None:
+    """There is no process group here: a collective would raise."""
+    stats = WireStats(wire_dtype=torch.bfloat16, world_size=1)
+    bucket = type("Bucket", (), {"buffer": lambda self: self.numbers})()
+    bucket.numbers = torch.tensor([1.0, 1 + 2**-8 + 2**-9, -3e38])
+    done = compressed_all_reduce(stats, bucket)
+    assert done.wait() is bucket.numbers
+    assert bucket.numbers.tolist() == [1.0, 1 + 2**-7, float(torch.tensor(-3e38).bfloat16())]
+    assert stats.take()["bytes_after"] == 6
+    stats.world_size = 2
+    with pytest.raises(ValueError, match="process group"):
+        compressed_all_reduce(stats, bucket)
 
 
 ENTRY = {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "time_created_ns": 5}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook import DEFAULT_LAUNCHER
-from runbook.cli._parser import SIGNALS, CommandParser, command, option_table
+from runbook import DEFAULT_LAUNCHER, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S
+from runbook.cli._parser import command, number_type, whole_type
 from runbook.cli._runs import find_run
-from runbook.cli.run.options import MACHINE, MEASURED, PART, PLACE, SCALE, TELLING
 from runbook.console import Console, OutputFormat
 from runbook.errors import ProgramExit, UsageError
 
@@ -28,48 +28,18 @@ _FREE_BESIDE_RESUME = (
 )
 
 
-def _add_arguments(parser: CommandParser) -> None:
-    parser.set_defaults(plan="")
-    group = parser.add_argument_group("what runs")
-    option_table(
-        """
-        --phase LIST  all (default: every phase that is not optional), comma-separated names, or
-            all,NAME; see `runbook phases`. With --resume these are added to the run
-        """
-    )(group)
-    MACHINE(group)
-    option_table(
-        """
-        --resume RUN    continue an interrupted run: its folder or id; with --phase a finished one
-            too (default: begin a new one)
-        --failed [RUN]  run again, in the same run (default: the newest), the phases of which a
-            required check did not pass; what they left is kept, and the verdict names them
-        """,
-        failed={"const": ""},
-    )(group)
-    PART(group)
-    option_table(
-        """
-        --keep-going  start every launch, even where a required row of preflight did not pass, or an
-            equal launch of the phase has failed; without it these are not started
-        """
-    )(group)
-    PLACE(parser.add_argument_group("where it runs"))
-    measured = parser.add_argument_group("how it is measured")
-    SCALE(measured)
-    MEASURED(measured)
-    TELLING(parser.add_argument_group("how it is told"))
-
-
 def _problems(args: argparse.Namespace) -> list[str]:
     """Everything wrong with folders, phases, profile and settings, found together.
 
     Leaves what was found on the way in `args`: `options`, `setup`, `resume_folder`.
     """
+    from runbook.config import registry
     from runbook.config.precedence import shell_settings
     from runbook.config.setup import RunOptions
     from runbook.engine.plan.prepare import prepare
-    from runbook.machine.detect import detect_profile
+    from runbook.launch.launcher_api import GROUP, launcher
+    from runbook.machine.gpu import detect_profile
+    from runbook.machine.surroundings import surroundings_problems
 
     found = []
     if args.out.exists() and not args.out.is_dir():
@@ -77,7 +47,10 @@ def _problems(args: argparse.Namespace) -> list[str]:
     if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
         found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
     found.extend(_output_problems(args))
-    found.extend(_launcher_lacks(args))
+    if (
+        args.launcher in registry.names(GROUP) and not args.dry_run
+    ):  # else it is told with the options
+        found.extend(launcher(args.launcher).lacks())
     found.extend(_continued(args))
     phases = "all" if args.phase is None else args.phase
     if args.goes_on and args.plan:
@@ -104,29 +77,14 @@ def _problems(args: argparse.Namespace) -> list[str]:
     except UsageError as error:
         found.extend(error.problems)
     if not args.dry_run and args.launcher == DEFAULT_LAUNCHER:
-        found.extend(_around(args))
+        planned = args.setup.planned if "setup" in args and not args.goes_on else ()
+        found.extend(surroundings_problems(max((one.timeout_s for one in planned), default=0.0)))
     return found
 
 
 def _command() -> str:
     """What was typed."""
     return shlex.join(["runbook", *sys.argv[1:]])
-
-
-def _launcher_lacks(args: argparse.Namespace) -> list[str]:
-    """What the launcher lacks here; a name that is none is told with the options."""
-    from runbook.launch.launcher_api import launcher, launcher_names
-
-    known = args.launcher in launcher_names()
-    return launcher(args.launcher).lacks() if known and not args.dry_run else []
-
-
-def _around(args: argparse.Namespace) -> list[str]:
-    """What is wrong with this machine, before anything is started on it."""
-    from runbook.machine.surroundings import surroundings_problems
-
-    planned = args.setup.planned if "setup" in args and not args.goes_on else ()
-    return surroundings_problems(max((one.timeout_s for one in planned), default=0.0))
 
 
 def _output_problems(args: argparse.Namespace) -> list[str]:
@@ -196,12 +154,82 @@ def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
 @command(
     "run phases and give the verdict",
     json_help="every event as one JSON line on stdout (`runbook schema events`)",
-    arguments=_add_arguments,
+    options={
+        "failed": {"const": ""},
+        "profile": "auto",
+        "preset": "",
+        "launcher": DEFAULT_LAUNCHER,
+        "nodes": 1,
+        "partition": "",
+        "account": "",
+        "queue_s": DEFAULT_QUEUE_S,
+        "steps_scale": {"type": number_type(above=0), "default": 1.0},
+        "gpu_hour_price": number_type(at_least=0),
+        "protocol": DEFAULT_PROTOCOL,
+        "seed": {"type": whole_type(at_least=0), "default": 0},
+        "reference": "",
+        "head": "",
+        "output_format": {"choices": [one.value for one in OutputFormat]},
+        "partial_exit": {"type": whole_type(at_least=0), "default": int(ProgramExit.PARTIAL)},
+    },
+    more=lambda parser: parser.set_defaults(plan=""),
     problems=_problems,
 )
 def run(args: argparse.Namespace, console: Console) -> int:
     """Run the phases on this machine and say GO, NO-GO or INCOMPLETE. A run of some phases
     that all pass is a PARTIAL PASS, which is no GO.
+
+    what runs:
+      --phase LIST  all (default: every phase that is not optional), comma-separated names, or
+          all,NAME; see `runbook phases`. With --resume these are added to the run
+      --profile auto|NAME|FILE  the machine and its limits; auto (default) asks nvidia-smi, and
+          takes cpu only where no NVIDIA device or driver is seen; see `runbook profiles`
+      --set KEY=VALUE  an NSA_* or NCCL_* variable, CONFIG, or a config key such as train.seq_len;
+          repeatable; goes over this shell's variables, which go over the preset's and the profile's
+          (default: none)
+      --preset NAME  variables that belong together, over the profile's and under those of this
+          shell: `runbook toggles --preset NAME` shows them, and the commands that take it
+          (default: none)
+      --out DIR  each run gets a new folder here (default: artifacts)
+      --resume RUN    continue an interrupted run: its folder or id; with --phase a finished one
+          too (default: begin a new one)
+      --failed [RUN]  run again, in the same run (default: the newest), the phases of which a
+          required check did not pass; what they left is kept, and the verdict names them
+      --until-s S  end this part of the run within S seconds and exit with 3; --resume goes on with
+          the next part. A launch that would be cut off is left to it (default: no limit)
+      --dry-run  print the commands with time estimates; start and judge nothing
+      --keep-going  start every launch, even where a required row of preflight did not pass, or an
+          equal launch of the phase has failed; without it these are not started
+
+    where it runs:
+      --launcher NAME  where launches run: local, this machine (default), or slurm, each as a job
+          of Slurm, on nodes that share this folder and this Python; a package may add others
+      --nodes N         with slurm: the nodes over which the profile's ranks are spread (default: 1)
+      --partition NAME  with slurm: the partition of the jobs (default: the cluster's)
+      --account NAME    with slurm: the account that pays for the jobs (default: the cluster's)
+      --queue-s S       with slurm: end a job that has waited S seconds for its nodes
+          (default: 3600)
+
+    how it is measured:
+      --steps-scale F  factor on every step count; less than 1 is only for trying things out
+          (default: 1)
+      --gpu-hour-price F  price of one GPU for one hour, in any currency, to show what a run costs
+          (default: costs are not shown)
+      --protocol blocks|launches|single  how arms are compared: in turns inside one launch
+          (blocks), in one launch for each arm and round (launches), or one launch of each arm, as
+          the documents wrote it (single) (default: blocks)
+      --aa  compare an arm with itself; the decision must be TIE
+      --seed N  random seed for the order of arms (default: 0)
+      --reference COMMIT  what phase regression compares with (no default); a clean checkout of it
+          is made for the run
+      --head COMMIT  what phase regression holds against it (default: the commit of this checkout)
+
+    how it is told:
+      --output-format text|json|github  text (default) for people; json: every event as one JSON
+          line, the same as --json; github: annotations, step summary and outputs of GitHub
+          Actions
+      --partial-exit 0|4  exit code of PARTIAL PASS: 4 (default), or 0 for a step of a job that
+          runs a part on purpose
 
     examples:
       runbook run                                     every phase, with the profile for this machine
@@ -267,9 +295,10 @@ def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
     from runbook.records import Verdict
 
     if record.interrupted:
-        if record.options.get("signal") in NO_SIGNAL:
+        name = str(record.options.get("signal"))
+        if name in NO_SIGNAL:
             return ProgramExit.INCOMPLETE
-        return SIGNALS.get(str(record.options.get("signal")), ProgramExit.INTERRUPTED)
+        return 128 + signal.Signals.__members__.get(name, signal.SIGINT)
     if record.verdict is Verdict.PARTIAL:
         return partial_exit
     return record.verdict.exit_code

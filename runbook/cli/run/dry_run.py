@@ -22,6 +22,7 @@ from runbook.launch.command import pasteable
 from runbook.launch.launcher_api import launcher
 from runbook.records.measurement import duration_text
 from runbook.records.run import Screen
+from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.config.phase import Phase
@@ -218,7 +219,7 @@ def _feeding(phase: Phase, plan: Plan) -> list[str]:
 
 def _total(plan: Plan, estimates: Sequence[Estimate], setup: Setup) -> str:
     """How many launches, how long they may take, and what that costs if a price is given."""
-    count = f"{len(estimates)} launch{'' if len(estimates) == 1 else 'es'}"
+    count = how_many(len(estimates), "launch", "launches")
     limit = duration_text(sum(launch.timeout_s for _, launches in plan for launch in launches))
     known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
     if not known:

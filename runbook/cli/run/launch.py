@@ -6,41 +6,24 @@ import argparse
 from pathlib import Path
 
 from runbook import DEFAULT_PLAN
-from runbook.cli._parser import CommandParser, command, option_table
+from runbook.cli._parser import CommandParser, command
 from runbook.cli.run import run
-from runbook.cli.run.options import MACHINE, PART, PLACE, SCALE, TELLING
 from runbook.console import Console
 from runbook.errors import UsageError
 
+# The options of `runbook run` that it has too.
+_OF_RUN = (
+    *("--profile", "--set", "--preset", "--out", "--until-s", "--dry-run", "--launcher", "--nodes"),
+    *("--partition", "--account", "--queue-s", "--steps-scale", "--gpu-hour-price"),
+    *("--output-format", "--partial-exit"),
+)
 
-def _add_launch(parser: CommandParser) -> None:
+
+def _like_run(parser: CommandParser) -> None:
     parser.set_defaults(phase=None, failed=None)  # what `runbook run` has besides
-    group = parser.add_argument_group("what runs")
-    option_table(
-        f"""
-        --plan NAME|FILE  the phases with their steps, data and gates (default: {DEFAULT_PLAN});
-            shipped ones are in configs/plans/, one of your own is a path ending in .yaml
-        --config FILE  the trainer's config, as --set CONFIG=FILE (default: the profile's)
-        --until PHASE  the last phase of the plan that runs (default: all). With --resume it goes on
-            as far as this one
-        """,
-        plan=DEFAULT_PLAN,
-        config=str,
-    )(group)
-    MACHINE(group)
-    option_table(
-        """
-        --resume RUN  go on with a launch that was cut off, or ended with a crash or a hang: its
-            folder or id; what had finished is not repeated, and a leg begins again at the
-            checkpoint before it (default: begin a new one)
-        --without-go  start a phase that needs a GO without one; the verdict's first line says so
-            (default: refuse it, before anything starts)
-        """
-    )(group)
-    PART(group)
-    PLACE(parser.add_argument_group("where it runs"))
-    SCALE(parser.add_argument_group("how it is measured"))
-    TELLING(parser.add_argument_group("how it is told"))
+    theirs = CommandParser()
+    run.arguments(theirs)
+    parser.take(theirs, _OF_RUN)
 
 
 def _launch_problems(args: argparse.Namespace) -> list[str]:
@@ -88,7 +71,8 @@ def _more_phases(args: argparse.Namespace) -> str | None:
 @command(
     "launch training by a plan: sanity, smoke, extended, production",
     json_help=run.json_help,
-    arguments=_add_launch,
+    options={"plan": DEFAULT_PLAN, "config": str},
+    more=_like_run,
     problems=_launch_problems,
     instead={"--phase": "--until"},
 )
@@ -97,6 +81,18 @@ def launch(args: argparse.Namespace, console: Console) -> int:
     that does not pass its gate. All is recorded, watched and reported as in `runbook run`.
     Production starts only behind a GO of `runbook run` for the same configuration and machine, in
     the same folder.
+
+    what runs:
+      --plan NAME|FILE  the phases with their steps, data and gates (default: production);
+          shipped ones are in configs/plans/, one of your own is a path ending in .yaml
+      --config FILE  the trainer's config, as --set CONFIG=FILE (default: the profile's)
+      --until PHASE  the last phase of the plan that runs (default: all). With --resume it goes on
+          as far as this one
+      --resume RUN  go on with a launch that was cut off, or ended with a crash or a hang: its
+          folder or id; what had finished is not repeated, and a leg begins again at the
+          checkpoint before it (default: begin a new one)
+      --without-go  start a phase that needs a GO without one; the verdict's first line says so
+          (default: refuse it, before anything starts)
 
     examples:
       runbook launch --dry-run                            the commands of every phase

@@ -10,7 +10,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +97,7 @@ class JsonObserver(RunView):
     def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
         if pulse.shape != self._shape:
             self._shape = pulse.shape
-            silent = [asdict(one) for one in pulse.silent]
-            self._say(_of(launch, events.LaunchRanks, pulse, silent=silent))
+            self._say(_of(launch, events.LaunchRanks, pulse))
 
     def run_forecast(self, forecast: Forecast) -> None:
         now = self._clock()

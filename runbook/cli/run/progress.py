@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nsa.contract import Phase
-from runbook.launch.observer import Forecast, Pulse, Silence
+from runbook.launch.observer import Forecast, Pulse
+from runbook.records.events import SilentRank
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 
 if TYPE_CHECKING:
@@ -31,12 +32,7 @@ def percent(share: float) -> str:
     return f"{int(100 * min(share, _MOST))} %"
 
 
-def rate_text(toks_per_s: float) -> str:
-    """`8,874 tok/s`."""
-    return f"{toks_per_s:,.0f} {TOKENS_PER_SECOND}"
-
-
-def silence_text(silent: Sequence[Silence]) -> str:
+def silence_text(silent: Sequence[SilentRank]) -> str:
     """`rank 1 silent 7 s (usual 0.3 s), stopped; rank 0 too`."""
     if not silent:
         return ""
@@ -113,7 +109,7 @@ class Progress:
         elif self._all_ended:
             words.append("ending")
         elif self._moving and self.rate is not None:
-            words.append(rate_text(self.rate))
+            words.append(f"{self.rate:,.0f} {TOKENS_PER_SECOND}")
         return words
 
     @property

@@ -23,7 +23,7 @@ from runbook.records import (
     RunRecord,
 )
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
-from runbook.text import in_one_line
+from runbook.text import how_many, in_one_line
 
 _INDENT = "      "
 _REDRAW_S = 0.5
@@ -103,8 +103,7 @@ class TextObserver(RunView):
                 console.progress(_INDENT + line)
 
     def _announce(self, run_id: str) -> None:
-        count = f"{len(self._order)} phase{'' if len(self._order) == 1 else 's'}"
-        line = f"runbook {__version__}  run {run_id}  {count}"
+        line = f"runbook {__version__}  run {run_id}  {how_many(len(self._order), 'phase')}"
         self._console.progress(f"{line}  -> {near(self.run_root)}")
         with self._lock:
             self._progress = Progress(began=self._clock())

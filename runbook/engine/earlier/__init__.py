@@ -153,10 +153,9 @@ def launch_of(profile: Profile, settings: Settings, phase: PhaseSettings | None)
         loaded = load_config(resolve_config(profile.config), settings=changes)
     except NSAError as error:
         raise UsageError([f"{profile.config}: {text}" for text in error.problems]) from error
-    variables = {name: one.value for name, one in phase.env.items()} if phase else {}
     return Wanted(
         config=loaded.config.model_dump(),
-        variables={**profile.variables, **variables, **settings.toggles},
+        variables={**profile.variables, **(phase.variables if phase else {}), **settings.toggles},
         given=frozenset(settings.toggles),
     )
 

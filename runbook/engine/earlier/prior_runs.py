@@ -83,8 +83,10 @@ def _accepted(
     """The run's part in the phase. Raises `RunbookError` with the reason not to take it."""
     _check_record(folder, record)
     entries = next((one.launches for one in record.phases if one.name == phase), ())
+    files = (contract.TRAINING_CSV, contract.ENV_JSON, DEVICES_BEFORE_JSON)
+    names = [f"{entry.launch.run_dir}/{name}" for entry in entries for name in files]
     try:
-        _check_files(folder, record, entries)
+        check_digests(folder, record, names)
     except DamagedRunError as error:
         if record.profile == profile:
             raise
@@ -127,13 +129,6 @@ def _check_record(folder: Path, record: RunRecord) -> None:
         raise DamagedRunError(problems[0])
     if problems:
         raise RunbookError(f"other code made it, and by this one {problems[0]}")
-
-
-def _check_files(folder: Path, record: RunRecord, entries: Sequence[LaunchEntry]) -> None:
-    """Raise `DamagedRunError` unless the files of the launches are those that the run wrote."""
-    kept = (contract.TRAINING_CSV, contract.ENV_JSON, DEVICES_BEFORE_JSON)
-    names = [f"{entry.launch.run_dir}/{name}" for entry in entries for name in kept]
-    check_digests(folder, record, names)
 
 
 def _phase_facts(run_root: Path, entries: Sequence[LaunchEntry]) -> Facts | None:

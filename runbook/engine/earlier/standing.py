@@ -17,26 +17,10 @@ from runbook.config.plan import load_plan, needing_go, with_plan, without_board
 from runbook.config.precedence import words
 from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.settings import Settings
-from runbook.engine.earlier import (
-    NAMED,
-    Wanted,
-    compared,
-    ground_of,
-    launch_of,
-    less_than_asked,
-    other_devices,
-    other_profile,
-)
+from runbook.engine import earlier
 from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError, choice_for
-from runbook.folder.integrity import (
-    DamagedRunError,
-    earlier_runs,
-    go_record,
-    is_go,
-    run_document,
-    valid_record,
-)
+from runbook.folder import integrity
 from runbook.launch.command import resolve_config
 from runbook.records import RunRecord, Verdict
 
@@ -61,7 +45,7 @@ class Standing:
     @property
     def why_not(self) -> str:
         """Why there is none, in words."""
-        told = [f"{name}: {why}" for name, why in list(self.left_out.items())[:NAMED]]
+        told = [f"{name}: {why}" for name, why in list(self.left_out.items())[: earlier.NAMED]]
         return "; ".join(told) or "no run there was GO"
 
 
@@ -81,23 +65,23 @@ def find_standing(
     damaged. A run of a plan that itself
     needs a GO is none. Raises `UsageError` if the profile's config is wrong.
     """
-    wanted = [launch_of(profile, settings, phase) for phase in needing or (None,)]
+    wanted = [earlier.launch_of(profile, settings, phase) for phase in needing or (None,)]
     left_out: dict[str, str] = {}
-    for folder in earlier_runs(out, left_out):
+    for folder in integrity.earlier_runs(out, left_out):
         try:
-            document = run_document(folder)
-        except DamagedRunError as error:
+            document = integrity.run_document(folder)
+        except integrity.DamagedRunError as error:
             # It is newer than any GO behind it, and nobody knows whether it was a NO-GO.
             return Standing(left_out={**left_out, folder.name: str(error)})
         except (RunbookError, OSError) as error:
             left_out[folder.name] = str(error)
             continue
         try:
-            if not is_go(document):
+            if not integrity.is_go(document):
                 if why := _refused(folder, document, profile, wanted):
                     return Standing(left_out={**left_out, folder.name: why})
                 continue
-            record = valid_record(document)
+            record = integrity.valid_record(document)
             if _launched(record):
                 continue
             parameters = _check(folder, record, profile, wanted, steps_scale)
@@ -123,11 +107,11 @@ def require_standing(setup: Setup, out: Path, done: Container[str]) -> None:
         return
     run_id, _, said = profile.plan.go.partition(": ")
     try:
-        record = go_record(out / run_id)
+        record = integrity.go_record(out / run_id)
         if record is None:
-            raise DamagedRunError("it is gone, or no longer a GO")
+            raise integrity.DamagedRunError("it is gone, or no longer a GO")
         if record.said != said:
-            raise DamagedRunError(f"it says {record.said} now, and said {said}")
+            raise integrity.DamagedRunError(f"it says {record.said} now, and said {said}")
         _verify(out / run_id)
     except (RunbookError, OSError) as error:
         raise UsageError(
@@ -143,18 +127,20 @@ def _launched(record: RunRecord) -> bool:
     return any((one.get("stage") or {}).get("needs_go") for one in found if isinstance(one, dict))
 
 
-def _refused(folder: Path, document: object, profile: Profile, wanted: Sequence[Wanted]) -> str:
+def _refused(
+    folder: Path, document: object, profile: Profile, wanted: Sequence[earlier.Wanted]
+) -> str:
     """In words that the run was NO-GO for what is wanted; empty if it was not."""
     try:
-        record = valid_record(document)
+        record = integrity.valid_record(document)
     except RunbookError:
         return ""
     if record.verdict is not Verdict.NO_GO or _launched(record):
         return ""
-    ground = ground_of(record, profile.ranks, finished=False)
-    if not ground or other_profile(record, profile):
+    ground = earlier.ground_of(record, profile.ranks, finished=False)
+    if not ground or earlier.other_profile(record, profile):
         return ""
-    if compared(folder, record, wanted, ground)[0]:
+    if earlier.compared(folder, record, wanted, ground)[0]:
         return ""
     why = f": {record.reasons[0]}" if record.reasons else ""
     return f"this configuration was {record.said} here since{why}"
@@ -164,24 +150,24 @@ def _check(
     folder: Path,
     record: RunRecord,
     profile: Profile,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[earlier.Wanted],
     steps_scale: float,
 ) -> int:
     """How many parameters it trained. Raise `RunbookError` that says in what it is another one."""
     if folder.name != record.run_id:  # which of two runs is newer follows from their names
         raise RunbookError(f"its folder is {folder.name}, its run {record.run_id}: rename it back")
-    if other := other_devices(record, profile):
+    if other := earlier.other_devices(record, profile):
         raise RunbookError(other)
-    ground = ground_of(record, profile.ranks)
-    differ, counts = compared(folder, record, wanted, ground)
-    differ += less_than_asked(record, profile, steps_scale)
+    ground = earlier.ground_of(record, profile.ranks)
+    differ, counts = earlier.compared(folder, record, wanted, ground)
+    differ += earlier.less_than_asked(record, profile, steps_scale)
     if not ground:
         differ.append(f"no launch of it trained its own config on {profile.ranks} rank(s)")
     if len(counts) > 1:
         told = " and ".join(sorted(map(str, counts)))
         differ.append(f"its launches trained models of {told} parameters")
     if differ:
-        raise RunbookError(", ".join(differ[:NAMED]))
+        raise RunbookError(", ".join(differ[: earlier.NAMED]))
     _verify(folder)
     count = counts.pop()
     return count if isinstance(count, int) else 0
@@ -191,7 +177,7 @@ def _verify(folder: Path) -> None:
     """Raise `DamagedRunError` unless all is as the run wrote it, and gives its numbers again."""
     if found := verify_run(folder).differences:
         more = f" (and {len(found) - 1} more; runbook verify tells them)" if found[1:] else ""
-        raise DamagedRunError(f"{found[0]}{more}")
+        raise integrity.DamagedRunError(f"{found[0]}{more}")
 
 
 def planned_profile(

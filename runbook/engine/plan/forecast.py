@@ -27,7 +27,6 @@ from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
     from runbook.config.setup import Setup
-    from runbook.records import LaunchEntry
 
 
 _BATCH = "train.batch_size"
@@ -125,25 +124,17 @@ class Estimator:
 
         An earlier run knows all of a launch; the pace of the first steps, its steps only.
         """
-        return self._as_before(launch) or self._measured(launch) or self._by_profile(launch)
-
-    def _measured(self, launch: Launch) -> Expected | None:
-        seconds = forecast(launch, self.pace, self._profile) if self.pace else None
-        if seconds is None or self.pace is None:
+        if found := self._earlier.launch(launch):
+            return Expected(found[0], f"as in run {found[1]}", Basis.EARLIER)
+        pace, settings = self.pace, self._profile.phases.get(launch.phase)
+        if pace and (seconds := forecast(launch, pace, self._profile)) is not None:
+            start = duration_text(pace.startup_s)
+            source = f"{pace} and {start} of start-up, {pace.source}"
+            return Expected(seconds, source, Basis.STEPS)
+        if settings is None or not settings.typical_s:
             return None
-        start = duration_text(self.pace.startup_s)
-        source = f"{self.pace} and {start} of start-up, {self.pace.source}"
-        return Expected(seconds, source, Basis.STEPS)
-
-    def _as_before(self, launch: Launch) -> Expected | None:
-        found = self._earlier.launch(launch)
-        return Expected(found[0], f"as in run {found[1]}", Basis.EARLIER) if found else None
-
-    def _by_profile(self, launch: Launch) -> Expected | None:
-        settings = self._profile.phases.get(launch.phase)
-        typical = settings.typical_s if settings else None
         source = "the profile's estimate for its own step counts"
-        return Expected(typical, source, Basis.PROFILE) if typical else None
+        return Expected(settings.typical_s, source, Basis.PROFILE)
 
 
 # Of runs of one phase only, the newest may know nothing of the launch that is asked for.
@@ -184,14 +175,11 @@ def _newest_first(profile: str, out_dir: Path, without: str) -> Iterator[RunReco
             record = load_record(folder)
         except RunbookError:
             continue
-        if record.profile == profile and _made_here(record):
+        # As far as a record tells: a run folder may have been copied from another machine.
+        cpus = str(count_cpus())
+        if record.profile == profile and record.environment.get("cpu.count", cpus) == cpus:
             found += 1
             yield record
-
-
-def _made_here(record: RunRecord) -> bool:
-    """As far as a record tells: a run folder may have been copied from another machine."""
-    return record.environment.get("cpu.count", str(count_cpus())) == str(count_cpus())
 
 
 # The first steps allocate, compile and rebuild buckets.
@@ -214,7 +202,9 @@ def pace_of_the_go(setup: Setup) -> Pace | None:
         record = go_record(folder)
         found = ground_of(record, setup.profile.ranks) if record else []
         plain = [entry for entry in found if entry.launch.schedule is None]
-        entry = max(plain, key=_steps_done, default=None)
+        # One that goes on or is stopped does fewer steps itself than it is told of.
+        done = [max((one.steps_done or 0 for one in e.result.ranks), default=0) for e in plain]
+        entry = plain[done.index(max(done))] if plain else None
         if entry is None:
             return None
         path = folder / entry.launch.run_dir / TRAINING_CSV
@@ -229,8 +219,3 @@ def pace_of_the_go(setup: Setup) -> Pace | None:
         launch=entry.launch,
         source=f"the rate of {entry.launch.id} in {run_id}",
     )
-
-
-def _steps_done(entry: LaunchEntry) -> int:
-    """How many it did itself: one that goes on or is stopped does fewer than it is told of."""
-    return max((rank.steps_done or 0 for rank in entry.result.ranks), default=0)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, NSAError
-from nsa.contract import CONFIG_VARIABLE as CONFIG
 from nsa.settings import CONFIG_TOGGLES, OVERRIDES, TrainerConfig, load_config
 from nsa.strict_yaml import scalar
 from nsa.toggles import (
@@ -86,7 +85,9 @@ def _not_of_own(setup: Setup) -> list[str]:
     odd = [
         name
         for name in typed
-        if name.startswith("NSA_") or name in setup.settings.config_overrides or name == CONFIG
+        if name.startswith("NSA_")
+        or name in setup.settings.config_overrides
+        or name == CONFIG_VARIABLE
     ]
     return [
         f"--set {name}: {own.name} is a trainer of your own and takes none of it; change its "
@@ -146,16 +147,13 @@ def _not_honored(setup: Setup, phase: Phase, launches: Sequence[Launch]) -> Iter
                 continue
             own = now.get(name, "unset")
             toggles = toggle_set({}, setup.settings.sources)
+            # A plan has its phases; of a run's they can be chosen.
+            fewer = "" if setup.profile.plan else ", or name the phases that can have it (--phase)"
             yield (
                 f"{name}={value} ({toggles.sources[name]}) cannot be had where a phase itself "
-                f"decides it ({own}): {way_out(toggles, name, own)}{_fewer(setup)}"
+                f"decides it ({own}): {way_out(toggles, name, own)}{fewer}"
             )
             break
-
-
-def _fewer(setup: Setup) -> str:
-    """A plan has its phases; of a run's they can be chosen."""
-    return "" if setup.profile.plan else ", or name the phases that can have it (--phase)"
 
 
 def _not_obeyed(setup: Setup, launches: Sequence[Launch]) -> Iterator[str]:

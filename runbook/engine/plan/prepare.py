@@ -13,17 +13,17 @@ from runbook.config.load import load_profile
 from runbook.config.phase import Phase
 from runbook.config.plan import load_plan
 from runbook.config.precedence import gathered, with_config, words
-from runbook.config.profile import PhaseSettings, Profile
+from runbook.config.profile import PhaseSettings
 from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems
-from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
+from runbook.config.setup import RunOptions, Setup, phase_problems
 from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan.planned import planned_problems
 from runbook.errors import UsageError, choice_for
 from runbook.files import not_text
 from runbook.launch.launcher_api import launcher
 from runbook.machine import git
-from runbook.machine.detect import detect_profile
+from runbook.machine.gpu import detect_profile
 from runbook.machine.identity import package_path, package_under_test
 
 
@@ -62,7 +62,8 @@ def prepare(options: RunOptions) -> Setup:
     else:
         resolve("phases", lambda: _selected(options.phases, {}))
     if "profile" in found:
-        problems += _launcher_problems(options, found["profile"])
+        resolve("fits", lambda: launcher(options.launcher).problems(options, found["profile"]))
+        problems += found.pop("fits", [])
         problems += phase_problems(found["profile"], found.get("phases", ()))
     if options.protocol not in PROTOCOLS:
         problems.append(
@@ -81,15 +82,7 @@ def prepare(options: RunOptions) -> Setup:
     setup = Setup(options=options, package=package, package_path=path, **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
-    return with_launches(setup)
-
-
-def _launcher_problems(options: RunOptions, profile: Profile) -> list[str]:
-    """What is wrong with the launcher, or with running this profile by it."""
-    try:
-        return launcher(options.launcher).problems(options, profile)
-    except UsageError as error:
-        return list(error.problems)
+    return setup
 
 
 def _not_text(options: RunOptions) -> list[str]:

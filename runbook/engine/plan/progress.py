@@ -193,12 +193,6 @@ class Forecaster(Observer):
             return None
         return min(_MOST, max(1 / _MOST, sum(took for _, took in known) / expected_s))
 
-    def _left_of_running(self, expected_s: float, now: float) -> float:
-        step_s = self._step_s()
-        if step_s is not None:
-            return max(0, self._goal - self._last[0]) * step_s
-        return max(0.0, expected_s - (now - self._began))
-
     def _tell(self) -> None:
         now = self._told_at = self._clock()
         slower = {basis: self._slower(basis, now) for basis in Basis}
@@ -215,8 +209,11 @@ class Forecaster(Observer):
             sources[found.source] = None
             rough = rough or (found.basis is Basis.PROFILE and factor is None)
             whole.append(expected_s)
-            running = self._running == launch
-            left_s += self._left_of_running(expected_s, now) if running else expected_s
+            if self._running == launch:
+                step_s, steps = self._step_s(), max(0, self._goal - self._last[0])
+                expected_s -= now - self._began
+                expected_s = max(0.0, expected_s) if step_s is None else steps * step_s
+            left_s += expected_s
         done_s = self._done_s + now - self._run_began
         guess = unknown * sum(whole) / len(whole) if whole else 0.0
         if whole or not self._left:

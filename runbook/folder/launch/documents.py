@@ -20,49 +20,17 @@ from runbook.records.evidence import JUnitCase, JUnitReport
 _CONSOLE_HEAD, _CONSOLE_TAIL = 4_000, 4_000
 _CONSOLE_COLUMNS = 4_000
 
-GPU_SAMPLES = RowSpec(
-    columns=(
-        "timestamp",
-        "index",
-        "utilization_percent",
-        "memory_used_mib",
-        "memory_total_mib",
-        "power_w",
-        "temperature_c",
-        "sm_clock_mhz",
-        "throttle_reasons",
-        "pcie_gen",
-        "pcie_width",
-        "uuid",
-        "source",
-        "own_processes",
-        "own_utilization_percent",
-        "own_memory_mib",
-        "other_processes",
-        "unknown_processes",
-        "others",
-    ),
-    key="timestamp",
-    text=frozenset({"timestamp", "throttle_reasons", "uuid", "source", "others"}),
-    filled=frozenset({"index"}),
-    whole=frozenset({"index"}),
+GPU_SAMPLES = RowSpec.of(
+    "timestamp index utilization_percent memory_used_mib memory_total_mib power_w temperature_c"
+    " sm_clock_mhz throttle_reasons pcie_gen pcie_width uuid source own_processes"
+    " own_utilization_percent own_memory_mib other_processes unknown_processes others",
+    text="timestamp throttle_reasons uuid source others",
+    filled="index",
+    whole="index",
 )
-
-RESOURCES = RowSpec(
-    columns=(
-        "mono",
-        "step",
-        "rank",
-        "rss_mib",
-        "descriptors",
-        "threads",
-        "children",
-        "shm_mib",
-        "folder_mib",
-        "free_mib",
-    ),
-    key="mono",
-    whole=frozenset({"step", "rank", "descriptors", "threads", "children"}),
+RESOURCES = RowSpec.of(
+    "mono step rank rss_mib descriptors threads children shm_mib folder_mib free_mib",
+    whole="step rank descriptors threads children",
     complete=True,
 )
 
@@ -217,7 +185,8 @@ def load_of(documents: Iterable[Mapping[str, Any] | None]) -> Load | None:
     total_s = sum(float(one["total_s"]) for one in told)
     if not told or total_s <= 0:
         return None
-    loads = [float(value) for one in told for value in _averages(one)]
+    both = (one.get(name) for one in told for name in ("load_before", "load_after"))
+    loads = [float(minutes[0]) for minutes in both if minutes]
     return Load(
         cpus=int(told[-1]["cpus"]),
         others=sum(float(one["others_s"]) for one in told) / total_s,
@@ -230,9 +199,3 @@ def _is_whole(document: Mapping[str, Any]) -> bool:
     return not document.get("problem") and all(
         document.get(name) is not None and document[name] >= 0 for name in _NUMBERS
     )
-
-
-def _averages(document: Mapping[str, Any]) -> list[float]:
-    """The load averages of the last minute, before and after."""
-    both = (document.get("load_before") or (), document.get("load_after") or ())
-    return [values[0] for values in both if values]

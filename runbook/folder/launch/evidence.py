@@ -46,7 +46,7 @@ from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 TRAINING_COLUMNS = contract.names(contract.TRAINING_COLUMNS)
 LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
@@ -55,7 +55,6 @@ LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
 def _spec(columns: tuple[contract.Column, ...], *, headerless: tuple[str, ...] = ()) -> RowSpec:
     return RowSpec(
         columns=contract.names(columns),
-        key=columns[0].name,
         text=frozenset(column.name for column in columns if column.kind is str),
         filled=frozenset(column.name for column in columns if column.filled),
         whole=frozenset(column.name for column in columns if column.kind is int),
@@ -176,10 +175,10 @@ def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
     file cannot be read at all.
     """
     rows = read_rows(path, TRAINING)
-    frame, problems, damaged = rows.frame, rows.problems, rows.damaged
+    frame, problems, damaged = rows.frame, list(rows.problems), rows.damaged
     if "warmup" in frame:
         frame["warmup"] = frame["warmup"] != 0
-    back = _steps_back(frame)
+    back = int((frame["step"].diff() <= 0).sum()) if "step" in frame else 0
     if back:
         damaged = True
         problems.append(
@@ -191,20 +190,5 @@ def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:
     missing = [name for name in TRAINING_COLUMNS if name not in frame] if not rows.legacy else []
     if missing:
         problems.append(f"the header lacks: {', '.join(missing)}")
-    return TrainingLog(
-        frame=frame,
-        path=name_below(path, relative_to),
-        sha256=rows.sha256,
-        legacy=rows.legacy,
-        dropped_rows=rows.dropped,
-        problems=tuple(problems),
-        damaged=damaged,
-    )
-
-
-def _steps_back(frame: pd.DataFrame) -> int:
-    if "step" not in frame or len(frame) < 2:
-        return 0
-    import numpy as np
-
-    return int(np.count_nonzero(np.diff(frame["step"].to_numpy()) <= 0))
+    told = {"problems": tuple(problems), "damaged": damaged}
+    return TrainingLog(path=name_below(path, relative_to), **{**vars(rows), **told})

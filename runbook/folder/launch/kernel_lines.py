@@ -10,9 +10,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-import yaml
-
-from runbook.files import data_path
+from runbook.files import shipped_data
 from runbook.records.measurement import Record
 
 
@@ -130,7 +128,7 @@ class Xid(Record):
 
 
 def _xids() -> dict[int, Xid]:
-    document = yaml.safe_load((data_path("configs") / "machines" / "xids.yaml").read_text("utf-8"))
+    document = shipped_data("machines/xids")
     remedies = document["remedies"]
     return {
         number: Xid(**{**one, "remedy": remedies.get(one["remedy"], one["remedy"])})

@@ -31,15 +31,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import pandas as pd
 
-ARRIVALS = RowSpec(
-    columns=("rows", "mono", "ts"), key="rows", whole=frozenset({"rows"}), complete=True
-)
-PROCESSES = RowSpec(
-    columns=("mono", "step", "pid", "rank", "rss_mib"),
-    key="mono",
-    whole=frozenset({"step", "pid", "rank"}),
-    complete=True,
-)
+ARRIVALS = RowSpec.of("rows mono ts", whole="rows", complete=True)
+PROCESSES = RowSpec.of("mono step pid rank rss_mib", whole="step pid rank", complete=True)
 # A progress bar is drawn over with carriage returns, and a row may stand behind one.
 _LINE = re.compile(rb"[\r\n]")
 _LITERAL = re.compile(r"\{[^{}]*\}")
@@ -86,10 +79,11 @@ class RowReader:
         row = {name: value for name in COLUMNS if (value := _number(found.get(name))) is not None}
         if self._tells_step and "step" not in row:
             return None
-        if "loss" not in row and self._tells_step and _is_word(found.get("loss")):
-            row["loss"] = math.nan
         if "loss" not in row:
-            return None
+            loss = found.get("loss")
+            if not (self._tells_step and isinstance(loss, str) and loss.strip()):
+                return None
+            row["loss"] = math.nan
         if self._tells_step and not 0 <= row["step"] <= _LARGEST_STEP:
             self.odd_steps.append(row["step"])
             return None
@@ -126,21 +120,13 @@ def document_in(line: str) -> Mapping[str, Any]:
             at = line.find("{", at + 1)
     for text in _LITERAL.findall(line):
         try:
-            found = _literal(text)
+            # As Python prints it, where `nan` and `inf` are names and no literals.
+            found = ast.literal_eval(_NO_NUMBER.sub(r"'\1'", text))
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         if isinstance(found, dict):
             return found
     return {}
-
-
-def _literal(text: str) -> object:
-    """As Python prints it, where `nan` and `inf` are names and no literals."""
-    return ast.literal_eval(_NO_NUMBER.sub(r"'\1'", text))
-
-
-def _is_word(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 def _number(value: object) -> float | None:

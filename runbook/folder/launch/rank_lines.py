@@ -30,60 +30,31 @@ _AT_ONCE = 2048
 MARKS = (Event.STEP_START, Event.FETCHED, Event.RECOMPUTED, Event.STEP_END)
 # Events that are kept whole.
 _RARE = (Event.EFFECT, *EVENTS)
-# Numbers of a line, of a step's end and of its report.
+# Numbers of a line; ENDED are those of a step's end, and SAID of its report.
 _LINE = ("step", "mono", "ts", "pid")
 _WHOLE = ("step", "pid")
 # Of whose fields one that is no number is told: of a clock, where it times a step.
 _TELLERS: Mapping[str, tuple[Event, ...]] = {
     "step": (), "pid": (), "mono": MARKS, "ts": (Event.STEP_END,)
 }  # fmt: skip
-_ENDED = ("embedded", "mem_mib", "reserved_mib", "rss_mib", "cuda_mib", "cpu_s")
-_SAID = ("loss", "toks_per_s", "grad_norm", "fetch_s")
-
-
-_ROOM = 1 << 12
-
-
-class Numbers:
-    """An array that grows in place, so that a column is in memory once."""
-
-    def __init__(self, kind: str) -> None:
-        import numpy as np
-
-        self._values: npt.NDArray[Any] = np.empty(0, dtype=kind)
-        self._count = 0
-
-    @property
-    def array(self) -> npt.NDArray[Any]:
-        """What was put in so far."""
-        return self._values[: self._count]
-
-    def extend(self, values: npt.NDArray[Any] | Sequence[Any]) -> None:
-        """Append, in the array's own type."""
-        import numpy as np
-
-        end = self._count + len(values)
-        if end > len(self._values):
-            grown = np.empty(max(_ROOM, 2 * end), dtype=self._values.dtype)
-            grown[: self._count] = self.array
-            self._values = grown
-        self._values[self._count : end] = values
-        self._count = end
-
-
-def _columns(*names: str) -> dict[str, Numbers]:
-    return {name: Numbers("float64") for name in names}
+ENDED = ("embedded", "mem_mib", "reserved_mib", "rss_mib", "cuda_mib", "cpu_s")
+SAID = ("loss", "toks_per_s", "grad_norm", "fetch_s")
 
 
 @dataclass(kw_only=True)
 class RankLines:
     """The heartbeats of one file.
 
+    `events` has of each line the number of its event, below 0 for none; those of others follow our
+    own. `columns` has the numbers of each line, of each step's end and of each report; NaN is what
+    a line does not tell, or no number.
+
     Records of another trainer may have events of its own, `msg` for `event` or neither, no token
     and no monotonic clock.
     """
 
     rank: int
+    lines: int = 0
     sha256: str = ""
     torn_bytes: int = 0
     dropped: int = 0
@@ -94,38 +65,48 @@ class RankLines:
     effects: list[Effect] = field(default_factory=list)
     kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     # What has another shape, by the number of its line.
-    _odd: list[tuple[int, str]] = field(default_factory=list)
-    # Of each line the number of its event, below 0 for none; those of others follow our own.
-    _event: Numbers = field(default_factory=lambda: Numbers("int32"))
-    _number_of: dict[str, int] = field(
+    odd: list[tuple[int, str]] = field(default_factory=list)
+    events: Ints
+    columns: dict[str, Floats] = field(default_factory=dict)
+    _parts: dict[str, list[Floats]] = field(
+        default_factory=lambda: {name: [] for name in (*_LINE, *ENDED, *SAID)}
+    )
+    number_of: dict[str, int] = field(
         default_factory=lambda: {event.value: number for number, event in enumerate(Event)}
     )
-    # NaN is what a line does not tell, or no number.
-    _line: dict[str, Numbers] = field(default_factory=lambda: _columns(*_LINE))
-    _ended: dict[str, Numbers] = field(default_factory=lambda: _columns(*_ENDED))
-    _said: dict[str, Numbers] = field(default_factory=lambda: _columns(*_SAID))
-    _data: list[str | None] = field(default_factory=list)
+    data: list[str | None] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path, *, rank: int) -> Self:
         """Read a whole file. Raises `OSError`."""
-        history, lines = cls(rank=rank), WholeLines(path)
+        import numpy as np
+
+        history, lines = cls(rank=rank, events=np.empty(0, dtype=np.int64)), WholeLines(path)
+        events = [history.events]
         for block in lines:
             whole = [line for line in block.split(b"\n") if line.strip()]
             for begin in range(0, len(whole), _AT_ONCE):
-                history._take(whole[begin : begin + _AT_ONCE])
+                events.append(history._take(whole[begin : begin + _AT_ONCE]))
         history.sha256, history.torn_bytes = lines.sha256, lines.torn_bytes
         history.damage += lines.problems
+        history.events = np.concatenate(events)
+        # One after the other, so that hardly more than one is in memory twice.
+        for name in (*_LINE, *ENDED, *SAID):
+            history.columns[name] = np.concatenate([np.empty(0), *history._parts.pop(name)])
         return history
 
-    def _take(self, whole: Sequence[bytes]) -> None:
-        """Put whole lines into the columns; those that hold no record are counted."""
+    def _take(self, whole: Sequence[bytes]) -> Ints:
+        """Put whole lines into the columns, and return the numbers of their events.
+
+        Those that hold no record are counted.
+        """
         import numpy as np
 
         found = parse_heartbeats(whole)
         records = [record for record in found if record is not None]
         self.dropped += len(found) - len(records)
-        known, lines = self._number_of, len(self._event.array) + np.arange(len(records))
+        known, lines = self.number_of, self.lines + np.arange(len(records))
+        self.lines += len(records)
         told = _values(records, "event")
         if not {str}.issuperset(map(type, told)):
             told = [event_of(record) for record in records]
@@ -133,7 +114,6 @@ class RankLines:
             if event is not None:
                 known.setdefault(event, len(known))
         number = np.array([known.get(event, -1) for event in told], dtype=int)
-        self._event.extend(number)
         self._take_speakers(records)
 
         def of(*events: str) -> tuple[Records, Ints]:
@@ -142,16 +122,13 @@ class RankLines:
             return [records[place] for place in places.tolist()], lines[places]
 
         ended, said = of(Event.STEP_END), of(Event.PROGRESS)
-        for columns, own in (
-            (self._line, (records, lines)),
-            (self._ended, ended),
-            (self._said, said),
-        ):
-            for name, column in columns.items():
-                column.extend(self._numbers(name, *own))
-        self._data += self._digests(*ended)
+        for names, own in ((_LINE, (records, lines)), (ENDED, ended), (SAID, said)):
+            for name in names:
+                self._parts[name].append(self._numbers(name, *own))
+        self.data += self._digests(*ended)
         for record, line in zip(*of(*_RARE), strict=True):
             self._keep(record, line)
+        return number
 
     def _take_speakers(self, records: Records) -> None:
         for token in _distinct(records, "token"):
@@ -188,8 +165,8 @@ class RankLines:
         return good
 
     def _complain(self, what: str, line: int) -> None:
-        if len(self._odd) < _KEPT_PER_KIND:
-            self._odd.append((int(line), what))
+        if len(self.odd) < _KEPT_PER_KIND:
+            self.odd.append((int(line), what))
 
     def _keep(self, record: Mapping[str, Any], line: int) -> None:
         """Keep the first records of an event, and the last, which says how it ended."""
@@ -204,6 +181,18 @@ class RankLines:
         kept = self.kept.setdefault(event, [])
         del kept[_KEPT_PER_KIND - 1 :]
         kept.append(fitted)
+
+    def strangers(self) -> list[str]:
+        """What in the file is not the word of one process of this rank in one launch."""
+        found = []
+        if len(self.tokens) > 1:
+            found.append(f"heartbeats of {len(self.tokens)} launches in one file")
+        elif len(self.pids) > 1:
+            pids = ", ".join(map(str, self.pids))
+            found.append(f"heartbeats of {len(self.pids)} processes in one file: {pids}")
+        if self.other_ranks:
+            found.append(f"heartbeats of other ranks in the file: {sorted(self.other_ranks)}")
+        return found
 
     def last(self, event: str) -> Mapping[str, Any]:
         """The last record of an event, or an empty one."""

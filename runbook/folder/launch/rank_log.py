@@ -5,8 +5,6 @@ Everything is computed once, from the columns of a whole file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +12,7 @@ from nsa.contract import Event
 from runbook.errors import first_of
 from runbook.folder.launch.documents import name_below
 from runbook.folder.launch.lines import MOST_STEPS, Exit, is_of_training
-from runbook.folder.launch.rank_lines import MARKS, RankLines
+from runbook.folder.launch.rank_lines import ENDED, MARKS, SAID, RankLines
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
@@ -29,209 +27,147 @@ if TYPE_CHECKING:
 _IN_A_STEP = (Event.STEP_START, Event.FETCHED, Event.PROGRESS, Event.STEP_END)
 
 
-@dataclass(kw_only=True)
-class RankHistory(RankLines):
-    """Who wrote the heartbeats of a file, how far they go, and how they end."""
+def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
+    """Read one rank's heartbeats; never raises for what the file holds.
 
-    @property
-    def lines(self) -> int:
-        """How many records there are."""
-        return len(self._event.array)
+    A torn last line is dropped and counted, and is no damage; an unreadable line before it,
+    another launch's token, another process or rank, or a clock that goes back is.
+    Raises `OSError` if the file cannot be read at all.
+    """
+    return rank_log(RankLines.read(path, rank=rank), path=name_below(path, relative_to))
 
-    @property
-    def unnamed(self) -> int:
-        """How many of them name no event."""
-        return int((self._event.array < 0).sum())
 
-    @property
-    def last_event(self) -> str:
-        """The event of the last record; empty if it names none."""
-        number = int(self._event.array[-1]) if self.lines else -1
-        return list(self._number_of)[number] if number >= 0 else ""
+def rank_log(said: RankLines, *, path: str) -> RankLog:
+    """What a heartbeat file is evidence of."""
+    import numpy as np
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many records there are of each event."""
-        import numpy as np
+    names, events, told = list(said.number_of), said.events, said.columns["step"]
+    steps = np.where((told >= 0) & (told < MOST_STEPS), told, np.nan)
+    known = ~np.isnan(steps)
+    # Of each line the last step that was told up to there, 0 before the first.
+    last = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
+    so_far = np.where(last < 0, 0, np.nan_to_num(steps)[last]).astype(np.int64)
+    # The last one is for lines without an event, whose number is -1.
+    trained = steps[np.array([*map(is_of_training, names), True])[events] & known]
+    found = np.bincount(events[events >= 0], minlength=len(names)).tolist()
+    counts = {name: count for name, count in zip(names, found, strict=True) if name and count}
+    timed = np.flatnonzero(np.isfinite(said.columns["mono"]))
+    mono, ts = said.columns["mono"][timed], said.columns["ts"]
+    pauses = np.diff(ts := ts[np.isfinite(ts)])
+    # Each process counts from a beginning of its own, at least after a reboot.
+    pids = np.nan_to_num(said.columns["pid"], nan=-1.0)
+    same = pids[timed[1:]] == pids[timed[1:] - 1]
+    clock_back = int(np.count_nonzero(same & (np.diff(mono) < 0)))
+    misshapen = tuple(f"step {so_far[line]}: {what}" for line, what in sorted(said.odd))
+    strangers, unnamed = said.strangers(), int((events < 0).sum())
 
-        numbers = self._event.array
-        found = np.bincount(numbers[numbers >= 0], minlength=len(self._number_of)).tolist()
-        named = zip(self._number_of, found, strict=True)
-        return {event: count for event, count in named if event and count}
+    problems = [*said.damage, *strangers]
+    if dropped := said.dropped + unnamed:
+        problems.append(f"{dropped} unreadable lines were dropped")
+    if clock_back:
+        problems.append(f"the monotonic clock goes back at {clock_back} places")
+    if misshapen:
+        problems.append(first_of(misshapen))
+    damaged = bool(problems)
+    if said.torn_bytes:
+        problems.append(f"a torn last line was dropped ({said.torn_bytes} bytes)")
+    ending, halted = said.last(Event.EXIT), counts.get(Event.HALT)
+    end = Exit.told_by(ending) if said.kept.get(Event.EXIT) else None
+    param_hash = ending.get("param_hash")
+    return RankLog(
+        rank=said.rank,
+        path=path,
+        sha256=said.sha256,
+        events=len(events) - unnamed,
+        tokens=frozenset(said.tokens),
+        first_step=int(trained.min()) if len(trained) else None,
+        last_step=int(trained[-1]) if len(trained) else None,
+        last_event=names[events[-1]] if len(events) and events[-1] >= 0 else "",
+        exit_code=end.code if end else None,
+        exit_reason=end.reason if end else "",
+        param_hash=str(param_hash) if param_hash else None,
+        counts=counts,
+        effects=tuple(said.effects),
+        ddp_buckets=tuple(said.kept.get(Event.DDP_BUCKETS, ())),
+        arm_failures=tuple(said.kept.get(Event.ARM_FAILED, ())),
+        checkpoints=tuple(said.kept.get(Event.CHECKPOINT, ())),
+        evaluations=tuple(said.kept.get(Event.EVAL, ())),
+        nonfinite=said.last(Event.NONFINITE) or None,
+        halt_reason=str(said.last(Event.HALT).get("reason", "")) if halted else None,
+        pids=tuple(said.pids),
+        clock_s=float(mono[-1] - mono[0]) if len(mono) else None,
+        silence_s=max(0.0, float(pauses.max())) if len(pauses) else None,
+        last_ts=float(ts[-1]) if len(ts) else None,
+        steps_back=int(np.count_nonzero(np.diff(so_far, prepend=0) < 0)),
+        clocks_back=clock_back + int(np.count_nonzero(pauses < 0)),
+        proof=said.last(Event.PROOF) or None,
+        ending=ending,
+        steps=_steps_frame(said, so_far),
+        beside=_beside(said, so_far),
+        misshapen=misshapen,
+        problems=tuple(problems),
+        damaged=damaged,
+    )
 
-    @property
-    def exit(self) -> Exit | None:
-        """How the rank said that it ended."""
-        return Exit.told_by(self.last(Event.EXIT)) if self.kept.get(Event.EXIT) else None
 
-    @cached_property
-    def _steps(self) -> Floats:
-        """The steps that lines tell; NaN where a line tells none."""
-        import numpy as np
+def _lines_of(said: RankLines, *events: str) -> Ints:
+    import numpy as np
 
-        told = self._line["step"].array
-        return np.where((told >= 0) & (told < MOST_STEPS), told, np.nan)
+    return np.flatnonzero(np.isin(said.events, [said.number_of[event] for event in events]))
 
-    @cached_property
-    def _so_far(self) -> Ints:
-        """Of each line the last step that was told up to there, 0 before the first."""
-        import numpy as np
 
-        known = ~np.isnan(self._steps)
-        last = np.maximum.accumulate(np.where(known, np.arange(len(known)), -1))
-        return np.where(last < 0, 0, np.nan_to_num(self._steps)[last]).astype(np.int64)
+def _others(said: RankLines) -> Ints:
+    """The lines of events that are no part of a step."""
+    import numpy as np
 
-    @property
-    def steps_back(self) -> int:
-        """At how many places a step is below the one before."""
-        import numpy as np
+    own = {said.number_of[event] for event in _IN_A_STEP} | {said.number_of.get("", -1), -1}
+    return np.flatnonzero(~np.isin(said.events, list(own)))
 
-        return int(np.count_nonzero(np.diff(self._so_far, prepend=0) < 0))
 
-    @cached_property
-    def _of_training(self) -> Floats:
-        """The steps of the training itself, as they were told."""
-        import numpy as np
+def _beside(said: RankLines, so_far: Ints) -> dict[int, frozenset[str]]:
+    """Of each step, the first apart, the events before its end that are no part of a step."""
+    import numpy as np
 
-        ours = [is_of_training(event) for event in self._number_of]
-        # The last one is for lines without an event, whose number is -1.
-        own = np.array([*ours, True])[self._event.array] & ~np.isnan(self._steps)
-        steps: Floats = self._steps[own]
-        return steps
+    names, found = list(said.number_of), dict[int, set[str]]()
+    ends, others = _lines_of(said, Event.STEP_END), _others(said)
+    following = np.searchsorted(ends, others)
+    for line, end in zip(others.tolist(), following.tolist(), strict=True):
+        if 0 < end < len(ends):
+            found.setdefault(end, set()).add(names[said.events[line]])
+    return {int(so_far[ends[end]]): frozenset(kinds) for end, kinds in found.items()}
 
-    @property
-    def first_step(self) -> int | None:
-        """The lowest step of the training."""
-        return int(self._of_training.min()) if len(self._of_training) else None
 
-    @property
-    def last_step(self) -> int | None:
-        """The step of the training that was told last."""
-        return int(self._of_training[-1]) if len(self._of_training) else None
+def _steps_frame(said: RankLines, so_far: Ints) -> pd.DataFrame | None:
+    """The columns of `RankLog.steps`, or None where no step ended."""
+    import numpy as np
 
-    def _clock(self, name: str) -> tuple[Floats, Ints]:
-        """The readings of a clock, and the numbers of their lines."""
-        import numpy as np
+    ends, mono = _lines_of(said, Event.STEP_END), said.columns["mono"]
+    if not len(ends):
+        return None
+    import pandas as pd
 
-        told = self._line[name].array
-        lines = np.flatnonzero(np.isfinite(told))
-        return told[lines], lines
-
-    @property
-    def clock_back(self) -> int:
-        """At how many places the monotonic clock goes back.
-
-        Each process counts from a beginning of its own, at least after a reboot.
-        """
-        import numpy as np
-
-        mono, lines = self._clock("mono")
-        pids = np.nan_to_num(self._line["pid"].array, nan=-1.0)
-        same = pids[lines[1:]] == pids[lines[1:] - 1]
-        return int(np.count_nonzero(same & (np.diff(mono) < 0)))
-
-    @property
-    def clock_s(self) -> float | None:
-        """Seconds from the first record to the last, on the rank's monotonic clock."""
-        mono, _ = self._clock("mono")
-        return float(mono[-1] - mono[0]) if len(mono) else None
-
-    @property
-    def wall_clock_back(self) -> int:
-        """At how many places the wall clock goes back."""
-        import numpy as np
-
-        return int(np.count_nonzero(np.diff(self._clock("ts")[0]) < 0))
-
-    @property
-    def silence_s(self) -> float | None:
-        """The longest time between two records by the wall clock; None of fewer."""
-        import numpy as np
-
-        pauses = np.diff(self._clock("ts")[0])
-        return max(0.0, float(pauses.max())) if len(pauses) else None
-
-    @property
-    def last_ts(self) -> float | None:
-        """The wall clock of the last record that tells it."""
-        ts, _ = self._clock("ts")
-        return float(ts[-1]) if len(ts) else None
-
-    @property
-    def misshapen(self) -> list[str]:
-        """Values of another shape than their readers expect, in the order of the lines."""
-        return [f"step {self._so_far[line]}: {what}" for line, what in sorted(self._odd)]
-
-    def strangers(self) -> list[str]:
-        """What in the file is not the word of one process of this rank in one launch."""
-        found = []
-        if len(self.tokens) > 1:
-            found.append(f"heartbeats of {len(self.tokens)} launches in one file")
-        elif len(self.pids) > 1:
-            pids = ", ".join(map(str, self.pids))
-            found.append(f"heartbeats of {len(self.pids)} processes in one file: {pids}")
-        if self.other_ranks:
-            found.append(f"heartbeats of other ranks in the file: {sorted(self.other_ranks)}")
-        return found
-
-    def _lines_of(self, *events: str) -> Ints:
-        import numpy as np
-
-        return np.flatnonzero(np.isin(self._event.array, [self._number_of[e] for e in events]))
-
-    def beside(self) -> dict[int, frozenset[str]]:
-        """Of each step, the first apart, the events before its end that are no part of a step."""
-        import numpy as np
-
-        ends = self._lines_of(Event.STEP_END)
-        events, found = list(self._number_of), dict[int, set[str]]()
-        others = self._others()
-        following = np.searchsorted(ends, others)
-        for line, end in zip(others.tolist(), following.tolist(), strict=True):
-            if 0 < end < len(ends):
-                found.setdefault(end, set()).add(events[self._event.array[line]])
-        return {int(self._so_far[ends[end]]): frozenset(said) for end, said in found.items()}
-
-    def _others(self) -> Ints:
-        """The lines of events that are no part of a step."""
-        import numpy as np
-
-        own = {self._number_of[event] for event in _IN_A_STEP} | {self._number_of.get("", -1), -1}
-        return np.flatnonzero(~np.isin(self._event.array, list(own)))
-
-    def steps_frame(self) -> pd.DataFrame | None:
-        """The columns of `RankLog.steps`, or None where no step ended."""
-        import numpy as np
-
-        ends, mono = self._lines_of(Event.STEP_END), self._line["mono"].array
-        if not len(ends):
-            return None
-        import pandas as pd
-
-        mono = np.where(np.isfinite(mono), mono, np.nan)  # no clock reads anything else
-        before = np.searchsorted(self._others(), ends)
-        ended = self._so_far[ends]
-        begun, over, again, _ = (
-            _at(_first_of(self._so_far[lines], ended), mono[lines])
-            for lines in map(self._lines_of, MARKS)
-        )
-        told = _first_of(self._so_far[self._lines_of(Event.PROGRESS)], ended)
-        with np.errstate(over="ignore", invalid="ignore"):  # a file may say anything
-            fetch_clock_s = over - begun
-        return pd.DataFrame(
-            {
-                "step": ended,
-                "mono": mono[ends],
-                "ts": self._line["ts"].array[ends],
-                "alone": np.concatenate([[False], before[1:] == before[:-1]]),
-                "data": self._data,
-                **{name: column.array for name, column in self._ended.items()},
-                **{n: _at(told, column.array) for n, column in self._said.items()},
-                "fetch_clock_s": fetch_clock_s,
-                "timed_from": np.fmax(begun, again),
-            },
-            copy=False,
-        )
+    mono = np.where(np.isfinite(mono), mono, np.nan)  # no clock reads anything else
+    before = np.searchsorted(_others(said), ends)
+    ended = so_far[ends]
+    marks = (_lines_of(said, event) for event in MARKS)
+    begun, over, again, _ = (_at(_first_of(so_far[lines], ended), mono[lines]) for lines in marks)
+    told = _first_of(so_far[_lines_of(said, Event.PROGRESS)], ended)
+    with np.errstate(over="ignore", invalid="ignore"):  # a file may say anything
+        fetch_clock_s = over - begun
+    return pd.DataFrame(
+        {
+            "step": ended,
+            "mono": mono[ends],
+            "ts": said.columns["ts"][ends],
+            "alone": np.concatenate([[False], before[1:] == before[:-1]]),
+            "data": said.data,
+            **{name: said.columns[name] for name in ENDED},
+            **{name: _at(told, said.columns[name]) for name in SAID},
+            "fetch_clock_s": fetch_clock_s,
+            "timed_from": np.fmax(begun, again),
+        },
+        copy=False,
+    )
 
 
 def _first_of(steps: Ints, ended: Ints) -> Ints:
@@ -248,59 +184,3 @@ def _at(places: Ints, said: Floats) -> Floats:
     import numpy as np
 
     return np.append(said, np.nan)[places]
-
-
-def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
-    """Read one rank's heartbeats; never raises for what the file holds.
-
-    A torn last line is dropped and counted, and is no damage; an unreadable line before it,
-    another launch's token, another process or rank, or a clock that goes back is.
-    Raises `OSError` if the file cannot be read at all.
-    """
-    return rank_log(RankHistory.read(path, rank=rank), path=name_below(path, relative_to))
-
-
-def rank_log(history: RankHistory, *, path: str) -> RankLog:
-    """What a heartbeat file is evidence of."""
-    problems = [*history.damage, *history.strangers()]
-    if dropped := history.dropped + history.unnamed:
-        problems.append(f"{dropped} unreadable lines were dropped")
-    if back := history.clock_back:
-        problems.append(f"the monotonic clock goes back at {back} places")
-    if misshapen := history.misshapen:
-        problems.append(first_of(misshapen))
-    damaged = bool(problems)
-    if history.torn_bytes:
-        problems.append(f"a torn last line was dropped ({history.torn_bytes} bytes)")
-    counts, end = history.counts, history.exit
-    param_hash = history.last(Event.EXIT).get("param_hash")
-    halted = counts.get(Event.HALT)
-    return RankLog(
-        rank=history.rank,
-        path=path,
-        sha256=history.sha256,
-        events=history.lines - history.unnamed,
-        tokens=frozenset(history.tokens),
-        first_step=history.first_step,
-        last_step=history.last_step,
-        exit_code=end.code if end else None,
-        exit_reason=end.reason if end else "",
-        param_hash=str(param_hash) if param_hash else None,
-        counts=counts,
-        effects=tuple(history.effects),
-        ddp_buckets=tuple(history.kept.get(Event.DDP_BUCKETS, ())),
-        arm_failures=tuple(history.kept.get(Event.ARM_FAILED, ())),
-        checkpoints=tuple(history.kept.get(Event.CHECKPOINT, ())),
-        evaluations=tuple(history.kept.get(Event.EVAL, ())),
-        nonfinite=history.last(Event.NONFINITE) or None,
-        halt_reason=str(history.last(Event.HALT).get("reason", "")) if halted else None,
-        pids=tuple(history.pids),
-        clock_s=history.clock_s,
-        proof=history.last(Event.PROOF) or None,
-        ending=history.last(Event.EXIT),
-        steps=history.steps_frame(),
-        beside=history.beside(),
-        dropped_lines=dropped + bool(history.torn_bytes),
-        problems=tuple(problems),
-        damaged=damaged,
-    )

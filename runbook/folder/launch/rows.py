@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.folder.launch.lines import WholeLines
+from runbook.records.evidence import RowFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,30 +30,28 @@ _LARGEST_EXACT = float(2**53)
 class RowSpec:
     """What the columns of a file are: `text` columns are strings, all others are numbers.
 
-    `key` is the column that the header must begin with. `filled` columns may not be empty.
+    The header must begin with the first one, the `key`. `filled` columns may not be empty.
     `headerless` names the columns of the older form of the file, which has no header. Of a file
     that is `complete` no column may lack: whoever asks for its numbers needs all of them.
     """
 
     columns: tuple[str, ...]
-    key: str
     text: frozenset[str] = frozenset()
     filled: frozenset[str] = frozenset()
     whole: frozenset[str] = frozenset()
     headerless: tuple[str, ...] = ()
     complete: bool = False
 
+    @property
+    def key(self) -> str:
+        """The first column."""
+        return self.columns[0]
 
-@dataclass(frozen=True, kw_only=True)
-class RowFile:
-    """The complete rows of a file, its digest, and what was wrong with the rest."""
-
-    frame: pd.DataFrame
-    sha256: str
-    legacy: bool
-    dropped: int
-    damaged: bool
-    problems: list[str]
+    @classmethod
+    def of(cls, columns: str, *, complete: bool = False, **kinds: str) -> RowSpec:
+        """The columns as words, and those of each kind (`text`, `filled`, `whole`)."""
+        named: dict[str, Any] = {kind: frozenset(kinds[kind].split()) for kind in kinds}
+        return cls(columns=tuple(columns.split()), complete=complete, **named)
 
 
 class _Reader:
@@ -151,12 +149,7 @@ class _Reader:
                 self.bad_rows += 1
             else:
                 rows.append(row)
-        return self._typed(pd.DataFrame(rows, columns=self._wanted()))
-
-    def _typed(self, frame: pd.DataFrame, whole: str = "float64") -> pd.DataFrame:
-        spec = self.spec
-        kinds = {n: "str" if n in spec.text else "float64" for n in frame.columns}
-        return frame.astype(kinds | dict.fromkeys(spec.whole & kinds.keys(), whole))
+        return pd.DataFrame(rows, columns=self._wanted())
 
     def _row(self, text: str) -> list[float | str] | None:
         import numpy as np
@@ -182,13 +175,26 @@ class _Reader:
             row.append(number)
         return row
 
+    def damage(self) -> list[str]:
+        """What is wrong with the rows that were taken."""
+        counts = {
+            "the header occurs {} more times": self.headers_again,
+            "{} rows hold NUL bytes and were dropped": self.nul_rows,
+            "{} unreadable rows were dropped": self.bad_rows,
+        }
+        found = [text.format(count) for text, count in counts.items() if count]
+        return [self.unreadable, *found] if self.unreadable else found
+
     def frame(self) -> pd.DataFrame:
         """All rows so far, whole-number columns as int64."""
         import pandas as pd
 
-        wanted = self._wanted() if self.columns and not self.unreadable else list(self.spec.columns)
+        spec = self.spec
+        wanted = self._wanted() if self.columns and not self.unreadable else list(spec.columns)
         found = [frame for frame in self.frames if len(frame)] or [pd.DataFrame(columns=wanted)]
-        return self._typed(pd.concat(found, ignore_index=True), whole="int64")
+        kinds = {name: "str" if name in spec.text else "float64" for name in wanted}
+        kinds |= dict.fromkeys(spec.whole & kinds.keys(), "int64")
+        return pd.concat(found, ignore_index=True).astype(kinds)
 
 
 def read_rows(path: Path, spec: RowSpec) -> RowFile:
@@ -199,32 +205,17 @@ def read_rows(path: Path, spec: RowSpec) -> RowFile:
     reader, lines = _Reader(spec), WholeLines(path)
     for block in lines:
         reader.feed(block)
-    damage = [*lines.problems, *_damage(reader)]
+    damage = [*lines.problems, *reader.damage()]
+    nul = " that ends in NUL bytes" if lines.torn.endswith(b"\0") else ""
+    torn = f"a torn last line{nul} was dropped ({lines.torn_bytes} bytes)"
     return RowFile(
         frame=reader.frame(),
         sha256=lines.sha256,
         legacy=reader.legacy,
-        dropped=reader.bad_rows + reader.nul_rows + lines.endless + bool(lines.torn_bytes),
+        dropped_rows=reader.bad_rows + reader.nul_rows + lines.endless + bool(lines.torn_bytes),
         damaged=bool(damage),
-        problems=[*_torn(lines), *damage],
+        problems=(*([torn] if lines.torn_bytes else []), *damage),
     )
-
-
-def _torn(lines: WholeLines) -> Iterator[str]:
-    if lines.torn_bytes:
-        nul = " that ends in NUL bytes" if lines.torn.endswith(b"\0") else ""
-        yield f"a torn last line{nul} was dropped ({lines.torn_bytes} bytes)"
-
-
-def _damage(reader: _Reader) -> Iterator[str]:
-    if reader.unreadable:
-        yield reader.unreadable
-    if reader.headers_again:
-        yield f"the header occurs {reader.headers_again} more times"
-    if reader.nul_rows:
-        yield f"{reader.nul_rows} rows hold NUL bytes and were dropped"
-    if reader.bad_rows:
-        yield f"{reader.bad_rows} unreadable rows were dropped"
 
 
 def _all_plain(block: bytes, columns: int, key: str) -> bool:

@@ -58,11 +58,6 @@ def is_number(value: object) -> bool:
     return is_any_number(value) and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def is_flag(value: object) -> bool:
-    """True or false."""
-    return isinstance(value, bool)
-
-
 def is_text(value: object) -> bool:
     """A string."""
     return isinstance(value, str)
@@ -71,12 +66,6 @@ def is_text(value: object) -> bool:
 def is_digest(value: object) -> bool:
     """A 64-bit number in hexadecimal."""
     return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
-
-
-def anything(value: object) -> bool:
-    """Whatever it is: only shown, or compared as it stands."""
-    del value
-    return True
 
 
 @dataclass(frozen=True)
@@ -103,12 +92,13 @@ class Items:
 Shape = Callable[[object], bool] | Fields | Each | Items
 _KINDS: Mapping[str, Shape] = {
     "text": is_text,
-    "flag": is_flag,
+    "flag": lambda value: isinstance(value, bool),
     "count": is_count,
     "number": is_any_number,
     "finite": is_number,
     "digest": is_digest,
-    "anything": anything,
+    # Only shown, or compared as it stands.
+    "anything": lambda _: True,
     "mapping": Fields({}),
 }
 

@@ -14,25 +14,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from nsa.contract import FLIGHTS, STACKDUMPS, RankFiles
+from nsa.contract import FLIGHTS, NCCL_FLIGHTS, STACKDUMPS, RankFiles
 from runbook.files import write_atomic
 from runbook.folder import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.folder.launch.documents import Load
-from runbook.launch.end import End, said_by_watchdog
+from runbook.launch.end import said_by_watchdog
 from runbook.launch.incident.flight import (
     Flight,
     find_desync,
-    flight_files,
     last_numbers,
     left_the_pattern,
-    nccl_flight_files,
     read_flights,
 )
 from runbook.launch.incident.straggler import find_straggler, one_machine
-from runbook.launch.watch.ranks import RankState
-from runbook.launch.watch.watchdog import STOPPED, Hang, Watchdog
+from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch.watchdog import STOPPED, Watchdog
 from runbook.process.start import run_tool
-from runbook.records import Kind, LaunchStatus
+from runbook.records import End, Kind, LaunchStatus
 
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (\S+)', re.MULTILINE)
 # Installed packages, Python's own library, and what has no file.
@@ -118,7 +116,7 @@ def _answers(
 
 def name_culprit(
     watchdog: Watchdog, run_dir: Path, ranks: Sequence[RankState], reach: Reach, *, token: str
-) -> tuple[Hang, list[Path]]:
+) -> tuple[End, list[Path]]:
     """Who is to blame for a hang that was found, and the stacks of all ranks.
 
     The evidence comes first: where all ranks are equally far, only it tells who is waited for.
@@ -253,7 +251,7 @@ def bundle(
         return end, [], (straggler.text(load),) if straggler else ()
     end = _exact(end, flights, run_dir, console)
     files = [p for p in sorted(run_dir.glob(STACKDUMPS.glob())) if p.stat().st_size]
-    files += [*flight_files(run_dir).values(), *nccl_flight_files(run_dir).values()]
+    files += [path for kind in (FLIGHTS, NCCL_FLIGHTS) for path in kind.found_in(run_dir).values()]
     files += [p for name in (ANOMALY_TYPE, ANOMALIES_JSONL) if (p := run_dir / name).is_file()]
     summary = run_dir / INCIDENT_JSON
     if end.status in _NO_INCIDENT:

@@ -32,11 +32,6 @@ class _PlainValues(pickle.Unpickler):
         raise pickle.UnpicklingError(f"a flight dump does not hold {module}.{name}")
 
 
-def nccl_flight_files(run_dir: Path) -> dict[int, Path]:
-    """The dumps of a run directory, by rank."""
-    return NCCL_FLIGHTS.found_in(run_dir)
-
-
 def read_nccl_rows(data: bytes) -> list[list[Any]] | None:
     """Rows as in the trainer's own flight records; None if this is no dump."""
     try:
@@ -97,15 +92,10 @@ class Desync:
         return f"desync at collective {self.seq}: {ops}"
 
 
-def flight_files(run_dir: Path) -> dict[int, Path]:
-    """The records of a run directory, by rank."""
-    return FLIGHTS.found_in(run_dir)
-
-
 def read_flights(run_dir: Path, *, token: str) -> dict[int, Flight]:
     """The readable records of one launch; anything else in the files is left out."""
     flights = {}
-    for rank, path in flight_files(run_dir).items():
+    for rank, path in FLIGHTS.found_in(run_dir).items():
         try:
             document = json.loads(_bytes(path))
         except (ValueError, RecursionError):
@@ -113,7 +103,7 @@ def read_flights(run_dir: Path, *, token: str) -> dict[int, Flight]:
         if isinstance(document, dict) and document.get("token") == token:
             entries = document.get("entries")
             flights[rank] = _flight(rank, path, entries if isinstance(entries, list) else [])
-    for rank, path in nccl_flight_files(run_dir).items():
+    for rank, path in NCCL_FLIGHTS.found_in(run_dir).items():
         # An aborted rank has no record of its own.
         rows = None if rank in flights else read_nccl_rows(_bytes(path))
         if rows is not None:

@@ -23,27 +23,8 @@ from runbook.launch.command import as_typed, free_port, on_loopback, rendezvous
 from runbook.launch.incident.bundle import read_outside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
 from runbook.launch.local import Host
+from runbook.launch.slurm import files
 from runbook.launch.slurm.commands import node_words
-from runbook.launch.slurm.files import (
-    ASKS_JSONL,
-    END_ALL,
-    JOB_JSON,
-    NODE_JSONL,
-    NODE_TOKEN_VARIABLE,
-    NODES,
-    READ_OUTSIDE,
-    RENDEZVOUS_JSON,
-    Ask,
-    Job,
-    NodeEnd,
-    NodeState,
-    RankOnNode,
-    Rendezvous,
-    append_record,
-    parse_record,
-    read_record,
-    write_record,
-)
 from runbook.launch.slurm.ranks import OwnRanks
 from runbook.process.reaper import signal_owned
 
@@ -57,26 +38,27 @@ _FROM_SLURM = ("SLURM", "SBATCH", "PMI_", "PMIX_")
 class Agent:
     """The agent of one node. `run()` is called once."""
 
-    def __init__(self, run_dir: Path, job: Job, *, node: str, index: int) -> None:
+    def __init__(self, run_dir: Path, job: files.Job, *, node: str, index: int) -> None:
         self.run_dir, self.job = run_dir, job
-        self.folder = run_dir / NODES / node
+        self.folder = run_dir / files.NODES / node
         self.token = f"{job.run_token}.{node}"
-        self.state = NodeState(node=node, index=index)
+        self.state = files.NodeState(node=node, index=index)
         self.watch = OwnRanks(run_dir, job.run_token, time.monotonic(), node_token=self.token)
         self.stopped_by = ""
         self._told_at, self._parent = 0.0, os.getppid()
-        self._asks, self._asked_to_end = LineTail(self.folder / ASKS_JSONL), False
+        self._asks, self._asked_to_end = LineTail(self.folder / files.ASKS_JSONL), False
 
     def run(self) -> None:
         """Start, look after and end the command. Raises OSError, RunbookError."""
         make_private_dir(self.folder)
-        (self.folder / ASKS_JSONL).touch(mode=0o600)
-        self._install()
+        (self.folder / files.ASKS_JSONL).touch(mode=0o600)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
+            signal.signal(number, self._note)
         self._tell()
         address = _address_of(self.state.node)
         environment = self._environment(address)
         argv = self._argv(address)
-        host = Host(self.folder, environment, token=self.token, variable=NODE_TOKEN_VARIABLE)
+        host = Host(self.folder, environment, token=self.token, variable=files.NODE_TOKEN_VARIABLE)
         host.start(argv, cwd=Path(self.job.folder) if self.job.folder else None)
         try:
             code = self._look_after(host)
@@ -87,7 +69,7 @@ class Agent:
             self.watch.update()
         self._tell(code=code)
         after = host.aftermath(hurry=self._must_stop())
-        self._tell(code=code, end=NodeEnd(oom=after.oom, slots=after.slots))
+        self._tell(code=code, end=files.NodeEnd(oom=after.oom, slots=after.slots))
 
     def _look_after(self, host: Host) -> int | None:
         """The command's own end; None where it has to be ended."""
@@ -106,17 +88,13 @@ class Agent:
             self.stopped_by = self.stopped_by or "the end of slurmstepd"
         return self._asked_to_end or bool(self.stopped_by)
 
-    def _install(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
-            signal.signal(number, self._note)
-
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if number != signal.SIGCONT:
             self.stopped_by = self.stopped_by or signal.Signals(number).name
 
-    def _ranks(self) -> dict[int, RankOnNode]:
+    def _ranks(self) -> dict[int, files.RankOnNode]:
         return {
-            rank: RankOnNode(
+            rank: files.RankOnNode(
                 pid=state.pid,
                 state="" if state.died_at is not None else state.process_state,
                 gone=state.died_at is not None,
@@ -136,7 +114,7 @@ class Agent:
             r: p.gone for r, p in self.state.ranks.items()
         }
 
-    def _tell(self, *, code: int | None = None, end: NodeEnd | None = None) -> None:
+    def _tell(self, *, code: int | None = None, end: files.NodeEnd | None = None) -> None:
         console = self.folder / CONSOLE_LOG
         self.state = self.state.model_copy(
             update={
@@ -147,27 +125,27 @@ class Agent:
                 "end": end,
             }
         )
-        append_record(self.folder / NODE_JSONL, self.state)
+        files.append_record(self.folder / files.NODE_JSONL, self.state)
         self._told_at = time.monotonic()
 
     def _answer(self) -> None:
         """Do what the harness asks for, each once, in their order."""
         for line in self._asks.lines():
-            ask = parse_record(line, Ask)
-            if ask is None or ask.signal == END_ALL:
+            ask = files.parse_record(line, files.Ask)
+            if ask is None or ask.signal == files.END_ALL:
                 self._asked_to_end = self._asked_to_end or ask is not None
                 continue
             state = self.watch.ranks.get(ask.rank)
             if state is not None and state.pid is not None and state.died_at is None:
-                if ask.signal == READ_OUTSIDE:
+                if ask.signal == files.READ_OUTSIDE:
                     read_outside(self.run_dir, state)
                 else:
-                    signal_owned(state.pid, self.token, ask.signal, NODE_TOKEN_VARIABLE)
+                    signal_owned(state.pid, self.token, ask.signal, files.NODE_TOKEN_VARIABLE)
 
     def _environment(self, address: str) -> dict[str, str]:
         """What the harness gave the job, without Slurm's own, and where gloo and NCCL connect."""
         found = {k: v for k, v in os.environ.items() if not k.startswith(_FROM_SLURM)}
-        found[NODE_TOKEN_VARIABLE] = self.token
+        found[files.NODE_TOKEN_VARIABLE] = self.token
         found[NODE_FOLDER_VARIABLE] = str(self.folder)
         if self.job.nodes > 1 and (interface := _interface_of(address)):
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -187,13 +165,13 @@ class Agent:
         own = [f"--rdzv-conf=is_host={int(host)}", f"--local-addr={address}"]
         return as_typed([*words, *own, *self.job.argv])
 
-    def _meet(self, address: str) -> Rendezvous:
+    def _meet(self, address: str) -> files.Rendezvous:
         """Where torchrun's agents meet: the first node says it, the others read it."""
-        path = self.run_dir / RENDEZVOUS_JSON
+        path = self.run_dir / files.RENDEZVOUS_JSON
         if self.state.index == 0:
-            write_record(path, Rendezvous(address=address, port=free_port(address)))
+            files.write_record(path, files.Rendezvous(address=address, port=free_port(address)))
         deadline = time.monotonic() + _MEET_WITHIN_S
-        while (found := read_record(path, Rendezvous)) is None:
+        while (found := files.read_record(path, files.Rendezvous)) is None:
             if time.monotonic() > deadline or self._must_stop():
                 raise RunbookError(f"the first node has not written {path} yet")
             time.sleep(_POLL_S)
@@ -224,9 +202,9 @@ def _interface_of(address: str) -> str:
 def main(argv: list[str]) -> int:
     """The agent of the node that this runs on. 28: a full disk; 2: any other reason, on stderr."""
     run_dir = Path(argv[0])
-    job = read_record(run_dir / JOB_JSON, Job)
+    job = files.read_record(run_dir / files.JOB_JSON, files.Job)
     if job is None:
-        sys.stderr.write(f"{run_dir / JOB_JSON} cannot be read on this node\n")
+        sys.stderr.write(f"{run_dir / files.JOB_JSON} cannot be read on this node\n")
         return 2
     node, index = os.environ["SLURMD_NODENAME"], int(os.environ["SLURM_NODEID"])
     try:

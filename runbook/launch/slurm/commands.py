@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import errno
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.launch.end import End
-from runbook.launch.launcher_api import RefusedError
+from runbook.launch.inputs import RefusedError
 from runbook.process.start import run_tool
-from runbook.records import Kind, LaunchStatus
+from runbook.records import End, Kind, LaunchStatus
 
 TOOLS = ("sbatch", "scontrol", "squeue", "scancel")
 _TIMEOUT_S = 20.0
@@ -26,10 +24,6 @@ OVER = (
     *("OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "REVOKED"),
 )
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED")
-
-
-class SlurmError(RefusedError):
-    """Slurm refused, or does not answer; the message has its words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,29 +46,24 @@ class JobState:
         return self.state in (*OVER, "COMPLETING")
 
 
-def missing_tools() -> list[str]:
-    """The tools that are not installed here."""
-    return [name for name in TOOLS if shutil.which(name) is None]
-
-
 def submit(words: Sequence[str], script: str, environment: Mapping[str, str]) -> int:
-    """Submit a batch script and return the job's number. Raises SlurmError with Slurm's words."""
+    """Submit a batch script and return the job's number. Raises RefusedError with Slurm's words."""
     command = ["sbatch", "--parsable", *words, "--wrap", script]
     done = run_tool(command, timeout_s=_TIMEOUT_S, variables=environment, only=True)
     number = done.stdout.strip().split(";")[0]
     if not done.ok or not number.isdigit():
         said = " ".join(done.stderr.split()) or done.problem or done.stdout
-        raise SlurmError(f"sbatch refused the job: {said}")
+        raise RefusedError(f"sbatch refused the job: {said}")
     return int(number)
 
 
 def job_state(job_id: int) -> JobState | None:
-    """The job's state; None if Slurm no longer knows it. Raises SlurmError without an answer."""
+    """The job's state; None if Slurm no longer knows it. Raises RefusedError without an answer."""
     done = run_tool(["scontrol", "--oneliner", "show", "job", str(job_id)], timeout_s=_TIMEOUT_S)
     if not done.ok:
         if "Invalid job id" in done.stderr:
             return None
-        raise SlurmError(f"scontrol: {' '.join(done.stderr.split()) or done.problem}")
+        raise RefusedError(f"scontrol: {' '.join(done.stderr.split()) or done.problem}")
     return parse_job(done.stdout)
 
 
@@ -169,15 +158,10 @@ def ended_early(name: str, state: JobState, run_dir: Path, *, gone: bool, silent
     if state.state in ("CANCELLED", "PREEMPTED"):
         cause = f"{name} was ended in Slurm by somebody else (state {called})"
         return End(status=LaunchStatus.PREEMPTED, cause=cause)
-    cause = (
-        f"{name} is over ({called}, exit code {state.code}), but {silent} did not say how; "
-        f"{_last_words(run_dir)}"
-    )
-    return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
-
-
-def _last_words(run_dir: Path) -> str:
     path = run_dir / "slurm.log"
     lines = path.read_text("utf-8", "replace").split("\n") if path.is_file() else []
-    said = [line.strip() for line in lines if line.strip()]
-    return f"slurm.log ends with: {said[-1][:_LONGEST]}" if said else "slurm.log is empty"
+    said = [line.strip()[:_LONGEST] for line in lines if line.strip()]
+    last = f"slurm.log ends with: {said[-1]}" if said else "slurm.log is empty"
+    over = f"{name} is over ({called}, exit code {state.code})"
+    cause = f"{over}, but {silent} did not say how; {last}"
+    return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)

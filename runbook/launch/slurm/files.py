@@ -63,17 +63,11 @@ class Job(Record):
     argv: tuple[str, ...]
     torchrun: bool
     folder: str = ""
-    submitted_at: str
 
     @property
     def name(self) -> str:
         """The job's name in Slurm, by which it is found and nothing else is."""
-        return job_name(self.run_token)
-
-
-def job_name(token: str) -> str:
-    """The name of the job of a launch."""
-    return f"runbook-{token}"
+        return f"runbook-{self.run_token}"
 
 
 class RankOnNode(Record):

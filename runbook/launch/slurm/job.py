@@ -9,32 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsa.contract import STACKDUMPS
-from runbook.launch.end import End
+from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import Aftermath, Start
-from runbook.launch.slurm.commands import (
-    JobState,
-    SlurmError,
-    cancel,
-    ended_early,
-    host_names,
-    is_listed,
-    job_state,
-    lost_node,
-    never_started,
-    reason_of,
-)
-from runbook.launch.slurm.files import (
-    ASKS_JSONL,
-    END_ALL,
-    NODES,
-    READ_OUTSIDE,
-    Ask,
-    Job,
-    append_record,
-    gather,
-)
+from runbook.launch.slurm import commands, files
 from runbook.launch.slurm.ranks import RanksOnNodes
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
+from runbook.records.launch import End
 
 # How often Slurm is asked; the files are looked at ten times a second.
 _ASK_EVERY_S = 1.0
@@ -59,7 +39,7 @@ class SlurmRun:
     def __init__(
         self,
         start: Start,
-        job: Job,
+        job: files.Job,
         *,
         queue_s: float,
         note: Callable[[str], None],
@@ -75,7 +55,7 @@ class SlurmRun:
             self.submitted,
             ranks_per_node=max(1, job.nproc // job.nodes),
         )
-        self.state = JobState(state="PENDING")
+        self.state = commands.JobState(state="PENDING")
         self._asked_at, self._over_at, self._terminated_at = 0.0, 0.0, 0.0
         self._told, self._gone, self._lost = "", False, False
 
@@ -94,15 +74,15 @@ class SlurmRun:
         """Look at the job in Slurm; a controller that does not answer leaves it as it was."""
         self._asked_at = time.monotonic()
         try:
-            state = job_state(self.job.job_id)
-        except SlurmError as error:
+            state = commands.job_state(self.job.job_id)
+        except RefusedError as error:
             self._tell(str(error))
             return
         self._gone = state is None
         self.state = state or self.state
         if self.state.waits:
             if self._asked_at - self.submitted > _WORTH_A_WORD_S:
-                self._tell(f"waits in the queue: {reason_of(self.state)}")
+                self._tell(f"waits in the queue: {commands.reason_of(self.state)}")
         elif self.began is None and (self.watch.nodes or not self._is_over()):
             self.began = self._asked_at
             self._on_begin(self.state.nodes)
@@ -144,7 +124,10 @@ class SlurmRun:
             self._look_closely()
         now = time.monotonic()
         if self.state.waits and not self._gone:
-            return self._queued(now)
+            waited_s, limit_s = now - self.submitted, self._queue_s
+            if waited_s <= limit_s:
+                return None
+            return commands.never_started(self.name, self.state, waited_s=waited_s, limit_s=limit_s)
         if self._is_over():
             self._over_at = self._over_at or now
             told = suspected or now > self._over_at + _OVER_GRACE_S
@@ -165,27 +148,19 @@ class SlurmRun:
                 return
             self.wait(0.1)
 
-    def _queued(self, now: float) -> End | None:
-        waited_s, limit_s = now - self.submitted, self._queue_s
-        if waited_s <= limit_s:
-            return None
-        return never_started(self.name, self.state, waited_s=waited_s, limit_s=limit_s)
-
     def _lost_node(self, now: float, silent_s: float) -> End | None:
         if self.began is None:
             return None
         for name, heard in self.watch.heard_at.items():
             if now - heard > silent_s and not self._has_ended(name):
-                return self._loses(name, now - heard)
+                self._lost = True
+                return commands.lost_node(name, now - heard)
         if len(self.watch.nodes) < self.job.nodes and now - self.began > _NODE_STARTS_S:
-            for name in host_names(self.state.nodes):
+            for name in commands.host_names(self.state.nodes):
                 if name not in self.watch.nodes:
-                    return self._loses(name, now - self.began)
+                    self._lost = True
+                    return commands.lost_node(name, now - self.began)
         return None
-
-    def _loses(self, name: str, silent_s: float) -> End:
-        self._lost = True
-        return lost_node(name, silent_s)
 
     def _has_ended(self, name: str) -> bool:
         return name in self.watch.nodes and self.watch.nodes[name].end is not None
@@ -194,7 +169,7 @@ class SlurmRun:
         told = [node for node in self.watch.nodes.values() if node.code is not None]
         silent = f"{self.job.nodes - len(told)} of its {self.job.nodes} nodes"
         run_dir = self._start.run_dir
-        return ended_early(self.name, self.state, run_dir, gone=self._gone, silent=silent)
+        return commands.ended_early(self.name, self.state, run_dir, gone=self._gone, silent=silent)
 
     def console_bytes(self) -> int:
         """As in `Running`."""
@@ -211,15 +186,15 @@ class SlurmRun:
             return False
         if self._has_ended(node) or time.monotonic() - self.watch.heard_at[node] > _QUIET_S:
             return False
-        self._ask_node(node, Ask(rank=state.rank, signal=number))
+        self._ask_node(node, files.Ask(rank=state.rank, signal=number))
         return True
 
-    def _ask_node(self, node: str, ask: Ask) -> None:
-        append_record(self._start.run_dir / NODES / node / ASKS_JSONL, ask)
+    def _ask_node(self, node: str, ask: files.Ask) -> None:
+        files.append_record(self._start.run_dir / files.NODES / node / files.ASKS_JSONL, ask)
 
     def read_outside(self, state: RankState) -> Path | None:
         """As in `Running`."""
-        if not self.send(state, READ_OUTSIDE):
+        if not self.send(state, files.READ_OUTSIDE):
             return None
         path = self._start.run_dir / STACKDUMPS.name(state.rank, "outside")
         deadline = time.monotonic() + _OUTSIDE_S
@@ -232,16 +207,16 @@ class SlurmRun:
         # A full disk takes no line; the job is ended all the same.
         with suppress(OSError):
             for node in self.watch.nodes:
-                self._ask_node(node, Ask(rank=0, signal=END_ALL))
+                self._ask_node(node, files.Ask(rank=0, signal=files.END_ALL))
         if self.began is not None and not self._is_over():
             self._until(self._all_have_ended, _STOP_GRACE_S)
         by_itself_s = 0.0 if self.began is None or self._lost else _DONE_GRACE_S
         if not self._until(self._is_done, by_itself_s):
-            cancel(self.job.job_id)
+            commands.cancel(self.job.job_id)
             # Of a lost node nobody says that it is done, until Slurm gives it up.
             grace_s = 1.0 if self._lost else _CANCEL_GRACE_S
             if not self._until(self._is_done, grace_s):
-                cancel(self.job.job_id, "--signal=KILL", "--full")
+                commands.cancel(self.job.job_id, "--signal=KILL", "--full")
                 if not self._until(self._is_done, grace_s):
                     self._tell("is not over: Slurm ends it when its nodes answer")
         self.watch.update()
@@ -256,7 +231,7 @@ class SlurmRun:
         )
 
     def _is_done(self) -> bool:
-        return not is_listed(self.job.job_id)
+        return not commands.is_listed(self.job.job_id)
 
     def _until(self, done: Callable[[], bool], within_s: float) -> bool:
         deadline = time.monotonic() + within_s
@@ -271,7 +246,7 @@ class SlurmRun:
         del hurry  # the agents knew
         run_dir = self._start.run_dir
         known = [node.end for node in self.watch.nodes.values() if node.end is not None]
-        kernel, load = gather(run_dir)
+        kernel, load = files.gather(run_dir)
         counts = [end.oom for end in known]
         return Aftermath(
             exit_code=self.poll(),

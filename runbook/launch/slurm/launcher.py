@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,32 +14,11 @@ from pathlib import Path
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
-from runbook.files import utc_text
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import completed, rendezvous
 from runbook.launch.launcher_api import Launcher, Running, Start
 from runbook.launch.local import nodes_problems
-from runbook.launch.slurm.commands import (
-    cancel,
-    find_job,
-    host_names,
-    job_state,
-    missing_tools,
-    submit,
-)
-from runbook.launch.slurm.files import (
-    ASKS_JSONL,
-    JOB_JSON,
-    NODE_JSONL,
-    Job,
-    job_name,
-    keep_nodes,
-    kept_nodes,
-    last_state,
-    node_folders,
-    read_record,
-    write_record,
-)
+from runbook.launch.slurm import commands, files
 from runbook.launch.slurm.job import SlurmRun
 from runbook.records import Launch
 from runbook.records.launch import TORCHRUN
@@ -58,65 +38,72 @@ class SlurmLauncher:
     here: bool = field(default=False, init=False)
 
     def start(self, start: Start) -> Running:
-        """As in `Launcher`. Raises SlurmError."""
+        """As in `Launcher`. Raises RefusedError."""
         words = list(start.command.argv)
         torchrun = words[:1] == [TORCHRUN]
-        job = Job(
+        job = files.Job(
             run_token=start.token,
             nodes=start.launch.nodes,
             nproc=start.launch.nproc,
             argv=tuple(words[1:] if torchrun else words),
             torchrun=torchrun,
             folder=str(start.command.folder or ""),
-            submitted_at=utc_text(),
         )
-        path = start.run_dir / JOB_JSON
-        write_record(path, job)
-        options = self.request.words(start.launch, name=job.name, names=kept_nodes(self.run_root))
+        path = start.run_dir / files.JOB_JSON
+        files.write_record(path, job)
+        options = self.request.words(
+            start.launch, name=job.name, names=files.kept_nodes(self.run_root)
+        )
         options += ["--output=/dev/null", "--error=/dev/null"]
-        number = submit(options, agent_script(start.run_dir), _for_sbatch(start))
+        # The job inherits the launch's environment, and the same cluster is asked.
+        cluster = {name: value for name, value in os.environ.items() if name == "SLURM_CONF"}
+        environment = {**start.environment, **cluster}
+        number = commands.submit(options, agent_script(start.run_dir), environment)
         job = job.model_copy(update={"job_id": number})
         try:
-            write_record(path, job)
+            files.write_record(path, job)
         except OSError:
-            cancel(number)
+            commands.cancel(number)
             raise
         return self._running(start, job)
 
     def adopt(self, start: Start) -> Running | None:
         """As in `Launcher`: the job is found by its number, or by the token in its name."""
-        job = read_record(start.run_dir / JOB_JSON, Job)
+        job = files.read_record(start.run_dir / files.JOB_JSON, files.Job)
         if job is None or job.run_token != start.token:
             return None
-        number = job.job_id or find_job(job_name(start.token))
-        known = bool(number) and job_state(number) is not None
-        if not known and not _has_ended(start, job):
+        number = job.job_id or commands.find_job(job.name)
+        known = bool(number) and commands.job_state(number) is not None
+        said = [files.last_state(folder) for folder in files.node_folders(start.run_dir)]
+        # Every node may have written all that it had to say.
+        ended = sum(state is not None and state.end is not None for state in said) >= job.nodes
+        if not (known or ended):
             return None
         self.note(f"{start.launch.name}: job {number} outlived its harness and is watched again")
         return self._running(start, job.model_copy(update={"job_id": number}))
 
     def nodes(self, run_dir: Path) -> list[Path]:
         """As in `Launcher`."""
-        kept = kept_nodes(self.run_root)
-        folders = {folder: last_state(folder) for folder in node_folders(run_dir)}
+        kept = files.kept_nodes(self.run_root)
+        folders = {folder: files.last_state(folder) for folder in files.node_folders(run_dir)}
         placed = []
         for folder, state in folders.items():
             if state is None:
-                raise RunbookError(f"{folder / NODE_JSONL} is damaged")
+                raise RunbookError(f"{folder / files.NODE_JSONL} is damaged")
             known = kept.index(folder.name) if folder.name in kept else len(kept)
             placed.append((known, state.index, folder.name, folder))
         return [folder for *_, folder in sorted(placed)]
 
     def is_own_file(self, name: str) -> bool:
         """As in `Launcher`."""
-        return name in (CONSOLE_LOG, NODE_JSONL, ASKS_JSONL)
+        return name in (CONSOLE_LOG, files.NODE_JSONL, files.ASKS_JSONL)
 
-    def _running(self, start: Start, job: Job) -> SlurmRun:
+    def _running(self, start: Start, job: files.Job) -> SlurmRun:
         return SlurmRun(start, job, queue_s=self.queue_s, note=self.note, on_begin=self._remember)
 
     def _remember(self, expression: str) -> None:
         """Keep the nodes of a job for all that follow; one of more nodes adds the others."""
-        keep_nodes(self.run_root, host_names(expression))
+        files.keep_nodes(self.run_root, commands.host_names(expression))
 
 
 class Slurm:
@@ -126,7 +113,7 @@ class Slurm:
 
     def lacks(self) -> list[str]:
         """As in `LauncherKind`."""
-        absent = ", ".join(missing_tools())
+        absent = ", ".join(name for name in commands.TOOLS if shutil.which(name) is None)
         words = f"--launcher slurm: no {absent} here; run it where jobs are submitted"
         return [words] if absent else []
 
@@ -145,18 +132,6 @@ class Slurm:
     def printed(self, launch: Launch, setup: Setup) -> str:
         """As in `LauncherKind`: the batch script of its job."""
         return printed_script(launch, request_of(setup))
-
-
-def _has_ended(start: Start, job: Job) -> bool:
-    """Has every node written all that it had to say?"""
-    said = [last_state(folder) for folder in node_folders(start.run_dir)]
-    return sum(state is not None and state.end is not None for state in said) >= job.nodes
-
-
-def _for_sbatch(start: Start) -> dict[str, str]:
-    """The launch's environment, which the job inherits, and which cluster is asked."""
-    cluster = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-    return {**start.environment, **cluster}
 
 
 # Slurm ends a job by itself only if the harness could not: after its own limit and this.
@@ -220,7 +195,7 @@ def agent_script(run_dir: Path) -> str:
 def printed_script(launch: Launch, request: Request) -> str:
     """The launch as a batch script that a person can submit: the same experiment."""
     whole = completed(launch)
-    options = request.words(launch, name=job_name("TOKEN").removesuffix("-TOKEN"))
+    options = request.words(launch, name="runbook")
     words = list(whole.words())
     lines = ["sbatch <<'JOB'", "#!/bin/bash", *(f"#SBATCH {word}" for word in options)]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in whole.env.items()]

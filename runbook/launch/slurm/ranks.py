@@ -11,14 +11,9 @@ import time
 from pathlib import Path
 
 from runbook.folder.launch.lines import LineTail
-from runbook.launch.slurm.files import (
-    NODE_JSONL,
-    NODE_TOKEN_VARIABLE,
-    NodeState,
-    node_folders,
-    parse_record,
-)
-from runbook.launch.watch.ranks import RankState, RankWatch
+from runbook.launch.slurm import files
+from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch.ranks import RankWatch
 from runbook.process.ended import has_ended_under
 from runbook.process.reaper import environment_holds
 
@@ -44,7 +39,7 @@ class OwnRanks(RankWatch):
         except OSError:
             state.foreign_pid = pid
             return
-        owner = self._node_token, NODE_TOKEN_VARIABLE
+        owner = self._node_token, files.NODE_TOKEN_VARIABLE
         if environment_holds(pid, *owner) or has_ended_under(pid, handle, *owner):
             state.pid, state.handle = pid, handle
         else:
@@ -60,7 +55,7 @@ class RanksOnNodes(RankWatch):
     ) -> None:
         super().__init__(run_dir, token, started_at)
         self._ranks_per_node = ranks_per_node
-        self.nodes: dict[str, NodeState] = {}
+        self.nodes: dict[str, files.NodeState] = {}
         # When each node was heard last, on this process's monotonic clock.
         self.heard_at: dict[str, float] = {}
         self._said: dict[str, LineTail] = {}
@@ -77,10 +72,10 @@ class RanksOnNodes(RankWatch):
     def update(self) -> None:
         """Read what ranks and agents have written since the last call."""
         super().update()
-        for folder in node_folders(self.run_dir):
-            tail = self._said.setdefault(folder.name, LineTail(folder / NODE_JSONL))
+        for folder in files.node_folders(self.run_dir):
+            tail = self._said.setdefault(folder.name, LineTail(folder / files.NODE_JSONL))
             for line in tail.lines():
-                said = parse_record(line, NodeState)
+                said = files.parse_record(line, files.NodeState)
                 if said is not None:
                     self.heard_at[said.node] = time.monotonic()
                     self.nodes[said.node] = said
@@ -88,7 +83,7 @@ class RanksOnNodes(RankWatch):
             self._take(said)
         self._give_to_its_node()
 
-    def _take(self, said: NodeState) -> None:
+    def _take(self, said: files.NodeState) -> None:
         for rank, process in said.ranks.items():
             state = self.ranks.get(rank)
             if state is None:

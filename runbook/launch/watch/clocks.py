@@ -1,22 +1,18 @@
-"""Two clocks of a launch: a rank's time of day, and the time in which the harness itself ran.
-
-A harness does not run while it is stopped (Ctrl-Z), or frozen with its container. Its monotonic
-clock goes on then, as those of the ranks do. While the machine is asleep that clock stands still
-for all of them: no time is missing, and none may be given back. The wall clock counts the sleep.
-"""
+"""Clocks of a rank against its machine's: its time of day, its monotonic and its processor time."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
+
+from runbook.process.ended import processor_s
 
 # A clock that is set, and a machine that pauses, make one arrival late or early, and not so many
 # that follow each other.
 _IN_A_ROW = 8
 # Fewer arrivals than these show nothing.
 _LEAST = 3
-# Looks at a launch are a tenth of a second apart; a busy machine is late by less than this.
-_LATE_S = 5.0
 
 
 @dataclass(kw_only=True)
@@ -50,29 +46,60 @@ class WallGap:
         return self._nearest if self._count >= _LEAST else None
 
 
-class Presence:
-    """Told of every look at a launch, it knows of those between which nobody was there.
+@dataclass(kw_only=True)
+class Leeway:
+    """How one clock of a rank may stand to the same clock read here, from when its lines arrived.
 
-    Only this process's own clocks count, nothing that a trainer writes: time in which this process
-    computed, as over long files, is not away. `away_s` is the sum, s.
+    A line that one look did not find and the next one did was written between the two. Of lines
+    that arrive together, each but the first bears a time after the writing of the one before, and
+    each one a time before the look that found it. Both hold however busy the machine is, so no
+    room is needed for pauses. `first` is 0 for a clock that stands still in a pause: then the first
+    line counts too. Memory does not grow with the arrivals.
     """
 
-    def __init__(self) -> None:
-        self.away_s = 0.0
-        self._looked_at: tuple[float, float] | None = None
+    first: int = 1
+    _least_s: float = -math.inf
+    _most_s: float = math.inf
+    _lines: int = 0
+    _early: float | None = None
+    _last: float | None = None
 
-    def look(self) -> float:
-        """Seconds away since the last look, beyond what is usual; 0 if somebody was there."""
-        now = time.monotonic(), time.process_time()
-        before, self._looked_at = self._looked_at or now, now
-        clock_s, computed_s = (b - a for a, b in zip(before, now, strict=True))
-        gap_s = clock_s - computed_s
-        if gap_s <= _LATE_S:
-            return 0.0
-        self.away_s += gap_s
-        return gap_s
+    def take(self, told: float | None) -> None:
+        """The next line that a look found bears this time, s by the rank; None for no time."""
+        if told is not None:
+            if self._lines >= self.first and self._early is None:
+                self._early = told
+            self._last = told
+        self._lines += 1
+
+    def looked(self, since: float | None, now: float | None) -> None:
+        """That look is over. `since` and `now` are readings here, s, None where there was none:
+        when the look before began, and when this one was over.
+        """
+        if self._early is not None and since is not None:
+            self._least_s = max(self._least_s, since - self._early)
+        if self._last is not None and now is not None:
+            self._most_s = min(self._most_s, now - self._last)
+        self._lines, self._early, self._last = 0, None, None
+
+    @property
+    def apart_s(self) -> float | None:
+        """By so many s the clock goes otherwise than any one offset allows; 0 or less where one
+        does. None where too little arrived.
+        """
+        apart_s = self._least_s - self._most_s
+        return apart_s if math.isfinite(apart_s) else None
 
 
-def stood_still(away_s: float) -> str:
-    """What a launch has to say of a time in which nobody watched it."""
-    return f"the harness itself stood still for {away_s:.0f} s: stopped, or with its container"
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Both clocks of a process of this machine, s: the monotonic one, its processor time."""
+
+    mono: float
+    cpu: float | None
+
+    @classmethod
+    def of(cls, pid: int | None) -> Reading:
+        """As they are now; without processor time where no process is known, or it is gone."""
+        cpu = None if pid is None else processor_s(pid)
+        return cls(mono=time.monotonic(), cpu=cpu)

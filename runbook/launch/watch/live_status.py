@@ -18,11 +18,12 @@ from runbook.folder import RESOURCES_CSV
 from runbook.folder.launch.documents import RESOURCES
 from runbook.folder.launch.evidence import LEGACY_COLUMNS
 from runbook.folder.launch.lines import TableTail
-from runbook.launch.observer import Observer, Pulse, Silence
+from runbook.launch.observer import Observer, Pulse
 from runbook.launch.watch.detectors import Monitor, step_of
-from runbook.launch.watch.ranks import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import SLOW_PHASES, STOPPED, Thresholds, blame
 from runbook.records import Launch
+from runbook.records.events import SilentRank
 
 _SHM = Path("/dev/shm")  # noqa: S108 - what is there is counted, nothing is written
 _BLOCK_BYTES, _MIB = 512, 1 << 20
@@ -51,8 +52,11 @@ class ResourceLog:
         if not held:
             return
         now, begins = f"{time.monotonic():.3f}", not self._path.exists()
+        # In /dev/shm what this launch may have made.
+        mine, began = os.getuid(), self._began
+        made = (one for one in _files(_SHM) if one.st_uid == mine and one.st_ctime >= began)
         shared = (
-            f"{_mib(self._shared()):.1f}",
+            f"{_mib(made):.1f}",
             f"{_mib(_files(self._folder)):.1f}",
             f"{shutil.disk_usage(self._folder).free / _MIB:.0f}",
         )
@@ -61,11 +65,6 @@ class ResourceLog:
             if begins:
                 rows.writerow(RESOURCES.columns)
             rows.writerows((now, s.step, s.rank, *counts, *shared) for s, counts in held)
-
-    def _shared(self) -> Iterator[os.stat_result]:
-        """Files in /dev/shm that this launch may have made."""
-        user = os.getuid()
-        return (one for one in _files(_SHM) if one.st_uid == user and one.st_ctime >= self._began)
 
 
 def _held_by(pid: int) -> tuple[str, int, int, int] | None:
@@ -251,7 +250,7 @@ def pulse_of(ranks: Sequence[RankState], *, wanted: int, now: float) -> Pulse:
     first = blame(quiet, states).rank
     quiet.sort(key=lambda state: (state.rank != first, state.rank))
     silent = tuple(
-        Silence(
+        SilentRank(
             rank=state.rank,
             silent_s=now - state.changed_at,
             usual_s=state.usual_s,

@@ -1,179 +1,50 @@
-"""The live view of a launch: each rank's last sign of life, read from its heartbeat file."""
+"""The live view of a launch: its ranks, by their heartbeat files and their processes."""
 
 from __future__ import annotations
 
 import os
 import select
-import statistics
 import time
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from nsa.contract import Event, Phase
-from runbook.folder.launch.lines import (
-    Exit,
-    LineTail,
-    event_of,
-    heartbeat_files,
-    is_of_training,
-    parse_heartbeat,
-    step_of,
-)
-from runbook.folder.launch.shapes import is_number
-from runbook.launch.watch.clocks import Presence, WallGap
-from runbook.process.ended import exit_code_of, has_ended_under, process_state
+from runbook.folder.launch.lines import LineTail, heartbeat_files, parse_heartbeat
+from runbook.launch.watch.clocks import Reading
+from runbook.launch.watch.rank_state import RankState
+from runbook.process.ended import exit_code_of, has_ended_under
 from runbook.process.reaper import environment_holds, holds_file
 
-# Pauses between arrivals that are remembered, and how many of them make a usual one.
-_PAUSES = 16
-_FEWEST_PAUSES = 3
-# Rates and records that are remembered.
-_RATES, _RECORDS = 50, 10
 # Heartbeat files that are looked at in a second, at most: ranks that are more than few are each
 # looked at less often, few whenever somebody asks.
 LOOKS_PER_S, FEW = 1000, 10
+# Looks at a launch are a tenth of a second apart; a busy machine is late by less than this.
+_LATE_S = 5.0
 
 
-@dataclass(kw_only=True)
-class RankState:
-    """What one rank said last, and its process. Times are on the harness's monotonic clock.
+class Presence:
+    """Told of every look at a launch, it knows of those between which nobody was there.
 
-    `step` is the last one said, `last_step` the last one of the training itself; `mono` and `ts`
-    are the rank's own clocks. `away_s`: so long was the harness away before the rank's first word
-    or after its last.
+    A harness does not run while it is stopped (Ctrl-Z), or frozen with its container. Its monotonic
+    clock goes on then, as those of the ranks do. While the machine is asleep that clock stands
+    still for all of them: no time is missing, and none may be given back.
+
+    Only this process's own clocks count, nothing that a trainer writes: time in which this process
+    computed, as over long files, is not away. `away_s` is the sum, s.
     """
 
-    rank: int
-    path: Path
-    event: str = ""
-    phase: str = Phase.INIT
-    step: int = 0
-    last_step: int | None = None
-    mono: float | None = None
-    ts: float | None = None
-    exit: Exit | None = None
-    pid: int | None = None
-    foreign_pid: int | None = None
-    handle: int | None = None
-    # What its node says of its process, where that is another machine: see `process_state`.
-    told_state: str | None = None
-    died_at: float | None = None
-    parent_saw: int | None = None
-    changed_at: float = 0.0
-    phase_since: float = 0.0
-    toks_per_s: float | None = None
-    longest_step_s: float = 0.0
-    step_started_mono: float | None = None
-    recent: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=_RECORDS))
-    # The newest record of each event, and the rates of the newest steps, tok/s.
-    latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES))
-    # (this process's clock, the rank's) at the first and the latest arrival of ended steps.
-    first_arrival: tuple[float, float] | None = None
-    last_arrival: tuple[float, float] | None = None
-    # Of its wall clock: as seen here, and as its node tells it, where that is another machine.
-    wall_gap: WallGap = field(default_factory=WallGap)
-    elsewhere: bool = False
-    told_gap_s: float | None = None
-    # By the name of a file: how many steps it was behind its rank's word.
-    late_rows: dict[str, int] = field(default_factory=dict)
-    steps_ended: int = 0
-    away_s: float = 0.0
-    _step_ended: bool = False
-    _spoke: bool = False
-    _pauses: deque[float] = field(default_factory=lambda: deque(maxlen=_PAUSES))
+    def __init__(self) -> None:
+        self.away_s = 0.0
+        self._looked_at: tuple[float, float] | None = None
 
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Fold one record of this launch in."""
-        event = event_of(record)
-        self.event = event or ""
-        self.phase = str(record.get("phase") or self.phase)
-        self.mono = _finite(record.get("mono"), self.mono)
-        self.ts = _finite(record.get("ts"), self.ts)
-        if (step := step_of(record)) is not None:
-            self.step = step
-            self.last_step = step if is_of_training(event) else self.last_step
-        if event == Event.EXIT:
-            self.exit = Exit.told_by(record)
-        self._spoke = True
-        self.recent.append(record)
-        self.latest[self.event] = record
-        rate = record.get("toks_per_s")
-        if self.event == Event.PROGRESS and isinstance(rate, int | float):
-            self.toks_per_s = float(rate)
-            if rate > 0:
-                self.rates.append(float(rate))
-        if self.mono is None:
-            return
-        if self.event == Event.STEP_START:
-            self.step_started_mono = self.mono if self.phase != Phase.FIRST_STEP else None
-        self._step_ended = self._step_ended or self.event == Event.STEP_END
-        self.steps_ended += self.event == Event.STEP_END
-        if self.event == Event.STEP_END and self.step_started_mono is not None:
-            self.longest_step_s = max(self.longest_step_s, self.mono - self.step_started_mono)
-            self.step_started_mono = None
-
-    def arrived(self, now: float, *, punctual: bool = True) -> None:
-        """What was read since the last call has arrived by `now`, s on this process's clock.
-
-        If that is not `punctual`, nobody knows when it came.
-        """
-        self._pauses.append(now - self.changed_at)
-        self.changed_at = now
-        if punctual and self._step_ended and self.mono is not None:
-            self.last_arrival = (now, self.mono)
-            self.first_arrival = self.first_arrival or self.last_arrival
-        if self._spoke and self.ts is not None:
-            self.wall_gap.arrived(self.ts, time.time())
-        self._step_ended = self._spoke = False
-
-    @property
-    def usual_s(self) -> float | None:
-        """The median of its last pauses between arrivals, s; None before there are enough."""
-        return statistics.median(self._pauses) if len(self._pauses) >= _FEWEST_PAUSES else None
-
-    def clocks(self) -> dict[str, float]:
-        """Seconds of its steps by both clocks and how far its wall clock is off, for `RankExit`."""
-        found = {"away_s": round(self.away_s, 3)} if self.away_s else {}
-        if (gap := self.gap_s) is not None:
-            found["wall_gap_s"] = round(gap, 3)
-        if self.first_arrival is None or self.last_arrival is None:
-            return found
-        watched, said = (b - a for a, b in zip(self.first_arrival, self.last_arrival, strict=True))
-        return {**found, "watched_s": round(watched, 3), "said_s": round(said, 3)}
-
-    @property
-    def gap_s(self) -> float | None:
-        """How far its wall clock is behind that of its machine, s; None where nobody knows."""
-        return self.told_gap_s if self.elsewhere else self.wall_gap.seconds
-
-    @property
-    def process_state(self) -> str:
-        """The kernel's one-letter state of its process; empty if it cannot be known."""
-        return process_state(self.pid) if self.told_state is None else self.told_state
-
-    @property
-    def exit_code(self) -> int | None:
-        """The code that it said as its last word."""
-        return self.exit.code if self.exit else None
-
-    @property
-    def exit_reason(self) -> str:
-        """Why, as it said; empty if it said nothing."""
-        return self.exit.reason if self.exit else ""
-
-    @property
-    def ended(self) -> bool:
-        """The rank has said its exit, or its process is gone."""
-        return self.exit is not None or self.died_at is not None
-
-
-def _finite(value: Any, before: float | None) -> float | None:
-    """A reading of a clock; the one before where it is none."""
-    return float(value) if is_number(value) else before
+    def look(self) -> float:
+        """Seconds away since the last look, beyond what is usual; 0 if somebody was there."""
+        now = time.monotonic(), time.process_time()
+        before, self._looked_at = self._looked_at or now, now
+        clock_s, computed_s = (b - a for a, b in zip(before, now, strict=True))
+        gap_s = clock_s - computed_s
+        if gap_s <= _LATE_S:
+            return 0.0
+        self.away_s += gap_s
+        return gap_s
 
 
 class RankWatch:
@@ -255,7 +126,9 @@ class RankWatch:
             self._follow(state, self._tails[rank])
 
     def _follow(self, state: RankState, tail: LineTail) -> None:
-        blocks, phase = tail.blocks_read, state.phase
+        blocks, phase, anew = tail.blocks_read, state.phase, tail.anew
+        trained = state.steps_ended > 0
+        before = Reading.of(state.pid if state.on_this_machine else None)
         for line in tail.lines():
             record = parse_heartbeat(line)
             if record is None or (record.get("token") or "") != self.token:
@@ -267,9 +140,13 @@ class RankWatch:
         if tail.blocks_read > blocks:
             # The age of a heartbeat is measured from when its file grew, not from what it says: a
             # clock that jumps can then neither hide a stall nor make one up.
-            state.arrived(time.monotonic(), punctual=self._punctual)
+            now = Reading.of(state.pid if state.on_this_machine else None)
+            state.looked_at(before, now, trained=trained and tail.anew == anew)
+            state.arrived(now.mono, punctual=self._punctual)
             if state.phase != phase:
                 state.phase_since = state.changed_at
+        else:
+            state.looked = before
 
     def _adopt(self, state: RankState, pid: int) -> None:
         try:
@@ -279,7 +156,7 @@ class RankWatch:
             return
         alive = environment_holds(pid, self.token) or holds_file(pid, str(state.path))
         if alive or has_ended_under(pid, handle, self.token):
-            state.pid, state.handle = pid, handle
+            state.pid, state.handle, state.on_this_machine = pid, handle, True
         else:
             # Never ours: its heartbeats count, its number is not used.
             os.close(handle)

@@ -12,8 +12,8 @@ from typing import Any
 from nsa.contract import Event, NSAError, Phase
 from nsa.toggles import TOGGLES
 from runbook.errors import UsageError
-from runbook.launch.watch.ranks import RankState
-from runbook.records import Kind, Launch
+from runbook.launch.watch.rank_state import RankState
+from runbook.records import End, Kind, Launch, LaunchStatus
 
 _LEARNED_FACTOR = 5.0
 # What may take long without a sign of life, and has a budget of its own.
@@ -129,15 +129,6 @@ class Budgets:
         return max(self.step_s, _LEARNED_FACTOR * longest_step_s)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hang:
-    """A launch that no longer moves, and which kind of standstill it is."""
-
-    rank: int
-    cause: str
-    kind: Kind = Kind.NONE
-
-
 class Watchdog:
     """Remembers until when waiting was excused; everything else comes from the ranks."""
 
@@ -146,7 +137,7 @@ class Watchdog:
         self._wanted = wanted
         self._excused_at: dict[int, float] = {}
 
-    def find_hang(self, ranks: Sequence[RankState], *, now: float) -> Hang | None:
+    def find_hang(self, ranks: Sequence[RankState], *, now: float) -> End | None:
         """The hang, if a rank has been silent for longer than its phase allows.
 
         A rank that waits while another one is rightly busy with something slow (a checkpoint, an
@@ -173,7 +164,7 @@ class Watchdog:
         now: float,
         busy: frozenset[int] = frozenset(),
         entered: Mapping[int, int] | None = None,
-    ) -> Hang:
+    ) -> End:
         """Who is to blame for a hang that was found; `busy` ranks are known from their stacks.
 
         `entered` is the last collective that each rank entered, from its flight record.
@@ -184,7 +175,8 @@ class Watchdog:
         culprit = blame(alive, states, busy, entered)
         process = states[culprit.rank]
         cause = _describe(culprit, process, self._budgets, longest, now)
-        return Hang(rank=culprit.rank, cause=cause, kind=_kind(culprit, process))
+        hung, kind = LaunchStatus.HUNG, _kind(culprit, process)
+        return End(status=hung, cause=cause, culprit_rank=culprit.rank, kind=kind)
 
     def _rightly_slow(
         self, alive: Sequence[RankState], longest: float, now: float

@@ -1,18 +1,25 @@
-"""What the GPUs are and count, by the XML of `nvidia-smi -q -x`, and which are visible.
+"""Which GPUs there are, which are visible, and the profile that they have: `--profile auto`.
 
-What they do is NVML's to say. torch tells the UUIDs of its devices; where it does not,
-CUDA_VISIBLE_DEVICES is read as CUDA reads it (CUDA C++ Programming Guide, "CUDA Environment
-Variables").
+What they are and count is told by the XML of `nvidia-smi -q -x`, what they do by NVML. torch tells
+the UUIDs of its devices; where it does not, CUDA_VISIBLE_DEVICES is read as CUDA reads it (CUDA C++
+Programming Guide, "CUDA Environment Variables"). `cpu` proves function only, so it is taken only
+where nothing of an NVIDIA device is seen. A card without a profile, or a driver that does not
+answer, is for a person to decide.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nsa.torch_env import VISIBLE_DEVICES
+from runbook.errors import UsageError
+
+if TYPE_CHECKING:
+    from runbook.machine.gpu.nvidia_smi import GpuState
 
 
 def find_nvidia_smi() -> str | None:
@@ -23,23 +30,9 @@ def find_nvidia_smi() -> str | None:
 _MIG = "MIG-"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """What decides whether a launch sees a GPU: its place in nvidia-smi's order, its UUID (empty
-    if unknown), and whether it is cut into instances.
-    """
-
-    index: int
-    uuid: str
-    mig: bool | None
-
-
-_Gpu = TypeVar("_Gpu", bound=Gpu)
-
-
 def visible_gpus(
-    gpus: Sequence[_Gpu], *, environment: Mapping[str, str], uuids: Sequence[str] = ()
-) -> tuple[_Gpu, ...]:
+    gpus: Sequence[GpuState], *, environment: Mapping[str, str], uuids: Sequence[str] = ()
+) -> tuple[GpuState, ...]:
     """The GPUs that CUDA shows to a launch, in nvidia-smi's order.
 
     `uuids` are those of torch's devices, with or without the leading "GPU-".
@@ -50,7 +43,7 @@ def visible_gpus(
     return tuple(gpu for gpu in gpus if gpu.index in chosen)
 
 
-def _by_uuid(gpus: Sequence[Gpu], uuids: Sequence[str]) -> set[int] | None:
+def _by_uuid(gpus: Sequence[GpuState], uuids: Sequence[str]) -> set[int] | None:
     """Indices of torch's devices; None unless each of them is exactly one GPU."""
     known = {gpu.uuid.removeprefix("GPU-"): gpu.index for gpu in gpus if gpu.uuid}
     wanted = [uuid.removeprefix("GPU-") for uuid in uuids]
@@ -59,7 +52,7 @@ def _by_uuid(gpus: Sequence[Gpu], uuids: Sequence[str]) -> set[int] | None:
     return {known[uuid] for uuid in wanted}
 
 
-def _by_variable(gpus: Sequence[Gpu], text: str | None) -> set[int]:
+def _by_variable(gpus: Sequence[GpuState], text: str | None) -> set[int]:
     """Indices that the variable names: all if it is not set, none after the first invalid entry."""
     if text is None:
         return {gpu.index for gpu in gpus}
@@ -75,7 +68,7 @@ def _by_variable(gpus: Sequence[Gpu], text: str | None) -> set[int]:
     return chosen
 
 
-def _meant(gpus: Sequence[Gpu], entry: str) -> set[int]:
+def _meant(gpus: Sequence[GpuState], entry: str) -> set[int]:
     """The GPUs that one entry stands for: an index, or the beginning of one UUID."""
     if entry.isdigit():
         return {gpu.index for gpu in gpus if gpu.index == int(entry)}
@@ -86,3 +79,84 @@ def _meant(gpus: Sequence[Gpu], entry: str) -> set[int]:
         return holders or {gpu.index for gpu in gpus if gpu.mig}
     found = {gpu.index for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)}
     return found if len(found) == 1 else set()
+
+
+_NVIDIA_VENDOR = "0x10de"
+_DISPLAY_CLASS = "0x03"  # VGA and 3D controllers; the sound function of a card has another
+
+
+def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
+    """Name of the profile that fits this machine, and the reason in words.
+
+    `root` is where `dev`, `proc` and `sys` are looked for. Raises UsageError where an NVIDIA device
+    or driver is seen that no shipped profile fits: `cpu` has to be asked for by name then.
+    """
+    signs = _nvidia_signs(root)
+    program = find_nvidia_smi()
+    if program is None:
+        if signs:
+            raise _refused([*signs, "nvidia-smi is not installed"])
+        return "cpu", "nvidia-smi is not installed and no NVIDIA device is seen: no GPU to use"
+    # Parsing XML and starting processes: `runbook` alone has no use for it where there is no GPU.
+    from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
+
+    smi, _, problem = read_nvidia_smi(program)
+    if smi is None:
+        raise _refused([problem, *signs])
+    if not smi.gpus:
+        if signs:
+            raise _refused(["nvidia-smi lists no GPU", *signs])
+        return "cpu", "nvidia-smi lists no GPU"
+    shown = visible_gpus(smi.gpus, environment=os.environ)
+    if not shown:
+        hidden = f"{VISIBLE_DEVICES}={os.environ.get(VISIBLE_DEVICES)} hides all GPUs"
+        raise _refused([hidden, *signs])
+    return profile_for([(gpu.name, gpu.link["gen_max"]) for gpu in shown])
+
+
+def profile_for(cards: Sequence[tuple[str, int | None]]) -> tuple[str, str]:
+    """Name of the profile for cards by name and highest PCIe generation, and why.
+
+    Raises UsageError for cards that no shipped profile has limits for.
+    """
+    # The models of profiles: `runbook` alone has no use for them where there is no GPU.
+    from runbook.config.machines import seen_as
+
+    names = [name for name, _ in cards]
+    seen = f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)
+    found = seen_as(names, [generation for _, generation in cards])
+    if found is None:
+        raise _refused([f"{seen}, for which no shipped profile has limits"])
+    told = "/".join(sorted({"?" if one is None else str(one) for _, one in cards}))
+    return found, f"found {seen}" + (f", PCIe generation {told}" if "_pcie" in found else "")
+
+
+def _refused(seen: list[str]) -> UsageError:
+    return UsageError(
+        f"--profile auto: this machine has an NVIDIA device or driver, but none that fits a "
+        f"profile: {'; '.join(seen)}",
+        hint="repair the driver, or name a profile (runbook profiles; CONTRIBUTING.md says how to "
+        "write one); --profile cpu asks for the CPU, which proves function only",
+    )
+
+
+def _nvidia_signs(root: Path) -> list[str]:
+    """What of an NVIDIA device or its driver the kernel shows, whether or not it works."""
+    nodes = sorted(path.name for path in (root / "dev").glob("nvidia*"))
+    signs = [f"device nodes /dev/{', /dev/'.join(nodes)}"] if nodes else []
+    if (root / "proc/driver/nvidia").exists():
+        signs.append("/proc/driver/nvidia")
+    cards = [
+        folder.name
+        for folder in sorted((root / "sys/bus/pci/devices").glob("*"))
+        if _text(folder / "vendor") == _NVIDIA_VENDOR
+        and _text(folder / "class").startswith(_DISPLAY_CLASS)
+    ]
+    return [*signs, f"PCI {', '.join(cards)} of vendor {_NVIDIA_VENDOR}"] if cards else signs
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

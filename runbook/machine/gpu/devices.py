@@ -30,7 +30,7 @@ from runbook.folder.launch.kernel_lines import slot_of
 from runbook.folder.redact import redact_text
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
-from runbook.process.start import spawn
+from runbook.process.start import start
 
 # Not isolated: pynvml may be a wheel carried on PYTHONPATH. The script's own folder stays off it.
 SAMPLER = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))
@@ -123,7 +123,9 @@ def gpu_samples(run_dir: Path, environment: Mapping[str, str]) -> Iterator[None]
     with path.open("wb") as stream:
         stream.write((",".join(GPU_SAMPLES.columns) + "\n").encode())
         stream.flush()
-        process = spawn([*SAMPLER, str(_EVERY_MS)], environment, output=stream)
+        process = start(
+            [*SAMPLER, str(_EVERY_MS)], environment, stdout=stream, stderr=subprocess.STDOUT
+        )
     try:
         yield
     finally:

@@ -7,21 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.folder.facts import Draft
 from runbook.folder.redact import redact_text
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import (
     GpuState,
     NvidiaSmi,
-    ask_topology,
     parse_topology,
     read_nvidia_smi,
 )
+from runbook.process.start import run_tool
+from runbook.records.evidence import Fact
 
 _XML = "nvidia_smi.xml"
 _TOPOLOGY = "nvidia_topo.txt"
 _TIMEOUT_S = 60.0
-_Read = Callable[[str, NvidiaSmi], Draft]
+_Read = Callable[[str, NvidiaSmi], Fact]
 _UNITS = {"gpu.memory_used_mib": "MiB", "gpu.memory_total_mib": "MiB"}
 
 
@@ -32,7 +32,7 @@ def collect_gpus(
     torch_uuids: Sequence[str],
     environment: Mapping[str, str],
     host_file: str,
-) -> list[Draft]:
+) -> list[Fact]:
     """Write nvidia_smi.xml and nvidia_topo.txt where there is an nvidia-smi; return the facts.
 
     The files tell of all GPUs, the facts of those that a launch in `environment` can see.
@@ -46,7 +46,7 @@ def collect_gpus(
     (run_root / _XML).write_text(redact_text(xml), encoding="utf-8")
     if smi is None:
         return no_gpu_drafts(problem, file=_XML, torch_count=torch_count)
-    topology = ask_topology(program)
+    topology = run_tool([program, "topo", "-m"], timeout_s=_TIMEOUT_S)
     (run_root / _TOPOLOGY).write_text(topology.stdout or topology.problem, encoding="utf-8")
     shown = visible_gpus(smi.gpus, environment=environment, uuids=torch_uuids)
     chosen = environment.get(VISIBLE_DEVICES)
@@ -59,12 +59,12 @@ def collect_gpus(
     )
 
 
-def no_gpu_drafts(note: str, *, file: str, torch_count: int | None) -> list[Draft]:
+def no_gpu_drafts(note: str, *, file: str, torch_count: int | None) -> list[Fact]:
     """The same facts without values; the count is torch's, if torch could be asked."""
-    drafts = [Draft(name=name, value=None, file=file, note=note) for name in ("gpu.count", *_FACTS)]
+    drafts = [Fact(name=name, value=None, path=file, note=note) for name in ("gpu.count", *_FACTS)]
     if torch_count is not None:
         counted = f"{note}; torch's own count"
-        drafts[0] = Draft(name="gpu.count", value=torch_count, file=file, note=counted)
+        drafts[0] = Fact(name="gpu.count", value=torch_count, path=file, note=counted)
     return drafts
 
 
@@ -75,7 +75,7 @@ def gpu_drafts(
     topology_problem: str = "",
     visible: Sequence[GpuState] | None = None,
     chosen_by: str = "",
-) -> list[Draft]:
+) -> list[Fact]:
     """Facts of a machine with an nvidia-smi: of the visible GPUs (all if None) the worst speaks.
 
     `chosen_by` says what hides the others.
@@ -86,28 +86,25 @@ def gpu_drafts(
     why = (
         f"GPU {indices} of {len(smi.gpus)}, {chosen_by or 'all that torch sees'}" if hidden else ""
     )
-    drafts = [_fact("gpu.count", len(shown), note=why)]
+    told = {
+        "gpu.installed": _fact("gpu.installed", len(smi.gpus)),
+        "gpu.nvlink": _nvlink([gpu.index for gpu in shown], links, topology_problem),
+    }
     seen = replace(smi, gpus=shown)
-    for name, read in _FACTS.items():
-        if name == "gpu.installed":
-            drafts.append(_fact(name, len(smi.gpus)))
-        elif read is None:
-            drafts.append(_nvlink(name, [gpu.index for gpu in shown], links, topology_problem))
-        else:
-            drafts.append(read(name, seen))
-    return drafts
+    told |= {name: read(name, seen) for name, read in _FACTS.items() if read is not None}
+    return [_fact("gpu.count", len(shown), note=why), *(told[name] for name in _FACTS)]
 
 
-def _fact(name: str, value: str | float | bool | None, *, note: str = "") -> Draft:
+def _fact(name: str, value: str | float | bool | None, *, note: str = "") -> Fact:
     if value is None and not note:
         note = "nvidia-smi does not say"
-    return Draft(name=name, value=value, unit=_UNITS.get(name, ""), file=_XML, note=note)
+    return Fact(name=name, value=value, unit=_UNITS.get(name, ""), path=_XML, note=note)
 
 
 def _worst(
     read: Callable[[GpuState], float | None], worst: Callable[[list[float]], float]
 ) -> _Read:
-    def draft(name: str, smi: NvidiaSmi) -> Draft:
+    def draft(name: str, smi: NvidiaSmi) -> Fact:
         values = {gpu.index: read(gpu) for gpu in smi.gpus}
         known = [value for value in values.values() if value is not None]
         if len(known) < len(values) or not known:
@@ -120,7 +117,7 @@ def _worst(
 
 
 def _any(read: Callable[[GpuState], float | None]) -> _Read:
-    def draft(name: str, smi: NvidiaSmi) -> Draft:
+    def draft(name: str, smi: NvidiaSmi) -> Fact:
         values = {gpu.index: read(gpu) for gpu in smi.gpus}
         if yes := [str(index) for index, value in values.items() if value]:
             return _fact(name, True, note=f"GPU {', '.join(yes)}")
@@ -129,7 +126,7 @@ def _any(read: Callable[[GpuState], float | None]) -> _Read:
     return draft
 
 
-def _processes(name: str, smi: NvidiaSmi) -> Draft:
+def _processes(name: str, smi: NvidiaSmi) -> Fact:
     busy = [(gpu, process) for gpu in smi.gpus for process in gpu.compute_processes]
     note = "; ".join(
         f"GPU {gpu.index}: pid {process.pid} {process.name}"
@@ -140,14 +137,14 @@ def _processes(name: str, smi: NvidiaSmi) -> Draft:
 
 
 def _reasons(read: Callable[[GpuState], tuple[str, ...]]) -> _Read:
-    def draft(name: str, smi: NvidiaSmi) -> Draft:
+    def draft(name: str, smi: NvidiaSmi) -> Fact:
         found = [f"GPU {gpu.index}: {', '.join(read(gpu))}" for gpu in smi.gpus if read(gpu)]
         return _fact(name, "; ".join(found))
 
     return draft
 
 
-def _power_limit(name: str, smi: NvidiaSmi) -> Draft:
+def _power_limit(name: str, smi: NvidiaSmi) -> Fact:
     """Of the GPU that is held down most: its power limit over the one that it is sold with."""
     shares, told = [], []
     for gpu in smi.gpus:
@@ -159,9 +156,7 @@ def _power_limit(name: str, smi: NvidiaSmi) -> Draft:
     return _fact(name, min(shares, default=None), note="; ".join(told))
 
 
-def _nvlink(
-    name: str, shown: Sequence[int], every: Mapping[tuple[int, int], str], problem: str
-) -> Draft:
+def _nvlink(shown: Sequence[int], every: Mapping[tuple[int, int], str], problem: str) -> Fact:
     links = {pair: link for pair, link in every.items() if set(pair) <= set(shown)}
     if len(shown) < 2:
         value, note = False, "one GPU: no link between GPUs"
@@ -170,7 +165,7 @@ def _nvlink(
     else:
         value = any(link.startswith("NV") for link in links.values())
         note = ", ".join(f"GPU{a}-GPU{b} {link}" for (a, b), link in sorted(links.items()))
-    return Draft(name=name, value=value, file=_TOPOLOGY, note=note)
+    return Fact(name="gpu.nvlink", value=value, path=_TOPOLOGY, note=note)
 
 
 # In the order of the record; None stands for what other files or all GPUs tell.

@@ -14,11 +14,10 @@ from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import POWER_FIELDS
-from runbook.machine.gpu import Gpu
-from runbook.process.start import ToolResult, run_tool
+from runbook.process.start import run_tool
 from runbook.text import without_colors
 
-_TIMEOUT_S, _SHORT_S = 60.0, 20.0
+_SHORT_S = 20.0
 _NOT_IN_XML = "nvidia-smi's XML does not tell"
 _MISSING = frozenset({"", "N/A", "[N/A]", "Not Supported", "Unknown Error", "None"})
 # NVML's bits of what holds the clocks back.
@@ -61,13 +60,18 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuState(Gpu):
+class GpuState:
     """One GPU as nvidia-smi describes it; None where it says nothing.
 
+    `index` is its place in nvidia-smi's order, `uuid` is empty if unknown; `mig`: it is cut into
+    instances.
     `link` has the PCIe generation and width, now and the most that GPU and slot can do together;
     `counters`, `power` and `clock_events` are those of `devices_before.json`.
     """
 
+    index: int
+    uuid: str
+    mig: bool | None
     name: str
     pci: str | None
     link: Mapping[str, int | None]
@@ -134,11 +138,6 @@ def read_nvidia_smi(
         return None, answer.stdout, str(error)
 
 
-def ask_topology(program: str) -> ToolResult:
-    """How each pair of GPUs is connected, as a matrix."""
-    return run_tool([program, "topo", "-m"], timeout_s=_TIMEOUT_S)
-
-
 def parse_nvidia_smi(xml_text: str) -> NvidiaSmi:
     """Read the XML of `nvidia-smi -q -x`.
 
@@ -163,7 +162,7 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
     # An element was `power_readings` up to driver 530.
     limits = (("current_power_limit", "power_limit"), ("default_power_limit",) * 2)
     power = (
-        _first(node, f"gpu_power_readings/{new}", f"power_readings/{old}") for new, old in limits
+        _number(node, f"gpu_power_readings/{new}", f"power_readings/{old}") for new, old in limits
     )
     mode = (node.findtext("mig_mode/current_mig") or "").strip()
     return GpuState(
@@ -232,15 +231,12 @@ def _ecc(node: ET.Element, span: str, *, corrected: bool) -> int | None:
     section = node.find(f"ecc_errors/{span}")
     if section is None:
         return None
-    old = section.findtext("single_bit/total" if corrected else "double_bit/total")
-    if old is not None:
-        return _leading(old)
+    old = "single_bit/total" if corrected else "double_bit/total"
+    if section.find(old) is not None:
+        return _whole(section, old)
     leaves = (child for child in section.iter() if not len(child) and "correctable" in child.tag)
-    return _sum(child.text for child in leaves if ("uncorrectable" not in child.tag) is corrected)
-
-
-def _sum(texts: Iterable[str | None]) -> int | None:
-    known = [number for text in texts if (number := _leading(text)) is not None]
+    asked = (child for child in leaves if ("uncorrectable" not in child.tag) is corrected)
+    known = [number for child in asked if (number := _whole(child, ".")) is not None]
     return sum(known) if known else None
 
 
@@ -271,22 +267,14 @@ def _text(node: ET.Element, path: str) -> str | None:
     return None if text in _MISSING else text
 
 
-def _first(node: ET.Element, *paths: str) -> float | None:
-    known = (number for path in paths if (number := _number(node, path)) is not None)
-    return next(known, None)
-
-
-def _number(node: ET.Element, path: str) -> float | None:
-    match = re.match(r"[-+]?\d+(?:\.\d+)?", _text(node, path) or "")
-    return float(match.group()) if match else None
+def _number(node: ET.Element, *paths: str) -> float | None:
+    """The number that the first of these elements begins with that has one."""
+    found = (re.match(r"[-+]?\d+(?:\.\d+)?", _text(node, path) or "") for path in paths)
+    return next((float(match.group()) for match in found if match), None)
 
 
 def _whole(node: ET.Element, path: str) -> int | None:
-    return _leading(node.findtext(path))
-
-
-def _leading(text: str | None) -> int | None:
-    match = re.match(r"\d+", (text or "").strip())
+    match = re.match(r"\d+", _text(node, path) or "")
     return int(match.group()) if match else None
 
 

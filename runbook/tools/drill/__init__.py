@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import yaml
 from pydantic import ConfigDict, TypeAdapter
 
 from runbook.errors import UsageError, did_you_mean
-from runbook.files import data_path
+from runbook.files import shipped_data
 from runbook.records import LaunchStatus
 
 BUDGET_S = 3.0
@@ -56,8 +55,7 @@ class Fault:
 
 
 def _faults() -> dict[str, Fault]:
-    text = (data_path("configs") / "drill" / "faults.yaml").read_text("utf-8")
-    document = yaml.safe_load(text)
+    document = shipped_data("drill/faults")
     kinds = document["kinds"]
     whole = {
         name: {"name": name, **kinds[one["like"]], **{k: v for k, v in one.items() if k != "like"}}

@@ -28,7 +28,7 @@ from nsa.contract import (
 )
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import json_object
-from runbook.launch import Budgets, StopRequest, run_launch, stop_on_signals
+from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import TOKEN_VARIABLE, carriers
@@ -100,13 +100,15 @@ def run_injected(
     launch = drill_launch(fault, name=name, extra=extra)
     result = run_launch(
         launch,
-        root,
-        observer=Observer(),
-        stop=stop,
-        budgets=replace(_BUDGETS, **fault.budgets),
-        retry=retry,
-        machine={"OMP_NUM_THREADS": "1", **os.environ, **fault.machine},
-        watch=Thresholds(),
+        LaunchOptions(
+            run_root=root,
+            observer=Observer(),
+            stop=stop or StopRequest(),
+            budgets=replace(_BUDGETS, **fault.budgets),
+            retry=retry,
+            machine={"OMP_NUM_THREADS": "1", **os.environ, **fault.machine},
+            watch=Thresholds(),
+        ),
     )
     ended_at = time.monotonic()
     when = injected_at(root / launch.run_dir)

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from runbook.console import rendered, table_of
-from runbook.records.measurement import Measurement, Record, json_ready, plain_number
+from runbook.console import table_of
+from runbook.records.measurement import Measurement, Record, json_ready
+from runbook.text import how_many
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -142,12 +143,8 @@ class Inspection(Record):
         return {"schema_version": 2, "exit_code": self.exit_code, **found}
 
 
-def inspection_text(inspection: Inspection, *, width: int | None = None) -> str:
+def inspection_parts(inspection: Inspection) -> Iterator[RenderableType]:
     """What was found, what it measures, and what is suspicious about it."""
-    return rendered(*_parts(inspection), width=width)
-
-
-def _parts(inspection: Inspection) -> Iterator[RenderableType]:
     for one in inspection.directories:
         yield from (*_directory(inspection.path, one), "")
     suspicious = [remark for remark in inspection.remarks if remark.suspicious]
@@ -166,8 +163,9 @@ def _parts(inspection: Inspection) -> Iterator[RenderableType]:
 
 def _conclusion(suspicious: int, undecided: int) -> str:
     if suspicious:
-        things, them = ("thing", "it") if suspicious == 1 else ("things", "them")
-        return f"{suspicious} suspicious {things}: quote no number of this run without {them}"
+        things = how_many(suspicious, "suspicious thing")
+        them = "it" if suspicious == 1 else "them"
+        return f"{things}: quote no number of this run without {them}"
     if undecided:
         return "nothing suspicious, but too little evidence to believe it"
     return "nothing suspicious"
@@ -184,7 +182,7 @@ def _directory(root: str, one: RunDirectory) -> list[str]:
 def _rows(facts: RowsFacts) -> list[str]:
     form = "no header, step,loss,lr,toks_per_s" if facts.legacy else "with header"
     name = facts.path.rpartition("/")[2]
-    runs = f"{len(facts.segments)} run{'' if len(facts.segments) == 1 else 's'}"
+    runs = how_many(len(facts.segments), "run")
     dropped = f", {facts.dropped_rows} dropped" if facts.dropped_rows else ""
     lines = [f"  {name}  {form}; {facts.rows} rows{dropped}, {runs}; sha256 {facts.sha256[:12]}"]
     for one in facts.segments[:12]:
@@ -196,19 +194,12 @@ def _rows(facts: RowsFacts) -> list[str]:
         )
     if len(facts.segments) > 12:
         lines.append(f"    and {len(facts.segments) - 12} more")
-    lines += [f"    {_statistic(one)}" for one in facts.statistics]
+    said = ((number, f"; {number.note}" if number.note else "") for number in facts.statistics)
+    lines += [f"    {number.name}  {number}{note}" for number, note in said]
     lines.append(
         f"    usable rows in the last 50 steps of the last run: {facts.window_steps_available}"
     )
     return lines
-
-
-def _statistic(one: Measurement) -> str:
-    spread = f" +- {plain_number(one.stdev)}" if one.stdev is not None else ""
-    note = f"; {one.note}" if one.note else ""
-    return (
-        f"{one.name}  {plain_number(one.value)}{spread} {one.unit} (n={one.n}, {one.window}{note})"
-    )
 
 
 def _rank(facts: RankFacts) -> str:

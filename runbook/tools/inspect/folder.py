@@ -14,7 +14,8 @@ from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import name_below, read_json_object
 from runbook.folder.launch.evidence import GATES, VAL
 from runbook.folder.launch.lines import heartbeat_files, whole_number
-from runbook.folder.launch.rank_log import RankHistory, rank_log
+from runbook.folder.launch.rank_lines import RankLines
+from runbook.folder.launch.rank_log import rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import ENV, is_number, shaped
 from runbook.records import RankExit, Stop
@@ -196,10 +197,11 @@ def inspect_heartbeats(
 
     Raises OSError if the file cannot be read.
     """
-    said = RankHistory.read(path, rank=rank)
+    said = RankLines.read(path, rank=rank)
     torn = said.dropped + bool(said.torn_bytes)
     name = name_below(path, relative_to)
     log = rank_log(said, path=name)
+    told = ("first_step", "last_step", "last_event", "last_ts")
     facts = RankFacts(
         rank=rank,
         path=name,
@@ -207,24 +209,22 @@ def inspect_heartbeats(
         torn_lines=torn,
         tokens=tuple(said.tokens),
         pids=tuple(said.pids),
-        first_step=said.first_step,
-        last_step=said.last_step,
-        last_event=said.last_event,
         exit_code=log.exit_code,
-        longest_silence_s=said.silence_s,
-        last_ts=said.last_ts,
+        longest_silence_s=log.silence_s,
+        **{name: getattr(log, name) for name in told},
     )
     faults = [(RemarkCode.OTHER_RUN, text) for text in said.strangers()]
     if torn:
         faults.append((RemarkCode.TORN_ROWS, f"{torn} torn or unreadable heartbeat lines"))
-    if said.steps_back:
-        text = f"the step goes back at {said.steps_back} places"
+    if log.steps_back:
+        text = f"the step goes back at {log.steps_back} places"
         faults.append((RemarkCode.STEPS_NOT_INCREASING, text))
-    if back := said.clock_back + said.wall_clock_back:
-        faults.append((RemarkCode.CLOCK_BACK, f"the clock goes back at {back} places"))
+    if log.clocks_back:
+        text = f"the clock goes back at {log.clocks_back} places"
+        faults.append((RemarkCode.CLOCK_BACK, text))
     if log.exit_code and not (stop and log.exit_code == stop.code):
         faults.append((RemarkCode.FAILED_EXIT, f"the rank ended with exit code {log.exit_code}"))
-    faults += [(RemarkCode.UNREADABLE, text) for text in (*said.damage, *said.misshapen[:1])]
+    faults += [(RemarkCode.UNREADABLE, text) for text in (*said.damage, *log.misshapen[:1])]
     return facts, log, remarks_on(name, faults)
 
 

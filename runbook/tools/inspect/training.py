@@ -111,12 +111,10 @@ def inspect_training(
     parts = list(parts_of(log.frame))
     segments = tuple(segment_of(index, part) for index, part in enumerate(parts, start=1))
     statistics, available, usable = window_of(log, parts)
+    told = ("path", "sha256", "legacy", "dropped_rows")
     facts = RowsFacts(
-        path=log.path,
-        sha256=log.sha256,
-        legacy=log.legacy,
+        **{name: getattr(log, name) for name in told},
         rows=len(log.frame),
-        dropped_rows=log.dropped_rows,
         segments=segments,
         statistics=tuple(statistics),
         window_steps_available=available,

@@ -25,6 +25,7 @@ from runbook.stats.throughput import (
     typical,
     warmup_cut,
 )
+from runbook.text import how_many
 from runbook.tools.inspect import Found, RemarkCode, Segment
 
 
@@ -159,7 +160,7 @@ def _rate(
 
 def _warm(naive: Measurement, runs: int, warm: int) -> Found:
     of_runs = f" of {runs} runs" if runs > 1 else ""
-    rows = f"{warm} warm-up row{'s' if warm > 1 else ''}"
+    rows = how_many(warm, "warm-up row")
     text = f"the last {naive.n} rows hold {rows} (window: {naive.window}{of_runs})"
     return RemarkCode.WARMUP_IN_WINDOW, text
 
@@ -208,6 +209,6 @@ def _rates_over_time(log: TrainingLog) -> list[Measurement]:
 
 def _too_short(available: int, every: int, of: str = "") -> Found:
     cadence = f", one row per {every} steps" if every > 1 else ""
-    rows = "row" if available == 1 else "rows"
-    text = f"the last {WINDOW} steps{of} are not there: {available} usable {rows}{cadence}"
+    usable = how_many(available, "usable row")
+    text = f"the last {WINDOW} steps{of} are not there: {usable}{cadence}"
     return RemarkCode.WINDOW_TOO_SHORT, text

@@ -179,13 +179,9 @@ class Report(Record):
         there = (table for name, table in self.phases.items() if name == phase)
         return next(there, PhaseTable(status=Status.NOT_RUN))
 
-    def results(self, phase: str) -> tuple[Result, ...]:
-        """The result lines of a phase; none if the report does not have it."""
-        return self.table(phase).results
-
     def measured(self, phase: str) -> list[tuple[Result, Span]]:
         """The result lines of a phase that give a throughput, each with the lowest and highest."""
-        return [(line, line.span) for line in self.results(phase) if line.span]
+        return [(line, line.span) for line in self.table(phase).results if line.span]
 
     def claims(self, row: str) -> str:
         """What the acceptance table says in the rows of this name."""

@@ -12,11 +12,10 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
-import yaml
 from pydantic import Field
 
 from runbook.config.limits import IDLE_MFU
-from runbook.files import data_path
+from runbook.files import shipped_data
 from runbook.records.measurement import Record
 from runbook.records.outcome import Outcome, Verdict
 from runbook.stats.arms import MIN_ROUNDS, judge_rounds
@@ -217,9 +216,7 @@ class Rule(NamedTuple):
 
 RULES = {
     name: Rule(one["text"], Outcome[one["outcome"]], {**FORM, **_NUMBERS}[name])
-    for name, one in yaml.safe_load(
-        (data_path("configs") / "rules" / "replay.yaml").read_text("utf-8")
-    ).items()
+    for name, one in shipped_data("rules/replay").items()
 }
 
 

@@ -40,7 +40,7 @@ def _throughput(report: Report) -> Iterator[Breach]:
     claimed = report.claims("throughput")
     lines = [(line, span) for line, span in report.measured("baseline") if line.config == config]
     if not lines:
-        warm = any(line.config == config for line in report.results("baseline"))
+        warm = any(line.config == config for line in report.table("baseline").results)
         found = f"{config}: {'only warm-up rows' if warm else 'not measured'}"
         yield Breach("baseline", claimed, found, Outcome.INCOMPLETE)
     for line, span in lines:

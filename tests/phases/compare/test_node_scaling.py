@@ -10,7 +10,8 @@ import pytest
 
 from phases.compare import node_scaling
 from phases.compare.node_scaling import node_scaling_rows
-from phases.kit.case import Case, Finding
+from phases.kit.case import Case
+from phases.kit.finding import Finding
 from phases.kit.rows import answered
 from runbook.config import registry
 from runbook.config.phase import Judgement, PlanContext

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from phases.kit.case import Case, Finding, listed, once
+from phases.kit.case import Case, once
+from phases.kit.finding import Finding, listed
 from runbook.records import LaunchStatus, Outcome, Reason
 from tests.phases import builder, spoil
 from tests.phases.answers import MACHINE

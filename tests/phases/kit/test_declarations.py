@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from phases.kit.case import ending
+from phases.kit.finding import ending
 from phases.kit.playbook import playbook, remedy_for, situation_of, told
 from runbook.config import registry
 from runbook.records import Kind, LaunchStatus, Reason

@@ -178,8 +178,8 @@ def test_what_makes_two_launches_unlike() -> None:
     }
     assert differences(left, left) == []
     assert differences(left, right) == [
-        f"git.sha: '{'1' * 40}' against '{'2' * 40}'",
         "config.train.lr: 0.001 against 0.002",
+        f"git.sha: '{'1' * 40}' against '{'2' * 40}'",
         "toggles.NSA_OPT_FUSED: False against True",
     ]
     assert differences(left, right, but=("git.sha", "config.train.lr")) == [

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
+from runbook.console import rendered
 from runbook.errors import UsageError
-from runbook.tools.inspect import Inspection, inspection_text
+from runbook.tools.inspect import Inspection, inspection_parts
 from runbook.tools.inspect.folder import inspect_path
 from tests.factory.files import HEADER, write_beats, write_rows
 from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run, steps
@@ -95,13 +96,17 @@ LITTLE: dict[str, tuple[Callable[[Path], object], set[str], int]] = {
 }
 
 
+def text_of(inspection: Inspection) -> str:
+    return rendered(*inspection_parts(inspection))
+
+
 @pytest.mark.parametrize("name", LITTLE)
 def test_too_little_is_told_apart_from_suspicion(tmp_path: Path, name: str) -> None:
     make, expected, code = LITTLE[name]
     make(tmp_path)
     inspection = inspect_path(tmp_path)
     assert (codes(inspection), inspection.exit_code) == (expected, code)
-    assert ("too little evidence to believe it" in inspection_text(inspection)) == (code == 3)
+    assert ("too little evidence to believe it" in text_of(inspection)) == (code == 3)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -112,7 +117,7 @@ def test_each_fault_makes_its_own_finding(tmp_path: Path, name: str) -> None:
     assert codes(inspection) == expected
     assert inspection.exit_code == 1
     for code in expected:
-        assert code in inspection_text(inspection)
+        assert code in text_of(inspection)
 
 
 def launched(
@@ -144,7 +149,7 @@ def test_a_planned_stop_is_told_as_planned(tmp_path: Path, by: str, code: int) -
     assert (codes(inspection), inspection.exit_code) == ({"planned"}, 0)
     text = f"stopped by {by} after 60 of its steps, exit code {code}"
     assert [remark.message for remark in inspection.remarks] == [text]
-    assert inspection_text(inspection).endswith("nothing suspicious")
+    assert text_of(inspection).endswith("nothing suspicious")
     for other in ({"stop": ""}, {"stop": by, "status": "crashed"}):
         launched(tmp_path, **other)
         assert "failed_exit" in codes(inspect_path(tmp_path)), other

@@ -1,0 +1,123 @@
+"""Clocks of a rank against the same clocks here: arrivals leave room for pauses, not for a lie."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from runbook.launch.watch.clocks import Leeway, Reading
+from runbook.launch.watch.ranks import RankWatch
+from tests.factory.files import record, say
+
+TOKEN = "ab12"
+# Looks a tenth of a second apart, steps of 30 ms with four lines each.
+LOOK_S, STEP_S, LINES = 0.1, 0.03, 4
+
+
+def apart(told: Callable[[float], float], *, seconds: float = 5.0, seed: int = 0) -> float:
+    """What a launch of so many seconds shows of a rank that bears `told` in place of the time.
+
+    A twentieth of its lines is written up to a second late, while it waits to run, and a tenth of
+    the looks comes up to three seconds late.
+    """
+    random, leeway = Random(seed), Leeway()
+    now, written = 700.0, list[tuple[float, float]]()
+    while now < 700.0 + seconds:
+        for _ in range(LINES):
+            said = now
+            now += random.random() if random.random() < 0.05 else 1e-4
+            written.append((now, said))
+        now += STEP_S * random.uniform(0.5, 1.5)
+    look, before, seen = 700.0, None, 0
+    while seen < len(written):
+        look += LOOK_S * (random.uniform(1, 30) if random.random() < 0.1 else 1)
+        begun = look
+        while seen < len(written) and written[seen][0] <= begun:
+            leeway.take(told(written[seen][1]))
+            seen += 1
+        look += 1e-4
+        leeway.looked(before, look)
+        before = begun
+    found = leeway.apart_s
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_busy_machine_is_no_fraud_however_late_lines_and_looks_are(seed: int) -> None:
+    assert apart(lambda mono: mono, seed=seed) <= 0
+    assert apart(lambda mono: mono - 12345.6, seed=seed) <= 1e-9, "where a clock begins is its own"
+
+
+@pytest.mark.parametrize("rate", [0.92, 0.97, 1.03, 1.08])
+def test_a_clock_of_another_rate_is_seen_within_five_seconds(rate: float) -> None:
+    assert apart(lambda mono: rate * mono) > 0.05
+
+
+@pytest.mark.parametrize("jump_s", [-0.04, 0.04])
+def test_a_clock_that_jumps_once_is_seen(jump_s: float) -> None:
+    assert apart(lambda mono: mono + jump_s * (mono > 702.5)) > 0.005
+
+
+def test_of_one_line_and_of_no_look_before_nothing_is_known() -> None:
+    leeway = Leeway()
+    leeway.take(5.0)
+    leeway.looked(None, 6.0)
+    leeway.take(7.0)
+    leeway.looked(6.0, 8.0)
+    assert leeway.apart_s is None
+
+
+def test_a_look_that_found_nothing_bounds_what_comes_next() -> None:
+    leeway = Leeway()
+    leeway.take(5.0)
+    leeway.looked(None, 5.0)
+    for told in (5.2, 5.3):
+        leeway.take(told)
+    leeway.looked(6.0, 6.1)
+    assert leeway.apart_s == pytest.approx(0.7), "both lines came after 6.0 and say 5.3"
+
+
+def test_processor_time_of_another_process_is_its_own() -> None:
+    own, there = time.process_time(), Reading.of(os.getpid())
+    assert there.cpu is not None and own <= there.cpu <= time.process_time()
+    assert Reading.of(None).cpu is None
+    assert Reading.of(2**22 + 1).cpu is None
+
+
+def followed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, rate: float, *, ours: bool = True
+) -> dict[str, float]:
+    """What a watch tells of a rank whose clocks go at this rate; `ours`: its process is here."""
+    monkeypatch.setenv("RUNBOOK_RUN_TOKEN", TOKEN)
+    watch = RankWatch(folder, TOKEN, 0.0)
+    pid = os.getpid() if ours else 2**22 + 1
+    for step in range(1, 9):
+        for event in ("step_start", "step_end"):
+            told = {"mono": rate * time.monotonic(), "cpu_s": rate * time.process_time()}
+            say(folder, 0, record(event, step=step, pid=pid, **told))
+        watch.update()
+        over = time.process_time() + 0.03
+        while time.process_time() < over:
+            time.sleep(0.001)
+            sum(range(20_000))
+        watch.update()
+    return watch.ranks[0].clocks()
+
+
+def test_a_rank_of_this_machine_is_held_against_its_clocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A watch finds its ranks' token in their environment, as they were started with it.
+    monkeypatch.setattr("runbook.launch.watch.ranks.environment_holds", lambda *_: True)
+    for name, rate, ours in (("a", 1.0, True), ("b", 0.5, True), ("c", 0.5, False)):
+        (tmp_path / name).mkdir()
+        found = followed(tmp_path / name, monkeypatch, rate, ours=ours)
+        assert ("apart_s" in found, "cpu_apart_s" in found) == (ours, ours)
+        if ours:
+            assert (found["apart_s"] > 0.05, found["cpu_apart_s"] > 0.05) == (rate < 1, rate < 1)
