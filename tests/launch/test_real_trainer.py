@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from getpass import getuser
 from pathlib import Path
 
 import pytest
