@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from runbook.launch.command import Command
 from runbook.launch.inputs import build_environment
 from runbook.launch.local import Host
