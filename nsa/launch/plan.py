@@ -110,11 +110,6 @@ class LaunchPlan:
         )
 
     @property
-    def compiles(self) -> bool:
-        """Does any block go through torch's compiler?"""
-        return any(block.toggles.text("NSA_COMPILE") != "off" for block in self.blocks)
-
-    @property
     def saves(self) -> bool:
         """May the launch write a checkpoint?"""
         return self.flags.save or self.config.train.save_every > 0

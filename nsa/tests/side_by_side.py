@@ -20,7 +20,6 @@ import pytest
 import torch
 
 from nsa.launch.process import arm_death_signal
-from nsa.step.uncompiled import leave_out_compiler
 
 Module = list[pytest.Item]
 # The fork's last word: a test may end its process, with any exit code.
@@ -30,7 +29,6 @@ _DONE = "done"
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run everything that was collected; True tells pytest that nothing is left to do."""
-    leave_out_compiler()
     modules = [list(items) for _, items in groupby(session.items, key=lambda item: item.path)]
     # The longest first, by what there is to read, so that both processes end at about one time.
     modules.sort(key=lambda items: -items[0].path.stat().st_size)

@@ -30,12 +30,8 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
 
 def _load(plan: LaunchPlan) -> None:
     """Load what is slow to load and would be loaded later on, of what this launch needs."""
-    if plan.compiles:
-        import torch._dynamo
-    else:
-        from nsa.step.uncompiled import leave_out_compiler
+    import torch._dynamo  # the first optimizer would
 
-        leave_out_compiler()
     if plan.saves or plan.flags.resume:
         import torch.distributed.checkpoint  # noqa: F401
 

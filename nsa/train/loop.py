@@ -193,7 +193,7 @@ class Loop:
         posted = self._post(outcome)
         with witness.update():
             rate = self.engine.update(self.step)
-        seen = witness.after(self.step, norm=outcome.norm, rate=rate)
+        seen = witness.after(self.step, loss=outcome.loss, norm=outcome.norm, rate=rate)
         if self.settler.lag == 0 or witness.profiles:
             posted.wait()
         self._last = batches[-1]

@@ -72,15 +72,6 @@ def test_ranks_share_the_writing_and_each_keeps_its_own_state(everything: Launch
     }
 
 
-@launched
-@pytest.mark.slow
-def test_a_checkpoint_that_does_not_fit_on_the_disk_is_named(singles: dict[str, Launch]) -> None:
-    launch = singles["checkpoint"]
-    assert launch.process.returncode == 1
-    assert "checkpoints/.step_1.tmp" in launch.exit()["reason"]
-    assert list((launch.run_dir / "checkpoints").iterdir()) == []
-
-
 def _checkpoint(folder: Path, step: int) -> Path:
     path = folder / "checkpoints" / f"step_{step}"
     path.mkdir(parents=True)
@@ -135,11 +126,8 @@ def test_a_run_that_ended_before_its_first_checkpoint_leads_to_the_one_before(
         restore.find_step(tmp_path / "c", 0)
 
 
-def test_no_sound_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> None:
+def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        restore.find_step(tmp_path, 0)
-    (_checkpoint(tmp_path, 5) / shard_file(0)).unlink()
-    with pytest.raises(CheckpointError, match="no sound checkpoint"):
         restore.find_step(tmp_path, 0)
 
 
