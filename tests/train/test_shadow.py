@@ -134,7 +134,7 @@ def test_the_way_gradients_are_rounded_is_seen(way: str, seen: str) -> None:
     told = Bias().with_step(again, reduced).report()
     assert told["weight"] > 200
     work = replace(WORK, dtype="fp32", wire="bf16", device="cpu", nproc=2)
-    found = _bias_problems(told, work)
+    found = list(_bias_problems(told, work))
     assert bool(found) is bool(seen), told
     assert not seen or seen in " ".join(found)
 
