@@ -22,18 +22,6 @@ from tests.accounts.launches import (
 )
 
 
-def test_the_model_of_the_last_step_is_held_against_the_oracle_in_fp32() -> None:
-    _, ranks = honest()
-    exact = {**proof(0)["oracle"], "attention": 1e-6}
-    ranks = proof_of(ranks, 0, oracle=exact)[:1]
-    spots = {**exact, "layer": 0.3}
-    changed_since = ending_of(ranks, 0, proof={**proof(0), "oracle": spots})
-    half = replace(WORK, dtype="bf16")
-    assert "last batch" not in "; ".join(model.oracle_account(changed_since, half))
-    (text,) = model.oracle_account(changed_since, replace(WORK, dtype="fp32"))
-    assert "rank 0: layer is off by 0.3 of itself in the last batch" in text
-
-
 def test_a_layer_that_goes_otherwise_in_the_middle_of_a_launch_is_seen() -> None:
     _, ranks = honest()
     work, exact = replace(WORK, dtype="fp32"), {**proof(0)["oracle"], "attention": 1e-6}

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
-from nsa.contract import METADATA_FILE, Event
+from nsa.contract import METADATA_FILE, CheckpointError, Event
 from nsa.data.source import Batch
 from nsa.launch.output import Heartbeat, RecordWriteError
 from nsa.step.engine import Engine
@@ -84,7 +84,7 @@ def test_what_the_disk_says_of_a_share_is_told_and_not_what_torch_makes_of_it(
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     _, path = trained_and_saved(tmp_path)
-    with pytest.raises(restore.CheckpointError, match=r"another model: model\.layers\.1\."):
+    with pytest.raises(CheckpointError, match=r"another model: model\.layers\.1\."):
         restore.load(path, engine("--set", "model.n_layers=1"))
 
 
@@ -221,7 +221,7 @@ def test_a_file_that_ends_before_any_of_its_tensors_is_told(tmp_path: Path) -> N
     os.truncate(file, file.stat().st_size - 1)
     told = noted.report(store.folder)
     assert told is not None and f"{file.name} has {file.stat().st_size} bytes" in told["unreadable"]
-    with pytest.raises(restore.CheckpointError, match="bytes, "):
+    with pytest.raises(CheckpointError, match="bytes, "):
         restore.read(file.parent, names=["rank0.position"])
 
 

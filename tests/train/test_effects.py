@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -145,6 +146,31 @@ def test_ranges_are_known_by_what_runs_not_by_what_they_are_called(
     took, evidence = effects._ranges(replace(looked, ranges=_built(version)))
     assert took is False
     assert evidence["ranges"] == [f"nsa.sel.ranges_{version}"]
+
+
+LOOKS: dict[str, Callable[[torch.Tensor], object]] = {
+    "a number": lambda blocks: int(blocks.max()),
+    "a truth": lambda blocks: bool((blocks > 0).any()),
+    "a list": lambda blocks: blocks.flatten().tolist(),
+    "an array": lambda blocks: blocks.numpy(),
+    "those that are not 0": lambda blocks: blocks.nonzero(),
+    "how often each": lambda blocks: torch.bincount(blocks.flatten()),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=list(LOOKS))
+def test_ranges_that_look_at_a_number_need_the_host(
+    look: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = selection.ranges_v2
+
+    def looking(blocks: torch.Tensor, *rest: Any) -> torch.Tensor:
+        look(blocks)
+        return built(blocks, *rest)
+
+    assert effects._needs_no_host(SHAPE, "v2")
+    monkeypatch.setattr(selection, "ranges_v2", looking)
+    assert not effects._needs_no_host(SHAPE, "v2")
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

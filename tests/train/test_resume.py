@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
+from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, CheckpointError, shard_file
 from nsa.contract.digests import sha256_of
 from nsa.launch.output import write_json
 from nsa.train import restore
@@ -122,18 +122,18 @@ def test_a_run_that_ended_before_its_first_checkpoint_leads_to_the_one_before(
     found, refused = restore.find_step(tmp_path / "c", 0)
     assert found == sound and "step_7" in refused[0]
     write_json(tmp_path / "b" / "env.json", {"resumed": None})
-    with pytest.raises(restore.CheckpointError, match="no sound checkpoint"):
+    with pytest.raises(CheckpointError, match="no sound checkpoint"):
         restore.find_step(tmp_path / "c", 0)
 
 
 def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(restore.CheckpointError, match="no checkpoint"):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
         restore.find_step(tmp_path, 0)
 
 
 def test_a_rank_without_its_part_is_refused(tmp_path: Path) -> None:
     _checkpoint(tmp_path, 5)
-    with pytest.raises(restore.CheckpointError, match=r"holds no __1_0\.distcp"):
+    with pytest.raises(CheckpointError, match=r"holds no __1_0\.distcp"):
         restore.find_step(tmp_path, 1)
 
 
@@ -145,5 +145,5 @@ class _Harm:
 def test_a_list_of_tensors_that_names_code_is_refused_unrun(tmp_path: Path) -> None:
     folder = _checkpoint(tmp_path, 5)
     (folder / METADATA_FILE).write_bytes(pickle.dumps(_Harm()))
-    with pytest.raises(restore.CheckpointError, match="names pathlib"):
+    with pytest.raises(CheckpointError, match="names pathlib"):
         restore.read(folder)
