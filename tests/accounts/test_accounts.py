@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from runbook.accounts import model, tables
@@ -35,33 +34,6 @@ def test_each_rank_has_a_rate_of_its_own() -> None:
     assert all_accounts(table, steps_of(ranks, 1, toks_per_s=steps["toks_per_s"] * 1.1)) == []
 
 
-CSV: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
-    "dt halved": (lambda t: t.assign(dt_s=t["dt_s"] / 2), "dt_s sums to 0.500"),
-    "the optimizer outside the step": (lambda t: t.assign(dt_s=t["dt_s"] * 0.85), "0.850"),
-    "3 % less": (lambda t: t.assign(dt_s=t["dt_s"] * 0.97), "0.970"),
-    "invented, with jitter": (
-        lambda t: t.assign(dt_s=0.004 + 0.0005 * (t["step"] * 0.618 % 1)),
-        "dt_s sums to 0.4",
-    ),
-    "loss of the step before": (
-        lambda t: t.assign(loss=t["loss"].shift(fill_value=5.6)),
-        "59 steps differ",
-    ),
-    "constant loss": (lambda t: t.assign(loss=2.0), "loss of step 1"),
-    "norm of 1": (lambda t: t.assign(grad_norm=1.0), "grad_norm of step 1 is 1 in the CSV"),
-    "rate alone": (lambda t: t.assign(toks_per_s=t["toks_per_s"] * 1.2), "toks_per_s of step 1"),
-    "tokens doubled": (lambda t: t.assign(tokens=t["tokens"] * 2), "column tokens"),
-    "a row missing": (lambda t: t[t["step"] != 30], "59 steps, rank 0 ended 60"),
-}
-
-
-@pytest.mark.parametrize("name", CSV)
-def test_a_csv_that_the_heartbeats_contradict(name: str) -> None:
-    change, text = CSV[name]
-    table, ranks = honest()
-    assert text in "; ".join(all_accounts(change(table), ranks))
-
-
 SIZE = 1_848_928
 
 
@@ -76,18 +48,8 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
         lambda r: changed(r, 1, steps=r[1].steps.assign(mono=r[0].steps["mono"])),
         "ranks 0 and 1 end 5 steps in the same microseconds",
     ),
-    "one process writes for two": (lambda r: changed(r, 1, pids=(40,)), "ranks 0 and 1 are one"),
-    "no steps": (lambda r: changed(r, 1, steps=None), "rank 1: no step_end"),
-    "rank 1 reads rank 0's data": (
-        lambda r: steps_of(r, 1, data=r[0].steps["data"]),  # type: ignore[index]
-        "ranks 0 and 1 read the same data in 60 steps, first in step 1",
-    ),
-    "no progress": (lambda r: steps_of(r, 1, loss=np.nan), "rank 1 reports no progress"),
     "no proof": (lambda r: changed(r, 1, proof=None), "rank 1 proves nothing"),
-    "a rank's gradient is lost": (lambda r: proof_of(r, 0, mean_low=0.333), "came out as 0.333"),
     "fp32 on the wire": (lambda r: proof_of(r, 0, wire="fp32"), "travel as fp32, not as bf16"),
-    "another target": (lambda r: proof_of(r, 1, loss_again=5.2), "computed again 5.2"),
-    "nothing clipped": (lambda r: proof_of(r, 1, norm_after=4.0), "clips a norm of 4 to 4, not"),
     "exchanged after each micro-batch": (
         lambda r: changed(r, 1, effects=(compressed(sent=4 * SIZE),)),
         "rank 1 exchanges its gradients 2 times in a step",
@@ -97,7 +59,6 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
         "rank 0 exchanges its gradients 0.5 times in a step",
     ),
     "no count of updates": (lambda r: ending_of(r, 1, updates=None), "how many updates"),
-    "nothing held against AdamW": (lambda r: ending_of(r, 1, shadow=None), "against nothing"),
     "a peak above what was reserved": (
         lambda r: steps_of(r, 1, reserved_mib=200.0),
         "of 200.0 MiB reserved at most",
@@ -145,13 +106,6 @@ def test_the_same_loss_in_another_order_of_sums(apart: float, found: int) -> Non
     step = ranks[0].ending["recomputed"]["steps"][1]
     table.loc[step - 1, "loss"] += apart
     assert len(model.loss_account(table, ranks)) == found
-
-
-def test_a_column_that_has_a_second_source_may_not_be_missing() -> None:
-    table, ranks = honest()
-    assert table_accounts(table.drop(columns=["loss", "dt_s"]), ranks, WORK, None) == [
-        "the CSV has no column loss, dt_s"
-    ]
 
 
 def test_a_step_that_ends_twice_is_counted_and_the_first_is_named() -> None:

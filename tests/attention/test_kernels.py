@@ -14,12 +14,10 @@ from tests.tiers import is_sampled
 FEW = ("selected", "compressed", "window", "mix", "ranges", "pool", "launches")
 # Run together, by whose kernels they are.
 PROOFS: dict[str, tuple[str, ...]] = {
-    "selected": ("values tuned tiles", "space whole same_bits repeats lists",
-                 "operator trainer far far_by_block"),
-    "compressed": ("compressed_values compressed_tuned compressed_shapes ties compressed_same_bits "
-                   "compressed_operator compressed_far self_tested pool_values pool_far",),
-    "window": ("window_values window_tuned window_space window_dense window_same_bits "
-               "window_operator window_far",),
+    "selected": ("core tuned tiles", "space lists operator trainer far far_by_block"),
+    "compressed": ("core compressed_tuned compressed_shapes ties compressed_operator "
+                   "compressed_far pool_values pool_far",),
+    "window": ("core window_tuned window_space window_operator window_far",),
     "between": ("mix_values mix_operator mix_far ranges_values ranges_operator launches",),
 }  # fmt: skip
 PLANTED = {

@@ -6,18 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any, get_args
-from unittest import mock
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa.attention import attend
 from nsa.attention.triton import operators
 from nsa.attention.triton.compressed import launch
-from nsa.config import Phi, Way
-from nsa.witness.equations import measure
+from nsa.config import Phi
 from tests.attention.defects import defects
 from tests.attention.triton_compressed import (
     CORE,
@@ -33,11 +30,6 @@ from tests.attention.triton_kernels import checked, drawn, far_apart, judged
 
 HALF = torch.float16
 _NO_GRADIENT = ("test_schema", "test_faketensor")
-
-
-def compressed_values() -> list[str]:
-    """Outputs, log-sum-exp, gradients and blocks, written once and everywhere."""
-    return core()
 
 
 def pool_values() -> list[str]:
@@ -114,27 +106,6 @@ def ties(module: Any = launch) -> list[str]:
     return problems + wrong_blocks(case, blocks, right(case, same)[1].float().double())
 
 
-def compressed_same_bits() -> list[str]:
-    """Twice the same, and what comes later changes nothing before: bit by bit."""
-    case = Compressed(seq_len=40, heads=3)
-    given_ = inputs(case)
-    first, second = (found_by(launch, case, given_) for _ in range(2))
-    problems = [name for name in first if not torch.equal(first[name], second[name])]
-    # Keys of blocks that end at token 29 or later.
-    at, key = 29, -(-(29 - case.l + 1) // case.d)
-    later = [x.clone() for x in given_]
-    later[0][:, at:] += 1
-    for x in later[1:3]:
-        x[:, key:] += 1
-    third = found_by(launch, case, later)
-    same = {
-        name: torch.equal(first[name][:, :at], third[name][:, :at]) for name in ("out", "blocks")
-    }
-    for name in ("lse", "exact_lse"):
-        same[name] = torch.equal(first[name][:, :, :at], third[name][:, :, :at])
-    return problems + [f"the future changes {name}" for name, equal in same.items() if not equal]
-
-
 def compressed_operator() -> list[str]:
     """torch's own checks of each operator, and one graph for torch.compile, both ways."""
     return [text for phi in get_args(Phi) for text in _operators_of(phi)]
@@ -185,33 +156,6 @@ def _far(module: ModuleType, case: Compressed, bits: int) -> list[str]:
     return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
 
 
-def self_tested() -> list[str]:
-    """The trainer's self-test takes whole attention with these kernels, and none that is wrong."""
-    cfg = Compressed(seq_len=24, heads=2).config()
-    run = partial(attend, cfg=cfg, way=Way(force_sdpa=True, selected="triton"))
-
-    def problems() -> list[str]:
-        return measure(run, cfg, 24, dtype=torch.float32, device=torch.device("cpu")).problems
-
-    found = problems()
-    forward, choice = launch.forward, launch.top_blocks
-
-    def off(*x: Any) -> tuple[Tensor, ...]:
-        out, *sums = forward(*x)
-        return out * 1.01, *sums
-
-    def others(*x: Any) -> Tensor:
-        # The third place is the block before the current one, the second one was chosen by score.
-        blocks = choice(*x)
-        blocks[:, -1, :, 1] = blocks[:, -1, :, 1] % 3 + 1
-        return blocks
-
-    for name, wrong in (("forward", off), ("top_blocks", others)):
-        with mock.patch.object(launch, name, wrong):
-            found += [] if problems() else [f"a wrong {name} is taken"]
-    return found
-
-
 _JUDGES: dict[str, Callable[[ModuleType], list[str]]] = {
     "pool": partial(core, cases=POOLED),
     "pool_in_32_bits": pool_far,
@@ -222,8 +166,8 @@ _JUDGES: dict[str, Callable[[ModuleType], list[str]]] = {
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
-        compressed_values, compressed_tuned, compressed_shapes, ties, compressed_same_bits,
-        compressed_operator, compressed_far, self_tested, pool_values, pool_far,
+        core, compressed_tuned, compressed_shapes, ties, compressed_operator,
+        compressed_far, pool_values, pool_far,
     )
 } | {
     name: partial(judged, judge, "compressed.launch", kind, name)

@@ -33,7 +33,7 @@ def runbook(*words: str, cwd: Path, timeout_s: float = 300, **variables: str) ->
     done = subprocess.run(
         [sys.executable, "-P", "-m", "runbook", *words],
         cwd=cwd,
-        env=_environment(variables),
+        env=environment(**variables),
         capture_output=True,
         text=True,
         timeout=timeout_s,
@@ -47,7 +47,7 @@ def inside(*words: str, cwd: Path, **variables: str) -> Ended:
     """The same in this process: for commands that start, install and interrupt nothing."""
     out, err = _Pipe(), _Pipe()
     with (
-        patch.dict(os.environ, _environment(variables), clear=True),
+        patch.dict(os.environ, environment(**variables), clear=True),
         chdir(cwd),
         redirect_stdout(out),
         redirect_stderr(err),
@@ -61,7 +61,8 @@ def inside(*words: str, cwd: Path, **variables: str) -> Ended:
     return Ended(code=code, out=out.text(), err=err.text())
 
 
-def _environment(variables: dict[str, str]) -> dict[str, str]:
+def environment(**variables: str) -> dict[str, str]:
+    """The variables of this process without those that set up a training, and with these."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS)}
     return {**kept, **variables}
 

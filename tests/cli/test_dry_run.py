@@ -13,11 +13,8 @@ from pathlib import Path
 import pytest
 
 from runbook.config import registry
-from runbook.launch.command import pasteable
-from runbook.records import ArmSchedule
 from tests import executed
 from tests.cli.shell import inside, runbook
-from tests.reports import samples
 
 PHASES = registry.phases()
 
@@ -91,27 +88,6 @@ def test_settings_and_scale_reach_the_lines(tmp_path: Path) -> None:
     assert "runs with a copy of the config in which train.lr=0.002" in scaled
     steps = [int(re.findall(r"--steps (\d+)", text)[0]) for text in (plain, scaled)]
     assert steps[1] * 2 == steps[0]
-
-
-def test_a_pasted_line_names_files_that_exist_and_carries_its_arms(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    launch = samples.entry("bucket_sweep", "interleaved").launch.model_copy(
-        update={
-            "argv": ("torchrun", "-m", "nsa.train", "--config", "configs/cpu_smoke.yaml"),
-            "schedule": ArmSchedule(
-                settings={"a b": {"NSA_DDP_BUCKET_MB": "1"}},
-                rounds=(("a b",),),
-                steps=2,
-                warmup_steps=1,
-            ),
-        }
-    )
-    words = shlex.split(pasteable(launch).line)
-    assert Path(words[words.index("--config") + 1]).is_file()
-    arms = json.loads(words[words.index("--arms") + 1])
-    assert arms["blocks"][0]["arm"] == "a b"
 
 
 def test_rounds_of_arms_are_read_line_by_line_and_pasted_as_they_stand(tmp_path: Path) -> None:

@@ -50,45 +50,6 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_told(
     assert "changed since the run: baseline: a symbolic link; see runbook verify" in ended.err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("report",), ("compare", "RUN", "RUN")],
-)
-def test_a_verdict_that_was_written_into_the_record_is_told(
-    finished: Path, tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    write_manifest(finished)
-    typed = [finished.name if word == "RUN" else word for word in words]
-    before = inside(*typed, cwd=tmp_path)
-    assert "changed since" not in before.err and "another file" not in before.out
-    forge(finished)
-    ended = inside(*typed, cwd=tmp_path)
-    warned = "changed since the run: run.json; see runbook verify" in ended.err
-    assert warned == (words == ("report",))  # compare says it where it says why not
-    assert "is another file than its MANIFEST.sha256 has" in ended.out
-    assert ended.code == 3
-
-
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
-        (("export", "--to", "csv", "x.csv"), "nothing is exported of it"),
-        (("export", "--to", "csv", "-"), "nothing is exported of it"),
-    ],
-)
-def test_of_a_verdict_that_was_written_into_the_record_nothing_is_written(
-    finished: Path, tmp_path: Path, words: tuple[str, ...], what: str
-) -> None:
-    write_manifest(finished)
-    forge(finished)
-    before = sorted(tmp_path.rglob("*"))
-    ended = inside(*words, cwd=tmp_path)
-    assert (ended.code, ended.out) == (2, "")
-    assert f"run.json is another file than its MANIFEST.sha256 has: {what}" in ended.err
-    assert f"`runbook verify {finished.name}` names what differs" in ended.err
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize("fmt", ["terminal", "md", "details", "html", "junit", "github"])
 def test_no_format_shows_the_go_that_was_written_into_the_record(
     finished: Path, tmp_path: Path, fmt: str
@@ -101,8 +62,3 @@ def test_no_format_shows_the_go_that_was_written_into_the_record(
     assert "run.json is another file than its MANIFEST.sha256 has: nothing in it" in ended.out
     assert "INCOMPLETE" in ended.out and samples.go().headline not in ended.out
     assert "runbook launch" not in ended.out
-
-
-def forge(folder: Path) -> None:
-    text = (folder / "run.json").read_text()
-    (folder / "run.json").write_text(text.replace('"verdict":"NO-GO"', '"verdict":"GO"'))

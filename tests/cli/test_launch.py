@@ -17,7 +17,7 @@ import pytest
 from runbook.engine.plan import needs
 from runbook.folder.manifest import load_record
 from runbook.records import Outcome, Verdict
-from tests.cli.shell import inside, runbook
+from tests.cli.shell import environment, inside, runbook
 from tests.engine.test_interrupt_and_resume import digests
 from tests.executed import note
 from tests.shared import once
@@ -70,7 +70,7 @@ def ended(
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={k: v for k, v in os.environ.items() if not k.startswith("NSA_")},
+        env=environment(),
     ) as harness:
         give_up = time.monotonic() + 500
         while (leg := when(folder)) is None:

@@ -32,13 +32,6 @@ def launched(folder: Path, name: str, *, ended: bool = True) -> Path:
     return run
 
 
-def test_the_folder_above_the_runs_means_the_newest_of_them(tmp_path: Path) -> None:
-    launched(tmp_path / "artifacts", "20260101T000000Z-abc")
-    shown = inside("watch", "artifacts", "--once", cwd=tmp_path)
-    assert shown.code == 0
-    assert "read artifacts/latest once; 0 anomalies, 1 row read\n" in shown.err
-
-
 @pytest.mark.parametrize("before", [False, True])
 def test_a_watchdog_that_is_started_before_the_trainer_waits_for_it(
     before: bool,
@@ -176,26 +169,6 @@ def test_what_is_waited_for_is_said_before_the_first_pause(
     monkeypatch.setattr(screen, "sleep", stop)
     assert main(["watch", str(tmp_path)]) == 130
     assert f"waiting for a run to begin in {tmp_path}, 300 s at most" in capsys.readouterr().err
-
-
-def test_a_link_that_comes_later_is_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`watch OUT_DIR` before the run: a trainer by hand makes a folder below and links it."""
-
-    def begin(_: float) -> None:
-        """In the first pause of the watcher, which has seen an empty folder."""
-        run = tmp_path / "20260101T000000Z-abc"
-        run.mkdir()
-        files.write_rows(run, [files.HEADER, files.row(1, loss="nan")])
-        files.write_beats(run, 0, [files.record("exit", step=1, code=0, pid=None)])
-        (tmp_path / "latest").symlink_to(run.name)
-
-    monkeypatch.setattr(screen, "sleep", begin)
-    assert main(["watch", str(tmp_path), "--interval", "0.1"]) == 1
-    shown = capsys.readouterr()
-    assert shown.out.startswith("nonfinite_loss")
-    assert f"watching {tmp_path}/latest: {tmp_path}/20260101T000000Z-abc;" in shown.err
 
 
 @pytest.mark.parametrize("linked", [False, True])

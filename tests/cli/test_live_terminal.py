@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
 import subprocess
@@ -51,25 +50,6 @@ def test_on_a_terminal(variables: dict[str, str], color: bool, redrawn: bool) ->
     written = in_terminal(show_a_launch, variables=PLAIN | variables)
     assert ("\x1b[31m" in written) is color
     assert (CURSOR in written) is redrawn
-
-
-@pytest.mark.parametrize(("variables", "color"), [({}, False), ({"FORCE_COLOR": "1"}, True)])
-def test_in_a_pipe(variables: dict[str, str], color: bool) -> None:
-    kept = {name: value for name, value in os.environ.items() if name not in PLAIN}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.cli.test_live_terminal"],
-        cwd=ROOT,
-        env={**kept, "TERM": "xterm-256color", **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == ""
-    assert ("\x1b[31m" in done.stderr) is color
-    assert CURSOR not in done.stderr
-    assert "step 30/100" in done.stderr
-    if not color:
-        assert ESCAPE not in done.stderr
 
 
 def list_phases() -> None:
@@ -150,8 +130,3 @@ def test_the_screen_of_a_terminal_that_changes_its_width(screen: Screen) -> None
         lines = screen.wait_for(last, "step 30/100")
         assert sum("step 30/100" in line for line in lines) == 1, lines
         assert all(len(line) <= columns for line in lines)
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("TERM", "xterm-256color")
-    show_a_launch()

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from runbook.config import registry
 from runbook.folder import run_folders
-from runbook.machine.host import find_trainers
 from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict
 from tests.cli.shell import ESCAPE, Ended, runbook
-from tests.shared import crowded
 
 pytestmark = pytest.mark.e2e
 NINE = [name for name, phase in registry.phases().items() if not phase.optional]
@@ -68,13 +60,6 @@ def test_the_result_on_stdout_and_the_progress_on_stderr(
     assert ESCAPE not in out + err
 
 
-def test_no_secret_is_in_any_byte_of_the_run(one_phase: tuple[str, Path, Ended]) -> None:
-    _, folder, ended = one_phase
-    assert "canary-5566" not in ended.out + ended.err
-    for path in folder.rglob("*"):
-        assert not path.is_file() or b"canary-5566" not in path.read_bytes(), path
-
-
 def _without_a_gpu(cwd: Path, *asked: str) -> tuple[RunRecord, Ended, Path]:
     """The record of a run for two GPUs, on a machine that has none to offer."""
     mine = cwd / "mine.yaml"
@@ -99,52 +84,3 @@ def test_without_a_gpu_preflight_stops_a_gpu_run_before_its_first_launch(tmp_pat
     ends = {entry.result.status for phase in later for entry in phase.launches}
     assert len(later) == 8 and ends == {LaunchStatus.NOT_RUN}
     assert not any((root / phase.name).exists() for phase in later)
-
-
-@pytest.mark.slow
-def test_without_a_gpu_a_launch_that_is_started_all_the_same_is_no_fault_of_the_trainer(
-    tmp_path: Path,
-) -> None:
-    record, ended, _ = _without_a_gpu(tmp_path, "--phase", "baseline")
-    assert (ended.code, record.verdict) == (3, Verdict.INCOMPLETE)
-    found = [check for check in record.checks() if check.phase == "baseline"]
-    assert {check.outcome for check in found} == {Outcome.INVALID}
-    assert {check.reason for check in found} == {found[0].reason}
-    cause = r"the trainer cannot run here: .* needs CUDA device \d, but 0 are visible"
-    assert re.match(cause, found[0].reason)
-
-
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
-)
-def test_a_signal_leaves_a_report_and_no_process(
-    tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    words = ("run", "--phase", "single_gpu", "--profile", "cpu", "--json")
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "runbook", *words],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if json.loads(line)["event"] in ("launch_progress", "launch_finished"):
-                break
-        asked = time.monotonic()
-        os.kill(process.pid, number)
-        rest = process.stdout.read()
-        assert process.wait(timeout=60) == code
-        assert time.monotonic() - asked < crowded(10)
-    (root,) = run_folders(tmp_path / "artifacts")
-    record = RunRecord.model_validate_json((root / "run.json").read_bytes())
-    assert record.interrupted
-    assert record.verdict is Verdict.INCOMPLETE
-    assert json.loads(rest.splitlines()[-1])["interrupted"] is True
-    assert f"interrupted by {number.name}" in (root / "report.md").read_text()
-    tokens = {json.loads(path.read_text())["run_token"] for path in root.rglob("launch.json")}
-    assert tokens
-    assert not [item for item in find_trainers() if item.token in tokens]

@@ -23,7 +23,7 @@ from runbook.cli._parser import parse_all
 from runbook.config.settings import parse_settings
 from runbook.records import RunRecord
 from tests import executed
-from tests.cli.shell import Ended
+from tests.cli.shell import Ended, environment
 from tests.docs.test_examples import DOCS, ROOT
 from tests.reports.printed import commands_in_output
 from tests.shared import once
@@ -101,16 +101,14 @@ def make_smaller(example: Example, folder: Path) -> None:
 def typed(folder: Path) -> dict[str, Ended]:
     """Every line, typed into bash; the hang waits for its watchdog beside the others."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    settings = ("NSA_", "NCCL_", "TORCH_", "PYTORCH_", "CONFIG")
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(settings)}
-    environment = {**kept, "PATH": programs, "PYTHONPATH": str(ROOT)}
 
     def begin(name: str) -> tuple[str, subprocess.Popen[str]]:
         make_smaller(RED[name], folder)
         line = rerun_line(DOCS / name / "report.md").replace(MADE_IN, str(folder))
         return line, subprocess.Popen(
-            ["bash", "-c", line], cwd=folder, env=environment, text=True,
+            ["bash", "-c", line], cwd=folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=environment(PATH=programs, PYTHONPATH=str(ROOT)),
         )  # fmt: skip
 
     def end(line: str, process: subprocess.Popen[str]) -> Ended:

@@ -27,10 +27,10 @@ def leg(number: int) -> Launch:
     return fake_launch(name=f"leg{number}", steps=50 * number).model_copy(update=change)
 
 
-def checkpoint(root: Path, launch: str, step: int, *, text: str = "weights") -> Path:
+def checkpoint(root: Path, launch: str, step: int) -> Path:
     """A launch that wrote a checkpoint of this step, and said so in its heartbeats."""
     folder = root / "production" / launch
-    made = written(folder / "checkpoints" / f"step_{step}", text)
+    made = written(folder / "checkpoints" / f"step_{step}", "weights")
     beat = {
         "schema_version": 1, "event": "checkpoint", "rank": 0, "pid": 7, "run_token": "ab" * 8,
         "ts": 1.0, "mono": 1.0, "step": step, "phase": "checkpoint", "seconds": 0.5,

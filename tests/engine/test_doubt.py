@@ -34,6 +34,10 @@ def removed(folder: Path) -> None:
     (folder / "MANIFEST.sha256").unlink()
 
 
+def nonsense(folder: Path) -> None:
+    (folder / "MANIFEST.sha256").write_text("no digest\n")
+
+
 def damaged(folder: Path) -> None:
     path = folder / "events.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"seq":2,', b'"seq":9,'))
@@ -44,6 +48,7 @@ SPOILED = {
     "edited": (edit, "is another file than its MANIFEST.sha256 has"),
     "edited, with a manifest made anew": (remade, "contradicts its events.jsonl, which gives GO"),
     "without its manifest": (removed, "has no MANIFEST.sha256 beside it (removed, or cut off"),
+    "with a manifest of no digests": (nonsense, "is another file than its MANIFEST.sha256 has"),
     "beside a damaged journal": (damaged, "line 2 is damaged or out of order"),
 }
 
@@ -65,8 +70,11 @@ def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     assert "  INCOMPLETE  " in row and why in row and " GO " not in row and "PASS" not in row
     history = inside("history", "baseline.rate", *out, cwd=folder.parent)
     assert history.code == 2 and "no run has recorded any" in history.err
-    export = inside("export", *out, "--to", "csv", "-", cwd=folder.parent)
-    assert (export.code, export.out) == (2, "") and why in export.err
+    for target in ("-", "x.csv"):
+        export = inside("export", *out, "--to", "csv", target, cwd=folder.parent)
+        assert (export.code, export.out) == (2, "") and why in export.err
+    assert f"`runbook verify {folder.name}` names what differs" in export.err
+    assert not (folder.parent / "x.csv").exists()
     compared = inside("compare", str(folder), str(folder), cwd=folder.parent)
     assert compared.code == 3 and "NOT COMPARABLE" in compared.out and why in compared.out
     assert f"A  {folder.name}  INCOMPLETE" in compared.out

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
+from tests.cli.shell import Ended, inside
 from tests.frozen import corpus
 from tests.shared import once
 
@@ -67,18 +68,17 @@ def test_a_spoiled_file_is_judged(
     assert "internal error" not in capsys.readouterr().err
 
 
-def test_limits_that_were_written_into_the_record_give_no_verdict(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["judge", str(folder)]) == 4
-    assert "another file" not in capsys.readouterr().out
+@pytest.mark.executes("runbook judge")
+def test_limits_that_were_written_into_the_record_give_no_verdict(folder: Path) -> None:
+    def judged() -> Ended:
+        return inside("judge", str(folder), cwd=folder.parent)
+
+    assert judged().code == 4 and "another file" not in judged().out
     text = (folder / "run.json").read_text()
     (folder / "run.json").write_text(text.replace('"title": "', '"title": "my ', 1))
-    assert main(["judge", str(folder)]) == 3
-    assert "is another file than its MANIFEST.sha256 has" in capsys.readouterr().out
+    assert judged().code == 3 and "is another file than its MANIFEST.sha256 has" in judged().out
     (folder / "MANIFEST.sha256").unlink()
-    assert main(["judge", str(folder)]) == 3
-    assert "has no MANIFEST.sha256 beside it" in capsys.readouterr().out
+    assert judged().code == 3 and "has no MANIFEST.sha256 beside it" in judged().out
 
 
 @pytest.mark.parametrize("facts", ["{", '{"a": {"name": 3}}'])

@@ -207,18 +207,6 @@ def test_what_machine_config_and_torch_cannot_do(tmp_path: Path, settings: str, 
     assert text in refusal(*settings.replace("mine.yaml", str(mine)).split(), phases="baseline")
 
 
-def test_tensorboard_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name)
-    )
-    text = refusal("NSA_TB_DISABLE=0", phases="baseline")
-    assert (
-        "the package tensorboard is not installed here; pip install 'nsa-runbook[tensorboard]'"
-        in text
-    )
-
-
 @pytest.mark.parametrize(
     ("setting", "decided"),
     [

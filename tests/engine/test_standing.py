@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -36,7 +35,7 @@ from runbook.folder.manifest import record_text, write_manifest
 from runbook.machine.identity import identity
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
 from tests import executed
-from tests.cli.shell import inside, runbook
+from tests.cli.shell import environment, inside, runbook
 from tests.engine.test_scope import phase, record
 from tests.shared import once
 
@@ -113,7 +112,7 @@ def test_what_a_go_prints_for_production_starts_it(go: tuple[Path, str]) -> None
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "runbook", *words], cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={k: v for k, v in os.environ.items() if not k.startswith("NSA_")},
+        env=environment(),
     ) as harness:  # fmt: skip
         until = time.monotonic() + 200
         while not any(

@@ -155,9 +155,9 @@ def verify(folder: Path, *phases: Phase, fingerprint: str = "") -> Verification:
     return verify_run(folder, fingerprint=fingerprint, phases=known, setup=made)
 
 
-def three_launches(fault: str = "") -> tuple[Phase, ...]:
+def three_launches() -> tuple[Phase, ...]:
     """A plan with three launches in two phases, long enough to be cut off."""
-    words = ("--grandchild", *(("--fault", fault) if fault else ()))
+    words = ("--grandchild",)
     return (
         Toy("baseline", words=words, steps=15),
         Toy("bucket_sweep", count=2, words=words, steps=15, reads=("baseline",)),

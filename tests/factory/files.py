@@ -39,17 +39,17 @@ def write_rows(folder: Path, lines: Iterable[str]) -> None:
     (folder / TRAINING_CSV).write_text("".join(f"{line}\n" for line in lines))
 
 
-def training(rows: int, *, seed: int = 1) -> str:
+def training(rows: int) -> str:
     """A healthy training.csv with a slow first step."""
-    source = random.Random(seed)
+    source = random.Random(1)
     lines = [HEADER, row(1, dt_s=0.5)]
     lines += [row(step, dt_s=0.125 + source.random() / 64) for step in range(2, rows + 1)]
     return "\n".join(lines) + "\n"
 
 
-def legacy(rows: int, *, every: int = 20) -> str:
-    """The older form: no header, one row per `every` steps, beginning with step 1."""
-    steps = [1, *range(every, rows * every, every)][:rows]
+def legacy(rows: int) -> str:
+    """The older form: no header, one row per 20 steps, beginning with step 1."""
+    steps = [1, *range(20, 20 * rows, 20)]
     return "".join(f"{step},5.6,3e-04,{400 + step}\n" for step in steps)
 
 

@@ -16,6 +16,14 @@ from runbook.folder.redact import (
 CANARY = "canary-0f1e2d3c4b5a"
 
 
+CODE = (
+    "run_token = new_token()",
+    "    tokens_per_step = seq_len * batch",
+    "tokenizer: byte",
+    '_SECRET_NAME = re.compile(r"x")',
+    "def check(password: str | None = None) -> bool:",
+    "access_token=args.access_token,",
+)
 SECRETS = (
     "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "MYSQL_PWD",
     "PGPASSWORD", "GITHUB_PAT_TOKEN", "SSH_PRIVATE_KEY", "my_apikey", "SLACK_WEBHOOK_URL",
@@ -123,6 +131,8 @@ def test_a_secret_has_six_characters(
         ("AWS_TOKEN=abcd123", "AWS_TOKEN=abcd123"),
         ("secret = load(path)", "secret = load(path)"),
         ("token: 12345678", "token: 12345678"),
+        ("API_KEY = 'abcdef123'  # mine", f"API_KEY = {REDACTED}  # mine"),
+        *((code, code) for code in CODE),
     ],
 )
 def test_a_diff_shows_no_value_beside_the_name_of_a_secret(line: str, left: str) -> None:

@@ -62,6 +62,8 @@ def test_a_whole_number_is_exact(tmp_path: Path, step: object, good: bool, damag
         ("2,a,-NaN,inf", True),
         ("2,a,1,1,1", False),
         ("2,a,1", False),
+        ("2,a,1,1,3,a,1,1", False),
+        ("1_0,a,1,1", False),
         ("2,a,1,1\r", True),
     ],
 )

@@ -46,46 +46,11 @@ def test_truncation_at_every_byte_keeps_the_complete_rows(tmp_path: Path, text: 
         assert not log.damaged
 
 
-def test_a_tail_of_nul_bytes_is_dropped(tmp_path: Path) -> None:
-    log = read(tmp_path, training(5).encode() + b"6,5.5\0\0\0\0")
-    assert (len(log.frame), log.dropped_rows, log.damaged) == (5, 1, False)
-    assert "NUL" in log.problems[0]
-
-
 def test_two_writers_are_damage(tmp_path: Path) -> None:
     lines = [HEADER, *(row(step) for step in range(1, 20) for _writer in range(2))]
     log = read(tmp_path, "\n".join(lines) + "\n")
     assert log.damaged
     assert any("several runs, two writers, or rows written twice" in text for text in log.problems)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "3,5.5,0.001",
-        row(3) + "," + row(4),
-        row(3).replace("5.5003", "5.5x"),
-        row(3).replace("512,", ",", 1),
-        "1.5" + row(3)[1:],
-        "inf" + row(3)[1:],
-        "1_0" + row(3)[1:],
-        row(3)[:-2] + "\0\0",
-        "",
-    ],
-)
-def test_an_unreadable_row_is_dropped_counted_and_named(tmp_path: Path, bad: str) -> None:
-    text = "\n".join([HEADER, row(1), row(2), bad, row(5), row(6)]) + "\n"
-    log = read(tmp_path, text)
-    assert list(log.frame["step"]) == [1, 2, 5, 6]
-    assert (log.dropped_rows, log.damaged) == (1, True)
-    assert log.problems
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"\n", b"\0\0", b"\xff\xfe\n1\n", b"a,b\n1,2\n", b"step,step\n"]
-)
-def test_what_is_no_log_gives_no_rows_and_no_exception(tmp_path: Path, data: bytes) -> None:
-    assert len(read(tmp_path, data).frame) == 0
 
 
 @examples(300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from runbook.launch import Budgets, LaunchOptions, run_launch
@@ -26,15 +27,27 @@ def fake_launch(
     env: dict[str, str] | None = None,
     schedule: ArmSchedule | None = None,
     retry_steps: int | None = None,
-    torchrun: bool = False,
     nproc: int = 2,
 ) -> Launch:
-    start = ("torchrun", f"--nproc_per_node={nproc}") if torchrun else ("python",)
     return records.launch(
-        *(*start, FAKE, "--steps", str(steps), "--nproc", str(nproc), *words),
+        *("python", FAKE, "--steps", str(steps), "--nproc", str(nproc), *words),
         name=name, env=env or {}, nproc=nproc, steps=steps, timeout_s=timeout_s,
         schedule=schedule, retry_steps=retry_steps,
     )  # fmt: skip
+
+
+class At(Observer):
+    """Does something, once, when a launch has come to a step."""
+
+    def __init__(self, step: int, act: Callable[[Launch], object]) -> None:
+        self._step, self._act, self.done = step, act, False
+
+    def launch_progress(
+        self, launch: Launch, step: int, total: int, toks_per_s: float | None
+    ) -> None:
+        if step >= self._step and not self.done:
+            self.done = True
+            self._act(launch)
 
 
 def run(launch: Launch, root: Path, **options: object) -> LaunchResult:

@@ -14,10 +14,9 @@ import pytest
 
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, StopRequest
-from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
-from tests.launch.helpers import fake_launch, run
+from tests.launch.helpers import At, fake_launch, run
 from tests.shared import crowded
 
 
@@ -128,15 +127,11 @@ def test_a_stop_request_ends_everything_within_five_seconds(tmp_path: Path) -> N
     stop = StopRequest()
     asked: list[float] = []
 
-    class Stopper(Observer):
-        def launch_progress(
-            self, launch: Launch, step: int, total: int, toks_per_s: float | None
-        ) -> None:
-            if step >= 3 and not asked:
-                asked.append(time.monotonic())
-                stop.request("SIGTERM")
+    def ask(_: Launch) -> None:
+        asked.append(time.monotonic())
+        stop.request("SIGTERM")
 
-    result = run(fake_launch(steps=10_000), tmp_path, observer=Stopper(), stop=stop)
+    result = run(fake_launch(steps=10_000), tmp_path, observer=At(3, ask), stop=stop)
     assert result.status is LaunchStatus.INTERRUPTED
     assert time.monotonic() - asked[0] < crowded(5)
     assert {exit_.code for exit_ in result.ranks} == {13}

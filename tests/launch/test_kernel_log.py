@@ -10,12 +10,11 @@ import pytest
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.kernel_lines import KernelLine, Kind, parse_lines
 from runbook.launch.attempt import with_kernel_log
-from runbook.launch.observer import Observer
 from runbook.machine import kernel_log
 from runbook.machine.kernel_log import MOST_LINES, KernelLog
-from runbook.records import End, Launch, LaunchStatus
+from runbook.records import End, LaunchStatus
 from tests.factory.programs import first_on_path, program
-from tests.launch.helpers import fake_launch, run
+from tests.launch.helpers import At, fake_launch, run
 
 # As published: NVIDIA's "XID Errors", open-gpu-kernel-modules issues, the kernel's PCI AER howto.
 RECORDED = {
@@ -162,19 +161,6 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_told_by_its_log() -> None:
     assert with_kernel_log(CRASH, killed, slots=(), pids={1: 0}) == CRASH
 
 
-class Failing(Observer):
-    """The card falls off the bus while the launch trains."""
-
-    def __init__(self, device: Path) -> None:
-        self._device = device
-
-    def launch_progress(
-        self, launch: Launch, step: int, total: int, toks_per_s: float | None
-    ) -> None:
-        if self._device.stat().st_size == 0:
-            kmsg(self._device, XID.format(79))
-
-
 @pytest.mark.parametrize("fault", ["segv", ""])
 def test_an_xid_makes_a_crash_a_hardware_error_and_no_good_end_a_bad_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -183,7 +169,8 @@ def test_an_xid_makes_a_crash_a_hardware_error_and_no_good_end_a_bad_one(
     device.touch()
     monkeypatch.setattr(kernel_log, "KMSG", device)
     launch = fake_launch("--fault", fault, "--at", "20", steps=40)
-    result = run(launch, tmp_path, observer=Failing(device))
+    # The card falls off the bus while the launch trains.
+    result = run(launch, tmp_path, observer=At(1, lambda _: kmsg(device, XID.format(79))))
     evidence = read_launch(tmp_path, launch, result)
     assert evidence.kernel_log is not None and len(evidence.kernel_log["lines"]) == 1
     assert evidence.devices_after is not None and evidence.problems == ()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -18,9 +16,8 @@ from runbook.launch.observer import Observer
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchStatus
-from runbook.stats.throughput import WindowTooShort, last_window
 from runbook.tools.watch import Watcher
-from tests.launch.helpers import FAST, fake_launch, run
+from tests.launch.helpers import FAST, At, fake_launch, run
 
 
 def test_the_watchdog_could_not_read_a_heartbeat(tmp_path: Path) -> None:
@@ -51,69 +48,22 @@ def test_every_sweep_arm_appended_to_one_training_csv(tmp_path: Path) -> None:
     assert log.frame["step"].tolist() == [1, 2, 3] and not log.damaged
 
 
-def test_the_last_50_rows_of_a_200_step_run_were_11_rows(tmp_path: Path) -> None:
-    path = tmp_path / "training.csv"
-    path.write_text("".join(f"{s},5.5,0.1,40\n" for s in [1, *range(20, 201, 20)]))
-    log = read_training_csv(path, relative_to=tmp_path)
-    with pytest.raises(WindowTooShort) as error:
-        last_window(log)
-    assert (error.value.available, error.value.wanted) == (3, 50)  # steps 160, 180, 200
+def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path) -> None:
+    """The signals that killed the origin's launcher are sent to everything but the ranks."""
+    prodded: list[int] = []
 
-
-class Prodder(Observer):
-    """Sends the signals that killed the origin's launcher to everything but the ranks."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.sent = run_dir, 0
-
-    def launch_progress(
-        self, launch: Launch, step: int, total: int, toks_per_s: float | None
-    ) -> None:
-        if self.sent or step < 3:
-            return
-        token = json.loads((self.run_dir / "launch.json").read_text())["run_token"]
+    def prod(launch: Launch) -> None:
+        folder = tmp_path / launch.run_dir
+        token = json.loads((folder / "launch.json").read_text())["run_token"]
         ranks = {
             json.loads(path.read_text().splitlines()[0])["pid"]
-            for path in self.run_dir.glob("heartbeat_rank*.jsonl")
+            for path in folder.glob("heartbeat_rank*.jsonl")
         }
-        for pid in set(carriers(token)) - ranks:
-            for number in (signal.SIGUSR1, signal.SIGUSR2):
-                os.kill(pid, number)
-                self.sent += 1
+        prodded.extend(set(carriers(token)) - ranks)
+        for pid in prodded:
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR2)
 
-
-def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path) -> None:
-    launch = fake_launch(steps=20)
-    prodder = Prodder(tmp_path / launch.run_dir)
-    result = run(launch, tmp_path, observer=prodder)
-    assert prodder.sent >= 2
+    result = run(fake_launch(steps=20), tmp_path, observer=At(3, prod))
+    assert prodded
     assert (result.status, result.cause) == (LaunchStatus.COMPLETED, "")
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_a_halt_file_stopped_nothing_and_gave_no_reason(tmp_path: Path) -> None:
-    """`.HALT` of a watcher reaches the result with the watcher's own words (real trainer)."""
-    words = "torchrun --nproc_per_node=2 -m nsa.train --config configs/cpu_smoke.yaml"
-    launch = fake_launch(steps=5000).model_copy(
-        update={
-            "argv": (*words.split(), "--dataset", "synthetic", "--ddp", "1", "--steps", "5000"),
-            "env": {"NSA_PREFILL_BATCHED": "1"},
-        }
-    )
-    folder = tmp_path / launch.run_dir
-
-    def halt() -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (folder / "training.csv").exists():
-            time.sleep(0.05)
-        (folder / ".HALT").write_text("gate_collapse: injected\n")
-
-    thread = threading.Thread(target=halt)
-    thread.start()
-    result = run_launch(launch, LaunchOptions(run_root=tmp_path, observer=Observer(), retry=False))
-    thread.join()
-    assert result.status is LaunchStatus.HALTED
-    assert result.cause.startswith(".HALT (gate_collapse: injected) at step ")
-    assert {rank.code for rank in result.ranks} == {10}
-    assert len({rank.steps_done for rank in result.ranks}) == 1

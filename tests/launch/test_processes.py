@@ -1,14 +1,15 @@
-"""The environment of a launch: an allow-list, and no secret in its record."""
+"""The environment of a launch: an allow-list, no secret in its record, nothing left beside it."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from runbook.errors import UsageError
 from runbook.launch.command import Command
 from runbook.launch.inputs import build_environment
+from runbook.launch.local import Host
 
 MACHINE = {
     "PATH": "/bin",
@@ -43,14 +44,6 @@ def test_the_environment_is_an_allow_list() -> None:
     }
 
 
-def test_a_plan_cannot_change_how_programs_are_found() -> None:
-    names = ("LD_PRELOAD", "PYTHONPATH", "PATH", "RUNBOOK_RUN_TOKEN", "BASH_ENV", "NSA_OPT_FUSED")
-    with pytest.raises(UsageError) as caught:
-        environment(dict.fromkeys(names, "x"))
-    assert len(caught.value.problems) == 5
-    assert all(name in str(caught.value) for name in names[:5])
-
-
 def test_only_what_is_installed_is_kept_from_the_folder_of_the_caller() -> None:
     where = {"token": "ab", "run_dir": Path("/runs/x"), "loopback": False}
     assert build_environment(MACHINE, {}, installed=True, **where)["PYTHONSAFEPATH"] == "1"
@@ -62,3 +55,28 @@ def test_only_what_is_installed_is_kept_from_the_folder_of_the_caller() -> None:
     assert ours("python", "-m", "pytest", "-q", "--pyargs", "nsa.tests.test_modes")
     assert not ours("python", "-m", "nsa.loopback", "-m", "my_trainer")
     assert not ours("python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("there", "made", "left"),
+    [
+        ((), ("torchinductor_me/",), ()),
+        ((), ("torchinductor_me/cache",), ("torchinductor_me",)),
+        (("torchinductor_me/",), (), ("torchinductor_me",)),
+        (("torchinductor_you/",), ("torchinductor_me/", "mine/"), ("mine", "torchinductor_you")),
+    ],
+    ids=("empty", "in use", "before", "of others"),
+)
+def test_the_folder_that_torch_makes_for_nothing_goes(
+    tmp_path: Path, there: tuple[str, ...], made: tuple[str, ...], left: tuple[str, ...]
+) -> None:
+    (place := tmp_path / "temporary").mkdir()
+    (folder := tmp_path / "launch").mkdir()
+    for name in there:
+        (place / name).mkdir()
+    script = f"mkdir -p {' '.join(made)}" if made else ":"
+    host = Host(folder, dict(os.environ, TMPDIR=str(place)), token="ab" * 16)
+    host.start(["sh", "-c", script], cwd=place)
+    host.child.wait()
+    host.stop()
+    assert tuple(sorted(path.name for path in place.iterdir())) == left

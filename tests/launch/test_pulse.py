@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.launch.lines import Exit
-from runbook.launch.observer import Observer, Pulse
+from runbook.launch.observer import Pulse
 from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.rank_state import RankState
 from runbook.records import Launch
-from tests.launch.helpers import fake_launch, rank, run
+from tests.launch.helpers import At, fake_launch, rank, run
 from tests.shared import crowded
 
 NOW = 1000.0
@@ -65,24 +66,21 @@ def test_a_rank_that_ended_is_not_alive() -> None:
     assert pulse_of([heard(0, age=0.1, pause=0.3), ended], wanted=2, now=NOW).alive == 1
 
 
-class Stopper(Observer):
+class Stopper(At):
     """Stops rank 1 after some steps, and lets it go on once it is told to be silent."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.run_dir, self.pid, self.pulses = run_dir, 0, list[Pulse]()
+        super().__init__(20, lambda _: self.signal(signal.SIGSTOP))
+        self.run_dir, self.pulses = run_dir, list[Pulse]()
 
-    def launch_progress(
-        self, launch: Launch, step: int, total: int, toks_per_s: float | None
-    ) -> None:
-        if step >= 20 and not self.pid:
-            first = (self.run_dir / "heartbeat_rank1.jsonl").read_text().partition("\n")[0]
-            self.pid = int(first.partition('"pid": ')[2].partition(",")[0])
-            os.kill(self.pid, signal.SIGSTOP)
+    def signal(self, number: int) -> None:
+        first = (self.run_dir / "heartbeat_rank1.jsonl").read_text().partition("\n")[0]
+        os.kill(json.loads(first)["pid"], number)
 
     def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
         self.pulses.append(pulse)
-        if pulse.silent and self.pid:
-            os.kill(self.pid, signal.SIGCONT)
+        if pulse.silent and self.done:
+            self.signal(signal.SIGCONT)
 
 
 def test_a_rank_that_is_stopped_is_named_long_before_the_watchdog_acts(tmp_path: Path) -> None:

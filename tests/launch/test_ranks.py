@@ -27,17 +27,6 @@ def test_a_line_counts_once_it_is_complete(tmp_path: Path) -> None:
     assert len(watch.ranks[0].recent) == 2
 
 
-def test_a_file_that_starts_anew_is_followed_from_its_beginning(tmp_path: Path) -> None:
-    path = tmp_path / "heartbeat_rank0.jsonl"
-    path.write_text("".join(beat("step_end", step) for step in range(1, 9)))
-    watch = RankWatch(tmp_path, TOKEN, time.monotonic())
-    watch.update()
-    assert watch.ranks[0].step == 8
-    path.write_text(beat("step_end", 1))
-    watch.update()
-    assert watch.ranks[0].step == 1
-
-
 def test_words_move_the_clock_of_silence_and_quiet_does_not(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat_rank0.jsonl"
     path.write_text(beat("step_end", 1))

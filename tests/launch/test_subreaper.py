@@ -13,33 +13,14 @@ from pathlib import Path
 import pytest
 
 from runbook.launch import StopRequest
-from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers, environment_holds
 from runbook.process.start import end_kept, spawn_kept
 from runbook.records import Launch, LaunchStatus
-from tests.launch.helpers import FAKE, fake_launch, run
+from tests.launch.helpers import FAKE, At, fake_launch, run
 from tests.launch.test_faults import HARNESS
 from tests.shared import alive, gone
 
 PATH = {"PATH": os.environ["PATH"]}
-
-
-class Onlooker(Observer):
-    """Looks at the daemon while the launch runs: it lives, and carries nothing of the launch."""
-
-    def __init__(self, run_dir: Path, stop: StopRequest | None = None) -> None:
-        self.run_dir, self.stop = run_dir, stop
-        self.lived = False
-
-    def launch_progress(
-        self, launch: Launch, step: int, total: int, toks_per_s: float | None
-    ) -> None:
-        if step < 2 or self.lived:
-            return
-        pid = bare(self.run_dir)
-        self.lived = alive(pid) and Path(f"/proc/{pid}/environ").read_bytes() == b""
-        if self.stop is not None:
-            self.stop.request("SIGTERM")
 
 
 def bare(run_dir: Path) -> int:
@@ -51,6 +32,12 @@ def bare(run_dir: Path) -> int:
             return int(note.read_text())
         time.sleep(0.01)
     raise AssertionError("no daemon was started")
+
+
+def lives(root: Path, launch: Launch) -> bool:
+    """Does the daemon of a launch live, and carry nothing of it?"""
+    pid = bare(root / launch.run_dir)
+    return alive(pid) and Path(f"/proc/{pid}/environ").read_bytes() == b""
 
 
 @pytest.mark.parametrize(
@@ -65,9 +52,9 @@ def test_a_daemon_without_environment_ends_with_its_launch(
     tmp_path: Path, fault: str, status: LaunchStatus
 ) -> None:
     launch = fake_launch("--bare", *(("--fault", fault) if fault else ()))
-    onlooker = Onlooker(tmp_path / launch.run_dir)
-    result = run(launch, tmp_path, observer=onlooker)
-    assert (result.status, onlooker.lived) == (status, True)
+    lived: list[bool] = []
+    result = run(launch, tmp_path, observer=At(2, lambda _: lived.append(lives(tmp_path, launch))))
+    assert (result.status, lived) == (status, [True])
     assert not alive(bare(tmp_path / launch.run_dir))
 
 
@@ -75,10 +62,14 @@ def test_a_daemon_without_environment_ends_below_torchrun_too(tmp_path: Path) ->
     """Rank 0 of a real torchrun starts it; an interrupt ends the launch."""
     words = ("torchrun", "--nproc_per_node=2", FAKE, "--steps", "100000", "--bare")
     launch = fake_launch(steps=100_000).model_copy(update={"argv": words})
-    stop = StopRequest()
-    onlooker = Onlooker(tmp_path / launch.run_dir, stop)
-    result = run(launch, tmp_path, observer=onlooker, stop=stop)
-    assert (result.status, onlooker.lived) == (LaunchStatus.INTERRUPTED, True)
+    stop, lived = StopRequest(), list[bool]()
+
+    def look(_: Launch) -> None:
+        lived.append(lives(tmp_path, launch))
+        stop.request("SIGTERM")
+
+    result = run(launch, tmp_path, observer=At(2, look), stop=stop)
+    assert (result.status, lived) == (LaunchStatus.INTERRUPTED, [True])
     assert not alive(bare(tmp_path / launch.run_dir))
 
 

@@ -110,16 +110,22 @@ def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
     script = f'[ "$1" = topo ] && exec cat {FIXTURES}/topo_nvlink.txt\n'
     script += f"exec cat {FIXTURES}/a100x2_busy.xml"
     first_on_path(monkeypatch, program(tmp_path / "bin/nvidia-smi", script).parent)
-    drafts = collect_gpus(
-        run_root, torch_count=2, torch_uuids=(), environment={}, host_file="host.json"
-    )
-    facts = {draft.name: draft for draft in drafts}
+
+    def asked(environment: dict[str, str]) -> dict[str, Fact]:
+        drafts = collect_gpus(
+            run_root, torch_count=2, torch_uuids=(), environment=environment, host_file="host.json"
+        )
+        return {draft.name: draft for draft in drafts}
+
+    facts = asked({})
     assert facts["gpu.processes"].value == 1, "Xorg draws, it does not compute"
     assert facts["gpu.processes"].note == "GPU 0: pid 48211 /usr/bin/python3 49120 MiB"
     assert facts["gpu.nvlink"].value is True
-    assert {draft.path for draft in drafts} == {"nvidia_smi.xml", "nvidia_topo.txt"}
+    assert {draft.path for draft in facts.values()} == {"nvidia_smi.xml", "nvidia_topo.txt"}
     kept = (run_root / "nvidia_smi.xml").read_text(encoding="utf-8")
     assert parse_nvidia_smi(kept) == load("a100x2_busy")
+    other = asked({"CUDA_VISIBLE_DEVICES": "1"})
+    assert other["gpu.processes"].value == 0, "the variable of a launch decides"
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from runbook.machine.gpu import visible_gpus
-from runbook.machine.gpu.facts import collect_gpus, gpu_drafts
+from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import GpuState, parse_nvidia_smi, parse_topology
-from tests.factory.programs import first_on_path, program
 from tests.machine.test_nvidia import FIXTURES
 
 SMI = parse_nvidia_smi((FIXTURES / "a100x2_pcie4.xml").read_text(encoding="utf-8"))
@@ -56,28 +54,6 @@ def test_a_link_counts_between_visible_gpus_only() -> None:
         visible = [FOUR[index] for index in pair]
         drafts = {draft.name: draft for draft in gpu_drafts(three, links, visible=visible)}
         assert drafts["gpu.nvlink"].value is nvlink
-
-
-def test_the_variable_of_a_launch_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = (
-        f'[ "$1" = topo ] && exec cat {FIXTURES}/topo_a100x2.txt\n'
-        f"exec cat {FIXTURES}/a100x2_busy.xml"
-    )
-    first_on_path(monkeypatch, program(tmp_path / "nvidia-smi", script).parent)
-    counts = [
-        {
-            draft.name: draft.value
-            for draft in collect_gpus(
-                tmp_path,
-                torch_count=None,
-                torch_uuids=(),
-                environment=environment,
-                host_file="host.json",
-            )
-        }["gpu.processes"]
-        for environment in ({}, {"CUDA_VISIBLE_DEVICES": "1"})
-    ]
-    assert counts == [1, 0]
 
 
 def test_a_card_without_mig_is_whole_and_a_silent_driver_is_not_known() -> None:

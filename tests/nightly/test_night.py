@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from runbook.folder.manifest import check_manifest
 from runbook.launch.inputs import CHECKOUTS
 from runbook.process.reaper import carriers
 from runbook.records import Outcome, RunRecord
+from tests.cli.shell import environment
 from tests.engine.test_interrupt_and_resume import wait_for
 from tests.factory.programs import git
 
@@ -30,7 +30,6 @@ SLOWER = """\
         while process_time() < until:
             pass
 """
-SETTINGS = ("NSA_", "NCCL_", "TORCH_", "PYTORCH_", "CONFIG")
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
@@ -49,11 +48,10 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(clone: Path, *words: str) -> subprocess.Popen[bytes]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     return subprocess.Popen(
         [sys.executable, "-m", "runbook", "nightly", "--quiet", *words],
         cwd=clone,
-        env={**kept, "PYTHONPATH": str(clone), "OMP_NUM_THREADS": "1"},
+        env=environment(PYTHONPATH=str(clone), OMP_NUM_THREADS="1"),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

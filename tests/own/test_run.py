@@ -120,23 +120,6 @@ def test_reading_needs_no_torch(made: tuple[Path, list[str]], words: list[str], 
 
 
 @pytest.mark.slow
-def test_a_run_outlives_whoever_reads_its_events(made: tuple[Path, list[str]]) -> None:
-    """A log collector that ends, `head`: hours of training must not end for that."""
-    words = ("run", "--profile", "./counting.yaml", "--phase", "baseline", "--out=read", "--json")
-    with subprocess.Popen(
-        [sys.executable, "-m", "runbook", *words],
-        cwd=made[0], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as run:  # fmt: skip
-        assert json.loads(run.stdout.readline())["schema_version"] == 1
-        run.stdout.close()
-        told = run.stderr.read()
-    assert run.returncode == 0, told
-    assert told.count("nobody reads stdout any more") == 1
-    (record,) = (made[0] / "read").glob("*/run.json")
-    assert json.loads(record.read_text("utf-8"))["verdict"] == "GO"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_a_stdout_that_takes_nothing_costs_neither_the_run_nor_its_exit_code(
     made: tuple[Path, list[str]], words: tuple[str, ...]
@@ -154,18 +137,6 @@ def test_a_stdout_that_takes_nothing_costs_neither_the_run_nor_its_exit_code(
     assert run.stderr.count("stdout cannot be written (No space left on device)") == 1
     if not words:
         assert f"the run ended with GO; its files are in {out}/{folder.name}" in run.stderr
-
-
-@pytest.mark.slow
-def test_a_run_whose_stdout_is_closed_says_how_it_ended(made: tuple[Path, list[str]]) -> None:
-    words = "run --profile ./counting.yaml --phase baseline --out=closed >&-"
-    run = subprocess.run(
-        ["sh", "-c", f'"{sys.executable}" -m runbook {words}'],
-        cwd=made[0], text=True, stderr=subprocess.PIPE, check=False,
-    )  # fmt: skip
-    folder = next((made[0] / "closed").glob("*/run.json")).parent
-    assert run.returncode == 0 and check_manifest(folder) == []
-    assert f"the run ended with GO; its files are in closed/{folder.name}" in run.stderr
 
 
 def test_the_block_blocks(tmp_path: Path) -> None:

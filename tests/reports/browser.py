@@ -99,13 +99,9 @@ class Browser:
             press = {"type": kind, "key": name, "code": name, "windowsVirtualKeyCode": code}
             self.call("Input.dispatchKeyEvent", **press)
 
-    def on_paper(self) -> None:
-        """Show the page as it is printed, until the next `open`."""
-        self.call("Emulation.setEmulatedMedia", media="print", features=[])
-
-    def screenshot(self, target: Path, *, whole: bool = False) -> None:
-        """The first screen, or the whole page, as PNG."""
-        answer = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
+    def screenshot(self, target: Path) -> None:
+        """The first screen as PNG."""
+        answer = self.call("Page.captureScreenshot")
         target.write_bytes(base64.b64decode(answer["data"]))
 
     def said(self) -> list[str]:

@@ -57,16 +57,15 @@ class Picture:
         assert len(marks) == len(values) >= 2
         return _inverted(marks, values, place)
 
-    def up(self, place: float, *, top: float = 0.0, bottom: float = 1e9) -> float:
-        """The value at this height, by the labels beside the drawing between top and bottom."""
+    def up(self, place: float) -> float:
+        """The value at this height, by the labels beside the drawing."""
         ticks = [
             (float(node.attrib["y"]) - 4, _value(node.text or ""))
             for node in self.root.iter("text")
             if node.attrib["text-anchor"] == "end" and float(node.attrib["x"]) == 42
         ]
-        inside = [(y, value) for y, value in ticks if top <= y <= bottom]
-        assert len(inside) >= 2
-        return _inverted([y for y, _ in inside], [value for _, value in inside], place)
+        assert len(ticks) >= 2
+        return _inverted([y for y, _ in ticks], [value for _, value in ticks], place)
 
 
 def _value(text: str) -> float:

@@ -14,8 +14,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.engine.derive import render
-from tests.engine.test_history import store
-from tests.engine.test_trends import at
+from tests.engine.test_history import at, store
 from tests.reports.browser import MISSING, Browser, chromium, running
 from tests.reports.samples import SAMPLES
 from tests.shared import once

@@ -30,7 +30,7 @@ from runbook.cli._parser import parse_all
 from runbook.engine.derive import render
 from runbook.records import Outcome, RunRecord, Verdict
 from tests import executed
-from tests.cli.shell import Ended
+from tests.cli.shell import Ended, environment
 from tests.executed import kind_of
 from tests.reports.printed import (
     ROOT,
@@ -195,12 +195,11 @@ class Shell:
         `once_begun` is called with its process as soon as the run that it starts starts a launch.
         """
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("NSA_")}
         before = set(self.folder.glob("artifacts/*"))
         process = subprocess.Popen(
             ["sh", "-c", f"exec {line}" if once_begun else line], cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env={**kept, "PATH": programs, "PYTHONPATH": str(ROOT)},
+            env=environment(PATH=programs, PYTHONPATH=str(ROOT)),
         )  # fmt: skip
         while once_begun and process.poll() is None:
             new = set(self.folder.glob("artifacts/*")) - before

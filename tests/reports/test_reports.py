@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,10 @@ from hypothesis import strategies as st
 
 from reports.view import build_view
 from runbook.config import registry
-from runbook.console import Console
 from runbook.engine import derive
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict, judge_run
-from runbook.records.run import Screen
 from tests.factory.records import check
-from tests.reports.samples import SAMPLES, go, no_go, run
+from tests.reports.samples import SAMPLES, go, run
 from tests.tiers import examples
 
 IDS = st.from_regex(r"[a-z0-9_]{1,8}\.[a-z0-9_]{1,8}", fullmatch=True)
@@ -124,14 +121,6 @@ def test_digests_stay_in_the_manifest(make: Callable[[], RunRecord], fmt: str) -
     page = derive.render(type(record).model_validate(dump), fmt)
     assert "digest in run.json" in page if fmt != "md" else True
     assert not re.search(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])", page)
-
-
-def test_terminal_has_colour_only_on_request() -> None:
-    plain = derive.render(no_go(), "terminal")
-    coloured = derive.render(no_go(), "terminal", Screen(color=True))
-    assert "\x1b" not in plain
-    Console(stdout=(shown := io.StringIO())).page(coloured)
-    assert "\x1b[31mFAIL\x1b[0m" in shown.getvalue()
 
 
 def test_write_renders_all_before_it_touches_any_file(

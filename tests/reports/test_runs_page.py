@@ -11,18 +11,17 @@ from reports.runs_pages import render_runs, spark
 from runbook.cli import main
 from runbook.tools.export import MetricRow
 from runbook.tools.history import RunRow, RunsPage, Trend
-from tests.engine.test_history import store
-from tests.engine.test_trends import at
+from tests.engine.test_history import at, store
 from tests.reports.samples import no_go
 
 EVIL = "<script>alert(1)</script>\"'\n`"
 RUN = RunRow(folder="r1", run_id="r1", profile="cpu", verdict="GO", said="GO", scope="2 ranks")
 
 
-def trend(*values: float, bound: float | None = None, name: str = "baseline.throughput") -> Trend:
+def trend(*values: float, name: str = "baseline.throughput") -> Trend:
     row = MetricRow(
         name=name, phase="baseline", run_id="r", started_at="", profile="cpu", verdict="GO",
-        line="l", on_what="cpu", text="", limit=bound,
+        line="l", on_what="cpu", text="",
     )  # fmt: skip
     rows = tuple(replace(row, value=value) for value in values)
     return Trend(name=name, unit="tok/s", on_what="cpu", line="l", rows=rows)

@@ -19,35 +19,24 @@ from runbook.errors import UsageError
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.inputs import build_environment
 from runbook.launch.observer import Observer
-from runbook.process.reaper import TOKEN_VARIABLE, carriers, kill_all, signal_owned
+from runbook.process.reaper import (
+    TOKEN_VARIABLE,
+    carriers,
+    environment_holds,
+    kill_all,
+    signal_owned,
+)
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
-from tests.launch.helpers import fake_launch
+from tests.launch.helpers import At, fake_launch
 from tests.shared import once
 
 ROOT = Path(__file__).parents[2]
 CANARY = "canary-31d0c5e7f2"
+# Where it ran, how it ended, how many processes it had, and on which addresses they listened.
+Crashed = tuple[Path, LaunchResult, int, set[str]]
 SECRETS = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN", "DB_PASSWORD")
-
-
-class Onlooker(Observer):
-    """Looks, while the launch trains, at what its processes listen on."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self.run_dir = run_dir
-        self.listening: set[str] = set()
-        self.processes = 0
-
-    def launch_progress(
-        self, launch: Launch, step: int, total: int, toks_per_s: float | None
-    ) -> None:
-        if step < 4 or self.listening:
-            return
-        token = json.loads((self.run_dir / "launch.json").read_text())["run_token"]
-        pids = carriers(token)
-        self.processes = len(pids)
-        self.listening = set(_listening(pids))
 
 
 def _listening(pids: list[int]) -> Iterator[str]:
@@ -70,12 +59,12 @@ def _listening(pids: list[int]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LaunchResult, Onlooker]:
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
     """A real run that crashes at step 60, on a machine whose environment is full of secrets."""
     return once(tmp_path_factory, "crashed", _crashed)
 
 
-def _crashed(root: Path) -> tuple[Path, LaunchResult, Onlooker]:
+def _crashed(root: Path) -> Crashed:
     fault = FAULTS["exception"]
     launch = drill_launch(fault, name="run").model_copy(
         update={
@@ -85,27 +74,34 @@ def _crashed(root: Path) -> tuple[Path, LaunchResult, Onlooker]:
     )
     machine = {**os.environ, "OMP_NUM_THREADS": "1", **dict.fromkeys(SECRETS, CANARY)}
     machine |= {"LD_PRELOAD": "/nowhere.so", "PYTHONSTARTUP": "/nowhere.py", "NSA_LR": "9"}
-    onlooker = Onlooker(root / "run")
-    how = LaunchOptions(run_root=root, observer=onlooker, retry=False, machine=machine)
+    seen: list[int] = []
+    listening: set[str] = set()
+
+    def look(_: Launch) -> None:
+        token = json.loads((root / "run" / "launch.json").read_text())["run_token"]
+        seen.extend(carriers(token))
+        listening.update(_listening(seen))
+
+    how = LaunchOptions(run_root=root, observer=At(4, look), retry=False, machine=machine)
     result = run_launch(launch, how)
-    return root, result, onlooker
+    return root, result, len(seen), listening
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_the_rendezvous_listens_on_the_loopback_only(
-    crashed: tuple[Path, LaunchResult, Onlooker],
+    crashed: Crashed,
 ) -> None:
-    _, _, onlooker = crashed
-    assert onlooker.processes >= 3  # torchrun and two ranks
-    assert onlooker.listening == {"0100007F"}  # 127.0.0.1, as the kernel writes it
+    _, _, processes, listening = crashed
+    assert processes >= 3  # torchrun and two ranks
+    assert listening == {"0100007F"}  # 127.0.0.1, as the kernel writes it
 
 
 @pytest.mark.e2e
 def test_the_canary_is_in_no_byte_of_a_crashed_run(
-    crashed: tuple[Path, LaunchResult, Onlooker],
+    crashed: Crashed,
 ) -> None:
-    root, result, _ = crashed
+    root, result, *_ = crashed
     assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, 1)
     assert CANARY not in result.model_dump_json()
     files = [path for path in root.rglob("*") if path.is_file()]
@@ -116,8 +112,8 @@ def test_the_canary_is_in_no_byte_of_a_crashed_run(
 
 
 @pytest.mark.e2e
-def test_artifacts_are_for_their_owner_only(crashed: tuple[Path, LaunchResult, Onlooker]) -> None:
-    root, _, _ = crashed
+def test_artifacts_are_for_their_owner_only(crashed: Crashed) -> None:
+    root, *_ = crashed
     folders = [path for path in root.rglob("*") if path.is_dir()]
     assert folders
     for folder in folders:
@@ -131,15 +127,17 @@ def test_only_listed_variables_reach_a_launch(tmp_path: Path) -> None:
     )
     assert made["PATH"] == "/bin" and made["GLOO_SOCKET_IFNAME"] == "lo"
     assert set(made).isdisjoint(machine)
+    refused = ("LD_PRELOAD", "PATH", "PYTHONPATH", "RUNBOOK_RUN_TOKEN", "BASH_ENV")
     with pytest.raises(UsageError) as error:
         build_environment(
             {},
-            {"LD_PRELOAD": "x", "PATH": "x", "PYTHONPATH": "x", "NSA_NVTX": "1"},
+            {**dict.fromkeys(refused, "x"), "NSA_NVTX": "1"},
             token="ab",
             run_dir=tmp_path,
             loopback=False,
         )
-    for name in ("LD_PRELOAD", "PATH", "PYTHONPATH"):
+    assert len(error.value.problems) == len(refused)
+    for name in refused:
         assert f"may not set {name}" in str(error.value)
 
 
@@ -201,7 +199,11 @@ def test_only_our_token_is_ever_killed() -> None:
         assert signal_owned(other.pid, "aa" * 8, 9) is False
         assert kill_all("aa" * 8) == []
         assert ours.wait(5) == -9
-        assert other.poll() is None
+        assert other.poll() is None and carriers("bb" * 8) == [other.pid]
+        assert not environment_holds(other.pid, "bb" * 7), "a part of it is none"
+        assert signal_owned(other.pid, "bb" * 8, 9) is True
+        assert other.wait(5) == -9
+        assert signal_owned(other.pid, "bb" * 8, 9) is False, "it is gone"
     finally:
         for process in (ours, other):
             process.kill()

@@ -28,9 +28,9 @@ class Notes(Observer):
         self.said.append(text)
 
 
-def two_ranks(*words: str, steps: int = 20, timeout_s: float = 240, name: str = "one") -> Launch:
+def two_ranks(*words: str, steps: int = 20) -> Launch:
     argv = ("python", ONE_RANK, "--steps", str(steps), "--nproc", "2", *words)
-    return launch(*argv, name=name, nodes=2, steps=steps, timeout_s=timeout_s)
+    return launch(*argv, name="one", nodes=2, steps=steps, timeout_s=240)
 
 
 def launcher(root: Path, *, queue_s: float = 240, notes: Notes | None = None) -> SlurmLauncher:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,29 +19,15 @@ import pytest
 
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, StopRequest, adopt_launch
-from runbook.launch.observer import Observer
 from runbook.launch.slurm.files import JOB_JSON, NODE_TOKEN_VARIABLE, last_state
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from tests.launch.helpers import At
 from tests.shared import crowded
 from tests.slurm.cluster import Cluster
 from tests.slurm.helpers import Notes, launcher, run, two_ranks
 
 pytestmark = pytest.mark.slow
-
-
-class Injector(Observer):
-    """Does something, once, when a launch has come to a step."""
-
-    def __init__(self, act: Callable[[Path], object], folder: Path, *, at: int = 3) -> None:
-        self.act, self.folder, self.at = act, folder, at
-
-    def launch_progress(
-        self, launch: Launch, step: int, total: int, toks_per_s: float | None
-    ) -> None:
-        if step >= self.at:
-            self.at = 1 << 30
-            self.act(self.folder / launch.run_dir)
 
 
 def processes_of(run_dir: Path, node: str) -> list[psutil.Process]:
@@ -101,22 +86,22 @@ def test_a_rank_that_is_late_is_named_with_its_node(cluster: Cluster, tmp_path: 
 
 
 def test_the_ranks_parent_on_a_node_is_killed(cluster: Cluster, tmp_path: Path) -> None:
-    def kill(run_dir: Path) -> None:
-        for process in processes_of(run_dir, "n1"):
+    def kill(launch: Launch) -> None:
+        for process in processes_of(tmp_path / launch.run_dir, "n1"):
             with suppress(psutil.Error):  # some of them come and go
                 if "one_rank.py" in " ".join(process.cmdline()):
                     process.kill()
 
-    result = run(two_ranks(steps=2000), tmp_path, observer=Injector(kill, tmp_path))
+    result = run(two_ranks(steps=2000), tmp_path, observer=At(3, kill))
     assert result.status is LaunchStatus.CRASHED
     assert result.cause.startswith("the ranks' parent on node n1 was ended by SIGKILL")
 
 
 def test_the_job_is_canceled_by_somebody_else(cluster: Cluster, tmp_path: Path) -> None:
-    def cancel(run_dir: Path) -> None:
-        cluster.tool("scancel", str(job_id(run_dir)))
+    def cancel(launch: Launch) -> None:
+        cluster.tool("scancel", str(job_id(tmp_path / launch.run_dir)))
 
-    result = run(two_ranks(steps=2000), tmp_path, observer=Injector(cancel, tmp_path))
+    result = run(two_ranks(steps=2000), tmp_path, observer=At(3, cancel))
     assert result.status is LaunchStatus.PREEMPTED
     assert "was ended in Slurm by somebody else (state CANCELLED)" in result.cause
 
@@ -126,11 +111,11 @@ def test_a_stop_request_ends_everything_within_five_seconds(
 ) -> None:
     stop, asked = StopRequest(), []
 
-    def request(_: Path) -> None:
+    def request(_: Launch) -> None:
         asked.append(time.monotonic())
         stop.request("SIGTERM")
 
-    result = run(two_ranks(steps=2000), tmp_path, observer=Injector(request, tmp_path), stop=stop)
+    result = run(two_ranks(steps=2000), tmp_path, observer=At(3, request), stop=stop)
     assert result.status is LaunchStatus.INTERRUPTED
     assert time.monotonic() - asked[0] < crowded(5)
     # A rank that is too slow on a busy machine is ended without its own word.
@@ -214,13 +199,13 @@ def test_nothing_is_adopted_where_no_job_is_left(cluster: Cluster, tmp_path: Pat
 def test_a_node_that_goes_down_is_named(cluster: Cluster, tmp_path: Path) -> None:
     began: list[float] = []
 
-    def power_off(_: Path) -> None:
+    def power_off(_: Launch) -> None:
         began.append(time.monotonic())
         # The harness must not wait for this.
         threading.Thread(target=cluster.kill_node, args=("n1",)).start()
 
     try:
-        result = run(two_ranks(steps=5000), tmp_path, observer=Injector(power_off, tmp_path))
+        result = run(two_ranks(steps=5000), tmp_path, observer=At(3, power_off))
     finally:
         cluster.bring_back("n1")
     assert result.status is LaunchStatus.HARDWARE_ERROR, result
@@ -237,7 +222,7 @@ def test_a_full_shared_disk(cluster: Cluster, tmp_path: Path) -> None:
     if mounted.returncode:
         pytest.skip(f"no small file system can be mounted: {mounted.stderr.decode().strip()}")
 
-    def fill(run_dir: Path) -> None:
+    def fill(_: Launch) -> None:
         with (root / "filler").open("wb", buffering=0) as stream:
             try:
                 while True:
@@ -247,7 +232,7 @@ def test_a_full_shared_disk(cluster: Cluster, tmp_path: Path) -> None:
 
     try:
         with pytest.raises(OSError, match="No space left on device"):
-            run(two_ranks(steps=5000), root, observer=Injector(fill, root))
+            run(two_ranks(steps=5000), root, observer=At(3, fill))
         token = json.loads((root / "baseline/one" / JOB_JSON).read_text())["run_token"]
         assert carriers(token) == []
         rows = (root / "baseline/one/training.csv").read_text().splitlines()

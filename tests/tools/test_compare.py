@@ -233,6 +233,12 @@ def test_another_toggle_alone_is_one_cause(tmp_path: Path) -> None:
     assert [(d.kind, d.a, d.b) for d in found.differences] == [("toggles", "50", "25")]
 
 
+def test_a_setting_is_a_toggle_or_part_of_the_work(tmp_path: Path) -> None:
+    found = compare(tmp_path, SAME, settings={"NSA_DDP_BUCKET_MB": "25", "train.lr": "1"})
+    told = {(one.kind, one.what) for one in found.differences}
+    assert told == {("toggles", "NSA_DDP_BUCKET_MB"), ("work", "train.lr")}
+
+
 def test_another_profile_or_an_unfinished_run_is_an_obstacle(tmp_path: Path) -> None:
     other = compare(tmp_path / "x", SAME, profile="cpu")
     assert any("profile" in text for text in other.obstacles)

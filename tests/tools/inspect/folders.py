@@ -111,7 +111,7 @@ def beats(rank: int, steps: int, *, token: str = TOKEN, ranks: int = 2) -> list[
     )
 
 
-def legacy_run(*, last: int = 200, every: int = 20, first_rate: float = 620.0) -> list[str]:
+def legacy_run(*, every: int = 20, first_rate: float = 620.0) -> list[str]:
     """Rows of one run in the older form: step 1, then one row per `every` steps."""
-    steps = [1, *range(every, last + 1, every)] if every > 1 else list(range(1, last + 1))
+    steps = [1, *range(every, 201, every)] if every > 1 else list(range(1, 201))
     return [f"{s},{loss_of(s)},0.0001,{first_rate if s == 1 else 850 + s % 7}" for s in steps]
