@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from random import Random
 
 from phases.compare.rates import cell
@@ -62,22 +61,20 @@ class Regression(RowPhase):
         plan = REGRESSION_PLAN
         random = Random(f"{self.name}:{context.seed}")  # noqa: S311 - an order, not a secret
         rounds = balanced_rounds((_REFERENCE, _HEAD), plan.first + plan.more, random)
+        commits = {_REFERENCE: context.reference, _HEAD: context.head}
+        why = "if a loss is suspected: "
         return [
-            self._launch(context, number, side, conditional=number > plan.first)
+            trainer_launch(
+                context,
+                phase=self.name,
+                name=_name(number, side),
+                purpose=f"{why * (number > plan.first)}round {number}, {side} {commits[side][:12]}",
+                commit=commits[side],
+                conditional=number > plan.first,
+            )
             for number, order in enumerate(rounds, start=1)
             for side in order
         ]
-
-    def _launch(self, context: PlanContext, number: int, side: str, *, conditional: bool) -> Launch:
-        commit = context.reference if side == _REFERENCE else context.head
-        why = "if a loss is suspected: " if conditional else ""
-        launch = trainer_launch(
-            context,
-            phase=self.name,
-            name=_name(number, side),
-            purpose=f"{why}round {number}, {side} {commit[:12]}",
-        )
-        return launch.model_copy(update={"commit": commit, "conditional": conditional})
 
     def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> bool:
         """True if the first rounds make a loss likely; not where they cannot be compared."""
@@ -87,7 +84,7 @@ class Regression(RowPhase):
 
     def names(self, case: Case) -> Sequence[str]:
         """The launches of the first rounds, and of the later ones if they were started."""
-        return list(chain.from_iterable(_rounds(case)))
+        return [name for pair in _rounds(case) for name in pair]
 
     def rows(self) -> Sequence[Row]:
         """HEAD trains as it should, the reference still runs, both are what they say; the pace."""

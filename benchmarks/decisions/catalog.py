@@ -27,10 +27,20 @@ from benchmarks.decisions.cells import (
     single_above_ddp,
     told,
 )
-from benchmarks.decisions.noise import CALM, NOISES, V4_LIKE, Noise, launched, launches, rates
+from benchmarks.decisions.noise import (
+    CALM,
+    NOISES,
+    V4_LIKE,
+    Noise,
+    launch_effects,
+    launched,
+    launches,
+    rates,
+)
 from runbook.config.load import load_profile
 from runbook.stats.decision import Decided
 from runbook.stats.launches import meets_target, scaling, scaling_over
+from runbook.stats.levels import LEVEL_RUNS, LEVEL_WINDOW, below_level, loss_shown
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import regression
 from runbook.stats.plans import REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN
@@ -239,6 +249,33 @@ def _nightly_cells() -> Iterator[Cell]:
             yield Cell(question, noise, truth, run, claims, error, REGRESSION_PLAN)
 
 
+_LAUNCHES, _ALLOWED = 3, 0.05
+
+
+def _earlier(noise: Noise, loss: float, before: int) -> Run:
+    """A run that lost so much, against the last one, or the best level of those before it."""
+
+    def run(rng: np.random.Generator, runs: int) -> Result:
+        rate = np.exp(launch_effects(rng, noise, (runs, before + 1), _LAUNCHES))
+        rate[:, -1] *= 1 - loss
+        if before == 1:
+            return told([loss_shown(a, b, allowance=_ALLOWED) for a, b in rate])
+        means = np.exp(np.log(rate).mean(axis=-1))
+        return told([below_level(one[:-1], one[-1], allowance=_ALLOWED) for one in means])
+
+    return run
+
+
+def _earlier_cells() -> Iterator[Cell]:
+    for before in (1, LEVEL_RUNS, LEVEL_WINDOW):
+        what = "the last run" if before == 1 else f"the best level of {before} runs"
+        for noise in NOISES:
+            for loss in (0.0, 0.05, 0.15, 0.30):
+                claims = () if loss else (Claim("FAIL", 0.01, at_limit=True),)
+                run = _earlier(noise, loss, before)
+                yield Cell(f"a loss against {what}", noise, f"{loss:.0%} lost", run, claims)
+
+
 def all_cells() -> list[Cell]:
     """Every situation, in the order of the published table."""
     groups = (
@@ -252,6 +289,7 @@ def all_cells() -> list[Cell]:
         _scaling_cells,
         _over_nodes_cells,
         _nightly_cells,
+        _earlier_cells,
         faster_cells,
     )
     return [cell for group in groups for cell in group()]

@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 from unittest import mock
 
@@ -31,7 +32,7 @@ from runbook.launch import attempt as attempts
 from runbook.launch import launcher, local
 from runbook.launch import local as hosts
 from runbook.launch.observer import Observer
-from runbook.machine import host, kernel_log
+from runbook.machine import host, kernel_log, preflight
 from runbook.machine.gpu import devices as counters
 from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, satisfies
 
@@ -148,10 +149,11 @@ class _Stage:
         path = f"{self.bench.programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         environment = {**kept, "PATH": path, "PYTHONPATH": str(self.bench.packages)}
         sensors: dict[str, Any] = {
-            "disk_free_gib": lambda _folder: self.machine.disk_free_gib,
             "write_speed_mib_s": lambda _folder: self.machine.disk_mib_s,
             "live_processes": self._processes,
         }
+        usage = SimpleNamespace(free=self.machine.disk_free_gib * 2**30)
+        disk = SimpleNamespace(disk_usage=lambda _folder: usage)
         # The kernel's own device is this machine's; without it the tool is asked.
         log = hosts.KernelLog
         replaced: dict[str, Any] = {
@@ -163,6 +165,7 @@ class _Stage:
         with ExitStack() as stack:
             stack.enter_context(mock.patch.dict(os.environ, environment, clear=True))
             stack.enter_context(mock.patch.multiple(host, **sensors))
+            stack.enter_context(mock.patch.object(preflight, "shutil", disk))
             stack.enter_context(mock.patch.multiple(hosts, **replaced))
             stack.enter_context(mock.patch.object(local, "time", self.clock))
             stack.enter_context(mock.patch.object(attempts, "time", self.clock))

@@ -84,17 +84,13 @@ def selected(
     shape = launch.shape_constants(cfg)
     l_sel, by_block, of = {"L_SEL": cfg.l_sel}, cut.by_block, {"pointers": _LISTS}
     chosen = {**l_sel, "N_SEL": cfg.n_sel}
-    listed = {**l_sel, "TOKENS": launch.TOKENS_OF_A_LIST}
-    listed |= {"PLACES": cut.places}
-    offsets = {"PIECE": cut.piece, "PIECE_OF_RUN": by_block.piece if by_block else cut.piece}
-    offsets |= {"BLOCKS": launch.BLOCKS_AT_ONCE}
+    listed = launch.list_constants(cfg, cut)
     total = {name: value for name, value in shape.items() if name != "HEADS"} | {"FEW": LEAST}
     for name, function, constants, stages in (
         ("ranges", readers.ranges_kernel, {**chosen, "ROWS": launch.TOKENS}, 1),
         ("pack", readers.pack_kernel, {**chosen, "TOKENS": launch.TOKENS}, 1),
         ("list", readers.list_kernel, {**listed, "FILL": False}, 3),
         ("list (fill)", readers.list_kernel, {**listed, "FILL": True}, 3),
-        ("offsets", readers.offset_kernel, offsets, 3),
         ("sum", readers.sum_kernel, total, 3),
     ):
         yield Kernel(name=name, function=function, constants=constants, stages=stages, **of)
@@ -139,9 +135,10 @@ def compressed(
 
     What it gives and its gradients are float32 in every call, and its keys where they choose.
     """
+    from nsa.attention.triton import between
     from nsa.attention.triton.compressed import launch, rows, top
 
-    floats = ("out", "grad", "dk", "dv", "lse", "exact_lse", "delta", "parts")
+    floats = ("out", "grad", "lse", "exact_lse", "delta", "parts")
     own = ("terms", "rounded_grad")
     of: dict[str, Any] = {"pointers": {**dict.fromkeys(floats, "fp32"), "blocks": "i64"}}
     of["own"] = own
@@ -158,16 +155,13 @@ def compressed(
         ("dk, dv", launch.compressed_piece_kernel, cut.key_gradient, owned),
     ):
         yield _tiled(f"compressed {name}", function, tile, {**shape, **more}, **of)
-    rest = {name: value for name, value in shape.items() if name != "HEADS"}
     yield Kernel(
-        name="compressed sum", function=launch.compressed_sum_kernel,
-        constants={**rest, **owned, "FEW": LEAST}, **of,
+        name="compressed sum", function=between.compressed_sum_kernel, pointers={"parts": "fp32"},
+        constants=launch.sum_constants(cfg, cut),
     )  # fmt: skip
-    widths = {name: shape[name] for name in ("D_K", "D_V")}
     yield Kernel(
-        name="terms of keys", function=rows.terms_kernel,
-        pointers={"k": "fp32", "v": "fp32"}, own=(*own, "values"),
-        constants={**widths, "TERMS": terms, "KEYS": LEAST, "VALUES": True},
+        name="pool", function=between.pool_kernel, own=(*own, "values"),
+        constants=launch.pool_constants(cfg, torch.bfloat16),
     )  # fmt: skip
     chosen = launch.top_constants(cfg, torch.bfloat16)
     yield Kernel(
@@ -208,21 +202,18 @@ def between(
     pairs: int,  # noqa: ARG001
     adjust: Adjust = as_assumed,  # noqa: ARG001
 ) -> Iterator[Kernel]:
-    """Pooled keys and values, the gated sum, and the gradients of both; of no length."""
+    """The gated sum and its gradients; of no length."""
     from nsa.attention.triton import between
 
-    # The compressed branch, its keys and its values are float32 in every call.
-    floats = ("cmp", "d_cmp", "pooled_k", "pooled_v", "grad_k", "grad_v")
-    mixed, pooled = between.mix_constants(cfg.n_heads, cfg.d_v), between.pool_constants(cfg)
-    for name, function, constants in (
-        ("pool", between.pool_kernel, pooled),
-        ("mix", between.mix_kernel, mixed),
-        ("mix backward", between.mix_backward_kernel, mixed),
-        ("pool backward", between.pool_backward_kernel, pooled),
+    mixed = between.mix_constants(cfg.n_heads, cfg.d_v)
+    for name, function in (
+        ("mix", between.mix_kernel),
+        ("mix backward", between.mix_backward_kernel),
     ):
         yield Kernel(
-            name=name, function=function, constants=constants,
-            pointers=dict.fromkeys(floats, "fp32"),
+            name=name, function=function, constants=mixed,
+            # The compressed branch is float32 in every call.
+            pointers={"cmp": "fp32", "d_cmp": "fp32"},
             own=("sel", "win", "gates", "d_sel", "d_win", "d_gates"),
         )  # fmt: skip
 

@@ -29,8 +29,8 @@ def operator(fake: Callable[..., Any]) -> Callable[[Function], Function]:
     return register
 
 
-def config_of(q: Tensor, v: Tensor, **numbers: int) -> NSAConfig:
-    """What operators read of a config: the shapes of q [B,S,G,h,Dk] and v [..,Dv], and numbers.
+def config_of(q: Tensor, v: Tensor, **numbers: Any) -> NSAConfig:
+    """What operators read of a config: shapes of q [B,S,G,h,Dk] and v [..,Dv], numbers, phi.
 
     The other numbers are any that fit these.
     """

@@ -27,8 +27,15 @@ from nsa.attention.selection import block_map, build_ranges, compress
 from nsa.attention.tracing import profile_range
 from nsa.attention.triton import operators as by_triton
 from nsa.attention.window import Attend, masked_window, varlen_window
-from nsa.config import NSAConfig, Way
-from nsa.contract import ATTEND_RANGE, CMP_RANGE, GATE_RANGE, SCORES_RANGE, WIN_RANGE
+from nsa.config import NSAConfig, Ranges, Way
+from nsa.contract import (
+    ATTEND_RANGE,
+    CMP_RANGE,
+    GATE_RANGE,
+    SCORES_RANGE,
+    SELECTION_RANGES,
+    WIN_RANGE,
+)
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -105,39 +112,50 @@ def _made_again(bias: Tensor, make: Callable[[], Tensor]) -> Iterator[None]:
         yield
 
 
-def _pooled(x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
+def _pooled(x: Branches, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
     """Compressed keys and values [B,N,G,D], in at least float32."""
     if cfg.phi == "mlp":
         return compress(x.k_cmp, cfg), compress(x.v_cmp, cfg)
-    if way.selected == "triton":
-        return by_triton.pool(x.k_cmp, x.v_cmp, cfg.l, cfg.d)
     # Both are pooled alike: together that is half of the operators.
     pooled = compress(torch.cat((x.k_cmp, x.v_cmp), -1), cfg)
     k, v = pooled.split_with_sizes((cfg.d_k, cfg.d_v), -1)
     return k, v
 
 
-def _compressed(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
-    """Compressed branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,N,G,D]; blocks [B,S,G,n_sel]."""
+def _compressed(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
+    """Compressed branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]; blocks [B,S,G,n_sel]."""
     if way.selected == "triton":
         with profile_range(CMP_RANGE):
-            out, _, lse = by_triton.compressed(q, k, v, cfg.l, cfg.d)
+            out, _, terms, _, lse = by_triton.compressed(q, x.k_cmp, x.v_cmp, cfg.l, cfg.d, cfg.phi)
         with profile_range(SCORES_RANGE):
             # No gradient flows through a choice.
-            q, k, lse = q.detach(), k.detach(), lse.detach()
-            return out, by_triton.top_blocks(q, k, lse, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
+            numbers = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
+            return out, by_triton.top_blocks(q.detach(), terms.detach(), lse.detach(), *numbers)
+    k, v = _pooled(x, cfg)
     out, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
     return out.transpose(1, 2), blocks.transpose(1, 2).contiguous()
 
 
+def bits_of(blocks: Tensor, cfg: NSAConfig, version: Ranges) -> Tensor:
+    """Merged ranges of blocks [B,S,G,n_sel] by the chosen version, as what kernels read of them.
+
+    v2's by a kernel, of blocks that ascend, with -1 at the end only.
+    """
+    if version == "v1":
+        return by_triton.selected_bits(build_ranges(blocks, cfg, version), cfg.l_sel)
+    with profile_range(SELECTION_RANGES[version]):
+        return by_triton.merged_ranges(blocks, cfg.l_sel)[1]
+
+
 def _selected(q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, way: Way) -> Tensor:
     """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]."""
-    seq_len, attend, by_kernels = q.shape[1], _attend(way), way.selected == "triton"
-    ranges = build_ranges(blocks, cfg, way.selection_ranges, by_triton=by_kernels)
-    with profile_range(ATTEND_RANGE):
-        if by_kernels:
-            bits = by_triton.selected_bits(ranges, cfg.l_sel)
+    if way.selected == "triton":
+        bits = bits_of(blocks, cfg, way.selection_ranges)
+        with profile_range(ATTEND_RANGE):
             return by_triton.selected(q, x.k_sel, x.v_sel, bits, cfg.l_sel, cfg.n_sel)[0]
+    seq_len, attend = q.shape[1], _attend(way)
+    ranges = build_ranges(blocks, cfg, way.selection_ranges)
+    with profile_range(ATTEND_RANGE):
         if seq_len <= cfg.n_sel * cfg.l_sel:
             # Everything visible is selected.
             return _causal(q, x.k_sel, x.v_sel, cfg, attend)
@@ -208,8 +226,7 @@ def _mixed(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
 def batched_sdpa(x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel]."""
     q = split_dim(x.q, 2, cfg.heads_per_group)
-    k, v = _pooled(x, cfg, way)
-    o_cmp, blocks = _compressed(q, k, v, cfg, way)
+    o_cmp, blocks = _compressed(q, x, cfg, way)
     o_sel = _selected(q, x, blocks, cfg, way)
     o_win = _window(q, x, cfg, way)
     with profile_range(GATE_RANGE):

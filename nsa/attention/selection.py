@@ -17,7 +17,6 @@ from torch import Tensor
 from nsa.attention.branches import split_dim
 from nsa.attention.opaque import operator
 from nsa.attention.tracing import profile_range
-from nsa.attention.triton.operators import merged_ranges
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 
@@ -263,17 +262,10 @@ def build_ranges(
     cfg: NSAConfig,
     version: Ranges,
     positions: Tensor | None = None,
-    *,
-    by_triton: bool = False,
 ) -> Tensor:
-    """Merged token ranges by the chosen version, under its profiler range.
-
-    by_triton: v2's by a kernel, of blocks that ascend, with -1 at the end only, at 0..S-1.
-    """
+    """Merged token ranges by the chosen version, under its profiler range."""
     build = ranges_v1 if version == "v1" else ranges_v2
     with profile_range(SELECTION_RANGES[version]):
-        if by_triton and version == "v2":
-            return merged_ranges(blocks, cfg.l_sel)
         if version == "v1" and positions is None and torch.compiler.is_compiling():
             return ranges_by_loops(blocks, cfg.l_sel)
         return build(blocks, cfg, positions)

@@ -125,6 +125,11 @@ def recomputed_steps(
     return tuple(sorted({first, *(step for begin in begins for step in (begin, begin + 1))}))
 
 
+def step_weight(step: int) -> int:
+    """By what a step counts in the sums that the exit event tells: neighbors count otherwise."""
+    return 1 + step % 3
+
+
 def drawn_batch(token: str, rank: int, step: int, batches: int) -> int:
     """Which of a rank's held-out batches, from 0, its evaluation after a step computes again."""
     return _below(batches, f"eval {rank} {step} {token}")

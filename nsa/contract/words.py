@@ -154,6 +154,10 @@ class NSAError(ValueError):
         return cls(f"{where}: {len(problems)} problem(s){lines}", problems)
 
 
+class CheckpointError(NSAError):
+    """No usable checkpoint; the message says what is wrong with each candidate."""
+
+
 def raise_problems(where: str, problems: Sequence[str]) -> None:
     """Raise one NSAError that lists every problem, or return if there is none."""
     if problems:

@@ -110,6 +110,11 @@ class LaunchPlan:
         )
 
     @property
+    def saves(self) -> bool:
+        """May the launch write a checkpoint?"""
+        return self.flags.save or self.config.train.save_every > 0
+
+    @property
     def checkpointing(self) -> tuple[bool, str]:
         """Is gradient checkpointing in force, and why."""
         if not self.config.runtime.gradient_checkpointing:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from time import process_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsa.contract import (
     COMPRESSION_LINE,
@@ -27,9 +27,11 @@ from nsa.step.dispatch import needs_trial, trial_step
 from nsa.step.engine import Engine, StepOutcome
 from nsa.step.sync import Arriving, Posted, post
 from nsa.train.evaluation import Evaluations
-from nsa.train.saves import Saves
 from nsa.train.settle import End, Pending, Settler, Tables
 from nsa.witness.witness import Witness
+
+if TYPE_CHECKING:
+    from nsa.train.saves import Saves
 
 
 class Loop:
@@ -69,7 +71,7 @@ class Loop:
         self.evaluations = Evaluations(
             engine, tables=tables, heartbeat=heartbeat, witness=self.witness
         )
-        self.saves = Saves(run_dir, engine, heartbeat)
+        self._saves = _saves(run_dir, engine, heartbeat)
         self._read: dict[str, Any] | None = None
         self._owed = owed
         self._early = first_batch
@@ -191,7 +193,7 @@ class Loop:
         posted = self._post(outcome)
         with witness.update():
             rate = self.engine.update(self.step)
-        seen = witness.after(self.step, norm=outcome.norm, rate=rate)
+        seen = witness.after(self.step, loss=outcome.loss, norm=outcome.norm, rate=rate)
         if self.settler.lag == 0 or witness.profiles:
             posted.wait()
         self._last = batches[-1]
@@ -235,7 +237,7 @@ class Loop:
             strict_norm=not self.engine.scaler.is_enabled(),
             halt=self._halt.exists(),
             terminate=self.termination.reason is not None,
-            saved=self.saves.done,
+            saved=self._saves is not None and self._saves.done,
         )
 
     def _fetch(self) -> list[Batch]:
@@ -255,12 +257,13 @@ class Loop:
     # -- between steps -------------------------------------------------------------------------
 
     def _between_steps(self) -> None:
-        if self.settler.saved and self.saves.under_way:
-            self.saves.finish()
+        if self._saves is not None and self.settler.saved and self._saves.under_way:
+            self._saves.finish()
         train = self.plan.config.train
         evaluate = bool(train.eval_every) and self.step % train.eval_every == 0
-        save = bool(train.save_every) and self.step % train.save_every == 0
-        if not evaluate and not save:
+        due = bool(train.save_every) and self.step % train.save_every == 0
+        saves = self._saves if due else None
+        if not evaluate and saves is None:
             return
         # What was agreed about the last steps decides whether they are worth keeping.
         self.settler.drain()
@@ -269,13 +272,13 @@ class Loop:
         if evaluate:
             with self.witness.unchanged():
                 self.evaluations.run(self.step, self.source)
-        if save:
+        if saves is not None:
             with self.witness.unchanged():
-                self._save()
+                self._save(saves)
         self.clock.restart()
 
-    def _save(self) -> None:
-        self.saves.begin(
+    def _save(self, saves: Saves) -> None:
+        saves.begin(
             step=self.step,
             position=self.position,
             val_loss=self.evaluations.loss_at(self.step),
@@ -287,18 +290,29 @@ class Loop:
         """The last proof and checkpoint, where the weights are worth it and one was asked for."""
         if end.code == ExitCode.SUCCESS and self._last is not None:
             self.witness.end(self._last)
-        asked = self.plan.flags.save or (
-            self.plan.config.train.save_every > 0 and end.code != ExitCode.SUCCESS
-        )
         self.termination.saving = True
-        if self.saves.under_way:
-            self.saves.finish()
-        saved = self.saves.has(self.step)
-        if asked and self.done and end.code != ExitCode.NONFINITE and not self.ranks.any(saved):
-            self._save()
-            self.saves.finish()
-        if end.code == ExitCode.SUCCESS:
-            self._read = self.saves.read_back()
+        if self._saves is not None:
+            self._save_last(self._saves, end)
         self.tables.sync()
         self.heartbeat.sync()
         return end
+
+    def _save_last(self, saves: Saves, end: End) -> None:
+        asked = self.plan.flags.save or end.code != ExitCode.SUCCESS
+        if saves.under_way:
+            saves.finish()
+        saved = saves.has(self.step)
+        if asked and self.done and end.code != ExitCode.NONFINITE and not self.ranks.any(saved):
+            self._save(saves)
+            saves.finish()
+        if end.code == ExitCode.SUCCESS:
+            self._read = saves.read_back()
+
+
+def _saves(run_dir: Path, engine: Engine, heartbeat: Heartbeat) -> Saves | None:
+    """None in a launch that saves nothing, which can do without loading what writes checkpoints."""
+    if not engine.plan.saves:
+        return None
+    from nsa.train.saves import Saves
+
+    return Saves(run_dir, engine, heartbeat)

@@ -21,7 +21,7 @@ from nsa.contract import (
     CHECKSUMS_JSON,
     ENV_JSON,
     METADATA_FILE,
-    NSAError,
+    CheckpointError,
     checkpoint_step,
 )
 from nsa.contract.digests import damage, identity_of
@@ -45,10 +45,6 @@ _HARMLESS = {
 }
 # A run goes on from a run that went on from a run ...
 _MOST_RUNS = 1000
-
-
-class CheckpointError(NSAError):
-    """No usable checkpoint; the message says what is wrong with each candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nsa.contract import CHECKPOINTS_DIR, Event, Phase, checkpoint_name
+from nsa.contract import CHECKPOINTS_DIR, CheckpointError, Event, Phase, checkpoint_name
 from nsa.contract.digests import identity_of
 from nsa.launch.output import Heartbeat, say
 from nsa.launch.ranks import SAVING_GROUP
 from nsa.step.engine import Engine
 from nsa.train import checkpoint
 from nsa.train.checkpoint import numbered, position_name, shared_state
-from nsa.train.restore import CheckpointError, read, read_position
+from nsa.train.restore import read, read_position
 
 # Of the model and of the optimizer each; no larger than is read in a moment.
 _TENSORS, _LARGEST = 3, 1 << 22

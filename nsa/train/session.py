@@ -12,7 +12,14 @@ from typing import Any
 import torch
 
 from nsa.attention import tracing
-from nsa.contract import OUT_OF_MEMORY_PREFIX, PARTED, Event, ExitCode, Phase
+from nsa.contract import (
+    OUT_OF_MEMORY_PREFIX,
+    PARTED,
+    CheckpointError,
+    Event,
+    ExitCode,
+    Phase,
+)
 from nsa.data.packing import open_source
 from nsa.data.source import Batch, DataError, DataStallError, Source
 from nsa.launch.envfile import announce, effective, write_env
@@ -23,7 +30,6 @@ from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, 
 from nsa.settings import ConfigError
 from nsa.step.dispatch import is_out_of_memory
 from nsa.step.engine import Engine
-from nsa.train import restore
 from nsa.train.loop import Loop
 from nsa.train.settle import End, Tables
 from nsa.witness.self_test import SelfTest, self_test
@@ -73,7 +79,7 @@ def run_rank(
     except ConfigError as error:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
         say(str(error), rank=beat.rank)
-    except (DataError, restore.CheckpointError) as error:
+    except (DataError, CheckpointError) as error:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
         shout(f"[rank {beat.rank}] {error}")
     except Exception as error:  # noqa: BLE001 - the rank's last word; its process ends with it
@@ -236,6 +242,9 @@ class _Session:
         return open_source(data, self.plan.share)
 
     def _resume(self, engine: Engine, source: Source, path: Path) -> int:
+        # Here alone: reading checkpoints takes half a second to load.
+        from nsa.train import restore
+
         restored = restore.load(path, engine)
         source.seek(restored.position)
         self.owed = restored.owes_evaluation(self.plan.config.train.eval_every)

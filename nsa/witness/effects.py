@@ -7,6 +7,7 @@ know, with the reason as evidence.
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -147,11 +148,15 @@ def _ranges(seen: Seen) -> Evidence:
 
 
 def _needs_no_host(cfg: NSAConfig, version: Ranges) -> bool:
-    """Do the ranges come about without a look at a number? Tensors on `meta` have none."""
-    blocks = torch.zeros(1, 1, cfg.n_kv_groups, cfg.n_sel, dtype=torch.int64, device="meta")
+    """Do the ranges come about without a look at a number?
+
+    Inside of `vmap` tensors have none to look at. What it cannot run as one, it warns of.
+    """
+    blocks = torch.zeros(2, 1, 1, cfg.n_kv_groups, cfg.n_sel, dtype=torch.int64)
     try:
-        build_ranges(blocks, cfg, version)
-    except (NotImplementedError, RuntimeError):
+        with warnings.catch_warnings(action="error"):
+            torch.func.vmap(lambda one: build_ranges(one, cfg, version))(blocks)
+    except (NotImplementedError, RuntimeError, UserWarning):
         return False
     return True
 

@@ -7,6 +7,7 @@ here changes what is trained, and no step waits for it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nsa.contract import Event, Phase
+from nsa.contract.digests import step_weight
 from nsa.data.source import Batch
 from nsa.launch.arms import Block
 from nsa.launch.output import Heartbeat
@@ -48,6 +50,9 @@ class Witness:
         self._largest_lr = 0.0
         self._first_update: dict[str, float] | None = None
         self._last_proof: dict[str, Any] | None = None
+        # Sums of this rank's losses and norms, each times the weight of its step.
+        zero = torch.zeros((), dtype=torch.float64, device=engine.device)
+        self._steps, self._summed = 0, {"loss": zero, "grad_norm": zero.clone()}
 
     # -- the launch and its blocks -------------------------------------------------------------
 
@@ -103,9 +108,14 @@ class Witness:
         """Around the optimizer's step."""
         return self._watched.watch_update()
 
-    def after(self, step: int, *, norm: Tensor, rate: float) -> dict[str, int | str]:
-        """The update is over, of a gradient of this norm: what `step_end` tells of the tokens."""
+    def after(self, step: int, *, loss: Tensor, norm: Tensor, rate: float) -> dict[str, int | str]:
+        """The update is over, of this rank's mean loss and a gradient of this norm: what `step_end`
+        tells of the tokens.
+        """
         self._shadow.updated(step, norm)
+        self._steps += 1
+        for name, value in (("loss", loss), ("grad_norm", norm)):
+            self._summed[name].add_(value.detach(), alpha=step_weight(step))
         self._largest_lr = max(self._largest_lr, rate)
         if step == 1:
             farthest = max(self._movement.by_group().values())
@@ -178,10 +188,17 @@ class Witness:
             "largest_lr": self._largest_lr,
             "updates": updates(self._engine.optimizer),
             "first_update": self._first_update,
+            "summed": self._sums(),
             "shadow": self._shadow.report(),
             "recomputed": self._shadow.report_recomputed(),
             "proof": self._last_proof,
         }
+
+    def _sums(self) -> dict[str, float | int | None]:
+        sums = {name: float(total) for name, total in self._summed.items()}
+        # A line has no NaN.
+        told = {name: total if math.isfinite(total) else None for name, total in sums.items()}
+        return {"steps": self._steps, **told}
 
     @property
     def _watched(self) -> BlockEvidence:

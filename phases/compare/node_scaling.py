@@ -24,9 +24,8 @@ NODE_SCALING = "node_scaling"
 
 def node_scaling_rows(context: PlanContext) -> tuple[Row, ...]:
     """The row of a run on several nodes, where launches on fewer of them say anything new."""
-    if not scaling.numbers_of_nodes(context):
-        return ()
-    return (RowsOf("single_gpu").one(NODE_SCALING, _node_scaling),)
+    several = scaling.numbers_of_nodes(context)
+    return (RowsOf("single_gpu").one(NODE_SCALING, _node_scaling),) if several else ()
 
 
 def _side(case: Case, nodes: int) -> scaling.Side:

@@ -22,12 +22,6 @@ def scaled(steps: int, context: PlanContext) -> int:
     return max(1, round(steps * context.steps_scale))
 
 
-def start_ranks(context: PlanContext, *, nodes: int = 0) -> tuple[str, ...]:
-    """How the ranks of the profile are started on the run's nodes, or on so many of them."""
-    each, nodes = context.profile.ranks // context.nodes, nodes or context.nodes
-    return torchrun(each, nodes=nodes)
-
-
 # Name of the launch in which arms take turns.
 INTERLEAVED = "interleaved"
 
@@ -93,8 +87,8 @@ def trainer_launch(
         )
     named = profile.config if ddp else profile.config_single
     config = named if "/" in named else f"configs/{named}"  # as it is typed
-    nodes = nodes or context.nodes
-    start = start_ranks(context, nodes=nodes) if ddp else ("python",)
+    each, nodes = profile.ranks // context.nodes, nodes or context.nodes
+    start = torchrun(each, nodes=nodes) if ddp else ("python",)
     total = schedule.total_steps if schedule else steps or scaled(settings.steps, context)
     argv = (
         *start,
@@ -106,7 +100,7 @@ def trainer_launch(
         kind="trainer",
         argv=argv,
         env=variables,
-        nproc=profile.ranks // context.nodes * nodes if ddp else 1,
+        nproc=each * nodes if ddp else 1,
         nodes=nodes if ddp else 1,
         steps=total,
         config=config,
@@ -201,8 +195,8 @@ def ceilings_launch(
     """
     profile = context.profile
     many = profile.ranks > 1
-    nodes = len(on) or (context.nodes if many else 1)
-    start = start_ranks(context, nodes=nodes) if many else ("python",)
+    each, nodes = profile.ranks // context.nodes, len(on) or (context.nodes if many else 1)
+    start = torchrun(each, nodes=nodes) if many else ("python",)
     return _launch(
         phase,
         name,
@@ -213,7 +207,7 @@ def ceilings_launch(
             for name, value in environment(context, phase, ddp=many).items()
             if name.startswith(("NCCL_", "CUDA_", "OMP_"))
         },
-        nproc=profile.ranks // context.nodes * nodes if many else profile.ranks,
+        nproc=each * nodes if many else profile.ranks,
         nodes=nodes,
         on=on,
         conditional=bool(on),

@@ -166,9 +166,8 @@ _FEWEST_NODES = 3
 
 def pairs(context: PlanContext) -> list[tuple[int, int]]:
     """The pairs that are measured, as places in the run's list of nodes."""
-    if context.nodes < _FEWEST_NODES:
-        return []
-    return [*((0, other) for other in range(1, context.nodes)), (1, 2)]
+    every = [*((0, other) for other in range(1, context.nodes)), (1, 2)]
+    return every if context.nodes >= _FEWEST_NODES else []
 
 
 def pair_launches(context: PlanContext, phase: str) -> list[Launch]:

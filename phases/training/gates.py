@@ -63,7 +63,12 @@ def gates(case: Case, name: str) -> Finding:
         note=f"largest gate share {largest.max():.3f}",
     )
     text = f"lowest entropy {entropy.min():.3f}, largest gate share {largest.max():.3f}"
-    text += _told(selection(launch))
+    read = selection(launch)
+    if len(read) < len(_SELECTION):
+        text += "; no statistics of the selection (NSA_DISABLE_AUX_STATS)"
+    else:
+        blocks, forced = (float(one.value) for one in read)
+        text += f"; a query attends to {blocks:.4g} blocks, {forced:.0%} of them forced"
     start, readings = _longest_run(bad)
     if not patience.holds(readings):
         step = int(frame["step"].iloc[start])
@@ -90,13 +95,6 @@ def selection(launch: LaunchEvidence) -> tuple[Measurement, ...]:
             more = {"n": read, "window": steps_of(readings), "note": note}
             found.append(file_value(launch, "gates", column, value, unit, **more))
     return tuple(found)
-
-
-def _told(measured: Sequence[Measurement]) -> str:
-    if len(measured) < len(_SELECTION):
-        return "; no statistics of the selection (NSA_DISABLE_AUX_STATS)"
-    blocks, forced = (float(one.value) for one in measured)
-    return f"; a query attends to {blocks:.4g} blocks, {forced:.0%} of them forced"
 
 
 def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str:

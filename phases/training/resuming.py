@@ -140,13 +140,17 @@ def _apart(case: Case, first: str, second: str) -> _Apart:
             row = both[changed].iloc[0]
             told = f"{row[f'{column}_again']:.7g}, in {first} {row[column]:.7g}"
             problems.append(f"{at} its {column} at step {int(row['step'])} is {told}")
-    saves, differ = ([], []) if case.profile.has_gpu else _saves(case.launch(first), launch)
+    one, again = _saved(case.launch(first)), _saved(launch)
+    known = [step for step in one if one[step] and again.get(step) and not case.profile.has_gpu]
+    differ = [step for step in known if one[step] != again[step]]
     if differ and not problems:
         problems.append(
             f"{at} its checkpoints of steps {', '.join(map(str, differ))} hold something else than "
             f"those of {first} (weights, optimizer, random states, scaler or places in the data)"
         )
-    return _Apart(steps=common, largest=float(apart.max()), problems=problems, saves=len(saves))
+    return _Apart(
+        steps=common, largest=float(apart.max()), problems=problems, saves=len(known) - len(differ)
+    )
 
 
 def _other_end(case: Case, launch: LaunchEvidence) -> str:
@@ -172,14 +176,6 @@ def _other_data(first: LaunchEvidence, second: LaunchEvidence) -> Iterator[str]:
         if len(other):
             step, name = int(other.iloc[0]), first.launch.name
             yield f"at step {step} rank {rank.rank} reads other data than in {name}"
-
-
-def _saves(first: LaunchEvidence, second: LaunchEvidence) -> tuple[list[int], list[int]]:
-    """Steps of which both wrote a checkpoint of the same bytes; and of others."""
-    one, other = _saved(first), _saved(second)
-    known = [step for step in one if one[step] and other.get(step)]
-    same = [step for step in known if one[step] == other[step]]
-    return same, [step for step in known if step not in same]
 
 
 def _saved(launch: LaunchEvidence) -> dict[int, object]:

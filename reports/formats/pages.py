@@ -6,17 +6,19 @@ No page needs anything from outside; style and script of the HTML stand in it.
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import sha256
 
 from markupsafe import Markup
 
 from reports.permits import permit_of
-from reports.plots import figures
+from reports.plots.bars import Interval, Timeline
+from reports.plots.traces import Traces
 from reports.summary import summarize
 from reports.text import template_environment
 from reports.view import build_view
-from runbook.records import RunRecord
+from runbook.records import PhaseRecord, RunRecord, Series
 from runbook.records.run import Report, Screen
 
 
@@ -52,6 +54,26 @@ def render_html(record: RunRecord, _: Screen) -> str:
         allowed_style=_allowed(style),
         allowed_script=_allowed(script),
     )
+
+
+# `kind` is timeline, interval, or the group of the curves (throughput, loss, memory, tensors,
+# gates); trace where a curve has none. `phase` is empty for the whole run.
+Figure = Timeline | Interval | Traces
+
+
+def figures(record: RunRecord) -> tuple[Figure, ...]:
+    """Every picture of the run: first its course, then phase by phase what decided."""
+    of_phases = (one for phase in record.phases for one in _of(phase))
+    return tuple(one for one in (Timeline(record), *of_phases) if not one.empty)
+
+
+def _of(phase: PhaseRecord) -> Iterator[Interval | Traces]:
+    """What decided, and the curves that share a scale; one without a group stands alone."""
+    yield from map(Interval, phase.checks)
+    groups: dict[tuple[str, str], list[Series]] = {}
+    for curve in phase.series:
+        groups.setdefault((curve.group, "" if curve.group else curve.name), []).append(curve)
+    yield from (Traces(phase.name, group, curves) for (group, _), curves in groups.items())
 
 
 @lru_cache(maxsize=2)

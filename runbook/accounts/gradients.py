@@ -34,6 +34,22 @@ def gradient_account(rank: RankLog, work: Workload) -> Iterator[str]:
     yield from _proof_problems(" at the end", rank.ending.get("proof"), work)
 
 
+@each_rank
+def logit_account(rank: RankLog, work: Workload) -> Iterator[str]:
+    """What the loss sends back to its logits is the gradient of the cross entropy's mean."""
+    ending, most = rank.ending.get("proof"), oracle_tolerance(work)
+    for when, proof in (("", rank.proof), (" at the end", ending)):
+        if proof is None:
+            continue  # said by `gradient_account`
+        off = proof.get("logit_gradient")
+        # fp16's scaler tries factors that are too large, and leaves such a step out.
+        if not within(off, most) and not (off is None and work.dtype == "fp16"):
+            yield (
+                f"{when}: the gradient of its logits is off by {off} of that of the cross entropy, "
+                f"allowed {most:.2g}"
+            )
+
+
 def _proof_problems(when: str, proof: Mapping[str, Any] | None, work: Workload) -> Iterator[str]:
     if proof is None:
         yield f"{when} proves nothing about its gradients"
@@ -50,13 +66,6 @@ def _proof_problems(when: str, proof: Mapping[str, Any] | None, work: Workload) 
     sized = max(apart(low, 1.0), apart(high, 1.0)) <= _COARSE
     if sized and work.wire is not None and wire != work.wire:
         yield f"{when}: gradients travel as {wire}, not as {work.wire}"
-    off, allowed = proof.get("logit_gradient"), oracle_tolerance(work)
-    # fp16's scaler tries factors that are too large, and leaves such a step out.
-    if not within(off, allowed) and not (off is None and work.dtype == "fp16"):
-        yield (
-            f"{when}: the gradient of its logits is off by {off} of that of the cross entropy, "
-            f"allowed {allowed:.2g}"
-        )
     own: Mapping[str, float] = proof.get("own_gradient") or {}
     # Infinite only where fp16 scales its loss up.
     most = math.nextafter(math.inf, 0) if work.dtype != "fp16" else math.inf

@@ -49,6 +49,15 @@ _OF_WEIGHTS_ALONE = (
     "correction, the rate that is used, a formula other than AdamW's (AMSGrad's), what changes "
     "weights right after the update, and the weights' type)"
 )
+# Of one moment alone, with gradient, clipping and the other moment as they should be.
+_OF_ONE_MOMENT = (
+    " (gradient, clipping and the other moment are right: left are {beta} in the optimizer's "
+    "param_groups, which is {value} all the time, and what writes to {name} of its state)"
+)
+_MOMENTS: Mapping[str, Mapping[str, str]] = {
+    "first_moment": {"beta": "beta1", "value": "0.9", "name": "exp_avg"},
+    "second_moment": {"beta": "beta2", "value": "0.95", "name": "exp_avg_sq"},
+}
 
 
 @each_rank
@@ -264,6 +273,9 @@ def _watched_problems(rank: RankLog, work: Workload) -> Iterator[str]:
         what, limit = _ALLOWED[name]
         unit = " roundoffs of float32" if name in _ROUNDOFFS else " of itself"
         alone = _OF_WEIGHTS_ALONE if wrong == ["weight"] else ""
+        # A moment takes the weights with it.
+        if [one for one in wrong if one != "weight"] == [name] and name in _MOMENTS:
+            alone = _OF_ONE_MOMENT.format_map(_MOMENTS[name])
         yield f": {what}: off by {told.get(name)}{unit}, allowed {limit:g}{alone}"
     if told.get("jumps") != 0:
         yield (

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from nsa.contract.digests import drawn_batch
+from nsa.contract.digests import drawn_batch, step_weight
 from runbook.accounts import apart, due, each_rank
 from runbook.accounts.clocks import joined
 from runbook.accounts.model import from_host_tolerance
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Memory of a process as two readings of one step show it.
 MEMORY_TOLERANCE_MIB = 16.0
+# Of sums of the same float64 numbers in another order.
+_SUM_TOLERANCE = 1e-9
 # So many steps of two processes never all end in the same microsecond.
 _SAME_STEPS = 5
 # Columns that have a second source in every rank's heartbeats.
@@ -103,6 +105,37 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
                     f"{row[f'{name}_said']:.6g} in rank {rank.rank}'s heartbeats "
                     f"({int(off.sum())} steps differ)"
                 )
+    return problems
+
+
+def summed_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+    """Losses and norms of all steps in the CSV sum to what the ranks summed where they computed.
+
+    Each step counts by its weight, so that two that change places show. Both add the same float64
+    numbers, the CSV the mean over the ranks.
+    """
+    told = [rank.ending.get("summed") or {} for rank in ranks]
+    if not any(told):
+        return []  # an earlier run
+    weights = frame["step"].map(step_weight)
+    problems = [
+        f"rank {rank.rank} does not sum what it computed"
+        for rank, one in zip(ranks, told, strict=True)
+        if not one
+    ]
+    for name in ("loss", "grad_norm"):
+        own = [one.get(name) for one in told if one.get("steps") == len(frame)]
+        # What is not finite in a step is another row's to say, and fp16 leaves such a step out.
+        if len(own) < len(ranks) or not bool((frame[name].abs() < math.inf).all()):
+            continue
+        sums = [float(one) for one in own if isinstance(one, int | float)]
+        wanted = sum(sums) / len(ranks) if len(sums) == len(ranks) else math.nan
+        written, size = ((weights * part).sum() for part in (frame[name], frame[name].abs()))
+        if not abs(written - wanted) <= _SUM_TOLERANCE * size:
+            problems.append(
+                f"{name} of {len(frame)} steps, each times its weight, sums to {written:.8g} in "
+                f"the CSV and to {wanted:.8g} where the ranks computed it: a step tells another"
+            )
     return problems
 
 

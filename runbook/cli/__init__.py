@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import cleandoc
 from pathlib import Path
 
 from runbook import __version__
@@ -17,10 +18,16 @@ from runbook.cli import (
     live,
     questions,
     run,
-    triage,
     trials,
 )
-from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, is_phase, parse_all
+from runbook.cli._parser import (
+    ASKED_BY_SHELL,
+    Command,
+    complete,
+    docstring,
+    is_phase,
+    parse_all,
+)
 from runbook.cli._runs import print_next
 from runbook.cli.run import launch
 from runbook.console import CLOSED, Console, console_for, drop
@@ -30,7 +37,7 @@ from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, op
 GROUPS: dict[str, tuple[Command, ...]] = {
     "what most people need": (
         *(run.run, finished.report, finished.verify, launch.launch),
-        *(live.watch, triage.triage, history.history, questions.inspect),
+        *(live.watch, questions.triage, history.history, questions.inspect),
     ),
     "other runs": (trials.init, launch.nightly, trials.drill),
     "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),
@@ -58,40 +65,40 @@ _REFUSALS = {
 }  # fmt: skip
 
 
-_HEAD = """\
-usage: runbook COMMAND [options]
-
-Can this training run go to production on this machine, yes or no?
-Runs the phases of the validation runbook and answers GO, NO-GO or INCOMPLETE, with the provenance
-of every number."""
-
-_FOOT = """\
-options:
-  -h, --help        show this help; `runbook help COMMAND` or `runbook COMMAND --help` shows more
-  --version         show the version
-
-examples:
-  runbook                                what there is in this folder, and what to do next
-  runbook run                            all phases, with the profile for this machine
-  runbook run --dry-run                  print the commands that would run; start nothing
-  runbook run --phase preflight,baseline --profile a100x2_pcie4
-  runbook report                         show the report of the newest run
-
-exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (of the
-phases asked for), 70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
-
-completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completion])"""
-
 _WIDTH = 16
 
 
 def overview(groups: Mapping[str, Sequence[Command]]) -> str:
-    """The text of `runbook --help`: every command in one line, in its group."""
+    """usage: runbook COMMAND [options]
+
+    Can this training run go to production on this machine, yes or no?
+    Runs the phases of the validation runbook and answers GO, NO-GO or INCOMPLETE, with the
+    provenance of every number.
+
+    COMMANDS
+
+    options:
+      -h, --help        show this help; `runbook help COMMAND` shows more
+      --version         show the version
+
+    examples:
+      runbook                                what there is in this folder, and what to do next
+      runbook run                            all phases, with the profile for this machine
+      runbook run --dry-run                  print the commands that would run; start nothing
+      runbook run --phase preflight,baseline --profile a100x2_pcie4
+      runbook report                         show the report of the newest run
+
+    exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (of the
+    phases asked for), 70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
+
+    completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completion])
+    """
+    # Every command in one line, in its group.
     blocks = [
         "\n".join([f"{title}:", *(f"  {one.name:<{_WIDTH}}  {one.help}" for one in commands)])
         for title, commands in groups.items()
     ]
-    return "\n\n".join([_HEAD, *blocks, _FOOT])
+    return cleandoc(docstring(overview)).replace("COMMANDS", "\n\n".join(blocks), 1)
 
 
 def named(name: str, commands: Mapping[str, Command]) -> Command:

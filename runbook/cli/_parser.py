@@ -73,17 +73,12 @@ class CommandParser(argparse.ArgumentParser):
                 action.option_strings = [short, *action.option_strings]
                 self._option_string_actions[short] = action
 
-    def change(self, option: str, *, default: object, help: str) -> None:
-        """Give an option that another command declared this command's default and help."""
-        action = self._option_string_actions[option]
-        action.default, action.help = default, help
-
-    def take(self, other: CommandParser, options: Sequence[str]) -> None:
-        """Give it these options of another one, in groups of the same titles."""
+    def take(self, other: CommandParser, without: Sequence[str] = ()) -> None:
+        """Give it the options of another one that it lacks, in groups of the same titles."""
         groups = {group.title: group for group in self._action_groups}
         for theirs in other._action_groups:
             for action in theirs._group_actions:
-                if set(options) & set(action.option_strings):
+                if not {*without, *self.known_options()}.intersection(action.option_strings):
                     if theirs.title not in groups:
                         groups[theirs.title] = self.add_argument_group(theirs.title)
                     groups[theirs.title]._add_action(action)
@@ -122,13 +117,11 @@ class Command:
         parser.instead = self.instead
         self.arguments(parser)
         group = parser.add_argument_group("output")
-        group.add_argument("--json", action="store_true", help=self.json_help)
-        group.add_argument("--quiet", action="store_true", help="no progress on stderr")
-        group.add_argument(
-            "--no-color",
-            action="store_true",
-            help="no colors (same as NO_COLOR=1)",
-        )
+        texts = f"""
+            --json  {self.json_help}
+            --quiet  no progress on stderr
+            --no-color  no colors (same as NO_COLOR=1)"""
+        option_table(texts)(group)
         parser.add_short_forms()
         return parser
 
@@ -163,13 +156,14 @@ def command(
             description=description.rstrip(),
             epilog=f"{examples}{rest}",
             run=run,
-            **{"arguments": arguments, **given},
+            arguments=arguments,
+            **given,
         )
 
     return made
 
 
-def docstring(run: Handler) -> str:
+def docstring(run: Callable[..., object]) -> str:
     """The function's; `python -OO` takes it out of the program, and leaves it in the file."""
     if run.__doc__ is not None:
         return run.__doc__

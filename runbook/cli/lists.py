@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from runbook.cli._parser import CommandParser, command, option_table
+from runbook.cli._parser import command
 from runbook.console import Console, table_of
 from runbook.errors import UsageError, did_you_mean
 
@@ -118,18 +118,6 @@ _WHO_READS = (
 )
 
 
-def _add_toggles(parser: CommandParser) -> None:
-    from runbook.files import preset_names
-
-    *names, last = preset_names()
-    table = f"""
-        --preset NAME  show the variables of a preset, and the lines that export them:
-            {", ".join(names)} or {last} (default: every toggle)
-        names NAME...  only these toggles (default: all)
-        """
-    option_table(table)(parser)
-
-
 def _show_preset(name: str, console: Console) -> None:
     """The preset's variables with meaning and requirement, and as lines to paste."""
     from nsa.contract import CONFIG_VARIABLE
@@ -159,9 +147,7 @@ def _show_preset(name: str, console: Console) -> None:
     console.tell(document, [*parts, "", *exports])
 
 
-@command(
-    "list every NSA_* variable with its meaning and its value in this shell", arguments=_add_toggles
-)
+@command("list every NSA_* variable with its meaning and its value in this shell")
 def toggles(args: argparse.Namespace, console: Console) -> int:
     """List every toggle: value in this shell, allowed values, meaning, and the requirement
     it serves. A trainer or `runbook watch` started by hand here reads these values, and
@@ -169,6 +155,11 @@ def toggles(args: argparse.Namespace, console: Console) -> int:
     shell. A preset is a set of variables that belong together.
     `arm` marks those that may change inside one launch.
     A variable that is unknown or holds a bad value is an error (exit code 2).
+
+    options:
+      --preset NAME  show the variables of a preset, and the lines that export them:
+          production, safe, tuned, unaccumulated or validated (default: every toggle)
+      names NAME...  only these toggles (default: all)
 
     examples:
       runbook toggles

@@ -128,12 +128,20 @@ def _of_card(name: str, card: Card, count: int, link: str) -> dict[str, Any]:
     """What follows from the data sheet, the number of cards and their link."""
     generation = int(link[4:]) if link.startswith("pcie") else None
     how = f"PCIe generation {generation}" if generation else "NVLink"
+    floor = card.mfu_floor[count > 1]
     document = {
         "name": name,
         "title": f"{count} x {card.title}" + (f", {how}" if count > 1 else ""),
         "ranks": count,
         "hardware": _hardware(card, count, generation),
-        "limits": _limits(card, count),
+        "limits": {
+            "mfu_floor": {"value": floor, "source": card.mfu_source},
+            "mfu_of_ceiling": {
+                "value": round(floor * _OF_PRODUCT, 3),
+                "source": f"choice: {_OF_PRODUCT:g} times mfu_floor; a measured product is 75 to "
+                "85 % of the peak",
+            },
+        },
     }
     if count <= 2:
         return document
@@ -177,18 +185,6 @@ def _hardware(card: Card, count: int, generation: int | None) -> dict[str, Any]:
         "source": "; ".join(
             [f"{card.title} data sheet", *(["requirements P5, P6 and P7"] if generation else [])]
         ),
-    }
-
-
-def _limits(card: Card, count: int) -> dict[str, Any]:
-    floor = card.mfu_floor[count > 1]
-    of_ceiling = "choice: {:g} times mfu_floor; a measured product is 75 to 85 % of the peak"
-    return {
-        "mfu_floor": {"value": floor, "source": card.mfu_source},
-        "mfu_of_ceiling": {
-            "value": round(floor * _OF_PRODUCT, 3),
-            "source": of_ceiling.format(_OF_PRODUCT),
-        },
     }
 
 

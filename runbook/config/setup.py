@@ -10,7 +10,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -78,6 +77,7 @@ class RunOptions(Invocation):
 class Setup:
     """Options resolved: the profile, the settings, the phases in running order.
 
+    `planned` are their launches as far as they are known before anything ran, for estimates.
     `refused` says why the plan may not be started; it can still be shown.
     `package` is the digest of the package under test as the run began, `package_path` its folder.
     """
@@ -86,6 +86,7 @@ class Setup:
     profile: Profile
     settings: Settings
     phases: tuple[Phase, ...]
+    planned: tuple[Launch, ...] = ()
     refused: str = ""
     package: str = ""
     package_path: str = ""
@@ -134,11 +135,6 @@ class Setup:
         of_nodes = [check for phase in self.phases for check in phase.needed_on_nodes(context)]
         return tuple(dict.fromkeys((*self.profile.required, *extra, *of_nodes)))
 
-    @cached_property
-    def planned(self) -> tuple[Launch, ...]:
-        """Their launches as far as they are known before anything ran, for estimates."""
-        return tuple(launch for _, launches in self.plan() for launch in launches)
-
     def plan(self) -> list[tuple[Phase, list[Launch]]]:
         """Each phase with its launches, as far as they are known before anything ran."""
         context = self.context({})
@@ -177,6 +173,12 @@ class Setup:
         """The digest of that document."""
         text = json.dumps(self.profile_document(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def with_launches(setup: Setup) -> Setup:
+    """The setup with the launches of its phases."""
+    launches = tuple(launch for _, planned in setup.plan() for launch in planned)
+    return replace(setup, planned=launches)
 
 
 def phase_problems(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:
@@ -220,6 +222,11 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         package=record.environment.get(PACKAGE, ""),
         package_path=record.environment.get(PACKAGE_PATH, ""),
     )
+
+
+def setup_to_resume(record: RunRecord) -> Setup:
+    """The setup of a run that goes on, with its plan."""
+    return with_launches(setup_of_record(record))
 
 
 class Nightly(Record):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import sha256_of
+from nsa.contract import ENV_JSON, sha256_of
 from runbook.config.extends import is_file
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.phase import Phase
@@ -32,6 +32,8 @@ from runbook.records.measurement import json_ready
 
 _WITHOUT_JUDGEMENT = (Reason.INTERRUPTED, Reason.HARNESS_ERROR)
 _LONGEST = 120
+# Of `machine.identity`, by the names that env.json has for the same: torch is one of the packages.
+_TOLD_TWICE = ("python", "packages")
 # What a second attempt is started with besides the plan.
 _OF_A_RETRY = "NCCL_DEBUG"
 
@@ -195,3 +197,25 @@ def fact_problems(record: RunRecord, run_root: Path) -> Iterator[str]:
         shown, found = record.environment.get(name, ""), shown_fact(fact)
         if shown != found:
             yield f"{RECORD_FILE}: environment.{name}: recorded {shown!r}, {found!r} found"
+
+
+def software_problems(record: RunRecord, run_root: Path) -> Iterator[str]:
+    """What the record says of the run's software and its launches' own env.json tells otherwise.
+
+    Only what both tell: the harness of the run, the trainer of each launch.
+    """
+    for phase in record.phases:
+        for entry in phase.launches:
+            if entry.launch.commit:
+                continue  # another commit may count otherwise
+            env, _ = read_json_object(run_root / entry.launch.run_dir / ENV_JSON, [])
+            versions = (env or {}).get("versions") or {}
+            for name in _TOLD_TWICE:
+                recorded = record.environment.get(name)
+                ran = versions.get(name) if isinstance(versions, dict) else None
+                # Of a digest the record has the first digits.
+                if recorded and isinstance(ran, str) and ran[: len(recorded)] != recorded:
+                    yield (
+                        f"{RECORD_FILE}: environment.{name}: recorded {recorded!r}, "
+                        f"{entry.launch.phase}/{entry.launch.name} ran on {ran[:_LONGEST]!r}"
+                    )

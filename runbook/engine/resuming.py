@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runbook import __version__
 from runbook.config.registry import report_files
-from runbook.config.setup import Setup, setup_of_record
+from runbook.config.setup import Setup, setup_to_resume
 from runbook.engine.derive import SoFar, derive_record, so_far
 from runbook.engine.earlier.standing import require_standing
 from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
@@ -32,7 +32,7 @@ def resume_run(
     run_root: Path,
     *,
     observer: Observer,
-    make_setup: Callable[[RunRecord], Setup] = setup_of_record,
+    make_setup: Callable[[RunRecord], Setup] = setup_to_resume,
     until_s: float | None = None,
     extension: Extension | None = None,
 ) -> RunRecord:

@@ -36,7 +36,7 @@ from runbook.launch.command import keep_config
 from runbook.launch.inputs import remove_checkouts
 from runbook.launch.observer import Observer
 from runbook.machine import git
-from runbook.machine.identity import identity, package_path
+from runbook.machine.identity import identity, package_folders
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.run import PACKAGE_PATH, PROGRAM, Screen
 
@@ -283,7 +283,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         options=setup.options.document(),
         environment={
             **identity(),
-            PACKAGE_PATH: package_path(),
+            PACKAGE_PATH: str(package_folders()["nsa"]),
             **({"plan": plan.name, "behind": plan.go or "no GO"} if plan else {}),
             **({PROGRAM: called} if (called := _how_to_type()) else {}),
         },

@@ -160,6 +160,9 @@ def profile_of(record: RunRecord) -> Profile:
     return Profile.model_validate_json(json.dumps(record.profile_document))
 
 
+_shipped = lru_cache(maxsize=4)(load_profile)
+
+
 def shipped_like(profile: Profile) -> Profile:
     """The shipped profile of that name, or of the same kind of device and number of ranks."""
     same = _shipped(profile.name) if is_shipped(profile.name) else None
@@ -192,11 +195,6 @@ def _behind(profile: Profile, phases: Sequence[PhaseRecord]) -> list[str]:
     if not run_id:
         return ["STARTED WITHOUT A GO (of this configuration on this machine)"]
     return [] if said == Verdict.GO else [f"BEHIND {run_id}, which was {said}"]
-
-
-@lru_cache(maxsize=4)
-def _shipped(name: str) -> Profile:
-    return load_profile(name)
 
 
 def _of_phases(profile: Profile, base: Profile) -> list[str]:

@@ -119,11 +119,12 @@ def verify_run(
 
     Every entry in the folder against run.json and the manifest, run.json against the
     journal, the profile's digest, the plan and the end of every launch, every fact that is shown,
-    everything that judging determines (checks, numbers, tables, scope, verdict) against a fresh
-    reading and judgement, and every report against a fresh rendering. A report, a table or a curve
-    that other code wrote need not be what this code would write: its digest holds it, and a report
-    has to say what the record says. `fingerprint` is what was kept elsewhere of the one that
-    run.json should have, from its first digit on. `phases` and `setup` replace the registered ones.
+    the software as each launch tells it, everything that judging determines (checks, numbers,
+    tables, scope, verdict) against a fresh reading and judgement, and every report against a fresh
+    rendering. A report, a table or a curve that other code wrote need not be what this code would
+    write: its digest holds it, and a report has to say what the record says. `fingerprint` is what
+    was kept elsewhere of the one that run.json should have, from its first digit on. `phases` and
+    `setup` replace the registered ones.
     The notes tell of such reports, and of a folder that was copied or renamed.
 
     Raises `RunbookError` if there is no readable run.json.
@@ -148,6 +149,7 @@ def verify_run(
         differences += intact.planned_problems(record, run_root, setup, phases=phases)
         differences += intact.unjudged_problems(record, run_root, phases=phases)
         differences += intact.fact_problems(record, run_root)
+        differences += intact.software_problems(record, run_root)
     except ValueError as error:  # a run.json or facts.json that was edited into nonsense
         differences.append(f"cannot be judged again: {error}")
     except OSError as error:

@@ -92,11 +92,6 @@ def package_under_test() -> str:
     return package_digest(package_folders()["nsa"])[:_DIGITS]
 
 
-def package_path() -> str:
-    """The folder that the harness would import the trainer's package from."""
-    return str(package_folders()["nsa"])
-
-
 def refuse_if_unlike(record: RunRecord, now: Mapping[str, str]) -> None:
     """Raise `UsageError` that names every part of `identity` in which this is another machine."""
     differ = [

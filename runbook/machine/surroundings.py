@@ -134,7 +134,15 @@ def surroundings_problems(longest_s: float = 0.0) -> list[str]:
         *_too_small(FILES, _LEAST_FILES, f"a run needs {_LEAST_FILES}"),
         *_task_problems(),
     ]
-    return too_small or [*_kernel_problems(), *_loopback_problems(), *_clock_problems()]
+    if too_small:
+        return too_small
+    problems = [*_loopback_problems(), *_clock_problems()]
+    if not _KERNEL.exists():
+        problems.append(
+            "nothing is mounted at /proc, where the kernel tells what is alive: "
+            "`mount -t proc proc /proc`"
+        )
+    return problems
 
 
 def memory_problems(who: str = "a run") -> list[str]:
@@ -168,15 +176,6 @@ def _task_problems() -> list[str]:
             one.join()
         threading.stack_size(stack)
     return []
-
-
-def _kernel_problems() -> list[str]:
-    if _KERNEL.exists():
-        return []
-    return [
-        "nothing is mounted at /proc, where the kernel tells what is alive: "
-        "`mount -t proc proc /proc`"
-    ]
 
 
 def _loopback_problems() -> list[str]:

@@ -11,7 +11,7 @@ import numpy as np
 from runbook.errors import UsageError
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, paired, positive
-from runbook.stats.pairs import mean_and_error, t_quantile
+from runbook.stats.pairs import log_bounds, mean_and_error, t_quantile
 from runbook.stats.plans import (
     SCALING_PLAN,
     TARGET_PLAN,
@@ -59,7 +59,8 @@ def meets_target(
         elif float(array.max()) < floor * (1 - FAR):
             outcome, says = Decided.FAIL, f"more than {FAR:.0%} below it ({few})"
     else:
-        low, high = interval = launch_bounds(array)
+        _, interval = log_bounds(np.log(array), TARGET_PLAN.error)
+        low, high = interval
         says = f"bounds {low:.4g} to {high:.4g} hold it; add launches"
         if low >= floor:
             outcome, says = Decided.PASS, f"lower bound {low:.4g} reaches it"
@@ -79,26 +80,6 @@ def meets_target(
         + (warning if stale else ""),
         details=details,
     )
-
-
-def launch_bounds(values: Sequence[float] | FloatArray) -> tuple[float, float]:
-    """Bounds of the geometric mean of launches, each one-sided with the error of TARGET_PLAN.
-
-    Args:
-        values: one positive number per launch, at least two of them.
-
-    Returns:
-        Lower and upper bound, in the unit of the values.
-
-    Raises:
-        UsageError: values that are not positive numbers, or only one.
-    """
-    array = positive("values", values, unit=TOKENS_PER_SECOND)
-    if array.size < 2:
-        raise UsageError("one launch has no spread; bounds need at least 2")
-    mean, bar = mean_and_error(np.log(array))
-    half = t_quantile(TARGET_PLAN.error, array.size - 1) * bar
-    return math.exp(mean - half), math.exp(mean + half)
 
 
 def scaling(

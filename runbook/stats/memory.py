@@ -122,10 +122,6 @@ def _checked(
     ceiling = float(positive("limit", [limit], unit="MiB")[0])
     goal = float(positive("project_to_step", [project_to_step], unit="steps")[0])
     at = np.asarray(steps, dtype=np.float64)
-    if at.shape != used.shape:
-        raise UsageError(
-            f"steps has {at.size} value(s) and mib {used.size}; allowed: equal lengths"
-        )
     if not (np.isfinite(at).all() and (np.diff(at) > 0).all()):
         wrong = np.flatnonzero(~(np.diff(at) > 0))
         where = f" after position {wrong[0]}" if wrong.size else ""

@@ -52,6 +52,13 @@ def mean_and_error(values: FloatArray) -> tuple[float, float]:
     return mean, math.sqrt(float(spread @ spread) / (n - 1) / n)
 
 
+def log_bounds(logs: FloatArray, error: float) -> tuple[float, tuple[float, float]]:
+    """What the mean of at least two logarithms stands for, and its two one-sided bounds."""
+    mean, bar = mean_and_error(logs)
+    half = t_quantile(error, logs.size - 1) * bar
+    return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
+
+
 MIN_PAIRS = 3
 # A gross loss (this many margins) must be excluded at this error before anything is kept,
 # however noisy the machine.
@@ -122,10 +129,11 @@ def _non_inferior(
     keep_error, error = errors
     if first.size < MIN_PAIRS:
         return too_few(first.size, "round(s)", MIN_PAIRS, error=error, unit="ratio")
-    ratio, (low, _) = _ratio(first, second, keep_error)
-    _, (_, high) = _ratio(first, second, error)
+    logs = np.log(second) - np.log(first)
+    ratio, (low, _) = log_bounds(logs, keep_error)
+    _, (_, high) = log_bounds(logs, error)
     limit = 1.0 - margin
-    _, (worst, _) = _ratio(first, second, GROSS_ERROR * keep_error / whole)
+    _, (worst, _) = log_bounds(logs, GROSS_ERROR * keep_error / whole)
     gross = GROSS_MARGINS * margin
     if low > limit and worst > 1.0 - gross:
         outcome, says = Decided.KEEP, f"at most {margin:.1%} slower"
@@ -168,7 +176,8 @@ def regression(
     if first.size < plan.first:
         few = "round(s)", MIN_PAIRS
         return too_few(first.size, *few, error=error, unit="ratio", go_on=True)
-    _, (_, early) = _ratio(first[: plan.first], second[: plan.first], plan.suspicion)
+    logs = np.log(second) - np.log(first)
+    _, (_, early) = log_bounds(logs[: plan.first], plan.suspicion)
     if early >= 1.0:
         used, outcome, says = plan.first, Decided.PASS, "no loss suspected"
     elif first.size < whole:
@@ -176,18 +185,11 @@ def regression(
         says = f"a loss is suspected; run {whole - first.size} more round(s)"
     else:
         used = whole
-        _, (_, late) = _ratio(first[:whole], second[:whole], error)
+        _, (_, late) = log_bounds(logs[:whole], error)
         outcome, says = (Decided.FAIL, "slower") if late < 1.0 else (Decided.PASS, "no loss shown")
-    ratio, bounds = _ratio(first[:used], second[:used], error)
+    ratio, bounds = log_bounds(logs[:used], error)
     go_on = outcome is Decided.INCONCLUSIVE
     return _decision(outcome, "head", ratio, bounds, error, used, says, go_on=go_on)
-
-
-def _ratio(below: FloatArray, above: FloatArray, error: float) -> tuple[float, tuple[float, float]]:
-    """above / below: geometric mean of the paired ratios, and its two one-sided bounds."""
-    mean, bar = mean_and_error(np.log(above) - np.log(below))
-    half = t_quantile(error, below.size - 1) * bar
-    return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
 
 def _decision(

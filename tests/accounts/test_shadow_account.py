@@ -37,6 +37,25 @@ def test_each_gap_has_its_limit(name: str, limit: float) -> None:
         assert f"off by {gap}" in text
 
 
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (("second_moment",), "beta2"),
+        (("weight", "second_moment"), "beta2"),
+        (("weight", "first_moment"), "beta1"),
+        # A gradient that is another one is in both.
+        (("weight", "first_moment", "second_moment"), ""),
+        (("second_moment", "norm"), ""),
+        (("norm",), ""),
+    ],
+)
+def test_a_moment_that_is_wrong_alone_names_its_beta(wrong: tuple[str, ...], named: str) -> None:
+    texts = shadow_account(shadow_of(ALONE, **dict.fromkeys(wrong, 1e6)), WORK)
+    assert len(texts) == len(wrong)
+    told = " ".join(texts)
+    assert ("beta" in told) == bool(named) and named in told
+
+
 def test_nothing_may_change_between_two_steps() -> None:
     for jumps in (1, None):
         (text,) = shadow_account(shadow_of(ALONE, jumps=jumps), WORK)

@@ -12,7 +12,7 @@ import pytest
 
 from runbook.accounts.gradients import clip_account, norm_account, told_norm_account
 from runbook.accounts.optimizer import rate_account, update_account
-from runbook.accounts.tables import memory_account
+from runbook.accounts.tables import memory_account, summed_account
 from tests.accounts.launches import STEPS, WORK, changed, ending_of, honest, proof_of, steps_of
 
 PEAK, RAMP = 1.0, 4
@@ -201,3 +201,52 @@ def test_the_last_step_that_is_wrong_is_named_on_each_rank_that_says_something()
         "rank 1: memory of step 50 is 300 MiB, but its process has 2000 and its device 900.0 MiB, "
         "of 340.0 MiB reserved at most",
     ]
+
+
+def _summed(table: pd.DataFrame, rank: int) -> dict[str, Any]:
+    """What a rank sums where it computes: of two, one is as much above their mean as the other."""
+    weights, apart = 1 + table["step"].to_numpy() % 3, 0.25 * (1 - 2 * rank)
+    loss = ((table["loss"].to_numpy() + apart) * weights).sum()
+    return {"steps": len(table), "loss": loss, "grad_norm": (table["grad_norm"] * weights).sum()}
+
+
+def _moved(name: str, *changes: tuple[int, float]) -> pd.DataFrame:
+    table, _ = honest()
+    for step, by in changes:
+        table.loc[table["step"] == step, name] += by
+    return table
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (_moved("loss"), ""),
+        (_moved("loss", (37, 1e-4)), "loss of 60 steps"),
+        (_moved("grad_norm", (37, -1e-4)), "grad_norm of 60 steps"),
+        # Two neighbors that change places, and what one loses and the next one gets.
+        (_moved("loss", (37, 0.01), (38, -0.01)), "loss of 60 steps"),
+        # Another row says that a number is not finite.
+        (_moved("loss", (37, math.nan)), ""),
+        (_moved("grad_norm", (37, math.inf)), ""),
+    ],
+)
+def test_one_step_that_tells_another_number_is_seen_in_the_sums(
+    table: pd.DataFrame, says: str
+) -> None:
+    right, ranks = honest()
+    for number in range(len(ranks)):
+        ranks = ending_of(ranks, number, summed=_summed(right, number))
+    found = summed_account(table, ranks)
+    assert [text[: len(says)] for text in found] == ([says] if says else [])
+
+
+def test_sums_that_no_rank_or_one_rank_tells() -> None:
+    table, ranks = honest()
+    assert summed_account(_moved("loss", (37, 1.0)), ranks) == [], "an earlier run"
+    told = ending_of(ranks, 0, summed=_summed(table, 0))
+    one = ending_of(told, 1, summed={"steps": len(table), "loss": None, "grad_norm": 1.0})
+    assert len(summed_account(table, one)) == 2
+    # Of steps that the CSV has not: `copy_account` says so.
+    short = ending_of(told, 1, summed={"steps": 3, "loss": 1.0, "grad_norm": 1.0})
+    assert summed_account(table, short) == []
+    assert summed_account(table, told) == ["rank 1 does not sum what it computed"]

@@ -47,20 +47,10 @@ class Flash:
                 yield mine, theirs, logits.masked_fill(hidden, -torch.inf)
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        ends_q: Tensor,
-        ends_k: Tensor,
-        max_q: int,
-        max_k: int,
-        dropout_p: float,
-        is_causal: bool,
-        return_debug_mask: bool,
-        **given: Any,
+        self, q: Tensor, k: Tensor, v: Tensor, *how: Any, **given: Any
     ) -> tuple[Tensor, ...]:
         """`aten::_flash_attention_forward` with sequences behind each other."""
+        ends_q, ends_k, max_q, max_k, dropout_p, is_causal, _ = how
         assert ends_q.dtype == ends_k.dtype == torch.int32
         assert dropout_p == 0 and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
         ends = ends_q.tolist(), ends_k.tolist()
@@ -76,25 +66,9 @@ class Flash:
         nothing = torch.zeros(2, dtype=torch.uint64)
         return out.to(q.dtype), lse.float(), nothing, nothing, q.new_empty(0)
 
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        ends_q: Tensor,
-        ends_k: Tensor,
-        max_q: int,
-        max_k: int,
-        dropout_p: float,
-        is_causal: bool,
-        rng_state: Tensor,
-        unused: Tensor,
-        **given: Any,
-    ) -> tuple[Tensor, ...]:
+    def backward(self, *tensors: Any, **given: Any) -> tuple[Tensor, ...]:
         """`aten::_flash_attention_backward`: the gradients of softmax(q k^T) v."""
+        grad, q, k, v, _, _, ends_q, ends_k, *_, is_causal, _, _ = tensors
         wq, wk, wv, g = q.double(), k.double(), v.double(), grad.double()
         dq, dk, dv = torch.zeros_like(wq), torch.zeros_like(wk), torch.zeros_like(wv)
         ends = ends_q.tolist(), ends_k.tolist()

@@ -16,7 +16,6 @@ from functools import partial
 
 from tests.attention import (
     between_in_interpreter,
-    pooling,
     triton_compressed,
     triton_compressed_in_interpreter,
     triton_in_interpreter,
@@ -31,7 +30,8 @@ _FEW: dict[str, Callable[[], list[str]]] = {
     "window": partial(window_in_interpreter.core, cases=window_in_interpreter.CORE[1:2]),
     "mix": between_in_interpreter.mix_values,
     "ranges": between_in_interpreter.ranges_values,
-    "pool": pooling.pool_values,
+    "launches": between_in_interpreter.launches,
+    "pool": partial(triton_compressed.core, cases=triton_compressed.POOLED),
 }
 _ALL = {
     "selected": triton_in_interpreter,

@@ -29,26 +29,27 @@ ROOT = Path(__file__).resolve().parents[2]
 # Quick ones that between them see everything; slow ones (gradcheck) are left out.
 TESTS = (
     "tests/attention/test_proofs.py",
+    "tests/attention/test_proofs_on_device.py",
     "tests/attention/test_layer.py",
     "nsa/tests/test_selection_v2_equiv.py",
     "tests/attention/test_equations.py",
+    "nsa/tests/test_whole_model.py",
 )
 # The proof that runs on the target machine: it has to see the model's defects by itself.
-WHOLE_MODEL = ("nsa/tests/test_whole_model.py",)
+WHOLE_MODEL = TESTS[-1:]
 # Run before all others, in this order: quick ones of which one fails for each known mutant. They
 # decide how soon a mutant dies, and nothing else: where they all pass, the rest is run.
 FIRST = (
-    "test_proofs.py::test_h_forced_blocks_are_inside_n[3]",
-    "test_layer.py::test_the_layer_is_its_parts",
-    "test_proofs.py::test_c_turning_works_in_any_layout",
-    "test_proofs.py::test_d_selecting_everything_is_dense[1-reference]",
-    "test_proofs.py::test_f_blocks_of_one_token_collapse_to_dense[reference]",
-    "test_proofs.py::test_d_a_window_over_everything_is_dense[reference]",
-    "test_proofs.py::test_h_ties_go_to_the_lower_index",
-    "test_proofs.py::test_e_each_branch_depends_on_its_keys[win-batched]",
-    "test_proofs.py::test_k_path_parity[7-",
-    "test_proofs.py::test_k_path_parity[33-batched-v2]",
-    "test_proofs.py::test_b_the_future_changes_nothing[6-avg-reference]",
+    "test_proofs_on_device.py::test_h_forced_blocks_are_inside_n[cpu-float64-masked-reference]",
+    "test_whole_model.py::test_outputs_are_the_equations[avg, tied head-batched v2]",
+    "test_proofs.py::test_turning_works_in_any_layout",
+    "test_proofs_on_device.py::test_d_everything_visible_is_dense[cpu-float64-masked-reference-sel]",
+    "test_proofs_on_device.py::test_f_blocks_of_one_token_collapse_to_dense[cpu-float64-masked-reference]",
+    "test_proofs_on_device.py::test_d_everything_visible_is_dense[cpu-float64-masked-reference-win]",
+    "test_proofs.py::test_ties_go_to_the_lower_index",
+    "test_proofs_on_device.py::test_e_each_branch_depends_on_its_keys[cpu-float64-masked-batched-win]",
+    "test_proofs_on_device.py::test_k_outputs_and_gradients_are_the_equations[cpu-float64-masked-batched",
+    "test_proofs_on_device.py::test_b_the_future_changes_nothing[cpu-float64-masked-reference]",
     "test_selection_v2_equiv.py::test_equivalence_various_patterns[repeats]",
     "test_proofs.py::test_large_scores_neither_overflow_nor_underflow",
     "test_equations.py::test_bfloat16_through_native_kernels",
@@ -143,7 +144,7 @@ CONTROL = Mutant(
     path="projection.py",
     old="angle =",
     new="angle  =",
-    tests=(*TESTS[:2], *WHOLE_MODEL),
+    tests=(TESTS[0], *WHOLE_MODEL),
 )
 
 

@@ -11,23 +11,20 @@ from tests.attention.triton_process import found, interpreted, needs_triton
 from tests.shared import once
 from tests.tiers import is_sampled
 
-FEW = ("selected", "compressed", "window", "mix", "ranges", "pool")
+FEW = ("selected", "compressed", "window", "mix", "ranges", "pool", "launches")
 # Run together, by whose kernels they are.
 PROOFS: dict[str, tuple[str, ...]] = {
-    "selected": ("values tuned tiles", "space whole same_bits repeats lists",
-                 "operator trainer far far_by_block"),
-    "compressed": ("compressed_values compressed_tuned compressed_shapes ties compressed_same_bits "
-                   "compressed_operator compressed_far self_tested",),
-    "window": ("window_values window_tuned window_space window_dense window_same_bits "
-               "window_operator window_far",),
-    "between": ("mix_values mix_operator mix_far ranges_values ranges_operator pool_values "
-                "pool_operator pool_far",),
+    "selected": ("core tuned tiles", "space lists operator trainer far far_by_block"),
+    "compressed": ("core compressed_tuned compressed_shapes ties compressed_operator "
+                   "compressed_far pool_values pool_far",),
+    "window": ("core window_tuned window_space window_operator window_far",),
+    "between": ("mix_values mix_operator mix_far ranges_values ranges_operator launches",),
 }  # fmt: skip
 PLANTED = {
     "selected": ("selected", "selected_by_block", "selected_lists"),
-    "compressed": ("compressed", "compressed_ties"),
+    "compressed": ("compressed", "compressed_ties", "pool"),
     "window": ("window",),
-    "between": ("mix", "ranges", "pool"),
+    "between": ("mix", "ranges"),
 }
 # Seen as a race, too: in the interpreter the last writer wins, and numbers alone may be right.
 RACES = {
@@ -35,15 +32,15 @@ RACES = {
     "compressed/compressed_another_head", "compressed/compressed_pieces_in_one_place",
     "window/window_first_head_for_all", "window/keys_in_one_place", "window/pieces_in_one_place",
     "between/mix_tiles_in_one_place", "between/ranges_of_one_batch",
-    "between/pool_of_one_pair", "between/pool_gradients_in_one_place",
+    "compressed/pool_of_one_pair", "compressed/pool_gradients_in_one_place",
 }  # fmt: skip
 IN_32_BITS = [
     f"{of}/{name}"
     for of, kinds in (
         ("selected", ("selected_in_32_bits",)),
-        ("compressed", ("compressed_in_32_bits",)),
+        ("compressed", ("compressed_in_32_bits", "pool_in_32_bits")),
         ("window", ("window_in_32_bits",)),
-        ("between", ("mix_in_32_bits", "pool_in_32_bits")),
+        ("between", ("mix_in_32_bits",)),
     )
     for name in defects(*kinds)
 ]

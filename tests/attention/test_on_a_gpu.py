@@ -5,98 +5,46 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor
 
 import nsa
 from nsa.attention import attend
-from nsa.attention.branches import Branches
-from nsa.config import Selected, Way, Window
+from nsa.config import Way, Window
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.step.engine import Engine
+from nsa.witness.equations import measure
 from nsa.witness.self_test import self_test
-from tests.attention.test_proofs import NAMES, SMALL, inputs
 from tests.attention.test_step_on_cuda import PRODUCTION
 
-# float32 is the project's bound for paths. In bfloat16 the inputs are the same, and each kernel
-# rounds probabilities, a branch and the sum to 8 bits: five roundings of the largest value. A
-# gradient of a key is a sum over all queries that read it, so the largest value scales it too.
-BOUND = {torch.float32: 1e-5, torch.bfloat16: 5 * 2.0**-8, torch.float16: 5 * 2.0**-11}
 
-
-def compare(
-    cfg: nsa.NSAConfig,
-    seq_len: int,
-    dtype: torch.dtype,
-    device: str,
-    *,
-    selected: Selected = "sdpa",
-    window: Window = "masked",
-) -> dict[str, float]:
-    """Largest errors of SDPA's path or our kernels against float64, as shares of the largest value.
-
-    Queries for which rounding chose other blocks take no part; there may be one in a hundred.
-    """
-    given = inputs(cfg, seq_len, batch=2, dtype=dtype)
-    x = {name: value.detach().to(device).requires_grad_() for name, value in given.items()}
-    wide = {name: value.detach().double().requires_grad_() for name, value in x.items()}
-    truth, theirs = attend(Branches(**wide), cfg, Way(path="reference"))
-    way = Way(force_sdpa=True, selected=selected, window=window)
-    out, mine = attend(Branches(**x), cfg, way)
-    same = (theirs == mine).all(-1).all(-1)
-    assert float(same.double().mean()) > 0.99
-    # Gradients stay comparable only where every query that has one read the same blocks.
-    weight = torch.linspace(-1, 1, cfg.d_v, device=device) * same[..., None, None]
-    found: list[list[Tensor]] = []
-    for result, leaves in ((truth, wide), (out, x)):
-        total = (result.double() * weight).sum()
-        found.append([result * same[..., None, None], *torch.autograd.grad(total, leaves.values())])
-    largest = float(found[0][0].detach().abs().max())
-    return {
-        name: share(b.detach().double(), a.detach(), largest)
-        for name, a, b in zip(("out", *NAMES), *found, strict=True)
-    }
-
-
-def share(mine: Tensor, truth: Tensor, otherwise: float) -> float:
-    """The largest difference over the largest true value, or over another where that is 0.
-
-    One key alone has a probability of 1 whatever its score: its gradient is exactly 0.
-    """
-    off = float((mine - truth).abs().max())
-    return off / (float(truth.abs().max()) or otherwise)
-
-
-def test_the_comparison_itself() -> None:
-    """On a CPU, with every seam crossed: rounding of float32, and a wrong window that is seen."""
-    small = nsa.NSAConfig(**{**vars(SMALL), "d_v": 8})
-    assert max(compare(small, 131, torch.float32, "cpu").values()) <= BOUND[torch.float32]
-    assert max(compare(small, 131, torch.bfloat16, "cpu").values()) > BOUND[torch.float32]
+def problems(
+    cfg: nsa.NSAConfig, seq_len: int, dtype: torch.dtype, *, triton: bool = False
+) -> list[str]:
+    """What rounding does not explain of SDPA's path, or of our kernels, on the device."""
+    ours: dict[str, Any] = {"selected": "triton", "window": "triton"} if triton else {}
+    run = partial(attend, cfg=cfg, way=Way(force_sdpa=True, **ours))
+    return measure(run, cfg, seq_len, dtype=dtype, device=torch.device("cuda")).problems
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("seq_len", [512, 2048, 2050])
-def test_kernels_compute_the_equations(seq_len: int, dtype: torch.dtype) -> None:
-    """At the production shape: outputs, and gradients of everything."""
-    errors = compare(nsa.NSAConfig(), seq_len, dtype, "cuda")
-    assert max(errors.values()) <= BOUND[dtype], errors
+def test_kernels_of_float32_compute_the_equations(seq_len: int) -> None:
+    """At the production shape. bf16 is in `test_proofs_on_device`, with each kernel."""
+    assert problems(nsa.NSAConfig(), seq_len, torch.float32) == []
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("seq_len", [1, 31, 512, 2048, 2050, 4096])
+@pytest.mark.parametrize("seq_len", [1, 31, 512, 4096])
 def test_our_kernels_compute_the_equations(seq_len: int, dtype: torch.dtype) -> None:
     """All three branches, the choice of blocks and the gates by Triton."""
-    errors = compare(
-        nsa.NSAConfig(), seq_len, dtype, "cuda", selected="triton", window="triton"
-    )  # fmt: skip
-    assert max(errors.values()) <= BOUND[dtype], errors
+    assert problems(nsa.NSAConfig(), seq_len, dtype, triton=True) == []
 
 
 @pytest.mark.gpu
@@ -107,8 +55,7 @@ def test_our_kernels_take_other_heads(shape: tuple[int, int, int]) -> None:
     cfg = nsa.NSAConfig(
         dim=heads * width, n_heads=heads, n_kv_groups=groups, d_k=width, d_v=width
     )  # fmt: skip
-    errors = compare(cfg, 2048, torch.bfloat16, "cuda", selected="triton", window="triton")
-    assert max(errors.values()) <= BOUND[torch.bfloat16], errors
+    assert problems(cfg, 2048, torch.bfloat16, triton=True) == []
 
 
 @pytest.mark.gpu

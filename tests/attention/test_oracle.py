@@ -63,16 +63,6 @@ def test_a_slice_at_the_real_shape(precision: str, phi: str) -> None:
         assert relative(found.out - share @ weight.T, found.out) > 5 * BOUNDS[precision], name
 
 
-def test_positions_are_rows_of_the_whole() -> None:
-    layer, x, _ = first_layer("fp32", "avg")
-    short = x[:, :200].double().numpy()
-    whole = oracle.attention(layer.cfg, parts(layer), short)
-    some = oracle.attention(layer.cfg, parts(layer), short, positions=[0, 31, 150])
-    for name in ("out", "gates", "scores", "chosen"):
-        expected = getattr(whole, name)[:, [0, 31, 150]]
-        assert np.abs(getattr(some, name) - expected.astype(float)).max() <= 1e-12, name
-
-
 def test_narrow_weights_are_refused() -> None:
     """One line for each: the answer would only look like float64."""
     layer = NSAAttention(nsa.NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4))
@@ -127,9 +117,3 @@ def test_a_tie_within_rounding_is_small() -> None:
     near = SCORES + np.array([0, 0, 1 - 1e-9, 0, 0, 0])
     found = judged(0, 2, 3, 4, 5, scores=near)
     assert found.differing == 1 and found.illegal == 0 and 0 < found.shortfall < 1e-8
-
-
-def test_exact_ties_go_to_the_lower_block() -> None:
-    scores = np.array([0, 7.0, 7, 7, 0, 0])[None, None, None]
-    chosen = oracle.choose(SMALL, scores, np.array([59]))
-    assert np.flatnonzero(chosen).tolist() == [0, 1, 2, 4, 5]

@@ -1,7 +1,8 @@
-"""The definition's properties (a) to (k), in the types that train, on a device.
+"""The definition's properties (a) to (k), on every path and in the types that train, on a device.
 
-Each body runs twice: on a CPU at a small shape, where a flash kernel is lent to it, and on a GPU at
-the production shape, with each kernel that SDPA has. Bounds are those of the trainer's self-test.
+Each body runs on a CPU at a small shape, by each path in float64 and in the types that train, where
+a flash kernel is lent to it; and on a GPU at the production shape, with each kernel that SDPA has.
+Bounds are those of the trainer's self-test; in float64 nothing but the order of sums differs.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import nsa
 from nsa.attention import attend
 from nsa.attention.branches import Branches
-from nsa.attention.selection import block_scores
-from nsa.config import Selected, Way, Window
+from nsa.attention.selection import block_scores, overlap_weights
+from nsa.config import Phi, Selected, Way, Window
 from nsa.projection import Columns, rotations, split_together
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound, measure
 from tests.attention.flash_on_cpu import flash_on_cpu
-from tests.attention.test_proofs import dense, inputs, only
+from tests.attention.test_proofs import WAYS, dense, gap, inputs, only
 
 SMALL = nsa.NSAConfig(
     dim=48, n_heads=6, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=20
@@ -44,18 +45,20 @@ class Where:
     dtype: torch.dtype
     cfg: nsa.NSAConfig
     lengths: tuple[int, ...]
-    window: Window
+    window: Window = "masked"
     selected: Selected = "sdpa"
     backend: str | None = None
+    path: str = "sdpa"
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
-        return f"{self.device}-{kind}-{self.window}-{self.backend or 'any'}"
+        return f"{self.device}-{kind}-{self.window}-{self.backend or self.path}"
 
     @property
     def bound(self) -> Bound:
         """What rounding explains."""
-        return Bound.of(self.dtype)
+        exact = self.dtype == torch.float64
+        return Bound(whole=1e-12, row=1e-12, scores=1e-12) if exact else Bound.of(self.dtype)
 
     def inputs(self, seq_len: int, cfg: nsa.NSAConfig | None = None) -> dict[str, Tensor]:
         """Two sequences of random numbers."""
@@ -63,7 +66,7 @@ class Where:
         return {n: x.detach().to(self.device).requires_grad_() for n, x in made.items()}
 
     def run(self, x: dict[str, Tensor], cfg: nsa.NSAConfig | None = None) -> tuple[Tensor, Tensor]:
-        """Output and blocks through SDPA, or what kernels of the package there are."""
+        """Output and blocks by the path, or what kernels of the package there are."""
         return self.attend(Branches(**x), cfg or self.cfg)
 
     def attend(self, x: Branches, cfg: nsa.NSAConfig) -> tuple[Tensor, Tensor]:
@@ -73,10 +76,12 @@ class Where:
     @property
     def way(self) -> Way:
         """How attention runs."""
-        return Way(force_sdpa=True, window=self.window, selected=self.selected)
+        return replace(WAYS[self.path], window=self.window, selected=self.selected)
 
 
 def _everywhere() -> Iterator[object]:
+    for path in WAYS:
+        yield Where(device="cpu", dtype=torch.float64, cfg=SMALL, lengths=(5, 83), path=path)
     # A flash kernel has no float32.
     for dtype, window in ((torch.float32, "masked"), (torch.bfloat16, "varlen")):
         yield Where(device="cpu", dtype=dtype, cfg=SMALL, lengths=(5, 83), window=window)
@@ -128,9 +133,11 @@ def close(where: Where, got: Tensor, right: Tensor) -> bool:
     return error.whole <= where.bound.whole and error.row <= where.bound.row
 
 
-def test_a_every_parameter_gets_a_gradient(where: Where) -> None:
+@pytest.mark.parametrize("phi", ["avg", "mlp"])
+def test_a_every_parameter_gets_a_gradient(where: Where, phi: Phi) -> None:
     torch.manual_seed(0)
-    layer = nsa.NSAAttention(where.cfg, where.way).to(where.device, where.dtype)
+    cfg = replace(where.cfg, phi=phi)
+    layer = nsa.NSAAttention(cfg, where.way).to(where.device, where.dtype)
     x = torch.randn(1, where.lengths[-1], where.cfg.dim).to(where.device, where.dtype)
     layer(x).float().square().sum().backward()
     for name, parameter in layer.named_parameters():
@@ -148,7 +155,10 @@ def test_b_the_future_changes_nothing(where: Where) -> None:
             value[:, cut:] *= -7
         (out, blocks), (changed, others) = where.run(x), where.run(other)
         assert torch.equal(blocks[:, :cut], others[:, :cut])
-        assert torch.equal(out[:, :cut], changed[:, :cut])
+        if where.path == "batched":  # sums are cut by what all tokens choose
+            assert gap(out[:, :cut], changed[:, :cut]) <= 1e-12
+        else:
+            assert torch.equal(out[:, :cut], changed[:, :cut])
         assert not torch.equal(out[:, cut:], changed[:, cut:])
 
 
@@ -197,6 +207,7 @@ def test_f_blocks_of_one_token_collapse_to_dense(where: Where) -> None:
 
 
 def test_g_overlap_weights(where: Where) -> None:
+    assert overlap_weights(nsa.NSAConfig()) == [(-1, 1), (0, 2), (1, 2), (2, 2), (3, 1)]
     p = torch.zeros(2, 12, device=where.device)
     p[0, 4] = p[1, 3] = 1.0  # tokens 64..95, inside block 1, and 48..79, in blocks 0 and 1
     found = block_scores(p, 3, nsa.NSAConfig()).tolist()
@@ -215,12 +226,12 @@ def test_h_forced_blocks_are_inside_n(where: Where) -> None:
         assert bool(((blocks >= 0).sum(-1) == count).all())
 
 
-def test_i_gradients_in_float64(where: Where) -> None:
+def test_i_gradcheck_in_float64(where: Where) -> None:
     """Against differences; in the types that train they are held to the equations in (k)."""
     cfg = nsa.NSAConfig(
         dim=4, n_heads=2, n_kv_groups=1, d_k=2, d_v=3, l=2, d=1, l_sel=2, n_sel=3, w=3
     )
-    given = inputs(cfg, 9, seed=1)
+    given = inputs(cfg, 7, seed=1)
     x = {n: v.detach().to(where.device).requires_grad_() for n, v in given.items()}
     plain = replace(where, window="masked")  # flash kernels know half types only
 
@@ -263,11 +274,4 @@ def test_k_outputs_and_gradients_are_the_equations(where: Where, second: bool) -
         device = torch.device(where.device)
         found = measure(run, where.cfg, seq_len, dtype=where.dtype, device=device)
         assert found.problems == [], f"S={seq_len}"
-
-
-@pytest.mark.parametrize("shift", [-1, 1])
-def test_a_window_that_is_wrong_by_one_would_be_seen(shift: int) -> None:
-    """Made to fail on purpose."""
-    where = Where(device="cpu", dtype=torch.bfloat16, cfg=SMALL, lengths=(83,), window="varlen")
-    with flash_on_cpu(shift=shift), pytest.raises(AssertionError, match="S=83"):
-        test_k_outputs_and_gradients_are_the_equations(where, second=True)
+        assert max(found.row.values()) <= where.bound.row, f"S={seq_len}"

@@ -124,16 +124,18 @@ def test_wide_tiles_for_short_sequences_and_blocks_only_where_read_for_long() ->
 
 @pytest.mark.parametrize("seq_len", [1024, 4096, 8192, 131_072])
 def test_blocks_own_the_work_of_long_sequences(seq_len: int) -> None:
-    """Their parts take no more than queries and output; every list's pieces have a place."""
+    """Their parts take no more than queries and output, or 256 MiB; all pieces have a place."""
     cut = tiles.choose_cut(CFG, seq_len, 4)
     assert (cut.by_block is not None) == (seq_len >= 8192)
     walk = tiles.cost_of_walk(CFG, seq_len, cut.forward.rows)
     assert (tiles.cost_by_block(CFG, seq_len) < walk) == (cut.by_block is not None)
-    run = tiles.cut_by_block(CFG, seq_len)
+    run = tiles.cut_by_block(CFG, seq_len, 4)
     # Of 2 bytes, and a float32 for each part. One run less would not do.
     part, n_runs = (64 * 2 + 4) * run.places, -(-seq_len // run.tokens)
-    longer = -(-seq_len // (64 * (n_runs - 1))) * 64
-    assert run.tokens * part <= seq_len * 2 * 64 * 2 < longer * part
+    room = max(seq_len * 2 * 64 * 2, (256 << 20) / (4 * 6))
+    longer = -(-seq_len // (64 * max(1, n_runs - 1))) * 64
+    assert run.tokens * part <= room and (n_runs == 1 or room < longer * part)
+    assert n_runs == {1024: 1, 4096: 1, 8192: 2, 131_072: 9}[seq_len]
     assert run.tokens - seq_len / n_runs < 64
     blocks, total = CFG.n_blocks(seq_len), run.tokens * run.places
     for counts in ([total // blocks] * blocks, [run.tokens] * run.places):
@@ -188,3 +190,22 @@ def test_nothing_imports_triton_before_it_is_needed() -> None:
     """nsa works where triton is not installed."""
     code = "import sys; sys.modules['triton'] = None; import nsa, nsa.layer, nsa.step.engine"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@needs_triton
+def test_attention_and_its_kernels_need_torch_and_triton_alone() -> None:
+    """Nothing else that this package requires is loaded, nor its harness."""
+    others = "pydantic yaml numpy pandas scipy jinja2 rich psutil pynvml pytest runbook phases"
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({others.split()}))
+import nsa.attention, nsa.layer
+from nsa.attention.triton import between, window
+from nsa.attention.triton.compressed import launch
+from nsa.attention.triton.selected import launch
+"""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    subprocess.run(command, cwd=ROOT, check=True)
+    # Made to fail on purpose: the trainer needs more.
+    needs_more = [*command[:-1], code + "import nsa.step.engine"]
+    assert subprocess.run(needs_more, cwd=ROOT, capture_output=True).returncode == 1

@@ -12,25 +12,9 @@ import nsa
 from nsa.attention.triton.tiles import choose_compressed_cut, shape_problem
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound
-from tests.attention.triton_process import needs_triton
 
 CFG = nsa.NSAConfig()
 Rounding = Callable[[Tensor], Tensor]
-
-
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiler")
-def test_a_spill_of_the_choice_is_seen() -> None:
-    """Made to fail on purpose: too few warps for what is kept sorted."""
-    from dataclasses import replace
-
-    from benchmarks.triton_aot.compiled import compile_kernel
-    from benchmarks.triton_aot.kernels import compressed
-
-    top = next(one for one in compressed(CFG, 2048, 4) if one.name.startswith("top blocks"))
-    greedy = compile_kernel(replace(top, warps=2), 80, "bf16")
-    assert any("are spilled" in text for text in greedy.problems), greedy
 
 
 def _gradients_of_keys_rounded(own_sum: bool) -> dict[str, float]:

@@ -18,6 +18,7 @@ from torch import Tensor
 import nsa
 from nsa.attention.triton.compressed import launch as LAUNCH
 from nsa.attention.triton.tiles import CompressedCut, Tile
+from nsa.config import Phi
 from tests.attention.equations import Shape, select
 from tests.attention.triton_kernels import BOUND, compare, poisoned, written_once
 
@@ -27,7 +28,10 @@ TIE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed:
-    """A shape, and how its work is cut: of CompressedCut. sharp: how large keys are."""
+    """A shape, and how its work is cut: of CompressedCut. sharp: how large keys are.
+
+    phi: "mlp", of keys and values that are compressed already, or "avg".
+    """
 
     seq_len: int
     heads: int
@@ -39,6 +43,7 @@ class Compressed:
     d: int = 2
     l_sel: int = 4
     n_sel: int = 4
+    phi: Phi = "mlp"
     dtype: torch.dtype = torch.float32
     rows: int = 32
     keys: int = 16
@@ -53,6 +58,7 @@ class Compressed:
         return nsa.NSAConfig(
             dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
             d_v=self.d_v, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel,
+            phi=self.phi,
         )  # fmt: skip
 
     def cut(self) -> CompressedCut:
@@ -75,12 +81,26 @@ CORE = (
     Compressed(seq_len=60, heads=3, l=6, l_sel=8, dtype=torch.float16, rows=64, piece=32, blocks=4),
     Compressed(seq_len=38, heads=3, groups=2, l=6, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=64),
 )
+# Pooled: blocks that overlap by none, one and two others, that end with a tile of tokens or not,
+# tokens behind the last block and none, no block at all, widths that fill no power of two.
+POOLED = (
+    Compressed(seq_len=75, heads=1, groups=2, batch=2, phi="avg", l=32, d=16, l_sel=16, n_sel=3,
+               d_k=24, d_v=5, piece=32),
+    Compressed(seq_len=123, heads=2, phi="avg", l=45, d=15, l_sel=15, n_sel=3, d_k=7),
+    Compressed(seq_len=66, heads=1, phi="avg", l=3, d=3, l_sel=6, d_k=32, dtype=torch.float16),
+    Compressed(seq_len=19, heads=3, phi="avg", batch=2, l=20, d=5, l_sel=5, n_sel=3),
+)  # fmt: skip
 
 
 def inputs(case: Compressed) -> list[Tensor]:
-    """q [B,S,G,h,Dk] of a type, k, v [B,N,G,D] and a gradient in float32; not contiguous."""
+    """q [B,S,G,h,Dk] of a type, k, v [B,N,G,D] and a gradient in float32; not contiguous.
+
+    k, v of phi "avg": [B,S,G,D], of q's type.
+    """
     generator = torch.Generator().manual_seed(case.seq_len)
-    g, h, n = case.groups, case.heads, case.config().n_compressed(case.seq_len)
+    g, h, n, kind = case.groups, case.heads, case.seq_len, case.dtype
+    if case.phi == "mlp":
+        n, kind = case.config().n_compressed(case.seq_len), torch.float32
 
     def normal(*shape: int) -> Tensor:
         wide = torch.randn(case.batch, *shape[:-1], shape[-1] + 3, generator=generator)
@@ -88,7 +108,8 @@ def inputs(case: Compressed) -> list[Tensor]:
 
     q = (1.5 * normal(case.seq_len, g, h, case.d_k)).to(case.dtype)
     grad = normal(case.seq_len, g, h, case.d_v)
-    return [q, case.sharp * normal(n, g, case.d_k), normal(n, g, case.d_v), grad]
+    k, v = (normal(n, g, width).to(kind) for width in (case.d_k, case.d_v))
+    return [q, case.sharp * k, v, grad]
 
 
 def right(case: Compressed, tensors: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
@@ -97,6 +118,12 @@ def right(case: Compressed, tensors: list[Tensor]) -> tuple[dict[str, Tensor], T
     lse: of keys rounded to the type, as nothing else is. exact_lse: of those that choose.
     """
     q, k, v = leaves = [x.double().requires_grad_() for x in tensors[:3]]
+    if case.phi == "avg":
+        begins = range(0, case.seq_len - case.l + 1, case.d)
+        k, v = (
+            torch.stack([x[:, i : i + case.l].mean(1) for i in begins], 1) if begins else x[:, :0]
+            for x in (k, v)
+        )
     last = torch.arange(k.shape[1]) * case.d + case.l - 1
     seen = (last <= torch.arange(case.seq_len)[:, None])[:, None]
     scores = torch.einsum("bsghd,bngd->bgshn", q, k) * case.d_k**-0.5
@@ -130,10 +157,10 @@ def found_by(launch: ModuleType, case: Compressed, tensors: list[Tensor]) -> dic
     cfg = case.config()
     q, k, v, grad = tensors
     with mock.patch.object(launch, "choose_compressed_cut", lambda *_: case.cut()):
-        out, *sums = launch.forward(q, k, v, cfg)
-        dq, dk, dv = launch.backward(grad, q, k, v, out, sums[0], cfg)
-        blocks = launch.top_blocks(q, k, sums[1], cfg)
-    lse, exact = (x.view(case.batch, case.groups, case.seq_len, case.heads) for x in sums)
+        out, lse, terms, values, exact = launch.forward(q, k, v, cfg)
+        dq, dk, dv = launch.backward(grad, q, k, v, out, lse, terms, values, cfg)
+        blocks = launch.top_blocks(q, terms, exact, cfg)
+    lse, exact = (x.view(case.batch, case.groups, case.seq_len, case.heads) for x in (lse, exact))
     found = {"out": out, "lse": lse, "exact_lse": exact, "dq": dq, "dk": dk, "dv": dv}
     return {**found, "blocks": blocks}
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any
-from unittest import mock
+from typing import Any, get_args
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa.attention import attend
 from nsa.attention.triton import operators
 from nsa.attention.triton.compressed import launch
-from nsa.config import Way
-from nsa.witness.equations import measure
+from nsa.config import Phi
 from tests.attention.defects import defects
 from tests.attention.triton_compressed import (
     CORE,
+    POOLED,
     Compressed,
     core,
     found_by,
@@ -30,12 +28,13 @@ from tests.attention.triton_compressed import (
 )
 from tests.attention.triton_kernels import checked, drawn, far_apart, judged
 
+HALF = torch.float16
 _NO_GRADIENT = ("test_schema", "test_faketensor")
 
 
-def compressed_values() -> list[str]:
-    """Outputs, log-sum-exp, gradients and blocks, written once and everywhere."""
-    return core()
+def pool_values() -> list[str]:
+    """The same of keys and values that are pooled, gradients of their tokens too."""
+    return core(cases=POOLED)
 
 
 def compressed_tuned() -> list[str]:
@@ -44,15 +43,14 @@ def compressed_tuned() -> list[str]:
     Three keys begin in each block of the sharp ones. A key of bf16 is a sum of three: the same
     code, here with numbers of float16.
     """
-    half = torch.float16
     production = Compressed(
-        seq_len=230, heads=6, d_k=64, d_v=64, l=32, d=16, l_sel=64, n_sel=3, dtype=half, rows=128,
+        seq_len=230, heads=6, d_k=64, d_v=64, l=32, d=16, l_sel=64, n_sel=3, dtype=HALF, rows=128,
         keys=32, owned=64, piece=64, tokens=64, blocks=32,
     )  # fmt: skip
-    wide = Compressed(seq_len=40, heads=16, d_k=128, d_v=128, dtype=half, rows=128)
+    wide = Compressed(seq_len=40, heads=16, d_k=128, d_v=128, dtype=HALF, rows=128)
     # Scores of 30 and more: rounded keys must not be held to the sum of the exact ones.
     sharp = Compressed(
-        seq_len=60, heads=3, d_k=64, l_sel=6, sharp=6.0, dtype=half, rows=64, piece=32
+        seq_len=60, heads=3, d_k=64, l_sel=6, sharp=6.0, dtype=HALF, rows=64, piece=32
     )
     problems = core(launch, (production, sharp))
     whole = dict(launch.TERMS)
@@ -70,6 +68,7 @@ def _cases(draw: st.DrawFn) -> Compressed:
         seq_len=draw(st.integers(1, 48)), heads=draw(st.sampled_from((1, 2, 5, 16))),
         groups=draw(st.integers(1, 2)), batch=draw(st.integers(1, 2)),
         d_k=draw(st.sampled_from((1, 3, 8, 17))), d_v=draw(st.sampled_from((1, 5, 16))),
+        phi=draw(st.sampled_from(get_args(Phi))),
         l=d * draw(st.integers(1, 3)), d=d, l_sel=d * draw(st.sampled_from((1, 2, 3, 4))),
         n_sel=draw(st.sampled_from((3, 4, 7, 16))), piece=draw(st.sampled_from((7, 32))),
         rows=draw(st.sampled_from((16, 64))), keys=draw(st.sampled_from((16, 32))),
@@ -107,89 +106,59 @@ def ties(module: Any = launch) -> list[str]:
     return problems + wrong_blocks(case, blocks, right(case, same)[1].float().double())
 
 
-def compressed_same_bits() -> list[str]:
-    """Twice the same, and what comes later changes nothing before: bit by bit."""
-    case = Compressed(seq_len=40, heads=3)
-    given_ = inputs(case)
-    first, second = (found_by(launch, case, given_) for _ in range(2))
-    problems = [name for name in first if not torch.equal(first[name], second[name])]
-    # Keys of blocks that end at token 29 or later.
-    at, key = 29, -(-(29 - case.l + 1) // case.d)
-    later = [x.clone() for x in given_]
-    later[0][:, at:] += 1
-    for x in later[1:3]:
-        x[:, key:] += 1
-    third = found_by(launch, case, later)
-    same = {
-        name: torch.equal(first[name][:, :at], third[name][:, :at]) for name in ("out", "blocks")
-    }
-    for name in ("lse", "exact_lse"):
-        same[name] = torch.equal(first[name][:, :, :at], third[name][:, :, :at])
-    return problems + [f"the future changes {name}" for name, equal in same.items() if not equal]
-
-
 def compressed_operator() -> list[str]:
     """torch's own checks of each operator, and one graph for torch.compile, both ways."""
-    case = Compressed(seq_len=20, heads=1)
+    return [text for phi in get_args(Phi) for text in _operators_of(phi)]
+
+
+def _operators_of(phi: Phi) -> list[str]:
+    case = Compressed(seq_len=20, heads=1, phi=phi)
     cfg = case.config()
     q, k, v, grad = (x.contiguous() for x in inputs(case))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    out, lse, exact_lse = operators.compressed(*leaves, cfg.l, cfg.d)
-    kept = [x.detach() for x in (grad, *leaves, out, lse)]
+    told = (cfg.l, cfg.d, phi)
+    out, lse, terms, values, exact_lse = operators.compressed(*leaves, *told)
+    kept = [x.detach() for x in (grad, *leaves, out, lse, terms, values)]
     numbers = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
 
     def call(*given_: Tensor) -> tuple[Tensor, Tensor]:
-        out, _, sums = operators.compressed(*given_, cfg.l, cfg.d)
-        chosen = (x.detach() for x in (*given_[:2], sums))
+        out, _, terms, _, sums = operators.compressed(*given_, *told)
+        chosen = (x.detach() for x in (given_[0], terms, sums))
         return out, operators.top_blocks(*chosen, *numbers)
 
-    top = (q.detach(), k.detach(), exact_lse.detach(), *numbers)
+    top = (q.detach(), terms.detach(), exact_lse.detach(), *numbers)
     # Only the first one has a gradient to trace.
     return checked(
-        call, leaves, grad, (operators.compressed, (*leaves, cfg.l, cfg.d)),
-        (operators.compressed_backward, (*kept, cfg.l, cfg.d), _NO_GRADIENT),
+        call, leaves, grad, (operators.compressed, (*leaves, *told)),
+        (operators.compressed_backward, (*kept, *told), _NO_GRADIENT),
         (operators.top_blocks, top, _NO_GRADIENT),
     )  # fmt: skip
 
 
 def compressed_far(module: ModuleType = launch) -> list[str]:
     """Offsets beyond 32 bits: queries 2^27 numbers apart, keys, half as many, 2^28."""
-    case = Compressed(seq_len=40, heads=1, l_sel=2, n_sel=6, dtype=torch.float16, tokens=64)
+    return _far(
+        module, Compressed(seq_len=40, heads=1, l_sel=2, n_sel=6, dtype=HALF, tokens=64), 28
+    )
+
+
+def pool_far(module: ModuleType = launch) -> list[str]:
+    """The same of tokens that are pooled."""
+    case = Compressed(seq_len=40, heads=1, phi="avg", l=32, d=8, l_sel=8, n_sel=3, dtype=HALF)
+    return _far(module, case, 27)
+
+
+def _far(module: ModuleType, case: Compressed, bits: int) -> list[str]:
     given_ = inputs(case)
-    with far_apart(given_[:3], [1 << 27, 1 << 28, 1 << 28]) as far:
+    with far_apart(given_[:3], [1 << 27, 1 << bits, 1 << bits]) as far:
         mine = found_by(module, case, [*far, given_[3]])
     near = found_by(launch, case, given_)
     return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
 
 
-def self_tested() -> list[str]:
-    """The trainer's self-test takes whole attention with these kernels, and none that is wrong."""
-    cfg = Compressed(seq_len=24, heads=2).config()
-    run = partial(attend, cfg=cfg, way=Way(force_sdpa=True, selected="triton"))
-
-    def problems() -> list[str]:
-        return measure(run, cfg, 24, dtype=torch.float32, device=torch.device("cpu")).problems
-
-    found = problems()
-    forward, choice = launch.forward, launch.top_blocks
-
-    def off(*x: Any) -> tuple[Tensor, ...]:
-        out, *sums = forward(*x)
-        return out * 1.01, *sums
-
-    def others(*x: Any) -> Tensor:
-        # The third place is the block before the current one, the second one was chosen by score.
-        blocks = choice(*x)
-        blocks[:, -1, :, 1] = blocks[:, -1, :, 1] % 3 + 1
-        return blocks
-
-    for name, wrong in (("forward", off), ("top_blocks", others)):
-        with mock.patch.object(launch, name, wrong):
-            found += [] if problems() else [f"a wrong {name} is taken"]
-    return found
-
-
-_JUDGES = {
+_JUDGES: dict[str, Callable[[ModuleType], list[str]]] = {
+    "pool": partial(core, cases=POOLED),
+    "pool_in_32_bits": pool_far,
     "compressed": partial(core, cases=CORE[1:]),
     "compressed_ties": ties,
     "compressed_in_32_bits": compressed_far,
@@ -197,8 +166,8 @@ _JUDGES = {
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
-        compressed_values, compressed_tuned, compressed_shapes, ties, compressed_same_bits,
-        compressed_operator, compressed_far, self_tested,
+        core, compressed_tuned, compressed_shapes, ties, compressed_operator,
+        compressed_far, pool_values, pool_far,
     )
 } | {
     name: partial(judged, judge, "compressed.launch", kind, name)

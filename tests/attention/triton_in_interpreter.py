@@ -26,7 +26,6 @@ from nsa.contract import ATTEND_RANGE, WIN_RANGE
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.step.engine import Engine
-from nsa.witness.equations import measure
 from nsa.witness.self_test import self_test
 from tests.attention.defects import defects
 from tests.attention.equations import nsa as equations
@@ -44,7 +43,7 @@ from tests.attention.triton_kernels import (
     selection,
 )
 from tests.attention.triton_kernels import inputs as case_inputs
-from tests.attention.triton_lists import list_problems, offset_problems
+from tests.attention.triton_lists import list_problems
 from tests.train.launching import SMOKE
 
 CPU = torch.device("cpu")
@@ -52,11 +51,6 @@ SMALL = nsa.NSAConfig(
     dim=48, n_heads=12, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=20
 )
 by_kernels = partial(attend, way=Way(force_sdpa=True, selected="triton"))
-
-
-def values() -> list[str]:
-    """Outputs, log-sum-exp and gradients, written once and everywhere."""
-    return core()
 
 
 def tuned() -> list[str]:
@@ -100,55 +94,6 @@ def space() -> list[str]:
 
     run()
     return problems if seen >= 5 else [*problems, f"only {seen} examples were compared"]
-
-
-def whole() -> list[str]:
-    """The trainer's self-test: everything and its gradients, float32 and float16."""
-    problems = []
-    for seq_len, dtype in ((3, torch.float32), (77, torch.float32), (77, torch.float16)):
-        found = measure(partial(by_kernels, cfg=SMALL), SMALL, seq_len, dtype=dtype, device=CPU)
-        problems += [f"S={seq_len}, {dtype}: {text}" for text in found.problems]
-    return problems
-
-
-def same_bits() -> list[str]:
-    """Twice the same, and what comes later changes nothing before: bit by bit."""
-    problems, at = [], 20
-    for case in (
-        Case(seq_len=30, heads=6, groups=2, l_sel=4, rows=16, every=False),
-        Case(seq_len=24, heads=2, l_sel=4, rows=16, run=16),
-    ):
-        given, blocks = case_inputs(case), selection(case)
-        first, second = (found_by(launch, case, given, blocks) for _ in range(2))
-        problems += [name for name in first if not torch.equal(first[name], second[name])]
-        later = [x.clone() for x in given]
-        for x in later[:3]:
-            x[:, at:] += 1
-        third = found_by(launch, case, later, blocks)
-        same = torch.equal(first["out"][:, :at], third["out"][:, :at])
-        problems += [] if same else ["the future"]
-    return problems
-
-
-def repeats() -> list[str]:
-    """Repeated and unordered blocks are a set; with all blocks read, it is dense attention."""
-    case = Case(seq_len=40, heads=2, n_sel=6, piece=8)
-    given, blocks = case_inputs(case), selection(case)
-    twice = blocks.clone()
-    twice[..., -1] = blocks[..., 0]
-    few = Case(**{**vars(case), "n_sel": 12})
-    doubled = torch.cat((blocks.flip(-1), blocks), -1)
-    a, b = found_by(launch, case, given, blocks), found_by(launch, few, given, doubled)
-    problems = [f"repeats change {n}" for n in a if not torch.equal(a[n], b[n])]
-    everything = torch.arange(6).expand(1, 40, 1, 6)
-    everything = everything.masked_fill(everything > torch.arange(40)[:, None, None] // 8, -1)
-    out = found_by(launch, case, given, everything)["out"]
-    q, k, v, _ = given
-    k, v = (x.expand(-1, -1, 2, -1).transpose(1, 2) for x in (k, v))
-    dense = torch.nn.functional.scaled_dot_product_attention(
-        q[:, :, 0].transpose(1, 2), k, v, is_causal=True
-    )
-    return problems + compare("dense", out[:, :, 0].double(), dense.transpose(1, 2).double(), 1e-5)
 
 
 def operator() -> list[str]:
@@ -210,7 +155,7 @@ def trainer() -> list[str]:
 
 def lists() -> list[str]:
     """Each block's readers in each run, ascending, and how they are cut."""
-    return list_problems() + offset_problems()
+    return list_problems()
 
 
 def far(module: ModuleType = launch, run: int = 0) -> list[str]:
@@ -237,8 +182,7 @@ _JUDGES = {
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
-        values, tuned, tiles, space, whole, same_bits, repeats, lists, operator, trainer, far,
-        far_by_block,
+        core, tuned, tiles, space, lists, operator, trainer, far, far_by_block,
     )
 } | {
     name: partial(judged, judge, "selected.launch", kind, name)

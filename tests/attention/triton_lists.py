@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nsa.attention.triton.selected import launch as LAUNCH
-from nsa.attention.triton.selected.readers import offset_kernel
 from tests.attention.triton_kernels import Case, poisoned, written_once
 
 # Between them: one token, S odd and cut anywhere by blocks and runs, both forms, several pairs,
@@ -46,27 +45,6 @@ def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CASES) 
             if made.places > 1 and made.read[pair].tolist() != counted:
                 problems.append(f"{case}, pair {pair}: how many blocks a query reads")
     return problems
-
-
-def offset_problems() -> list[str]:
-    """Three runs of more than 1,024 blocks, which one program takes in several turns."""
-    shape = (4, 2, 1030)
-    rng = np.random.default_rng(0)
-    truth = rng.integers(0, 40, shape)
-    truth[0] = truth[1:].sum(0)
-    counts = torch.from_numpy(truth).int()
-    counts[0] = -1
-    offsets, ends = torch.full(shape, -1).int(), torch.full(shape, -1).int()
-    of_whole, of_run = _PIECES
-    offset_kernel[4, 2](
-        counts, offsets, ends, 3, 1030, PIECE=of_whole, PIECE_OF_RUN=of_run, BLOCKS=512
-    )
-    begins = truth[0].cumsum(-1) - truth[0]
-    earlier = np.concatenate((np.zeros_like(truth[:2]), truth[1:3].cumsum(0)))
-    pieces = np.concatenate((-(-truth[:1] // of_whole), -(-truth[1:] // of_run))).cumsum(-1)
-    right = {"counts": (counts, truth), "offsets": (offsets, begins + earlier)}
-    right["ends"] = (ends, pieces)
-    return [name for name, (mine, what) in right.items() if not np.array_equal(mine, what)]
 
 
 def _choices(case: Case) -> list[list[list[int]]]:

@@ -6,25 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from nsa.contract import CEILINGS_JSON, Ceiling, ExitCode
+from nsa.contract import CEILINGS_JSON, Ceiling
 from phases.machine import ceilings
 from runbook.config.registry import phases
 from runbook.folder.launch.ceilings import read_measured
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import Budgets, LaunchOptions, run_launch
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.executed import note
 from tests.phases import builder
-from tests.tiers import by_tier
 
 CPU = builder.context("cpu")
 CUDA = torch.cuda.is_available()
@@ -85,57 +83,6 @@ def test_a_missing_device_is_refused_in_words(tmp_path: Path) -> None:
     _, result = run(tmp_path, planned().model_copy(update={"argv": words}))
     assert result.status is LaunchStatus.CONFIG_ERROR
     assert "--device=cuda: rank " in result.cause and "but 0 are visible" in result.cause
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("--device", "gpu"), "argument --device: invalid choice: 'gpu'"),
-        (("--size", "3"), "unrecognized arguments: --size 3"),
-    ],
-)
-def test_a_wrong_command_line_says_what_is_allowed(words: tuple[str, ...], text: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "nsa.ceilings", *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == ExitCode.CONFIG and text in done.stderr
-
-
-class Spoiler(Observer):
-    """Does something to the ranks as soon as the first one measures."""
-
-    def __init__(self, root: Path, act: Callable[[int], None]) -> None:
-        self.root, self.act = root, act
-
-    def launch_started(self, launch: Launch, attempt: int) -> None:
-        import threading
-
-        threading.Thread(target=self._wait, args=(self.root / launch.run_dir,)).start()
-
-    def _wait(self, folder: Path) -> None:
-        import time
-
-        path = folder / "heartbeat_rank1.jsonl"
-        for _ in range(6000):
-            lines = path.read_text().splitlines() if path.is_file() else []
-            if any('"ceiling_start"' in line for line in lines):
-                self.act(json.loads(lines[0])["pid"])
-                return
-            time.sleep(0.01)
-
-
-@pytest.mark.parametrize("signal", by_tier(("SIGKILL", "SIGSTOP"), fast="SIGKILL".__eq__))
-def test_a_rank_that_dies_or_stands_still_ends_the_launch(tmp_path: Path, signal: str) -> None:
-    import signal as signals
-
-    spoiler = Spoiler(tmp_path, lambda pid: os.kill(pid, signals.Signals[signal]))
-    fast = replace(Budgets(), step_s=2.0, init_s=60.0)
-    launch = planned()
-    how = LaunchOptions(run_root=tmp_path, observer=spoiler, retry=False, budgets=fast)
-    result = run_launch(launch, how)
-    wanted = LaunchStatus.CRASHED if signal == "SIGKILL" else LaunchStatus.HUNG
-    assert (result.status, result.culprit_rank) == (wanted, 1), result.cause
-    assert not (tmp_path / launch.run_dir / CEILINGS_JSON).exists()
 
 
 @pytest.mark.e2e

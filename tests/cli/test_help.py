@@ -15,6 +15,7 @@ from runbook import PROTOCOLS
 from runbook.cli import COMMANDS
 from runbook.cli._parser import CommandParser, docstring, parse_all, path_type
 from runbook.console import OutputFormat
+from runbook.files import preset_names
 
 DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
 UNIT = re.compile(
@@ -103,3 +104,4 @@ def test_the_choices_that_are_told_are_those_of_their_owners() -> None:
     shown = {action.dest: action.metavar for action in COMMANDS["run"].parser()._actions}
     assert shown["protocol"] == "|".join(PROTOCOLS)
     assert shown["output_format"] == "|".join(OutputFormat)
+    assert all(name in help_of("toggles", "--preset") for name in preset_names())

@@ -18,31 +18,9 @@ def source(kind: str = "synthetic", vocab_size: int = 256, **change: int) -> Gen
     return GeneratedSource(kind, vocab_size, Share(**{**how, **change}))
 
 
-@pytest.mark.parametrize("kind", ["synthetic", "markov"])
-def test_ranks_together_see_the_batch_of_one_rank(kind: str) -> None:
-    whole = source(kind, batch_size=4)
-    parts = [source(kind, rank=rank, world_size=2) for rank in range(2)]
-    for _ in range(3):
-        both = torch.cat([part.fetch().tokens for part in parts])
-        assert torch.equal(whole.fetch().tokens, both)
-
-
 def test_origin_ranks_see_different_data() -> None:
     first, second = (source(rank=rank, world_size=2).fetch().tokens for rank in range(2))
     assert not torch.equal(first, second)
-
-
-def test_seeds_and_steps_differ() -> None:
-    one = source()
-    assert not torch.equal(one.fetch().tokens, one.fetch().tokens)
-    assert not torch.equal(source().fetch().tokens, source(seed=4).fetch().tokens)
-
-
-def test_seek_goes_on_where_a_batch_ended() -> None:
-    straight, resumed = source(), source()
-    position = [straight.fetch() for _ in range(3)][-1].position
-    resumed.seek(position)
-    assert torch.equal(straight.fetch().tokens, resumed.fetch().tokens)
 
 
 def test_validation_is_repeatable_and_apart_from_training() -> None:

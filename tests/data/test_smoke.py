@@ -88,12 +88,3 @@ def test_opening_counts_against_the_timeout(
     assert smoke.main(["--tokenizer", "byte", "--timeout", "0.1"]) == 1
     assert "fineweb_edu was not open after 0.1 s (--timeout)" in capfd.readouterr().err
     never.set()
-
-
-def test_a_broken_file_is_told_in_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "d.jsonl"
-    path.write_bytes(b'{"text": "\xff"}\n')
-    words = ["--tokenizer", "byte", "--dataset", "local", "--local-path", str(path)]
-    assert smoke.main(words) == 2
-    said = capfd.readouterr().err
-    assert f"{path}:1: not UTF-8" in said and "Traceback" not in said

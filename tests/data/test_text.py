@@ -119,14 +119,6 @@ def test_of_large_files_blocks_are_read(tmp_path: Path) -> None:
     assert changes(before, digests(tmp_path, [path], most_bytes=small)) == []
 
 
-def test_jsonl_is_read(tmp_path: Path) -> None:
-    (tmp_path / "b.jsonl").write_text('{"text": "second"}\n\n{"text": "third"}\n')
-    (tmp_path / "a.txt").write_text("first\nline\n\nzero\n")
-    corpus = LocalCorpus(str(tmp_path))
-    assert texts(corpus) == ["first\nline\n", "zero\n", "second", "third"]
-    assert texts(corpus, {"document": 3}) == ["third"]
-
-
 @pytest.mark.parametrize(
     ("line", "why"),
     [(b'{"body": "x"}', "no text under 'text'; set data.text_field"), (b"[1]", "no text under"),
@@ -171,12 +163,6 @@ def test_missing_paths_are_named(path: str, words: str) -> None:
 def test_a_folder_without_documents_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"\.jsonl, \.txt, \.parquet"):
         LocalCorpus(str(tmp_path))
-
-
-def test_byte_tokenizer_never_emits_the_separator() -> None:
-    one = ByteTokenizer()
-    assert one.encode("a\0é") == [97, 0xC3, 0xA9]
-    assert one.separator == 0
 
 
 def test_optional_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,30 @@ def test_a_fact_is_shown_as_it_was_found(folder: Path) -> None:
     assert "fact gpu.names: host.txt is not the file that it was read from" in differences(folder)
 
 
+@pytest.mark.parametrize("name", ["packages", "python"])
+def test_the_software_of_a_run_is_what_its_launches_ran_on(folder: Path, name: str) -> None:
+    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    ran = next(one.launch.run_dir for phase in record.phases for one in phase.launches)
+    env = {"versions": {"packages": "ab12" * 16, "python": "3.12.9"}}
+    (folder / ran / "env.json").write_text(json.dumps(env))
+
+    def told(document: Document) -> None:
+        if "environment" in document:
+            document["environment"] |= {"packages": "ab12" * 3, "python": "3.12.9"}
+
+    forge(folder, told)
+    assert not any("environment" in text for text in differences(folder))
+
+    def another(document: Document) -> None:
+        if "environment" in document:
+            document["environment"][name] = "cd34" * 3
+
+    forge(folder, another)
+    (text,) = (one for one in differences(folder) if "environment" in one)
+    assert text.startswith(f"run.json: environment.{name}: recorded 'cd34cd34cd34', ")
+    assert f"ran on {env['versions'][name]!r}" in text
+
+
 def test_a_profile_that_only_has_the_name_of_a_shipped_one(folder: Path) -> None:
     record = RunRecord.model_validate_json((folder / "run.json").read_text())
     document = load_profile("cpu").model_dump(mode="json")

@@ -53,7 +53,7 @@ def kept(tmp_path: Path) -> tuple[RunRecord, Setup]:
     toy = (Toy("baseline"),)
     required = profile(toy).required
     setup = replace(
-        setup, phases=toy,
+        setup, phases=toy, planned=(),
         profile=setup.profile.model_copy(update={"required": required}),
     )  # fmt: skip
     record = run_setup(setup, observer=Observer())

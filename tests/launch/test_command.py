@@ -18,8 +18,7 @@ from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets
-from runbook.launch.command import Command, build_command, free_port, keep_config, pasteable
-from runbook.launch.inputs import build_environment
+from runbook.launch.command import build_command, free_port, keep_config, pasteable
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
 from tests.factory.programs import program
@@ -197,19 +196,6 @@ def test_the_printed_checkout_of_another_commit_is_made_by_a_shell(tmp_path: Pat
     inside = printed.line.partition(" && ")[0] + " && cat which)"
     told = subprocess.check_output(["bash", "-c", inside], cwd=tmp_path, text=True)
     assert told == "then"
-
-
-def test_only_what_is_installed_is_kept_from_the_folder_of_the_caller() -> None:
-    where = {"token": "ab", "run_dir": Path("/runs/x"), "loopback": False}
-    assert build_environment({}, {}, installed=True, **where)["PYTHONSAFEPATH"] == "1"
-
-    def ours(*words: str) -> bool:
-        return Command(argv=words, env={}, port=None, steps=1).is_ours
-
-    assert ours("python", "-m", "torch.distributed.run", "-m", "nsa.train", "--ddp", "1")
-    assert ours("python", "-m", "pytest", "-q", "--pyargs", "nsa.tests.test_modes")
-    assert not ours("python", "-m", "nsa.loopback", "-m", "my_trainer")
-    assert not ours("python", "train.py")
 
 
 def test_ranks_reach_the_store() -> None:

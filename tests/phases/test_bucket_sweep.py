@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from runbook.config import registry
@@ -39,14 +37,6 @@ def test_the_bucket_table_has_a_row_for_each_size_with_the_last_50_steps() -> No
     assert [row[1] for row in table.rows] == pytest.approx([9e4, 1e5, 8e4])
     assert all(str(row[3]).startswith("steps ") for row in table.rows)
     assert {row[-1] for row in table.rows} == {"bucket_sweep/interleaved/training.csv"}
-
-
-def test_too_few_rounds_are_inconclusive() -> None:
-    document: dict[str, Any] = WHERE.profile.model_dump(mode="json")
-    document["phases"]["bucket_sweep"]["rounds"] = 2
-    where = builder.with_profile(WHERE, phases=document["phases"])
-    best = get(judged("bucket_sweep", {}, where), "bucket_sweep.best")
-    assert best.outcome is Outcome.INCONCLUSIVE
 
 
 def same_buckets(made: LaunchEvidence) -> LaunchEvidence:

@@ -136,14 +136,6 @@ def test_every_phase_of_a_plan_asks_whether_it_ran_as_planned() -> None:
     assert set(made.check_ids(PlanContext(profile=profile))) == set(profile.required)
 
 
-def test_code_that_was_changed_while_the_run_went_on_is_invalid() -> None:
-    package = (healthy(planned("smoke")[0], WHERE.profile).env or {})["package"]["sha256"][:12]
-    same = checks("smoke", where=replace(WHERE, package=package))["as_planned"]
-    assert same.outcome is Outcome.PASS, same.reason
-    other = checks("smoke", where=replace(WHERE, package="0" * 12))["as_planned"]
-    says(other, OTHERWISE, f"run: package.sha256: {'0' * 12} as the run began, it ran {package}")
-
-
 LATE_NAN = spoil.columns(loss=lambda table: table["loss"].where(table["step"] != 7, math.nan))
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reports.plots import Figure, figures
+from reports.formats.pages import Figure, figures
 from runbook.records import Mark, Window
 from tests.reports.pictures import Picture, check, estimate, record, series
 from tests.reports.samples import go

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from reports.plots import Figure, figures
+from reports.formats.pages import Figure, figures
 from runbook.records import LaunchStatus, Mark, PhaseRecord, RunRecord, Series
 from tests.reports.pictures import Picture, check, estimate, points, record, series
 from tests.reports.samples import entry

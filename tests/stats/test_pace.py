@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.decisions.noise import NEIGHBORS, block_times, rates
+from benchmarks.decisions.noise import rates
 from runbook.stats.arms import best_arm_sequential
 from runbook.stats.decision import Decided, FloatArray, pace_of
 from runbook.stats.pairs import non_inferiority
@@ -87,12 +87,3 @@ def test_on_a_quiet_machine_the_steps_change_nothing() -> None:
 
 def test_steps_of_one_are_no_trouble() -> None:
     assert not pace_of(np.ones((3, 2, 1))).changed
-
-
-def test_the_simulated_neighbor_comes_and_goes_over_all_arms_alike() -> None:
-    for noise in NEIGHBORS:
-        times = block_times(np.random.default_rng(0), noise, 400, (1.0, 1.0), 24)
-        middle = rates(times).mean(axis=(0, 1))
-        assert middle[0] == pytest.approx(middle[1], rel=0.01)
-        slow = np.median(times.reshape(400, -1), axis=1)
-        assert np.log(slow).std() > 0.03

@@ -10,7 +10,7 @@ from scipy import stats
 
 from runbook.errors import UsageError
 from runbook.stats.decision import Decided
-from runbook.stats.launches import launch_bounds, meets_target, scaling, scaling_over
+from runbook.stats.launches import meets_target, scaling, scaling_over
 from runbook.stats.pairs import non_inferiority, regression
 from runbook.stats.plans import FUSED_PLAN, SCALING_PLAN
 from tests.stats.test_pair_limits import BASE, SPREAD, reach
@@ -60,13 +60,6 @@ def test_of_several_numbers_of_nodes_one_fails_only_with_its_share_of_the_error(
     assert among[2].error_rate == pytest.approx(SCALING_PLAN.error / 4)
     # To PASS, each has to: that needs no smaller share.
     assert among[4] == scaling(one, fine, 4, plan=SCALING_PLAN)
-
-
-def test_the_bounds_of_launches_are_those_that_a_target_is_held_against() -> None:
-    values = [100.0, 103.0, 98.0]
-    assert launch_bounds(values) == meets_target(values, 50.0).interval
-    with pytest.raises(UsageError, match="need at least 2"):
-        launch_bounds([100.0])
 
 
 def test_the_scaling_bound_is_never_narrower_than_the_ratio_alone_asks_for() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from runbook.accounts.settings import bucket_account
@@ -39,14 +37,6 @@ def test_an_arm_that_cannot_run_is_skipped_by_all_ranks(arms: Launch) -> None:
         assert "Triton needs a CUDA device, this is cpu" in failed[0]["error"]
 
 
-def test_origin_bucket_sizes_really_differ_between_arms(arms: Launch) -> None:
-    """The origin swept a model of one bucket."""
-    sizes = {beat["arm"]: beat["sizes_mib"] for beat in arms.beats(1, "ddp_buckets")}
-    assert set(sizes) == set(RUN)
-    assert len(sizes["small"]) > len(sizes["big"]) > 1
-    assert sizes["flash"] == [pytest.approx(sum(sizes["small"]), abs=0.01)]
-
-
 def test_every_arms_buckets_are_those_of_its_cap_and_of_no_other(arms: Launch) -> None:
     """Arm bf16 looks for unused parameters, so it keeps the buckets that DDP begins with."""
     env = arms.env()
@@ -64,14 +54,6 @@ def test_every_arms_buckets_are_those_of_its_cap_and_of_no_other(arms: Launch) -
         env = arms.env()
 
 
-def test_origin_fused_arms_run_different_optimizers(arms: Launch) -> None:
-    """The origin compared identical code."""
-    for arm, fused in (("small", False), ("big", True), ("flash", False)):
-        effect = arms.effects(arm=arm)["NSA_OPT_FUSED"]
-        assert effect["took_effect"] is True
-        assert set(effect["evidence"]["fused"]) == {fused}
-
-
 def test_ranges_and_kernels_are_the_arms(arms: Launch) -> None:
     ranges = arms.effects(arm="big")["NSA_SEL_RANGES_V2"]
     assert ranges["took_effect"] is True
@@ -85,12 +67,6 @@ def test_ranges_and_kernels_are_the_arms(arms: Launch) -> None:
     assert "flash" not in without["evidence"]["kernels"]["sel"]
 
 
-def test_origin_the_audit_can_name_other_kernels_than_a_fallback(arms: Launch) -> None:
-    audit = json.loads((arms.run_dir / "sdpa_audit.json").read_text())
-    assert list(audit["arms"]) == ["flash"]
-    assert audit["arms"]["flash"]["branches"]["win"]["kernel"] == "flash"
-
-
 def test_origin_accumulation_communicates_once_per_step(arms: Launch) -> None:
     """Bytes on the wire: one gradient per optimizer step, though there are two micro-batches."""
     effect = arms.effects(arm="bf16")["NSA_DDP_COMPRESS"]["evidence"]
@@ -99,14 +75,3 @@ def test_origin_accumulation_communicates_once_per_step(arms: Launch) -> None:
     assert effect["bytes_before"] == gradient_bytes * effect["steps"]
     assert effect["bytes_after"] * 2 == effect["bytes_before"]
     assert arms.effects(arm="small")["NSA_DDP_COMPRESS"]["evidence"] == {"hook": None}
-
-
-def test_training_goes_on_across_arms(arms: Launch) -> None:
-    """One model, one optimizer: switching kernels, wrapper and optimizer disturbs no loss."""
-    losses = arms.column("loss")
-    assert max(abs(loss - 5.545) for loss in losses) < 0.3
-    assert arms.exit(0)["param_hash"] == arms.exit(1)["param_hash"]
-
-
-def test_the_schedule_is_in_env_json(arms: Launch) -> None:
-    assert [block["arm"] for block in arms.env()["arms"]["blocks"]][:2] == ["small", "big"]

@@ -10,17 +10,16 @@ import resource
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
-from nsa.contract import METADATA_FILE, Event
+from nsa.contract import METADATA_FILE, CheckpointError, Event
 from nsa.data.source import Batch
 from nsa.launch.output import Heartbeat, RecordWriteError
 from nsa.step.engine import Engine
-from nsa.train import checkpoint, restore
+from nsa.train import restore
 from nsa.train.checkpoint import own_share, shared_state
 from nsa.train.saves import ReadBack, Saves
 from runbook.folder.launch.shapes import EVENTS, shaped
@@ -42,67 +41,41 @@ def train(trainer: Engine, steps: range) -> list[float]:
     return losses
 
 
-def saved(run_dir: Path, trainer: Engine, step: int) -> Path:
-    store = Saves(run_dir, trainer, Heartbeat(rank=0, token="t"))
+def watched(folder: Path, trainer: Engine) -> tuple[Saves, ReadBack]:
+    """Where a trainer saves, and what reads its saves back."""
+    return Saves(folder, trainer, Heartbeat(rank=0, token="t")), ReadBack(trainer, token="t")
+
+
+def save(store: Saves, step: int) -> Path:
     store.begin(step=step, position=POSITION, val_loss=None)
     return store.finish()
 
 
-@pytest.mark.parametrize("how", [{}, {"NSA_OPT_FUSED": "1"}], ids=["plain", "fused"])
-def test_another_process_would_go_on_with_the_same_numbers(
-    tmp_path: Path, how: dict[str, str]
-) -> None:
-    straight = engine(**how)
-    train(straight, range(1, 4))
-    saved(tmp_path, straight, 3)
-    random = torch.get_rng_state()
-    losses = train(straight, range(4, 7))
-
-    torch.manual_seed(99)
-    other = engine("--seed", "7", **how)
-    restored = restore.load(tmp_path, other)
-    assert (restored.step, restored.position, restored.refused) == (3, POSITION, ())
-    assert torch.equal(torch.get_rng_state(), random)
-    assert train(other, range(4, 7)) == losses
-    for one, two in zip(straight.model.parameters(), other.model.parameters(), strict=True):
-        assert torch.equal(one, two)
+def trained_and_saved(folder: Path) -> tuple[Engine, Path]:
+    """After one step, and its checkpoint."""
+    trainer = engine()
+    train(trainer, range(1, 2))
+    return trainer, save(watched(folder, trainer)[0], 1)
 
 
 def test_torchs_own_tool_reads_it(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-    trainer = engine()
-    train(trainer, range(1, 2))
-    path = saved(tmp_path, trainer, 1)
+    trainer, path = trained_and_saved(tmp_path)
     dcp_to_torch_save(path, tmp_path / "whole.pt")
     whole = torch.load(tmp_path / "whole.pt", weights_only=True)
     assert {f"model.{name}" for name, _ in trainer.model.named_parameters()} <= set(whole)
-
-
-def test_a_name_that_is_taken_or_a_full_disk_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, os.strerror(28))
-
-    trainer = engine()
-    train(trainer, range(1, 2))
-    monkeypatch.setattr(checkpoint, "sync_folder", full)
-    with pytest.raises(RecordWriteError, match=r"\.step_1\.tmp: No space left on device"):
-        saved(tmp_path, trainer, 1)
 
 
 def test_what_the_disk_says_of_a_share_is_told_and_not_what_torch_makes_of_it(
     tmp_path: Path,
 ) -> None:
     """A real limit: the share does not fit into a file, as it would not on a full disk."""
-    trainer = engine()
-    train(trainer, range(1, 2))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 10, before[1]))
     try:
         with pytest.raises(RecordWriteError, match=r"\.step_1\.tmp: File too large") as told:
-            saved(tmp_path, trainer, 1)
+            trained_and_saved(tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert told.value.errno == errno.EFBIG
@@ -110,10 +83,8 @@ def test_what_the_disk_says_of_a_share_is_told_and_not_what_torch_makes_of_it(
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    trainer = engine()
-    train(trainer, range(1, 2))
-    path = saved(tmp_path, trainer, 1)
-    with pytest.raises(restore.CheckpointError, match=r"another model: model\.layers\.1\."):
+    _, path = trained_and_saved(tmp_path)
+    with pytest.raises(CheckpointError, match=r"another model: model\.layers\.1\."):
         restore.load(path, engine("--set", "model.n_layers=1"))
 
 
@@ -173,8 +144,7 @@ def test_micro_batches_give_the_gradient_of_the_batch_that_they_make() -> None:
 def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> None:
     """Three saves of which the newest alone stays; one holds other weights than the run."""
     trainer = engine("--set", "train.keep_last=1")
-    store = Saves(tmp_path, trainer, Heartbeat(rank=0, token="t"))
-    noted = ReadBack(trainer, token="t")
+    store, noted = watched(tmp_path, trainer)
     for step in (1, 2, 3):
         train(trainer, range(step, step + 1))
         assert noted.check(store.folder) == (noted.elements if broken == step - 1 else 0)
@@ -182,8 +152,7 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
         with torch.no_grad():
             for state in shared_state(trainer).values():
                 state.add_(int(step == broken))
-        store.begin(step=step, position=POSITION, val_loss=None)
-        store.finish()
+        save(store, step)
     told = noted.report(store.folder)
     assert told is not None
     assert (told["read"], told["wrong"]) == (3, [] if broken is None else [broken])
@@ -195,7 +164,7 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
 def test_no_tensor_of_the_newest_checkpoint_is_left_out(tmp_path: Path, part: str) -> None:
     """One that a save did not copy again, whichever it is, is named."""
     trainer = engine()
-    store = Saves(tmp_path, trainer, Heartbeat(rank=0, token="t"))
+    store, _ = watched(tmp_path, trainer)
     train(trainer, range(1, 2))
     names = [
         name
@@ -208,8 +177,7 @@ def test_no_tensor_of_the_newest_checkpoint_is_left_out(tmp_path: Path, part: st
         noted.note(number)
         with torch.no_grad():
             shared_state(trainer)[stale].add_(1)
-            store.begin(step=number, position=POSITION, val_loss=None)
-            store.finish()
+            save(store, number)
             shared_state(trainer)[stale].sub_(1)
         told = noted.report(store.folder)
         assert told is not None and told["other"] > 0
@@ -219,15 +187,11 @@ def test_no_tensor_of_the_newest_checkpoint_is_left_out(tmp_path: Path, part: st
 def test_moments_that_come_after_the_first_save_are_read_back_too(tmp_path: Path) -> None:
     """As where a scaler leaves the first updates out."""
     trainer = engine()
-    store, noted = (
-        Saves(tmp_path, trainer, Heartbeat(rank=0, token="t")),
-        ReadBack(trainer, token="t"),
-    )
+    store, noted = watched(tmp_path, trainer)
     noted.note(0)
     train(trainer, range(1, 2))
     noted.note(1)
-    store.begin(step=1, position=POSITION, val_loss=None)
-    store.finish()
+    save(store, 1)
     told = noted.report(store.folder)
     assert told is not None and (told["other"], told["unreadable"]) == (0, None)
     assert told["elements"] == sum(min(64, one.numel()) for one in shared_state(trainer).values())
@@ -236,8 +200,7 @@ def test_moments_that_come_after_the_first_save_are_read_back_too(tmp_path: Path
 def saved_and_noted(folder: Path) -> tuple[Saves, ReadBack]:
     """A store whose only save, of step 1, has begun, and what it has to read."""
     trainer = engine()
-    store = Saves(folder, trainer, Heartbeat(rank=0, token="t"))
-    noted = ReadBack(trainer, token="t")
+    store, noted = watched(folder, trainer)
     train(trainer, range(1, 2))
     noted.note(1)
     store.begin(step=1, position=POSITION, val_loss=None)
@@ -258,7 +221,7 @@ def test_a_file_that_ends_before_any_of_its_tensors_is_told(tmp_path: Path) -> N
     os.truncate(file, file.stat().st_size - 1)
     told = noted.report(store.folder)
     assert told is not None and f"{file.name} has {file.stat().st_size} bytes" in told["unreadable"]
-    with pytest.raises(restore.CheckpointError, match="bytes, "):
+    with pytest.raises(CheckpointError, match="bytes, "):
         restore.read(file.parent, names=["rank0.position"])
 
 
@@ -271,10 +234,8 @@ def test_the_list_of_tensors_is_of_known_classes_on_any_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python 3.11.2 keeps members of enumerations by `getattr`, which runs what it is given."""
-    trainer = engine()
-    train(trainer, range(1, 2))
     monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", _as_in_python_3_11_2)
-    path = saved(tmp_path, trainer, 1)
+    trainer, path = trained_and_saved(tmp_path)
     pickled = (path / METADATA_FILE).read_bytes()
     texts = {text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str)}
     modules = {text for text in texts if text in sys.modules}
@@ -284,12 +245,7 @@ def test_the_list_of_tensors_is_of_known_classes_on_any_python(
 
 
 def test_why_a_checkpoint_cannot_be_read_back_is_told(tmp_path: Path) -> None:
-    trainer = engine()
-    store = Saves(tmp_path, trainer, Heartbeat(rank=0, token="t"))
-    noted = ReadBack(trainer, token="t")
-    train(trainer, range(1, 2))
-    noted.note(1)
-    store.begin(step=1, position=POSITION, val_loss=None)
+    store, noted = saved_and_noted(tmp_path)
     (store.finish() / METADATA_FILE).write_bytes(pickle.dumps(print))
     told = noted.report(store.folder)
     assert told is not None and told["positions"] is None

@@ -121,17 +121,6 @@ def test_triton_that_is_not_asked_for_by_name_needs_nothing(word: str) -> None:
     plan(env={"NSA_USE_TRITON_SEL": word})
 
 
-def test_short_runs_follow_the_configs_schedule() -> None:
-    assert plan("--steps", "5").schedule_steps == 200
-    assert plan("--steps", "500").schedule_steps == 500
-
-
-def test_every_leg_follows_the_schedule_of_the_whole_run() -> None:
-    legs = [plan("--steps", str(end), "--run-steps", "500") for end in (125, 250, 375, 500)]
-    assert {leg.schedule_steps for leg in legs} == {500}
-    assert [leg.total_steps for leg in legs] == [125, 250, 375, 500]
-
-
 def _schedule(tmp_path: Path, *blocks: dict[str, object], **more: object) -> str:
     path = tmp_path / "arms.json"
     content = {"schema_version": 1, "warmup_steps": 2, "blocks": list(blocks), **more}
@@ -142,8 +131,8 @@ def _schedule(tmp_path: Path, *blocks: dict[str, object], **more: object) -> str
 def test_a_schedule_sets_the_steps(tmp_path: Path) -> None:
     arms = _schedule(
         tmp_path,
-        {"block": 0, "arm": "a", "steps": 5, "set": {"NSA_DDP_BUCKET_MB": "0.5"}},
-        {"block": 0, "arm": "b", "steps": 5, "set": {}},
+        _block("a", DDP_BUCKET_MB="0.5"),
+        _block("b"),
     )
     found = plan("--arms", arms, "--steps", "99")
     assert found.total_steps == 14
@@ -152,36 +141,29 @@ def test_a_schedule_sets_the_steps(tmp_path: Path) -> None:
     assert "--steps 99 is not used" in found.notes[0]
 
 
-def test_a_bad_schedule_is_refused_with_every_reason(tmp_path: Path) -> None:
-    arms = _schedule(
-        tmp_path,
-        {"block": 0, "arm": "a", "steps": 5, "set": {"NSA_LR": "1", "NSA_OPT_FUSED": "2"}},
-        {
-            "block": 1,
-            "arm": "b",
-            "steps": 5,
-            "set": {"NSA_SDPA_FLASH_ONLY": "1", "NSA_SDPA_NO_FLASH": "1"},
-        },
-    )
-    text = refusal("--arms", arms)
-    assert "NSA_LR cannot change inside a launch" in text
-    assert "NSA_OPT_FUSED='2'" in text
-    assert "exclude each other" in text
-    assert "3 problem(s)" in text
+def _block(arm: str, **toggles: str) -> dict[str, object]:
+    named = {f"NSA_{name}": value for name, value in toggles.items()}
+    return {"block": 0, "arm": arm, "steps": 5, "set": named}
 
 
-def test_a_schedule_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
-    text = refusal("--arms", _schedule(tmp_path, {"block": 0, "arm": "", "stepz": 1}))
-    for part in ("blocks.0.arm", "blocks.0.steps", "blocks.0.stepz"):
-        assert part in text
-
-
-def test_profile_and_audit_never_overlap(tmp_path: Path) -> None:
-    blocks = [
-        {"block": 0, "arm": a, "steps": 5, "set": {"NSA_SDPA_AUDIT": "1"}} for a in ("a", "b")
-    ]
-    text = refusal("--arms", _schedule(tmp_path, *blocks), "--profile-steps", "4")
-    assert "covers step 8" in text
+@pytest.mark.parametrize(
+    ("blocks", "words", "parts"),
+    [
+        ([_block("a", LR="1", OPT_FUSED="2"), _block("b", SDPA_FLASH_ONLY="1", SDPA_NO_FLASH="1")],
+         "", ["NSA_LR cannot change inside a launch", "NSA_OPT_FUSED='2'", "exclude each other",
+              "3 problem(s)"]),
+        ([{"block": 0, "arm": "", "stepz": 1}], "",
+         ["blocks.0.arm", "blocks.0.steps", "blocks.0.stepz"]),
+        # The profiler and the audit never overlap.
+        ([_block(arm, SDPA_AUDIT="1") for arm in ("a", "b")], "--profile-steps 4",
+         ["covers step 8"]),
+    ],
+)  # fmt: skip
+def test_a_bad_schedule_is_refused_with_every_reason(
+    tmp_path: Path, blocks: list[dict[str, object]], words: str, parts: list[str]
+) -> None:
+    text = refusal("--arms", _schedule(tmp_path, *blocks), *words.split())
+    assert [part for part in parts if part not in text] == []
 
 
 def test_the_program_exits_2_without_loading_torch() -> None:

@@ -36,16 +36,6 @@ def test_what_the_harness_reads_loads_nothing_heavy(name: str) -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_the_contract_imports_nothing_of_ours() -> None:
-    code = "import sys, nsa.contract\nprint(*(n for n in sys.modules if n.startswith('nsa')))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment({}), capture_output=True, text=True
-    )
-    loaded = done.stdout.split()
-    assert {"nsa", "nsa.contract"} < set(loaded), done.stderr
-    assert all(name == "nsa" or name.startswith("nsa.contract") for name in loaded), loaded
-
-
 def test_the_reaper_which_may_import_nothing_knows_the_token_by_the_same_name() -> None:
     assert reaper.TOKEN_VARIABLE == contract.RUN_TOKEN_VARIABLE
 

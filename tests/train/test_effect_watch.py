@@ -27,16 +27,12 @@ from tests.train.engines import batch, engine
         (["aten::_softmax"], "explicit_softmax"),
         (["aten::exp_"], "explicit_softmax"),
         (["nsa::selected"], "triton"),
+        (["aten::_scaled_dot_product_attention_math", "nsa::selected"], "math+triton"),
         ([], "none"),
     ],
 )
 def test_kernels_are_named_by_their_operators(ops: list[str], kernel: str) -> None:
     assert kernel_name(Counter(ops)) == kernel
-
-
-def test_two_kernels_in_one_branch_are_both_named() -> None:
-    ops = ["aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_attention_math"]
-    assert kernel_name(Counter(ops)) == "flash+math"
 
 
 def test_operators_outside_a_branch_are_not_counted() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from nsa.attention import selection
+from nsa.attention.sdpa import bits_of
 from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
 from nsa.config import NSAConfig
 from nsa.contract import ATTEND_RANGE, SELECTION_RANGES
@@ -32,16 +34,20 @@ RUNNING = {
 }
 
 
-def seen(variables: dict[str, str], running: dict[str, Any] | None = None) -> Seen:
-    return Seen(
-        engine=cast("Any", SimpleNamespace(wrapped=None, uses_ddp=False)),
+def seen(variables: dict[str, str], engine: dict[str, Any] | None = None, **fields: Any) -> Seen:
+    """What a launch with these toggles shows, of an engine that has these parts."""
+    nothing = Seen(
+        engine=cast(
+            "Any", SimpleNamespace(**{"wrapped": None, "uses_ddp": False, **(engine or {})})
+        ),
         toggles=with_safe_mode(parse_toggles(variables)),
         ranges=RangeCounts(),
         update={},
         kernels=None,
         wire=None,
-        running=running or {},
+        running={},
     )
+    return replace(nothing, **fields)
 
 
 def test_every_toggle_of_the_trainer_has_something_that_shows_its_effect() -> None:
@@ -57,7 +63,7 @@ def test_without_a_rule_a_toggle_is_unproven(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_runs_is_held_against_what_was_asked_for() -> None:
-    asked = seen({"NSA_TB_DISABLE": "1", "NSA_DISABLE_CSV_LOGS": "1"}, RUNNING)
+    asked = seen({"NSA_TB_DISABLE": "1", "NSA_DISABLE_CSV_LOGS": "1"}, running=RUNNING)
     assert effects._judge("NSA_TB_DISABLE", asked) == (False, {"in_force": False})
     assert effects._judge("NSA_DISABLE_CSV_LOGS", asked) == (True, {"in_force": True})
     assert effects._judge("NSA_DISABLE_AUX_STATS", asked)[0] is None
@@ -77,11 +83,8 @@ def test_fused_is_what_the_optimizer_goes_by_in_every_group(
         parameter.grad = torch.ones(2)
     with OperatorCount() as operators:
         optimizer.step()
-    shown = replace(
-        seen({"NSA_OPT_FUSED": "1" if asked else "0"}),
-        engine=cast("Any", SimpleNamespace(optimizer=optimizer, device=torch.device("cpu"))),
-        update=dict(operators.names),
-    )
+    engine = {"optimizer": optimizer, "device": torch.device("cpu")}
+    shown = seen({"NSA_OPT_FUSED": "1" if asked else "0"}, engine, update=dict(operators.names))
     took, evidence = effects._judge("NSA_OPT_FUSED", shown)
     assert took == (set(groups) == {asked})
     assert evidence["fused"] == list(groups)
@@ -95,10 +98,7 @@ def test_the_cap_is_the_one_that_ddp_goes_by(goes_by: float, took: bool) -> None
         buckets=lambda: [Bucket(size=600_000, last=100_000)] * 3,
         cap_bytes=lambda: int(goes_by * 2**20),
     )
-    shown = replace(
-        seen({"NSA_DDP_BUCKET_MB": "0.5"}),
-        engine=cast("Any", SimpleNamespace(wrapped=wrapped, uses_ddp=True)),
-    )
+    shown = seen({"NSA_DDP_BUCKET_MB": "0.5"}, {"wrapped": wrapped, "uses_ddp": True})
     found, evidence = effects._judge("NSA_DDP_BUCKET_MB", shown)
     assert found is took
     assert (evidence["cap_mib"], evidence["in_force_mib"]) == (0.5, goes_by)
@@ -109,9 +109,7 @@ def test_the_cap_is_the_one_that_ddp_goes_by(goes_by: float, took: bool) -> None
 )
 def test_the_timeout_is_the_process_groups_own(told: float | None, took: bool | None) -> None:
     ranks = SimpleNamespace(grouped=True, timeout_s=told)
-    shown = replace(
-        seen({"NSA_PG_TIMEOUT_MIN": "5"}), engine=cast("Any", SimpleNamespace(ranks=ranks))
-    )
+    shown = seen({"NSA_PG_TIMEOUT_MIN": "5"}, {"ranks": ranks})
     assert effects._judge("NSA_PG_TIMEOUT_MIN", shown)[0] is took
     ranks.grouped = False
     assert effects._judge("NSA_PG_TIMEOUT_MIN", shown)[0] is False
@@ -124,6 +122,7 @@ def test_safe_mode_is_all_of_its_consequences() -> None:
 
 
 SHAPE = NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, l=4, d=2, l_sel=4, n_sel=3, w=4)
+MODEL = SimpleNamespace(cfg=SimpleNamespace(attention=SHAPE))
 
 
 def _built(version: str) -> RangeCounts:
@@ -138,8 +137,7 @@ def test_ranges_are_known_by_what_runs_not_by_what_they_are_called(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = {"NSA_SEL_RANGES_V2": "1" if version == "v2" else "0"}
-    model = SimpleNamespace(cfg=SimpleNamespace(attention=SHAPE))
-    looked = replace(seen(asked), engine=cast("Any", SimpleNamespace(model=model)))
+    looked = seen(asked, {"model": MODEL})
     took, evidence = effects._ranges(replace(looked, ranges=_built(version)))
     assert took is True
     assert evidence["ran"] == [version]
@@ -150,20 +148,44 @@ def test_ranges_are_known_by_what_runs_not_by_what_they_are_called(
     assert evidence["ranges"] == [f"nsa.sel.ranges_{version}"]
 
 
+LOOKS: dict[str, Callable[[torch.Tensor], object]] = {
+    "a number": lambda blocks: int(blocks.max()),
+    "a truth": lambda blocks: bool((blocks > 0).any()),
+    "a list": lambda blocks: blocks.flatten().tolist(),
+    "an array": lambda blocks: blocks.numpy(),
+    "those that are not 0": lambda blocks: blocks.nonzero(),
+    "how often each": lambda blocks: torch.bincount(blocks.flatten()),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=list(LOOKS))
+def test_ranges_that_look_at_a_number_need_the_host(
+    look: Callable[[torch.Tensor], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = selection.ranges_v2
+
+    def looking(blocks: torch.Tensor, *rest: Any) -> torch.Tensor:
+        look(blocks)
+        return built(blocks, *rest)
+
+    assert effects._needs_no_host(SHAPE, "v2")
+    monkeypatch.setattr(selection, "ranges_v2", looking)
+    assert not effects._needs_no_host(SHAPE, "v2")
+
+
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_one_kernel_builds_v2(version: str) -> None:
     """It is one operator, like v1's tensor, and is told from that by its name."""
-    model = SimpleNamespace(cfg=SimpleNamespace(attention=SHAPE))
     with count_ranges() as counts:
         blocks = torch.zeros(1, 12, 1, 3, dtype=torch.int64, device="meta")
-        selection.build_ranges(blocks, SHAPE, "v2", by_triton=True)
+        bits_of(blocks, SHAPE, "v2")
     # As if the code called itself by the other name.
     asked = SELECTION_RANGES[cast("Any", version)]
     ((name, inside),) = counts.inside.items()
     counts = RangeCounts(entered=Counter({asked: counts.entered[name]}))
     counts.inside[asked] = inside
-    looked = seen({"NSA_SEL_RANGES_V2": "1" if version == "v2" else "0"})
-    looked = replace(looked, engine=cast("Any", SimpleNamespace(model=model)), ranges=counts)
+    toggles = {"NSA_SEL_RANGES_V2": "1" if version == "v2" else "0"}
+    looked = seen(toggles, {"model": MODEL}, ranges=counts)
     took, evidence = effects._ranges(looked)
     assert took is (version == "v2")
     assert evidence["ran"] == ["v2"] and evidence["operators_per_call"] == [1]
@@ -174,8 +196,8 @@ def test_the_fused_kernel_has_to_run() -> None:
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], fused=True)
     optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
     optimizer.step()
-    engine = cast("Any", SimpleNamespace(optimizer=optimizer, device=torch.device("cpu")))
-    took, evidence = effects._fused(replace(seen({"NSA_OPT_FUSED": "1"}), engine=engine))
+    engine = {"optimizer": optimizer, "device": torch.device("cpu")}
+    took, evidence = effects._fused(seen({"NSA_OPT_FUSED": "1"}, engine))
     assert took is False
     assert evidence["kernels"] == []
 
@@ -187,11 +209,9 @@ def test_the_fused_kernel_has_to_run() -> None:
 )  # fmt: skip
 def test_the_triton_kernels_are_known_by_their_operator(value: str, ran: str, took: bool) -> None:
     dispatch = SimpleNamespace(selected=lambda _: "triton (chosen)")
-    engine = cast("Any", SimpleNamespace(dispatch=dispatch))
-    asked = replace(seen({"NSA_USE_TRITON_SEL": value}), engine=engine)
-    counts = RangeCounts()
-    counts.inside[ATTEND_RANGE][ran] = 1
-    found = effects._triton(replace(asked, ranges=counts))
+    asked = seen({"NSA_USE_TRITON_SEL": value}, {"dispatch": dispatch})
+    asked.ranges.inside[ATTEND_RANGE][ran] = 1
+    found = effects._triton(asked)
     way = "triton" if ran == "selected" else "sdpa"
     assert found == (took, {"ran": way, "chosen": "triton (chosen)"})
 
@@ -209,10 +229,8 @@ def test_compression_sends_fewer_bytes(sent: int, narrow: int, took: bool) -> No
         ddp=object(), wire=object(), module=torch.nn.Linear(10, 1, bias=False)
     )
     wire = {"bytes_before": sent, "bytes_after": narrow, "steps": 2}
-    asked = seen({"NSA_DDP_COMPRESS": "bf16"})
-    asked = replace(
-        asked, engine=cast("Any", SimpleNamespace(wrapped=wrapped, uses_ddp=True)), wire=wire
-    )
+    engine = {"wrapped": wrapped, "uses_ddp": True}
+    asked = seen({"NSA_DDP_COMPRESS": "bf16"}, engine, wire=wire)
     found, evidence = effects._judge("NSA_DDP_COMPRESS", asked)
     assert found is took and evidence["bytes_of_gradients"] == 40
 
@@ -234,11 +252,11 @@ def test_recomputation_calls_a_layer_twice_for_a_micro_batch(
         runtime=SimpleNamespace(gradient_checkpointing=wanted),
         train=SimpleNamespace(accumulate_grad_batches=2),
     )
-    engine = SimpleNamespace(
-        plan=SimpleNamespace(config=config, checkpointing=(wanted, "")),
-        model=SimpleNamespace(cfg=SimpleNamespace(gradient_checkpointing=says)),
-    )
-    asked = replace(seen({}), engine=cast("Any", engine), layer_calls=calls)
+    engine = {
+        "plan": SimpleNamespace(config=config, checkpointing=(wanted, "")),
+        "model": SimpleNamespace(cfg=SimpleNamespace(gradient_checkpointing=says)),
+    }
+    asked = seen({}, engine, layer_calls=calls)
     assert effects._judge("NSA_DDP_DISABLE_GC", asked)[0] is took
 
 
@@ -249,9 +267,8 @@ def _stepped(device: str, **how: Any) -> Seen:
     optimizer = torch.optim.AdamW([parameter], **how)
     with OperatorCount() as operators:
         optimizer.step()
-    engine = SimpleNamespace(optimizer=optimizer, device=torch.device(device))
-    shown = seen({"NSA_OPT_FUSED": "0"})
-    return replace(shown, engine=cast("Any", engine), update=dict(operators.names))
+    engine = {"optimizer": optimizer, "device": torch.device(device)}
+    return seen({"NSA_OPT_FUSED": "0"}, engine, update=dict(operators.names))
 
 
 def test_plain_is_many_tensors_at_once_on_a_gpu_and_one_by_one_on_a_cpu() -> None:

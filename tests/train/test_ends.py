@@ -163,22 +163,6 @@ def test_ranks_that_drifted_apart_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_out_of_memory_has_its_own_code(singles: dict[str, Launch]) -> None:
-    assert singles["oom"].process.returncode == 12
-    assert "out of memory" in singles["oom"].exit()["reason"]
-
-
-@pytest.mark.slow
-def test_a_crash_is_told_in_the_last_heartbeat(singles: dict[str, Launch]) -> None:
-    launch = singles["crash"]
-    assert launch.process.returncode == 1
-    end = launch.exit()
-    assert (end["code"], end["reason"]) == (1, "ZeroDivisionError: injected")
-    assert end["steps_done"] == 2 == len(launch.rows())
-    assert "Traceback" in launch.text()
-
-
-@pytest.mark.slow
 def test_writes_that_fail_name_the_path(singles: dict[str, Launch]) -> None:
     launch = singles["disk"]
     assert launch.process.returncode == 1
@@ -208,16 +192,6 @@ def test_synthetic_on_fail_is_visible(singles: dict[str, Launch]) -> None:
     assert env["effective"]["dataset"] == "synthetic"
     assert "SYNTHETIC DATA instead of fineweb_edu" in env["notes"][0]
     assert made.name.endswith(env["run_token"])
-
-
-@pytest.mark.slow
-def test_local_documents_are_trained_on_and_validated_on(singles: dict[str, Launch]) -> None:
-    launch = singles["local"]
-    assert launch.process.returncode == 0, launch.text()
-    losses = launch.column("loss")
-    assert losses[-1] < losses[0]
-    assert len((launch.run_dir / "val.csv").read_text().splitlines()) == 3
-    assert launch.env()["effective"]["loss_floor"] is None
 
 
 @pytest.mark.slow

@@ -16,8 +16,7 @@ from nsa.launch.ranks import choose_device, start_ranks
 from nsa.step.dispatch import trial_step
 from nsa.step.sync import Agreed
 from nsa.train.loop import Loop
-from nsa.train.restore import Restored
-from nsa.train.settle import halt_reason, what_is_not_finite
+from nsa.train.settle import what_is_not_finite
 from runbook.accounts.clocks import BusySteps, step_clock
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.rank_log import read_heartbeats
@@ -84,19 +83,6 @@ def test_an_evaluation_that_an_end_left_out_is_made_up_for(tmp_path: Path, owed:
     assert loop.done == 2
 
 
-@pytest.mark.parametrize(
-    ("step", "every", "evaluated", "owes"),
-    [(8, 4, False, True), (8, 4, True, False), (7, 4, False, False), (8, 0, False, False)],
-)
-def test_a_checkpoint_knows_whether_its_step_was_evaluated(
-    tmp_path: Path, step: int, every: int, evaluated: bool, owes: bool
-) -> None:
-    restored = Restored(
-        path=tmp_path, step=step, position={}, refused=(), sha256="00", evaluated=evaluated
-    )
-    assert restored.owes_evaluation(every) is owes
-
-
 def refusal(error: RuntimeError) -> str | None:
     """What is said of an arm whose trial step raises this."""
 
@@ -118,13 +104,6 @@ def test_an_arm_without_memory_is_told_from_one_without_a_kernel(
     error: RuntimeError, said: str
 ) -> None:
     assert refusal(error) == said
-
-
-def test_the_halt_files_first_line_is_the_reason(tmp_path: Path) -> None:
-    path = tmp_path / ".HALT"
-    assert halt_reason(path) == ".HALT"
-    path.write_text("heartbeat stall\nmore\n")
-    assert halt_reason(path) == ".HALT (heartbeat stall)"
 
 
 @pytest.mark.parametrize(

@@ -81,12 +81,6 @@ def test_the_watchdogs_dump_lands_in_the_run_directory() -> None:
     }
 
 
-def test_names_of_dumps() -> None:
-    assert NCCL_FLIGHTS.rank_of(f"{NCCL_FLIGHTS.stem}11") == 11
-    assert NCCL_FLIGHTS.rank_of(FLIGHTS.name(0)) is None
-    assert FLIGHTS.rank_of(NCCL_FLIGHTS.name(0)) is None
-
-
 def test_collectives_of_a_save_are_none_of_the_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

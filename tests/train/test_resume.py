@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
+from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, CheckpointError, shard_file
 from nsa.contract.digests import sha256_of
 from nsa.launch.output import write_json
 from nsa.train import restore
@@ -72,15 +72,6 @@ def test_ranks_share_the_writing_and_each_keeps_its_own_state(everything: Launch
     }
 
 
-@launched
-@pytest.mark.slow
-def test_a_checkpoint_that_does_not_fit_on_the_disk_is_named(singles: dict[str, Launch]) -> None:
-    launch = singles["checkpoint"]
-    assert launch.process.returncode == 1
-    assert "checkpoints/.step_1.tmp" in launch.exit()["reason"]
-    assert list((launch.run_dir / "checkpoints").iterdir()) == []
-
-
 def _checkpoint(folder: Path, step: int) -> Path:
     path = folder / "checkpoints" / f"step_{step}"
     path.mkdir(parents=True)
@@ -131,21 +122,18 @@ def test_a_run_that_ended_before_its_first_checkpoint_leads_to_the_one_before(
     found, refused = restore.find_step(tmp_path / "c", 0)
     assert found == sound and "step_7" in refused[0]
     write_json(tmp_path / "b" / "env.json", {"resumed": None})
-    with pytest.raises(restore.CheckpointError, match="no sound checkpoint"):
+    with pytest.raises(CheckpointError, match="no sound checkpoint"):
         restore.find_step(tmp_path / "c", 0)
 
 
-def test_no_sound_checkpoint_is_an_error_with_every_reason(tmp_path: Path) -> None:
-    with pytest.raises(restore.CheckpointError, match="no checkpoint"):
-        restore.find_step(tmp_path, 0)
-    (_checkpoint(tmp_path, 5) / shard_file(0)).unlink()
-    with pytest.raises(restore.CheckpointError, match="no sound checkpoint"):
+def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint"):
         restore.find_step(tmp_path, 0)
 
 
 def test_a_rank_without_its_part_is_refused(tmp_path: Path) -> None:
     _checkpoint(tmp_path, 5)
-    with pytest.raises(restore.CheckpointError, match=r"holds no __1_0\.distcp"):
+    with pytest.raises(CheckpointError, match=r"holds no __1_0\.distcp"):
         restore.find_step(tmp_path, 1)
 
 
@@ -157,5 +145,5 @@ class _Harm:
 def test_a_list_of_tensors_that_names_code_is_refused_unrun(tmp_path: Path) -> None:
     folder = _checkpoint(tmp_path, 5)
     (folder / METADATA_FILE).write_bytes(pickle.dumps(_Harm()))
-    with pytest.raises(restore.CheckpointError, match="names pathlib"):
+    with pytest.raises(CheckpointError, match="names pathlib"):
         restore.read(folder)

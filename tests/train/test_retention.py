@@ -1,11 +1,9 @@
-"""Which checkpoints stay."""
+"""Which checkpoints stay; what the config asks for is in `nsa.tests.test_safeguards`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-
-import pytest
 
 from nsa.contract import CHECKSUMS_JSON
 from nsa.settings import TrainSection
@@ -19,21 +17,6 @@ def keeping(last: int = 0, every: int = 0, best: bool = False) -> TrainSection:
     return TrainSection.model_validate(
         {"steps": 1, "seq_len": 2, "batch_size": 1, "lr": 0.1} | keep
     )
-
-
-@pytest.mark.parametrize(
-    ("keep", "gone"),
-    [
-        (keeping(), []),
-        (keeping(last=2), [100, 200, 300, 400]),
-        (keeping(last=10), []),
-        (keeping(last=1, every=300), [100, 200, 400, 500]),
-        (keeping(last=1, best=True), [100, 300, 400, 500]),
-        (keeping(last=2, every=400, best=True), [100, 300]),
-    ],
-)
-def test_what_may_go(keep: TrainSection, gone: list[int]) -> None:
-    assert expendable(LOSSES, keep) == gone
 
 
 def test_the_best_is_the_first_of_equals_and_none_without_evaluations() -> None:

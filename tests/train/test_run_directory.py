@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
-import os
-import stat
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +13,8 @@ import torch
 
 from nsa.toggles import TOGGLES
 from nsa.train import restore
+from runbook.tools.inspect import RemarkCode
+from runbook.tools.inspect.folder import inspect_path
 from tests.train.conftest import EVERYTHING, STEPS
 from tests.train.launching import Launch
 
@@ -27,12 +26,17 @@ def test_it_ends_well_on_both_ranks(everything: Launch) -> None:
     ends = [everything.exit(rank) for rank in range(2)]
     assert [end["code"] for end in ends] == [0, 0]
     assert [end["steps_done"] for end in ends] == [STEPS, STEPS]
+    assert ends[0]["param_hash"] == ends[1]["param_hash"] and len(ends[0]["param_hash"]) == 64
 
 
-def test_parameters_are_equal_on_all_ranks(everything: Launch) -> None:
-    hashes = {everything.exit(rank)["param_hash"] for rank in range(2)}
-    assert len(hashes) == 1
-    assert len(hashes.pop()) == 64
+def test_everything_that_it_tells_balances(everything: Launch) -> None:
+    """By the accounts of the harness, which have no line in common with the trainer.
+
+    Rows, rates, tokens, times beside steps, the schedule, losses of both ranks, buckets, settings
+    in force, evaluations, gates, checkpoints.
+    """
+    (told,) = inspect_path(everything.run_dir).remarks
+    assert told.code is RemarkCode.WINDOW_TOO_SHORT, told.message
 
 
 def test_origin_the_csv_has_a_header_and_one_row_per_step(everything: Launch) -> None:
@@ -43,34 +47,6 @@ def test_origin_the_csv_has_a_header_and_one_row_per_step(everything: Launch) ->
     )
     assert text.endswith("\n")
     assert [int(step) for step in everything.column("step")] == list(range(1, STEPS + 1))
-
-
-def test_tokens_are_steps_times_global_batch_times_accumulation_times_s(everything: Launch) -> None:
-    assert sum(everything.column("tokens")) == STEPS * 2 * 2 * 128
-
-
-def test_origin_throughput_counts_all_ranks_and_micro_batches(everything: Launch) -> None:
-    for row in everything.rows():
-        expected = int(row["tokens"]) / float(row["dt_s"])
-        assert float(row["toks_per_s"]) == pytest.approx(expected, rel=1e-3)
-
-
-def test_step_times_leave_out_evaluation_and_checkpoints(everything: Launch) -> None:
-    """The gap between two step ends holds the evaluation; the step's own time does not."""
-    ends = {b["step"]: b["mono"] for b in everything.beats(0, "step_end")}
-    took = {b["step"]: b["seconds"] for b in everything.beats(0, "eval")}
-    dt = dict(enumerate(everything.column("dt_s"), 1))
-    assert set(took) == {8, 16, 24}
-    for step in (8, 16):
-        assert dt[step + 1] <= ends[step + 1] - ends[step] - took[step] + 0.01
-
-
-def test_learning_rate_counts_optimizer_steps(everything: Launch) -> None:
-    rates = everything.column("lr")
-    assert rates[:10] == pytest.approx([1e-3 * (i + 1) / 10 for i in range(10)])
-    progress = [(step - 10) / 190 for step in range(11, STEPS + 1)]
-    cosine = [1e-3 * (0.1 + 0.45 * (1 + math.cos(math.pi * p))) for p in progress]
-    assert rates[10:] == pytest.approx(cosine)
 
 
 def test_origin_heartbeats_of_every_rank_can_be_read(everything: Launch) -> None:
@@ -91,20 +67,6 @@ def test_origin_heartbeats_of_every_rank_can_be_read(everything: Launch) -> None
         phases = {b["phase"] for b in beats}
         all_ranks = {"init", "first_step", "data", "step", "eval", "checkpoint", "exit"}
         assert phases == (all_ranks if rank else all_ranks | {"profile"})
-
-
-def test_ranks_agree_on_the_loss_of_every_step(everything: Launch) -> None:
-    losses = [[b["loss"] for b in everything.beats(r, "progress")] for r in range(2)]
-    assert losses[0] == losses[1]
-    rows = everything.column("loss")
-    assert losses[0] == [rows[step - 1] for step in range(2, STEPS + 1, 2)]
-
-
-def test_progress_tells_gates_and_gradients(everything: Launch) -> None:
-    for beat in everything.beats(1, "progress"):
-        assert beat["grad_norm"] > 0 and beat["toks_per_s"] > 0 and beat["fetch_s"] >= 0
-        assert 0 < beat["gate_entropy"] <= 1.0000001
-        assert 1 / 3 <= beat["max_gate"] <= 1
 
 
 def _model(launch: Launch) -> dict[str, torch.Tensor]:
@@ -148,17 +110,6 @@ def test_passed_variables_are_recorded_and_mapped(everything: Launch) -> None:
     assert alloc["mapped_to"] == "PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
-def test_no_artifact_holds_a_secret_of_the_environment(everything: Launch) -> None:
-    for path in everything.run_dir.rglob("*"):
-        if path.is_file():
-            assert b"canary-5ecret" not in path.read_bytes()
-    assert "canary-5ecret" not in everything.text()
-
-
-def test_the_directory_is_private(everything: Launch) -> None:
-    assert stat.S_IMODE(everything.run_dir.stat().st_mode) == 0o700
-
-
 def test_origin_compressed_gradients_were_not_narrow_already(everything: Launch) -> None:
     """The origin's bf16 hook compressed bf16 gradients."""
     assert "[ddp] gradient compression enabled: bf16" in everything.text()
@@ -169,33 +120,6 @@ def test_origin_compressed_gradients_were_not_narrow_already(everything: Launch)
         assert evidence["gradient_dtype"] == "float32"
         assert evidence["wire_dtype"] == "bfloat16"
         assert evidence["bytes_after"] * 2 == evidence["bytes_before"] > 0
-
-
-def test_buckets_are_those_that_ddp_rebuilt(everything: Launch) -> None:
-    sizes = everything.beats(0, "ddp_buckets")[0]["sizes_mib"]
-    params_mib = everything.env()["effective"]["n_params"] * 4 / 2**20
-    assert len(sizes) > 1
-    assert sum(sizes) == pytest.approx(params_mib, abs=0.01)
-    effect = everything.effects()["NSA_DDP_BUCKET_MB"]
-    assert effect["took_effect"] is True
-    assert effect["evidence"]["in_force_mib"] == effect["evidence"]["cap_mib"] == 0.25
-
-
-def test_what_runs_is_asked_of_torch_and_the_process_group(everything: Launch) -> None:
-    effect = everything.effects()["NSA_PG_TIMEOUT_MIN"]
-    assert effect["took_effect"] is True
-    assert effect["evidence"] == {"asked_s": 300.0, "timeout_s": 300.0}
-    for rank in range(2):
-        told = everything.exit(rank)["in_force"]
-        assert (told["timeout_s"], told["threads"]) == (300.0, 1)
-        assert told["cpus"] == len(os.sched_getaffinity(0))
-        assert told["variables"]["OMP_NUM_THREADS"] == "1"
-
-
-def test_fused_is_read_off_the_optimizer(everything: Launch) -> None:
-    evidence = everything.effects()["NSA_OPT_FUSED"]
-    assert evidence["took_effect"] is True
-    assert set(evidence["evidence"]["fused"]) == {True}
 
 
 def test_master_weights_are_fp32_under_bf16(everything: Launch) -> None:
@@ -229,29 +153,6 @@ def test_the_profile_says_where_the_time_went(everything: Launch) -> None:
     assert 0 < profile["python_share"] < 1
     assert 0 < len(profile["top_python"]) <= 10
     assert all(0 <= row["share"] < 1 for row in profile["top_python"])
-
-
-def test_validation_is_recorded(everything: Launch) -> None:
-    lines = (everything.run_dir / "val.csv").read_text().splitlines()
-    assert lines[0] == "step,loss"
-    steps, losses = zip(*(line.split(",") for line in lines[1:]), strict=True)
-    assert steps == ("8", "16", "24")
-    assert float(losses[2]) < float(losses[0])
-    assert all(float(loss) > 1.10974 for loss in losses)
-
-
-def test_gates_are_recorded(everything: Launch) -> None:
-    lines = (everything.run_dir / "gates.csv").read_text().splitlines()
-    assert lines[0] == (
-        "step,entropy,max_gate,entropy_mean,max_gate_mean,"
-        "share_cmp,share_sel,share_win,sel_blocks_mean,sel_forced_share"
-    )
-    assert [line.split(",")[0] for line in lines[1:]] == ["1", "5", "10", "15", "20"]
-    told = dict(zip(lines[0].split(","), lines[1].split(","), strict=True))
-    shares = [float(told[f"share_{branch}"]) for branch in ("cmp", "sel", "win")]
-    assert sum(shares) == pytest.approx(1, abs=1e-5)
-    assert float(told["entropy"]) <= float(told["entropy_mean"]) <= 1
-    assert float(told["max_gate"]) >= float(told["max_gate_mean"]) >= 1 / 3
 
 
 def test_memory_snapshots(everything: Launch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from nsa.config import parameter_count
 from nsa.launch.plan import plan_launch
 from nsa.settings import ConfigError, load_config
-from nsa.strict_yaml import load_strict, scalar
+from nsa.strict_yaml import load_strict
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SMOKE = CONFIGS / "cpu_smoke.yaml"
@@ -19,10 +19,6 @@ def test_yaml_traps() -> None:
     data, problems = load_strict("a: off\nb: 1e-4\nc: 010\nd: yes\ne: true\nf: 1_000\na: 2\n")
     assert data == {"a": 2, "b": 1e-4, "c": "010", "d": "yes", "e": True, "f": 1000}
     assert problems == ["line 7: key 'a' repeats line 1"]
-
-
-def test_scalar_follows_the_same_rules() -> None:
-    assert [scalar(t) for t in ("1e-4", "off", "3", "true", "x")] == [1e-4, "off", 3, True, "x"]
 
 
 TAGS = ["!!binary aGk=", "!!set {a, b}", "!!timestamp 2001-01-01", "!!int x", "!!float x"]

@@ -254,12 +254,6 @@ def _before_clipping(act: Callable[[Engine], None]) -> Callable[[Engine], None]:
     return plant
 
 
-def _silence(made: Engine) -> None:
-    for parameter in made.model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.zero_()
-
-
 def _scale_one(made: Engine) -> None:
     gradient = made.model.layers[0].get_parameter("attention.in_proj.weight").grad
     assert gradient is not None
@@ -273,12 +267,6 @@ def _leave_out_a_row(made: Engine) -> None:
     gradient[17] = 0
 
 
-def _leave_out_a_column(made: Engine) -> None:
-    gradient = made.model.layers[0].get_parameter("mlp.down.weight").grad
-    assert gradient is not None
-    gradient[:, 200] = 0
-
-
 def _freeze_a_part(made: Engine) -> None:
     """A hook on a parameter, which runs wherever that parameter gets a gradient."""
     weight = made.model.layers[0].get_parameter("attention.in_proj.weight")
@@ -290,10 +278,8 @@ def _freeze_a_part(made: Engine) -> None:
     "plant",
     [
         _in_the_loss(_decayed),
-        _before_clipping(_silence),
         _before_clipping(_scale_one),
         _before_clipping(_leave_out_a_row),
-        _before_clipping(_leave_out_a_column),
         _freeze_a_part,
     ],
 )
@@ -314,13 +300,6 @@ def test_a_healthy_optimizer_agrees_with_its_shadow(fused: str, precision: str) 
     told = trained(made)
     assert problems(told) == []
     assert 0 < max(told[name] for name in ("weight", "first_moment", "second_moment")) < 16
-
-
-def test_one_parameter_after_the_other_agrees_too() -> None:
-    made = engine()
-    for group in made.optimizer.param_groups:
-        group["foreach"] = False
-    assert problems(trained(made)) == []
 
 
 def test_a_step_that_the_scaler_leaves_out_moves_nothing() -> None:
@@ -364,15 +343,6 @@ def _half_frozen(made: Engine) -> None:
                 parameter.grad[2 * quarter : 3 * quarter] = 0
 
     made.optimizer.register_step_pre_hook(freeze)
-
-
-def _momentum_reset(made: Engine) -> None:
-    def reset(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for entry in optimizer.state.values():
-            if entry["step"] % 2 == 1:
-                entry["exp_avg"].zero_()
-
-    made.optimizer.register_step_pre_hook(reset)
 
 
 def _bf16_weights(made: Engine) -> None:
@@ -429,10 +399,6 @@ def _no_decay(made: Engine) -> None:
     made.optimizer.param_groups[0]["weight_decay"] = 0.0
 
 
-def _norms_decay(made: Engine) -> None:
-    made.optimizer.param_groups[1]["weight_decay"] = 0.1
-
-
 # Where nothing else is wrong, the row says what is left to look at.
 LEFT = " (norm, moments and told rate are right: left are which parameters decay"
 
@@ -444,7 +410,6 @@ LEFT = " (norm, moments and told rate are right: left are which parameters decay
         (_rate_stays, "0", "learning rate: off by"),
         (_not_clipped, "1", "first moment: off by"),
         (_half_frozen, "0", "first moment: off by"),
-        (_momentum_reset, "1", "first moment: off by"),
         (_bf16_weights, "0", "weights after the update: off by"),
         (_between_steps, "1", "change between two steps"),
         (_a_row_between_steps, "0", "change between two steps"),
@@ -452,7 +417,6 @@ LEFT = " (norm, moments and told rate are right: left are which parameters decay
         (_a_row_put_back, "0", "what changes weights right after the update"),
         (_other_formula, "0", "a formula other than AdamW's"),
         (_no_decay, "1", f"allowed 32{LEFT}"),
-        (_norms_decay, "0", f"allowed 32{LEFT}"),
     ],
 )
 def test_a_planted_defect_fails_the_account(
@@ -535,19 +499,52 @@ def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
     assert shadow.report()["jumps"] == (len(weights) if by else 0)
 
 
-def test_weights_that_change_between_two_steps_that_nobody_drew_are_seen() -> None:
+def _first_moment(made: Engine) -> Tensor:
+    moment: Tensor = made.optimizer.state[_last(made)]["exp_avg"]
+    return moment
+
+
+@pytest.mark.parametrize(
+    ("change", "jumps"),
+    [
+        (lambda made: None, 0),
+        # Of all weights, and of a window of them.
+        (lambda made: _last(made).data.copy_(_last(made).bfloat16()), 2),
+        (lambda made: _first_moment(made).copy_(_first_moment(made).roll(1, 0)), 1),
+        (lambda made: _first_moment(made).copy_(_first_moment(made).roll(1, 1)), 1),
+        (lambda made: _first_moment(made).copy_(_first_moment(made).flip(0)), 1),
+        (lambda made: _first_moment(made).mul_(0.5), 1),
+        (lambda made: made.optimizer.state[_last(made)]["exp_avg_sq"].mul_(0.5), 1),
+        # The norm of the whole stays as it is.
+        (lambda made: _last(made).data.copy_(_last(made).roll(1, 0)), 1),
+        (lambda made: made.optimizer.state.clear(), 1),
+    ],
+    ids=(
+        *(
+            "nothing",
+            "weights rounded",
+            "rows of a moment",
+            "columns of a moment",
+            "all upside down",
+        ),
+        *("a first moment", "a second moment", "rows of weights", "no moments left"),
+    ),
+)
+def test_what_changes_between_two_steps_that_nobody_drew_is_seen(
+    change: Callable[[Engine], object], jumps: int
+) -> None:
     made = engine()
     shadow = Shadow(made, token=TOKEN, first=1, last=400)
-    for step in range(1, 12):
+    for step in range(1, 8):
         shadow.watch(step)
         outcome = made.compute([batch(step, 32)])
         made.update(step)
         shadow.updated(step, outcome.norm)
-        if step == 7:
-            assert shadow.report()["jumps"] == 0
-            weight = _last(made).data
-            weight.copy_(weight.bfloat16())
-    assert shadow.report()["jumps"] == 1
+    assert shadow.report()["jumps"] == 0
+    with torch.no_grad():
+        change(made)
+    shadow.watch(8)
+    assert shadow.report()["jumps"] == jumps
 
 
 def test_the_rate_of_every_step_is_held_against_the_schedule() -> None:
@@ -560,18 +557,3 @@ def test_the_rate_of_every_step_is_held_against_the_schedule() -> None:
         _put_rate(made.optimizer, 0.0 if step == 7 else made.rate(step))
         shadow.updated(step, outcome.norm)
     assert shadow.report()["rate"] == 1.0
-
-
-def test_a_rate_that_is_told_right_and_used_wrong_is_seen() -> None:
-    made = engine()
-    step = made.optimizer.step
-
-    def slower(*args: Any) -> Any:
-        rates = [group["lr"] for group in made.optimizer.param_groups]
-        _put_rate(made.optimizer, rates[0] * 0.99)
-        step(*args)
-        _put_rate(made.optimizer, rates[0])
-
-    made.optimizer.step = slower  # type: ignore[method-assign]
-    (text,) = problems(trained(made))
-    assert "weights after the update: off by" in text

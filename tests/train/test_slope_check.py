@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,10 @@ from nsa.model import NSALanguageModel
 from nsa.witness.oracle_check import OracleCheck
 from nsa.witness.slope_check import slope_error
 
+SHAPE = NSAConfig(
+    dim=64, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=4, w=32
+)
+
 
 @pytest.mark.parametrize("path", ["batched", "sequential", "reference"])
 @pytest.mark.parametrize("phi", ["avg", "mlp"])
@@ -20,10 +25,7 @@ from nsa.witness.slope_check import slope_error
 @pytest.mark.parametrize("seq_len", [10, 20, 130])
 def test_a_healthy_layer_is_right(path: Path, phi: Phi, seq_len: int) -> None:
     torch.manual_seed(seq_len)
-    attention = NSAConfig(
-        dim=64, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=4, w=32,
-        phi=phi,
-    )  # fmt: skip
+    attention = replace(SHAPE, phi=phi)
     cfg = ModelConfig(vocab_size=64, n_layers=2, attention=attention, way=Way(path=path))
     layer = NSALanguageModel(cfg).layers[1]
     at = np.unique(np.linspace(0, seq_len - 1, 6).astype(np.int64))
@@ -39,10 +41,7 @@ def test_a_healthy_layer_is_right(path: Path, phi: Phi, seq_len: int) -> None:
 def test_a_bias_that_has_hardly_moved_is_no_error(bias: float) -> None:
     """A share of it would be nothing beside the rounding of a difference."""
     torch.manual_seed(1)
-    attention = NSAConfig(
-        dim=64, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=4, w=32
-    )
-    cfg = ModelConfig(vocab_size=64, n_layers=1, attention=attention)
+    cfg = ModelConfig(vocab_size=64, n_layers=1, attention=SHAPE)
     layer = NSALanguageModel(cfg).layers[0]
     layer.attention.gate_bias.data.normal_(std=bias)  # type: ignore[union-attr]
     x, at = torch.randn(1, 64, 64), np.array([0, 20, 63])
@@ -52,10 +51,7 @@ def test_a_bias_that_has_hardly_moved_is_no_error(bias: float) -> None:
 
 def test_a_large_residual_stream_rounds_no_healthy_layer_wrong() -> None:
     torch.manual_seed(1)
-    attention = NSAConfig(
-        dim=64, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=4, w=32
-    )
-    cfg = ModelConfig(vocab_size=64, n_layers=1, attention=attention)
+    cfg = ModelConfig(vocab_size=64, n_layers=1, attention=SHAPE)
     model = NSALanguageModel(cfg)
     model.embedding.weight.data.mul_(1e5)
     check = OracleCheck(model=model, only=0)

@@ -10,9 +10,8 @@ from pathlib import Path
 from benchmarks.rehearsal.machine import Ending, Machine
 from benchmarks.rehearsal.trainer import rundir
 from benchmarks.rehearsal.trainer.beats import GROUP_TIMEOUT_S, STARTED_S, Rank
-from benchmarks.rehearsal.trainer.ceilings import write_ceilings
+from benchmarks.rehearsal.trainer.devices import write_ceilings, write_samples
 from benchmarks.rehearsal.trainer.job import Job, ranks_of
-from benchmarks.rehearsal.trainer.samples import write_samples
 from benchmarks.rehearsal.trainer.steps import seed_of, simulate
 from nsa.contract import ENV_JSON, SDPA_AUDIT_JSON, STACKDUMPS, Event, ExitCode, Phase
 from runbook.records import Launch

@@ -1,8 +1,10 @@
 """Between the branches: pooled keys and values before them, the gated sum after them.
 
 Block i of compression is the mean of the tokens from i*STRIDE on, L of them. A program makes one
-block of the keys or of the values (axis 2 of the grid), or the gradients of TOKENS tokens: each is
-in the L/STRIDE blocks, at most, that began last.
+block of the keys or of the values (axis 2 of the grid), keys as terms (`compressed.rows`).
+Backwards it takes runs of STRIDE tokens, which are in the same blocks, L/STRIDE at most: those that
+began last. Keys that are compressed already are blocks of one token, L = STRIDE = 1. These two are
+started with the compressed branch.
 
 Of the sum a program takes ROWS rows, a row being one head of one token, and all heads of a batch
 element are counted through: each number is read once, each result is written once, by one program.
@@ -19,19 +21,15 @@ import triton.language as tl
 from torch import Tensor
 
 from nsa.attention.triton.launch import device_of, inner
-from nsa.attention.triton.rows import load_rows, padded
-from nsa.config import NSAConfig
+from nsa.attention.triton.rows import load_rows, padded, store_keys
 
 
 @triton.jit
 def _mean(
-    x, to, x_b, x_t, x_g, n_blocks, groups, L: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr,
+    x, x_b, x_t, x_g, block, batch, group, L: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr,
     TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """One block of x [B,S,G,D] into `to` [B,n_blocks,G,D]."""
-    block = tl.program_id(0).to(tl.int64)
-    pair = tl.program_id(1).to(tl.int64)
-    batch, group = pair // groups, pair % groups
+    """One block of x [B,T,G,D], float32 [WIDTH]."""
     inner, dim = tl.arange(0, TOKENS), tl.arange(0, padded(D))
     x += batch * x_b + group * x_g + block * STRIDE * x_t
     total = tl.zeros((padded(D),), tl.float32)
@@ -40,54 +38,78 @@ def _mean(
         seen = (token < L)[:, None] & (dim < D)[None, :]
         at = token.to(tl.int64)[:, None] * x_t + dim[None, :]
         total += tl.sum(tl.load(x + at, seen, 0.0).to(tl.float32), 0)
-    at = ((batch * n_blocks + block) * groups + group) * D + dim
-    tl.store(to + at, total / L, dim < D)
+    return total / L
+
+
+@triton.jit
+def _store_terms(to, rest, D: tl.constexpr, TERMS: tl.constexpr):
+    """A block [WIDTH] as the sum of TERMS numbers of the type of `to` [TERMS,D]."""
+    dim = tl.arange(0, padded(D))
+    for term in tl.static_range(TERMS):
+        part = rest.to(to.dtype.element_ty)
+        tl.store(to + term * D + dim, part, dim < D)
+        rest -= part.to(tl.float32)
 
 
 @triton.jit
 def pool_kernel(
-    k, v, pooled_k, pooled_v, n_blocks, groups, k_b, k_t, k_g, v_b, v_t, v_g, L: tl.constexpr,
-    STRIDE: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, TOKENS: tl.constexpr,
-):  # fmt: skip
-    """Means float32 [B,n_blocks,G,D_K] and [B,n_blocks,G,D_V] of k and v [B,S,G,D]."""
-    if tl.program_id(2) == 0:
-        _mean(k, pooled_k, k_b, k_t, k_g, n_blocks, groups, L, STRIDE, D_K, TOKENS)
-    else:
-        _mean(v, pooled_v, v_b, v_t, v_g, n_blocks, groups, L, STRIDE, D_V, TOKENS)
-
-
-@triton.jit
-def _spread(
-    grad, to, seq_len, n_blocks, groups, L: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr,
+    k, v, terms, values, n_keys, groups, k_b, k_t, k_g, v_b, v_t, v_g, L: tl.constexpr,
+    STRIDE: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, TERMS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of TOKENS tokens into `to` [B,S,G,D], from those of blocks [B,n_blocks,G,D]."""
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    """Terms [B,N,G,TERMS,D_K] and values [B,N,G,D_V] of k and v [B,T,G,D]."""
+    block = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    dim = tl.arange(0, padded(D))
-    total = tl.zeros((TOKENS, padded(D)), tl.float32)
-    for age in range(L // STRIDE):
-        block = token // STRIDE - age
-        seen = ((block >= 0) & (block < n_blocks))[:, None] & (dim < D)[None, :]
-        at = ((batch * n_blocks + block) * groups + group) * D
-        total += tl.load(grad + at[:, None] + dim[None, :], seen, 0.0)
-    at = ((batch * seq_len + token) * groups + group) * D
-    seen = (token < seq_len)[:, None] & (dim < D)[None, :]
-    tl.store(to + at[:, None] + dim[None, :], (total / L).to(to.dtype.element_ty), seen)
+    flat = (batch * n_keys + block) * groups + group
+    if tl.program_id(2) == 0:
+        mean = _mean(k, k_b, k_t, k_g, block, batch, group, L, STRIDE, D_K, TOKENS)
+        _store_terms(terms + flat * TERMS * D_K, mean, D_K, TERMS)
+    else:
+        mean = _mean(v, v_b, v_t, v_g, block, batch, group, L, STRIDE, D_V, TOKENS)
+        _store_terms(values + flat * D_V, mean, D_V, 1)
 
 
 @triton.jit
-def pool_backward_kernel(
-    grad_k, grad_v, dk, dv, seq_len, n_blocks, groups,
-    L: tl.constexpr, STRIDE: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
-    TOKENS: tl.constexpr,
+def compressed_sum_kernel(
+    parts, dk, dv, n_tokens, groups, n_keys, n_pieces, n_tiles, dk_scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
+    KEYS: tl.constexpr, PIECE: tl.constexpr, FEW: tl.constexpr, POOL: tl.constexpr,
+    POOL_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """dk [B,S,G,D_K] and dv [B,S,G,D_V] from float32 gradients of the means, contiguous."""
-    if tl.program_id(2) == 0:
-        _spread(grad_k, dk, seq_len, n_blocks, groups, L, STRIDE, D_K, TOKENS)
-    else:
-        _spread(grad_v, dv, seq_len, n_blocks, groups, L, STRIDE, D_V, TOKENS)
+    """dk [B,T,G,D_K] and dv [B,T,G,D_V] of FEW runs of POOL_STRIDE tokens, from pieces in order.
+
+    POOL: tokens of a block.
+    """
+    run = tl.program_id(0) * FEW + tl.arange(0, FEW)
+    pair = tl.program_id(1).to(tl.int64)
+    batch, group = pair // groups, pair % groups
+    width: tl.constexpr = padded(D_K) + padded(D_V)
+    dim_k, dim_v = tl.arange(0, padded(D_K)), tl.arange(0, padded(D_V))
+    total_k = tl.zeros((FEW, padded(D_K)), tl.float32)
+    total_v = tl.zeros((FEW, padded(D_V)), tl.float32)
+    for age in tl.static_range(POOL // POOL_STRIDE):
+        key = run - age
+        real = (key >= 0) & (key < n_keys)
+        tile = key // KEYS
+        # Before it no token sees a key of the tile, and nothing was written.
+        first = (tile * KEYS * STRIDE + L - 1) // PIECE
+        sum_k = tl.zeros((FEW, padded(D_K)), tl.float32)
+        sum_v = tl.zeros((FEW, padded(D_V)), tl.float32)
+        for piece in range(tl.min(tl.where(real, first, n_pieces)), n_pieces):
+            of_tile = (pair * n_tiles + tile) * n_pieces + piece
+            at = parts + ((of_tile * KEYS + key - tile * KEYS) * width)[:, None]
+            there = (real & (piece >= first))[:, None]
+            sum_k += tl.load(at + dim_k[None, :], there, 0.0)
+            sum_v += tl.load(at + padded(D_K) + dim_v[None, :], there, 0.0)
+        total_k += sum_k * dk_scale
+        total_v += sum_v
+    for place in range(POOL_STRIDE):
+        token = run * POOL_STRIDE + place
+        flat = (batch * n_tokens + token.to(tl.int64)) * groups + group
+        store_keys(
+            dk, dv, total_k / POOL, total_v / POOL, flat, token < n_tokens, 1.0, D_K, D_V
+        )  # fmt: skip
 
 
 @triton.jit
@@ -164,52 +186,9 @@ def mix_backward_kernel(
     _gradients(grads, branch, gate + 2, d_win, d_gate + 2, number, inside, D_V)
 
 
-# Tokens that a program of pooling reads, or writes the gradients of, at once: a block of the
-# production shape.
-_TOKENS = 32
 # Numbers of a branch that a program of the sum takes: 16 for each thread, and several programs for
 # each multiprocessor from 2,000 tokens of the production shape on.
 _NUMBERS = 2048
-
-
-def pool_constants(cfg: NSAConfig) -> dict[str, int]:
-    """What the kernels are compiled for."""
-    return {"L": cfg.l, "STRIDE": cfg.d, "D_K": cfg.d_k, "D_V": cfg.d_v, "TOKENS": _TOKENS}
-
-
-def pool_forward(k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-    """Means float32 [B,N,G,D] of k [B,S,G,Dk] and v [B,S,G,Dv]."""
-    batch, seq_len, groups = k.shape[:3]
-    n_blocks = cfg.n_compressed(seq_len)
-    k, v = inner(k), inner(v)
-    pooled_k, pooled_v = (
-        torch.empty(batch, n_blocks, groups, x.shape[-1], dtype=torch.float32, device=x.device)
-        for x in (k, v)
-    )
-    if n_blocks:
-        with device_of(k):
-            pool_kernel[n_blocks, batch * groups, 2](
-                k, v, pooled_k, pooled_v, n_blocks, groups, *k.stride()[:3], *v.stride()[:3],
-                **pool_constants(cfg),
-            )  # fmt: skip
-    return pooled_k, pooled_v
-
-
-def pool_backward(
-    grad_k: Tensor, grad_v: Tensor, seq_len: int, dtype: torch.dtype, cfg: NSAConfig
-) -> tuple[Tensor, Tensor]:
-    """Gradients of k and v [B,S,G,D] of a type from those of their means; equal bits each time."""
-    batch, n_blocks, groups = grad_k.shape[:3]
-    grad_k, grad_v = grad_k.contiguous(), grad_v.contiguous()
-    dk, dv = (
-        torch.empty(batch, seq_len, groups, x.shape[-1], dtype=dtype, device=x.device)
-        for x in (grad_k, grad_v)
-    )
-    with device_of(dk):
-        pool_backward_kernel[triton.cdiv(seq_len, _TOKENS), batch * groups, 2](
-            grad_k, grad_v, dk, dv, seq_len, n_blocks, groups, **pool_constants(cfg)
-        )
-    return dk, dv
 
 
 def mix_constants(heads: int, d_v: int) -> dict[str, int]:

@@ -6,12 +6,13 @@ when one of them runs, and not before.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsa.attention.opaque import config_of, differentiate, operator
+from nsa.attention.triton.tiles import TERMS
 
 # What they are to profilers and dispatch modes.
 RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR = "merged_ranges", "selected", "window"
@@ -26,11 +27,6 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]
     return out, k.new_empty(batch * groups, seq_len * heads, dtype=torch.float32)
 
 
-def _attended_twice(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Three:
-    out, lse = _attended(q, k, v)
-    return out, lse, torch.empty_like(lse)
-
-
 def _like_inputs(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *__: Any) -> Three:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
@@ -38,55 +34,73 @@ def _like_inputs(_: Tensor, q: Tensor, k: Tensor, v: Tensor, *__: Any) -> Three:
 # -- the compressed branch and the choice of blocks ------------------------------------------------
 
 
-@operator(_attended_twice)
-def compressed(q: Tensor, k: Tensor, v: Tensor, l: int, d: int) -> Three:  # noqa: E741
+def _compressed(q: Tensor, k: Tensor, v: Tensor, l: int, d: int, phi: str) -> tuple[Tensor, ...]:  # noqa: E741
+    out, lse = _attended(q, k, v)
+    n_keys = max(0, (k.shape[1] - l) // d + 1) if phi == "avg" else k.shape[1]
+    shape = (k.shape[0], n_keys, k.shape[2])
+    terms = q.new_empty(*shape, TERMS[str(q.dtype).removeprefix("torch.")], k.shape[3])
+    return out.float(), lse, terms, q.new_empty(*shape, v.shape[3]), torch.empty_like(lse)
+
+
+@operator(_compressed)
+def compressed(
+    q: Tensor, k: Tensor, v: Tensor, l: int, d: int, phi: str  # noqa: E741
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Output float32 [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk].
 
-    The first log-sum-exp is for the gradients, the second, exact one for `top_blocks`.
+    k and v: [B,S,G,D] of phi "avg", which are pooled, [B,N,G,D] of "mlp". For the gradients are the
+    first log-sum-exp and the keys and values that follow; these keys and the last, exact
+    log-sum-exp are for `top_blocks`.
     """
     from nsa.attention.triton.compressed import launch
 
-    return launch.forward(q, k, v, config_of(q, v, l=l, d=d))
+    out, lse, terms, values, exact = launch.forward(q, k, v, config_of(q, v, l=l, d=d, phi=phi))
+    return out, lse, terms, values, exact
 
 
 @operator(_like_inputs)
 def compressed_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, l: int, d: int  # noqa: E741
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, terms: Tensor,
+    values: Tensor, l: int, d: int, phi: str,  # noqa: E741
 ) -> Three:  # fmt: skip
     """Gradients of q, k and v from that of the output."""
     from nsa.attention.triton.compressed import launch
 
-    return launch.backward(grad, q, k, v, out, lse, config_of(q, v, l=l, d=d))
+    cfg = config_of(q, v, l=l, d=d, phi=phi)
+    return launch.backward(grad, q, k, v, out, lse, terms, values, cfg)
 
 
 @operator(lambda q, *given: q.new_empty(*q.shape[:3], given[-1], dtype=torch.int64))
 def top_blocks(
-    q: Tensor, k: Tensor, lse: Tensor, l: int, d: int, l_sel: int, n_sel: int  # noqa: E741
+    q: Tensor, terms: Tensor, lse: Tensor, l: int, d: int, l_sel: int, n_sel: int  # noqa: E741
 ) -> Tensor:  # fmt: skip
-    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys k [B,N,G,Dk]."""
+    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by what `compressed` gives."""
     from nsa.attention.triton.compressed import launch
 
-    return launch.top_blocks(q, k, lse, config_of(q, k, l=l, d=d, l_sel=l_sel, n_sel=n_sel))
+    return launch.top_blocks(q, terms, lse, config_of(q, q, l=l, d=d, l_sel=l_sel, n_sel=n_sel))
 
 
-differentiate(compressed, compressed_backward)
+differentiate(compressed, compressed_backward, results=4)
 
 
 # -- the selected branch ---------------------------------------------------------------------------
-
-
-@operator(lambda blocks, _: blocks.new_empty(*blocks.shape, 2))
-def merged_ranges(blocks: Tensor, l_sel: int) -> Tensor:
-    """Merged token ranges [B,S,G,n,2] of blocks [B,S,G,n] that ascend, -1 at the end for none."""
-    from nsa.attention.triton.selected import launch
-
-    return launch.ranges_of(blocks, l_sel)
 
 
 def _bits(ranges: Tensor, l_sel: int) -> Tensor:
     batch, seq_len, groups = ranges.shape[:3]
     words = ((seq_len + l_sel - 1) // l_sel + 31) // 32
     return ranges.new_empty(batch * groups, words, seq_len, dtype=torch.int32)
+
+
+@operator(lambda blocks, l_sel: (blocks.new_empty(*blocks.shape, 2), _bits(blocks, l_sel)))
+def merged_ranges(blocks: Tensor, l_sel: int) -> tuple[Tensor, Tensor]:
+    """Merged token ranges [B,S,G,n,2] of blocks [B,S,G,n] that ascend, -1 at the end for none.
+
+    And their `selected_bits`.
+    """
+    from nsa.attention.triton.selected import launch
+
+    return launch.ranges_of(blocks, l_sel)
 
 
 @operator(_bits)
@@ -146,53 +160,7 @@ def window_backward(
 differentiate(window, window_backward)
 
 
-# -- pooling and the gated sum ---------------------------------------------------------------------
-
-
-def _pooled(k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, ...]:  # noqa: E741
-    batch, seq_len, groups, _ = k.shape
-    shape = batch, max(0, (seq_len - l) // d + 1), groups
-    return tuple(x.new_empty(*shape, x.shape[-1], dtype=torch.float32) for x in (k, v))
-
-
-@operator(_pooled)
-def pool(k: Tensor, v: Tensor, l: int, d: int) -> tuple[Tensor, Tensor]:  # noqa: E741
-    """Compressed keys and values float32 [B,N,G,D]: means of k and v [B,S,G,D]."""
-    from nsa.attention.triton import between as launch
-
-    return launch.pool_forward(k, v, config_of(k[:, :, :, None], v, l=l, d=d))
-
-
-def _unpooled(
-    grad_k: Tensor, grad_v: Tensor, seq_len: int, dtype: torch.dtype, *_: int
-) -> tuple[Tensor, ...]:
-    batch, groups = grad_k.shape[0], grad_k.shape[2]
-    return tuple(
-        x.new_empty(batch, seq_len, groups, x.shape[-1], dtype=dtype) for x in (grad_k, grad_v)
-    )
-
-
-@operator(_unpooled)
-def pool_backward(
-    grad_k: Tensor, grad_v: Tensor, seq_len: int, dtype: torch.dtype, l: int, d: int  # noqa: E741
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of k and v [B,seq_len,G,D] from those of their means."""
-    from nsa.attention.triton import between as launch
-
-    cfg = config_of(grad_k[:, :, :, None], grad_v, l=l, d=d)
-    return launch.pool_backward(grad_k, grad_v, seq_len, dtype, cfg)
-
-
-def _keep_pool(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:  # noqa: ARG001
-    k, _, *numbers = inputs
-    ctx.numbers = k.shape[1], k.dtype, *numbers
-
-
-def _pool_gradients(ctx: Any, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor | None, ...]:
-    return (*pool_backward(grad_k, grad_v, *ctx.numbers), None, None)
-
-
-cast("Any", pool).register_autograd(_pool_gradients, setup_context=_keep_pool)
+# -- the gated sum ---------------------------------------------------------------------------------
 
 
 @operator(lambda cmp, _sel, _win, gates: gates.new_empty(cmp.shape))

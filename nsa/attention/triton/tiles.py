@@ -180,7 +180,7 @@ def choose_compressed_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Compresse
     while tiles * -(-seq_len // piece) > _COMPRESSED_PROGRAMS and piece < seq_len:
         piece *= 2
     return CompressedCut(
-        forward=Tile(rows=32, warps=4, stages=2) if wide else Tile(rows=128, warps=8, stages=2),
+        forward=Tile(rows=128, warps=8, stages=2),
         query_gradient=Tile(rows=64 if wide else 128, warps=8, stages=2),
         key_gradient=Tile(rows=64, warps=8 if wide or owned > 64 else 4, stages=2),
         top=Tile(rows=64, warps=4, stages=2),

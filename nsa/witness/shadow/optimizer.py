@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _CLIP_EPS = 1e-6
 # Of each piece so many elements, at places that the run's token draws.
 _SAMPLED = 16
 _ROUNDOFF = 2.0**-24
+# Elements of a tensor that are looked at in every step.
+_WINDOW = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,9 @@ class Shadow:
         self._owner = torch.repeat_interleave(
             torch.arange(len(self._places)), torch.tensor([len(p) for p in self._places])
         )
+        self._windows = [_window(p.numel(), self._seed + n) for n, p in enumerate(self._parameters)]
+        self._places_of: list[int] = []
+        self._looked_at: list[Tensor] = []
         self._sums = Sums(self._parameters, count=_SAMPLED, seed=self._seed)
         self._summed = torch.arange(len(self._places)).repeat_interleave(_SAMPLED)
         # Matrices decay, nothing else does.
@@ -106,7 +112,7 @@ class Shadow:
         self._rate = 0.0
         # As the last update before an evaluation left them, or the checkpoint that is gone on from.
         self._updated = self._bits(self._parameters)
-        # Of every parameter's weights as the last update left them, and how many changed since.
+        # As the last update left weights and moments, and how many of these changed since.
         self._norms: Tensor | None = None
         self._changed = torch.zeros((), dtype=torch.int64, device=engine.device)
         # As an evaluation or the like left all, until the next step begins.
@@ -172,7 +178,10 @@ class Shadow:
         """
         self._rested()
         if self._norms is not None:
-            self._changed = self._changed + (self._own_norms() != self._norms).sum()
+            # What has lost its moments, or got some, has other norms.
+            norms = self._own_norms()
+            same = norms.shape == self._norms.shape
+            self._changed = self._changed + ((norms != self._norms).sum() if same else 1)
         watched = step in self._watched
         if watched:
             self._left.append((self._sample([p.grad for p in self._parameters]) != 0).sum())
@@ -315,8 +324,24 @@ class Shadow:
         )
 
     def _own_norms(self) -> Tensor:
-        """Of the weights [P], in one call: a look at every step has to be cheap."""
-        return torch.stack(torch._foreach_norm([p.detach() for p in self._parameters]))
+        """Of the weights [P], then of a window of weights and moments each [up to 3 P].
+
+        In one call, of windows that a cache holds: a look at every step has to be cheap. What
+        changes places in a tensor leaves its norm as it is, and that of a window not.
+        """
+        entries = self._entries()
+        moments = [entry.get(name) for name in ("exp_avg", "exp_avg_sq") for entry in entries]
+        there = [*self._parameters, *moments]
+        places = [0 if tensor is None else tensor.data_ptr() for tensor in there]
+        # Cutting tensors takes longer than the look itself, and they stay where they are.
+        if places != self._places_of:
+            self._places_of = places
+            self._looked_at = [p.detach() for p in self._parameters] + [
+                tensor.detach().view(-1)[window]
+                for tensor, window in zip(there, 3 * self._windows, strict=True)
+                if tensor is not None
+            ]
+        return torch.stack(torch._foreach_norm(self._looked_at))
 
     def _entries(self) -> list[dict[str, Tensor]]:
         """What the optimizer keeps of each parameter; nothing before its first update."""
@@ -432,6 +457,13 @@ def _plain(number: float) -> float | None:
 
 def _seed(token: str) -> int:
     return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=7).digest(), "little")
+
+
+def _window(numel: int, seed: int) -> slice:
+    """About half of so many elements, at most `_WINDOW`, at a place that the seed draws."""
+    size = min(_WINDOW, max(1, numel // 2))
+    begin = random.Random(seed).randint(0, numel - size)  # noqa: S311 - a place, not a secret
+    return slice(begin, begin + size)
 
 
 def _places(engine: Engine, seed: int) -> tuple[list[nn.Parameter], list[Tensor]]:

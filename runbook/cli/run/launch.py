@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from runbook import DEFAULT_PLAN
@@ -11,19 +12,21 @@ from runbook.cli.run import run
 from runbook.console import Console
 from runbook.errors import UsageError
 
-# The options of `runbook run` that it has too.
-_OF_RUN = (
-    *("--profile", "--set", "--preset", "--out", "--until-s", "--dry-run", "--launcher", "--nodes"),
-    *("--partition", "--account", "--queue-s", "--steps-scale", "--gpu-hour-price"),
-    *("--output-format", "--partial-exit"),
-)
+# What `runbook run` has besides.
+_NO_PLAN = ("--phase", "--failed", "--keep-going", "--protocol", "--aa", "--seed", "--reference")
 
 
-def _like_run(parser: CommandParser) -> None:
-    parser.set_defaults(phase=None, failed=None)  # what `runbook run` has besides
+def _like_run(parser: CommandParser, without: Sequence[str] = ()) -> None:
+    """The options of `runbook run` that the docstring does not tell."""
     theirs = CommandParser()
     run.arguments(theirs)
-    parser.take(theirs, _OF_RUN)
+    parser.take(theirs, without)
+    parser.set_defaults(plan=parser.get_default("plan") or "")
+
+
+def _by_plan(parser: CommandParser) -> None:
+    _like_run(parser, (*_NO_PLAN, "--head"))
+    parser.set_defaults(phase=None, failed=None)
 
 
 def _launch_problems(args: argparse.Namespace) -> list[str]:
@@ -72,7 +75,7 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     "launch training by a plan: sanity, smoke, extended, production",
     json_help=run.json_help,
     options={"plan": DEFAULT_PLAN, "config": str},
-    more=_like_run,
+    more=_by_plan,
     problems=_launch_problems,
     instead={"--phase": "--until"},
 )
@@ -108,28 +111,6 @@ def launch(args: argparse.Namespace, console: Console) -> int:
 
 
 _NIGHTLY_PHASES = "all,regression"
-_PINNED = "configs/nightly.yaml"
-
-
-def _add_nightly(parser: CommandParser) -> None:
-    """Those of `runbook run`, with the defaults of a night."""
-    run.arguments(parser)
-    parser.change(
-        "--phase",
-        default=None,
-        help=f"what runs, as in `runbook run` (default: {_NIGHTLY_PHASES})",
-    )
-    parser.change(
-        "--profile",
-        default="",
-        help="the machine and its limits; a night names it, so that one without GPUs cannot look "
-        f"like a good one (default: that of {_PINNED})",
-    )
-    parser.change(
-        "--reference",
-        default="",
-        help=f"the commit to compare with (default: the one pinned in {_PINNED})",
-    )
 
 
 def _nightly_problems(args: argparse.Namespace) -> list[str]:
@@ -155,13 +136,23 @@ def _nightly_problems(args: argparse.Namespace) -> list[str]:
 @command(
     "run all phases, then hold this commit against a pinned one",
     json_help=run.json_help,
-    arguments=_add_nightly,
+    options={"profile": "", "reference": ""},
+    more=_like_run,
     problems=_nightly_problems,
 )
 def nightly(args: argparse.Namespace, console: Console) -> int:
     """Run all phases, then launch the commit of this checkout in turn with a pinned reference, each
     from a clean checkout of its own, and say whether it is slower. The reference is pinned in
     configs/nightly.yaml, which is changed by hand only. Everything else is as in `runbook run`.
+
+    what runs:
+      --phase LIST  what runs, as in `runbook run` (default: all,regression)
+      --profile NAME|FILE  the machine and its limits; a night names it, so that one without GPUs
+          cannot look like a good one (default: that of configs/nightly.yaml)
+
+    how it is measured:
+      --reference COMMIT  the commit to compare with (default: the one pinned in
+          configs/nightly.yaml)
 
     examples:
       runbook nightly                                     profile and reference as pinned

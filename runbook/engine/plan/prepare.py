@@ -16,7 +16,7 @@ from runbook.config.precedence import gathered, with_config, words
 from runbook.config.profile import PhaseSettings
 from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems
-from runbook.config.setup import RunOptions, Setup, phase_problems
+from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
 from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan.planned import planned_problems
 from runbook.errors import UsageError, choice_for
@@ -24,7 +24,7 @@ from runbook.files import not_text
 from runbook.launch.launcher_api import launcher
 from runbook.machine import git
 from runbook.machine.gpu import detect_profile
-from runbook.machine.identity import package_path, package_under_test
+from runbook.machine.identity import package_folders, package_under_test
 
 
 def prepare(options: RunOptions) -> Setup:
@@ -78,11 +78,11 @@ def prepare(options: RunOptions) -> Setup:
     if problems:
         raise UsageError(problems)
     options = replace(options, settings=words(found["settings"]))
-    package, path = package_under_test(), package_path()
+    package, path = package_under_test(), str(package_folders()["nsa"])
     setup = Setup(options=options, package=package, package_path=path, **found)
     if problems := planned_problems(setup):
         raise UsageError(problems)
-    return setup
+    return with_launches(setup)
 
 
 def _not_text(options: RunOptions) -> list[str]:

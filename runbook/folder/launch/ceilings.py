@@ -129,15 +129,12 @@ def _work(
     if size < 1:
         raise CeilingsError(f"{where} has no usable {key}")
     if what is Ceiling.MATMUL:
-        return (
-            2.0 * size**3 / _TERA,
-            "TFLOP/s",
-            size,
-            f"{one.get('dtype')}, {size} x {size} x {size}",
-        )
+        cube = f"{one.get('dtype')}, {size} x {size} x {size}"
+        return 2.0 * size**3 / _TERA, "TFLOP/s", size, cube
+    # How often a byte is moved; in an all-reduce, by each of the ranks.
+    moved, how = {
+        Ceiling.MEMORY_COPY: (2.0, ", read and written"),
+        Ceiling.HOST_COPY: (1.0, " from pinned memory"),
+    }.get(what, (2.0 * (nproc - 1) / nproc, ", bus bandwidth"))
     text = f"{size / 2**20:g} MiB" if size >= 2**10 else f"{size} bytes"
-    if what is Ceiling.MEMORY_COPY:
-        return 2.0 * size / _GIGA, "GB/s", size, f"{text}, read and written"
-    if what is Ceiling.HOST_COPY:
-        return size / _GIGA, "GB/s", size, f"{text} from pinned memory"
-    return 2.0 * (nproc - 1) / nproc * size / _GIGA, "GB/s", size, f"{text}, bus bandwidth"
+    return moved * size / _GIGA, "GB/s", size, f"{text}{how}"

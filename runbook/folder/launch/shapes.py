@@ -275,7 +275,7 @@ EVENTS: Mapping[str, Fields] = {
     Event.HALT: fields("text: reason"),
     Event.EXIT: fields(
         "text: param_hash; count: fetched_sum embedded_sum; {number}: moved first_update;"
-        "number: largest_lr; [count]: updates",
+        "{anything}: summed; number: largest_lr; [count]: updates",
         shadow=fields(
             "[count]: steps; number: weight first_moment second_moment norm rate jumps left"
         ),

@@ -72,19 +72,6 @@ def test_with_no_evidence_at_all(phase: str, profile: str) -> None:
     assert judge_run(checks, required) is not Verdict.GO
 
 
-@pytest.mark.parametrize("status", [LaunchStatus.HUNG, LaunchStatus.NOT_RUN])
-@pytest.mark.parametrize("phase", PHASES)
-def test_with_launches_that_left_nothing(phase: str, status: LaunchStatus) -> None:
-    where = builder.context()
-    launches = {
-        launch.name: LaunchEvidence(launch=launch, result=LaunchResult(status=status, cause="x"))
-        for launch in PHASES[phase].plan(where)
-    }
-    checks = tuple(builder.judge(phase, PhaseEvidence(launches=launches), where).checks)
-    assert_whole(checks)
-    assert {check.id for check in checks if check.outcome is Outcome.PASS} <= PLANNED
-
-
 EXPECTED_ENDINGS = {
     LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH),
     LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT),

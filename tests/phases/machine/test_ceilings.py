@@ -16,7 +16,7 @@ from runbook.config.phase import PlanContext
 from runbook.folder.launch.evidence import read_launch
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from tests.phases import builder, ceiling_files, on_disk, spoil
+from tests.phases import answers, builder, ceiling_files, on_disk, spoil
 from tests.phases.answers import (
     FINE,
     IMPOSSIBLE,
@@ -56,12 +56,7 @@ def row(what: str, where: PlanContext = WHERE, edit: Edit | None = None, **rates
 # Half the clock, half the memory clock, half the width of the link, NCCL over the host.
 SICK = {
     "a100x2_pcie4": (156.0, 820.0, 13.0, 5.0),
-    "a100x2_pcie3": (156.0, 820.0, 6.3, 2.8),
-    "a100x2_nvlink": (156.0, 870.0, 6.3, 15.0),
     "h100x2_nvlink": (490.0, 1500.0, 27.0, 25.0),
-    "h200x2_nvlink": (490.0, 2150.0, 27.0, 25.0),
-    "a100x1": (156.0, 870.0, 6.3, None),
-    "h100x1": (490.0, 1500.0, 27.0, None),
     "h200x1": (490.0, 2150.0, 27.0, None),
 }
 
@@ -127,12 +122,7 @@ def test_on_shared_cores_every_number_is_shown_and_none_decides() -> None:
 # What the specification allows, in the order of ROWS.
 ALLOWED = {
     "a100x2_pcie4": (312.0, 1935.0, 31.5, 31.5),
-    "a100x2_pcie3": (312.0, 1935.0, 15.75, 15.75),
-    "a100x2_nvlink": (312.0, 2039.0, 31.5, 300.0),
     "h100x2_nvlink": (1070.0, 3350.0, 63.0, 450.0),
-    "h200x2_nvlink": (1070.0, 4800.0, 63.0, 450.0),
-    "a100x1": (312.0, 2039.0, 31.5, None),
-    "h100x1": (1070.0, 3350.0, 63.0, None),
     "h200x1": (1070.0, 4800.0, 63.0, None),
 }
 
@@ -148,10 +138,6 @@ def test_more_than_the_specification_allows_was_not_measured(name: str) -> None:
             check = row(what, where, **{what: share * most})
             says(check, IMPOSSIBLE, f"1.03 times the {most:g} that are possible")
             assert "hardware.peaks" in check.remedy
-
-
-def test_one_rank_that_is_impossible_is_enough() -> None:
-    says(row("host_copy", edit=_slower_on(1, "host_copy", 20.0)), IMPOSSIBLE, "rank 1")
 
 
 def resized(what: str, share: float) -> Edit:
@@ -278,8 +264,7 @@ def test_no_file_is_no_evidence() -> None:
 
 
 def mfu_row(earlier: dict[str, PhaseEvidence], where: PlanContext = WHERE, **speed: Any) -> Check:
-    found = builder.evidence("baseline", where, earlier=earlier, **speed)
-    return builder.row("baseline", "mfu_of_ceiling", found, where)
+    return answers.row("baseline", "mfu_of_ceiling", where=where, earlier=earlier, **speed)
 
 
 def test_mfu_is_held_against_what_this_card_was_measured_with() -> None:
@@ -338,10 +323,6 @@ def test_a_bad_link_and_a_bad_setting_are_told_apart() -> None:
     assert "preflight,baseline,single_gpu" in link.rerun
 
 
-def test_a_scaling_that_cannot_be_has_nothing_to_explain() -> None:
-    assert said(link_row(1e5, 2.5e5)) == (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-
-
 def test_the_link_is_shown_on_cores_and_no_question_of_one_rank() -> None:
     cpu = says(link_row(1e5, 0.8e5, builder.context("cpu")), NOT_GATED)
     assert cpu.measurement is not None
@@ -349,8 +330,3 @@ def test_the_link_is_shown_on_cores_and_no_question_of_one_rank() -> None:
         Outcome.SKIPPED,
         Reason.NEEDS_GPUS,
     )
-
-
-def test_without_preflight_nothing_explains_the_scaling() -> None:
-    found = scaled_evidence(1e5, 1.96e5)
-    says(builder.row("single_gpu", "link", found, WHERE), NOT_RUN)

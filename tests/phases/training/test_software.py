@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runbook.records import Check, Outcome, Reason
-from tests.phases import answers, builder, spoil
+from tests.phases import builder, spoil
 from tests.phases.answers import OTHERWISE, says
 
 WHERE = builder.context()
@@ -60,13 +60,6 @@ def test_each_version_has_its_second_source(change: spoil.Change, text: str) -> 
 
 def test_a_container_may_hide_the_drivers_file() -> None:
     assert planned(ran_on(driver=None)).outcome is Outcome.PASS
-
-
-def test_without_preflight_or_its_answer_there_is_nothing_to_compare_with() -> None:
-    assert (
-        answers.row("baseline", "as_planned", ran_on(torch="2.9.1"), WHERE).outcome is Outcome.PASS
-    )
-    assert planned(ran_on(nccl="2.21.5"), torch_nccl=None).outcome is Outcome.PASS
 
 
 def test_on_a_cpu_a_trainer_need_not_tell_but_must_not_differ() -> None:

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa.attention.triton.between import compressed_sum_kernel, pool_kernel
 from nsa.attention.triton.compressed.rows import (
     compressed_kernel,
     compressed_query_gradient_kernel,
     seen_keys,
-    terms_kernel,
 )
 from nsa.attention.triton.compressed.top import top_kernel
 from nsa.attention.triton.launch import (
@@ -35,12 +35,13 @@ from nsa.attention.triton.rows import (
     load_keys,
     load_rows,
     padded,
-    store_keys,
     store_part,
-    sum_parts,
 )
-from nsa.attention.triton.tiles import LEAST, TERMS, choose_compressed_cut
+from nsa.attention.triton.tiles import LEAST, TERMS, CompressedCut, choose_compressed_cut
 from nsa.config import NSAConfig
+
+# Tokens that a program of pooling reads at once: a block of the production shape.
+TOKENS = 32
 
 
 @triton.jit
@@ -110,122 +111,122 @@ def compressed_piece_kernel(
         store_part(parts, of_tile, dk, dv, KEYS, D_K, D_V)
 
 
-@triton.jit
-def compressed_sum_kernel(
-    parts, dk, dv, groups, n_keys, n_pieces, n_tiles, dk_scale,
-    D_K: tl.constexpr, D_V: tl.constexpr,
-    L: tl.constexpr, STRIDE: tl.constexpr, KEYS: tl.constexpr, PIECE: tl.constexpr,
-    FEW: tl.constexpr,
-):  # fmt: skip
-    """dk [B,N,G,D_K] and dv [B,N,G,D_V] of FEW keys: the sum over the pieces, in order."""
-    key = tl.program_id(0) * FEW + tl.arange(0, FEW)
-    pair = tl.program_id(1).to(tl.int64)
-    batch, group = pair // groups, pair % groups
-    tile = tl.program_id(0) * FEW // KEYS
-    first = (tile * KEYS * STRIDE + L - 1) // PIECE
-    number = (pair * n_tiles + tile) * n_pieces
-    sum_k, sum_v = sum_parts(parts, number, first, n_pieces, key - tile * KEYS, KEYS, D_K, D_V)
-    flat = (batch * n_keys + key.to(tl.int64)) * groups + group
-    store_keys(dk, dv, sum_k, sum_v, flat, key < n_keys, dk_scale, D_K, D_V)
-
-
-def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, ...]:
     """Output float32 [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk].
 
-    k [B,N,G,Dk] and v [B,N,G,Dv]: compressed, float32. The first log-sum-exp is of keys rounded to
-    the type of q, for `backward`, the second of exact ones, for `top_blocks`.
+    k and v: as `terms_of` takes them; what it gives comes next. The first log-sum-exp is of keys
+    rounded to the type of q, for `backward`, the last of exact ones, for `top_blocks`.
     """
     batch, seq_len, groups, heads = q.shape[:4]
-    out, lse = results_of(q, cfg, k.dtype)
-    q, (terms, v) = inner(q), terms_of(k, v, q.dtype, n_terms(q.dtype))
+    out, lse = results_of(q, cfg, torch.float32)
+    q, (terms, values) = inner(q), terms_of(k, v, q.dtype, cfg)
     exact_lse = torch.empty_like(lse)
     cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     with device_of(q):
         compressed_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
-            q, terms, v, out, lse, exact_lse, seq_len, groups, k.shape[1], scale_of(cfg),
-            *strides_of(q, terms, v), **compressed_constants(cfg), TERMS=n_terms(q.dtype),
+            q, terms, values, out, lse, exact_lse, seq_len, groups, terms.shape[1], scale_of(cfg),
+            *strides_of(q, terms, values), **compressed_constants(cfg), TERMS=n_terms(q.dtype),
             KEYS=cut.keys, **how(cut.forward),
         )  # fmt: skip
-    return out, lse, exact_lse
+    return out, lse, terms, values, exact_lse
 
 
 def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cfg: NSAConfig
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q [B,S,G,h,Dk], k [B,N,G,Dk] and v [B,N,G,Dv]; equal bits for equal inputs."""
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, terms: Tensor,
+    values: Tensor, cfg: NSAConfig,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q [B,S,G,h,Dk], k and v [B,S,G,D]; equal bits for equal inputs."""
     batch, seq_len, groups, heads = q.shape[:4]
-    pairs, n_keys = batch * groups, k.shape[1]
-    q, k, v = (inner(x) for x in (q, k, v))
+    pairs, n_keys, n_tokens = batch * groups, terms.shape[1], k.shape[1]
+    q = inner(q)
     grad, out = grad.contiguous(), out.contiguous()
     cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, pairs), cfg, q)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta, rounded_grad = torch.empty_like(lse), torch.empty_like(grad, dtype=q.dtype)
-    # Once here, not in each tile that reads them.
-    terms, v = terms_of(k, v, q.dtype, 1)
-    k = terms[:, :, :, 0]
+    rounded = terms[:, :, :, 0]
     n_tiles, n_pieces = cut.n_tiles(n_keys), cut.n_pieces(seq_len)
     parts_shape = (pairs, n_tiles, n_pieces, cut.owned, padded(cfg.d_k) + padded(cfg.d_v))
     parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
-    strides, shape, scale = strides_of(q, k, v), compressed_constants(cfg), scale_of(cfg)
+    strides, shape, scale = strides_of(q, rounded, values), compressed_constants(cfg), scale_of(cfg)
     with device_of(q):
         rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
         compressed_query_gradient_kernel[rows, pairs](
-            q, k, v, out, lse, grad, dq, delta, rounded_grad, seq_len, groups, n_keys, scale,
-            cfg.d_k**-0.5, *strides, **shape, KEYS=cut.rounded_keys, **how(cut.query_gradient),
+            q, rounded, values, out, lse, grad, dq, delta, rounded_grad, seq_len, groups, n_keys,
+            scale, cfg.d_k**-0.5, *strides, **shape, KEYS=cut.rounded_keys,
+            **how(cut.query_gradient),
         )  # fmt: skip
         if n_keys:
             compressed_piece_kernel[n_pieces, n_tiles, pairs](
-                q, k, v, rounded_grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces,
-                scale, *strides, **shape, KEYS=cut.owned, PIECE=cut.piece,
+                q, rounded, values, rounded_grad, lse, delta, parts, seq_len, groups, n_keys,
+                n_pieces, scale, *strides, **shape, KEYS=cut.owned, PIECE=cut.piece,
                 **how(cut.key_gradient),
             )  # fmt: skip
-            sums = {name: shape[name] for name in shape if name != "HEADS"}
-            compressed_sum_kernel[triton.cdiv(n_keys, LEAST), pairs](
-                parts, dk, dv, groups, n_keys, n_pieces, n_tiles, cfg.d_k**-0.5,
-                **sums, KEYS=cut.owned, PIECE=cut.piece, FEW=LEAST,
+        if n_tokens:
+            compressed_sum_kernel[triton.cdiv(n_tokens, LEAST * pooled(cfg)[1]), pairs](
+                parts, dk, dv, n_tokens, groups, n_keys, n_pieces, n_tiles, cfg.d_k**-0.5,
+                **sum_constants(cfg, cut),
             )  # fmt: skip
     return dq, dk, dv
 
 
-def top_blocks(q: Tensor, k: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
-    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys k [B,N,G,Dk].
+def top_blocks(q: Tensor, terms: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
+    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys.
 
-    lse: the exact log-sum-exp of `forward`.
+    terms, lse: of `forward`, the exact log-sum-exp.
     """
     batch, seq_len, groups = q.shape[:3]
-    q, (terms, _) = inner(q), terms_of(k, None, q.dtype, n_terms(q.dtype))
+    q = inner(q)
     shape = (batch, seq_len, groups, cfg.n_sel)
     blocks = torch.empty(shape, dtype=torch.int64, device=q.device)
     cut = tuned("top", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     tile = how(cut.top)
     with device_of(q):
         top_kernel[triton.cdiv(seq_len, cut.top.rows), batch * groups](
-            q, terms, lse, blocks, seq_len, groups, q.shape[3], k.shape[1], scale_of(cfg),
+            q, terms, lse, blocks, seq_len, groups, q.shape[3], terms.shape[1], scale_of(cfg),
             *q.stride()[:4], *terms.stride()[:3], **top_constants(cfg, q.dtype),
             TOKENS=tile.pop("ROWS"), BLOCKS=cut.blocks, **tile,
         )  # fmt: skip
     return blocks
 
 
-def terms_of(
-    k: Tensor, v: Tensor | None, dtype: torch.dtype, n_terms: int
-) -> tuple[Tensor, Tensor]:
-    """Keys [B,N,G,Dk] as sums of numbers of a type [B,N,G,terms,Dk], the largest first.
+def terms_of(k: Tensor, v: Tensor, dtype: torch.dtype, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+    """Compressed keys as sums of numbers of a type [B,N,G,terms,Dk], the largest first; values.
 
-    And values [B,N,G,Dv] rounded to the type; without `v` nothing of use.
+    k and v: [B,S,G,D], or compressed already [B,N,G,D]; values [B,N,G,Dv] are rounded to the type.
     """
-    k, whole = inner(k), inner(k if v is None else v)
-    batch, n_keys, groups, d_k = k.shape
-    d_v = whole.shape[-1]
-    terms = torch.empty(batch, n_keys, groups, n_terms, d_k, dtype=dtype, device=k.device)
-    values = terms if v is None else torch.empty(whole.shape, dtype=dtype, device=k.device)
+    k, v = inner(k), inner(v)
+    batch, n_tokens, groups = k.shape[:3]
+    n_keys = cfg.n_compressed(n_tokens) if cfg.phi == "avg" else n_tokens
+    shape = (batch, n_keys, groups)
+    terms = torch.empty(*shape, n_terms(dtype), cfg.d_k, dtype=dtype, device=k.device)
+    values = torch.empty(*shape, cfg.d_v, dtype=dtype, device=k.device)
     if n_keys:
         with device_of(k):
-            terms_kernel[triton.cdiv(n_keys, LEAST), batch * groups](
-                k, whole, terms, values, groups, n_keys, *k.stride()[:3], *whole.stride()[:3],
-                D_K=d_k, D_V=d_v, TERMS=n_terms, KEYS=LEAST, VALUES=v is not None,
+            pool_kernel[n_keys, batch * groups, 2](
+                k, v, terms, values, n_keys, groups, *k.stride()[:3], *v.stride()[:3],
+                **pool_constants(cfg, dtype),
             )  # fmt: skip
     return terms, values
+
+
+def pool_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
+    """What the kernel of `terms_of` is compiled for."""
+    length, stride = pooled(cfg)
+    tokens = min(TOKENS, triton.next_power_of_2(length))
+    told = {"L": length, "STRIDE": stride, "D_K": cfg.d_k, "D_V": cfg.d_v, "TOKENS": tokens}
+    return told | {"TERMS": n_terms(dtype)}
+
+
+def sum_constants(cfg: NSAConfig, cut: CompressedCut) -> dict[str, int]:
+    """What the kernel is compiled for that adds up the gradients of keys."""
+    length, stride = pooled(cfg)
+    shape = {"D_K": cfg.d_k, "D_V": cfg.d_v, "L": cfg.l, "STRIDE": cfg.d, "FEW": LEAST}
+    return shape | {"KEYS": cut.owned, "PIECE": cut.piece, "POOL": length, "POOL_STRIDE": stride}
+
+
+def pooled(cfg: NSAConfig) -> tuple[int, int]:
+    """Tokens of a block, and from one to the next, as the kernels make it."""
+    return (cfg.l, cfg.d) if cfg.phi == "avg" else (1, 1)
 
 
 def n_terms(dtype: torch.dtype) -> int:

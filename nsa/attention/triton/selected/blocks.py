@@ -172,9 +172,9 @@ def gradient_part_kernel(
             in_pair = (pair * seq_len + token) * HEADS + head
             mine = tl.load(lse + in_pair, inside, 0.0)
             theirs = tl.load(delta + in_pair, inside, 0.0)
-            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-            seen = key[None, :] <= token[:, None]
-            p = tl.exp2(tl.where(seen, scores - mine[:, None], NOTHING))
+            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+            p = tl.exp2(scores * scale - mine[:, None])
+            p = tl.where(key[None, :] <= token[:, None], p, 0.0)
             part = give_queries(None, p, grads, keys, values, theirs)
             _store_parts(parts, part * dq_scale, to, inside, D_K)
 

@@ -31,7 +31,6 @@ from nsa.attention.triton.selected.blocks import (
 )
 from nsa.attention.triton.selected.readers import (
     list_kernel,
-    offset_kernel,
     pack_kernel,
     piece_kernel,
     place_kernel,
@@ -46,24 +45,35 @@ from nsa.config import NSAConfig
 TOKENS = 32
 
 
-def ranges_of(blocks: Tensor, l_sel: int) -> Tensor:
-    """Merged token ranges int64 [B,S,G,n,2] of blocks [B,S,G,n] that ascend, -1 at the end."""
+def ranges_of(blocks: Tensor, l_sel: int) -> tuple[Tensor, Tensor]:
+    """Merged token ranges int64 [B,S,G,n,2] of blocks [B,S,G,n] that ascend, -1 at the end.
+
+    And their `bits_of`.
+    """
     batch, seq_len, groups, n = blocks.shape
     blocks = blocks.contiguous()
     ranges = torch.empty(*blocks.shape, 2, dtype=torch.int64, device=blocks.device)
+    bits = _room_for_bits(ranges, l_sel)
     with device_of(blocks):
         ranges_kernel[triton.cdiv(seq_len * groups, TOKENS), batch](
-            blocks, ranges, seq_len * groups, groups, L_SEL=l_sel, N_SEL=n, ROWS=TOKENS
-        )
-    return ranges
+            blocks, ranges, bits, seq_len * groups, groups, bits.shape[1], L_SEL=l_sel, N_SEL=n,
+            ROWS=TOKENS,
+        )  # fmt: skip
+    return ranges, bits
+
+
+def _room_for_bits(ranges: Tensor, l_sel: int) -> Tensor:
+    batch, seq_len, groups = ranges.shape[:3]
+    words = triton.cdiv(triton.cdiv(seq_len, l_sel), 32)
+    return torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
 
 
 def bits_of(ranges: Tensor, l_sel: int) -> Tensor:
     """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
     batch, seq_len, groups, n = ranges.shape[:4]
     ranges = ranges.contiguous()
-    words = triton.cdiv(triton.cdiv(seq_len, l_sel), 32)
-    bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
+    bits = _room_for_bits(ranges, l_sel)
+    words = bits.shape[1]
     with device_of(ranges):
         pack_kernel[triton.cdiv(seq_len, TOKENS), batch * groups, words](
             ranges, bits, seq_len, groups, words, L_SEL=l_sel, N_SEL=n, TOKENS=TOKENS
@@ -192,9 +202,15 @@ def shape_constants(cfg: NSAConfig) -> dict[str, int]:
     return head_constants(cfg) | {"L_SEL": cfg.l_sel}
 
 
-# Positions that one program of `place_kernel` and of `list_kernel` takes at a time, and blocks that
-# one of `offset_kernel` does.
-TOKENS_OF_PLACES, TOKENS_OF_A_LIST, BLOCKS_AT_ONCE = 256, 1024, 1024
+def list_constants(cfg: NSAConfig, cut: Cut) -> dict[str, int]:
+    """What the kernel of lists is compiled for."""
+    of_run = cut.by_block.piece if cut.by_block else cut.piece
+    shape = {"L_SEL": cfg.l_sel, "TOKENS": TOKENS_OF_A_LIST, "PIECE_OF_RUN": of_run}
+    return shape | piece_constants(cut)
+
+
+# Positions that one program of `place_kernel` and of `list_kernel` takes at a time.
+TOKENS_OF_PLACES, TOKENS_OF_A_LIST = 256, 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,9 +252,8 @@ def lists_of(bits: Tensor, cfg: NSAConfig, cut: Cut) -> Lists:
     """
     pairs, words, seq_len = bits.shape
     n_blocks = cfg.n_blocks(seq_len)
-    tokens, places, piece_of_run = seq_len, cut.places, cut.piece
-    if cut.by_block:
-        tokens, piece_of_run = min(cut.by_block.tokens, seq_len), cut.by_block.piece
+    places = cut.places
+    tokens = min(cut.by_block.tokens, seq_len) if cut.by_block else seq_len
     runs = triton.cdiv(seq_len, tokens)
 
     def whole(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -254,15 +269,10 @@ def lists_of(bits: Tensor, cfg: NSAConfig, cut: Cut) -> Lists:
             bits, before, read, seq_len, words, TOKENS=TOKENS_OF_PLACES
         )
     numbers = (tokens, seq_len, words, n_blocks, readers.shape[1])
-    more = {"L_SEL": cfg.l_sel, "TOKENS": TOKENS_OF_A_LIST, "PLACES": places}
     for fill in (False, True):
         list_kernel[n_blocks, pairs, runs](
-            bits, before, counts, offsets, readers, *numbers, FILL=fill, **more
-        )
-        if not fill:
-            offset_kernel[1 + runs, pairs](
-                counts, offsets, ends, runs, n_blocks, PIECE=cut.piece,
-                PIECE_OF_RUN=piece_of_run, BLOCKS=BLOCKS_AT_ONCE,
-            )  # fmt: skip
+            bits, before, counts, offsets, ends, readers, *numbers, FILL=fill,
+            **list_constants(cfg, cut),
+        )  # fmt: skip
     return Lists(tokens=tokens, places=places, readers=readers, counts=counts, offsets=offsets,
                  ends=ends, read=read)  # fmt: skip

@@ -2,7 +2,8 @@
 
 Chosen blocks become ranges first. They ascend, and missing ones are at the end: which block begins
 a run of neighbors and which one ends it is seen from the blocks beside it, and a run's place is how
-many began before it. So every number of the ranges has one writer, and nothing is sorted.
+many began before it. So every number of the ranges has one writer, and nothing is sorted. The same
+launch gives the bits; those of ranges from elsewhere are packed by another.
 
 bits int32 [B*G, words, S]: bit b of word w says whether the query reads block 32*w + b. Tokens lie
 innermost, so that neighboring queries are neighboring addresses. Neither bits nor lists have
@@ -23,7 +24,6 @@ import triton
 import triton.language as tl
 
 from nsa.attention.triton.rows import (
-    NOTHING,
     give_keys,
     load_rows,
     padded,
@@ -36,10 +36,10 @@ from nsa.attention.triton.selected.rows import block_side
 
 @triton.jit
 def ranges_kernel(
-    blocks, ranges, n_rows, groups,
+    blocks, ranges, bits, n_rows, groups, n_words,
     L_SEL: tl.constexpr, N_SEL: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Ranges int64 [B,S,G,N_SEL,2] of blocks int64 [B,S,G,N_SEL]; n_rows: S*G of them."""
+    """Ranges int64 [B,S,G,N_SEL,2] and bits of blocks int64 [B,S,G,N_SEL]; n_rows: S*G of them."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     place = tl.arange(0, padded(N_SEL))[None, :]
     token = (row // groups)[:, None]
@@ -63,6 +63,11 @@ def ranges_kernel(
     nothing = tl.zeros((ROWS, padded(N_SEL)), tl.int64)
     tl.store(ranges + at * 2, nothing, unused)
     tl.store(ranges + at * 2 + 1, nothing, unused)
+    pair = tl.program_id(1).to(tl.int64) * groups + row % groups
+    to = bits + pair * n_words * (n_rows // groups) + row // groups
+    for word in range(n_words):
+        mine = tl.where(seen & (block // 32 == word), 1 << (block % 32), 0)
+        tl.store(to + word * (n_rows // groups), tl.sum(mine, 1), row < n_rows)
 
 
 @triton.jit
@@ -123,9 +128,42 @@ def list_of_run(run, pair):
 
 
 @triton.jit
+def _begin_list(
+    counts, offsets, piece_ends, block, pair, run, n_blocks, PIECE: tl.constexpr,
+    PIECE_OF_RUN: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Where the list of a run's block begins, by the counts of all runs; kept for who reads it.
+
+    And how many pieces end with the block's. Those of list 0 are written with the first run.
+    """
+    number = tl.arange(0, BLOCKS)
+    upto, n_runs = number <= block, tl.num_programs(2)
+    total = tl.zeros((BLOCKS,), tl.int32)
+    earlier = tl.zeros((BLOCKS,), tl.int32)
+    mine = tl.zeros((BLOCKS,), tl.int32)
+    for other in range(n_runs):
+        count = tl.load(counts + list_of_run(other, pair) * n_blocks + number, upto, 0)
+        total += count
+        earlier += tl.where((number == block) & (other < run), count, 0)
+        mine += tl.where(other == run, count, 0)
+    first = tl.sum(tl.where(number < block, total, 0), 0)
+    begin = first + tl.sum(earlier, 0)
+    to = list_of_run(run, pair) * n_blocks + block
+    tl.store(offsets + to, begin)
+    tl.store(piece_ends + to, tl.sum((mine + PIECE_OF_RUN - 1) // PIECE_OF_RUN, 0))
+    if run == 0:
+        whole = pair * n_blocks + block
+        tl.store(counts + whole, tl.sum(total, 0) - first)
+        tl.store(offsets + whole, first)
+        tl.store(piece_ends + whole, tl.sum((total + PIECE - 1) // PIECE, 0))
+    return begin
+
+
+@triton.jit
 def list_kernel(
-    bits, before, counts, offsets, readers, tokens, seq_len, n_words, n_blocks, list_len,
-    L_SEL: tl.constexpr, TOKENS: tl.constexpr, FILL: tl.constexpr, PLACES: tl.constexpr,
+    bits, before, counts, offsets, piece_ends, readers, tokens, seq_len, n_words, n_blocks,
+    list_len, L_SEL: tl.constexpr, TOKENS: tl.constexpr, FILL: tl.constexpr, PLACES: tl.constexpr,
+    PIECE: tl.constexpr, PIECE_OF_RUN: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """The queries of one run that read one block: how many (counts), or (FILL) their list.
 
@@ -137,12 +175,13 @@ def list_kernel(
     run = tl.program_id(2)
     begin = run * tokens
     end = tl.minimum(begin + tokens, seq_len)
-    of_list = list_of_run(run, pair) * n_blocks + block
     of_word = (pair * n_words + block // 32) * seq_len
     lower = (tl.full((), -1, tl.int32) << (block % 32)) ^ -1
     base = tl.full((), 0, tl.int32)
     if FILL:
-        base = tl.load(offsets + of_list)
+        base = _begin_list(
+            counts, offsets, piece_ends, block, pair, run, n_blocks, PIECE, PIECE_OF_RUN, BLOCKS
+        )  # fmt: skip
     # No query before a block's first token reads it.
     for first in range(tl.maximum(block * L_SEL, begin), end, TOKENS):
         token = first + tl.arange(0, TOKENS)
@@ -157,43 +196,7 @@ def list_kernel(
             tl.store(readers + pair * list_len + to, entry, mask=reads > 0)
         base += tl.sum(reads, 0)
     if not FILL:
-        tl.store(counts + of_list, base)
-
-
-@triton.jit
-def offset_kernel(
-    counts, offsets, piece_ends, n_runs, n_blocks,
-    PIECE: tl.constexpr, PIECE_OF_RUN: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """Where the readers of each block begin in one list, and how many pieces end with the block's.
-
-    Counts of runs are read; those of the whole sequence are written by the program of list 0.
-    """
-    number = tl.program_id(0)
-    pair = tl.program_id(1).to(tl.int64)
-    piece = tl.where(number == 0, PIECE, PIECE_OF_RUN)
-    n_written = tl.where(number == 0, n_blocks, 0)
-    n_readers = tl.full((), 0, tl.int32)
-    n_pieces = tl.full((), 0, tl.int32)
-    for first in range(0, n_blocks, BLOCKS):
-        block = first + tl.arange(0, BLOCKS)
-        inside = block < n_blocks
-        total = tl.zeros((BLOCKS,), tl.int32)
-        earlier = tl.zeros((BLOCKS,), tl.int32)
-        mine = tl.zeros((BLOCKS,), tl.int32)
-        for run in range(n_runs):
-            count = tl.load(counts + list_of_run(run, pair) * n_blocks + block, inside, 0)
-            total += count
-            earlier += tl.where(1 + run < number, count, 0)
-            mine += tl.where(1 + run == number, count, 0)
-        mine = tl.where(number == 0, total, mine)
-        pieces = (mine + piece - 1) // piece
-        to = (number * tl.num_programs(1) + pair) * n_blocks + block
-        tl.store(offsets + to, n_readers + tl.cumsum(total, 0) - total + earlier, inside)
-        tl.store(piece_ends + to, n_pieces + tl.cumsum(pieces, 0), inside)
-        tl.store(counts + to, total, block < n_written)
-        n_readers += tl.sum(total, 0)
-        n_pieces += tl.sum(pieces, 0)
+        tl.store(counts + list_of_run(run, pair) * n_blocks + block, base)
 
 
 @triton.jit
@@ -254,9 +257,9 @@ def piece_kernel(
             in_pair = (pair * seq_len + token) * HEADS + head
             sums = tl.load(lse + in_pair, inside, 0.0)
             theirs = tl.load(delta + in_pair, inside, 0.0)
-            scores = tl.dot(keys, tl.trans(queries), input_precision="ieee") * scale
-            seen = key[:, None] <= token[None, :]
-            p = tl.exp2(tl.where(seen, scores - sums[None, :], NOTHING))
+            scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
+            p = tl.exp2(scores * scale - sums[None, :])
+            p = tl.where(key[:, None] <= token[None, :], p, 0.0)
             dk, dv = give_keys(dk, dv, p, queries, grads, values, theirs)
         store_part(parts, pair * n_pieces + piece, dk, dv, padded(L_SEL), D_K, D_V)
 

@@ -139,9 +139,9 @@ def _gradient(
     """What one block more adds to the gradient of the queries, before its scale."""
     keys = load_block(k, k_t, block, seq_len, L_SEL, D_K)
     values = load_block(v, v_t, block, seq_len, L_SEL, D_V)
-    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-    seen = visible(words, token, block, L_SEL)
-    p = tl.exp2(tl.where(seen, scores - sums[:, None], NOTHING))
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    p = tl.exp2(scores * scale - sums[:, None])
+    p = tl.where(visible(words, token, block, L_SEL), p, 0.0)
     return give_queries(acc, p, grads, keys, values, delta)
 
 

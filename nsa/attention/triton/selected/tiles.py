@@ -28,7 +28,8 @@ _EVERY_FROM = 0.75
 # Readers of a block that one program takes: of a run, where a program that has more is what all
 # others wait for, and at least of the whole sequence, whose partial sums are stored.
 _PIECE_OF_RUN, _PIECES_FROM = 128, 256
-# Programs that a GPU should find in the gradients of keys, and what their partial sums may take.
+# Programs that a GPU should find in the gradients of keys, and what partial sums may take; so may
+# the parts of outputs and of gradients of queries.
 _PROGRAMS, _PARTS_BYTES = 1024, 256 << 20
 
 
@@ -126,13 +127,17 @@ def cost_by_block(cfg: NSAConfig, seq_len: int) -> float:
     return min(cfg.n_sel, cfg.n_blocks(seq_len)) * (max(1.0, part) + part)
 
 
-def cut_by_block(cfg: NSAConfig, seq_len: int) -> ByBlock:
-    """Equal runs whose parts take no more memory than queries and output of the whole call."""
+def cut_by_block(cfg: NSAConfig, seq_len: int, pairs: int) -> ByBlock:
+    """Equal runs, as few as leave their parts in what queries and output of the call take.
+
+    Or in _PARTS_BYTES, where that is more: each run is four launches that wait for each other.
+    """
     # With one place alone nothing would say whether it is taken.
     places = max(2, min(cfg.n_sel, cfg.n_blocks(seq_len)))
     # A log-sum-exp is as large as two numbers of a type of two bytes.
-    tokens = seq_len * (cfg.d_k + cfg.d_v) // (places * (max(cfg.d_k, cfg.d_v) + 2))
-    tokens = max(1, tokens // _RUN) * _RUN
+    rows, of_row = pairs * cfg.heads_per_group, 2 * places * (max(cfg.d_k, cfg.d_v) + 2)
+    room = max(seq_len * rows * 2 * (cfg.d_k + cfg.d_v), _PARTS_BYTES)
+    tokens = max(1, room // (rows * of_row) // _RUN) * _RUN
     tokens = -(-seq_len // (-(-seq_len // tokens) * _RUN)) * _RUN
     wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
     return ByBlock(
@@ -191,7 +196,7 @@ def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
         piece=_piece(cfg, seq_len, pairs),
         n_blocks=cfg.n_blocks(seq_len),
         readers=_readers(cfg, seq_len),
-        by_block=None if walks else cut_by_block(cfg, seq_len),
+        by_block=None if walks else cut_by_block(cfg, seq_len, pairs),
     )
 
 

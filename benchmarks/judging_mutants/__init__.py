@@ -1,1 +1,0 @@
-"""How many changes of the code that judges the tests notice."""
