@@ -20,6 +20,7 @@ from runbook.accounts.clocks import (
     PLACE_S,
     STEP_S,
     STEP_TOLERANCE,
+    goes_on,
     joined,
     median_error,
     with_clock,
@@ -103,7 +104,8 @@ def _wait_problems(frame: pd.DataFrame, rank: RankLog, mark_s: float) -> Iterato
         yield " does not say how long its steps waited for data"
         return
     busy = {step for step, kinds in rank.beside.items() if kinds & _WITHIN_A_FETCH}
-    steps = rank.steps[~rank.steps["step"].isin(busy)]
+    steps = rank.steps[["step", "fetch_s", "fetch_clock_s"]]
+    steps = steps[~steps["step"].isin(busy)]
     if rank.rank == 0:  # which writes the CSV
         both = joined(frame[["step", "fetch_s"]], steps, "fetch_clock_s")
         steps = both.rename(columns={"fetch_clock_s_said": "fetch_clock_s"})
@@ -232,14 +234,14 @@ def _marked(frame: pd.DataFrame, steps: pd.DataFrame, lag: int) -> pd.DataFrame:
         ended_before=steps["mono"].shift(), latest=steps["mono"].shift(-2 * lag)
     )
     both = joined(frame, own, "timed_from", "mono", "ended_before", "latest")
-    places = frame[[name for name in ("arm", "block") if name in frame]]
-    inside = places.eq(places.shift()).all(axis=1)
-    kept = both[both["step"].isin(frame["step"][inside])]
+    kept = both[both["step"].isin(frame["step"][goes_on(frame)])]
     return kept.rename(columns=lambda name: name.removesuffix("_said"))
 
 
 def _restart_problems(both: pd.DataFrame, steps: list[int], begin: str, lag: int) -> Iterator[str]:
     """One step by more than a long pause, two by more than short ones, or the middle of some."""
+    if not steps:
+        return
     both = both[both["step"].isin(steps)]
     clock = both["mono"] - both[begin]
     # With a lag a step takes at least as long as the host; without one it takes just as long.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from runbook.accounts import each_rank
@@ -12,6 +12,8 @@ from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pandas as pd
 
 # Clocks agree within this share, and within what one pause of the machine may take.
@@ -89,8 +91,8 @@ def time_account(
     What a rank leaves out of the launch's time is held less the time that is nobody's (`away_s`).
     """
     away_s = {end.rank: end.away_s for end in exits}
-    problems, busy = _watched_clock(exits), BusySteps(ranks)
-    problems += arrival_account(ranks, exits)
+    spent = {rank.rank: _processor_s(rank) for rank in ranks}
+    problems, busy = _watched_clock(exits, spent), BusySteps(ranks)
     for rank in ranks:
         if rank.steps is None:
             problems.append(f"rank {rank.rank}: no step_end to time the steps by")
@@ -110,10 +112,11 @@ def time_account(
 
 
 @each_rank
-def _watched_clock(rank: RankExit) -> Iterator[str]:
-    """What was noted of a rank on its machine: the time of day, and what passed between steps.
+def _watched_clock(rank: RankExit, spent: Mapping[int, float]) -> Iterator[str]:
+    """The clocks of a rank go as the same clocks do where it is watched: of what was noted there.
 
-    Nothing where it was over before enough of its lines were seen.
+    Nothing where it was over before enough of its lines were seen. `spent`: processor time of each
+    rank, s; what runs on another processor counts there up to its last tick, of each thread.
     """
     gap, said, watched = rank.wall_gap_s, rank.said_s, rank.watched_s
     if gap is not None and abs(gap) > WALL_S:
@@ -122,33 +125,22 @@ def _watched_clock(rank: RankExit) -> Iterator[str]:
             f" writes times (ts) that are {abs(gap):.1f} s {side} the clock of the machine that it "
             "runs on"
         )
-    if said is None or watched is None:
-        return
-    if abs(watched - said) > CLOCK_TOLERANCE * watched + ARRIVAL_S:
+    slack = CLOCK_TOLERANCE * (watched or 0.0) + ARRIVAL_S
+    if said is not None and watched is not None and abs(watched - said) > slack:
         yield (
             f" counts {said:.1f} s between steps that arrived at the launcher in {watched:.1f} s"
         )
-
-
-def arrival_account(ranks: Sequence[RankLog], exits: Sequence[RankExit]) -> list[str]:
-    """Monotonic clock and processor time of a rank go as the same clocks do where it is watched.
-
-    What runs on another processor counts there up to its last tick, of each thread.
-    """
-    spent = {rank.rank: _processor_s(rank) for rank in ranks}
-    problems = []
-    for end in exits:
-        if (end.apart_s or 0.0) > APART_S:
-            problems.append(
-                f"rank {end.rank}'s clock goes otherwise than the launcher's: {end.apart_s:.3f} s "
-                "are missing between its heartbeats and their arrival"
-            )
-        if (end.cpu_apart_s or 0.0) > CLOCK_TOLERANCE * spent.get(end.rank, 0.0) + PAUSE_S:
-            problems.append(
-                f"rank {end.rank} tells other processor times (cpu_s) than the kernel, which are "
-                f"{end.cpu_apart_s:.2f} s apart"
-            )
-    return problems
+    if (rank.apart_s or 0.0) > APART_S:
+        yield (
+            f"'s clock goes otherwise than the launcher's: {rank.apart_s:.3f} s are missing "
+            "between its heartbeats and their arrival"
+        )
+    most = CLOCK_TOLERANCE * spent.get(rank.rank, 0.0) + PAUSE_S
+    if (rank.cpu_apart_s or 0.0) > most:
+        yield (
+            f" tells other processor times (cpu_s) than the kernel, which are "
+            f"{rank.cpu_apart_s:.2f} s apart"
+        )
 
 
 def _processor_s(rank: RankLog) -> float:
@@ -299,6 +291,18 @@ def with_clock(frame: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     return joined(frame, clock, "clock_s").rename(columns={"clock_s_said": "clock_s"})
 
 
+def goes_on(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """For each row: has the one before it the same arm and block? Always, where there are none."""
+    import numpy as np
+
+    same = np.ones(len(frame), dtype=np.bool_)
+    for name in ("arm", "block"):
+        if name in frame:
+            own = frame[name]
+            same &= (own.eq(own.shift()) & own.notna()).to_numpy(dtype=np.bool_)
+    return same
+
+
 def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.DataFrame | None:
     """Steps with their dt_s and the clock_s between step_end and the one before, both in s.
 
@@ -308,9 +312,8 @@ def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.Dat
     """
     if rank.steps is None or "dt_s" not in frame:
         return None
-    places = frame[[name for name in ("arm", "block") if name in frame]]
     told = [name for name in ("step", "dt_s", "fetch_s") if name in frame]
-    both = frame[told].assign(inside=places.eq(places.shift()).all(axis=1))
+    both = frame[told].assign(inside=goes_on(frame))
     both = with_clock(both, rank.steps)
     others = both["step"].isin(busy.of(rank.rank))
     kept: pd.DataFrame = both[both["inside"] & ~others & both["clock_s"].notna()]

@@ -131,6 +131,8 @@ def _read_by_another(
     import pandas as pd
 
     reads = pd.concat(told, names=["rank", "step"]).rename("data").reset_index()
+    if reads["data"].is_unique:
+        return []
     reads["other"] = reads.groupby(["step", "data"])["rank"].transform("first")
     shared = reads["rank"] != reads["other"]
     problems = [
@@ -153,7 +155,8 @@ def _read_by_another(
 
 def _digests(steps: pd.DataFrame) -> pd.Series[Any]:
     """The digest of each step's data; a step that is there twice counts once."""
-    digests: pd.Series[Any] = steps.drop_duplicates("step").set_index("step")["data"]
+    once = steps[["step", "data"]].drop_duplicates("step")
+    digests: pd.Series[Any] = once.set_index("step")["data"]
     return digests
 
 

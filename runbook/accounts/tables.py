@@ -92,7 +92,7 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
         # Agreed by all ranks; each has a rate of its own, and rank 0 writes the CSV.
         agreed = ("loss", "grad_norm")
         own = tuple(name for name in ("toks_per_s", "fetch_s") if name in frame)
-        both = joined(frame, rank.steps, *agreed, *own)
+        both = joined(frame[["step", *agreed, *own]], rank.steps, *agreed, *own)
         for name in (*agreed, *own) if rank.rank == 0 else agreed:
             said = both[f"{name}_said"]
             allowed = COPY_TOLERANCE * said.abs() + 1e-3 * (name == "toks_per_s")

@@ -262,4 +262,4 @@ def _per_step(rank: RankLog) -> pd.Series[float]:
     steps = rank.steps
     if steps is None or _COLUMN not in steps or bool(steps[_COLUMN].isna().any()):
         raise StatisticsError(f"{rank.path} has no column {_COLUMN}; only rates can be shown")
-    return steps.drop_duplicates("step").set_index("step")[_COLUMN].diff()
+    return steps[["step", _COLUMN]].drop_duplicates("step").set_index("step")[_COLUMN].diff()

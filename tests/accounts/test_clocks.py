@@ -264,3 +264,11 @@ def test_what_is_left_out_beside_the_waiting_is_not_blamed_on_it() -> None:
     told = table.assign(dt_s=rows()["dt_s"])
     found = clocks.time_account(told, (truth,), None)
     assert found and "waits for data" not in found[0]
+
+
+def test_a_step_goes_on_where_arm_and_block_are_those_of_the_one_before() -> None:
+    arms, blocks = ["a", "a", None, None, "b", "b"], [0, 0, 0, 0, 1, 2]
+    both = pd.DataFrame({"arm": pd.Series(arms, dtype=object), "block": blocks})
+    assert clocks.goes_on(both).tolist() == [False, True, False, False, False, False]
+    assert clocks.goes_on(both[["block"]]).tolist() == [False, True, True, True, False, False]
+    assert clocks.goes_on(both[[]]).tolist() == [True] * 6

@@ -146,7 +146,7 @@ def chosen() -> list[tuple[Tensor, int]]:
     """Blocks [B,S,G,n] that ascend, -1 at the end, and l_sel.
 
     Every choice of up to four of six blocks at each of twelve tokens, those of the future too; and
-    random ones, with places that fill no power of two.
+    random ones, with places that fill no power of two, and of more blocks than a word has bits.
     """
     few = [c for size in range(5) for c in combinations(range(6), size)]
     every = torch.tensor([[*c, *[-1] * (4 - len(c))] for c in few])[:, None, None]
@@ -155,7 +155,12 @@ def chosen() -> list[tuple[Tensor, int]]:
     for _ in range(2 * 45 * 3):
         blocks = np.sort(draw.choice(9, draw.integers(1, 8), replace=False))
         rows.append([*blocks, *[-1] * (7 - len(blocks))])
-    return [(every.expand(-1, 12, 1, -1), 2), (torch.tensor(rows).view(2, 45, 3, 7), 5)]
+    many = [np.sort(draw.choice(35, 5, replace=False)) for _ in range(70 * 2)]
+    return [
+        (every.expand(-1, 12, 1, -1), 2),
+        (torch.tensor(rows).view(2, 45, 3, 7), 5),
+        (torch.from_numpy(np.stack(many)).view(1, 70, 2, 5), 2),
+    ]
 
 
 def ranges_values(launch: ModuleType = LAUNCH) -> list[str]:
@@ -184,7 +189,7 @@ def ranges_values(launch: ModuleType = LAUNCH) -> list[str]:
 
 def ranges_operator() -> list[str]:
     """torch's own checks, and one graph; whole attention by it, and by v1, is the same."""
-    ((_, _), (blocks, l_sel)) = chosen()
+    _, (blocks, l_sel), _ = chosen()
     no_gradient = ("test_schema", "test_faketensor")
     said = torch.library.opcheck(
         operators.merged_ranges, (blocks, l_sel), test_utils=no_gradient, raise_exception=False

@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from nsa import loopback
 from nsa.tests import maths
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets
-from runbook.launch.command import build_command, keep_config, pasteable
+from runbook.launch.command import build_command, free_port, keep_config, pasteable
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
 from tests.factory.programs import program
@@ -193,3 +196,15 @@ def test_the_printed_checkout_of_another_commit_is_made_by_a_shell(tmp_path: Pat
     inside = printed.line.partition(" && ")[0] + " && cat which)"
     told = subprocess.check_output(["bash", "-c", inside], cwd=tmp_path, text=True)
     assert told == "then"
+
+
+def test_ranks_reach_the_store() -> None:
+    """They connect as torch's `env://` does."""
+    port = free_port()
+    info = loopback.LoopbackRendezvous(port, "run").next_rendezvous()
+    client = dist.TCPStore(loopback.HOST, port, is_master=False, timeout=timedelta(seconds=20))
+    client.set("a", "1")
+    assert client.get("a") == b"1" and client.add("n", 2) == 2
+    assert client.multi_get(["a", "n"]) == [b"1", b"2"]
+    assert info.bootstrap_store_info is not None
+    assert info.bootstrap_store_info.master_port == port

@@ -1,4 +1,4 @@
-"""What following many ranks takes, in files that are opened and states that are held together."""
+"""Following ranks: what a growing file says, and what many take in files that are opened."""
 
 from __future__ import annotations
 
@@ -80,3 +80,30 @@ def test_a_rank_waits_for_another_slow_one_and_not_for_itself() -> None:
     assert Watchdog(budgets, wanted=RANKS).find_hang([*saving, *waiting], now=1000.0) is None
     late = [rank(number, age=70.0, phase="checkpoint") for number in range(2)]
     assert Watchdog(budgets, wanted=RANKS).find_hang([*late, *waiting], now=1000.0) is not None
+
+
+def beat(event: str, step: int, **more: object) -> str:
+    return files.beat(event, step=step, **{"pid": None, **more})
+
+
+def test_a_line_counts_once_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    watch = RankWatch(tmp_path, TOKEN, time.monotonic())
+    path.write_text(beat("step_start", 1) + beat("step_end", 1)[:20])
+    watch.update()
+    assert (watch.ranks[0].event, watch.ranks[0].step) == ("step_start", 1)
+    path.write_text(beat("step_start", 1) + beat("step_end", 1) + beat("step_start", 2, token="x"))
+    watch.update()
+    assert (watch.ranks[0].event, watch.ranks[0].step) == ("step_end", 1)
+    assert len(watch.ranks[0].recent) == 2
+
+
+def test_words_move_the_clock_of_silence_and_quiet_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    path.write_text(beat("step_end", 1))
+    watch = RankWatch(tmp_path, TOKEN, 1.0)
+    watch.update()
+    heard = watch.ranks[0].changed_at
+    assert heard > 1.0
+    watch.update()
+    assert watch.ranks[0].changed_at == heard

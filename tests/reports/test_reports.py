@@ -1,9 +1,11 @@
-"""What every report must say, whatever the record holds."""
+"""What every report must say, whatever the record holds, and what a page costs."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from reports.view import build_view
 from runbook.config import registry
 from runbook.engine import derive
+from runbook.engine.derive import render
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict, judge_run
 from tests.factory.records import check
 from tests.reports.samples import SAMPLES, go, run
@@ -138,3 +141,28 @@ def test_write_renders_all_before_it_touches_any_file(
     with pytest.raises(RuntimeError):
         derive.write_reports(go(), tmp_path)
     assert (tmp_path / "report.md").read_text() == "old"
+
+
+HEAVY = ("torch", "pandas", "numpy", "scipy", "matplotlib")
+
+
+def test_rendering_loads_no_heavy_package(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(go().model_dump_json(), encoding="utf-8")
+    script = (
+        "import sys\nfrom runbook.cli import main\n"
+        "names = ('md', 'details', 'html', 'junit', 'terminal')\n"
+        "code = sum(main(['report', sys.argv[1], '--format', name]) for name in names)\n"
+        f"print(code, *sorted({HEAVY!r} & sys.modules.keys()))\n"
+    ).replace(f"{HEAVY!r}", f"set({HEAVY!r})")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+@pytest.mark.parametrize("address", ["http:", "https:", "//cdn", "url(", "@import", "src="])
+def test_nothing_is_fetched(address: str) -> None:
+    assert address not in render(go(), "html")

@@ -121,12 +121,19 @@ def test_artifacts_are_for_their_owner_only(crashed: Crashed) -> None:
 
 
 def test_only_listed_variables_reach_a_launch(tmp_path: Path) -> None:
-    machine = dict.fromkeys([*SECRETS, "LD_PRELOAD", "PYTHONSTARTUP", "BASH_ENV"], "x")
-    made = build_environment(
-        {**machine, "PATH": "/bin"}, {"NSA_NVTX": "1"}, token="ab", run_dir=tmp_path, loopback=True
-    )
-    assert made["PATH"] == "/bin" and made["GLOO_SOCKET_IFNAME"] == "lo"
-    assert set(made).isdisjoint(machine)
+    others = ("LD_PRELOAD", "PYTHONSTARTUP", "BASH_ENV", "NSA_DDP_BUCKET_MB", "NCCL_DEBUG")
+    machine = dict.fromkeys((*SECRETS, *others), "x")
+    listed = {"PATH": "/bin", "HOME": "/root", "LD_LIBRARY_PATH": "/cuda"}
+    listed |= {"CUDA_VISIBLE_DEVICES": "0,1"}
+    planned = {"NSA_OPT_FUSED": "1", "NCCL_ALGO": "Ring"}
+    made = build_environment(machine | listed, planned, token="ab", run_dir=tmp_path, loopback=True)
+    assert made == listed | planned | {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RUNBOOK_RUN_TOKEN": "ab",
+        "RUNBOOK_RUN_DIR": str(tmp_path),
+    }
     refused = ("LD_PRELOAD", "PATH", "PYTHONPATH", "RUNBOOK_RUN_TOKEN", "BASH_ENV")
     with pytest.raises(UsageError) as error:
         build_environment(

@@ -134,7 +134,7 @@ def test_the_way_gradients_are_rounded_is_seen(way: str, seen: str) -> None:
     told = Bias().with_step(again, reduced).report()
     assert told["weight"] > 200
     work = replace(WORK, dtype="fp32", wire="bf16", device="cpu", nproc=2)
-    found = _bias_problems(told, work)
+    found = list(_bias_problems(told, work))
     assert bool(found) is bool(seen), told
     assert not seen or seen in " ".join(found)
 
@@ -530,8 +530,9 @@ def _first_moment(made: Engine) -> Tensor:
         *("a first moment", "a second moment", "rows of weights", "no moments left"),
     ),
 )
-def test_what_changes_between_two_steps_that_nobody_drew_is_seen(
-    change: Callable[[Engine], object], jumps: int
+@pytest.mark.parametrize("inside", [False, True], ids=("between steps", "before the update"))
+def test_what_changes_between_two_updates_that_nobody_drew_is_seen(
+    change: Callable[[Engine], object], jumps: int, inside: bool
 ) -> None:
     made = engine()
     shadow = Shadow(made, token=TOKEN, first=1, last=400)
@@ -541,9 +542,13 @@ def test_what_changes_between_two_steps_that_nobody_drew_is_seen(
         made.update(step)
         shadow.updated(step, outcome.norm)
     assert shadow.report()["jumps"] == 0
+    if inside:
+        shadow.watch(8)
     with torch.no_grad():
         change(made)
-    shadow.watch(8)
+    if not inside:
+        shadow.watch(8)
+    made.compute([batch(8, 32)])
     assert shadow.report()["jumps"] == jumps
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -172,21 +172,31 @@ class Shadow:
                 self._slopes[step] = found[1]
 
     def watch(self, step: int) -> None:
-        """A step begins: note its gradient before it is clipped, if the step is a drawn one.
+        """A step begins. Right before its update look at what that begins with, and note the
+        gradient before it is clipped, if the step is a drawn one.
 
         Then no gradient may be there yet: the step's own would be added to it.
         """
         self._rested()
-        if self._norms is not None:
-            # What has lost its moments, or got some, has other norms.
-            norms = self._own_norms()
-            same = norms.shape == self._norms.shape
-            self._changed = self._changed + ((norms != self._norms).sum() if same else 1)
         watched = step in self._watched
         if watched:
             self._left.append((self._sample([p.grad for p in self._parameters]) != 0).sum())
-        note: Callable[[], None] | None = (lambda: self._note(step)) if watched else None
-        self._engine.before_clipping = note
+
+        def before_clipping() -> None:
+            self._look()
+            if watched:
+                self._note(step)
+
+        self._engine.before_clipping = before_clipping
+
+    def _look(self) -> None:
+        """Are weights and moments as the last update left them, right before the next one?"""
+        if self._norms is not None:
+            norms = self._own_norms()
+            # What has lost its moments, or got some, has others.
+            same = norms.shape == self._norms.shape
+            self._changed = self._changed + ((norms != self._norms).sum() if same else 1)
+            self._norms = None
 
     def updated(self, step: int, norm: Tensor) -> None:
         """The step's update is over; `norm`: of its gradients, as the trainer tells it."""
