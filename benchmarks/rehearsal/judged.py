@@ -34,7 +34,15 @@ from runbook.launch import local as hosts
 from runbook.launch.observer import Observer
 from runbook.machine import host, kernel_log, preflight
 from runbook.machine.gpu import devices as counters
-from runbook.records import Check, Outcome, Reason, RunRecord, Verdict, satisfies
+from runbook.records import (
+    Check,
+    LaunchResult,
+    Outcome,
+    Reason,
+    RunRecord,
+    Verdict,
+    satisfies,
+)
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
 
@@ -208,13 +216,15 @@ class _Stage:
         class Rehearsed(attempts.Attempt):
             """An attempt whose command is not executed: its folder is written."""
 
-            place: local.LocalRun
+            def go_on(self, place: Any) -> LaunchResult:
+                def until_end(*_: Any, **__: Any) -> None:
+                    self.watched.place = place
+                    place.child.returncode = self.watched.ended_with = stage.run(self, place.child)
+                    place.watch.update()
+                    self.watched.live_status.tell_step(place.watch.ranks)
 
-            def _watch_until_end(self) -> None:
-                child: Any = self.place._host.child
-                child.returncode = self._ended_with = stage.run(self, child)
-                self.watch.update()
-                self.live_status.tell_step(self.watch.ranks)
+                with mock.patch.object(self.watched, "until_end", until_end):
+                    return super().go_on(place)
 
         return Rehearsed
 
