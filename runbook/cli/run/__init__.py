@@ -47,9 +47,8 @@ def _problems(args: argparse.Namespace) -> list[str]:
     if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
         found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
     found.extend(_output_problems(args))
-    if (
-        args.launcher in registry.names(GROUP) and not args.dry_run
-    ):  # else it is told with the options
+    # A name that there is not is told with the options.
+    if args.launcher in registry.names(GROUP) and not args.dry_run:
         found.extend(launcher(args.launcher).lacks())
     found.extend(_continued(args))
     phases = "all" if args.phase is None else args.phase
