@@ -12,6 +12,7 @@ from runbook.config.load import load_profile, profile_names
 from runbook.config.settings import parse_settings
 from runbook.engine.scope import departures, scope_of, what_ran
 from runbook.errors import UsageError
+from runbook.folder.launch.shapes import ENV, shaped
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Ran
 from tests.config.test_profiles import written
@@ -59,10 +60,8 @@ def test_what_ran_is_read_from_env_json() -> None:
     where = builder.context()
     found = builder.evidence("baseline", where)
     assert what_ran(found) == (A100.model_copy(update={"name": "A100"}),)
-    broken = {
-        name: replace(one, env={"device": "x", "effective": 3})
-        for name, one in found.launches.items()
-    }
+    told, _ = shaped({"device": "x", "effective": 3}, ENV, "env.json")
+    broken = {name: replace(one, env=told) for name, one in found.launches.items()}
     assert what_ran(replace(found, launches=broken)) == ()
 
 
