@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from nsa.contract.words import CHECKSUMS_JSON, METADATA_FILE, shard_file
 
@@ -125,8 +126,10 @@ def recomputed_steps(
     return tuple(sorted({first, *(step for begin in begins for step in (begin, begin + 1))}))
 
 
-def step_weight(step: int) -> int:
-    """By what a step counts in the sums that the exit event tells: neighbors count otherwise."""
+def step_weight(step: Any) -> Any:
+    """By what a step, or each of a column, counts in the sums that the exit event tells: neighbors
+    count otherwise.
+    """
     return 1 + step % 3
 
 

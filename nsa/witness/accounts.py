@@ -7,6 +7,7 @@ a reader can hold one against the other.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -157,6 +158,11 @@ def _sample(piece: Piece) -> Tensor:
     flat = piece.of(piece.parameter.detach()).flatten()
     stride = max(1, flat.numel() // _SAMPLED)
     return flat[::stride].double().clone()
+
+
+def or_null(number: float, digits: int = 17) -> float | None:
+    """The number to so many digits, for a line that has no NaN: None where it is not finite."""
+    return float(f"{number:.{digits}g}") if math.isfinite(number) else None
 
 
 def plain_floats(values: dict[str, float]) -> dict[str, Any]:

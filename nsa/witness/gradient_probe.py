@@ -24,7 +24,7 @@ from nsa.data.packing import Gpt2Tokenizer
 from nsa.data.source import Batch
 from nsa.settings import DataSection
 from nsa.step.engine import Engine
-from nsa.witness.accounts import Piece, least_by_group, pieces, plain_floats
+from nsa.witness.accounts import Piece, least_by_group, or_null, pieces, plain_floats
 from nsa.witness.oracle_check import OracleCheck
 
 # Each rank r sends (r + 1) times 1 plus these: bf16, whose steps are 2^-7 at 1, keeps the second,
@@ -170,7 +170,7 @@ def _logit_gradient(seen: _Seen, tokens: Tensor, factor: float) -> float | None:
         off += float((found[part].float() - wanted).square().sum())
         whole += float(wanted.square().sum())
     share = math.sqrt(off / whole) if whole > 0 else math.nan
-    return float(f"{share:.4g}") if math.isfinite(share) else None
+    return or_null(share, digits=4)
 
 
 def _arrived(engine: Engine, count: int) -> dict[str, Any]:

@@ -7,7 +7,6 @@ place; where that does not agree either, nothing is trained.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from nsa.settings import refusal
 from nsa.step.dispatch import allow_kernels, forces_sdpa
 from nsa.step.engine import Engine
 from nsa.toggles import ToggleSet
+from nsa.witness.accounts import or_null
 from nsa.witness.equations import Agreement, Bound, measure
 
 _TRITON = "triton"
@@ -67,17 +67,12 @@ def _describe(found: Agreement, elsewhere: str) -> dict[str, Any]:
         "agrees": not problems,
         "refused": found.refused,
         "problems": problems,
-        "whole": {name: _number(value) for name, value in found.whole.items()},
-        "row": {name: _number(value) for name, value in found.row.items()},
+        "whole": {name: or_null(value, digits=3) for name, value in found.whole.items()},
+        "row": {name: or_null(value, digits=3) for name, value in found.row.items()},
         "blocks_illegal": found.blocks_illegal,
-        "blocks_shortfall": _number(found.blocks_shortfall),
+        "blocks_shortfall": or_null(found.blocks_shortfall, digits=3),
         "seconds": round(found.seconds, 3),
     }
-
-
-def _number(value: float) -> float | None:
-    """For JSON, which has no NaN; `problems` says that it was one."""
-    return float(f"{value:.3g}") if math.isfinite(value) else None
 
 
 def wanted(engine: Engine, toggles: ToggleSet) -> tuple[bool, str]:

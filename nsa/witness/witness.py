@@ -7,7 +7,6 @@ here changes what is trained, and no step waits for it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -23,7 +22,7 @@ from nsa.launch.arms import Block
 from nsa.launch.output import Heartbeat
 from nsa.step.compiled import Compiling
 from nsa.step.engine import Engine
-from nsa.witness.accounts import Movement, TokenMeter, first_weights, plain_floats, updates
+from nsa.witness.accounts import Movement, TokenMeter, first_weights, or_null, plain_floats, updates
 from nsa.witness.effect_watch import BlockEvidence, EffectLog
 from nsa.witness.gradient_probe import probe_gradients, text_again
 from nsa.witness.profiling import StepProfiler
@@ -188,17 +187,14 @@ class Witness:
             "largest_lr": self._largest_lr,
             "updates": updates(self._engine.optimizer),
             "first_update": self._first_update,
-            "summed": self._sums(),
+            "summed": {
+                "steps": self._steps,
+                **{name: or_null(float(total)) for name, total in self._summed.items()},
+            },
             "shadow": self._shadow.report(),
             "recomputed": self._shadow.report_recomputed(),
             "proof": self._last_proof,
         }
-
-    def _sums(self) -> dict[str, float | int | None]:
-        sums = {name: float(total) for name, total in self._summed.items()}
-        # A line has no NaN.
-        told = {name: total if math.isfinite(total) else None for name, total in sums.items()}
-        return {"steps": self._steps, **told}
 
     @property
     def _watched(self) -> BlockEvidence:

@@ -33,7 +33,8 @@ FEWEST_CLOCKED = 40
 # fewer only the sum is held, on rank 0, which writes dt_s, each step too.
 _MIDDLE = 10
 # No time is missing between lines and their arrival on one machine (`RankExit.apart_s`): only the
-# rounding of times is left. -0.3 ms at most in 12 healthy ranks on a machine with load 10.
+# rounding of times is left. -0.2 ms at most in 46 healthy ranks, half of them
+# beside two busy processes.
 APART_S = 1e-3
 # Starting and ending a launch, outside its ranks' clocks.
 OVERHEAD_S = 60.0

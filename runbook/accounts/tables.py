@@ -117,7 +117,7 @@ def summed_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
     told = [rank.ending.get("summed") or {} for rank in ranks]
     if not any(told):
         return []  # an earlier run
-    weights = frame["step"].map(step_weight)
+    weights = step_weight(frame["step"])
     problems = [
         f"rank {rank.rank} does not sum what it computed"
         for rank, one in zip(ranks, told, strict=True)

@@ -11,7 +11,6 @@ ended.
 from __future__ import annotations
 
 import hashlib
-import math
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data.source import Batch
 from nsa.step.engine import Engine
-from nsa.witness.accounts import pieces, plain_floats
+from nsa.witness.accounts import or_null, pieces, plain_floats
 from nsa.witness.shadow.adamw import Sums, bits, moved, updated, way_of, whole_rms
 from nsa.witness.shadow.recompute import Bias, Recomputed, gap, one_layer_off, recompute
 
@@ -304,11 +303,11 @@ class Shadow:
         return {
             "steps": ended,
             "losses": losses,
-            "norms": [_plain(norm) for norm in norms],
+            "norms": [or_null(norm) for norm in norms],
             **told,
             "gates": gates if first else None,
-            "layers": {step: _plain(off) for step, off in self._layers.items() if step in ended},
-            "slopes": {step: _plain(off) for step, off in self._slopes.items() if step in ended},
+            "layers": {step: or_null(off) for step, off in self._layers.items() if step in ended},
+            "slopes": {step: or_null(off) for step, off in self._slopes.items() if step in ended},
         }
 
     @staticmethod
@@ -339,15 +338,13 @@ class Shadow:
         In one call, of windows that a cache holds: a look at every step has to be cheap. What
         changes places in a tensor leaves its norm as it is, and that of a window not.
         """
-        entries = self._entries()
-        moments = [entry.get(name) for name in ("exp_avg", "exp_avg_sq") for entry in entries]
-        there = [*self._parameters, *moments]
+        there = [one for tensors in self._weights_and_moments() for one in tensors]
         places = [0 if tensor is None else tensor.data_ptr() for tensor in there]
         # Cutting tensors takes longer than the look itself, and they stay where they are.
         if places != self._places_of:
             self._places_of = places
             self._looked_at = [p.detach() for p in self._parameters] + [
-                tensor.detach().view(-1)[window]
+                tensor.view(-1)[window]
                 for tensor, window in zip(there, 3 * self._windows, strict=True)
                 if tensor is not None
             ]
@@ -458,11 +455,6 @@ class Shadow:
 def _worst(gaps: list[float]) -> float:
     """The largest; a NaN stays the worst."""
     return next((one for one in gaps if one != one), max(gaps))
-
-
-def _plain(number: float) -> float | None:
-    """For a line that has no NaN."""
-    return number if math.isfinite(number) else None
 
 
 def _seed(token: str) -> int:
