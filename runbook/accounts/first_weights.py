@@ -198,31 +198,17 @@ def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _twins(told: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Group]) -> Iterator[str]:
-    """Pieces that begin with the signs of another, by chance two in 2^64, or with its elements in
-    another order: about as rarely two have the same distribution and extremes.
-    """
+    """Pieces that begin with the signs of another: by chance two in 2^64."""
     seen: dict[str, str] = {}
-    spread: dict[tuple[Any, ...], list[tuple[str, float, float]]] = {}
     for name, group in wanted.items():
         if group.deviation is None or group.size < WEIGHT_SIGNS:
             continue
-        columns = [told[name].get(one) or () for one in ("signs", "below", "rms", "least", "most")]
-        rows = enumerate(zip(*columns, strict=False))
-        for number, (signs, below, rms, least, most) in rows:
+        for number, signs in enumerate(told[name].get("signs") or ()):
             here = f"{name} (layer {number})" if group.pieces > 1 else name
             if signs in seen:
                 yield f"{here} begins with the same weights as {seen[signs]}, up to a factor"
                 return
             seen[signs] = here
-            if not rms or None in (below, least, most):
-                continue
-            ends = here, least / rms, most / rms
-            others = spread.setdefault((group.size, *below), [])
-            for other, low, high in others:
-                if max(abs(low - ends[1]), abs(high - ends[2])) <= _SUMMED:
-                    yield f"{here} begins with the weights of {other} in another order"
-                    return
-            others.append(ends)
 
 
 def size_account(env: Mapping[str, Any]) -> list[str]:

@@ -58,15 +58,12 @@ def _told(name: str, pieces: int, size: int, std: float, middle: float = 0.0) ->
         "n": size,
         "mean": middle,
         "rms": std or middle,
+        "least": middle - furthest,
+        "most": middle + furthest,
         "below": [round(size * _NORMAL.cdf(cut)) for cut in WEIGHT_CUTS],
     }
     names = (f"{name} {number}" for number in range(pieces))
-    signs = [hashlib.blake2b(n.encode(), digest_size=8).hexdigest() for n in names]
-    # No two samples have the same extremes.
-    ends = [furthest * (1 + int(sign, 16) / 2**70) for sign in signs]
     return {
         **{key: [value] * pieces for key, value in each.items()},
-        "least": [middle - end for end in ends],
-        "most": [middle + end for end in ends],
-        "signs": signs,
+        "signs": [hashlib.blake2b(n.encode(), digest_size=8).hexdigest() for n in names],
     }
