@@ -141,26 +141,24 @@ def forward_piece(
     piece: Piece,
     heads: int,
     space: Workspace,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Write output and log-sum-exp of q [G,M,Dk] on k, v to `results` ([G,M,Dv], [G,M,1]).
 
-    Returns probabilities [G,M,L] still to be divided by their sums [G,M,1]; both live in the
-    workspace until its next use. Rows that see nothing get output 0, sum 0 and log-sum-exp 0.
+    Every row sees a key. Returns probabilities [G,M,L], which live in the workspace until its next
+    use.
     """
     groups, rows = q.shape[:2]
     scores = space.take("scores", groups, rows, k.shape[1])
     torch.bmm(q, k.transpose(1, 2), out=scores)
     piece.cover(scores, heads)
-    top = space.take("top", groups, rows, 1)
-    exponentiate(scores, top)
-    piece.erase(scores, heads)
-    total = torch.sum(scores, -1, keepdim=True, out=space.take("total", groups, rows, 1))
+    top = torch.amax(scores, -1, keepdim=True, out=space.take("top", groups, rows, 1))
+    p = torch.softmax(scores, -1, out=space.take("probabilities", *scores.shape))
     out, lse = results
-    # The smallest normal number only meets rows that see nothing: 0 / tiny is 0.
-    weighted = torch.bmm(scores, v, out=space.take("weighted", groups, rows, v.shape[2]))
-    torch.div(weighted, total.clamp_min(torch.finfo(v.dtype).tiny), out=out)
-    lse.copy_(torch.where(total > 0, top.add_(total.log()), 0))
-    return scores, total
+    torch.bmm(p, v, out=out)
+    # The largest probability is 1 over the sum of exp(score - top).
+    largest = torch.amax(p, -1, keepdim=True, out=space.take("total", groups, rows, 1))
+    torch.sub(top, largest.log_(), out=lse)
+    return p
 
 
 def backward_piece(
