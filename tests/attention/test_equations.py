@@ -13,6 +13,7 @@ from nsa.attention.branches import Branches
 from nsa.config import Way
 from tests.attention import equations
 from tests.attention.space import Example, examples, rounded, tensors
+from tests.tiers import examples as by_tier
 
 TORCH_PATHS = ("reference", "sequential", "batched v1", "batched v2", "sdpa")
 # float64 is rounding only; float32 is the project's bound; bfloat16 is computed in float32 and
@@ -24,11 +25,10 @@ MARGIN = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-5}
 
 
 def bounded(max_examples: int) -> settings:
-    """The same examples every time, and only so many."""
+    """The same examples every time, and only so many, of which the fast tier takes fewer."""
     return settings(
-        max_examples=max_examples,
+        by_tier(max_examples),
         derandomize=True,
-        deadline=None,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
