@@ -50,8 +50,8 @@ SAMPLED = [
     for name, (path, _, _) in defects(*kinds).items()
     if is_sampled(name, path) and not name.endswith("control")
 ]
-# A change of nothing has to live, or a defect that is seen says nothing.
-CONTROL = "selected/control"
+# A change of nothing has to live, or a defect that is seen says nothing: this one is soon told.
+CONTROL = "between/mix_control"
 
 
 @pytest.fixture(scope="session")
