@@ -167,9 +167,7 @@ def earlier_run(
     (folder / "run.json").write_text(record.model_dump_json())
 
 
-def test_an_earlier_run_is_known_from_the_start_and_corrected_by_what_really_took(
-    tmp_path: Path,
-) -> None:
+def test_an_earlier_run_is_known_from_the_start(tmp_path: Path) -> None:
     earlier_run(tmp_path, 100.0)
     forecaster, told, clock = watched(plan("baseline"), tmp_path)
     assert told.left_s == 300.0
@@ -177,7 +175,7 @@ def test_an_earlier_run_is_known_from_the_start_and_corrected_by_what_really_too
     forecaster.launch_started(BASE, 1)
     clock.now += 150.0
     forecaster.launch_finished(BASE, LaunchResult(status=LaunchStatus.COMPLETED, duration_s=150.0))
-    assert told.left_s == 300.0, "two launches, each half as long again as before"
+    assert told.left_s == 200.0
 
 
 def test_where_an_estimate_comes_from(tmp_path: Path) -> None:
@@ -256,18 +254,11 @@ def test_on_a_busy_machine_what_is_told_is_right_once_something_trained(
         assert left_s == pytest.approx(really_s, rel=0.25, abs=3.0), name
 
 
-def test_a_launch_that_is_late_makes_the_rest_longer_and_what_nothing_measured_is_rough(
-    tmp_path: Path,
-) -> None:
+def test_what_nothing_measured_is_rough(tmp_path: Path) -> None:
     launches = builder.PHASES["preflight"].plan(builder.context("cpu"))
-    forecaster, told, clock = watched(launches, tmp_path, "cpu")
+    _, told, _ = watched(launches, tmp_path, "cpu")
     (typical,) = {load_profile("cpu").phases["preflight"].typical_s}
     assert typical is not None and told.left_s == 2 * typical and told.forecasts[-1].rough
-    forecaster.launch_started(launches[0], 1)
-    clock.now += 4 * typical
-    forecaster.launch_ranks(launches[0], Pulse())
-    assert told.left_s == pytest.approx(2 * typical), "twice as slow: the other one takes 2 x"
-    assert not told.forecasts[-1].rough
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Observer) if not name.startswith("_")])

@@ -23,6 +23,7 @@ from runbook.records.evidence import (
     LaunchEvidence,
     PhaseEvidence,
 )
+from runbook.records.run import Invocation
 from tests.phases.heartbeats import SHA, told
 from tests.phases.spoil import Change
 from tests.phases.traces import healthy
@@ -38,6 +39,17 @@ COMMITS = {"reference": "a" * 40, "head": "b" * 40}
 def context(name: str = "a100x2_pcie4", **changes: Any) -> PlanContext:
     """A context on a shipped profile, with two commits for a phase that compares them."""
     return PlanContext(profile=_profile(name), **{**COMMITS, **changes})
+
+
+def on_nodes(nodes: int, profile: str = "a100x2_pcie4") -> PlanContext:
+    """A run on so many nodes with one rank on each, and one sequence for each rank."""
+    known = _profile(profile)
+    work = known.workload.model_copy(update={"global_batch": nodes})
+    return PlanContext(
+        profile=known.model_copy(update={"ranks": nodes, "workload": work}),
+        nodes=nodes,
+        invocation=Invocation(profile=profile, launcher="slurm", nodes=nodes),
+    )
 
 
 def with_profile(base: PlanContext, **changes: Any) -> PlanContext:

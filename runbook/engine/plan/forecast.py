@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -83,20 +82,12 @@ class Estimate(NamedTuple):
     text: str
 
 
-class Basis(Enum):
-    """What an expectation rests on, from the best on."""
-
-    EARLIER = "the same launch of an earlier run"
-    STEPS = "steps that were measured"
-    PROFILE = "the profile's estimate"
-
-
 class Expected(NamedTuple):
-    """Seconds of a launch, in words where they come from, and what kind of ground that is."""
+    """Seconds of a launch, in words where they come from; `rough`: nobody measured them here."""
 
     seconds: float
     source: str
-    basis: Basis
+    rough: bool = False
 
 
 class Estimator:
@@ -113,7 +104,7 @@ class Estimator:
             told_by_go = self._profile.plan and launch.kind == "trainer"
             way = " (the rate of a GO tells it)" if told_by_go else ""
             return Estimate(None, f"duration not known yet{way}")
-        seconds, source = found[:2]
+        seconds, source, _ = found
         text = f"about {duration_text(seconds)} ({source})"
         if seconds > launch.timeout_s:
             text = f"{too_long(launch, seconds)} ({source})"
@@ -125,16 +116,16 @@ class Estimator:
         An earlier run knows all of a launch; the pace of the first steps, its steps only.
         """
         if found := self._earlier.launch(launch):
-            return Expected(found[0], f"as in run {found[1]}", Basis.EARLIER)
+            return Expected(found[0], f"as in run {found[1]}")
         pace, settings = self.pace, self._profile.phases.get(launch.phase)
         if pace and (seconds := forecast(launch, pace, self._profile)) is not None:
             start = duration_text(pace.startup_s)
             source = f"{pace} and {start} of start-up, {pace.source}"
-            return Expected(seconds, source, Basis.STEPS)
+            return Expected(seconds, source)
         if settings is None or not settings.typical_s:
             return None
         source = "the profile's estimate for its own step counts"
-        return Expected(settings.typical_s, source, Basis.PROFILE)
+        return Expected(settings.typical_s, source, rough=True)
 
 
 # Of runs of one phase only, the newest may know nothing of the launch that is asked for.
