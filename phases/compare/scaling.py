@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count, takewhile
 
 from nsa.contract import Ceiling
+from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import TOGGLES
 from phases.kit.case import Case, once
 from phases.kit.commands import repeated
@@ -34,12 +35,15 @@ RANKS = (
     *(f"toggles.{name}" for name in TOGGLES if name.startswith("NSA_DDP_")),
 )
 _BATCH = "train.batch_size"
+# The toggle by which a profile of more than two cards says the same.
+_BATCH_TOGGLE = next(name for name, key in CONFIG_TOGGLES.items() if key == _BATCH)
 # At one batch per rank also the global one, and what follows from it.
 _GROWN = (
     *RANKS,
     "effective.global_batch",
     "effective.tokens_per_step",
     f"config.{_BATCH}",
+    f"toggles.{_BATCH_TOGGLE}",
     "config_sha256",
 )
 
@@ -94,10 +98,13 @@ def subset_launches(subset: Subset, context: PlanContext, phase: str) -> list[La
     )
     whole = context.config_overrides.get(_BATCH, context.profile.workload.global_batch)
     batch = int(whole) // context.profile.ranks * subset.ranks
-    return [
-        launch.model_copy(update={"config_overrides": {**launch.config_overrides, _BATCH: batch}})
-        for launch in planned
-    ]
+    return [launch.model_copy(update=_of_batch(launch, batch)) for launch in planned]
+
+
+def _of_batch(launch: Launch, batch: int) -> dict[str, object]:
+    """What differs of a launch with this global batch, which it is given in one way only."""
+    env = {name: text for name, text in launch.env.items() if name != _BATCH_TOGGLE}
+    return {"env": env, "config_overrides": {**launch.config_overrides, _BATCH: batch}}
 
 
 @dataclass(frozen=True, kw_only=True)
