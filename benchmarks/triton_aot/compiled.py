@@ -186,7 +186,7 @@ def _put_in_place(
 ) -> Iterator[tuple[Kernel, int]]:
     """Kernels of all choices of a branch together, each with the spill of the one it came with."""
     made = launch.nearest(document, branch, seq_len)
-    part = PARTS["compressed" if branch == "top" else branch]
+    parts = PARTS["compressed" if branch == "top" else branch], PARTS["core"]
 
     def kernels(count: int) -> list[Kernel]:
         """With the first `count` choices."""
@@ -194,7 +194,7 @@ def _put_in_place(
         def adjust(of: str, cut: Any) -> Any:
             return launch.put_all(cut, made[:count]) if of == branch else cut
 
-        return list(part(cfg, seq_len, PAIRS, adjust))
+        return [one for make in parts for one in make(cfg, seq_len, PAIRS, adjust)]
 
     steps = [kernels(count) for count in range(len(made) + 1)]
     for kernel in steps[-1]:

@@ -95,7 +95,7 @@ def profile_range(name: str) -> Iterator[None]:
         return
     counts = _counts
     # A mark that nobody reads takes longer than a small operator.
-    if counts is None and not _nvtx_enabled and not torch.autograd._profiler_enabled():
+    if counts is None and not _nvtx_enabled and not torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
         yield
         return
     operators = OperatorCount() if counts is not None and name in _COUNTED else None

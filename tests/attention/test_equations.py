@@ -16,6 +16,7 @@ from nsa.attention.cpu import dense
 from nsa.config import Way
 from tests.attention import equations
 from tests.attention.space import Example, examples, rounded, tensors
+from tests.tiers import examples as by_tier
 
 # "pieces": batched, with work cut as only long sequences are.
 TORCH_PATHS = ("reference", "sequential", "batched v1", "batched v2", "pieces", "sdpa")
@@ -28,11 +29,10 @@ MARGIN = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-5}
 
 
 def bounded(max_examples: int) -> settings:
-    """The same examples every time, and only so many."""
+    """The same examples every time, and only so many, of which the fast tier takes fewer."""
     return settings(
-        max_examples=max_examples,
+        by_tier(max_examples),
         derandomize=True,
-        deadline=None,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
