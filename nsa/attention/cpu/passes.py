@@ -74,7 +74,8 @@ def attend_compressed(
         if first < piece.stop:
             with profile_range(SCORES_RANGE):
                 skip = (first - piece.start) * heads
-                summed = split_dim(p[:, skip:], 1, heads).sum(2)
+                p = p[:, skip:]
+                summed = split_dim(p, 1, heads).sum(2)
                 picker.take(summed, first)
     return torch.cat(picker.picked, 1).transpose(0, 1)
 
