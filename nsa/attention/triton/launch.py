@@ -4,9 +4,9 @@ How kernels are cut where that was measured takes the place of what `tiles` assu
 `python -m benchmarks.triton_tune --save` writes one file of tuned/ for a device, by the name that
 its driver gives it: the shape and the lengths that were measured, and the parts of a cut that were
 faster there than the assumed ones. `untimed` beside a part: no device has run it, it takes the
-place of one that spilled. `python -m benchmarks.triton_aot --tuned` allows none that spills. A device
-without a file takes that of one with the same compute capability, which is nearer to it than what
-was assumed for all. Other shapes keep the assumed ones.
+place of one that spilled; `python -m benchmarks.triton_aot --tuned` allows none that spills. A
+device without a file takes that of one with the same compute capability, which is nearer to it than
+what was assumed for all. Other shapes keep the assumed ones.
 """
 
 from __future__ import annotations
