@@ -180,14 +180,14 @@ def choices(path: Path) -> Iterator[Choice]:
 def _put_in_place(
     document: dict[str, Any], branch: str, seq_len: int, cfg: NSAConfig
 ) -> list[Kernel]:
-    """Kernels of a branch that are others with its choices than without."""
-    part = PARTS["compressed" if branch == "top" else branch]
+    """Kernels of a branch, and of all together, that are others with its choices than without."""
+    parts = PARTS["compressed" if branch == "top" else branch], PARTS["core"]
 
     def kernels(made: Sequence[dict[str, Any]]) -> list[Kernel]:
         def adjust(of: str, cut: Any) -> Any:
             return launch.put_all(cut, made) if of == branch else cut
 
-        return list(part(cfg, seq_len, PAIRS, adjust))
+        return [one for make in parts for one in make(cfg, seq_len, PAIRS, adjust)]
 
     assumed = kernels(())
     return [

@@ -246,22 +246,21 @@ class _Replayed:
 
 
 def test_the_default_is_few_operator_calls(precision: None) -> None:
-    """One of two ranks, whose layers are replayed: with 12 layers, a launch each and 400 calls.
+    """On one of two ranks, whose 12 layers are replayed: 400 a micro-batch, each launch counted.
 
-    As the profile asks for it: two micro-batches, the exchange in bf16 left out.
+    As the profile asks for it, in steps of two micro-batches.
     """
     profile = load_profile("a100x2_pcie4")
-    assert profile.variables["NSA_CUDA_GRAPHS"] == "auto"
+    assert profile.variables["NSA_CUDA_GRAPHS"] == "auto" and profile.workload.accumulation == 2
     with fake_cuda(), Watched() as watched:
         engine = production("varlen", MODEL.n_layers)
         engine.model.recording = _Replayed(engine)
-        for number in (1, 2):
-            watched.calls.clear()
-            step(engine, number)
-        launches = 2 * 2 * MODEL.n_layers
-        assert watched.calls["copy_"] >= launches, "nothing was replayed"
+        step(engine, 1)
+        watched.calls.clear()
+        engine.gradients([Batch(tokens=torch.zeros(1, 2049, dtype=torch.int64))] * 2)
+    launches = 2 * 2 * MODEL.n_layers
+    assert watched.calls["copy_"] >= launches, "nothing was replayed"
     assert watched.total + launches <= 2 * 400
-    assert watched.total / 2 < 250, watched.calls
 
 
 def test_a_wait_would_be_seen(precision: None) -> None:
