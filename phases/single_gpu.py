@@ -3,30 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from phases.compare import scaling
-from phases.compare.node_scaling import NODE_SCALING, node_scaling_rows, node_scaling_table
-from phases.compare.rates import last50s, launch_rates, launches, pooled_rate, rate_table
-from phases.kit.case import Case, gather
+from nsa.settings import CONFIG_TOGGLES
+from nsa.toggles import TOGGLES
+from phases.compare.rates import last50s, launch_rates, launches, rate_table
+from phases.kit.case import Case, once
 from phases.kit.commands import repeated
 from phases.kit.curves import throughputs
-from phases.kit.finding import Finding, failed, lost_heartbeats, missing, passed, skipped
+from phases.kit.finding import Finding, failed, invalid, lost_heartbeats, missing, passed, skipped
 from phases.kit.limits import FIRST_LOSS_TOLERANCE, fixed_rules, specs
-from phases.kit.measure import decided, shown_only
+from phases.kit.measure import decided, derived, shown_only
 from phases.kit.rows import Row, RowPhase, answered
 from phases.machine.ceilings import require_ranks
-from phases.training.plausible import alike
+from phases.training.plausible import alike, differences
 from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.accounts.data import union_of_data
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason
 from runbook.stats.decision import Decision
-from runbook.stats.launches import scaling as decide
+from runbook.stats.launches import scaling
 from runbook.stats.plans import SCALING_PLAN
 
 # What may differ between N ranks and one at one global batch: also how it is spread.
-_SPREAD = (*scaling.RANKS, "effective.per_rank_batch")
+_RANKS = (
+    "world_size",
+    "effective.world_size",
+    "versions.nccl",
+    *(f"toggles.{name}" for name in TOGGLES if name.startswith("NSA_DDP_")),
+)
+_SPREAD = (*_RANKS, "effective.per_rank_batch")
+_BATCH = "train.batch_size"
+# The toggle by which a profile of more than two cards says the same.
+_BATCH_TOGGLE = next(name for name, key in CONFIG_TOGGLES.items() if key == _BATCH)
+# At one batch per rank also the global one, and what follows from it.
+_GROWN = (
+    *_RANKS,
+    "effective.global_batch",
+    "effective.tokens_per_step",
+    f"config.{_BATCH}",
+    f"toggles.{_BATCH_TOGGLE}",
+    "config_sha256",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """Launches that are alike, by name, and the case that they are read from."""
+
+    case: Case
+    names: Sequence[str]
+
+
+def _of_batch(launch: Launch, batch: int) -> dict[str, object]:
+    """What differs of a launch with this global batch, which it is given in one way only."""
+    env = {name: text for name, text in launch.env.items() if name != _BATCH_TOGGLE}
+    return {"env": env, "config_overrides": {**launch.config_overrides, _BATCH: batch}}
+
+
+@once
+def _share_case(case: Case, _name: str) -> Case:
+    """The case in which one rank's share of the batch is the whole one."""
+    work = case.profile.workload
+    share = work.model_copy(update={"global_batch": work.global_batch // case.profile.ranks})
+    profile = case.profile.model_copy(update={"workload": share})
+    context = replace(case.context, profile=profile)
+    return Case(phase=case.phase, evidence=case.evidence, context=context)
+
+
+def _unlike_baseline(case: Case, names: Sequence[str], *, but: Sequence[str]) -> Finding | None:
+    """INVALID if the first of these launches differs from a launch of the baseline, but for `but`.
+
+    Raises a finding where the baseline or an env.json is missing.
+    """
+    before = case.earlier("baseline")
+    for first in before.evidence.launches:
+        unlike = differences(before.env(first), case.env(names[0]), but=but)
+        paths = (before.launch(first).path("env"), case.launch(names[0]).path("env"))
+        if unlike:
+            reason = f"baseline against {names[0]}: {'; '.join(unlike)}"
+            return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
+    return None
 
 
 class SingleGpu(RowPhase):
@@ -51,12 +108,9 @@ class SingleGpu(RowPhase):
     def plan(self, context: PlanContext) -> list[Launch]:
         """As many launches without DDP as the baseline has with it: they form pairs.
 
-        In turn with them, in balanced rounds, the subsets of ranks at one batch per rank.
+        In turn with them, in balanced rounds, those with one rank's share of the batch.
         """
-        arms = [
-            self._whole(context),
-            *(scaling.subset_launches(one, context, self.name) for one in scaling.subsets(context)),
-        ]
+        arms = [arm for arm in (self._whole(context), self._shares(context)) if arm]
         rounds = list(zip(*arms, strict=True))
         turns = [one[::-1] if number % 2 else one for number, one in enumerate(rounds)]
         return [launch for turn in turns for launch in turn]
@@ -65,36 +119,44 @@ class SingleGpu(RowPhase):
         purpose = "the same global batch on one device"
         return repeated(context, phase=self.name, purpose=purpose, ddp=False)
 
+    def _shares(self, context: PlanContext) -> list[Launch]:
+        """None where throughput does not decide."""
+        profile = context.profile
+        if profile.ranks < 2 or profile.own_trainer or not profile.throughput_gated:
+            return []
+        purpose = "one rank's share of the batch on one device"
+        planned = repeated(context, phase=self.name, purpose=purpose, ddp=False, named="share")
+        whole = context.config_overrides.get(_BATCH, profile.workload.global_batch)
+        batch = int(whole) // profile.ranks
+        return [one.model_copy(update=_of_batch(one, batch)) for one in planned]
+
     def names(self, case: Case) -> Sequence[str]:
         """The launches with the whole global batch."""
         return [launch.name for launch in self._whole(case.context)]
 
-    def _one_device(self, case: Case) -> scaling.Side:
+    def _one_device(self, case: Case) -> _Side:
         """At one batch per rank; at one global batch where nothing else is planned."""
         return self._same_batch(case) or self._same_global(case)
 
     def _batch(self, case: Case) -> str:
         return "batch per rank" if self._same_batch(case) else "global batch"
 
-    def _same_batch(self, case: Case) -> scaling.Side | None:
-        return (
-            scaling.side_of(case, scaling.ONE_RANK)
-            if scaling.ONE_RANK in scaling.subsets(case.context)
-            else None
-        )
+    def _same_batch(self, case: Case) -> _Side | None:
+        names = [launch.name for launch in self._shares(case.context)]
+        return _Side(case=_share_case(case, ""), names=names) if names else None
 
-    def _same_global(self, case: Case) -> scaling.Side:
-        return scaling.Side(case=case, names=self.names(case), ranks=1)
+    def _same_global(self, case: Case) -> _Side:
+        return _Side(case=case, names=self.names(case))
 
-    def _with_subsets(self, row: Row) -> Row:
-        """The row over all kinds of launches; the worst answer counts."""
-
-        def of(side: scaling.Side) -> Row:
-            return next(one for one in training_rows(lambda _: side.names) if one.what == row.what)
+    def _with_shares(self, row: Row) -> Row:
+        """The row over both kinds of launches; the worse answer counts."""
 
         def answer(case: Case) -> Finding:
-            sides = [scaling.side_of(case, subset) for subset in scaling.subsets(case.context)]
-            found = [answered(row, case), *(answered(of(side), side.case) for side in sides)]
+            found, side = [answered(row, case)], self._same_batch(case)
+            if side:
+                theirs = training_rows(lambda _: side.names)
+                of_shares = next(one for one in theirs if one.what == row.what)
+                found.append(answered(of_shares, side.case))
             return min(found, key=lambda one: one.outcome.rank)
 
         return replace(row, answer=answer)
@@ -102,27 +164,17 @@ class SingleGpu(RowPhase):
     def rows(self) -> Sequence[Row]:
         """Alone it ran well; with the baseline it is comparable; the efficiency follows."""
         return (
-            *(self._with_subsets(row) for row in training_rows(self.names)),
+            *(self._with_shares(row) for row in training_rows(self.names)),
             self.row.together("comparable", alike),
             toggles_row(self.names),
             self.row.one("same_as_baseline", self._same_as_baseline),
             self.row.one("scaling", self._scaling),
-            self.row.one("link", self._link),
             self.row.one("scaling_global_batch", self._strong),
         )
 
-    def asked(self, context: PlanContext) -> Sequence[Row]:
-        """Over several nodes also what each further one adds."""
-        return (*self.rows(), *node_scaling_rows(context))
-
-    def needed_on_nodes(self, context: PlanContext) -> tuple[str, ...]:
-        """What decides for all nodes together decides for fewer of them too."""
-        decides = f"{self.name}.scaling" in context.profile.required
-        return tuple(f"{self.name}.{row.what}" for row in node_scaling_rows(context) if decides)
-
     def _same_as_baseline(self, case: Case) -> Finding:
         require_ranks(case)
-        unlike = scaling.unlike_baseline(case, self.names(case), but=_SPREAD)
+        unlike = _unlike_baseline(case, self.names(case), but=_SPREAD)
         return (
             unlike
             or self._same_data(case.earlier("baseline"), case)
@@ -160,8 +212,7 @@ class SingleGpu(RowPhase):
         found, nodes = self._weak(case), case.context.nodes
         if nodes < 2 or found.measurement is None:
             return found
-        rest = f"; fewer nodes: {NODE_SCALING}" if scaling.numbers_of_nodes(case.context) else ""
-        measured = f"one rank on 1 node and {case.profile.ranks} ranks on {nodes}{rest}"
+        measured = f"one rank on 1 node and {case.profile.ranks} ranks on {nodes}"
         return replace(found, reason=f"{found.reason}; measured: {measured}")
 
     def _weak(self, case: Case) -> Finding:
@@ -176,24 +227,9 @@ class SingleGpu(RowPhase):
         same = "" if own else f" at the same {self._batch(case)}"
         if not limit.gated or (own and own.tokens_per_rank is None):
             return shown_only(value, limit, f"efficiency{same}: {value}")
-        if not own and (unlike := scaling.unlike_baseline(case, one.names)):
+        if not own and (unlike := _unlike_baseline(case, one.names, but=_GROWN)):
             return replace(unlike, measurement=value)
         return decided(decision, value, limit)
-
-    def _link(self, case: Case) -> Finding:
-        """E against that of a step without overlap over the link that preflight measured."""
-        limit = case.limit("scaling")
-        require_ranks(case)
-        one = self._one_device(case)
-        value, decision = self._efficiency(case, one)
-        if not limit.gated and "preflight" not in case.evidence.earlier:
-            reason = f"{value}; preflight, which measures the link, was not run"
-            return skipped(Reason.NOT_GATED, reason, measurement=value)
-        expected = scaling.without_overlap(case, pooled_rate(one.case, one.names))
-        if not limit.gated:
-            text = f"efficiency at the same {self._batch(case)}: {value}; {expected.note}"
-            return shown_only(expected, limit, text)
-        return scaling.explained(value, expected, limit, decision)
 
     def _strong(self, case: Case) -> Finding:
         require_ranks(case)
@@ -201,34 +237,41 @@ class SingleGpu(RowPhase):
         text = f"{value}: never decides, one GPU has {case.profile.ranks} times the batch"
         return skipped(Reason.NOT_GATED, text, measurement=value)
 
-    def _efficiency(self, case: Case, one: scaling.Side) -> tuple[Measurement, Decision]:
+    def _efficiency(self, case: Case, one: _Side) -> tuple[Measurement, Decision]:
         """E of the baseline's launches against these of one device, and what it decides."""
-        ranks, whole = case.profile.ranks, scaling.whole_side(case)
+        ranks, whole = case.profile.ranks, case.earlier("baseline")
         require_sound(one.case, one.names)
         alone = launch_rates(one.case, one.names)
-        together = launch_rates(whole.case, whole.names)
+        together = launch_rates(whole, list(whole.evidence.launches))
         pairs = min(len(alone), len(together))
-        decision = decide(
-            [float(rate.value) for rate in alone[:pairs]],
-            [float(rate.value) for rate in together[:pairs]],
+        alone, together = alone[:pairs], together[:pairs]
+        decision = scaling(
+            [float(rate.value) for rate in alone],
+            [float(rate.value) for rate in together],
             ranks,
             limit=case.limit("scaling").value,
             plan=SCALING_PLAN,
         )
         note = f"T_{ranks} from the baseline phase, T_1 from {', '.join(one.names[:pairs])}"
-        counted = (alone[:pairs], together[:pairs])
-        return scaling.efficiency("scaling_efficiency", *counted, decision, note=note), decision
+        value = derived(
+            together[0],
+            name="scaling_efficiency",
+            value=float(decision.estimate or 0.0),
+            unit="",
+            n=pairs,
+            interval=decision.interval,
+            note=note,
+            also=[*together, *alone],
+        )
+        return value, decision
 
     def details(self, case: Case) -> Judgement:
-        """Every launch on one device, and each number of nodes."""
+        """Every launch on one device."""
         names, same = self.names(case), self._same_batch(case)
         shares = same.names if same else ()
-        tables = (
-            node_scaling_table(case),
-            rate_table(case, launches([*names, *shares]), title="Throughput on one device"),
-        )
+        table = rate_table(case, launches([*names, *shares]), title="Throughput on one device")
         return Judgement(
-            tables=gather(tables),
+            tables=(table,),
             measurements=last50s(case, [*names, *shares]),
             series=throughputs(case, [*names, *shares]),
         )

@@ -166,10 +166,6 @@ def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _takes_any(stream: TextIO) -> bool:
-    return (getattr(stream, "encoding", None) or "").lower().startswith("utf")
-
-
 def _columns(stream: TextIO) -> int:
     """The width of the terminal now; 80 or $COLUMNS where it does not tell."""
     try:
@@ -225,11 +221,6 @@ class Console:
         self._outlives = True
 
     @property
-    def unicode_out(self) -> bool:
-        """True if stdout takes any character."""
-        return _takes_any(self.stdout)
-
-    @property
     def is_live(self) -> bool:
         """True if progress may be drawn and redrawn: a terminal that somebody watches."""
         return self._live and _is_terminal(self._stderr) and not (self.quiet or in_ci())
@@ -243,11 +234,6 @@ class Console:
     def columns(self) -> int | None:
         """The columns in which progress is told; None where no terminal wraps it."""
         return _columns(self._stderr) if _is_terminal(self._stderr) else None
-
-    @property
-    def unicode_err(self) -> bool:
-        """The same of stderr."""
-        return _takes_any(self._stderr)
 
     def result(self, *lines: str) -> None:
         """Lines of the command's answer, on stdout."""

@@ -39,7 +39,7 @@ from benchmarks.decisions.noise import (
 )
 from runbook.config.load import load_profile
 from runbook.stats.decision import Decided
-from runbook.stats.launches import meets_target, scaling, scaling_over
+from runbook.stats.launches import meets_target, scaling
 from runbook.stats.levels import LEVEL_RUNS, LEVEL_WINDOW, below_level, loss_shown
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import regression
@@ -166,41 +166,6 @@ def _scaling_cells() -> Iterator[Cell]:
             yield Cell(question, noise, f"E = {truth:g}", run, claims, error, SCALING_PLAN)
 
 
-_NODES = (2, 4, 8)
-
-
-def _over_nodes(noise: Noise, efficiencies: tuple[float, ...]) -> Run:
-    """`PASS` counts runs in which each number of nodes passes; else the worst answer counts."""
-    arms = 1 + len(_NODES)
-
-    def run(rng: np.random.Generator, runs: int) -> Result:
-        shape = (runs, LAUNCHED_PAIRS)
-        rate = rates(launched(rng, noise, shape, arms, PAIR_STEPS, LAUNCH_WARMUP))
-        rate[:, :, 1:] *= np.multiply(_NODES, efficiencies)
-        worst = []
-        for one in rate:
-            more = {n: one[:, place] for place, n in enumerate(_NODES, start=1)}
-            found = scaling_over(one[:, 0], more, plan=SCALING_PLAN).values()
-            worst.append(min(found, key=lambda decision: decision.outcome.as_check.rank))
-        return told(worst, steps=float(arms * PAIR_STEPS * LAUNCHED_PAIRS))
-
-    return run
-
-
-def _over_nodes_cells() -> Iterator[Cell]:
-    numbers = ", ".join(map(str, _NODES))
-    question = f"scaling over {numbers} nodes (limit 0.90), {LAUNCHED_PAIRS} rounds"
-    no: tuple[Claim, ...] = (Claim("PASS", 0.01),)
-    for noise in NOISES:
-        for truth, efficiencies, claims in (
-            ("E = 0.98, 0.96, 0.85", (0.98, 0.96, 0.85), no),
-            ("E = 0.9 of each", (0.9, 0.9, 0.9), (*no, Claim("FAIL", 0.01, at_limit=True))),
-            ("E = 0.98, 0.97, 0.96", (0.98, 0.97, 0.96), (Claim("FAIL", 0.01),)),
-        ):
-            run = _over_nodes(noise, efficiencies)
-            yield Cell(question, noise, truth, run, claims, plan=SCALING_PLAN)
-
-
 _NIGHTLY_STEPS = 100
 
 
@@ -287,7 +252,6 @@ def all_cells() -> list[Cell]:
         _steady_cells,
         _memory_cells,
         _scaling_cells,
-        _over_nodes_cells,
         _nightly_cells,
         _earlier_cells,
         faster_cells,

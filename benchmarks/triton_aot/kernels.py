@@ -82,13 +82,12 @@ def selected(
 
     cut = adjust("selected", choose_cut(cfg, seq_len, pairs))
     shape = launch.shape_constants(cfg)
-    l_sel, by_block, of = {"L_SEL": cfg.l_sel}, cut.by_block, {"pointers": _LISTS}
-    chosen = {**l_sel, "N_SEL": cfg.n_sel}
+    by_block, of = cut.by_block, {"pointers": _LISTS}
+    packed = {"L_SEL": cfg.l_sel, "N_SEL": cfg.n_sel, "TOKENS": launch.TOKENS}
     listed = launch.list_constants(cfg, cut)
     total = {name: value for name, value in shape.items() if name != "HEADS"} | {"FEW": LEAST}
     for name, function, constants, stages in (
-        ("ranges", readers.ranges_kernel, {**chosen, "ROWS": launch.TOKENS}, 1),
-        ("pack", readers.pack_kernel, {**chosen, "TOKENS": launch.TOKENS}, 1),
+        ("pack", readers.pack_kernel, packed, 1),
         ("list", readers.list_kernel, {**listed, "FILL": False}, 3),
         ("list (fill)", readers.list_kernel, {**listed, "FILL": True}, 3),
         ("sum", readers.sum_kernel, total, 3),
@@ -97,7 +96,8 @@ def selected(
     # Other shapes walk where this one does not.
     walk, every = {**shape, "EVERY": cut.every}, " of every block" * cut.every
     pieces = {**shape, **launch.piece_constants(cut)}
-    yield _tiled(f"forward{every}", rows.forward_kernel, cut.forward, walk, **of)
+    alone = {**walk, **dict.fromkeys(("cmp", "win", "gates", "mixed")), "MIXED": False}
+    yield _tiled(f"forward{every}", rows.forward_kernel, cut.forward, alone, **of)
     yield _tiled(f"dq{every}", rows.query_gradient_kernel, cut.query_gradient, walk, **of)
     yield _tiled("dk, dv", readers.piece_kernel, cut.key_gradient, pieces, **of)
     if by_block:
@@ -140,7 +140,9 @@ def compressed(
 
     floats = ("out", "grad", "lse", "exact_lse", "delta", "parts")
     own = ("terms", "rounded_grad")
-    of: dict[str, Any] = {"pointers": {**dict.fromkeys(floats, "fp32"), "blocks": "i64"}}
+    of: dict[str, Any] = {
+        "pointers": {**dict.fromkeys(floats, "fp32"), "blocks": "i64", "bits": "i32"}
+    }
     of["own"] = own
     cut = adjust("top", adjust("compressed", choose_compressed_cut(cfg, seq_len, pairs)))
     shape, terms = (
@@ -218,6 +220,42 @@ def between(
         )  # fmt: skip
 
 
+def core(cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed) -> Iterator[Kernel]:
+    """What serves several branches at once; the kernels of `selected` where blocks own the work."""
+    from nsa.attention.triton.core import first, launch, queries, sums
+    from nsa.attention.triton.selected import launch as by_selection
+    from nsa.attention.triton.selected import rows
+
+    cuts = launch.Cuts(
+        compressed=adjust("compressed", choose_compressed_cut(cfg, seq_len, pairs)),
+        selected=adjust("selected", choose_cut(cfg, seq_len, pairs)),
+        window=adjust("window", choose_window_cut(cfg, seq_len, pairs)),
+    )
+    lists = {name: _LISTS[name] for name in ("bits", "lse", "sums", "delta", "piece_ends")}
+    floats = dict.fromkeys(
+        ("cmp", "cmp_lse", "sel_lse", "win_lse", "selected_parts", "compressed_parts"), "fp32"
+    )
+    of_window = dict.fromkeys(("parts_k", "parts_v"), "fp32" if cuts.window.pieces > 1 else "bf16")
+    of: dict[str, Any] = {"pointers": {**lists, **floats, **of_window}}
+    of["own"] = (
+        "k_win", "v_win", "k_cmp", "v_cmp", "k_sel", "v_sel", "win", "sel", "terms", "values",
+        "gates", "mixed", "d_gates", "dk_sel", "dv_sel", "dk_cmp", "dv_cmp", "dk_win", "dv_win",
+        "dq_parts",
+    )  # fmt: skip
+    began = launch.first_constants(cfg, torch.bfloat16, cuts.window)
+    yield _tiled("window forward, pool", first.first_kernel, cuts.window.forward, began, **of)
+    if not cuts.selected.by_block:
+        walk = {**by_selection.shape_constants(cfg), "EVERY": cuts.selected.every, "MIXED": True}
+        forward = cuts.selected.forward
+        yield _tiled("selected forward, mix", rows.forward_kernel, forward, walk, **of)
+    given = launch.queries_constants(cfg, cuts)
+    yield _tiled("dq of all", queries.queries_kernel, cuts.queries, given, **of)
+    yield Kernel(
+        name="sums", function=sums.sums_kernel, constants=launch.sums_constants(cfg, cuts), **of
+    )
+
+
 PARTS: dict[str, Callable[[NSAConfig, int, int, Adjust], Iterator[Kernel]]] = {
     "between": between, "compressed": compressed, "selected": selected, "window": window,
+    "core": core,
 }  # fmt: skip

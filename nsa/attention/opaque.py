@@ -42,16 +42,16 @@ def config_of(q: Tensor, v: Tensor, **numbers: Any) -> NSAConfig:
     )  # fmt: skip
 
 
-def differentiate(operator: Any, gradients: Gradients, *, results: int = 2) -> None:
+def differentiate(operator: Any, gradients: Gradients, *, results: int = 2, first: int = 0) -> None:
     """Tell autograd how an operator (tensors, numbers) -> (output, lse, ...) derives.
 
     `gradients` of (gradient of the output, the operator's tensors, so many of its first results,
-    its numbers) are those of its first tensors; nothing else has one.
+    from number `first` on, its numbers) are those of its first tensors; nothing else has one.
     """
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         made = output if isinstance(output, tuple) else (output,)
-        ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *made[:results])
+        ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *made[first:results])
         ctx.numbers = tuple(x for x in inputs if not isinstance(x, Tensor))
         ctx.n_inputs = len(inputs)
         ctx.mark_non_differentiable(*made[1:])

@@ -122,37 +122,61 @@ def _pooled(x: Branches, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def _compressed(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
-    """Compressed branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]; blocks [B,S,G,n_sel]."""
-    if way.selected == "triton":
+def chosen(
+    q: Tensor, terms: Tensor, lse: Tensor, cfg: NSAConfig, version: Ranges
+) -> tuple[Tensor, Tensor]:
+    """Blocks [B,S,G,n_sel] by the kernels' compressed keys, and their merged ranges as bits.
+
+    v2's ranges are made with the choice, v1's by loops from the blocks. No gradient flows through.
+    """
+    given = (q.detach(), terms.detach(), lse.detach(), cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
+    if version == "v2":
+        with profile_range(SCORES_RANGE), profile_range(SELECTION_RANGES[version]):
+            return by_triton.top_blocks(*given)
+    with profile_range(SCORES_RANGE):
+        blocks, _ = by_triton.top_blocks(*given)
+    return blocks, by_triton.selected_bits(build_ranges(blocks, cfg, version), cfg.l_sel)
+
+
+def _by_kernels(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
+    """Output [B,S,H,Dv] and blocks [B,S,G,n_sel] of q [B,S,G,h,Dk], the selected branch by ours."""
+    if way.window != "triton":
         with profile_range(CMP_RANGE):
-            out, _, terms, _, lse = by_triton.compressed(q, x.k_cmp, x.v_cmp, cfg.l, cfg.d, cfg.phi)
-        with profile_range(SCORES_RANGE):
-            # No gradient flows through a choice.
-            numbers = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
-            return out, by_triton.top_blocks(q.detach(), terms.detach(), lse.detach(), *numbers)
+            cmp, _, terms, _, lse = by_triton.compressed(q, x.k_cmp, x.v_cmp, cfg.l, cfg.d, cfg.phi)
+        blocks, bits = chosen(q, terms, lse, cfg, way.selection_ranges)
+        with profile_range(ATTEND_RANGE):
+            sel = by_triton.selected(q, x.k_sel, x.v_sel, bits, cfg.l_sel, cfg.n_sel)[0]
+        win = _window(q, x, cfg, way)
+        with profile_range(GATE_RANGE):
+            flat = [part.flatten(2, 3) for part in (cmp, sel, win)]
+            return by_triton.mix(flat[0], flat[1], flat[2], x.gates), blocks
+    # What `core` differentiates for all of them.
+    seen, told = q.detach(), (cfg.l, cfg.d)
+    with profile_range(WIN_RANGE):
+        win, win_lse, terms, values = by_triton.window_and_terms(
+            seen, x.k_win.detach(), x.v_win.detach(), x.k_cmp.detach(), x.v_cmp.detach(), cfg.w,
+            *told, cfg.phi,
+        )  # fmt: skip
+    with profile_range(CMP_RANGE):
+        cmp, cmp_lse, lse = by_triton.compressed_by_terms(seen, terms, values, *told)
+    blocks, bits = chosen(seen, terms, lse, cfg, way.selection_ranges)
+    with profile_range(GATE_RANGE), profile_range(ATTEND_RANGE):
+        out, _, _ = by_triton.core(
+            q, x.k_cmp, x.v_cmp, x.k_sel, x.v_sel, x.k_win, x.v_win, x.gates, bits, terms, values,
+            cmp, cmp_lse, win, win_lse, cfg.w, *told, cfg.l_sel, cfg.n_sel, cfg.phi,
+        )  # fmt: skip
+    return out, blocks
+
+
+def _compressed(q: Tensor, x: Branches, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+    """Compressed branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]; blocks [B,S,G,n_sel]."""
     k, v = _pooled(x, cfg)
     out, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
     return out.transpose(1, 2), blocks.transpose(1, 2).contiguous()
 
 
-def bits_of(blocks: Tensor, cfg: NSAConfig, version: Ranges) -> Tensor:
-    """Merged ranges of blocks [B,S,G,n_sel] by the chosen version, as what kernels read of them.
-
-    v2's by a kernel, of blocks that ascend, with -1 at the end only.
-    """
-    if version == "v1":
-        return by_triton.selected_bits(build_ranges(blocks, cfg, version), cfg.l_sel)
-    with profile_range(SELECTION_RANGES[version]):
-        return by_triton.merged_ranges(blocks, cfg.l_sel)[1]
-
-
 def _selected(q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, way: Way) -> Tensor:
     """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]."""
-    if way.selected == "triton":
-        bits = bits_of(blocks, cfg, way.selection_ranges)
-        with profile_range(ATTEND_RANGE):
-            return by_triton.selected(q, x.k_sel, x.v_sel, bits, cfg.l_sel, cfg.n_sel)[0]
     seq_len, attend = q.shape[1], _attend(way)
     ranges = build_ranges(blocks, cfg, way.selection_ranges)
     with profile_range(ATTEND_RANGE):
@@ -226,13 +250,12 @@ def _mixed(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
 def batched_sdpa(x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel]."""
     q = split_dim(x.q, 2, cfg.heads_per_group)
-    o_cmp, blocks = _compressed(q, x, cfg, way)
+    if way.selected == "triton":
+        return _by_kernels(q, x, cfg, way)
+    o_cmp, blocks = _compressed(q, x, cfg)
     o_sel = _selected(q, x, blocks, cfg, way)
     o_win = _window(q, x, cfg, way)
     with profile_range(GATE_RANGE):
-        if way.selected == "triton":
-            cmp, sel, win = (branch.flatten(2, 3) for branch in (o_cmp, o_sel, o_win))
-            return by_triton.mix(cmp, sel, win, x.gates), blocks
         gates = split_dim(x.gates, 2, cfg.heads_per_group)
         mix = _mixed if torch.compiler.is_compiling() else _Mix.apply
         out = cast("Tensor", mix(o_cmp, o_sel, o_win, gates))

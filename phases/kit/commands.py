@@ -59,7 +59,6 @@ def trainer_launch(
     steps: int | None = None,
     env: Mapping[str, str] | None = None,
     ddp: bool = True,
-    nodes: int = 0,
     schedule: ArmSchedule | None = None,
     extra: Sequence[str] = (),
     dataset: str = "synthetic",
@@ -67,8 +66,8 @@ def trainer_launch(
 ) -> Launch:
     """One training run: `torchrun` on all ranks, or `python` in one process without DDP.
 
-    `steps` and `env` are those of the profile's phase unless given; with `nodes` it has the ranks
-    of so many of the run's nodes only. `more` are other fields of the launch.
+    `steps` and `env` are those of the profile's phase unless given; `more` are other fields of the
+    launch.
     """
     profile, settings = context.profile, context.profile.phases[phase]
     variables = environment(context, phase, ddp=ddp) if env is None else dict(env)
@@ -87,8 +86,8 @@ def trainer_launch(
         )
     named = profile.config if ddp else profile.config_single
     config = named if "/" in named else f"configs/{named}"  # as it is typed
-    each, nodes = profile.ranks // context.nodes, nodes or context.nodes
-    start = torchrun(each, nodes=nodes) if ddp else ("python",)
+    nodes = context.nodes
+    start = torchrun(profile.ranks // nodes, nodes=nodes) if ddp else ("python",)
     total = schedule.total_steps if schedule else steps or scaled(settings.steps, context)
     argv = (
         *start,
@@ -100,7 +99,7 @@ def trainer_launch(
         kind="trainer",
         argv=argv,
         env=variables,
-        nproc=each * nodes if ddp else 1,
+        nproc=profile.ranks if ddp else 1,
         nodes=nodes if ddp else 1,
         steps=total,
         config=config,
@@ -125,12 +124,11 @@ def repeated(
     phase: str,
     purpose: str,
     ddp: bool = True,
-    nodes: int = 0,
     named: str = "run",
 ) -> list[Launch]:
     """The same launch several times, or one long one under `--protocol single`.
 
-    Each is `named` so and a number; `ddp` and `nodes` as in `trainer_launch`.
+    Each is `named` so and a number; `ddp` as in `trainer_launch`.
     """
     settings = context.profile.phases[phase]
     single = settings.single_steps if context.protocol == "single" else None
@@ -141,7 +139,6 @@ def repeated(
             name=f"{named}{number}",
             steps=scaled(single or settings.steps, context),
             ddp=ddp,
-            nodes=nodes,
             purpose=f"{purpose}, launch {number}",
         )
         for number in range(1, launches_per_arm(context, phase) + 1)

@@ -7,7 +7,7 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command, file_problems
+from runbook.cli._parser import command
 from runbook.cli._runs import find_run, load_told, print_reports, running_line
 from runbook.console import Console
 from runbook.errors import ProgramExit
@@ -57,7 +57,7 @@ def report(args: argparse.Namespace, console: Console) -> int:
     options:
       run_name [RUN]
       --out DIR
-      --format FORMAT  md, details, html, junit, terminal or github (default: terminal)
+      --format FORMAT  md, details, html, junit, ctrf, terminal or github (default: terminal)
 
     examples:
       runbook report                                the newest run, on the terminal
@@ -156,7 +156,7 @@ def judge(args: argparse.Namespace, console: Console) -> int:
       run_name [RUN]
       --out DIR
       --profile NAME|FILE  the limits to judge by (default: those of the run)
-      --format FORMAT      md, details, html, junit, terminal or github
+      --format FORMAT      md, details, html, junit, ctrf, terminal or github
                            (default: terminal)
 
     examples:
@@ -184,7 +184,7 @@ def _compare_problems(args: argparse.Namespace) -> list[str]:
     if args.b is None:
         names = ", ".join(folder.name for folder in run_folders(args.out)[-5:]) or "none"
         return [f"name the two runs to compare; in {args.out}/ there are: {names}"]
-    return file_problems("--html", args.html) if args.html is not None else []
+    return []
 
 
 @command(
@@ -200,25 +200,17 @@ def compare(args: argparse.Namespace, console: Console) -> int:
       a [A]        the reference: a run's folder or id (no default)
       b [B]        the run to judge (no default)
       --out DIR
-      --html FILE  write the two side by side as a page, too (default: no page)
 
     examples:
       runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda
-      runbook compare artifacts/20261120T010203Z-840303b 20261121 --html both.html
+      runbook compare artifacts/20261120T010203Z-840303b 20261121 --json > both.json
     exit codes: 0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided
     """
     from runbook.folder.manifest import load_record
-    from runbook.tools.compare import Comparison, compare_runs, comparison_lines
+    from runbook.tools.compare import compare_runs, comparison_lines
 
     first, second = (find_run(name, args.out) for name in (args.a, args.b))
     a, b = (load_record(folder) for folder in (first, second))
     found = compare_runs(a, first, b, second)
-    if args.html is not None:
-        from runbook.config import registry
-        from runbook.files import write_atomic, written_to
-
-        with written_to("--html", args.html):
-            write_atomic(args.html, registry.page("compare", Comparison)(found))
-        console.progress(f"page  {args.html}")
     console.tell(found.document(), comparison_lines(found))
     return found.exit_code

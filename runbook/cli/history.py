@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command, file_problems
+from runbook.cli._parser import command
 from runbook.console import Console, table_of
 from runbook.errors import UsageError, choice_for
 
@@ -21,22 +20,17 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "started_at", "run_id", "profile", "line", "outcome", "value", "stdev", "n", "unit", "path",
 )  # fmt: skip
-_PAGE = "index.html"
 
 
 def _problems(args: argparse.Namespace) -> list[str]:
     problems = []
     if args.csv and args.metric is None and not args.misread:
         problems.append("--csv needs a METRIC, for example: baseline.throughput")
-    if args.html is not None and (args.metric or args.csv or args.json):
-        problems.append("--html shows everything: it goes with no METRIC, --csv or --json")
-    named = args.html not in (None, Path())
-    return problems + (file_problems("--html", args.html) if named else [])
+    return problems
 
 
 @command(
     "list earlier runs, or one number through all of them",
-    options={"html": {"const": Path()}},
     problems=_problems,
 )
 def history(args: argparse.Namespace, console: Console) -> int:
@@ -48,11 +42,9 @@ def history(args: argparse.Namespace, console: Console) -> int:
       metric [METRIC]  a check or a measurement (default: list the runs)
       --out DIR
       --csv            METRIC as comma-separated rows
-      --html [FILE]    write one page about all runs and trends (default file: index.html in --out)
 
     examples:
       runbook history
-      runbook history --html                        one page with all runs and trends
       runbook history baseline.throughput
       runbook history baseline.throughput --csv > throughput.csv
     """
@@ -63,9 +55,7 @@ def history(args: argparse.Namespace, console: Console) -> int:
             f"no folder {args.out}/", hint="`runbook run` creates it, --out names another"
         )
     found = read_history(args.out)
-    if args.html is not None:
-        _write_page(console, args, found)
-    elif args.metric is None:
+    if args.metric is None:
         _show_runs(console, found.runs)
     else:
         _show_metric(console, args, found)
@@ -112,7 +102,7 @@ def _show_metric(console: Console, args: argparse.Namespace, history: History) -
         {"line": one.line, "on_what": one.on_what, "unit": one.unit, "rows": _json_rows(one)}
         for one in found
     ]
-    parts = [part for one in found for part in ("", *_trend(one, plain=not console.unicode_out))]
+    parts = [part for one in found for part in ("", *_trend(one))]
     console.tell(json_ready({**document, "lines": lines}), parts[1:])
 
 
@@ -123,14 +113,12 @@ def _json_rows(trend: Trend) -> list[dict[str, object]]:
     ]
 
 
-def _trend(trend: Trend, *, plain: bool) -> Iterator[RenderableType]:
-    from runbook.tools.history import sparkline
-
+def _trend(trend: Trend) -> Iterator[RenderableType]:
     yield trend.title
-    if line := sparkline(trend.numbers, plain=plain):
+    if len(trend.numbers) > 1:
         low, high = (f"{value:.6g}" for value in (min(trend.numbers), max(trend.numbers)))
         unit = f" {trend.unit}" if trend.unit else ""
-        yield f"{line}  {low} to {high}{unit}, {len(trend.numbers)} runs, oldest first"
+        yield f"{low} to {high}{unit}, {len(trend.numbers)} runs, oldest first"
     header = ("STARTED", "RUN", "VERDICT", "OUTCOME", "VALUE", "N", "AGAINST EARLIER", "SOURCE")
     rows = zip(trend.rows, trend.changes(), strict=True)
     yield table_of(header, [_cells(row, change) for row, change in rows], styled=3)
@@ -150,29 +138,3 @@ def _cells(row: MetricRow, change: tuple[float, int] | None) -> tuple[str, ...]:
         "-" if change is None else f"{change[0]:+.1%} (median of {change[1]})",
         row.path or "-",
     )
-
-
-def _write_page(console: Console, args: argparse.Namespace, history: History) -> None:
-    from runbook.config import registry
-    from runbook.files import write_atomic, written_to
-    from runbook.tools.history import RunsPage, trends
-
-    path = args.out / _PAGE if args.html == Path() else args.html
-    shown = tuple(one for one in trends(history.metrics) if len(one.numbers) > 1)
-    links = _links(args.out, history.runs, path.parent)
-    page = RunsPage(runs=history.runs, trends=shown, links=links)
-    with written_to("--html", path):
-        write_atomic(path, registry.page("history", RunsPage)(page))
-    console.result(str(path))
-
-
-def _links(out: Path, runs: Sequence[RunRow], start: Path) -> dict[str, str]:
-    """Of each run that has a report: where it lies, seen from the page."""
-    import os
-
-    found = {}
-    for row in runs:
-        report = out / row.folder / "report.html"
-        if report.is_file() and not report.is_symlink():
-            found[row.folder] = Path(os.path.relpath(report, start)).as_posix()
-    return found

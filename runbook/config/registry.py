@@ -1,19 +1,18 @@
-"""Phases, reports and pages, found through entry points; the shipped ones like any other.
+"""Phases and reports, found through entry points; the shipped ones like any other.
 
 A package that installs an entry point in the group `runbook.phases` or `runbook.reports` adds a
-phase or a report. Nothing here names one, so the engine depends on none. The group `runbook.pages`
-has what is rendered from several runs: a command asks for its page by name; `runbook.kinds` has
-what a plan makes its own phases from. Where launches run, `runbook.launch.launcher_api` finds so.
+phase or a report. Nothing here names one, so the engine depends on none. `runbook.kinds` has what a
+plan makes its own phases from. Where launches run, `runbook.launch.launcher_api` finds so.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from runbook.checkout import DISTRIBUTION, HOME, uninstalled
 from runbook.config.phase import Made, Phase, PlanContext
@@ -26,11 +25,9 @@ if TYPE_CHECKING:
 
 PHASE_GROUP = "runbook.phases"
 REPORT_GROUP = "runbook.reports"
-PAGE_GROUP = "runbook.pages"
 KIND_GROUP = "runbook.kinds"
 # The order of a phase that a plan makes: after every installed one.
 _MADE_FROM = 10_000
-Shown = TypeVar("Shown")
 
 
 @lru_cache(maxsize=1)
@@ -109,18 +106,6 @@ def reports() -> Mapping[str, Report]:
 def names(group: str) -> tuple[str, ...]:
     """The names of a group, such as `--format` takes, without loading any of them."""
     return tuple(entry.name for entry in installed(group))
-
-
-def page(name: str, _: type[Shown]) -> Callable[[Shown], str]:
-    """The function that renders the page of this name from what it shows, as HTML.
-
-    Raises RunbookError if no such page is installed.
-    """
-    found = {entry.name: entry for entry in installed(PAGE_GROUP)}
-    if name not in found:
-        raise RunbookError(f"no page {name!r} is installed; there are: {', '.join(found)}")
-    render: Callable[[Shown], str] = found[name].load()
-    return render
 
 
 def select(text: str, settings: Mapping[str, PhaseSettings] | None = None) -> list[Phase]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -119,38 +118,6 @@ def scaling(
     if plan is None:
         return analyze(one.size, SCALING_PLAN.error)
     return first_settled(one.size, plan, analyze, final=True)
-
-
-def scaling_over(
-    first: Sequence[float] | FloatArray,
-    more: Mapping[int, Sequence[float] | FloatArray],
-    *,
-    limit: float = 0.90,
-    plan: InterimPlan = SCALING_PLAN,
-) -> dict[int, Decision]:
-    """`scaling` of several numbers of nodes, each against the same launches of one node.
-
-    Args:
-        first: throughput of one node, one value per launch.
-        more: throughput of n nodes together by n, launched in rounds with `first`.
-        limit: the floor of each.
-        plan: the interim analyses, and the error of all answers together.
-
-    Returns:
-        A decision for each n. All of them PASS where each does, so that each has the whole error;
-        one of k FAILs with a share of 1/k, so that a FAIL among them is wrong no more often.
-
-    Raises:
-        UsageError: as `scaling`.
-    """
-    careful = replace(plan, error=plan.error / max(1, len(more)))
-    found = {}
-    for n, values in more.items():
-        decision = scaling(first, values, n, limit=limit, plan=plan)
-        if decision.outcome is Decided.FAIL:
-            decision = scaling(first, values, n, limit=limit, plan=careful)
-        found[n] = decision
-    return found
 
 
 def _scaling(one: FloatArray, many: FloatArray, n: int, limit: float, error: float) -> Decision:

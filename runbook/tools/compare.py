@@ -11,10 +11,8 @@ from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready, plain_number
 from runbook.stats.decision import Decided
 from runbook.tools.compare_sides import (
-    MetricChange,
     SpeedChange,
     differences,
-    metric_change,
     obstacles,
     phases_run,
     read_side,
@@ -44,6 +42,11 @@ class CheckChange:
         """True if the outcome is another."""
         return self.a != self.b
 
+    def lines(self, said: str) -> list[str]:
+        """Its id with what is `said` of it, and both values below."""
+        values = (("A", self.a_value), ("B", self.b_value))
+        return [f"  {self.id}{said}", *(f"    {side}  {value}" for side, value in values if value)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
@@ -64,7 +67,6 @@ class Comparison:
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     checks: tuple[CheckChange, ...]
-    metrics: tuple[MetricChange, ...]
     speeds: tuple[SpeedChange, ...]
     loads: tuple[tuple[str, str, str], ...]
 
@@ -91,7 +93,7 @@ class Comparison:
     def document(self) -> dict[str, Any]:
         """For `runbook compare --json`; NaN and infinities become words."""
         found: dict[str, Any] = json_ready(asdict(self))
-        head = {"schema_version": 2, "exit_code": self.exit_code, "comparable": self.comparable}
+        head = {"schema_version": 3, "exit_code": self.exit_code, "comparable": self.comparable}
         return {**head, **found}
 
 
@@ -105,7 +107,6 @@ def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> 
     reasons = obstacles(left, right, found)
     ran_a, ran_b = phases_run(a), phases_run(b)
     both = [name for name in ran_a if name in ran_b]
-    checks, metrics = _checks(a, b, both)
     return Comparison(
         a=a.run_id,
         b=b.run_id,
@@ -117,23 +118,20 @@ def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> 
         obstacles=tuple(reasons),
         only_a=tuple(name for name in ran_a if name not in ran_b),
         only_b=tuple(name for name in ran_b if name not in ran_a),
-        checks=checks,
-        metrics=metrics,
+        checks=_checks(a, b, both),
         speeds=tuple(speed_changes(left, right, comparable=not reasons)),
         loads=_loads(a, b, both),
     )
 
 
-def _checks(
-    a: RunRecord, b: RunRecord, phases: list[str]
-) -> tuple[tuple[CheckChange, ...], tuple[MetricChange, ...]]:
+def _checks(a: RunRecord, b: RunRecord, phases: list[str]) -> tuple[CheckChange, ...]:
     """The checks of these phases; one that vanished from a phase that ran is a change too."""
     sides = [{check.id: check for check in run.checks() if check.phase in phases} for run in (a, b)]
     required = {*a.required, *b.required}
     wanted = (name for name in (*a.required, *b.required) if name.partition(".")[0] in phases)
     # What one of the two was not asked for cannot have changed.
     left_out = {check.id for run in (a, b) for check in run.checks() if check.left_out}
-    changes, metrics = [], []
+    changes = []
     for name in dict.fromkeys([*sides[0], *sides[1], *wanted]):
         if name in left_out:
             continue
@@ -150,9 +148,7 @@ def _checks(
                 worse=said[0] == Outcome.PASS != said[1],
             )
         )
-        if left and right and (metric := metric_change(left, right)):
-            metrics.append(metric)
-    return tuple(changes), tuple(metrics)
+    return tuple(changes)
 
 
 def _loads(a: RunRecord, b: RunRecord, phases: list[str]) -> tuple[tuple[str, str, str], ...]:
@@ -165,20 +161,6 @@ def _loads(a: RunRecord, b: RunRecord, phases: list[str]) -> tuple[tuple[str, st
         for name, shown in names.items()
         if name in left or name in right
     )
-
-
-# What a number's change says, as it is counted.
-_SAYS = {
-    "differs": "beyond the noise of both runs",
-    "no interval": "without an interval",
-    "within noise": "within the noise",
-    "equal": "equal",
-}
-# Those that are told one by one, under their heading.
-_TOLD = {
-    "differs": "beyond the noise of both runs",
-    "no interval": "without an interval on both sides: what is noise is not known",
-}
 
 
 def comparison_lines(found: Comparison) -> list[str]:
@@ -197,38 +179,14 @@ def comparison_lines(found: Comparison) -> list[str]:
     lines += ["", f"checks: {len(found.checks) - len(changed)} the same, {len(changed)} changed"]
     for check in changed:
         required = " (required)" if check.required else ""
-        lines.append(f"  {check.id}{required}  {check.a or 'no row'} -> {check.b or 'no row'}")
-        values = (("A", check.a_value), ("B", check.b_value))
-        lines += [f"    {side}  {value}" for side, value in values if value]
-    lines += _metrics_text(found.metrics)
+        lines += check.lines(f"{required}  {check.a or 'no row'} -> {check.b or 'no row'}")
+    both = [check for check in found.checks if not check.changed and check.a_value]
+    other = [check for check in both if check.a_value != check.b_value]
+    lines += ["", f"numbers: {len(both) - len(other)} equal, {len(other)} others"] if both else []
+    lines += [line for check in other for line in check.lines("")]
     for speed in found.speeds:
         lines += ["", *_speed_text(speed)]
     return [*lines, "", found.conclusion]
-
-
-def _metrics_text(metrics: tuple[MetricChange, ...]) -> list[str]:
-    if not metrics:
-        return []
-    counts = ((words, sum(one.says == says for one in metrics)) for says, words in _SAYS.items())
-    lines = ["", "numbers: " + ", ".join(f"{count} {words}" for words, count in counts if count)]
-    for says, heading in _TOLD.items():
-        found = [one for one in metrics if one.says == says]
-        lines += [f"  {heading}"] if found else []
-        lines += [f"    {one.id}  {plain_number(one.a)} -> {metric_text(one)}" for one in found]
-    return lines
-
-
-def metric_text(one: MetricChange) -> str:
-    """B's value, the difference with its interval, and what that says."""
-    unit = f" {one.unit}" if one.unit else ""
-    if one.says == "equal":
-        return f"{plain_number(one.b)}{unit}, equal"
-    share = f", {one.difference / abs(one.a):+.1%}" if one.a else ""
-    bounds = ""
-    if one.interval is not None:
-        low, high = map(plain_number, one.interval)
-        bounds = f"; {low} to {high}, {one.says}"
-    return f"{plain_number(one.b)}{unit} ({plain_number(one.difference)}{share}{bounds})"
 
 
 def _speed_text(speed: SpeedChange) -> list[str]:

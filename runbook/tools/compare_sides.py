@@ -14,8 +14,7 @@ from runbook.engine.intact import doubt, untrusted
 from runbook.folder import RECORD_FILE
 from runbook.folder.facts import Difference, Facts, device_facts, env_facts, unlike
 from runbook.folder.launch.evidence import read_launch
-from runbook.folder.launch.shapes import is_number
-from runbook.records import Check, LaunchStatus, Measurement, PhaseRecord, RunRecord
+from runbook.records import LaunchStatus, PhaseRecord, RunRecord
 from runbook.records.evidence import LaunchEvidence
 from runbook.stats.decision import Decided, Decision
 from runbook.stats.levels import allowance_of, loss_shown
@@ -143,22 +142,6 @@ class SpeedChange:
     note: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class MetricChange:
-    """A check's number on both sides; `difference` is B - A, `interval` its bounds.
-
-    `says`: equal; within noise or differs, where both runs recorded an interval; else no interval.
-    """
-
-    id: str
-    unit: str
-    a: float
-    b: float
-    difference: float
-    interval: tuple[float, float] | None
-    says: str
-
-
 def speed_changes(a: Side, b: Side, *, comparable: bool) -> list[SpeedChange]:
     """One row for each phase whose launches gave a throughput on both sides."""
     phases: dict[str, list[tuple[str, float, float]]] = {}
@@ -211,44 +194,3 @@ def _words(loss: Decision, gain: Decision) -> str:
     if gain.outcome is Decided.FAIL:
         return "faster"
     return "suspected" if loss.outcome is Decided.INCONCLUSIVE else "within noise"
-
-
-def metric_change(a: Check, b: Check) -> MetricChange | None:
-    """The numbers of one check on both sides; None if one has none, or another unit."""
-    left, right = a.measurement, b.measurement
-    if left is None or right is None or left.unit != right.unit:
-        return None
-    if not (is_number(left.value) and is_number(right.value)):
-        return None
-    before, now = float(left.value), float(right.value)
-    interval = _difference_interval(left, right)
-    if before == now:
-        says = "equal"
-    elif interval is None:
-        says = "no interval"
-    else:
-        says = "within noise" if interval[0] <= 0.0 <= interval[1] else "differs"
-    return MetricChange(
-        id=a.id,
-        unit=left.unit,
-        a=before,
-        b=now,
-        difference=now - before,
-        interval=interval,
-        says=says,
-    )
-
-
-def _difference_interval(a: Measurement, b: Measurement) -> tuple[float, float] | None:
-    """Bounds of B - A from the interval of each (MOVER: the distances add up as squares).
-
-    None where a run recorded no interval, or one that does not hold its own value.
-    """
-    if a.interval is None or b.interval is None:
-        return None
-    x, y = float(a.value), float(b.value)
-    if not (a.interval[0] <= x <= a.interval[1] and b.interval[0] <= y <= b.interval[1]):
-        return None
-    down = math.hypot(y - b.interval[0], a.interval[1] - x)
-    up = math.hypot(b.interval[1] - y, x - a.interval[0])
-    return y - x - down, y - x + up

@@ -135,11 +135,6 @@ def _number(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-# The lowest to the highest of eight levels, where the terminal shows them and where it does not.
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_ASCII = "_.-~=+*#"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trend:
     """A metric's comparable values, oldest first: the same profile, settings, work and devices.
@@ -178,18 +173,6 @@ class Trend:
         return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunsPage:
-    """What a page about all runs shows: the runs oldest first, and every trend of two or more.
-
-    `links` has, by folder, where its report lies as the page would name it.
-    """
-
-    runs: tuple[RunRow, ...]
-    trends: tuple[Trend, ...]
-    links: dict[str, str]
-
-
 def trends(rows: Sequence[MetricRow]) -> list[Trend]:
     """The rows of one or more metrics, split into lines; the one with the newest run comes last."""
     lines: dict[tuple[str, str, str], list[MetricRow]] = {}
@@ -212,20 +195,3 @@ def trends(rows: Sequence[MetricRow]) -> list[Trend]:
 def _launch_of(row: MetricRow) -> str:
     """The file of a measurement, named `phase/measurement`; nothing for a check."""
     return row.path if "/" in row.name else ""
-
-
-def sparkline(values: Sequence[float], *, plain: bool = False) -> str:
-    """A character for each value, low to high; `plain` uses ASCII. Equal values are in the middle.
-
-    An empty text for fewer than two values.
-    """
-    marks = _ASCII if plain else _BLOCKS
-    if len(values) < 2:
-        return ""
-    halves = [value / 2 for value in values]  # the width of two huge ones would be infinite
-    low, high = min(halves), max(halves)
-    width = high - low
-    if not width:
-        return marks[len(marks) // 2] * len(values)
-    most = len(marks) - 1
-    return "".join(marks[round((half - low) / width * most)] for half in halves)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -19,13 +18,9 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from nsa.attention import attend
-from nsa.attention.selection import ranges_v1, ranges_v2
-from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import between as between_launch
 from nsa.attention.triton import operators
-from nsa.attention.triton.selected import launch as LAUNCH
-from nsa.config import NSAConfig, Ranges, Way
-from nsa.contract import SELECTION_RANGES
+from nsa.config import NSAConfig, Way
 from nsa.witness.equations import random_inputs
 from tests.attention.defects import defects
 from tests.attention.triton_kernels import (
@@ -142,109 +137,36 @@ def mix_far(launch: ModuleType = between_launch) -> list[str]:
     return [f"{n} differs" for n in range(5) if not torch.equal(mine[n], near[n])]
 
 
-def chosen() -> list[tuple[Tensor, int]]:
-    """Blocks [B,S,G,n] that ascend, -1 at the end, and l_sel.
-
-    Every choice of up to four of six blocks at each of twelve tokens, those of the future too; and
-    random ones, with places that fill no power of two, and of more blocks than a word has bits.
-    """
-    few = [c for size in range(5) for c in combinations(range(6), size)]
-    every = torch.tensor([[*c, *[-1] * (4 - len(c))] for c in few])[:, None, None]
-    draw = np.random.default_rng(0)
-    rows = []
-    for _ in range(2 * 45 * 3):
-        blocks = np.sort(draw.choice(9, draw.integers(1, 8), replace=False))
-        rows.append([*blocks, *[-1] * (7 - len(blocks))])
-    many = [np.sort(draw.choice(35, 5, replace=False)) for _ in range(70 * 2)]
-    return [
-        (every.expand(-1, 12, 1, -1), 2),
-        (torch.tensor(rows).view(2, 45, 3, 7), 5),
-        (torch.from_numpy(np.stack(many)).view(1, 70, 2, 5), 2),
-    ]
-
-
-def ranges_values(launch: ModuleType = LAUNCH) -> list[str]:
-    """Bit by bit what plain loops and torch's operators build; each number is written once."""
-    problems: list[str] = []
-    store, stored = interpreter.InterpreterBuilder.create_masked_store, 0
-
-    def counted(self: Any, ptrs: Any, value: Any, mask: Any, *more: Any) -> Any:
-        nonlocal stored
-        stored += int(mask.data.sum())
-        return store(self, ptrs, value, mask, *more)
-
-    for blocks, l_sel in chosen():
-        cfg = NSAConfig(l=l_sel, d=l_sel, l_sel=l_sel)
-        stored = 0
-        noted = mock.patch.object(interpreter.InterpreterBuilder, "create_masked_store", counted)
-        with noted, written_once(problems), poisoned():
-            mine, bits = launch.ranges_of(blocks, l_sel)
-        problems += ["not v1"] * (not torch.equal(mine, ranges_v1(blocks, cfg)))
-        problems += ["not v2"] * (not torch.equal(mine, ranges_v2(blocks, cfg)))
-        # All of them are written, as no -1 is left, and in all as often as there are numbers.
-        problems += ["written twice"] * (stored != mine.numel() + bits.numel())
-        problems += ["other bits"] * (not torch.equal(bits, LAUNCH.bits_of(mine, l_sel)))
-    return problems
-
-
-def ranges_operator() -> list[str]:
-    """torch's own checks, and one graph; whole attention by it, and by v1, is the same."""
-    _, (blocks, l_sel), _ = chosen()
-    no_gradient = ("test_schema", "test_faketensor")
-    said = torch.library.opcheck(
-        operators.merged_ranges, (blocks, l_sel), test_utils=no_gradient, raise_exception=False
-    )
-    problems = [f"{name}: {text}" for name, text in said.items() if text != "SUCCESS"]
-    cfg = NSAConfig(dim=8, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=4, d=4, l_sel=4, n_sel=3,
-                    w=8)  # fmt: skip
-    compiled = torch.compile(operators.merged_ranges, fullgraph=True, backend="aot_eager")
-    for made, own in zip(
-        compiled(blocks, l_sel), operators.merged_ranges(blocks, l_sel), strict=True
-    ):
-        problems += ["compiled"] * (not torch.equal(made, own))
-    x, _ = random_inputs(cfg, 40, dtype=torch.float32, device=torch.device("cpu"))
-    found = []
-    for version in get_args(Ranges):
-        with count_ranges() as counts:
-            way = Way(selection_ranges=version, force_sdpa=True, selected="triton", window="triton")
-            found.append(attend(x, cfg, way)[0])
-        used = operators.RANGES_OPERATOR in counts.inside[SELECTION_RANGES[version]]
-        problems += [f"{version} in one kernel: {used}"] * (used != (version == "v2"))
-    return problems + ["v1 is another"] * (not torch.equal(*found))
-
-
 def launches() -> list[str]:
     """Kernels of a layer's core, forward and backward, where queries walk.
 
-    One more where few programs own keys of the window, whose walks are then in pieces.
+    And where the window is another's: its branches are then differentiated one by one.
     """
     cfg = NSAConfig(dim=8, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=4, d=4, l_sel=4, n_sel=3,
                     w=8)  # fmt: skip
     x, _ = random_inputs(cfg, 40, dtype=torch.float32, device=torch.device("cpu"))
     leaves = [tensor.requires_grad_() for tensor in x.named().values()]
-    started, run = [0], interpreter.GridExecutor.__call__
+    started, run = [], interpreter.GridExecutor.__call__
 
     def counted(self: Any, *args: Any, **named: Any) -> Any:
         started[-1] += 1
         return run(self, *args, **named)
 
     with mock.patch.object(interpreter.GridExecutor, "__call__", counted):
-        out, _ = attend(x, cfg, Way(force_sdpa=True, selected="triton", window="triton"))
-        started.append(0)
-        torch.autograd.grad(out.sum(), leaves)
-    return [f"{started} launches"] * (started != [7, 11])
+        for window in ("triton", "masked"):
+            started.append(0)
+            out, _ = attend(x, cfg, Way(force_sdpa=True, selected="triton", window=window))
+            started.append(0)
+            torch.autograd.grad(out.sum(), leaves)
+    return [f"{started} launches"] * (started != [4, 7, 5, 9])
 
 
 _JUDGES: dict[str, tuple[Callable[..., list[str]], str]] = {
     "mix": (mix_values, "between"),
     "mix_in_32_bits": (mix_far, "between"),
-    "ranges": (ranges_values, "selected.launch"),
 }
 PROOFS: dict[str, Callable[[], list[str]]] = {
-    **{
-        one.__name__: one
-        for one in (mix_values, mix_operator, mix_far, ranges_values, ranges_operator, launches)
-    },
+    **{one.__name__: one for one in (mix_values, mix_operator, mix_far, launches)},
     **{
         name: partial(judged, judge, launcher, kind, name)
         for kind, (judge, launcher) in _JUDGES.items()

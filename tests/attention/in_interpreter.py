@@ -16,6 +16,7 @@ from functools import partial
 
 from tests.attention import (
     between_in_interpreter,
+    core_in_interpreter,
     triton_compressed,
     triton_compressed_in_interpreter,
     triton_in_interpreter,
@@ -30,7 +31,7 @@ _FEW: dict[str, Callable[[], list[str]]] = {
     "compressed": partial(triton_compressed.core, cases=triton_compressed.CORE[::2]),
     "window": partial(window_in_interpreter.core, cases=window_in_interpreter.CORE[1:2]),
     "mix": between_in_interpreter.mix_values,
-    "ranges": between_in_interpreter.ranges_values,
+    "all": partial(core_in_interpreter.core, cases=core_in_interpreter.CORE[:3]),
     "launches": between_in_interpreter.launches,
     "pool": partial(triton_compressed.core, cases=triton_compressed.POOLED),
     "one graph of a layer": compiled_layer,
@@ -40,6 +41,7 @@ _ALL = {
     "compressed": triton_compressed_in_interpreter,
     "window": window_in_interpreter,
     "between": between_in_interpreter,
+    "core": core_in_interpreter,
 }
 PROOFS = _FEW | {
     f"{of}/{name}": proof for of, module in _ALL.items() for name, proof in module.PROOFS.items()

@@ -11,7 +11,7 @@ from tests.attention.triton_process import found, interpreted, needs_triton
 from tests.shared import once
 from tests.tiers import is_sampled
 
-FEW = ("selected", "compressed", "window", "mix", "ranges", "pool", "launches",
+FEW = ("selected", "compressed", "window", "mix", "all", "pool", "launches",
        "one graph of a layer")  # fmt: skip
 # Run together, by whose kernels they are.
 PROOFS: dict[str, tuple[str, ...]] = {
@@ -19,20 +19,22 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "compressed": ("core compressed_tuned compressed_shapes ties compressed_operator "
                    "compressed_far pool_values pool_far",),
     "window": ("core window_tuned window_space window_operator window_far",),
-    "between": ("mix_values mix_operator mix_far ranges_values ranges_operator launches",),
+    "between": ("mix_values mix_operator mix_far launches",),
+    "core": ("core core_space core_operator core_far",),
 }  # fmt: skip
 PLANTED = {
     "selected": ("selected", "selected_by_block", "selected_lists"),
     "compressed": ("compressed", "compressed_ties", "pool"),
     "window": ("window",),
-    "between": ("mix", "ranges"),
+    "between": ("mix",),
+    "core": ("all",),
 }
 # Seen as a race, too: in the interpreter the last writer wins, and numbers alone may be right.
 RACES = {
     "selected/another_head", "selected/pieces_in_one_place", "selected/parts_in_one_place",
     "compressed/compressed_another_head", "compressed/compressed_pieces_in_one_place",
     "window/window_first_head_for_all", "window/keys_in_one_place", "window/pieces_in_one_place",
-    "between/mix_tiles_in_one_place", "between/ranges_of_one_batch",
+    "between/mix_tiles_in_one_place", "core/pooled_twice",
     "compressed/pool_of_one_pair", "compressed/pool_gradients_in_one_place",
 }  # fmt: skip
 IN_32_BITS = [
@@ -42,6 +44,7 @@ IN_32_BITS = [
         ("compressed", ("compressed_in_32_bits", "pool_in_32_bits")),
         ("window", ("window_in_32_bits",)),
         ("between", ("mix_in_32_bits",)),
+        ("core", ("all_in_32_bits",)),
     )
     for name in defects(*kinds)
 ]

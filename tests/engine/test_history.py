@@ -14,7 +14,7 @@ from runbook.cli import main
 from runbook.folder.journal import Journal, is_going_on, phases_done
 from runbook.records import RunRecord
 from runbook.records.run import Ran
-from runbook.tools.history import read_history, sparkline, trends
+from runbook.tools.history import read_history, trends
 from tests.reports.samples import go, incomplete, no_go
 
 
@@ -143,27 +143,11 @@ def test_what_is_not_comparable_is_on_a_line_of_its_own(
     assert found[1].changes() == [None]
 
 
-@pytest.mark.parametrize(
-    ("values", "blocks", "plain"),
-    [
-        ([1.0, 2.0, 3.0], "▁▅█", "_~#"),
-        ([5.0, 5.0], "▅▅", "++"),
-        ([1.0], "", ""),
-        ([], "", ""),
-        ([-1e308, 1e308], "▁█", "_#"),
-    ],
-)
-def test_a_sparkline(values: list[float], blocks: str, plain: str) -> None:
-    assert sparkline(values) == blocks
-    assert sparkline(values, plain=True).isascii()
-    assert len(sparkline(values, plain=True)) == len(plain)
-
-
-def test_the_command_draws_the_trend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_the_trend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(fill(tmp_path))]
     assert main(["history", METRIC, *out]) == 0
     text = capsys.readouterr().out
-    assert "▅█▁  33 to 44 tok/s, 3 runs" in text
+    assert "33 to 44 tok/s, 3 runs" in text
     assert "-21.4% (median of 2)" in text
     assert main(["history", METRIC, "--csv", *out]) == 0
     rows = csv.DictReader(io.StringIO(capsys.readouterr().out))

@@ -23,6 +23,7 @@ from runbook.records.evidence import (
     LaunchEvidence,
     PhaseEvidence,
 )
+from runbook.records.run import Invocation
 from tests.phases.heartbeats import SHA, told
 from tests.phases.spoil import Change
 from tests.phases.traces import healthy
@@ -38,6 +39,17 @@ COMMITS = {"reference": "a" * 40, "head": "b" * 40}
 def context(name: str = "a100x2_pcie4", **changes: Any) -> PlanContext:
     """A context on a shipped profile, with two commits for a phase that compares them."""
     return PlanContext(profile=_profile(name), **{**COMMITS, **changes})
+
+
+def on_nodes(nodes: int, profile: str = "a100x2_pcie4") -> PlanContext:
+    """A run on so many nodes with one rank on each, and one sequence for each rank."""
+    known = _profile(profile)
+    work = known.workload.model_copy(update={"global_batch": nodes})
+    return PlanContext(
+        profile=known.model_copy(update={"ranks": nodes, "workload": work}),
+        nodes=nodes,
+        invocation=Invocation(profile=profile, launcher="slurm", nodes=nodes),
+    )
 
 
 def with_profile(base: PlanContext, **changes: Any) -> PlanContext:
@@ -62,10 +74,8 @@ _TOLD = """
 host.json: {git.branch: main, git.behind: 0.0, trainer.imports: true, torch.nccl: 2.27.7,
   infiniband.present: false, disk.free_gib: 500.0, disk.write_mib_s: 900.0, port.free: true,
   processes.leftover: 0.0, processes.other_runs: 0.0, env.problems: "", needs.missing: "",
-  python.startup: "", host.numa_balancing: false, host.iommu_translates: false,
-  host.acs_redirects: false, host.memlock_mib: unlimited, host.shm_gib: 64.0,
-  host.shm_free_gib: 64.0, host.cpu_governor: performance, host.load_per_cpu: 0.05,
-  host.busy_cpus: 0.2, host.hugepages: madvise, host.swap_used_mib: 0.0, host.cpu_quota: none}
+  python.startup: "", host.shm_gib: 64.0, host.shm_free_gib: 64.0, host.load_per_cpu: 0.05,
+  host.busy_cpus: 0.2}
 git_sha.txt: {git.sha: "1111111111111111111111111111111111111111"}
 git_status.txt: {git.dirty: false}
 collect_env.txt: {torch.version: 2.13.0, torch.cuda_available: true, torch.device_count: 2.0,

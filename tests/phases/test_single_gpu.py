@@ -124,3 +124,13 @@ def test_one_rank_scales_to_nothing_and_cpu_is_not_gated() -> None:
     )
     cpu = says(scaled(1e5, 0.8e5, where=builder.context("cpu")), NOT_GATED)
     assert cpu.measurement is not None
+
+
+def test_over_several_nodes_it_says_on_how_many() -> None:
+    check = scaled(1e5, 1.96e5, where=builder.on_nodes(2))
+    assert check.reason.endswith("; measured: one rank on 1 node and 2 ranks on 2"), check.reason
+    other = scaled(1e5, 1.96e5, what="as_planned", where=builder.on_nodes(2))
+    assert other.outcome is Outcome.PASS
+    spoiled = only_shares(spoil.env(nodes=2))
+    says(scaled(1e5, 1.96e5, what="as_planned", where=builder.on_nodes(2), change=spoiled),
+         OTHERWISE, "nodes: wanted 1, got 2")  # fmt: skip

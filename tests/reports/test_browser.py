@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli import main
 from runbook.engine.derive import render
-from tests.engine.test_history import at, store
 from tests.reports.browser import MISSING, Browser, chromium, running
 from tests.reports.samples import SAMPLES
 from tests.shared import once
@@ -96,21 +94,6 @@ def test_a_page_is_quiet_alone_readable_and_fits(
         assert browser.value("document.documentElement.scrollWidth") <= size["width"]
         assert browser.value(WIDER) == []
         assert browser.value(FAINT.replace("LEAST", str(CONTRAST))) == []
-
-
-def test_pages_of_several_runs_fit_a_narrow_screen(browser: Browser, tmp_path: Path) -> None:
-    """With every column in sight: nothing has to be scrolled to."""
-    for day, name in enumerate(("r1", "r2"), start=1):
-        record = at(40.0 + day, tool_version=f"0.1.{day}")
-        store(tmp_path, f"2026110{day}T000000Z-{name}", record, started_at=f"2026-11-0{day}")
-    first, second = sorted(path.parent.name for path in tmp_path.glob("*/run.json"))
-    assert main(["history", "--html", "--out", str(tmp_path)]) == 0
-    page = tmp_path / "both.html"
-    main(["compare", first, second, "--html", str(page), "--out", str(tmp_path)])
-    for one in (tmp_path / "index.html", page):
-        browser.open(one, width=500, height=900)
-        assert browser.said() == []
-        assert browser.value(WIDER.replace("nav, .scroll, .skip", "nav, .skip")) == []
 
 
 def test_the_button_copies_the_settings(browser: Browser, pages: dict[str, Path]) -> None:

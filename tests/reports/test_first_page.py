@@ -13,7 +13,7 @@ from runbook.config import registry
 from runbook.config.load import load_profile, profile_names
 from runbook.engine.derive import render
 from runbook.records import RunRecord, Verdict
-from tests.phases.compare.test_node_scaling import where
+from tests.phases import builder
 from tests.reports.records import NAMES, record_called
 from tests.reports.samples import go, measured, no_go
 
@@ -70,7 +70,8 @@ def test_every_number_and_table_is_of_a_check_that_there_is() -> None:
     known = {
         check for name in profile_names() for check in registry.known_checks(load_profile(name))
     }
-    known |= {check for phase in registry.phases().values() for check in phase.check_ids(where(4))}
+    where = builder.on_nodes(4)
+    known |= {check for phase in registry.phases().values() for check in phase.check_ids(where)}
     assert {key.check for key in KEYS} <= known
     assert set(TABLE_PHASES) <= set(registry.phases())
 

@@ -10,9 +10,9 @@ from scipy import stats
 
 from runbook.errors import UsageError
 from runbook.stats.decision import Decided
-from runbook.stats.launches import meets_target, scaling, scaling_over
+from runbook.stats.launches import meets_target, scaling
 from runbook.stats.pairs import non_inferiority, regression
-from runbook.stats.plans import FUSED_PLAN, SCALING_PLAN
+from runbook.stats.plans import FUSED_PLAN
 from tests.stats.test_pair_limits import BASE, SPREAD, reach
 
 # non_inferiority
@@ -47,19 +47,6 @@ def test_a_suspicion_that_does_not_hold_passes() -> None:
 
 
 # scaling
-
-
-def test_of_several_numbers_of_nodes_one_fails_only_with_its_share_of_the_error() -> None:
-    one, short = [100.0, 101.0, 99.0, 100.0, 100.5], [163.0, 178.0, 170.0, 166.0, 175.0]
-    fine = [3.9 * value for value in one]
-    assert scaling(one, short, 2, plan=SCALING_PLAN).outcome is Decided.FAIL
-    alone = scaling_over(one, {2: short})
-    assert alone == {2: scaling(one, short, 2, plan=SCALING_PLAN)}
-    among = scaling_over(one, {2: short, **dict.fromkeys((4, 8, 16), fine)}, limit=0.9)
-    assert among[2].outcome is Decided.INCONCLUSIVE
-    assert among[2].error_rate == pytest.approx(SCALING_PLAN.error / 4)
-    # To PASS, each has to: that needs no smaller share.
-    assert among[4] == scaling(one, fine, 4, plan=SCALING_PLAN)
 
 
 def test_the_scaling_bound_is_never_narrower_than_the_ratio_alone_asks_for() -> None:

@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from runbook.cli import main
@@ -15,14 +14,9 @@ from runbook.console import Console
 from runbook.engine.judge import missing_row
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord
 from runbook.tools.compare import Comparison, compare_runs, comparison_lines
-from runbook.tools.compare_sides import metric_change
 from tests.reports.samples import throughput
 from tests.tools.compared_runs import make_run
 
-EMPTY = Comparison(
-    a="a", b="b", a_verdict="GO", b_verdict="GO", a_scope="", b_scope="", differences=(),
-    obstacles=(), only_a=(), only_b=(), checks=(), metrics=(), speeds=(), loads=(),
-)  # fmt: skip
 SAME = [0.050, 0.051, 0.049]
 NEW_CODE: dict[str, object] = {"git": {"sha": "aa84eda", "dirty": False, "diff_sha256": ""}}
 GPUS: dict[str, object] = {"device": {"type": "cuda", "name": "NVIDIA A100", "count": 2}}
@@ -132,49 +126,21 @@ def measured(value: float, low: float | None, high: float | None) -> Check:
     return check.model_copy(update={"measurement": measurement})
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "says"),
-    [
-        ((40, 39, 41), (40, 39, 41), "equal"),
-        ((40, 39, 41), (41, 40, 42), "within noise"),
-        ((40, 39, 41), (42, 41, 43), "differs"),
-        ((40, None, None), (42, 41, 43), "no interval"),
-        ((40, 45, 50), (42, 41, 43), "no interval"),
-    ],
-)
-def test_other_numbers_are_held_against_the_intervals_that_were_recorded(
-    a: tuple[float, float | None, float | None],
-    b: tuple[float, float | None, float | None],
-    says: str,
+def test_numbers_of_equal_outcomes_are_told_where_they_differ_and_a_name_stays_on_its_line(
+    tmp_path: Path,
 ) -> None:
-    found = metric_change(measured(*a), measured(*b))
-    assert found is not None and found.says == says
-    assert found.difference == b[0] - a[0]
-
-
-def test_the_bounds_of_a_difference_hold_it_as_often_as_those_of_its_sides() -> None:
-    random = np.random.default_rng(0)
-    missed = 0
-    for _ in range(2000):
-        a, b = random.normal(40.0, 1.0), random.normal(50.0, 2.0)
-        found = metric_change(
-            measured(a, a - 1.96, a + 1.96), measured(b, b - 3.92, b + 3.92)
-        )  # each holds its truth in 95 % of cases
-        missed += not found.interval[0] <= 10.0 <= found.interval[1]
-    assert missed / 2000 == pytest.approx(0.05, abs=0.015)
-
-
-def test_what_is_said_of_many_numbers_is_said_once_and_a_name_stays_on_its_line() -> None:
-    pairs = [((40, None, None), (42, 41, 43)), ((50, None, None), (52, None, None))]
-    changes = [metric_change(measured(*a), measured(*b)) for a, b in pairs]
-    first = replace(metric_change(measured(40, 39, 41), measured(42, 41, 43)), id="a\nb")  # type: ignore[type-var]
-    found = replace(EMPTY, metrics=(*changes, first), a="run\x1b[2J\nGO")
+    a, b = pair(tmp_path)
+    same, other = measured(40, 39, 41), measured(42, 41, 43)
+    named = [one.model_copy(update={"id": "baseline.a\nb"}) for one in (same, other)]
+    found = held(tmp_path, of_checks(a, same, named[0]), of_checks(b, same, named[1]))
     out = io.StringIO()
-    Console(stdout=out, stderr=out).tell({}, comparison_lines(found))
-    lines = out.getvalue().splitlines()
-    assert sum("without an interval on both sides" in line for line in lines) == 1
-    assert lines[0] == "A  run\\x1b[2J\\nGO  GO"
-    assert any(line.startswith("    a\\nb  40 -> 42") for line in lines)
+    lines = comparison_lines(replace(found, a="run\x1b[2J\nGO"))
+    Console(stdout=out, stderr=out).tell({}, lines)
+    told = out.getvalue().splitlines()
+    assert told[0] == "A  run\\x1b[2J\\nGO  GO"
+    at = told.index("numbers: 1 equal, 1 others")
+    assert told[at + 1] == "  baseline.a\\nb"
+    assert told[at + 2].startswith("    A  40 ") and told[at + 3].startswith("    B  42 ")
 
 
 def test_the_load_of_the_launches_is_shown_for_both(tmp_path: Path) -> None:
@@ -186,20 +152,9 @@ def test_the_load_of_the_launches_is_shown_for_both(tmp_path: Path) -> None:
     assert "launches of baseline: not recorded -> other work" in "\n".join(comparison_lines(found))
 
 
-def test_load_and_the_page_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evil = "<script>x</script>"
-    found = compare(
-        tmp_path, SAME, env=NEW_CODE, environment={"host.load_per_cpu": "0.9"}, scope=evil
-    )
+def test_the_load_that_preflight_saw_is_shown(tmp_path: Path) -> None:
+    found = compare(tmp_path, SAME, env=NEW_CODE, environment={"host.load_per_cpu": "0.9"})
     assert found.loads == (("host.load_per_cpu", "not recorded", "0.9"),)
-    page = tmp_path / "page.html"
-    words = ["compare", "a", "b", "--out", str(tmp_path), "--html", str(page)]
-    assert main(words) == 0
-    text = page.read_text()
-    assert "<script" not in text and "&lt;script&gt;" in text
-    assert "default-src 'none'" in text and "git.sha" in text
-    assert main([*words[:-1], str(tmp_path / "none" / "x.html")]) == 2
-    assert f"no folder {tmp_path}/none/" in capsys.readouterr().err
 
 
 def test_a_required_check_that_no_longer_passes_is_worse(tmp_path: Path) -> None:
@@ -271,7 +226,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "B is not shown to be worse than A" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["schema_version"], document["comparable"]) == (2, True)
+    assert (document["schema_version"], document["comparable"]) == (3, True)
     assert document["speeds"][0]["decision"]["outcome"] == "PASS"
     assert main(["compare", "a", "nothing", "--out", str(tmp_path)]) == 2
 

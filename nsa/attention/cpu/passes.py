@@ -40,7 +40,7 @@ class Rows:
 
 def _piece(
     q: Tensor, k: Tensor, v: Tensor, rows: Rows, piece: Piece, heads: int, space: Workspace
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     r = slice(piece.start * heads, piece.stop * heads)
     t = slice(piece.first, piece.last)
     results = (rows.out[:, r], rows.lse[:, r])
@@ -69,12 +69,12 @@ def attend_compressed(
     picker = Picker(cut.cfg, torch.arange(cut.seq_len), q.shape[0])
     for piece in cut.cmp:
         with profile_range(CMP_RANGE):
-            p, total = _piece(q, k, v, rows, piece, heads, space)
+            p = _piece(q, k, v, rows, piece, heads, space)
         first = max(piece.start, picker.first)
         if first < piece.stop:
             with profile_range(SCORES_RANGE):
                 skip = (first - piece.start) * heads
-                p = p[:, skip:].div_(total[:, skip:].clamp_min(torch.finfo(p.dtype).tiny))
+                p = p[:, skip:]
                 summed = split_dim(p, 1, heads).sum(2)
                 picker.take(summed, first)
     return torch.cat(picker.picked, 1).transpose(0, 1)

@@ -58,11 +58,24 @@ def pool_kernel(
     TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Terms [B,N,G,TERMS,D_K] and values [B,N,G,D_V] of k and v [B,T,G,D]."""
-    block = tl.program_id(0).to(tl.int64)
+    pool(
+        k, v, terms, values, tl.program_id(0), tl.program_id(2) == 0, n_keys, groups,
+        k_b, k_t, k_g, v_b, v_t, v_g, L, STRIDE, D_K, D_V, TERMS, TOKENS,
+    )  # fmt: skip
+
+
+@triton.jit
+def pool(
+    k, v, terms, values, block, of_keys, n_keys, groups, k_b, k_t, k_g, v_b, v_t, v_g,
+    L: tl.constexpr, STRIDE: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
+    TERMS: tl.constexpr, TOKENS: tl.constexpr,
+):  # fmt: skip
+    """One block of the keys or of the values; programs along axis 1 are pairs."""
+    block = block.to(tl.int64)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
     flat = (batch * n_keys + block) * groups + group
-    if tl.program_id(2) == 0:
+    if of_keys:
         mean = _mean(k, k_b, k_t, k_g, block, batch, group, L, STRIDE, D_K, TOKENS)
         _store_terms(terms + flat * TERMS * D_K, mean, D_K, TERMS)
     else:
@@ -81,7 +94,21 @@ def compressed_sum_kernel(
 
     POOL: tokens of a block.
     """
-    run = tl.program_id(0) * FEW + tl.arange(0, FEW)
+    sum_pooled(
+        parts, dk, dv, tl.program_id(0), n_tokens, groups, n_keys, n_pieces, n_tiles, dk_scale,
+        D_K, D_V, L, STRIDE, KEYS, PIECE, FEW, POOL, POOL_STRIDE,
+    )  # fmt: skip
+
+
+@triton.jit
+def sum_pooled(
+    parts, dk, dv, number, n_tokens, groups, n_keys, n_pieces, n_tiles, dk_scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr,
+    KEYS: tl.constexpr, PIECE: tl.constexpr, FEW: tl.constexpr, POOL: tl.constexpr,
+    POOL_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """The same of FEW runs with a number; programs along axis 1 are pairs."""
+    run = number * FEW + tl.arange(0, FEW)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
     width: tl.constexpr = padded(D_K) + padded(D_V)

@@ -15,7 +15,9 @@ from nsa.attention.opaque import config_of, differentiate, operator
 from nsa.attention.triton.tiles import TERMS
 
 # What they are to profilers and dispatch modes.
-RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR = "merged_ranges", "selected", "window"
+RANGES_OPERATOR = "top_blocks"
+SELECTED_OPERATORS = ("selected", "core")
+WINDOW_OPERATORS = ("window", "window_and_terms")
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -70,11 +72,26 @@ def compressed_backward(
     return launch.backward(grad, q, k, v, out, lse, terms, values, cfg)
 
 
-@operator(lambda q, *given: q.new_empty(*q.shape[:3], given[-1], dtype=torch.int64))
+def _bits(of_tokens: Tensor, l_sel: int) -> Tensor:
+    batch, seq_len, groups = of_tokens.shape[:3]
+    words = ((seq_len + l_sel - 1) // l_sel + 31) // 32
+    return of_tokens.new_empty(batch * groups, words, seq_len, dtype=torch.int32)
+
+
+def _top(
+    q: Tensor, _terms: Tensor, _lse: Tensor, _l: int, _d: int, l_sel: int, n_sel: int
+) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:3], n_sel, dtype=torch.int64), _bits(q, l_sel)
+
+
+@operator(_top)
 def top_blocks(
     q: Tensor, terms: Tensor, lse: Tensor, l: int, d: int, l_sel: int, n_sel: int  # noqa: E741
-) -> Tensor:  # fmt: skip
-    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by what `compressed` gives."""
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by what `compressed` gives.
+
+    And the merged token ranges of these blocks, as `selected_bits` has them.
+    """
     from nsa.attention.triton.compressed import launch
 
     return launch.top_blocks(q, terms, lse, config_of(q, q, l=l, d=d, l_sel=l_sel, n_sel=n_sel))
@@ -84,23 +101,6 @@ differentiate(compressed, compressed_backward, results=4)
 
 
 # -- the selected branch ---------------------------------------------------------------------------
-
-
-def _bits(ranges: Tensor, l_sel: int) -> Tensor:
-    batch, seq_len, groups = ranges.shape[:3]
-    words = ((seq_len + l_sel - 1) // l_sel + 31) // 32
-    return ranges.new_empty(batch * groups, words, seq_len, dtype=torch.int32)
-
-
-@operator(lambda blocks, l_sel: (blocks.new_empty(*blocks.shape, 2), _bits(blocks, l_sel)))
-def merged_ranges(blocks: Tensor, l_sel: int) -> tuple[Tensor, Tensor]:
-    """Merged token ranges [B,S,G,n,2] of blocks [B,S,G,n] that ascend, -1 at the end for none.
-
-    And their `selected_bits`.
-    """
-    from nsa.attention.triton.selected import launch
-
-    return launch.ranges_of(blocks, l_sel)
 
 
 @operator(_bits)
@@ -182,3 +182,86 @@ def mix_backward(
 
 
 differentiate(mix, mix_backward, results=0)
+
+
+# -- all branches ----------------------------------------------------------------------------------
+
+
+def _window_and_terms(
+    q: Tensor, k_win: Tensor, v_win: Tensor, k_cmp: Tensor, v_cmp: Tensor, _w: int, *how: Any
+) -> tuple[Tensor, ...]:
+    _, _, terms, values, _ = _compressed(q, k_cmp, v_cmp, *how)
+    return *_attended(q, k_win, v_win), terms, values
+
+
+@operator(_window_and_terms)
+def window_and_terms(
+    q: Tensor, k_win: Tensor, v_win: Tensor, k_cmp: Tensor, v_cmp: Tensor,
+    w: int, l: int, d: int, phi: str,  # noqa: E741
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """What `window` gives; keys and values of `compressed`, as `compressed_by_terms` takes them."""
+    from nsa.attention.triton.core import launch
+
+    cfg = config_of(q, v_win, w=w, l=l, d=d, phi=phi)
+    return launch.window_and_terms(q, k_win, v_win, k_cmp, v_cmp, cfg)
+
+
+def _by_terms(q: Tensor, terms: Tensor, values: Tensor, *_: int) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse = _attended(q, terms, values)
+    return out.float(), lse, torch.empty_like(lse)
+
+
+@operator(_by_terms)
+def compressed_by_terms(
+    q: Tensor, terms: Tensor, values: Tensor, l: int, d: int  # noqa: E741
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output, log-sum-exp and exact log-sum-exp of `compressed`."""
+    from nsa.attention.triton.compressed import launch
+
+    return launch.attend(q, terms, values, config_of(q, values, l=l, d=d))
+
+
+def _core(
+    q: Tensor, _k: Tensor, _v: Tensor, k_sel: Tensor, v_sel: Tensor, _kw: Tensor, _vw: Tensor,
+    gates: Tensor, *_: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    out = gates.new_empty(*gates.shape[:3], v_sel.shape[3])
+    return out, *_attended(q, k_sel, v_sel)
+
+
+@operator(_core)
+def core(
+    q: Tensor, k_cmp: Tensor, v_cmp: Tensor, k_sel: Tensor, v_sel: Tensor,  # noqa: ARG001
+    k_win: Tensor, v_win: Tensor, gates: Tensor, bits: Tensor, terms: Tensor,  # noqa: ARG001
+    values: Tensor, cmp: Tensor, cmp_lse: Tensor, win: Tensor, win_lse: Tensor,  # noqa: ARG001
+    w: int, l: int, d: int, l_sel: int, n_sel: int, phi: str,  # noqa: ARG001, E741
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gated sum [B,S,H,Dv] of the branches; the selected one, which it computes, and its lse.
+
+    bits to win_lse: what the operators before it gave of these tensors. Its gradients are those of
+    all branches together, so that these are not differentiated by themselves.
+    """
+    from nsa.attention.triton.selected import launch
+
+    cfg = config_of(q, v_sel, l_sel=l_sel, n_sel=n_sel)
+    return launch.forward_mixed(q, k_sel, v_sel, bits, cmp, win, gates, cfg)
+
+
+@operator(lambda _grad, *given: tuple(x.new_empty(x.shape) for x in given[:8]))
+def core_backward(
+    grad: Tensor, q: Tensor, k_cmp: Tensor, v_cmp: Tensor, k_sel: Tensor, v_sel: Tensor,
+    k_win: Tensor, v_win: Tensor, gates: Tensor, bits: Tensor, terms: Tensor, values: Tensor,
+    cmp: Tensor, cmp_lse: Tensor, win: Tensor, win_lse: Tensor, sel: Tensor, sel_lse: Tensor,
+    w: int, l: int, d: int, l_sel: int, n_sel: int, phi: str,  # noqa: E741
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, of keys and values of each branch, and of the gates."""
+    from nsa.attention.triton.core import launch
+
+    cfg = config_of(q, v_sel, w=w, l=l, d=d, l_sel=l_sel, n_sel=n_sel, phi=phi)
+    given = (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates)
+    kept = (bits, terms, values, cmp, cmp_lse, win, win_lse, sel, sel_lse)
+    made = launch.backward(grad, given, kept, cfg)
+    return made[0], made[1], made[2], made[3], made[4], made[5], made[6], made[7]
+
+
+differentiate(core, core_backward, results=3, first=1)

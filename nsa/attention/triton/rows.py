@@ -30,6 +30,12 @@ def this_tile(seq_len, groups, HEADS: tl.constexpr, ROWS: tl.constexpr):
     """The program's tile, its pair of batch and group, and of its rows number, token and head."""
     # Late tiles have the most to do: they begin first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    return tile_of(tile, seq_len, groups, HEADS, ROWS)
+
+
+@triton.jit
+def tile_of(tile, seq_len, groups, HEADS: tl.constexpr, ROWS: tl.constexpr):
+    """The same of a given tile; programs along axis 1 are pairs."""
     row = tile * ROWS + tl.arange(0, ROWS)
     pair, token = tl.program_id(1).to(tl.int64), row // HEADS
     return tile, pair, pair // groups, pair % groups, row, token, row % HEADS, token < seq_len

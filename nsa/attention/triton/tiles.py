@@ -117,7 +117,8 @@ def choose_window_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> WindowCut:
     tiles = min(keys + cfg.w - 1, seq_len) * cfg.heads_per_group // rows
     pieces = min(-(-_WINDOW_PROGRAMS // programs), tiles // _LEAST_TILES)
     return WindowCut(
-        forward=Tile(rows=64 if wide else 128, warps=4 if wide else 8, stages=2),
+        # With more, pooled keys beside it take registers that a second program needs on Hopper.
+        forward=Tile(rows=64, warps=4, stages=2),
         query_gradient=Tile(rows=64, warps=8 if wide else 4, stages=2),
         key_gradient=Tile(rows=rows, warps=8 if wide else 4, stages=2),
         keys=keys,

@@ -39,7 +39,7 @@ from nsa.attention.triton.rows import (
     query_side,
     store_keys,
     store_rows,
-    this_tile,
+    tile_of,
 )
 from nsa.attention.triton.tiles import WindowCut, choose_window_cut
 from nsa.config import NSAConfig
@@ -94,7 +94,22 @@ def window_kernel(
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
-    tile, pair, batch, group, row, token, head, inside = this_tile(seq_len, groups, HEADS, ROWS)
+    # Late tiles have the most to do: they begin first.
+    attend_window(
+        tl.num_programs(0) - 1 - tl.program_id(0), q, k, v, out, lse, seq_len, groups, w, scale,
+        q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g, HEADS, D_K, D_V, KEYS, ROWS,
+    )  # fmt: skip
+
+
+@triton.jit
+def attend_window(
+    tile, q, k, v, out, lse, seq_len, groups, w, scale,
+    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """The same of a given tile; programs along axis 1 are pairs."""
+    tile, pair, batch, group, row, token, head, inside = tile_of(tile, seq_len, groups, HEADS, ROWS)
     queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
@@ -147,9 +162,24 @@ def window_query_kernel(
     tile, _pair, batch, group, token, head, inside, queries, grads, mine, sums = query_side(
         q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, ROWS
     )  # fmt: skip
+    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
+    acc = give_by_window(
+        acc, tile, queries, grads, mine, sums, batch, group, token, k, v, seq_len, w, scale,
+        k_b, k_t, k_g, v_b, v_t, v_g, HEADS, D_K, D_V, KEYS, ROWS,
+    )  # fmt: skip
+    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)
+
+
+@triton.jit
+def give_by_window(
+    acc, tile, queries, grads, mine, sums, batch, group, token, k, v, seq_len, w, scale,
+    k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """What the keys of the window add to the gradient of a tile's queries, before its scale."""
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
-    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
     last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1)
     start, masked, whole, end = span(tile * ROWS // HEADS, last, w, KEYS)
     for at_ends in tl.static_range(2):
@@ -162,7 +192,7 @@ def window_query_kernel(
                 acc, queries, grads, sums, mine, token, start + at * KEYS, k, k_t, v, v_t, seq_len,
                 w, scale, D_K, D_V, KEYS, at_ends,
             )  # fmt: skip
-    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)
+    return acc
 
 
 @triton.jit
@@ -240,17 +270,20 @@ def window_sum_kernel(
 ):  # fmt: skip
     """dk, n_k numbers, and dv, n_v numbers, of float32 parts [PIECES, ...], added up in order."""
     if tl.program_id(1) == 0:
-        _sum(parts_k, dk, n_k, PIECES, NUMBERS)
+        sum_pieces(parts_k, dk, tl.program_id(0), n_k, PIECES, NUMBERS)
     else:
-        _sum(parts_v, dv, n_v, PIECES, NUMBERS)
+        sum_pieces(parts_v, dv, tl.program_id(0), n_v, PIECES, NUMBERS)
 
 
 @triton.jit
-def _sum(parts, to, n, PIECES: tl.constexpr, NUMBERS: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+def sum_pieces(parts, to, number, n, PIECES: tl.constexpr, NUMBERS: tl.constexpr):
+    """The run of NUMBERS with a number, of n numbers: the sum of parts [PIECES, n], in order."""
+    at = number.to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     total = tl.zeros((NUMBERS,), tl.float32)
-    for piece in range(PIECES):
-        total += tl.load(parts + piece * n + at, at < n, 0.0)
+    part = parts + at
+    for _ in range(PIECES):
+        total += tl.load(part, at < n, 0.0).to(tl.float32)
+        part += n
     tl.store(to + at, total.to(to.dtype.element_ty), at < n)
 
 
@@ -294,17 +327,27 @@ def backward(
             q, k, v, out, lse, grad, dq, delta, seq_len, groups, w, scale, cfg.d_k**-0.5,
             *strides, **shape, **how(cut.query_gradient),
         )  # fmt: skip
-        into = (dk, dv) if cut.pieces == 1 else _parts(dk, dv, cut.pieces)
-        window_keys_kernel[triton.cdiv(seq_len, cut.keys), pairs, cut.pieces](
-            q, k, v, grad, lse, delta, *into, seq_len, groups, w, scale, cfg.d_k**-0.5,
-            *strides, **shape, **how(cut.key_gradient),
-        )  # fmt: skip
+        into = give_keys_of_window(q, k, v, grad, lse, delta, dk, dv, cfg, cut)
         if cut.pieces > 1:
             most = max(dk.numel(), dv.numel())
             window_sum_kernel[triton.cdiv(most, NUMBERS), 2](
                 *into, dk, dv, dk.numel(), dv.numel(), PIECES=cut.pieces, NUMBERS=NUMBERS
             )
     return dq, dk, dv
+
+
+def give_keys_of_window(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor, dk: Tensor,
+    dv: Tensor, cfg: NSAConfig, cut: WindowCut,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Start the kernel that owns keys. Where it writes: dk and dv, or parts of them in pieces."""
+    seq_len, groups = q.shape[1:3]
+    into = (dk, dv) if cut.pieces == 1 else _parts(dk, dv, cut.pieces)
+    window_keys_kernel[triton.cdiv(seq_len, cut.keys), q.shape[0] * groups, cut.pieces](
+        q, k, v, grad, lse, delta, *into, seq_len, groups, min(cfg.w, seq_len), scale_of(cfg),
+        cfg.d_k**-0.5, *strides_of(q, k, v), **constants(cfg, cut), **how(cut.key_gradient),
+    )  # fmt: skip
+    return into
 
 
 def _parts(dk: Tensor, dv: Tensor, pieces: int) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_BAR, _RATES = 40, 20
+_BAR = 40
 # What is told while something runs is never all of it.
 _MOST = 0.99
 _BUSY = {
@@ -57,7 +56,6 @@ class Progress:
     step: int = 0
     total: int = 0
     rate: float | None = None
-    rates: deque[float] = field(default_factory=lambda: deque(maxlen=_RATES))
     pulse: Pulse = field(default_factory=Pulse)
     forecast: Forecast | None = None
     forecast_at: float = 0.0
@@ -71,13 +69,10 @@ class Progress:
         """A launch begins."""
         self.launch, self.attempt, self.since = launch, attempt, now
         self.step, self.total, self.rate, self.pulse = 0, steps, None, Pulse()
-        self.rates.clear()
 
     def advance(self, step: int, total: int, rate: float | None) -> None:
         """The launch has done a step."""
         self.step, self.total, self.rate = step, total, rate
-        if rate is not None:
-            self.rates.append(rate)
 
     @property
     def where(self) -> str:
@@ -130,21 +125,16 @@ class Progress:
         """`(attempt 2)`, empty for the first one."""
         return f"(attempt {self.attempt})" if self.launch and self.attempt > 1 else ""
 
-    def screen(self, now: float, *, unicode: bool) -> tuple[RenderableType, ...]:
+    def screen(self, now: float) -> tuple[RenderableType, ...]:
         """For a terminal: the run, how far it is, and what runs now."""
         from rich.progress_bar import ProgressBar
 
-        from runbook.tools.history import sparkline
-
         share = self.forecast.share if self.forecast else 0.0
         so_far = f"{duration_text(round(now - self.began))} so far"
-        moving = self.launch and self._moving and any(self.rates)
-        # From zero on: a drop by half looks like half.
-        spark = sparkline([0.0, *self.rates], plain=not unicode)[1:] if moving else ""
         return (
             _joined(self.where, self.again, percent(share), self.left_text(now), so_far),
             ProgressBar(total=1.0, completed=min(share, _MOST), width=_BAR),
-            _joined(*self.doing(now), spark, self.ranks),
+            _joined(*self.doing(now), self.ranks),
         )
 
     def line(self, now: float) -> str:

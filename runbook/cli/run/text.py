@@ -95,7 +95,7 @@ class TextObserver(RunView):
             with self._lock:
                 if not self._progress.phase:
                     return
-                screen = self._progress.screen(now, unicode=console.unicode_err)
+                screen = self._progress.screen(now)
                 line = self._progress.line(now)
             if console.is_live:
                 console.draw(*screen)

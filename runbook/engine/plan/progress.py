@@ -1,8 +1,7 @@
 """An observer in front of another that says how far the whole run is, and how long the rest takes.
 
-What an earlier run of the profile took comes first, then the first steps of this one; what has
-finished tells how busy the machine is. A planned launch that would exceed its own time limit is
-named at once, with the setting to change.
+What the profile says comes first, then the first steps of this run. A planned launch that would
+exceed its own time limit is named at once, with the setting to change.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ from collections.abc import Callable, Sequence
 from runbook.config.profile import Profile
 from runbook.engine.plan.forecast import (
     SKIPPED,
-    Basis,
-    Earlier,
-    Estimator,
     Expected,
     Pace,
+    expect,
     forecast,
     too_long,
 )
@@ -28,10 +25,6 @@ from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 _FEWEST_STEPS = 5
 _LEAST_S = 1.0
 _TELL_EVERY_S = 1.0
-# Launches say how much slower or faster this run is than what is expected of them, once they took
-# this long together; more than a factor of ten is an accident, not a pace.
-_ENOUGH_TO_COMPARE_S = 5.0
-_MOST = 10.0
 
 _Key = tuple[str, str]
 
@@ -49,18 +42,16 @@ class Forecaster(Observer):
         planned: Sequence[Launch],
         profile: Profile,
         *,
-        earlier: Earlier,
         done_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner, self._profile, self._clock = inner, profile, clock
         self._left = {(launch.phase, launch.name): launch for launch in planned}
         self._count = max(1, len(self._left))
-        self._estimator = Estimator(profile, earlier)
+        self._pace: Pace | None = None
         self._known: dict[_Key, Expected | None] = {}
         self._done_s, self._share, self._told_at = done_s, 0.0, -_TELL_EVERY_S
         self._run_began = clock()
-        self._ended: list[tuple[Launch, float]] = []
         self._running: Launch | None = None
         self._began = 0.0
         self._first: tuple[int, float] | None = None
@@ -71,7 +62,7 @@ class Forecaster(Observer):
     # -- what is heard -----------------------------------------------------------------------------
 
     def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
-        """The first forecast, from earlier runs alone."""
+        """The first forecast, from the profile alone."""
         self._inner.run_started(run_id, run_root, phases)
         self._tell()
 
@@ -101,8 +92,6 @@ class Forecaster(Observer):
 
     def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
         """It is no longer left."""
-        if result.ok:
-            self._ended.append((launch, result.duration_s))
         self._left.pop((launch.phase, launch.name), None)
         self._running = None
         self._inner.launch_finished(launch, result)
@@ -138,7 +127,7 @@ class Forecaster(Observer):
             return
         self._first = self._first or (step, now)
         self._last = (step, now)
-        if self._estimator.pace is None and (step_s := self._step_s()) is not None:
+        if self._pace is None and (step_s := self._step_s()) is not None:
             self._take(launch, step_s)
 
     def _step_s(self) -> float | None:
@@ -150,7 +139,7 @@ class Forecaster(Observer):
 
     def _take(self, launch: Launch, step_s: float) -> None:
         pace = Pace(step_s=step_s, startup_s=self._startup_s or 0.0, launch=launch)
-        self._estimator.pace = pace
+        self._pace = pace
         self._known.clear()
         self._tell()
         for planned in self._left.values():
@@ -163,60 +152,18 @@ class Forecaster(Observer):
     def _expect(self, launch: Launch) -> Expected | None:
         key = (launch.phase, launch.name)
         if key not in self._known:
-            self._known[key] = self._estimator.expect(launch)
+            self._known[key] = expect(launch, self._profile, self._pace)
         return self._known[key]
-
-    def _slower(self, basis: Basis, now: float) -> float | None:
-        """How much longer the launches of this ground took than is expected of them.
-
-        Each ground by itself: a pace that was measured on a busy machine has that in it already. A
-        running launch counts once it is late, longer than all that is left of its phase. None where
-        too little is known.
-        """
-        known = [(one, took) for one, took in self._ended if self._basis(one) is basis]
-        factor, running = self._ratio(known), self._running
-        if running is None or self._basis(running) is not basis or self._step_s() is not None:
-            return factor
-        left = [one for one in self._left.values() if one.phase == running.phase]
-        since = now - self._began
-        late = self._ratio([*known, *((one, since if one == running else 0.0) for one in left)])
-        return max(late, factor or 1.0) if late is not None and late > 1.0 else factor
-
-    def _basis(self, launch: Launch) -> Basis | None:
-        found = self._expect(launch)
-        return found.basis if found else None
-
-    def _ratio(self, known: Sequence[tuple[Launch, float]]) -> float | None:
-        """Seconds that they took over the seconds expected, None for too few of them."""
-        expected_s = sum(found.seconds for one, _ in known if (found := self._expect(one)))
-        if expected_s < _ENOUGH_TO_COMPARE_S:
-            return None
-        return min(_MOST, max(1 / _MOST, sum(took for _, took in known) / expected_s))
 
     def _tell(self) -> None:
         now = self._told_at = self._clock()
-        slower = {basis: self._slower(basis, now) for basis in Basis}
-        sources, rough = dict[str, None](), False
-        whole: list[float] = []
-        left_s, unknown = 0.0, 0
-        for launch in self._left.values():
-            found = self._expect(launch)
-            if found is None:
-                unknown += 1
-                continue
-            factor = slower[found.basis]
-            expected_s = found.seconds * (factor or 1.0)
-            sources[found.source] = None
-            rough = rough or (found.basis is Basis.PROFILE and factor is None)
-            whole.append(expected_s)
-            if self._running == launch:
-                step_s, steps = self._step_s(), max(0, self._goal - self._last[0])
-                expected_s -= now - self._began
-                expected_s = max(0.0, expected_s) if step_s is None else steps * step_s
-            left_s += expected_s
+        known = [(one, found) for one in self._left.values() if (found := self._expect(one))]
+        unknown = len(self._left) - len(known)
+        left_s = sum(self._still(one, found.seconds, now) for one, found in known)
         done_s = self._done_s + now - self._run_began
-        guess = unknown * sum(whole) / len(whole) if whole else 0.0
-        if whole or not self._left:
+        whole = sum(found.seconds for _, found in known)
+        guess = unknown * whole / len(known) if known else 0.0
+        if known or not self._left:
             share = done_s / max(done_s + left_s + guess, 1e-9)
         else:
             share = 1.0 - len(self._left) / self._count
@@ -226,9 +173,16 @@ class Forecaster(Observer):
             Forecast(
                 done_s=done_s,
                 share=self._share,
-                left_s=left_s if whole or not self._left else None,
+                left_s=left_s if known or not self._left else None,
                 unknown=unknown,
-                source=next(iter(sources), ""),
-                rough=rough,
+                source=next((found.source for _, found in known), ""),
+                rough=any(found.rough for _, found in known),
             )
         )
+
+    def _still(self, launch: Launch, expected_s: float, now: float) -> float:
+        """Seconds that it takes from now on; one that runs, by its own pace once that is known."""
+        if launch != self._running:
+            return expected_s
+        step_s, steps = self._step_s(), max(0, self._goal - self._last[0])
+        return max(0.0, expected_s - now + self._began) if step_s is None else steps * step_s

@@ -14,7 +14,6 @@ from phases.kit.playbook import playbook, remedy_for, situation_of, told
 from runbook.config import registry
 from runbook.records import Kind, LaunchStatus, Reason
 from tests.phases import builder
-from tests.phases.compare.test_node_scaling import where
 from tests.phases.situations import ON_A_CPU, ON_TWO_A100
 
 PHASES = registry.phases()
@@ -50,9 +49,8 @@ def test_every_reason_that_is_not_fine_has_a_remedy() -> None:
 
 
 def test_every_topic_that_a_row_names_is_in_the_playbook() -> None:
-    on_nodes = where(4)
-    topics = {row.topic for phase in PHASES.values() for row in phase.asked(on_nodes)}  # type: ignore[attr-defined]
-    assert "node_scaling" in topics
+    topics = {row.topic for phase in PHASES.values() for row in phase.asked(builder.on_nodes(4))}  # type: ignore[attr-defined]
+    assert "nodes" in topics
     assert topics - {""} <= set(BY_TOPIC)
 
 

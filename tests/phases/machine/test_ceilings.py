@@ -29,7 +29,6 @@ from tests.phases.answers import (
     said,
     says,
 )
-from tests.phases.test_single_gpu import scaled_evidence
 
 ROWS = ("matmul", "memory_copy", "host_copy", "all_reduce")
 WRONG = (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
@@ -290,8 +289,6 @@ def test_on_cores_a_phase_alone_stays_as_it_was() -> None:
     """What never decides is no open question either."""
     where = builder.context("cpu")
     says(mfu_row({}, where), NOT_GATED, "was not run")
-    found = scaled_evidence(1e5, 0.8e5, where=where)
-    says(builder.row("single_gpu", "link", found, where), NOT_GATED, "was not run")
 
 
 def test_more_than_the_card_can_is_not_plausible_and_another_card_not_comparable() -> None:
@@ -302,31 +299,3 @@ def test_more_than_the_card_can_is_not_plausible_and_another_card_not_comparable
 
     check = mfu_row({"preflight": preflight(edit=elsewhere)}, rate=1e5)
     says(check, UNLIKE, "preflight measured 0, 7")
-
-
-def link_row(one: float, many: float, where: PlanContext = WHERE, **rates: float) -> Check:
-    found = scaled_evidence(one, many, where=where)
-    earlier = {**found.earlier, "preflight": preflight(where, **rates)}
-    return builder.row("single_gpu", "link", replace(found, earlier=earlier), where)
-
-
-def test_a_bad_link_and_a_bad_setting_are_told_apart() -> None:
-    """78.4M gradients of 2 bytes travel once: at 14 GB/s 11.2 ms beside the 41 ms of a step."""
-    fine = says(link_row(1e5, 1.96e5), FINE)
-    assert fine.measurement is not None
-    work_s, link_s = 4096 / 1e5, 78.4e6 * 2 / 14e9
-    floor = work_s / (work_s + link_s)
-    assert fine.measurement.value == pytest.approx(floor, rel=0.01) and 0.77 < floor < 0.80
-    says(link_row(1e5, 1.2e5), TOO_LITTLE, "a setting, or the host", remedy="NSA_DDP_BUCKET_MB")
-    link = link_row(1e5, 1.2e5, all_reduce=5.0)
-    says(link, WRONG, "the link explains it", remedy="look at the link")
-    assert "preflight,baseline,single_gpu" in link.rerun
-
-
-def test_the_link_is_shown_on_cores_and_no_question_of_one_rank() -> None:
-    cpu = says(link_row(1e5, 0.8e5, builder.context("cpu")), NOT_GATED)
-    assert cpu.measurement is not None
-    assert said(link_row(1e5, 1e5, builder.context("h200x1"))) == (
-        Outcome.SKIPPED,
-        Reason.NEEDS_GPUS,
-    )

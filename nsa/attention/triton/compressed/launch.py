@@ -117,9 +117,18 @@ def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, ..
     k and v: as `terms_of` takes them; what it gives comes next. The first log-sum-exp is of keys
     rounded to the type of q, for `backward`, the last of exact ones, for `top_blocks`.
     """
+    terms, values = terms_of(k, v, q.dtype, cfg)
+    out, lse, exact_lse = attend(q, terms, values, cfg)
+    return out, lse, terms, values, exact_lse
+
+
+def attend(
+    q: Tensor, terms: Tensor, values: Tensor, cfg: NSAConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output and both log-sum-exps of `forward`, of what `terms_of` gives."""
     batch, seq_len, groups, heads = q.shape[:4]
     out, lse = results_of(q, cfg, torch.float32)
-    q, (terms, values) = inner(q), terms_of(k, v, q.dtype, cfg)
+    q = inner(q)
     exact_lse = torch.empty_like(lse)
     cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     with device_of(q):
@@ -128,7 +137,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, ..
             *strides_of(q, terms, values), **compressed_constants(cfg), TERMS=n_terms(q.dtype),
             KEYS=cut.keys, **how(cut.forward),
         )  # fmt: skip
-    return out, lse, terms, values, exact_lse
+    return out, lse, exact_lse
 
 
 def backward(
@@ -144,9 +153,6 @@ def backward(
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     delta, rounded_grad = torch.empty_like(lse), torch.empty_like(grad, dtype=q.dtype)
     rounded = terms[:, :, :, 0]
-    n_tiles, n_pieces = cut.n_tiles(n_keys), cut.n_pieces(seq_len)
-    parts_shape = (pairs, n_tiles, n_pieces, cut.owned, padded(cfg.d_k) + padded(cfg.d_v))
-    parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
     strides, shape, scale = strides_of(q, rounded, values), compressed_constants(cfg), scale_of(cfg)
     with device_of(q):
         rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
@@ -155,38 +161,62 @@ def backward(
             scale, cfg.d_k**-0.5, *strides, **shape, KEYS=cut.rounded_keys,
             **how(cut.query_gradient),
         )  # fmt: skip
-        if n_keys:
-            compressed_piece_kernel[n_pieces, n_tiles, pairs](
-                q, rounded, values, rounded_grad, lse, delta, parts, seq_len, groups, n_keys,
-                n_pieces, scale, *strides, **shape, KEYS=cut.owned, PIECE=cut.piece,
-                **how(cut.key_gradient),
-            )  # fmt: skip
+        parts = give_keys_of_compressed(
+            q, rounded, values, rounded_grad, lse, delta, cfg, cut
+        )  # fmt: skip
         if n_tokens:
-            compressed_sum_kernel[triton.cdiv(n_tokens, LEAST * pooled(cfg)[1]), pairs](
-                parts, dk, dv, n_tokens, groups, n_keys, n_pieces, n_tiles, cfg.d_k**-0.5,
-                **sum_constants(cfg, cut),
+            compressed_sum_kernel[programs_of_sum(n_tokens, cfg), pairs](
+                parts, dk, dv, n_tokens, groups, n_keys, parts.shape[2], parts.shape[1],
+                cfg.d_k**-0.5, **sum_constants(cfg, cut),
             )  # fmt: skip
     return dq, dk, dv
 
 
-def top_blocks(q: Tensor, terms: Tensor, lse: Tensor, cfg: NSAConfig) -> Tensor:
-    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys.
+def give_keys_of_compressed(
+    q: Tensor, rounded: Tensor, values: Tensor, grad: Tensor, lse: Tensor, delta: Tensor,
+    cfg: NSAConfig, cut: CompressedCut,
+) -> Tensor:  # fmt: skip
+    """Start the kernel that owns compressed keys; parts [B*G, tiles, pieces, keys, widths]."""
+    seq_len, groups, n_keys = q.shape[1], q.shape[2], rounded.shape[1]
+    pairs, n_tiles, n_pieces = q.shape[0] * groups, cut.n_tiles(n_keys), cut.n_pieces(seq_len)
+    parts_shape = (pairs, n_tiles, n_pieces, cut.owned, padded(cfg.d_k) + padded(cfg.d_v))
+    parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
+    if n_keys:
+        compressed_piece_kernel[n_pieces, n_tiles, pairs](
+            q, rounded, values, grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces,
+            scale_of(cfg), *strides_of(q, rounded, values), **compressed_constants(cfg),
+            KEYS=cut.owned, PIECE=cut.piece, **how(cut.key_gradient),
+        )  # fmt: skip
+    return parts
 
+
+def programs_of_sum(n_tokens: int, cfg: NSAConfig) -> int:
+    """Of a pair, that add up the parts for so many tokens."""
+    programs: int = triton.cdiv(n_tokens, LEAST * pooled(cfg)[1])
+    return programs
+
+
+def top_blocks(q: Tensor, terms: Tensor, lse: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+    """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys, and their bits.
+
+    Bits int32 [B*G, words, S]: of word w, bit b of a token says whether it selects 32*w + b.
     terms, lse: of `forward`, the exact log-sum-exp.
     """
     batch, seq_len, groups = q.shape[:3]
     q = inner(q)
     shape = (batch, seq_len, groups, cfg.n_sel)
     blocks = torch.empty(shape, dtype=torch.int64, device=q.device)
+    words = triton.cdiv(cfg.n_blocks(seq_len), 32)
+    bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=q.device)
     cut = tuned("top", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     tile = how(cut.top)
     with device_of(q):
         top_kernel[triton.cdiv(seq_len, cut.top.rows), batch * groups](
-            q, terms, lse, blocks, seq_len, groups, q.shape[3], terms.shape[1], scale_of(cfg),
-            *q.stride()[:4], *terms.stride()[:3], **top_constants(cfg, q.dtype),
+            q, terms, lse, blocks, bits, seq_len, groups, q.shape[3], terms.shape[1], words,
+            scale_of(cfg), *q.stride()[:4], *terms.stride()[:3], **top_constants(cfg, q.dtype),
             TOKENS=tile.pop("ROWS"), BLOCKS=cut.blocks, **tile,
         )  # fmt: skip
-    return blocks
+    return blocks, bits
 
 
 def terms_of(k: Tensor, v: Tensor, dtype: torch.dtype, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
@@ -195,11 +225,8 @@ def terms_of(k: Tensor, v: Tensor, dtype: torch.dtype, cfg: NSAConfig) -> tuple[
     k and v: [B,S,G,D], or compressed already [B,N,G,D]; values [B,N,G,Dv] are rounded to the type.
     """
     k, v = inner(k), inner(v)
-    batch, n_tokens, groups = k.shape[:3]
-    n_keys = cfg.n_compressed(n_tokens) if cfg.phi == "avg" else n_tokens
-    shape = (batch, n_keys, groups)
-    terms = torch.empty(*shape, n_terms(dtype), cfg.d_k, dtype=dtype, device=k.device)
-    values = torch.empty(*shape, cfg.d_v, dtype=dtype, device=k.device)
+    terms, values = room_for_terms(k, dtype, cfg)
+    batch, n_keys, groups = terms.shape[:3]
     if n_keys:
         with device_of(k):
             pool_kernel[n_keys, batch * groups, 2](
@@ -207,6 +234,15 @@ def terms_of(k: Tensor, v: Tensor, dtype: torch.dtype, cfg: NSAConfig) -> tuple[
                 **pool_constants(cfg, dtype),
             )  # fmt: skip
     return terms, values
+
+
+def room_for_terms(k: Tensor, dtype: torch.dtype, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
+    """For what `terms_of` gives of k."""
+    batch, n_tokens, groups = k.shape[:3]
+    n_keys = cfg.n_compressed(n_tokens) if cfg.phi == "avg" else n_tokens
+    shape = (batch, n_keys, groups)
+    terms = torch.empty(*shape, n_terms(dtype), cfg.d_k, dtype=dtype, device=k.device)
+    return terms, torch.empty(*shape, cfg.d_v, dtype=dtype, device=k.device)
 
 
 def pool_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:

@@ -182,9 +182,24 @@ def compressed_query_gradient_kernel(
     )  # fmt: skip
     grads = exact.to(queries.dtype)
     store_rows(rounded_grad, grads, batch, group, token, head, inside, seq_len, groups, HEADS, D_V)
+    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
+    acc = give_by_compressed(
+        acc, tile, queries, grads, mine, sums, batch, group, token, k, v, seq_len, n_keys, scale,
+        k_b, k_t, k_g, v_b, v_t, v_g, HEADS, D_K, D_V, L, STRIDE, KEYS, ROWS,
+    )  # fmt: skip
+    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)
+
+
+@triton.jit
+def give_by_compressed(
+    acc, tile, queries, grads, mine, sums, batch, group, token, k, v, seq_len, n_keys, scale,
+    k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L: tl.constexpr,
+    STRIDE: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """What compressed keys add to the gradient of a tile's queries, before its scale."""
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
-    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
     whole, end = walk(tile, seq_len, n_keys, HEADS, L, STRIDE, KEYS, ROWS)
     for at_end in tl.static_range(2):
         low, high = (whole, end) if at_end else (0, whole)
@@ -193,4 +208,4 @@ def compressed_query_gradient_kernel(
                 acc, queries, grads, sums, mine, token, first, k, k_t, v, v_t, n_keys, scale, D_K,
                 D_V, L, STRIDE, KEYS, at_end,
             )  # fmt: skip
-    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)
+    return acc

@@ -122,12 +122,15 @@ def _insert(best, held, scores, block):
 
 @triton.jit
 def top_kernel(
-    q, terms, lse, blocks, seq_len, groups, heads, n_keys, scale,
+    q, terms, lse, blocks, bits, seq_len, groups, heads, n_keys, n_words, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g,
     D_K: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, TERMS: tl.constexpr,
     L_SEL: tl.constexpr, N_SEL: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Blocks int64 [B,S,G,N_SEL] of a run of tokens, ascending, -1 at the end for none."""
+    """Blocks int64 [B,S,G,N_SEL] of a run of tokens, ascending, -1 at the end for none.
+
+    And the same as bits int32 [B*G, n_words, S], as `selected.readers` has them.
+    """
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
@@ -167,6 +170,10 @@ def top_kernel(
             best, held = _insert(best, held, tl.where(age >= 0, scores, NOTHING), block)
         found = tl.where((best >= 0.0) & (place < N_SEL)[None, :], held, _NO_BLOCK)
         found = tl.sort(found, 1)
+    for word in range(n_words):
+        mine = tl.where(found // 32 == word, 1 << (found % 32), 0)
+        to = bits + (pair * n_words + word) * seq_len + token
+        tl.store(to, tl.sum(mine, 1), inside)
     far = (batch * seq_len + token.to(tl.int64)) * groups + group
     found = tl.where(found == _NO_BLOCK, -1, found).to(tl.int64)
     to = blocks + (far * N_SEL)[:, None] + place[None, :]

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from nsa.attention.triton.between import mix_forward
 from nsa.attention.triton.launch import (
     device_of,
     head_constants,
@@ -34,7 +35,6 @@ from nsa.attention.triton.selected.readers import (
     pack_kernel,
     piece_kernel,
     place_kernel,
-    ranges_kernel,
     sum_kernel,
 )
 from nsa.attention.triton.selected.rows import forward_kernel, query_gradient_kernel
@@ -45,35 +45,12 @@ from nsa.config import NSAConfig
 TOKENS = 32
 
 
-def ranges_of(blocks: Tensor, l_sel: int) -> tuple[Tensor, Tensor]:
-    """Merged token ranges int64 [B,S,G,n,2] of blocks [B,S,G,n] that ascend, -1 at the end.
-
-    And their `bits_of`.
-    """
-    batch, seq_len, groups, n = blocks.shape
-    blocks = blocks.contiguous()
-    ranges = torch.empty(*blocks.shape, 2, dtype=torch.int64, device=blocks.device)
-    bits = _room_for_bits(ranges, l_sel)
-    with device_of(blocks):
-        ranges_kernel[triton.cdiv(seq_len * groups, TOKENS), batch](
-            blocks, ranges, bits, seq_len * groups, groups, bits.shape[1], L_SEL=l_sel, N_SEL=n,
-            ROWS=TOKENS,
-        )  # fmt: skip
-    return ranges, bits
-
-
-def _room_for_bits(ranges: Tensor, l_sel: int) -> Tensor:
-    batch, seq_len, groups = ranges.shape[:3]
-    words = triton.cdiv(triton.cdiv(seq_len, l_sel), 32)
-    return torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
-
-
 def bits_of(ranges: Tensor, l_sel: int) -> Tensor:
     """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
     batch, seq_len, groups, n = ranges.shape[:4]
     ranges = ranges.contiguous()
-    bits = _room_for_bits(ranges, l_sel)
-    words = bits.shape[1]
+    words = triton.cdiv(triton.cdiv(seq_len, l_sel), 32)
+    bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
     with device_of(ranges):
         pack_kernel[triton.cdiv(seq_len, TOKENS), batch * groups, words](
             ranges, bits, seq_len, groups, words, L_SEL=l_sel, N_SEL=n, TOKENS=TOKENS
@@ -83,19 +60,52 @@ def bits_of(ranges: Tensor, l_sel: int) -> Tensor:
 
 def forward(q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
     """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
-    batch, seq_len, groups, heads = q.shape[:4]
+    batch, seq_len, groups = q.shape[:3]
     q, k, v = (inner(x) for x in (q, k, v))
     out, lse = results_of(q, cfg, q.dtype)
     cut = tuned("selected", choose_cut(cfg, seq_len, batch * groups), cfg, q)
     with device_of(q):
         if cut.by_block:
             _forward_by_block(q, k, v, lists_of(bits, cfg, cut), out, lse, cfg, cut.by_block)
-            return out, lse
-        forward_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
-            q, k, v, bits, out, lse, seq_len, groups, bits.shape[1], scale_of(cfg),
-            *strides_of(q, k, v), **shape_constants(cfg), EVERY=cut.every, **how(cut.forward),
-        )  # fmt: skip
+        else:
+            walk(q, k, v, bits, out, lse, None, cfg, cut)
     return out, lse
+
+
+def forward_mixed(
+    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cmp: Tensor, win: Tensor, gates: Tensor,
+    cfg: NSAConfig,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gated sum [B,S,H,Dv], and what `forward` gives.
+
+    cmp, win: the other branches [B,S,G,h,Dv], contiguous; gates [B,S,H,3].
+    """
+    batch, seq_len, groups = q.shape[:3]
+    cut = tuned("selected", choose_cut(cfg, seq_len, batch * groups), cfg, q)
+    if cut.by_block:
+        out, lse = forward(q, k, v, bits, cfg)
+        flat = [x.flatten(2, 3) for x in (cmp, out, win)]
+        return mix_forward(flat[0], flat[1], flat[2], gates), out, lse
+    q, k, v, gates = (inner(x) for x in (q, k, v, gates))
+    out, lse = results_of(q, cfg, q.dtype)
+    mixed = torch.empty(*gates.shape[:3], cfg.d_v, dtype=gates.dtype, device=q.device)
+    with device_of(q):
+        walk(q, k, v, bits, out, lse, (cmp, win, gates, mixed), cfg, cut)
+    return mixed, out, lse
+
+
+def walk(
+    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor,
+    mixing: tuple[Tensor, Tensor, Tensor, Tensor] | None, cfg: NSAConfig, cut: Cut,
+) -> None:  # fmt: skip
+    """Start the kernel whose queries walk. mixing: other branches, gates, room for the sum."""
+    seq_len, heads = q.shape[1], q.shape[3]
+    of_gates = (0, 0, 0) if mixing is None else mixing[2].stride()[:3]
+    forward_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), q.shape[0] * q.shape[2]](
+        q, k, v, bits, out, lse, *(mixing or (None,) * 4), seq_len, q.shape[2], bits.shape[1],
+        scale_of(cfg), *strides_of(q, k, v), *of_gates, **shape_constants(cfg), EVERY=cut.every,
+        MIXED=mixing is not None, **how(cut.forward),
+    )  # fmt: skip
 
 
 def backward(
@@ -114,29 +124,46 @@ def backward(
     with device_of(q):
         lists = lists_of(bits, cfg, cut)
         if cut.by_block:
-            _query_gradient_by_block(
-                q, k, v, lists, out, lse, grad, dq, delta, cfg, cut.by_block
+            rows = triton.cdiv(seq_len * heads, cut.by_block.merge.rows)
+            delta_kernel[rows, pairs](
+                q, out, lse, grad, delta, seq_len, groups, *q.stride()[:4], **head_constants(cfg),
+                **how(cut.by_block.merge),
             )  # fmt: skip
+            give_queries_by_block(q, k, v, lists, lse, grad, dq, delta, cfg, cut.by_block)
         else:
             rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
             query_gradient_kernel[rows, pairs](
                 q, k, v, bits, out, lse, grad, dq, delta, seq_len, groups, bits.shape[1], scale,
                 cfg.d_k**-0.5, *strides, **shape, EVERY=cut.every, **how(cut.query_gradient),
             )  # fmt: skip
-        # Only now: the parts of dq are gone. Padded to tiles, not to what is inside: that much is
-        # written.
-        parts_shape = (pairs, cut.n_pieces, padded(cfg.l_sel), padded(cfg.d_k) + padded(cfg.d_v))
-        parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
-        piece_kernel[cut.n_pieces, pairs](
-            q, k, v, grad, lse, delta, lists.readers, lists.counts, lists.offsets, lists.ends,
-            parts, seq_len, groups, n_blocks, cut.n_pieces, lists.length, scale, *strides, **shape,
-            **piece_constants(cut), **how(cut.key_gradient),
-        )  # fmt: skip
+        # Only now: the parts of dq are gone.
+        parts = give_keys_of_blocks(q, k, v, grad, lse, delta, lists, cfg, cut)
         sum_kernel[n_blocks, pairs, padded(cfg.l_sel) // LEAST](
             parts, lists.ends, dk, dv, seq_len, groups, n_blocks, cut.n_pieces, cfg.d_k**-0.5,
             **{name: value for name, value in shape.items() if name != "HEADS"}, FEW=LEAST,
         )  # fmt: skip
     return dq, dk, dv
+
+
+def give_keys_of_blocks(
+    q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor, lists: Lists,
+    cfg: NSAConfig, cut: Cut,
+) -> Tensor:  # fmt: skip
+    """Start the kernel that owns blocks; parts [B*G, pieces, keys, widths].
+
+    They are padded to tiles, not to what is inside: that much is written.
+    """
+    seq_len, groups = q.shape[1:3]
+    pairs = q.shape[0] * groups
+    parts_shape = (pairs, cut.n_pieces, padded(cfg.l_sel), padded(cfg.d_k) + padded(cfg.d_v))
+    parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
+    piece_kernel[cut.n_pieces, pairs](
+        q, k, v, grad, lse, delta, lists.readers, lists.counts, lists.offsets, lists.ends, parts,
+        seq_len, groups, cfg.n_blocks(seq_len), cut.n_pieces, lists.length, scale_of(cfg),
+        *strides_of(q, k, v), **shape_constants(cfg), **piece_constants(cut),
+        **how(cut.key_gradient),
+    )  # fmt: skip
+    return parts
 
 
 def _forward_by_block(
@@ -163,21 +190,16 @@ def _forward_by_block(
         )  # fmt: skip
 
 
-def _query_gradient_by_block(
-    q: Tensor, k: Tensor, v: Tensor, lists: Lists, out: Tensor, lse: Tensor, grad: Tensor,
-    dq: Tensor, delta: Tensor, cfg: NSAConfig, cut: ByBlock,
+def give_queries_by_block(
+    q: Tensor, k: Tensor, v: Tensor, lists: Lists, lse: Tensor, grad: Tensor, dq: Tensor,
+    delta: Tensor, cfg: NSAConfig, cut: ByBlock,
 ) -> None:  # fmt: skip
-    """Fill the gradient of the queries and delta, a run of positions after the other."""
+    """Fill the gradient of the queries, a run of positions after the other."""
     batch, seq_len, groups, heads = q.shape[:4]
     pairs, tokens, shape = batch * groups, lists.tokens, shape_constants(cfg)
     room = (pairs * tokens * cut.places * heads, cfg.d_k)
     parts = torch.empty(room, dtype=q.dtype, device=q.device)
     merged = {name: shape[name] for name in ("HEADS", "D_K")}
-    rows = triton.cdiv(seq_len * heads, cut.merge.rows)
-    delta_kernel[rows, pairs](
-        q, out, lse, grad, delta, seq_len, groups, *q.stride()[:4], **head_constants(cfg),
-        **how(cut.merge),
-    )  # fmt: skip
     for begin, end in lists.runs():
         gradient_part_kernel[cut.n_pieces, pairs](
             q, k, v, grad, lse, delta, parts, lists.readers, lists.counts, lists.offsets,

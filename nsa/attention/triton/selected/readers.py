@@ -1,9 +1,7 @@
 """Kernels: which queries read each block, as bits and lists, and the gradients of keys and values.
 
-Chosen blocks become ranges first. They ascend, and missing ones are at the end: which block begins
-a run of neighbors and which one ends it is seen from the blocks beside it, and a run's place is how
-many began before it. So every number of the ranges has one writer, and nothing is sorted. The same
-launch gives the bits; those of ranges from elsewhere are packed by another.
+Chosen blocks become bits with the choice (`compressed.top`); those of token ranges from elsewhere
+are packed here.
 
 bits int32 [B*G, words, S]: bit b of word w says whether the query reads block 32*w + b. Tokens lie
 innermost, so that neighboring queries are neighboring addresses. Neither bits nor lists have
@@ -32,42 +30,6 @@ from nsa.attention.triton.rows import (
     sum_parts,
 )
 from nsa.attention.triton.selected.rows import block_side
-
-
-@triton.jit
-def ranges_kernel(
-    blocks, ranges, bits, n_rows, groups, n_words,
-    L_SEL: tl.constexpr, N_SEL: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Ranges int64 [B,S,G,N_SEL,2] and bits of blocks int64 [B,S,G,N_SEL]; n_rows: S*G of them."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    place = tl.arange(0, padded(N_SEL))[None, :]
-    token = (row // groups)[:, None]
-    inside = (row < n_rows)[:, None] & (place < N_SEL)
-    first = (tl.program_id(1).to(tl.int64) * n_rows + row)[:, None] * N_SEL
-    at = first + place
-    block = tl.load(blocks + at, inside, -1).to(tl.int32)
-    # What lies before the first one is no neighbor of block 0.
-    before = tl.load(blocks + at - 1, inside & (place > 0), -2).to(tl.int32)
-    after = tl.load(blocks + at + 1, inside & (place < N_SEL - 1), -1).to(tl.int32)
-    current = token // L_SEL
-    seen = (block >= 0) & (block <= current)
-    opens = seen & (block - before > 1)
-    goes_on = (after >= 0) & (after <= current) & (after - block <= 1)
-    run = tl.cumsum(opens.to(tl.int32), 1) - 1
-    to = ranges + (first + run) * 2
-    tl.store(to, (block * L_SEL).to(tl.int64), opens)
-    end = tl.minimum(block * L_SEL + L_SEL, token + 1).to(tl.int64)
-    tl.store(to + 1, end, seen & (goes_on == 0))
-    unused = inside & (place >= tl.sum(opens.to(tl.int32), 1)[:, None])
-    nothing = tl.zeros((ROWS, padded(N_SEL)), tl.int64)
-    tl.store(ranges + at * 2, nothing, unused)
-    tl.store(ranges + at * 2 + 1, nothing, unused)
-    pair = tl.program_id(1).to(tl.int64) * groups + row % groups
-    to = bits + pair * n_words * (n_rows // groups) + row // groups
-    for word in range(n_words):
-        mine = tl.where(seen & (block // 32 == word), 1 << (block % 32), 0)
-        tl.store(to + word * (n_rows // groups), tl.sum(mine, 1), row < n_rows)
 
 
 @triton.jit
@@ -273,10 +235,21 @@ def sum_kernel(
 
     Few, because the first block and a program's wait for memory are what takes the time.
     """
-    block = tl.program_id(0)
+    sum_block(
+        parts, piece_ends, dk, dv, tl.program_id(0), tl.program_id(2), seq_len, groups, n_blocks,
+        n_pieces, dk_scale, D_K, D_V, L_SEL, FEW,
+    )  # fmt: skip
+
+
+@triton.jit
+def sum_block(
+    parts, piece_ends, dk, dv, block, few, seq_len, groups, n_blocks, n_pieces, dk_scale,
+    D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr, FEW: tl.constexpr,
+):  # fmt: skip
+    """The same of the FEW tokens of a block with a number; programs along axis 1 are pairs."""
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    inner = tl.program_id(2) * FEW + tl.arange(0, FEW)
+    inner = few * FEW + tl.arange(0, FEW)
     of_block = pair * n_blocks + block
     first = tl.load(piece_ends + of_block - 1, block > 0, 0)
     end = tl.load(piece_ends + of_block)

@@ -86,12 +86,16 @@ def _attend(
 
 @triton.jit
 def forward_kernel(
-    q, k, v, bits, out, lse, seq_len, groups, n_words, scale,
-    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
+    q, k, v, bits, out, lse, cmp, win, gates, mixed, seq_len, groups, n_words, scale,
+    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g, gates_b, gates_t, gates_h,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
-    ROWS: tl.constexpr, EVERY: tl.constexpr,
+    ROWS: tl.constexpr, EVERY: tl.constexpr, MIXED: tl.constexpr,
 ):  # fmt: skip
-    """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
+    """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e.
+
+    MIXED: the gated sum with the other branches too, both [B,S,G,HEADS,D_V], by gates
+    [B,S,G*HEADS,3]; without it nothing is read or written of these.
+    """
     tile, pair, batch, group, row, token, head, inside = this_tile(seq_len, groups, HEADS, ROWS)
     queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
     k += batch * k_b + group * k_g
@@ -125,9 +129,21 @@ def forward_kernel(
     # In this form six registers fewer on Hopper, so that two programs fit a multiprocessor.
     to = out + ((batch * seq_len + token.to(tl.int64)) * groups + group) * HEADS * D_V + head * D_V
     seen = inside[:, None] & (dim < D_V)[None, :]
-    tl.store(to[:, None] + dim[None, :], acc.to(out.dtype.element_ty), seen)
+    rounded = acc.to(out.dtype.element_ty)
+    tl.store(to[:, None] + dim[None, :], rounded, seen)
     sums = tl.where(empty, NOTHING, best + tl.log2(tl.where(empty, 1.0, total)))
     tl.store(lse + pair * seq_len * HEADS + row, sums, inside)
+    if MIXED:
+        far = token.to(tl.int64)
+        gate = gates + batch * gates_b + far * gates_t + (group * HEADS + head) * gates_h
+        values, step = (batch * seq_len * groups + group) * HEADS * D_V, groups * HEADS * D_V
+        others = load_rows(cmp + values, step, D_V, token, head, inside, D_V).to(tl.float32)
+        total = tl.load(gate, inside, 0.0).to(tl.float32)[:, None] * others
+        # What the backward pass reads of the branch, rounded as it is kept.
+        total += tl.load(gate + 1, inside, 0.0).to(tl.float32)[:, None] * rounded.to(tl.float32)
+        others = load_rows(win + values, step, D_V, token, head, inside, D_V).to(tl.float32)
+        total += tl.load(gate + 2, inside, 0.0).to(tl.float32)[:, None] * others
+        store_rows(mixed, total, batch, group, token, head, inside, seq_len, groups, HEADS, D_V)
 
 
 @triton.jit
@@ -156,10 +172,25 @@ def query_gradient_kernel(
     tile, pair, batch, group, token, head, inside, queries, grads, mine, sums = query_side(
         q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, ROWS
     )  # fmt: skip
+    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
+    acc = give_by_selected(
+        acc, tile, queries, grads, mine, sums, pair, batch, group, token, inside, k, v, bits,
+        seq_len, n_words, scale, k_b, k_t, k_g, v_b, v_t, v_g, HEADS, D_K, D_V, L_SEL, ROWS, EVERY,
+    )  # fmt: skip
+    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)
+
+
+@triton.jit
+def give_by_selected(
+    acc, tile, queries, grads, mine, sums, pair, batch, group, token, inside, k, v, bits, seq_len,
+    n_words, scale, k_b, k_t, k_g, v_b, v_t, v_g,
+    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
+    ROWS: tl.constexpr, EVERY: tl.constexpr,
+):  # fmt: skip
+    """What selected blocks add to the gradient of a tile's queries, before its scale."""
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     of_token = bits + pair * n_words * seq_len + token
-    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
     last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1) // L_SEL
     if EVERY:
         for block in range(last + 1):
@@ -179,4 +210,4 @@ def query_gradient_kernel(
                     scale, D_K, D_V, L_SEL,
                 )  # fmt: skip
                 rest = rest & (rest - 1)
-    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)
+    return acc

@@ -187,10 +187,12 @@ def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
     narrower = min(rows, 64)
     # Found with the assembler (benchmarks/triton_aot): with more rows, registers spill.
     rows = narrower if wide else rows
+    # By all branches in one launch, 64 rows of 4 warps spill a few bytes on an A100.
+    of_queries = rows if every else narrower
     walks = cost_of_walk(cfg, seq_len, rows) <= cost_by_block(cfg, seq_len)
     return Cut(
         forward=Tile(rows=rows, warps=_warps(rows, wide=wide), stages=2),
-        query_gradient=Tile(rows=narrower, warps=_warps(narrower, wide=wide), stages=2),
+        query_gradient=Tile(rows=of_queries, warps=_warps(of_queries, wide=wide), stages=2),
         key_gradient=Tile(rows=32, warps=8, stages=2),
         every=every,
         piece=_piece(cfg, seq_len, pairs),

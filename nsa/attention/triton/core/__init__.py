@@ -1,0 +1,1 @@
+"""All branches of a layer in few launches: kernels that share one, and what starts them."""

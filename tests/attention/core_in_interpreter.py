@@ -1,0 +1,249 @@
+"""Proofs of the kernels that serve all branches, in the interpreter: what is wrong, by proof.
+
+The truth is torch's in float64, with all masks written out; which blocks the equations choose is
+for `triton_compressed` to say, here they are those that the kernels chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import nsa
+from nsa.attention import attend
+from nsa.attention.branches import Branches
+from nsa.attention.triton import operators
+from nsa.attention.triton.core import launch as LAUNCH
+from nsa.config import Way
+from tests.attention import triton_kernels
+from tests.attention.defects import defects
+from tests.attention.triton_kernels import (
+    BOUND,
+    checked,
+    compare,
+    drawn,
+    far_apart,
+    judged,
+    poisoned,
+    written_once,
+)
+
+HALF = torch.float16
+NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A shape. run: positions that blocks own at a time; with 0 queries walk."""
+
+    seq_len: int
+    heads: int = 1
+    groups: int = 1
+    batch: int = 1
+    d_k: int = 16
+    d_v: int = 16
+    l: int = 8  # noqa: E741
+    d: int = 4
+    l_sel: int = 8
+    n_sel: int = 3
+    w: int = 16
+    dtype: torch.dtype = torch.float32
+    run: int = 0
+
+    def config(self) -> nsa.NSAConfig:
+        """The package's config for it."""
+        return nsa.NSAConfig(
+            dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
+            d_v=self.d_v, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel, w=self.w,
+        )  # fmt: skip
+
+    def tensors(self) -> list[Tensor]:
+        """By NAMES, and a gradient; not contiguous. Some gates are 0, as sigmoid may round."""
+        draw = torch.Generator().manual_seed(self.seq_len)
+        h, g = self.heads * self.groups, self.groups
+        widths = [(h, self.d_k), *[(g, self.d_k), (g, self.d_v)] * 3, (h, 3), (h, self.d_v)]
+        made = []
+        for heads, width in widths:
+            wide = torch.randn(self.batch, self.seq_len, heads, width + 3, generator=draw)
+            made.append(wide.to(self.dtype)[..., 1:-2])
+        made[7] = made[7].sigmoid()
+        made[7][:, 2::5, :, self.seq_len % 3] = 0.0
+        return made
+
+    def by_block(self) -> Any:
+        """How the selected branch is cut where blocks own the work."""
+        alike = triton_kernels.Case(
+            seq_len=self.seq_len, heads=self.heads, groups=self.groups, batch=self.batch,
+            d_k=self.d_k, d_v=self.d_v, l_sel=self.l_sel, n_sel=self.n_sel, run=self.run,
+        )  # fmt: skip
+        return alike.cut()
+
+
+# Between them: no compressed key at all, heads that fill no tile, a last tile and block that are
+# cut, a word of bits and more, windows of one token and longer than S, blocks that own the work.
+CORE = (
+    Case(seq_len=37, heads=3, groups=2, batch=2, d_k=24, d_v=8),
+    Case(seq_len=45, heads=2, l=2, d=1, l_sel=1, n_sel=4, w=1),
+    Case(seq_len=42, heads=3, groups=2, run=14),
+    Case(seq_len=5, heads=16, w=64),
+    Case(seq_len=50, heads=6, d_k=64, d_v=64, dtype=HALF),
+    Case(seq_len=40, heads=4, d_k=128, d_v=128, w=24, dtype=HALF),
+)
+
+
+def right(case: Case, tensors: list[Tensor], blocks: Tensor) -> list[Tensor]:
+    """The output, and the gradients of all tensors but the last."""
+    leaves = [x.double().requires_grad_() for x in tensors[:-1]]
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates = leaves
+    q = q.unflatten(2, (case.groups, case.heads))
+    token = torch.arange(case.seq_len)
+    begins = range(0, case.seq_len - case.l + 1, case.d)
+    k_cmp, v_cmp = (
+        torch.stack([x[:, i : i + case.l].mean(1) for i in begins], 1) if begins else x[:, :0]
+        for x in (k_cmp, v_cmp)
+    )
+    past = token <= token[:, None]
+    ends = torch.tensor(begins, dtype=torch.int64) + case.l - 1
+    chosen = (blocks[..., None] == token // case.l_sel).any(-2).transpose(1, 2)
+    near = past & (token > token[:, None] - case.w)
+    masks = ((ends <= token[:, None])[:, None], (chosen & past)[:, :, :, None], near[:, None])
+    total = torch.zeros(())
+    for n, (k, v, seen) in enumerate(
+        zip((k_cmp, k_sel, k_win), (v_cmp, v_sel, v_win), masks, strict=True)
+    ):
+        scores = torch.einsum("bsghd,btgd->bgsht", q, k) * case.d_k**-0.5
+        scores = scores.masked_fill(~seen, -1e30)
+        p = torch.where(seen, scores.softmax(-1), 0.0) if k.shape[1] else scores
+        out = torch.einsum("bgsht,btgd->bsghd", p, v).flatten(2, 3)
+        total = total + gates[..., n, None] * out
+    grads = torch.autograd.grad(total, leaves, tensors[-1].double(), materialize_grads=True)
+    return [total.detach(), *grads]
+
+
+def found_by(launch: ModuleType, case: Case, tensors: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The same by the kernels; and the blocks, after their bits are held against them."""
+    cfg, (q, *others, gates, grad) = case.config(), tensors
+    k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = others
+    q = q.unflatten(2, (case.groups, case.heads))
+    with ExitStack() as stack:
+        if case.run:
+            for module in (launch, launch.selected):
+                patch = mock.patch.object(module, "choose_cut", lambda *_: case.by_block())
+                stack.enter_context(patch)
+        win, win_lse, terms, values = launch.window_and_terms(q, k_win, v_win, k_cmp, v_cmp, cfg)
+        cmp, cmp_lse, exact = launch.compressed.attend(q, terms, values, cfg)
+        blocks, bits = launch.compressed.top_blocks(q, terms, exact, cfg)
+        out, sel, sel_lse = launch.selected.forward_mixed(
+            q, k_sel, v_sel, bits, cmp, win, gates, cfg
+        )  # fmt: skip
+        kept = (bits, terms, values, cmp, cmp_lse, win, win_lse, sel, sel_lse)
+        dq, *grads = launch.backward(grad, (q, *others, gates), kept, cfg)
+    number = torch.arange(cfg.n_blocks(case.seq_len))
+    word, bit = number // 32, number % 32
+    told = ((bits[:, word] >> bit[:, None]) & 1).view(case.batch, case.groups, -1, case.seq_len)
+    wanted = (blocks[..., None] == number).any(-2).permute(0, 2, 3, 1)
+    if not torch.equal(told.bool(), wanted):
+        raise AssertionError("the bits are not those of the blocks")
+    return [out, dq.flatten(2, 3), *grads], blocks
+
+
+def core(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CORE) -> list[str]:
+    """What the kernels of `launch` compute wrongly, write twice, leave unwritten or vary."""
+    problems: list[str] = []
+    for case in cases:
+        tensors = case.tensors()
+        try:
+            with written_once(problems), poisoned():
+                mine, blocks = found_by(launch, case, tensors)
+                again, _ = found_by(launch, case, tensors)
+        except AssertionError as error:
+            return [*problems, f"{error} in {case}"]
+        problems += [f"other bits in {case}"] * any(
+            not torch.equal(one, other) for one, other in zip(mine, again, strict=True)
+        )
+        truth = right(case, tensors, blocks)
+        for name, got, wanted in zip(("out", *NAMES), mine, truth, strict=True):
+            # A gradient that is 0 everywhere is held against 1.
+            base = 1.0 if wanted.abs().max() < 1e-12 else 0.0
+            problems += compare(
+                f"{name} of {case}", got.double() + base, wanted + base, BOUND[case.dtype]
+            )
+        if problems:
+            break
+    return problems
+
+
+def core_space() -> list[str]:
+    """Shapes drawn at random."""
+    problems: list[str] = []
+
+    @drawn(8)
+    @given(
+        st.builds(
+            Case, seq_len=st.integers(1, 40), w=st.integers(1, 50), heads=st.integers(1, 16),
+            groups=st.integers(1, 2), batch=st.integers(1, 2), d_k=st.integers(1, 33),
+            d_v=st.integers(1, 33), dtype=st.sampled_from((torch.float32, HALF)),
+            l=st.sampled_from((4, 8)), run=st.sampled_from((0, 0, 14)),
+        )
+    )  # fmt: skip
+    def run(case: Case) -> None:
+        problems.extend(core(LAUNCH, (case,)))
+
+    run()
+    return problems
+
+
+def core_operator() -> list[str]:
+    """torch's own checks, and one graph, forward and backward, of whole attention."""
+    case = Case(seq_len=24, heads=2, groups=2)
+    cfg, tensors = case.config(), [x.contiguous() for x in case.tensors()]
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates = tensors[:-1]
+    rows, told = q.unflatten(2, (2, 2)), (cfg.l, cfg.d)
+    given_ = (rows, k_win, v_win, k_cmp, v_cmp, cfg.w, *told, cfg.phi)
+    win, win_lse, terms, values = operators.window_and_terms(*given_)
+    cmp, cmp_lse, lse = operators.compressed_by_terms(rows, terms, values, *told)
+    _, bits = operators.top_blocks(rows, terms, lse, *told, cfg.l_sel, cfg.n_sel)
+    inputs = (rows, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, bits, terms, values, cmp,
+              cmp_lse, win, win_lse)  # fmt: skip
+    numbers = (cfg.w, *told, cfg.l_sel, cfg.n_sel, cfg.phi)
+    _, sel, sel_lse = operators.core(*inputs, *numbers)
+    no_gradient = ("test_schema", "test_faketensor")
+    leaves = [x.clone().requires_grad_() for x in tensors[:-1]]
+    way = Way(force_sdpa=True, selected="triton", window="triton")
+    return checked(
+        lambda *x: attend(Branches(**dict(zip(NAMES, x, strict=True))), cfg, way)[0],
+        leaves, tensors[-1],
+        (operators.window_and_terms, given_, no_gradient),
+        (operators.compressed_by_terms, (rows, terms, values, *told), no_gradient),
+        (operators.core, (*inputs, *numbers), no_gradient),
+        (operators.core_backward, (tensors[-1], *inputs, sel, sel_lse, *numbers), no_gradient),
+    )  # fmt: skip
+
+
+def core_far(launch: ModuleType = LAUNCH) -> list[str]:
+    """Offsets beyond 32 bits: tokens that lie 2^27 numbers apart."""
+    case = Case(seq_len=40, heads=2, dtype=HALF)
+    tensors = case.tensors()
+    with far_apart(tensors[:-1], [1 << 27] * 8) as far:
+        mine, _ = found_by(launch, case, [*far, tensors[-1]])
+    near, _ = found_by(LAUNCH, case, tensors)
+    pairs = zip(("out", *NAMES), mine, near, strict=True)
+    return [f"{name} differs" for name, one, other in pairs if not torch.equal(one, other)]
+
+
+_ALL: tuple[Callable[..., list[str]], ...] = (core, core_space, core_operator, core_far)
+PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL} | {
+    name: partial(judged, judge, "core.launch", kind, name)
+    for kind, judge in (("all", partial(core, cases=CORE[:3])), ("all_in_32_bits", core_far))
+    for name in defects(kind)
+}
