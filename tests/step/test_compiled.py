@@ -78,9 +78,21 @@ def gradients(
     return {"loss": loss.detach(), "gates": model.gate_numbers()} | found
 
 
+# Others of the fast tier have each of their two words.
+LONG = ("plain loops on a cpu", "masks in bf16")
+
+
 # The keys' MLP comes before the ways part.
 @pytest.mark.parametrize(
-    ("name", "phi"), [*((name, "avg") for name in WAYS), ("cpu", "mlp"), ("masks", "mlp")]
+    ("name", "phi"),
+    [
+        *(
+            pytest.param(name, "avg", marks=pytest.mark.slow if name in LONG else ())
+            for name in WAYS
+        ),
+        ("cpu", "mlp"),
+        ("masks", "mlp"),
+    ],
 )
 def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> None:
     """`fullgraph` raises at a break; two layers share what is made of one."""
