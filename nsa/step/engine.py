@@ -207,7 +207,8 @@ class Engine:
         def loss(of: Tensor) -> Tensor:
             return self.loss(of, wrapped=False)
 
-        rounding = replay.roundings(self.model, loss, self._exact_loss, tokens)
+        half = _AUTOCAST.get(self.plan.config.runtime.precision)
+        rounding = replay.roundings(self.model, loss, self._exact_loss, tokens, half)
         return replay.replay_gap(self.model, loss, rounding, tokens)
 
     def _exact_loss(self, tokens: Tensor) -> Tensor:
