@@ -30,11 +30,12 @@ demo:
 	@$(INSTALL)
 	$(BIN)/runbook run --phase all
 
-# Tests marked `slow` are the long tier.
+# Tests marked `slow` are the long tier. Some hundred processes begin with the same modules: each
+# would compile them anew where the shell forbids to keep that.
 test-all: TIER := --long
 test test-all:
 	@$(INSTALL) --dev
-	OMP_NUM_THREADS=1 PYTEST_TIMEOUT=600 \
+	OMP_NUM_THREADS=1 PYTEST_TIMEOUT=600 PYTHONDONTWRITEBYTECODE= \
 	  $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal $(TIER) $(PYTEST_ARGS)
 
 # pytest and hypothesis are what its stage `tests` needs.

@@ -129,7 +129,7 @@ class NSALanguageModel(nn.Module):
         if replayed is not None:
             return cast("Tensor", self.head(self.norm(replayed)))
         # Decided once: what is computed again in the backward pass has to run the same way.
-        by = None if by_host or self._is_watched() else self.compiled
+        by = self.compiled if self.compiled and not (by_host or self._is_watched()) else None
         for layer in self.layers:
             if self.cfg.gradient_checkpointing and self.training and torch.is_grad_enabled():
                 x = checkpoint(layer, x, use_reentrant=False, by=by)

@@ -19,6 +19,8 @@ Value = bool | int | float | str | None
 Reader = Literal["trainer", "watchdog", "tests"]
 
 PREFIX = "NSA_"
+# The word that leaves a choice to the trainer.
+AUTO = "auto"
 TRUE_WORDS = ("1", "true", "on", "yes")
 FALSE_WORDS = ("0", "false", "off", "no")
 
@@ -27,8 +29,9 @@ FALSE_WORDS = ("0", "false", "off", "no")
 class Toggle:
     """One row: what the variable means, what it may hold, which requirements ask for it.
 
-    default None means that the config file decides. `arm`: may change between the blocks of one
-    launch. `reader`: which part of the program acts on it.
+    default None means that the config file decides. `choices`: all words of a choice, and what a
+    yes/no toggle may be beside these two. `arm`: may change between the blocks of one launch.
+    `reader`: which part of the program acts on it.
     """
 
     name: str
@@ -45,7 +48,7 @@ class Toggle:
     def allowed(self) -> str:
         """The allowed values, for messages and tables."""
         if self.kind == "bool":
-            return "0 or 1"
+            return ", ".join(("0", "1", *self.choices)) if self.choices else "0 or 1"
         if self.kind == "choice":
             return ", ".join(self.choices)
         what = "a whole number" if self.kind == "int" else "a number"
@@ -71,7 +74,7 @@ class Toggle:
 
     def _convert(self, text: str) -> Value:
         if self.kind == "bool":
-            return _bool(text)
+            return text.lower() if text.lower() in self.choices else _bool(text)
         if self.kind == "choice":
             return text.lower() if text.lower() in self.choices else None
         number = _number(text, whole=self.kind == "int")
@@ -130,9 +133,11 @@ _ROWS: tuple[Toggle, ...] = (
     _row("bool", "USE_FA2", False, "ask for the flash_attn package", "A6"),
     _row("bool", "NVTX", False, "emit NVTX ranges", "N1"),
     _row("bool", "OPT_FUSED", False, "fused AdamW", "F1", arm=True),
-    _row("choice", "COMPILE", "off", "torch.compile of each layer, and of the loss, as one graph",
-         choices=("off", "layer"), arm=True),
-    _row("bool", "CUDA_GRAPHS", False, "replay each layer's passes as CUDA graphs", arm=True),
+    _row("choice", "COMPILE", "off", "torch.compile of each layer, and of the loss, as one graph "
+         "(auto: on CUDA, where it agrees with our modules)", choices=("off", "layer", "auto"),
+         arm=True),
+    _row("bool", "CUDA_GRAPHS", False, "replay each layer's passes as CUDA graphs (auto: where "
+         "that can be and agrees with the host)", choices=("auto",), arm=True),
     _row("choice", "DDP_COMPRESS", "off", "type of the gradients on the wire", "B2, E3",
          choices=("off", "bf16", "fp16"), arm=True),
     _row("float", "DDP_BUCKET_MB", 25.0, "bucket cap of DDP, MiB", "B2, E4",
@@ -189,7 +194,10 @@ class ToggleSet:
     sources: Mapping[str, str]
 
     def flag(self, name: str) -> bool:
-        """Value of a yes/no toggle; an unset one that the config decides reads False."""
+        """Value of a yes/no toggle; an unset one that the config decides reads False.
+
+        One that is "auto" is not off.
+        """
         return bool(self.values[name])
 
     def number(self, name: str) -> float:
@@ -313,7 +321,10 @@ def conflicts(toggles: ToggleSet) -> list[Conflict]:
         Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
         for one, needs in _NEEDS.items()
         for other, needed in needs.items()
-        if toggles.flag(one) and toggles.is_set(other) and toggles.values[other] != needed
+        if toggles.values[one] is True
+        and toggles.is_set(other)
+        # What is `auto` gives way by itself.
+        and toggles.values[other] not in (needed, AUTO)
     ]
 
 

@@ -22,14 +22,15 @@ from runbook.records import Launch, Reason, Table
 
 _DEFAULT, _FLASH, _NO_FLASH = "default", "flash_only", "no_flash"
 _BRANCHES = ("cmp", "sel", "win")
-# The A/B of the two SDPA settings is about the SDPA path, so the Triton kernel is off in both.
+# The first arm is what will train. The A/B of the two SDPA settings is about the SDPA path, so the
+# Triton kernels are off in both.
 _ARMS: dict[str, dict[str, str]] = {
     _DEFAULT: {"NSA_SDPA_AUDIT": "1"},
     _FLASH: {"NSA_SDPA_AUDIT": "1", "NSA_SDPA_FLASH_ONLY": "1", "NSA_USE_TRITON_SEL": "0"},
     _NO_FLASH: {"NSA_SDPA_AUDIT": "1", "NSA_SDPA_NO_FLASH": "1", "NSA_USE_TRITON_SEL": "0"},
 }
-# NSA_WINDOW: asked for by name it would contradict an arm without flash kernels.
-_DECIDED = {"NSA_USE_TRITON_SEL": "0", "NSA_WINDOW": "auto"}
+# Asked for by name it would contradict an arm without flash kernels.
+_DECIDED = {"NSA_WINDOW": "auto"}
 _MAIN = {_FLASH: "NSA_SDPA_FLASH_ONLY", _NO_FLASH: "NSA_SDPA_NO_FLASH"}
 _OTHER = {_FLASH: _MAIN[_NO_FLASH], _NO_FLASH: _MAIN[_FLASH]}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import TOGGLES
 from phases.compare.rates import last50s, launch_rates, launches, rate_table
 from phases.kit.case import Case, once
@@ -33,12 +34,15 @@ _RANKS = (
 )
 _SPREAD = (*_RANKS, "effective.per_rank_batch")
 _BATCH = "train.batch_size"
+# The toggle by which a profile of more than two cards says the same.
+_BATCH_TOGGLE = next(name for name, key in CONFIG_TOGGLES.items() if key == _BATCH)
 # At one batch per rank also the global one, and what follows from it.
 _GROWN = (
     *_RANKS,
     "effective.global_batch",
     "effective.tokens_per_step",
     f"config.{_BATCH}",
+    f"toggles.{_BATCH_TOGGLE}",
     "config_sha256",
 )
 
@@ -49,6 +53,12 @@ class _Side:
 
     case: Case
     names: Sequence[str]
+
+
+def _of_batch(launch: Launch, batch: int) -> dict[str, object]:
+    """What differs of a launch with this global batch, which it is given in one way only."""
+    env = {name: text for name, text in launch.env.items() if name != _BATCH_TOGGLE}
+    return {"env": env, "config_overrides": {**launch.config_overrides, _BATCH: batch}}
 
 
 @once
@@ -118,10 +128,7 @@ class SingleGpu(RowPhase):
         planned = repeated(context, phase=self.name, purpose=purpose, ddp=False, named="share")
         whole = context.config_overrides.get(_BATCH, profile.workload.global_batch)
         batch = int(whole) // profile.ranks
-        return [
-            one.model_copy(update={"config_overrides": {**one.config_overrides, _BATCH: batch}})
-            for one in planned
-        ]
+        return [one.model_copy(update=_of_batch(one, batch)) for one in planned]
 
     def names(self, case: Case) -> Sequence[str]:
         """The launches with the whole global batch."""

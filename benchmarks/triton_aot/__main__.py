@@ -8,8 +8,9 @@ Compiles every kernel of `kernels` as it is cut for the production shape (12 que
 groups; S = 2,048 and 131,072), and reads what the assembler made of it: registers, spills, shared
 memory, programs that fit a multiprocessor, instructions of the tensor cores. It exits with 1 where
 a kernel spills, does not fit, has no such instruction or an atomic one. --tuned: the kernels that
-the files of nsa/attention/triton/tuned put in their place, each for its device's capability; one
-that spilled when it was measured may not spill more. Needs the package triton, and no GPU.
+the files of nsa/attention/triton/tuned put in their place, each for its device's capability. The
+last two columns are the share of the tensor cores that the main loop can use at most, and what
+bounds it (`loops` has the model). Needs the package triton, and no GPU.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from benchmarks.triton_aot.compiled import LIMITS, Compiled, compile_all, compil
 from benchmarks.triton_aot.kernels import PARTS
 
 HEADER = ("kernel", "width", "capability", "warps", "registers", "spilled", "shared", "occupancy",
-          "tensor cores")  # fmt: skip
+          "tensor cores", "bound", "by")  # fmt: skip
 
 
 def row_of(width: int, one: Compiled) -> tuple[object, ...]:
     """A kernel in the table."""
     cores = ", ".join(f"{n} {op}" for op, n in one.tensor_core.items() if n) or "-"
     uses = (one.registers, one.spilled, f"{one.shared:,}", f"{one.occupancy:.0%}", cores)
-    return one.kernel.name, width, f"{one.capability / 10:g}", one.kernel.warps, *uses
+    loop = ("-", "-") if one.loop is None else (f"{one.loop.bound:.0%}", one.loop.busiest)
+    return one.kernel.name, width, f"{one.capability / 10:g}", one.kernel.warps, *uses, *loop
 
 
 def main(words: Sequence[str]) -> int:
@@ -45,7 +47,7 @@ def main(words: Sequence[str]) -> int:
     found: list[tuple[int, Compiled, list[str]]]
     if args.tuned:
         found = [
-            (one.kernel.constants["D_K"], made, one.problems(made)) for one, made in compile_tuned()
+            (one.kernel.constants["D_K"], made, made.problems) for one, made in compile_tuned()
         ]
     else:
         made = compile_all(args.capability, args.width, args.type, args.part)

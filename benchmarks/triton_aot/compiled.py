@@ -8,11 +8,12 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.triton_aot.kernels import PARTS, Kernel, as_assumed
+from benchmarks.triton_aot.loops import RATED, Loop, main_loop
 from nsa.attention.triton import launch
 from nsa.attention.triton.tiles import register_limit
 from nsa.config import NSAConfig
@@ -39,7 +40,10 @@ _ALIGNED = re.compile(r"\w+_[btghn]")
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What the assembler made of it. spilled: bytes of a thread's own memory."""
+    """What the assembler made of it. spilled: bytes of a thread's own memory.
+
+    loop: the one that multiplies, on devices whose rates are known.
+    """
 
     kernel: Kernel
     capability: int
@@ -48,6 +52,7 @@ class Compiled:
     shared: int
     tensor_core: dict[str, int]
     atomics: int
+    loop: Loop | None = None
 
     @property
     def programs(self) -> int:
@@ -110,6 +115,7 @@ def compile_kernel(kernel: Kernel, capability: int, dtype: str) -> Compiled:
         tensor_core={op: len(re.findall(rf"\b{op}\b", assembly)) for op in TENSOR_CORES},
         # In Triton's own language: the hardware's barriers are atomic operations too.
         atomics=len(re.findall(r"\btt\.atomic", made.asm["ttir"])),
+        loop=main_loop(assembly, capability) if capability in RATED else None,
     )
 
 
@@ -147,20 +153,10 @@ def compile_all(
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A kernel that a device's file of measured choices puts in the place of the assumed one.
-
-    spilled: what it spilled when it was measured, bytes of a thread, and was faster all the same.
-    """
+    """A kernel that a device's file of choices puts in the place of the assumed one."""
 
     kernel: Kernel
     capability: int
-    spilled: int
-
-    def problems(self, made: Compiled) -> list[str]:
-        """What must not be, or is worse than what was measured."""
-        if made.spilled <= self.spilled:
-            made = replace(made, spilled=0)
-        return made.problems
 
 
 def choices(path: Path) -> Iterator[Choice]:
@@ -175,32 +171,30 @@ def choices(path: Path) -> Iterator[Choice]:
     known: list[Kernel] = []
     for branch, lengths in document["lengths"].items():
         for seq_len in lengths:
-            for kernel, spilled in _put_in_place(document, branch, seq_len, cfg):
+            for kernel in _put_in_place(document, branch, seq_len, cfg):
                 if kernel not in known:
                     known.append(kernel)
-                    yield Choice(kernel=kernel, capability=capability, spilled=spilled)
+                    yield Choice(kernel=kernel, capability=capability)
 
 
 def _put_in_place(
     document: dict[str, Any], branch: str, seq_len: int, cfg: NSAConfig
-) -> Iterator[tuple[Kernel, int]]:
-    """Kernels of all choices of a branch together, each with the spill of the one it came with."""
-    made = launch.nearest(document, branch, seq_len)
+) -> list[Kernel]:
+    """Kernels of a branch, and of all together, that are others with its choices than without."""
     parts = PARTS["compressed" if branch == "top" else branch], PARTS["core"]
 
-    def kernels(count: int) -> list[Kernel]:
-        """With the first `count` choices."""
-
+    def kernels(made: Sequence[dict[str, Any]]) -> list[Kernel]:
         def adjust(of: str, cut: Any) -> Any:
-            return launch.put_all(cut, made[:count]) if of == branch else cut
+            return launch.put_all(cut, made) if of == branch else cut
 
         return [one for make in parts for one in make(cfg, seq_len, PAIRS, adjust)]
 
-    steps = [kernels(count) for count in range(len(made) + 1)]
-    for kernel in steps[-1]:
-        came = next(count for count, step in enumerate(steps) if kernel in step)
-        if came:
-            yield kernel, made[came - 1].get("spilled", 0)
+    assumed = kernels(())
+    return [
+        kernel
+        for kernel in kernels(launch.nearest(document, branch, seq_len))
+        if kernel not in assumed
+    ]
 
 
 def compile_tuned() -> Iterator[tuple[Choice, Compiled]]:

@@ -20,6 +20,7 @@ from nsa.attention.branches import (
     check_attention_inputs,
 )
 from nsa.attention.cpu import batched_cpu
+from nsa.attention.cpu.dense import one_piece
 from nsa.attention.reference import reference, sequential
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import block_map as block_map
@@ -226,4 +227,7 @@ def choose_path(cfg: NSAConfig, seq_len: int, *, device: str = "cpu") -> PathCho
         reason = f"S={seq_len} <= n_sel*l_sel={full}: every query selects all it sees"
         return PathChoice(value="cpu_dense", reason=reason)
     reason = f"S={seq_len} > n_sel*l_sel={full}: later queries attend block by block"
+    if one_piece(cfg, seq_len, torch.float32):
+        reason = f"S={seq_len}: one product of all queries and keys, blocks by a mask"
+        return PathChoice(value="cpu_masked", reason=reason)
     return PathChoice(value="cpu_block", reason=reason)

@@ -119,7 +119,7 @@ class Event(StrEnum):
     INIT_DONE = "init_done"
     PROOF = (
         "proof",
-        "loss loss_again positions own_gradient mean_low mean_high wire missing norm_told "
+        "loss loss_again positions own_gradient kept mean_low mean_high wire missing norm_told "
         "norm_before norm_after logit_gradient oracle weights text",
     )
     STEP_START = "step_start"

@@ -193,6 +193,9 @@ COMPRESSION_LINE = "[ddp] gradient compression enabled: "
 REFUSAL = "this launch cannot start"
 # What a rank says of an end, or of a refused arm, that is not its own doing.
 ELSEWHERE = "another rank"
+# In the evidence of an effect that was left to the trainer: what runs, and why, where that is not
+# the fast way.
+INSTEAD = "instead"
 # How the reason of an end, or of a refused arm, begins where memory ran out.
 OUT_OF_MEMORY_PREFIX = "out of memory: "
 # How a line of the console begins that one rank writes for itself.

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nsa.contract import NSAError, did_you_mean
 from nsa.settings import refusal
-from nsa.toggles import ARM_TOGGLES, NEEDS_CUDA, TOGGLES, ToggleSet, Value, contradictions
+from nsa.toggles import ARM_TOGGLES, AUTO, NEEDS_CUDA, TOGGLES, ToggleSet, Value, contradictions
 
 TRITON = "triton"
 _COMPILERS = ("g++", "clang++", "c++")
@@ -43,26 +43,25 @@ def why_no_triton(asked: str, device: str) -> str | None:
 
 
 def why_not(toggles: ToggleSet, device: str) -> str | None:
-    """Why the layers cannot run as asked, with the remedy, or None.
+    """Why the layers cannot run as asked by name, with the remedy, or None.
 
     device: cuda, cpu, or auto while that is not known yet.
     """
-    if toggles.flag("NSA_CUDA_GRAPHS") and device == "cpu":
+    if toggles.values["NSA_CUDA_GRAPHS"] is True and device == "cpu":
         return f"NSA_CUDA_GRAPHS=1: {NEEDS_CUDA['NSA_CUDA_GRAPHS=1']}, this is cpu; set it to 0"
     mode = toggles.text("NSA_COMPILE")
-    if mode == "off":
-        return None
+    problem = None if mode in ("off", AUTO) else why_not_compiled(toggles, device)
+    return None if problem is None else f"NSA_COMPILE={mode}: {problem}"
+
+
+def why_not_compiled(toggles: ToggleSet, device: str) -> str | None:
+    """Why layers cannot be compiled here, with the remedy, or None; device as for `why_not`."""
     if not toggles.flag("NSA_PREFILL_BATCHED"):
-        return (
-            f"NSA_COMPILE={mode}: token by token, a graph would hold every token; set "
-            "NSA_PREFILL_BATCHED=1"
-        )
+        return "token by token, a graph would hold every token; set NSA_PREFILL_BATCHED=1"
     if device == "cuda" and importlib.util.find_spec(TRITON) is None:
-        return "NSA_COMPILE: the package triton is not installed, which compiles for CUDA; use off"
+        return "the package triton is not installed, which compiles for CUDA; use off"
     if device == "cpu" and not any(map(shutil.which, _COMPILERS)):
-        return (
-            f"NSA_COMPILE: no C++ compiler here ({', '.join(_COMPILERS)}); install one or use off"
-        )
+        return f"no C++ compiler here ({', '.join(_COMPILERS)}); install one or use off"
     return None
 
 

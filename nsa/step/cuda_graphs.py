@@ -27,6 +27,7 @@ REPLAYED_NODE = "GraphedBackward"
 # Kernels choose their algorithms, and caches fill, in runs before the recording.
 _REHEARSALS = 3
 _SEED = 20_240_917
+_LOSS = "loss"
 
 Loss = Callable[[Tensor], Tensor]
 Autocast = Callable[[], AbstractContextManager[object]]
@@ -123,16 +124,24 @@ def _autocast_dtype(device: str) -> torch.dtype | None:
 
 
 def roundings(
-    model: NSALanguageModel, loss: Loss, exact: Loss, tokens: tuple[int, int]
+    model: NSALanguageModel,
+    loss: Loss,
+    exact: Loss,
+    tokens: tuple[int, int],
+    half: torch.dtype | None = None,
 ) -> dict[str, float]:
     """How far loss and gradients of one sequence are from the same in float32, as shares.
 
-    loss: mean loss of tokens [B, S+1], as it trains; exact: the same in float32.
+    loss: mean loss of tokens [B, S+1], as it trains; exact: the same in float32; half: the type in
+    which the former multiplies. The loss is one number, and near the right one by chance: its share
+    is no less than what that type rounds a number by.
     """
     model.run_from_host(2)
     one = _drawn(model, tokens)[0][:1]
     plain, wide = _values(model, loss, one), _values(model, exact, one)
-    return {name: error_of(plain[name], value).whole for name, value in wide.items()}
+    found = {name: error_of(plain[name], value).whole for name, value in wide.items()}
+    roundoff = 0.0 if half is None else torch.finfo(half).eps / 2
+    return found | {_LOSS: max(found[_LOSS], roundoff)}
 
 
 def replay_gap(
@@ -174,4 +183,4 @@ def _values(model: NSALanguageModel, loss: Loss, tokens: Tensor) -> dict[str, Te
     value = loss(tokens)
     grads = torch.autograd.grad(value, list(parameters.values()))
     named = zip(parameters, grads, strict=True)
-    return {"loss": value.detach()} | {f"gradient of {n}": g.clone() for n, g in named}
+    return {_LOSS: value.detach()} | {f"gradient of {n}": g.clone() for n, g in named}

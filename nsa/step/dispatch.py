@@ -1,8 +1,12 @@
-"""Ways to run the attention's branches: what toggles choose, what is barred, what cannot run."""
+"""Ways to run the layers and attention's branches: what toggles choose, what is barred, and why.
+
+Each way that is faster than another is chosen here, held against that one before anything trains
+with it, and barred here where it does not agree: the other one runs, and says why.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import cast
 
@@ -12,20 +16,28 @@ from torch import Tensor, nn
 from nsa.attention import PathChoice, choose_selected, choose_window
 from nsa.config import ModelConfig, Selected, Way, Window
 from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
-from nsa.launch.arms import triton_asked
+from nsa.launch.arms import triton_asked, why_not_compiled
 from nsa.launch.plan import AUDITED, LaunchPlan
 from nsa.step.compiled import Refused
-from nsa.toggles import ToggleSet
+from nsa.toggles import AUTO, NEEDS_CUDA, ToggleSet
 
 # What the CPU's allocator says.
+_ABOUT_SDPA = ("NSA_SDPA_NO_FLASH", "NSA_SDPA_FLASH_ONLY")
 _CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
+# What of a layer is chosen by itself, and the toggle that chooses it.
+LAYERS, REPLAY = "NSA_COMPILE", "NSA_CUDA_GRAPHS"
+RECOMPUTED = (
+    "gradient checkpointing runs layers a second time, which a recording does not; switch one of "
+    "the two off"
+)
 
 
 class Dispatch:
-    """How the two branches run in one launch.
+    """How the layers and the two branches run in one launch.
 
-    `barred`: ways that may not be used, and why. A self-test has to show that they compute what
-    masks do before anything trains with them; `tested` names what it ran.
+    `barred`: ways that may not be used, and why. For the branches, a self-test has to show that
+    they compute what masks do before anything trains with them; `tested` names what it ran.
+    Compiled and replayed layers are held against our own modules when a block asks for them.
     """
 
     def __init__(
@@ -34,7 +46,7 @@ class Dispatch:
         """dtype: of attention's inputs."""
         self._config, self._cfg = plan.config, cfg
         self._dtype, self._device = dtype, device
-        self.barred = {
+        self.barred: dict[Hashable, str] = {
             "varlen": "varlen_attn was not tested on this device",
             "triton": "the Triton kernels were not tested on this device",
         }
@@ -51,7 +63,7 @@ class Dispatch:
             dtype=self._dtype,
             device=self._device,
             use_flash=self._cfg.way.use_flash and not toggles.flag("NSA_SDPA_NO_FLASH"),
-            triton=triton_asked(toggles, self._config.runtime.use_triton_sel),
+            triton=self._triton(toggles),
             seq_len=self._config.train.seq_len,
         )
         return self._allowed(choice, "masked") if tested else choice
@@ -63,12 +75,63 @@ class Dispatch:
         """
         choice = choose_selected(
             self._cfg.attention,
-            triton_asked(toggles, self._config.runtime.use_triton_sel),
+            self._triton(toggles),
             seq_len=self._config.train.seq_len,
             dtype=self._dtype,
             device=self._device,
         )
         return self._allowed(choice, "sdpa") if tested else choice
+
+    def layers(self, toggles: ToggleSet) -> PathChoice:
+        """Whether layers run compiled ("layer") or by our own modules ("off"), and why."""
+        asked, device = toggles.text(LAYERS), self._device.type
+        if asked != AUTO:
+            return PathChoice(value=asked, reason="asked for by name")
+        if device == "cpu":
+            problem: str | None = "a CPU compiles only where that is asked for by name"
+        else:
+            problem = self.barred.get(self._key(LAYERS, toggles)) or why_not_compiled(
+                toggles, device
+            )
+        if problem:
+            return PathChoice(value="off", reason=problem)
+        return PathChoice(value="layer", reason="agrees with our own modules")
+
+    def replay(self, toggles: ToggleSet) -> PathChoice:
+        """Whether layers are replayed ("1") or launched by the host ("0"), and why."""
+        asked = toggles.values[REPLAY]
+        problem = self.barred.get(self._key(REPLAY, toggles))
+        if asked != AUTO:
+            return PathChoice(value="1" if asked else "0", reason="asked for by name")
+        if self._device.type == "cpu":
+            problem = NEEDS_CUDA[f"{REPLAY}=1"]
+        elif self._cfg.gradient_checkpointing:
+            problem = RECOMPUTED
+        elif not toggles.flag("NSA_SEL_RANGES_V2"):
+            problem = "the plain loops of NSA_SEL_RANGES_V2=0 need the host"
+        if problem:
+            return PathChoice(value="0", reason=problem)
+        return PathChoice(value="1", reason="agrees with the host")
+
+    def bar(self, name: str, toggles: ToggleSet, why: str) -> None:
+        """What one of `LAYERS` and `REPLAY` would choose is not to be used with these toggles."""
+        self.barred[self._key(name, toggles)] = why
+
+    def state(self, toggles: ToggleSet) -> Hashable:
+        """What decides how attention computes: the ways of its branches and SDPA's kernels.
+
+        Raises what `way` raises.
+        """
+        return self.way(toggles), *(toggles.flag(name) for name in _ABOUT_SDPA)
+
+    def _key(self, name: str, toggles: ToggleSet) -> Hashable:
+        compiled = name == REPLAY and self.layers(toggles).value
+        return name, compiled, self.state(toggles)
+
+    def _triton(self, toggles: ToggleSet) -> str:
+        """1, 0 or auto: are our own kernels wanted? What is said about SDPA's is about SDPA's."""
+        asked = triton_asked(toggles, self._config.runtime.use_triton_sel)
+        return "0" if asked == AUTO and forces_sdpa(toggles) else asked
 
     def _allowed(self, choice: PathChoice, other: str) -> PathChoice:
         why = self.barred.get(choice.value)
@@ -112,12 +175,12 @@ def allow_kernels(toggles: ToggleSet) -> None:
 
 def forces_sdpa(toggles: ToggleSet) -> bool:
     """Is something about SDPA's kernels restricted?"""
-    return toggles.flag("NSA_SDPA_NO_FLASH") or toggles.flag("NSA_SDPA_FLASH_ONLY")
+    return any(toggles.flag(name) for name in _ABOUT_SDPA)
 
 
 def needs_trial(toggles: ToggleSet) -> bool:
     """May torch find only while it runs that it has no kernel for these toggles?"""
-    return any(toggles.flag(n) for n in AUDITED) or toggles.text("NSA_COMPILE") != "off"
+    return any(toggles.flag(n) for n in AUDITED) or toggles.text(LAYERS) != "off"
 
 
 def trial_step(model: nn.Module, loss: Callable[[], Tensor]) -> str | None:

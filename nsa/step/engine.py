@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from nsa.attention.selection import full_float32
-from nsa.config import Way
 from nsa.contract import ELSEWHERE
 from nsa.data.source import Batch
 from nsa.launch.arms import why_not
+from nsa.launch.output import say
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel, mean_loss
@@ -22,13 +22,11 @@ from nsa.rounding import Gap
 from nsa.step import compiled
 from nsa.step import cuda_graphs as replay
 from nsa.step.ddp import Wrapped
-from nsa.step.dispatch import Dispatch, allow_kernels
+from nsa.step.dispatch import LAYERS, RECOMPUTED, REPLAY, Dispatch, allow_kernels
 from nsa.step.kernel_check import compare
 from nsa.step.optimizer import is_fused, learning_rate, new_optimizer, switched
-from nsa.toggles import ToggleSet
+from nsa.toggles import AUTO, ToggleSet
 
-# Toggles that a recording of the layers depends on, beside the way of attention.
-_IN_A_RECORDING = ("NSA_COMPILE", "NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH")
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -69,15 +67,16 @@ class Engine:
         self.on_loss: Callable[[Tensor], None] | None = None
         self.before_clipping: Callable[[], None] | None = None
         self._made: compiled.Graphs | None = None
-        self._agreed: dict[Way, list[Gap]] = {}
-        self._recorded: tuple[object, ...] = ()
+        self._agreed: dict[Hashable, list[Gap]] = {}
+        self._recorded: Hashable = None
         self.replay_gap: Gap | None = None
 
     def configure(self, toggles: ToggleSet) -> None:
         """Put the toggles of a block in force: kernels, ranges, layers, optimizer, DDP.
 
-        Raises Refused where layers or their selected branch cannot run as asked here, or the former
-        give other numbers.
+        Raises Refused where layers or their selected branch cannot run as asked by name here, or
+        the former give other numbers. What is `auto` runs the slow way then, and `dispatch` has
+        the reason. A collective.
         """
         allow_kernels(toggles)
         self.model.attend_by(self.dispatch.way(toggles))
@@ -117,63 +116,89 @@ class Engine:
         if problem is not None:
             raise compiled.Refused(problem)
         self.graphs, self.model.compiled, self.gaps = None, None, []
-        if toggles.text("NSA_COMPILE") == "off":
+        if toggles.text(LAYERS) == "off":
             return
+        why = self._compile(toggles)
+        # All ranks or none: what comes next is a collective.
+        if self.ranks.any(why is not None):
+            self.graphs, self.model.compiled = None, None
+            self._bar(LAYERS, toggles, why)
+
+    def _compile(self, toggles: ToggleSet) -> str | None:
+        """Compile the layers and hold them against our modules: why they may not run, or None."""
+        choice = self.dispatch.layers(toggles)
+        if choice.value == "off":
+            return choice.reason
         if self._made is None:
             self._made = compiled.compile_layers()
         self.graphs, self.model.compiled = self._made, self._made.layer
-        way = self.dispatch.way(toggles)
-        if way not in self._agreed:
-            self._agreed[way] = compare(
-                self.model,
-                self._mean_loss,
-                tokens=self.plan.micro_batch,
-                autocast=self.autocast,
-                half=_AUTOCAST.get(self.plan.config.runtime.precision),
-            )
-        self.gaps = self._agreed[way]
+        state = self.dispatch.state(toggles)
+        if state not in self._agreed:
+            try:
+                self._agreed[state] = self._compare()
+            except RuntimeError as error:
+                if toggles.text(LAYERS) != AUTO:
+                    raise
+                return f"cannot run here: {_line(error)}"
+        self.gaps = self._agreed[state]
         wide = "; ".join(str(gap) for gap in self.gaps if gap.too_wide)
-        # All ranks or none: what comes next is a collective.
-        if self.ranks.any(bool(wide)):
-            raise compiled.Refused(
-                f"NSA_COMPILE={toggles.text('NSA_COMPILE')}: does not agree with our own modules "
-                f"on this device ({wide or ELSEWHERE}); unset it"
-            )
+        return f"does not agree with our own modules on this device ({wide})" if wide else None
+
+    def _compare(self) -> list[Gap]:
+        return compare(
+            self.model,
+            self._mean_loss,
+            tokens=self.plan.micro_batch,
+            autocast=self.autocast,
+            half=_AUTOCAST.get(self.plan.config.runtime.precision),
+        )
 
     def _record(self, toggles: ToggleSet) -> None:
-        """Record the layers where asked.
-
-        Raises Refused where a replay gives other numbers than the kernels launched one by one.
-        """
-        if not toggles.flag("NSA_CUDA_GRAPHS"):
-            self.model.recording, self._recorded, self.replay_gap = None, (), None
+        """Record the layers where asked, once a replay is known to give what the host gives."""
+        if not toggles.flag(REPLAY):
+            self._forget()
             return
-        if self.model.cfg.gradient_checkpointing:
-            raise compiled.Refused(
-                "NSA_CUDA_GRAPHS=1: gradient checkpointing runs layers a second time, which a "
-                "recording does not; switch one of the two off"
-            )
         # What a recording depends on; a block that changes none of it keeps the recording.
-        asked = (self.dispatch.way(toggles), *(toggles.values[name] for name in _IN_A_RECORDING))
+        asked = (self.dispatch.state(toggles), self.model.compiled is not None)
         if asked == self._recorded:
             return
-        self.model.recording = None
+        self._forget()
+        why = self._replay(toggles)
+        if self.ranks.any(why is not None):
+            self._forget()
+            self._bar(REPLAY, toggles, why)
+        else:
+            self._recorded = asked
+
+    def _replay(self, toggles: ToggleSet) -> str | None:
+        """Record the layers and replay them once: why they may not be replayed, or None."""
+        choice = self.dispatch.replay(toggles)
+        if choice.value == "0":
+            return choice.reason
+        if self.model.cfg.gradient_checkpointing:
+            return RECOMPUTED
         try:
             self.model.recording = replay.Recording(
                 self.model, self.plan.micro_batch, self.autocast
             )
         except RuntimeError as error:
-            text = " ".join(str(error).split())
-            raise compiled.Refused(f"NSA_CUDA_GRAPHS=1: cannot be recorded: {text}") from error
-        self._recorded = asked
-        self.replay_gap = self.compare_replay()
+            return f"cannot be recorded: {_line(error)}"
+        gap = self.replay_gap = self.compare_replay()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()  # the comparison is no part of the training
-        if self.ranks.any(self.replay_gap.too_wide):
-            gap = self.replay_gap if self.replay_gap.too_wide else ELSEWHERE
-            raise compiled.Refused(
-                f"NSA_CUDA_GRAPHS=1: does not give what the host gives ({gap}); set it to 0"
-            )
+        return f"does not give what the host gives ({gap})" if gap.too_wide else None
+
+    def _forget(self) -> None:
+        self.model.recording, self._recorded, self.replay_gap = None, None, None
+
+    def _bar(self, name: str, toggles: ToggleSet, why: str | None) -> None:
+        """The slow way runs where the fast one was `auto`; Refused where it was asked for."""
+        why, asked = why or f"{ELSEWHERE} says that it cannot be used", toggles.values[name]
+        if asked != AUTO:
+            told, remedy = ("1", "set it to 0") if asked is True else (asked, "unset it")
+            raise compiled.Refused(f"{name}={told}: {why}; {remedy}")
+        self.dispatch.bar(name, toggles, why)
+        say(f"[auto] {name}: not used, {why}", rank=self.ranks.rank)
 
     def compare_replay(self) -> Gap:
         """A replayed pass held against the same pass launched by the host."""
@@ -182,7 +207,8 @@ class Engine:
         def loss(of: Tensor) -> Tensor:
             return self.loss(of, wrapped=False)
 
-        rounding = replay.roundings(self.model, loss, self._exact_loss, tokens)
+        half = _AUTOCAST.get(self.plan.config.runtime.precision)
+        rounding = replay.roundings(self.model, loss, self._exact_loss, tokens, half)
         return replay.replay_gap(self.model, loss, rounding, tokens)
 
     def _exact_loss(self, tokens: Tensor) -> Tensor:
@@ -283,3 +309,8 @@ def allow_tf32() -> None:
     """Let CUDA round float32 products to TF32, in matrix products and in cuDNN (E17)."""
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
+
+
+def _line(error: BaseException) -> str:
+    """An error's text as one line; what a compiler adds about its own traces is left out."""
+    return next(iter(str(error).strip().split("\n\n")), "").replace("\n", " ") or repr(error)

@@ -109,18 +109,21 @@ def test_a_file_of_many_documents_is_read_to_its_end(tmp_path: Path, suffix: str
         source.close()
 
 
-def test_a_long_document_is_read_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_long_document_is_read_whole(tmp_path: Path, held_out: bool) -> None:
     """Of a third of a million bytes, more than any buffer or bound that a reader may have."""
     lines = (f"{n} {signs_of(n)} " for n in range(12_000))
     text = "".join(lines).replace("\0", "")
     numbered = (f"{n}: {text}" for n in range(100))
-    document = next(one for one in numbered if not is_held_out(one))
+    document = next(one for one in numbered if is_held_out(one) == held_out)
     write(tmp_path / "long.jsonl", [document])
     wanted = [document.encode()]
+    count = epoch_batches(wanted, LONG)
     source = opened(tmp_path, 0, 1, LONG)
+    read = source.validation(count) if held_out else (source.fetch().tokens for _ in range(count))
     try:
-        for number, rows in enumerate(batches_of(wanted, epoch_batches(wanted, LONG), LONG)):
-            assert source.fetch().tokens.tolist() == rows, f"batch {number}"
+        for number, rows in enumerate(batches_of(wanted, count, LONG)):
+            assert next(read).tolist() == rows, f"batch {number}"
     finally:
         source.close()
 

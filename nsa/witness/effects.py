@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
+from nsa.attention import PathChoice
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
 from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATORS, WINDOW_OPERATORS
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
-from nsa.contract import ATTEND_RANGE, SELECTION_RANGES, TIMEOUT_TOLERANCE_S, WIN_RANGE
+from nsa.contract import ATTEND_RANGE, INSTEAD, SELECTION_RANGES, TIMEOUT_TOLERANCE_S, WIN_RANGE
 from nsa.launch.output import MIB
 from nsa.settings import CONFIG_TOGGLES
 from nsa.step.compiled import (
@@ -30,7 +31,7 @@ from nsa.step.compiled import (
 from nsa.step.cuda_graphs import REPLAYED_NODE
 from nsa.step.ddp import Wrapped
 from nsa.step.engine import Engine
-from nsa.toggles import SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
+from nsa.toggles import AUTO, SAFE_MODE, TOGGLES, UNAVAILABLE, ToggleSet
 
 Evidence = tuple[bool | None, Any]
 
@@ -289,8 +290,16 @@ def _triton(seen: Seen) -> Evidence:
     asked = seen.toggles.values["NSA_USE_TRITON_SEL"]
     ran = seen.ranges.inside[ATTEND_RANGE]
     found = "triton" if any(name in ran for name in SELECTED_OPERATORS) else "sdpa"
-    evidence = {"ran": found, "chosen": str(seen.engine.dispatch.selected(seen.toggles))}
-    return asked == "auto" or (found == "triton") == (asked == "1"), evidence
+    choice = seen.engine.dispatch.selected(seen.toggles)
+    evidence = {"ran": found, "chosen": str(choice)}
+    if asked == AUTO:
+        return True, evidence | _instead(choice, fast="triton")
+    return (found == "triton") == (asked == "1"), evidence
+
+
+def _instead(choice: PathChoice, *, fast: str) -> dict[str, str]:
+    """Of a way that is `auto`: why the slow one runs, where it does, for a row to say."""
+    return {} if choice.value == fast else {INSTEAD: str(choice)}
 
 
 def _nvtx(seen: Seen) -> Evidence:
@@ -341,30 +350,35 @@ def _timeout(seen: Seen) -> Evidence:
 
 def _compile(seen: Seen) -> Evidence:
     """Every compiled call leaves a node of its own in the graph that autograd keeps of the loss."""
-    asked, nodes = seen.toggles.text("NSA_COMPILE"), seen.unwatched or {}
+    engine, nodes = seen.engine, seen.unwatched or {}
+    choice = engine.dispatch.layers(seen.toggles)
     # A replayed layer is one node of the recording's instead, whatever was recorded.
-    layers = 0 if seen.toggles.flag("NSA_CUDA_GRAPHS") else seen.engine.plan.config.model.n_layers
-    wanted = 0 if asked == "off" else layers + CALLS_BESIDE
+    layers = 0 if engine.model.recording is not None else engine.plan.config.model.n_layers
+    wanted = 0 if choice.value == "off" else layers + CALLS_BESIDE
     did = count_compiled()
-    evidence = {
+    evidence: dict[str, Any] = {
         "compiled_calls": nodes.get(COMPILED_NODE, 0),
         "wanted": wanted,
         "graphs": did.graphs,
         "breaks": did.breaks,
-        "furthest_off": [str(gap) for gap in seen.engine.gaps],
+        "furthest_off": [str(gap) for gap in engine.gaps],
     }
-    took = evidence["compiled_calls"] == wanted and (asked == "off" or did.breaks == 0)
+    if seen.toggles.text("NSA_COMPILE") == AUTO:
+        evidence |= _instead(choice, fast="layer")
+    took = evidence["compiled_calls"] == wanted and (choice.value == "off" or did.breaks == 0)
     return took, evidence
 
 
 def _cuda_graphs(seen: Seen) -> Evidence:
     """A replayed layer leaves one node in the graph that autograd keeps of the loss."""
-    layers = seen.engine.plan.config.model.n_layers
-    wanted = layers * seen.toggles.flag("NSA_CUDA_GRAPHS")
+    choice = seen.engine.dispatch.replay(seen.toggles)
+    wanted = seen.engine.plan.config.model.n_layers * (choice.value == "1")
     found = (seen.unwatched or {}).get(REPLAYED_NODE, 0)
     evidence: dict[str, Any] = {"replayed_layers": found, "wanted": wanted}
     if seen.engine.replay_gap is not None:
         evidence["furthest_off"] = str(seen.engine.replay_gap)
+    if seen.toggles.values["NSA_CUDA_GRAPHS"] == AUTO:
+        evidence |= _instead(choice, fast="1")
     return found == wanted, evidence
 
 

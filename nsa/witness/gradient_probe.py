@@ -43,6 +43,8 @@ class _Seen:
     """What the hooks of the pass noted."""
 
     local: list[tuple[Piece, Tensor]] = field(default_factory=list)
+    # How far what the micro-batch before left is from the numbers that it sent, of each parameter.
+    kept: list[Tensor] = field(default_factory=list)
     positions: Tensor | None = None
     logits: Tensor | None = None
     # Of the logits: the last micro-batch's, as the backward pass hands it on.
@@ -85,11 +87,13 @@ def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -
     engine.optimizer.zero_grad(set_to_none=True)
     if engine.wrapped is not None and engine.wrapped.wire is not None:
         engine.wrapped.wire.take()
+    kept = float(torch.stack(seen.kept).max()) if seen.kept else None
     return {
         "loss": float(loss),
         "loss_again": _mean_surprise(seen.logits, batch.tokens),
         "positions": 0 if seen.positions is None else int(seen.positions),
         "own_gradient": plain_floats(least_by_group([(p, float(v)) for p, v in seen.local])),
+        "kept": None if kept is None else or_null(kept, digits=4),
         **arrived,
         **clipped,
         "logit_gradient": _logit_gradient(
@@ -118,7 +122,10 @@ def _swap(seen: _Seen, group: list[Piece], weight: float, gradient: Tensor) -> T
     """Note a parameter's own gradient, and hand on the known numbers instead."""
     for piece in group:
         seen.local.append((piece, piece.of(gradient).float().square().mean().sqrt()))
-    return weight * _pattern(gradient)
+    sent = weight * _pattern(gradient)
+    if (before := group[0].parameter.grad) is not None:
+        seen.kept.append((before - sent).abs().max() / weight)
+    return sent
 
 
 def _pattern(like: Tensor) -> Tensor:

@@ -28,6 +28,8 @@ from nsa.witness.slope_check import slope_error
 
 # Positions of the sequence that are computed again: both ends, and one of each part between them.
 POSITIONS = 8
+# Rows of the head that a drawn step holds: those of a large vocabulary would be most of its time.
+_WORDS = 256
 
 Array = NDArray[np.float64]
 
@@ -37,7 +39,8 @@ class OracleCheck:
     """Inputs and outputs by module name, of one sequence of one pass.
 
     row: which of the batch. seed: what positions and layer are drawn with. within: what layers run
-    in, such as autocast. only: the one layer that is watched; None for the whole model.
+    in, such as autocast. only: the one layer that is watched, beside what lies between layers and
+    the head; None for the whole model.
     """
 
     model: NSALanguageModel
@@ -61,7 +64,7 @@ class OracleCheck:
         ]
         handles += [
             self.model.get_submodule(name).register_forward_hook(self._seam(name))
-            for name in self._chain()
+            for name in (*self._chain(), "")
         ]
         try:
             yield
@@ -71,22 +74,16 @@ class OracleCheck:
 
     def _names(self) -> list[str]:
         numbers = range(self.model.cfg.n_layers) if self.only is None else [self.only]
-        layers = [f"layers.{number}{part}" for number in numbers for part in ("", ".attention")]
-        if self.only is not None:
-            return layers
-        # "" is the model itself: its logits are what the loss is taken of.
-        return ["embedding", *layers, ""]
+        return [f"layers.{number}{part}" for number in numbers for part in ("", ".attention")]
 
     def _chain(self) -> list[str]:
         """Modules that hand the residual stream on, in order."""
-        if self.only is not None:
-            return []
         layers = [f"layers.{number}" for number in range(len(self.model.layers))]
         return ["embedding", *layers, "norm"]
 
     def _seam(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
         """A hook that keeps what went into and came out of a module, at the positions only, and
-        the gradients that come back there."""
+        the gradients that come back there. "" is the model: the loss is taken of its logits."""
 
         def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if name in self.seams:
@@ -126,27 +123,36 @@ class OracleCheck:
         blocks_illegal: choices of blocks that the rules forbid. blocks_shortfall: the most by
         which a block that was taken scores below one that was left out, over the mean score.
         """
-        at = self._positions(self.inputs["embedding"].shape[1])
+        at = self._positions(self.inputs["layers.0"].shape[1])
         found: dict[str, Any] = {"row": self.row, "positions": at.tolist(), "shape": self._shape()}
-        found["embedding"] = self._embedding(at)
+        found["embedding"] = self._embedding()
         errors: dict[str, list[float]] = {}
         for name in self._names():
             if name.endswith(".attention"):
                 for what, value in self._layer(name.removesuffix(".attention"), at).items():
                     errors.setdefault(what, []).append(value)
         found |= {what: max(values) for what, values in errors.items()}
-        found["logits"] = self._logits(at)
+        found["logits"] = self._logits()
         found["slope"] = self._slope(at)
         found["layers"] = sum(name in self.seams for name in self._chain()[1:-1])
         found["seams"] = self._broken_seams()
         return {n: float(f"{v:.4g}") if isinstance(v, float) else v for n, v in found.items()}
 
-    def layer_errors(self, *, slope: bool) -> tuple[float, float | None]:
-        """Of the one layer that was watched: the largest error of its values, and its slope's."""
+    def step_errors(self, *, values: bool, slope: bool) -> dict[str, float]:
+        """`seams`, as `result` counts them; with `values` also the largest error of the one layer
+        that was watched (`layers`) and that of drawn words (`logits`), with `slope` its `slopes`.
+        """
         name = f"layers.{self.only}"
         at = self._positions(self.inputs[name].shape[1])
-        values = max(self._layer(name, at).values(), key=lambda off: (off != off, off))
-        return float(f"{values:.4g}"), float(f"{self._slope(at):.4g}") if slope else None
+        found: dict[str, float] = {}
+        if values:
+            off = self._layer(name, at).values()
+            found["layers"] = max(off, key=lambda one: (one != one, one))
+            found["logits"] = self._logits()
+        if slope:
+            found["slopes"] = self._slope(at)
+        shown = {what: float(f"{off:.4g}") for what, off in found.items()}
+        return {"seams": self._broken_seams(), **shown}
 
     def _shape(self) -> dict[str, Any]:
         cfg = self.model.cfg
@@ -176,10 +182,9 @@ class OracleCheck:
         state = self.model.get_submodule(prefix).state_dict()
         return {name: _array(value) for name, value in state.items()}
 
-    def _embedding(self, at: NDArray[np.int64]) -> float:
-        tokens = self.inputs["embedding"][0].cpu().numpy()[at]
-        rows = self.model.embedding.weight.detach()[torch.from_numpy(tokens)]
-        return _share(_array(self.inputs["layers.0"])[0, at], _array(rows))
+    def _embedding(self) -> float:
+        rows = self.model.embedding.weight.detach()[self.seams["embedding"][0]]
+        return _share(_array(self.seams["layers.0"][0]), _array(rows))
 
     def _layer(self, name: str, at: NDArray[np.int64]) -> dict[str, float]:
         cfg, own = self.model.cfg, self._weights(name)
@@ -199,12 +204,20 @@ class OracleCheck:
             "blocks_shortfall": max(0.0, picked.shortfall) / _mean_score(attended.scores),
         }
 
-    def _logits(self, at: NDArray[np.int64]) -> float:
+    def _logits(self) -> float:
         cfg, state = self.model.cfg, self.model.state_dict()
         words = "embedding.weight" if cfg.tie_embeddings else "head.weight"
-        weights = {name: _array(state[name]) for name in ("norm.weight", words)}
-        x = _array(self.outputs[f"layers.{cfg.n_layers - 1}"])[:, at]
-        return _share(_array(self.outputs[""])[:, at], oracle.head(cfg, weights, x))
+        drawn = np.arange(cfg.vocab_size)
+        if self.only is not None and cfg.vocab_size > _WORDS:
+            drawn = np.random.default_rng(self.seed).choice(drawn, _WORDS, replace=False)
+        rows = torch.from_numpy(drawn)
+        weights = {
+            "norm.weight": _array(state["norm.weight"]),
+            words: _array(state[words][rows.to(state[words].device)]),
+        }
+        x, logits = self.seams[f"layers.{cfg.n_layers - 1}"][1], self.seams[""][1]
+        got = _array(logits[:, rows.to(logits.device)])
+        return _share(got[None], oracle.head(cfg, weights, _array(x)[None]))
 
 
 def _rounded_away(output: Tensor, added: Array) -> float:

@@ -6,7 +6,7 @@ What only skews numbers is a warning, named with its remedy.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import eq, gt, lt, ne
+from operator import gt, lt
 from typing import Any
 
 from nsa.toggles import meaning
@@ -153,30 +153,15 @@ def sequential_prefill(case: Case) -> Finding:
     return passed(f"{how} prefill at S={length}")
 
 
-# Settings that skew numbers: how a bad value is known, what it means, and the remedy.
-_SETTINGS: dict[str, tuple[Callable[[Any, Any], bool], object, str, str]] = {
-    "numa_balancing": (eq, True, "NUMA balancing moves pages", "sysctl kernel.numa_balancing=0"),
-    "iommu_translates": (eq, True, "the IOMMU translates transfers", "boot with iommu=pt"),
-    "acs_redirects": (eq, True, "PCIe ACS redirects transfers between GPUs",
-                      "switch ACS off in the firmware or with setpci"),
-    "memlock_mib": (ne, "unlimited", "locked memory is limited",
-                    "ulimit -l unlimited (container: --ulimit)"),
+# Settings that skew numbers: from where on a value does, what it means, and the remedy.
+_SETTINGS: dict[str, tuple[Callable[[Any, Any], bool], float, str, str]] = {
     "shm_gib": (lt, SHM_LEAST_GIB, "shared memory (/dev/shm) is small",
                 "mount it larger (container: --shm-size)"),
     "shm_free_gib": (lt, SHM_LEAST_GIB, "shared memory (/dev/shm) is nearly full",
                      "remove what is left in it"),
-    "cpu_governor": (ne, "performance", "the CPU governor saves power",
-                     "cpupower frequency-set -g performance"),
     "load_per_cpu": (gt, BUSY_SHARE, "the machine is loaded (runnable per CPU)", "end other work"),
     "busy_cpus": (gt, 1.0, "other processes keep CPUs busy", "end them, or run when it is quiet"),
-    "hugepages": (eq, "never", "transparent hugepages are off",
-                  "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"),
-    "swap_used_mib": (gt, 64.0, "swap is in use", "free memory, then swapoff -a"),
-    "cpu_quota": (ne, "none", "a quota stops the container's CPUs",
-                  "give it whole CPUs (--cpuset-cpus)"),
 }  # fmt: skip
-# Only a profile with GPUs minds these.
-_OF_GPUS = ("numa_balancing", "iommu_translates", "acs_redirects", "memlock_mib")
 
 
 def host_settings(case: Case) -> Finding:
@@ -185,27 +170,22 @@ def host_settings(case: Case) -> Finding:
     known = {name: facts[f"host.{name}"] for name in _SETTINGS if f"host.{name}" in facts}
     if not known:
         raise missing("no setting of the host was collected")
-    relevant = {
-        name: fact for name, fact in known.items() if case.profile.has_gpu or name not in _OF_GPUS
-    }
-    told = [text for name, fact in relevant.items() if (text := _skewing(name, fact))]
-    silent = [f"{name} ({fact.note})" for name, fact in relevant.items() if fact.value is None]
+    told = [text for name, fact in known.items() if (text := _skewing(name, fact))]
+    silent = [f"{name} ({fact.note})" for name, fact in known.items() if fact.value is None]
     paths = tuple(dict.fromkeys(fact.path for fact in known.values()))
     parts = [*told, *([f"unreadable: {', '.join(silent)}"] if silent else [])]
     if told:
         return warned("; ".join(parts), evidence=paths)
-    fine = f"{len(relevant) - len(silent)} settings read, none skews numbers"
+    fine = f"{len(known) - len(silent)} settings read, none skews numbers"
     return passed("; ".join([fine, *parts]), evidence=paths)
 
 
 def _skewing(name: str, fact: Fact) -> str:
     skews, bound, words, remedy = _SETTINGS[name]
-    odd = skews in (gt, lt) and isinstance(fact.value, str)
-    if fact.value is None or odd or not skews(fact.value, bound):
+    if fact.value is None or isinstance(fact.value, str) or not skews(fact.value, bound):
         return ""
     unit = f" {fact.unit}" if fact.unit else ""
-    value = "" if isinstance(fact.value, bool) else f" ({fact.value}{unit})"
-    return f"{words}{value}: {remedy}"
+    return f"{words} ({fact.value}{unit}): {remedy}"
 
 
 def other_work(case: Case, name: str) -> Finding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from nsa.contract import proof_text
+from nsa.contract import INSTEAD, proof_text
 from nsa.toggles import TOGGLES, meaning
 from phases.kit.case import Case
 from phases.kit.finding import (
@@ -80,6 +80,15 @@ def effect_problem(
     if not any(effect.took_effect for effect in found):
         return f"{toggle}={value}{where}: the trainer cannot tell whether it took effect"
     return ""
+
+
+def slow_way(launch: LaunchEvidence, toggle: str) -> str:
+    """What ran, and why, where a toggle left the choice to the trainer and the fast way did not
+    run; an empty string where it did.
+    """
+    told = [one.evidence for one in launch.effects(toggle) if isinstance(one.evidence, Mapping)]
+    why = dict.fromkeys(str(evidence[INSTEAD]) for evidence in told if INSTEAD in evidence)
+    return f"{toggle}=auto is {'; '.join(why)}" if why else ""
 
 
 def report_of(case: Case, launch: str) -> JUnitReport:

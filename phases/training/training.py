@@ -26,7 +26,7 @@ from phases.training.as_planned import as_planned
 from phases.training.balance import as_written, balanced, learned_from
 from phases.training.own import own_ranks
 from phases.training.plausible import alike, check_plausible, mfu_of
-from phases.training.proofs import effect_problem, toggles_in_force
+from phases.training.proofs import effect_problem, slow_way, toggles_in_force
 from runbook.config.limits import IDLE_MFU
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import TrainingLog
@@ -119,12 +119,15 @@ def toggles_row(names: Callable[[Case], Sequence[str]], *, but: Sequence[str] = 
         }
         problems = [effect_problem(launch, key, value) for key, value in toggles.items()]
         found = [problem for problem in problems if problem]
+        slow = [text for key in toggles if (text := slow_way(launch, key))]
         paths = [rank.path for rank in launch.ranks[:1]]
         if found:
             return invalid(Reason.NO_EFFECT, f"{name}: {'; '.join(found)}", evidence=paths)
-        return passed(
-            f"took effect: {', '.join(sorted(toggles)) or 'none requested'}", evidence=paths
-        )
+        text = f"took effect: {', '.join(sorted(toggles)) or 'none requested'}"
+        if slow and case.profile.has_gpu:
+            text = f"{name}: the slow way runs, {'; '.join(slow)}; {text}"
+            return warned(text, evidence=paths, topic="slow_way")
+        return passed("; ".join((text, *slow)), evidence=paths)
 
     return RowsOf("training", names).each("toggles_effective", one)
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 # What a mean of known numbers may be off by after it traveled in a type.
 WIRE_TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2}
 _COMPRESSED = ("attention.k_cmp", "attention.v_cmp", "compress")
+# Micro-batches add up in float32, in which the first one's numbers are exact.
+_KEPT = 1e-6
 # No type rounds a number by more; 8 bits keep 3 of its digits or 2.
 _COARSE = 0.25
 # A norm of millions of float32 numbers, against the same in float64.
@@ -66,6 +68,13 @@ def _proof_problems(when: str, proof: Mapping[str, Any] | None, work: Workload) 
     sized = max(apart(low, 1.0), apart(high, 1.0)) <= _COARSE
     if sized and work.wire is not None and wire != work.wire:
         yield f"{when}: gradients travel as {wire}, not as {work.wire}"
+    # One micro-batch keeps none, and earlier runs did not tell.
+    kept = proof.get("kept")
+    if kept is not None and not within(kept, _KEPT):
+        yield (
+            f"{when}: a micro-batch's gradient is off by {kept} of itself when the next one is "
+            f"added, allowed {_KEPT:g}"
+        )
     own: Mapping[str, float] = proof.get("own_gradient") or {}
     # Infinite only where fp16 scales its loss up.
     most = math.nextafter(math.inf, 0) if work.dtype != "fp16" else math.inf

@@ -80,13 +80,22 @@ def oracle_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
 
 @each_rank
 def _layers_off(rank: RankLog, work: Workload) -> Iterator[str]:
-    """The steps that are computed twice, in which one drawn layer is held against the equations.
+    """The steps that are computed twice: one drawn layer and the head are held against the
+    equations, and what lies between modules.
 
-    Half types tell none, and earlier runs did not.
+    Half types tell of the latter alone, and earlier runs did not tell all.
     """
     again, allowed = rank.ending.get("recomputed") or {}, oracle_tolerance(work)
+    seams: Mapping[str, Any] = again.get("seams") or {}
+    if broken := [(step, count) for step, count in seams.items() if count != 0]:
+        step, count = broken[0]
+        yield (
+            f": {count} modules get what the one before did not give in step {step} "
+            f"({len(broken)} of {len(seams)} steps looked at)"
+        )
     for name, what, limit in (
         ("layers", "a layer", allowed),
+        ("logits", "logits", allowed),
         ("slopes", _CALLED["slope"], SLOPES * allowed),
     ):
         told: Mapping[str, Any] = again.get(name) or {}

@@ -22,7 +22,6 @@ from runbook.engine.extend import keep_aside, repeat
 from runbook.engine.intact import was_judged
 from runbook.engine.judge import is_as_planned, judged_anew, read_phase, what_it_reads
 from runbook.engine.phase_run import PhaseRun, RunState
-from runbook.engine.plan.forecast import Earlier
 from runbook.engine.plan.planned import config_before
 from runbook.engine.plan.progress import Forecaster
 from runbook.engine.starting import Part, held_back
@@ -116,12 +115,10 @@ def go_on(state: RunState) -> RunRecord:
         and (launch.phase, launch.name) not in state.finished_launches
         and not launch.conditional
     ]
-    profile, out = state.setup.profile, state.run_root.parent
     state.observer = Forecaster(
         state.observer,
         left,
-        profile,
-        earlier=Earlier(profile.name, out, without=state.run_root.name),
+        state.setup.profile,
         done_s=sum(record.duration_s for record in done.values()),
     )
     state.observer.run_started(state.run_root.name, str(state.run_root), names)

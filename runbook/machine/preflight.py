@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from nsa.contract import package_digest
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.folder.facts import finish
@@ -21,7 +23,6 @@ from runbook.machine.host import (
     ask_torch,
     find_trainers,
 )
-from runbook.machine.host_settings import collect_host_settings
 from runbook.machine.identity import package_folders, startup_code
 from runbook.process.start import NO_VARIABLES
 from runbook.records.evidence import Fact
@@ -29,6 +30,7 @@ from runbook.records.evidence import Fact
 _HOST = "host.json"
 # Processes that a note names one by one; a busy machine has dozens, and the count says how many.
 _LISTED = 3
+_OBSERVED_S = 0.25
 _COLLECT_ENV = "collect_env.txt"
 _SHA = "git_sha.txt"
 _STATUS = "git_status.txt"
@@ -66,7 +68,7 @@ def collect_preflight(
         host_file=_HOST,
     )
     drafts += _host_drafts(run_root)
-    drafts += collect_host_settings(_HOST)
+    drafts += load_drafts()
     drafts += _process_drafts(find_trainers(trainer=trainer))
     drafts += _variable_drafts(uses_nccl=bool(answers.cuda_available))
     drafts += [] if needs is None else [_fact("needs.missing", *map(redact_text, needs))]
@@ -210,3 +212,23 @@ def _write_host(run_root: Path, drafts: Sequence[Fact]) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
+
+
+def load_drafts(root: Path = Path("/")) -> list[Fact]:
+    """Shared memory below `root`, and what else keeps processors busy; takes a quarter of a second.
+
+    Without a /dev/shm its facts have no value, and say why.
+    """
+    busy, cores = psutil.cpu_percent(interval=_OBSERVED_S) / 100, psutil.cpu_count() or 1
+    loaded = round(os.getloadavg()[0] / host.count_cpus(), 3)
+    drafts = [
+        _fact("host.load_per_cpu", loaded, "mean of the last minute"),
+        _fact("host.busy_cpus", round(busy * cores, 2), f"of {cores}", unit="CPUs"),
+    ]
+    try:
+        usage = shutil.disk_usage(root / "dev/shm")
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror or error}"
+        return [*drafts, _fact("host.shm_gib", None, why), _fact("host.shm_free_gib", None, why)]
+    sizes = {"host.shm_gib": usage.total, "host.shm_free_gib": usage.free}
+    return [*drafts, *(_fact(name, round(n / 1024**3, 3), unit="GiB") for name, n in sizes.items())]

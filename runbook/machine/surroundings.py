@@ -137,6 +137,12 @@ def surroundings_problems(longest_s: float = 0.0) -> list[str]:
     if too_small:
         return too_small
     problems = [*_loopback_problems(), *_clock_problems()]
+    # Not where it refuses to be written to: then what starts here takes another folder.
+    if (free := free_bytes(place := Path(tempfile.gettempdir()))) < _OTHER_FULL:
+        problems.append(
+            f"the folder for temporary files, {place}, has {free / _MIB:.2g} MiB of room, and a "
+            f"run needs {_OTHER_FULL // _MIB}: free space there, or set TMPDIR to another folder"
+        )
     if not _KERNEL.exists():
         problems.append(
             "nothing is mounted at /proc, where the kernel tells what is alive: "

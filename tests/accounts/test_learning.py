@@ -39,6 +39,29 @@ def test_a_layer_that_goes_otherwise_in_the_middle_of_a_launch_is_seen() -> None
         assert f"(1 of {count} steps looked at)" in text
 
 
+@pytest.mark.parametrize("count", [1.0, None])
+def test_what_changes_between_modules_in_the_middle_of_a_launch_is_seen(
+    count: float | None,
+) -> None:
+    """In half types, too."""
+    _, ranks = honest()
+    twice = dict(ranks[0].ending["recomputed"])
+    fine = dict.fromkeys(map(str, twice["steps"]), 0.0)
+    whole = ending_of(ranks, 0, recomputed={**twice, "seams": fine})[:1]
+    assert model.oracle_account(whole, WORK) == []
+    told = {**twice, "seams": {**fine, str(twice["steps"][-1]): count}}
+    (text,) = model.oracle_account(ending_of(whole, 0, recomputed=told), WORK)
+    assert f"{count} modules get what the one before did not give" in text
+    assert f"in step {twice['steps'][-1]} (1 of {len(fine)} steps looked at)" in text
+
+
+def test_micro_batches_add_up_in_all_digits() -> None:
+    _, ranks = honest()
+    assert gradients.gradient_account(proof_of(ranks, 0, kept=1e-7)[:1], WORK) == []
+    (text,) = gradients.gradient_account(proof_of(ranks, 0, kept=2e-3)[:1], WORK)
+    assert "a micro-batch's gradient is off by 0.002 of itself" in text
+
+
 def test_too_short_for_two_compressed_blocks_their_keys_may_stay_idle() -> None:
     _, ranks = honest()
     idle = proof_of(ranks, 0, own_gradient={"attention.k_cmp": 0.0})

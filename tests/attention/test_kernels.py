@@ -11,7 +11,8 @@ from tests.attention.triton_process import found, interpreted, needs_triton
 from tests.shared import once
 from tests.tiers import is_sampled
 
-FEW = ("selected", "compressed", "window", "mix", "all", "pool", "launches")
+FEW = ("selected", "compressed", "window", "mix", "all", "pool", "launches",
+       "one graph of a layer")  # fmt: skip
 # Run together, by whose kernels they are.
 PROOFS: dict[str, tuple[str, ...]] = {
     "selected": ("core tuned tiles", "space lists operator trainer far far_by_block"),
@@ -53,8 +54,8 @@ SAMPLED = [
     for name, (path, _, _) in defects(*kinds).items()
     if is_sampled(name, path) and not name.endswith("control")
 ]
-# A change of nothing has to live, or a defect that is seen says nothing.
-CONTROL = "selected/control"
+# A change of nothing has to live, or a defect that is seen says nothing: this one is soon told.
+CONTROL = "between/mix_control"
 
 
 @pytest.fixture(scope="session")

@@ -25,6 +25,7 @@ from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
 from nsa.step.engine import Engine
 from nsa.step.sync import Arriving, post
+from runbook.config.load import load_profile
 from tests.attention.fake_cuda import Watched, fake_cuda, walk_back
 from tests.attention.flash_on_cpu import flash_on_cpu
 
@@ -205,6 +206,61 @@ def calls_without_a_wait(window: Window, n_layers: int) -> int:
 def test_the_whole_step_never_waits(window: Window, precision: None) -> None:
     one, two = (calls_without_a_wait(window, n) for n in (1, 2))
     assert one + (MODEL.n_layers - 1) * (two - one) <= 2 * 2400 + 700
+
+
+class _OneLaunch(torch.autograd.Function):
+    """What the host does for a replayed layer, as `torch.cuda.make_graphed_callables` does it.
+
+    It copies what goes in to where the graph reads, and hands out what lies where it writes. The
+    launch itself is no operator.
+    """
+
+    @staticmethod
+    def forward(ctx, kept, x, *weights):
+        ctx.kept, ctx.weights = kept, weights
+        kept.copy_(x)
+        return kept.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.kept.copy_(grad)
+        return None, ctx.kept.detach(), *(weight.detach() for weight in ctx.weights)
+
+
+class _Replayed:
+    """In the place of a recording of all layers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.layers, cfg = engine.model.layers, engine.model.cfg.attention
+        where = {"device": engine.device, "dtype": torch.float32}
+        self.kept = [torch.empty(*engine.plan.micro_batch, cfg.dim, **where) for _ in self.layers]
+        self.gates = torch.empty(*engine.plan.micro_batch, cfg.n_heads, 3, **where)
+        shape = *engine.plan.micro_batch, cfg.n_kv_groups, cfg.n_sel
+        self.blocks = torch.empty(shape, dtype=torch.int64, device=engine.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for layer, kept in zip(self.layers, self.kept, strict=True):
+            x = _OneLaunch.apply(kept, x, *layer.parameters())
+            layer.attention.last_gates, layer.attention.last_blocks = self.gates, self.blocks
+        return x
+
+
+def test_the_default_is_few_operator_calls(precision: None) -> None:
+    """On one of two ranks, whose 12 layers are replayed: 400 a micro-batch, each launch counted.
+
+    As the profile asks for it, in steps of two micro-batches.
+    """
+    profile = load_profile("a100x2_pcie4")
+    assert profile.variables["NSA_CUDA_GRAPHS"] == "auto" and profile.workload.accumulation == 2
+    with fake_cuda(), Watched() as watched:
+        engine = production("varlen", MODEL.n_layers)
+        engine.model.recording = _Replayed(engine)
+        step(engine, 1)
+        watched.calls.clear()
+        engine.gradients([Batch(tokens=torch.zeros(1, 2049, dtype=torch.int64))] * 2)
+    launches = 2 * 2 * MODEL.n_layers
+    assert watched.calls["copy_"] >= launches, "nothing was replayed"
+    assert watched.total + launches <= 2 * 400
 
 
 def test_a_wait_would_be_seen(precision: None) -> None:

@@ -22,6 +22,11 @@ from tests.attention.triton_process import ROOT, needs_triton
 CFG = nsa.NSAConfig()
 # What torch 2.11 to 2.13 bring. 3.9.0 spills more (benchmarks/results/triton.md).
 HELD_TO = ("3.6", "3.7")
+# Tuned loops that issue more than their tensor cores multiply: masks and gathered rows.
+BELOW = {
+    *("forward of every block, 64 rows", "selected forward, mix, 64 rows"),
+    "forward by block, 64 rows",
+}
 
 
 @needs_triton
@@ -43,8 +48,11 @@ def test_what_the_assembler_makes_of_them(capability: int) -> None:
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
-def test_what_was_measured_on_devices_spills_no_more_than_there() -> None:
-    """Every tuned choice, for the capability of its device, by the compilers that it is held to."""
+def test_no_tuned_choice_spills() -> None:
+    """Each for the capability of its device, by the compilers that it is held to.
+
+    Its main loop can use 60 % of the tensor cores, but for those that are known not to.
+    """
     import triton
 
     from benchmarks.triton_aot.compiled import compile_tuned
@@ -52,37 +60,34 @@ def test_what_was_measured_on_devices_spills_no_more_than_there() -> None:
     if not triton.__version__.startswith(HELD_TO):
         pytest.skip(f"Triton {triton.__version__}: choices are held to {' and '.join(HELD_TO)}")
     made = list(compile_tuned())
-    assert {one.kernel.name: found for one, it in made if (found := one.problems(it))} == {}
+    assert {one.kernel.name: found for one, it in made if (found := it.problems)} == {}
     assert all(it.tensor_core["HGMMA"] for one, it in made if one.capability == 90)
+    loops = {one.kernel.name: it.loop for one, it in made}
+    bounds = {name: loop.bound for name, loop in loops.items() if loop is not None}
+    assert bounds.keys() == loops.keys()
+    below = {name for name, bound in bounds.items() if bound < 0.6}
+    assert below == BELOW, bounds
+    assert min(bounds.values()) >= 0.4
 
 
 @needs_triton
 @pytest.mark.usefixtures("compiler")
-def test_a_choice_comes_with_its_own_spill_alone(tmp_path: Path) -> None:
-    """Made to fail on purpose: a spill that is another choice's, and one that nobody measured."""
+def test_a_choice_that_spills_is_seen(tmp_path: Path) -> None:
+    """Made to fail on purpose: the tile that was fastest on an H200, and spilled."""
     from benchmarks.triton_aot.compiled import choices, compile_kernel
     from nsa.attention.triton import launch
 
     shipped = json.loads(launch.file_of("NVIDIA H200").read_text())
-    shipped["lengths"] = {branch: [2048] for branch in shipped["lengths"]}
-    path = tmp_path / "device.json"
-
-    def spilled(**more: int) -> dict[str, int]:
-        for one in shipped["choices"]:
-            if one["branch"] == "selected" and one["seq_len"] == 2048:
-                one |= {"spilled": more.get(one["field"], 0)}
-        path.write_text(json.dumps(shipped))
-        return {one.kernel.name: one.spilled for one in choices(path)}
-
-    names = "forward of every block, 64 rows", "dk, dv, 128 rows"
-    told = spilled(forward=8, key_gradient=16)
-    assert [told[name] for name in names] == [8, 16]
-    assert spilled(forward=8)[names[1]] == 0
-    one = next(one for one in choices(path) if one.kernel.name == names[1])
+    path, tile = tmp_path / "device.json", {"rows": 128, "warps": 4, "stages": 2}
+    for one in shipped["choices"]:
+        if one["field"] == "key_gradient" and one["branch"] == "selected":
+            assert one.pop("untimed") and one["value"] != tile
+            one["value"] = tile
+    path.write_text(json.dumps(shipped))
+    one = next(one for one in choices(path) if one.kernel.name == "dk, dv, 128 rows")
     made = compile_kernel(one.kernel, one.capability, "bf16")
-    assert made.spilled and one.problems(made) == made.problems != []
-    assert replace(one, spilled=made.spilled).problems(made) == []
-    assert replace(one, spilled=made.spilled - 1).problems(made) == made.problems
+    assert made.spilled >= 8
+    assert made.problems == [f"{made.spilled} bytes of each thread are spilled"]
     path.write_text(json.dumps({**shipped, "shapes": {}}))
     with pytest.raises(ValueError, match="measured for other shapes than the production's"):
         next(choices(path))

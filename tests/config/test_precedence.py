@@ -145,6 +145,8 @@ def test_the_safe_mode_overrides_what_lies_below_it_only() -> None:
         "NSA_DDP_COMPRESS": "off",
         "NSA_DDP_STATIC_GRAPH": "0",
         "NSA_SDPA_NO_FLASH": "1",
+        "NSA_COMPILE": "off",
+        "NSA_CUDA_GRAPHS": "0",
     }
     for settings, source in (
         (given(NSA_DDP_SAFE_MODE="1"), "safe mode (shell)"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from runbook.config.load import load_profile
 from runbook.engine.plan import forecast as pace
-from runbook.engine.plan.forecast import Earlier, Estimator, Pace, forecast, too_long
+from runbook.engine.plan.forecast import Pace, estimate, forecast, too_long
 from runbook.engine.plan.progress import Forecaster
 from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RankExit
@@ -96,18 +95,16 @@ def train(watched: Forecaster, clock: Clock, launch: Launch, step_s: float, step
 
 
 def watched(
-    launches: Sequence[Launch], out: Path, profile: str = "a100x2_pcie4"
+    launches: Sequence[Launch], profile: str = "a100x2_pcie4"
 ) -> tuple[Forecaster, Told, Clock]:
     told, clock = Told(), Clock()
-    forecaster = Forecaster(
-        told, launches, load_profile(profile), earlier=Earlier(profile, out), clock=clock
-    )
+    forecaster = Forecaster(told, launches, load_profile(profile), clock=clock)
     forecaster.run_started("id", "folder", ())
     return forecaster, told, clock
 
 
-def test_after_some_steps_the_rest_is_known(tmp_path: Path) -> None:
-    forecaster, told, clock = watched(plan("baseline"), tmp_path)
+def test_after_some_steps_the_rest_is_known() -> None:
+    forecaster, told, clock = watched(plan("baseline"))
     train(forecaster, clock, BASE, 0.25, 20)
     # 80 of 100 steps are left of this launch (told up to one second ago), and two whole ones with
     # their start-up of 15 s: the first step belongs to it.
@@ -117,8 +114,8 @@ def test_after_some_steps_the_rest_is_known(tmp_path: Path) -> None:
     assert "0.25 s per step" in told.forecasts[-1].source
 
 
-def test_a_hang_makes_nothing_shorter_and_the_bar_never_goes_back(tmp_path: Path) -> None:
-    forecaster, told, clock = watched(plan("baseline"), tmp_path)
+def test_a_hang_makes_nothing_shorter_and_the_bar_never_goes_back() -> None:
+    forecaster, told, clock = watched(plan("baseline"))
     train(forecaster, clock, BASE, 0.25, 20)
     before = told.left_s
     for _ in range(60):
@@ -129,9 +126,9 @@ def test_a_hang_makes_nothing_shorter_and_the_bar_never_goes_back(tmp_path: Path
     assert shares == sorted(shares) and shares[0] >= 0.0 and shares[-1] <= 1.0
 
 
-def test_a_limit_that_will_be_exceeded_is_said_at_once(tmp_path: Path) -> None:
+def test_a_limit_that_will_be_exceeded_is_said_at_once() -> None:
     launches = [*plan("preflight"), *plan("baseline"), *plan("long_run")]
-    forecaster, told, clock = watched(launches, tmp_path)
+    forecaster, told, clock = watched(launches)
     train(forecaster, clock, BASE, 6.0, 10)
     assert told.forecasts[-1].unknown == 2, "those of preflight train nothing"
     (note,) = told.notes
@@ -139,9 +136,9 @@ def test_a_limit_that_will_be_exceeded_is_said_at_once(tmp_path: Path) -> None:
     assert "phases.long_run.timeout_s" in note and "(6 s per step)" in note
 
 
-def test_what_ended_is_not_left_and_nothing_left_is_all_done(tmp_path: Path) -> None:
+def test_what_ended_is_not_left_and_nothing_left_is_all_done() -> None:
     launches = plan("baseline")
-    forecaster, told, clock = watched(launches, tmp_path)
+    forecaster, told, clock = watched(launches)
     ended = LaunchResult(status=LaunchStatus.COMPLETED, duration_s=40.0)
     for launch in launches[:2]:
         train(forecaster, clock, launch, 0.25, 100)
@@ -151,71 +148,18 @@ def test_what_ended_is_not_left_and_nothing_left_is_all_done(tmp_path: Path) -> 
     assert (told.left_s, told.forecasts[-1].share) == (0.0, 1.0)
 
 
-def earlier_run(
-    out: Path, seconds: float, status: LaunchStatus = LaunchStatus.COMPLETED, **changed: object
-) -> None:
-    """A run of the profile in which a launch of the baseline took so long."""
-    (folder := out / f"2026110{len(list(out.iterdir())) + 1}T000000Z-aaaaaaa").mkdir()
-    result = LaunchResult(status=status, duration_s=seconds)
-    entries = tuple(LaunchEntry(launch=launch, result=result) for launch in plan("baseline"))
-    phase = (
-        samples.go()
-        .phases[1]
-        .model_copy(update={"launches": entries, "duration_s": 3 * seconds + 6.0})
-    )
-    record = samples.go().model_copy(update={"phases": (phase,), **changed})
-    (folder / "run.json").write_text(record.model_dump_json())
-
-
-def test_an_earlier_run_is_known_from_the_start(tmp_path: Path) -> None:
-    earlier_run(tmp_path, 100.0)
-    forecaster, told, clock = watched(plan("baseline"), tmp_path)
-    assert told.left_s == 300.0
-    assert told.forecasts[0].source == f"as in run {samples.go().run_id}"
-    forecaster.launch_started(BASE, 1)
-    clock.now += 150.0
-    forecaster.launch_finished(BASE, LaunchResult(status=LaunchStatus.COMPLETED, duration_s=150.0))
-    assert told.left_s == 200.0
-
-
-def test_where_an_estimate_comes_from(tmp_path: Path) -> None:
-    """The last run in which the launch ended well, or a pace that was measured."""
+def test_where_an_estimate_comes_from() -> None:
+    """A pace that was measured, else the profile."""
 
     def told(launch: Launch, pace: Pace | None = None) -> str:
-        return Estimator(PROFILE, Earlier(PROFILE.name, tmp_path), pace=pace).estimate(launch).text
+        return estimate(launch, PROFILE, pace).text
 
     assert told(BASE) == "duration not known yet"
-    earlier_run(tmp_path, 100.0)
-    earlier_run(tmp_path, 90.0)
-    earlier_run(tmp_path, 1.0, LaunchStatus.CRASHED)
-    assert told(BASE) == f"about 1 min 30 s (as in run {samples.go().run_id})"
-    assert told(BASE, PACE) == told(BASE)
-    other = BASE.model_copy(update={"steps": STEPS + 1})
-    assert "as in run" not in told(other)
-    assert told(other, PACE).startswith("about 35 s (0.25 s per step and 10 s of start-up, measure")
-    assert "phases.baseline.timeout_s" in told(other, replace(PACE, step_s=1e3))
+    assert told(BASE, PACE).startswith("about 35 s (0.25 s per step and 10 s of start-up, measured")
+    assert "phases.baseline.timeout_s" in told(BASE, replace(PACE, step_s=1e3))
 
 
-@pytest.mark.parametrize("changed", [{"profile": "cpu"}, {"environment": {"cpu.count": "100000"}}])
-def test_a_run_of_another_profile_or_machine_says_nothing(
-    tmp_path: Path, changed: dict[str, object]
-) -> None:
-    earlier_run(tmp_path, 100.0, **changed)
-    assert Earlier("a100x2_pcie4", tmp_path).launch(BASE) is None
-
-
-def test_a_run_that_cannot_be_read_is_no_ground_for_anything(tmp_path: Path) -> None:
-    (tmp_path / "20261102T000000Z-bbbbbbb").mkdir()
-    (tmp_path / "20261102T000000Z-bbbbbbb" / "run.json").write_text("{")
-    (tmp_path / "20261103T000000Z-ccccccc").mkdir()
-    (tmp_path / "20261103T000000Z-ccccccc" / "events.jsonl").write_text("")
-    os.mkfifo(tmp_path / "20261103T000000Z-ccccccc" / "run.json")  # nobody will ever write into it
-    earlier_run(tmp_path, 100.0)
-    found = Earlier("a100x2_pcie4", tmp_path).launch(BASE)
-    assert found == (100.0, samples.go().run_id)
-
-
-def busy(tmp_path: Path, times: float) -> list[tuple[str, float, float]]:
+def busy(times: float) -> list[tuple[str, float, float]]:
     """The profile's run on a machine so many times slower: where, what was told left, what was.
 
     Told at the end of each launch; a launch takes its start-up of 3 s and steps of 0.1 s.
@@ -223,7 +167,7 @@ def busy(tmp_path: Path, times: float) -> list[tuple[str, float, float]]:
     context = builder.context("cpu")
     plans = {name: builder.PHASES[name].plan(context) for name in BUSY}
     launches = [one for phase in plans.values() for one in phase if not one.conditional]
-    forecaster, told, clock = watched(launches, tmp_path, "cpu")
+    forecaster, told, clock = watched(launches, "cpu")
     found = []
     for launch in launches:
         began, first = clock.now, launch.after + 1
@@ -246,17 +190,17 @@ BUSY = ("preflight", "baseline", "bucket_sweep", "nvtx", "long_run")
 
 @pytest.mark.parametrize("times", [1.0, 3.0])
 def test_on_a_busy_machine_what_is_told_is_right_once_something_trained(
-    tmp_path: Path, times: float
+    times: float,
 ) -> None:
     """Its slowness counts once, and a launch that is stopped early by plan ends early."""
-    found = busy(tmp_path, times)
+    found = busy(times)
     for name, left_s, really_s in found[2:]:
         assert left_s == pytest.approx(really_s, rel=0.25, abs=3.0), name
 
 
-def test_what_nothing_measured_is_rough(tmp_path: Path) -> None:
+def test_what_nothing_measured_is_rough() -> None:
     launches = builder.PHASES["preflight"].plan(builder.context("cpu"))
-    _, told, _ = watched(launches, tmp_path, "cpu")
+    _, told, _ = watched(launches, "cpu")
     (typical,) = {load_profile("cpu").phases["preflight"].typical_s}
     assert typical is not None and told.left_s == 2 * typical and told.forecasts[-1].rough
 

@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 
-from runbook.launch.watch.clocks import Leeway, Reading
+from runbook.launch.watch.rank_state import Leeway, Reading
 from runbook.launch.watch.ranks import RankWatch
 from tests.factory.files import record, say
 

@@ -10,7 +10,7 @@ import pytest
 
 from runbook.folder.facts import finish
 from runbook.machine.host import ask_torch
-from runbook.machine.preflight import collect_preflight
+from runbook.machine.preflight import collect_preflight, load_drafts
 from runbook.process.start import run_tool
 from runbook.records.evidence import Fact
 from tests.shared import crowded
@@ -24,9 +24,8 @@ PROMISED = {
     "gpu.pcie_width", "gpu.pcie_width_max", "gpu.processes", "gpu.memory_used_mib",
     "gpu.memory_total_mib", "gpu.nvlink", "infiniband.present", "disk.free_gib", "disk.write_mib_s",
     "port.free", "processes.leftover", "processes.other_runs", "cpu.count", "memory.total_gib",
-    "env.problems", "env.recorded", "host.numa_balancing", "host.iommu_translates",
-    "host.acs_redirects", "host.memlock_mib", "host.shm_gib", "host.cpu_governor", "host.busy_cpus",
-    "host.cpu_quota", "package.path", "package.sha256", "python.startup",
+    "env.problems", "env.recorded", "host.shm_gib", "host.shm_free_gib",
+    "host.load_per_cpu", "host.busy_cpus", "package.path", "package.sha256", "python.startup",
 }  # fmt: skip
 
 
@@ -144,3 +143,10 @@ def test_a_fact_without_value_and_reason_is_a_defect(tmp_path: Path) -> None:
         finish([Fact(name="a", value=None, path="f")], tmp_path)
     with pytest.raises(RuntimeError, match="two facts"):
         finish([Fact(name="a", value=1, path="f"), Fact(name="a", value=2, path="f")], tmp_path)
+
+
+def test_where_there_is_no_shared_memory_it_is_said(tmp_path: Path) -> None:
+    facts = {one.name: one for one in load_drafts(tmp_path)}
+    for name in ("host.shm_gib", "host.shm_free_gib"):
+        assert facts[name].value is None and "No such file" in facts[name].note
+    assert isinstance(facts["host.busy_cpus"].value, float)

@@ -114,6 +114,16 @@ def test_without_the_kernels_own_files_nothing_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_too_little_room_for_temporary_files_is_refused(tmp_path: Path) -> None:
+    """What nothing can be written to is passed over; here a first file still finds room."""
+    before = ["unshare", "-rm"]
+    small = f"mount -t tmpfs -o size=16k none {tmp_path} && cd /"
+    if subprocess.run([*before, "bash", "-c", small], check=False).returncode:
+        pytest.skip("this machine does not permit to mount something (unshare -rm)")
+    told = shell(f"{small}; TMPDIR={tmp_path} {_ASK}", tmp_path, *before)
+    assert "set TMPDIR to another folder" in told.stdout, told
+
+
 def test_a_command_that_reads_is_refused_too_where_numpy_would_ask_for_memory_without_end(
     tmp_path: Path,
 ) -> None:

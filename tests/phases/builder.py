@@ -74,10 +74,8 @@ _TOLD = """
 host.json: {git.branch: main, git.behind: 0.0, trainer.imports: true, torch.nccl: 2.27.7,
   infiniband.present: false, disk.free_gib: 500.0, disk.write_mib_s: 900.0, port.free: true,
   processes.leftover: 0.0, processes.other_runs: 0.0, env.problems: "", needs.missing: "",
-  python.startup: "", host.numa_balancing: false, host.iommu_translates: false,
-  host.acs_redirects: false, host.memlock_mib: unlimited, host.shm_gib: 64.0,
-  host.shm_free_gib: 64.0, host.cpu_governor: performance, host.load_per_cpu: 0.05,
-  host.busy_cpus: 0.2, host.hugepages: madvise, host.swap_used_mib: 0.0, host.cpu_quota: none}
+  python.startup: "", host.shm_gib: 64.0, host.shm_free_gib: 64.0, host.load_per_cpu: 0.05,
+  host.busy_cpus: 0.2}
 git_sha.txt: {git.sha: "1111111111111111111111111111111111111111"}
 git_status.txt: {git.dirty: false}
 collect_env.txt: {torch.version: 2.13.0, torch.cuda_available: true, torch.device_count: 2.0,

@@ -46,15 +46,11 @@ from tests.reports.printed import (
 _ROOT_ONLY = "changes the machine, as root"
 _A_GPU = "asks an NVIDIA driver"
 NOT_HERE = {
-    "cpupower frequency-set": _ROOT_ONLY,
-    "echo madvise": _ROOT_ONLY,
     "nvidia-smi -i": _ROOT_ONLY,
     "nvidia-smi -pl": _ROOT_ONLY,
     "nvidia-smi -r": _ROOT_ONLY,
     "nvidia-smi -rgc": _ROOT_ONLY,
     "sudo nvidia-smi": _ROOT_ONLY,
-    "sysctl kernel.numa_balancing=0": _ROOT_ONLY,
-    "ulimit -l": _ROOT_ONLY,
     "nvidia-smi": _A_GPU,
     "nvidia-smi -L": _A_GPU,
     "nvidia-smi -q": _A_GPU,

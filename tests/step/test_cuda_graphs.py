@@ -24,6 +24,7 @@ from nsa.step.cuda_graphs import (
     replay_gap,
     roundings,
 )
+from nsa.step.dispatch import Dispatch
 from nsa.step.engine import Engine
 from nsa.toggles import parse_toggles
 from nsa.witness.effects import Seen, _cuda_graphs
@@ -246,7 +247,11 @@ class TestTheToggle:
     )
     def test_its_effect_is_a_node_for_each_layer(self, word: str, nodes: int, took: bool) -> None:
         plan = plan_launch(["--config", str(PRODUCTION)], {})
-        engine = type("OfTwelveLayers", (), {"plan": plan, "replay_gap": None})()
+        dispatch = Dispatch(
+            plan, plan.model_config(), dtype=torch.bfloat16, device=torch.device("cpu")
+        )
+        facts = {"plan": plan, "replay_gap": None, "dispatch": dispatch}
+        engine = type("OfTwelveLayers", (), facts)()
         seen = Seen(
             engine=engine,
             toggles=parse_toggles({"NSA_CUDA_GRAPHS": word}),

@@ -45,6 +45,23 @@ def test_an_honest_trainer_proves_itself_and_nothing_is_left_behind() -> None:
     assert not any(p._backward_hooks for p in trainer.model.parameters())
 
 
+def test_what_a_micro_batch_leaves_is_seen_as_the_next_one_finds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = engine("--accum", "2", "--batch-size", "4")
+    assert probe_gradients(trainer, batch())["kept"] == 0
+    assert probe_gradients(engine(), batch())["kept"] is None
+    real = Engine.loss
+
+    def rounded(self: Engine, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
+        for one in self.model.parameters():
+            one.grad = one.grad if one.grad is None else one.grad.bfloat16().float()
+        return real(self, tokens, wrapped=wrapped)
+
+    monkeypatch.setattr(Engine, "loss", rounded)
+    assert probe_gradients(trainer, batch())["kept"] > 1e-4
+
+
 def test_the_loss_is_that_of_the_first_step() -> None:
     trainer, tokens = engine(), batch()
     proof = probe_gradients(trainer, tokens)

@@ -79,7 +79,7 @@ def test_what_another_rank_rejected_is_written_by_rank_0_as_well() -> None:
     varlen = document["paths"]["varlen"]
     assert varlen["agrees"] is False and varlen["refused"] is None
     assert varlen["problems"] == ["another rank found that it does not agree"]
-    assert document["paths"]["cpu_block"]["agrees"] is True
+    assert document["paths"]["cpu_masked"]["agrees"] is True
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
@@ -99,10 +99,10 @@ def test_what_disagrees_is_not_used(shift: int, capfd: pytest.CaptureFixture[str
     assert rejected["seconds"] > 0 and rejected["refused"] is None
     # What takes its place was tested too: on a CPU that is its own path.
     assert [name for name in document["paths"] if document["paths"][name]["agrees"]] == [
-        "cpu_block"
+        "cpu_masked"
     ]
     said = capfd.readouterr().err
-    assert "[self-test] varlen: out is off by" in said and "[self-test] cpu_block: agrees" in said
+    assert "[self-test] varlen: out is off by" in said and "[self-test] cpu_masked: agrees" in said
 
 
 def test_what_cannot_run_is_not_used() -> None:
@@ -168,7 +168,7 @@ def test_an_arm_gets_the_way_that_was_tested() -> None:
     ]
     engine = engine_of(arms={"schema_version": 1, "warmup_steps": 0, "blocks": blocks})
     with flash_on_cpu():
-        assert list(self_test(engine).paths) == ["varlen", "cpu_block"]
+        assert list(self_test(engine).paths) == ["varlen", "cpu_masked"]
         values = [engine.dispatch.window(block.toggles).value for block in engine.plan.blocks]
     assert values == ["masked", "varlen", "masked"]
 
@@ -201,9 +201,10 @@ def test_a_launch_writes_it_down(tmp_path: Path) -> None:
     assert attention["selected"]["value"] == "sdpa"
     assert "no flash attention for device cpu" in attention["window"]["reason"]
     tested = attention["self_test"]
-    assert tested["ran"] and tested["paths"]["cpu_block"]["agrees"]
-    assert set(tested["paths"]["cpu_block"]["whole"]) >= {"out", "q", "k_win", "gates"}
-    assert "[window] masked (" in launch.text() and "[self-test] cpu_block: agrees" in launch.text()
+    assert tested["ran"] and tested["paths"]["cpu_masked"]["agrees"]
+    assert set(tested["paths"]["cpu_masked"]["whole"]) >= {"out", "q", "k_win", "gates"}
+    said = launch.text()
+    assert "[window] masked (" in said and "[self-test] cpu_masked: agrees" in said
     policies = launch.env()["policies"]
     assert policies["float32_matmul_precision"] == torch.get_float32_matmul_precision()
     assert policies["sdpa_kernels"] == dict.fromkeys(("flash", "efficient", "cudnn", "math"), True)

@@ -57,5 +57,23 @@ def test_a_large_residual_stream_rounds_no_healthy_layer_wrong() -> None:
     check = OracleCheck(model=model, only=0)
     with check.watch():
         model(torch.randint(0, 64, (1, 64)))
-    values, slope = check.layer_errors(slope=True)
-    assert slope is not None and values < 2e-5 and slope < 1.6e-4
+    off = check.step_errors(values=True, slope=True)
+    assert off["seams"] == 0
+    assert max(off["layers"], off["logits"]) < 2e-5 and off["slopes"] < 1.6e-4
+
+
+@pytest.mark.parametrize(("cast", "seams"), [("norm", 1), ("head", 0)])
+@pytest.mark.parametrize("words", [64, 1000])
+def test_a_type_of_fewer_digits_between_or_behind_the_layers_is_seen(
+    cast: str, seams: int, words: int
+) -> None:
+    torch.manual_seed(2)
+    model = NSALanguageModel(ModelConfig(vocab_size=words, n_layers=2, attention=SHAPE))
+    check = OracleCheck(model=model, only=1, seed=5)
+    model.get_submodule(cast).register_forward_pre_hook(lambda _, x: x[0].bfloat16().float())
+    with torch.no_grad(), check.watch():
+        model(torch.randint(0, words, (2, 64)))
+    off = check.step_errors(values=True, slope=False)
+    assert off["layers"] < 2e-5 and off["logits"] > 1e-3
+    # In half types this alone has a bound.
+    assert check.step_errors(values=False, slope=False) == {"seams": seams}

@@ -3,12 +3,13 @@
 The fused attention kernels of a CPU reach about half of its matrix rate at these shapes, and know
 no block sparsity. Here each piece is a plain product that runs at full rate, a group's query
 heads are rows of one matrix (so keys are never expanded), and probabilities are recomputed in
-the backward pass from the saved log-sum-exp instead of being stored.
+the backward pass from the saved log-sum-exp instead of being stored, but of short sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from nsa.attention.branches import Grouped
 from nsa.attention.cpu.blocks import Pairs
-from nsa.attention.cpu.dense import Schedule, schedule, workspace
+from nsa.attention.cpu.dense import Piece, Schedule, masked_piece, schedule, workspace
 from nsa.attention.cpu.passes import (
     BranchGrads,
     Rows,
@@ -32,15 +33,18 @@ from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, GATE_RANGE, WIN_RANGE
 
+# Of the selected branch of one batch element: its dense pieces, and the pairs of the queries that
+# choose, by group and stretch.
+Chosen = tuple[tuple[Piece, ...], list[list[Pairs]]]
 
-def _pairs(blocks: Tensor, cut: Schedule, version: Ranges) -> list[list[list[Pairs]]]:
-    """Pairs of the queries that choose, of blocks [B,S,G,n_sel], by way of token ranges.
 
-    By batch element, group and stretch.
-    """
-    ranges = build_ranges(blocks, cut.cfg, version)[:, cut.full :]
+def _chosen(blocks: Tensor, cut: Schedule, version: Ranges) -> list[Chosen]:
+    """Who reads what, of blocks [B,S,G,n_sel], by way of token ranges, by batch element."""
+    ranges = build_ranges(blocks, cut.cfg, version)[:, 0 if cut.masked else cut.full :]
     chosen = block_map(ranges, cut.cfg.n_blocks(cut.seq_len), cut.cfg).transpose(1, 2)
-    return [pair_stretches(one, cut) for one in chosen]
+    if cut.masked:
+        return [((masked_piece(one, cut),), []) for one in chosen]
+    return [(cut.sel, pair_stretches(one, cut)) for one in chosen]
 
 
 def _laid(x: Sequence[Tensor], cut: Schedule) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -52,31 +56,31 @@ def _laid(x: Sequence[Tensor], cut: Schedule) -> tuple[Tensor, list[Tensor], lis
 
 def _forward(
     x: Sequence[Tensor], cut: Schedule, version: Ranges
-) -> tuple[Tensor, Tensor, list[Tensor], list[Rows], list[list[list[Pairs]]]]:
+) -> tuple[Tensor, Tensor, list[Tensor], list[Rows], list[Chosen]]:
     """Output [B,S,G,h,Dv], blocks [B,S,G,n_sel], what `_laid` gives as one list, the branches'
-    results, and pairs."""
+    results, and what `_chosen` gives."""
     q, keys, values = _laid(x, cut)
     cfg, space = cut.cfg, workspace(q.dtype)
     heads, batch = cfg.heads_per_group, range(q.shape[0])
     blind = min(cfg.l - 1, cut.seq_len) * heads
-    cmp = Rows.empty(q, cfg.d_v, blind)
-    sel, win = Rows.empty(q, cfg.d_v), Rows.empty(q, cfg.d_v)
+    cmp = Rows.empty(q, cfg.d_v, blind, keep=cut.masked)
+    sel, win = (Rows.empty(q, cfg.d_v, keep=cut.masked) for _ in range(2))
     picked = [
         attend_compressed(q[b], keys[0][b], values[0][b], cmp.of(b), cut, space) for b in batch
     ]
     blocks = torch.stack(picked)
-    pairs = _pairs(blocks, cut, version)
+    chosen = _chosen(blocks, cut, version)
     with profile_range(ATTEND_RANGE):
-        for b in batch:
-            attend_pieces(q[b], keys[1][b], values[1][b], sel.of(b), cut.sel, heads, space)
-            attend_blocks(q[b], keys[1][b], values[1][b], sel.of(b), pairs[b], cut, space)
+        for b, (pieces, pairs) in enumerate(chosen):
+            attend_pieces(q[b], keys[1][b], values[1][b], sel.of(b), pieces, heads, space)
+            attend_blocks(q[b], keys[1][b], values[1][b], sel.of(b), pairs, cut, space)
     with profile_range(WIN_RANGE):
         for b in batch:
             attend_pieces(q[b], keys[2][b], values[2][b], win.of(b), cut.win, heads, space)
     results = [cmp, sel, win]
     with profile_range(GATE_RANGE):
         mixed = _mix(results, x[-1])
-    return mixed, blocks, [q, *keys, *values], results, pairs
+    return mixed, blocks, [q, *keys, *values], results, chosen
 
 
 def _backward(
@@ -84,7 +88,7 @@ def _backward(
     gates: Tensor,
     laid: Sequence[Tensor],
     results: list[Rows],
-    pairs: list[list[list[Pairs]]],
+    chosen: list[Chosen],
     cut: Schedule,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, the six keys and values, and the gates."""
@@ -96,6 +100,7 @@ def _backward(
     for i, pieces in enumerate((cut.cmp, cut.sel, cut.win)):
         dk, dv = torch.zeros_like(keys[i]), torch.zeros_like(values[i])
         for b in range(q.shape[0]):
+            own = chosen[b][0] if i == 1 else pieces
             work = BranchGrads(
                 q=q[b],
                 k=keys[i][b],
@@ -107,10 +112,11 @@ def _backward(
                 dk=dk[b],
                 dv=dv[b],
                 d_gate=d_gates[b, ..., i : i + 1],
+                first=b * len(own),
             )
-            work.pieces(pieces, space)
+            work.pieces(own, space)
             if i == 1:
-                work.blocks(pairs[b], cut, space)
+                work.blocks(chosen[b][1], cut, space)
         sums += [dk.mul_(cut.scale), dv]
     return dq.view(*gates.shape[:-1], -1), *sums, d_gates
 
@@ -128,13 +134,14 @@ def _mix(results: list[Rows], gates: Tensor) -> Tensor:
 
 
 class _BatchedCPU(torch.autograd.Function):
-    """Forward and backward by pieces; probabilities are recomputed, never stored."""
+    """Forward and backward by pieces."""
 
     @staticmethod
     def forward(ctx: Any, cfg: NSAConfig, version: Ranges, *x: Tensor) -> tuple[Tensor, Tensor]:
         """Output [B,S,G,h,Dv] and blocks [B,S,G,n_sel] of `Grouped` tensors, compressed ones."""
         ctx.cut = _cut(cfg, x)
-        mixed, blocks, laid, results, ctx.pairs = _forward(x, ctx.cut, version)
+        mixed, blocks, laid, results, ctx.chosen = _forward(x, ctx.cut, version)
+        ctx.kept = [rows.kept for rows in results]
         ctx.save_for_backward(x[-1], *laid, *_numbers(results))
         ctx.mark_non_differentiable(blocks)
         return mixed, blocks
@@ -144,8 +151,8 @@ class _BatchedCPU(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, the six keys and values, and the gates."""
         gates, *saved = ctx.saved_tensors
-        rows = _rows(saved[7:])
-        return None, None, *_backward(grad_out, gates, saved[:7], rows, ctx.pairs, ctx.cut)
+        rows = [replace(r, kept=p) for r, p in zip(_rows(saved[7:]), ctx.kept, strict=True)]
+        return None, None, *_backward(grad_out, gates, saved[:7], rows, ctx.chosen, ctx.cut)
 
 
 def _cut(cfg: NSAConfig, x: Sequence[Tensor]) -> Schedule:
@@ -204,8 +211,8 @@ def by_pieces_backward(
     """Gradients of the eight tensors x from that of the output; results: all of the forward's."""
     cut = _of_numbers(x, l, d, l_sel, n_sel, w)
     q, keys, values = _laid(x, cut)
-    pairs = _pairs(results[1], cut, "v2")
-    return list(_backward(grad, x[-1], [q, *keys, *values], _rows(results[2:]), pairs, cut))
+    chosen = _chosen(results[1], cut, "v2")
+    return list(_backward(grad, x[-1], [q, *keys, *values], _rows(results[2:]), chosen, cut))
 
 
 def _gradients(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:

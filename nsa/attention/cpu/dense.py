@@ -66,7 +66,8 @@ def workspace(dtype: torch.dtype) -> Workspace:
 class Edge:
     """Columns of a piece that some of its queries must not see.
 
-    bias, keep: [tokens, 1, columns]; minus infinity and 0 where hidden, 0 and 1 elsewhere.
+    bias, keep: [tokens, 1, columns], [G, tokens, 1, columns] where groups differ; minus infinity
+    and 0 where hidden, 0 and 1 elsewhere.
     """
 
     columns: slice
@@ -75,9 +76,10 @@ class Edge:
 
     @staticmethod
     def hiding(hidden: Tensor, columns: slice, dtype: torch.dtype) -> Edge:
-        """An edge from hidden bool [tokens, columns]."""
+        """An edge from hidden bool [tokens, columns] or [G, tokens, columns]."""
         bias = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-        return Edge(columns=columns, bias=bias[:, None], keep=(~hidden).to(dtype)[:, None])
+        keep = (~hidden).to(dtype)
+        return Edge(columns=columns, bias=bias.unsqueeze(-2), keep=keep.unsqueeze(-2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,26 +141,29 @@ def forward_piece(
     piece: Piece,
     heads: int,
     space: Workspace,
-) -> tuple[Tensor, Tensor]:
+    kept: list[Tensor] | None = None,
+) -> Tensor:
     """Write output and log-sum-exp of q [G,M,Dk] on k, v to `results` ([G,M,Dv], [G,M,1]).
 
-    Returns probabilities [G,M,L] still to be divided by their sums [G,M,1]; both live in the
-    workspace until its next use. Rows that see nothing get output 0, sum 0 and log-sum-exp 0.
+    Every row sees a key. Returns probabilities [G,M,L], which live in the workspace until its next
+    use, or for as long as in `kept`, to which they are added.
     """
     groups, rows = q.shape[:2]
     scores = space.take("scores", groups, rows, k.shape[1])
     torch.bmm(q, k.transpose(1, 2), out=scores)
     piece.cover(scores, heads)
-    top = space.take("top", groups, rows, 1)
-    exponentiate(scores, top)
-    piece.erase(scores, heads)
-    total = torch.sum(scores, -1, keepdim=True, out=space.take("total", groups, rows, 1))
+    top = torch.amax(scores, -1, keepdim=True, out=space.take("top", groups, rows, 1))
+    if kept is None:
+        p = torch.softmax(scores, -1, out=space.take("probabilities", *scores.shape))
+    else:
+        p = scores.softmax(-1)
+        kept.append(p)
     out, lse = results
-    # The smallest normal number only meets rows that see nothing: 0 / tiny is 0.
-    weighted = torch.bmm(scores, v, out=space.take("weighted", groups, rows, v.shape[2]))
-    torch.div(weighted, total.clamp_min(torch.finfo(v.dtype).tiny), out=out)
-    lse.copy_(torch.where(total > 0, top.add_(total.log()), 0))
-    return scores, total
+    torch.bmm(p, v, out=out)
+    # The largest probability is 1 over the sum of exp(score - top).
+    largest = torch.amax(p, -1, keepdim=True, out=space.take("total", groups, rows, 1))
+    torch.sub(top, largest.log_(), out=lse)
+    return p
 
 
 def backward_piece(
@@ -171,17 +176,20 @@ def backward_piece(
     piece: Piece,
     heads: int,
     space: Workspace,
+    p: Tensor | None = None,
 ) -> None:
     """Add this piece's gradients to `sums` = (dq [G,M,Dk], dk [G,L,Dk], dv [G,L,Dv]), in place.
 
-    minus [G,M,2]: -log-sum-exp and -<grad, out> of each row.
+    minus [G,M,2]: -log-sum-exp and -<grad, out> of each row. p: probabilities, where they were
+    kept.
     """
     dq, dk, dv = sums
     shape = (q.shape[0], q.shape[1], k.shape[1])
-    p = space.take("scores", *shape)
-    torch.baddbmm(minus[..., 0:1], q, k.transpose(1, 2), out=p)
-    recover(p)
-    piece.erase(p, heads)
+    if p is None:
+        p = space.take("scores", *shape)
+        torch.baddbmm(minus[..., 0:1], q, k.transpose(1, 2), out=p)
+        recover(p)
+        piece.erase(p, heads)
     dv.baddbmm_(p.transpose(1, 2), grad)
     ds = space.take("gradients", *shape)
     torch.baddbmm(minus[..., 1:2], grad, v.transpose(1, 2), out=ds)
@@ -200,7 +208,7 @@ class Schedule:
     full: the first query that must choose among blocks (or the sequence's length); the ones
     before see at most n_sel blocks, select all, and are plain causal attention. stretches:
     [start, stop) of the others, cut so that their partial results stay small. ahead: hides what
-    lies after each query of a block.
+    lies after each query of a block. masked: `one_piece`, whose `sel` and stretches are empty.
     """
 
     cfg: NSAConfig
@@ -211,6 +219,7 @@ class Schedule:
     win: tuple[Piece, ...]
     stretches: tuple[tuple[int, int], ...]
     ahead: Edge
+    masked: bool
 
     @property
     def scale(self) -> float:
@@ -218,24 +227,49 @@ class Schedule:
         return float(self.cfg.d_k**-0.5)
 
 
-@lru_cache(maxsize=16)
 def schedule(cfg: NSAConfig, seq_len: int, n: int, dtype: torch.dtype) -> Schedule:
     """Cut a sequence with n compressed keys into pieces whose scores fit the cache."""
+    return _schedule(cfg, seq_len, n, dtype, (MIN_TOKENS, PIECE_BYTES, PARTIAL_BYTES))
+
+
+@lru_cache(maxsize=16)
+def _schedule(
+    cfg: NSAConfig, seq_len: int, n: int, dtype: torch.dtype, _sizes: tuple[int, ...]
+) -> Schedule:
 
     def tokens(keys: int) -> int:
         return piece_tokens(cfg.n_kv_groups, cfg.heads_per_group, keys, dtype.itemsize)
 
     full = min(seq_len, cfg.n_sel * cfg.l_sel)
+    masked = full < seq_len and one_piece(cfg, seq_len, dtype)
     return Schedule(
         cfg=cfg,
         seq_len=seq_len,
         full=full,
         cmp=tuple(_compressed(cfg, seq_len, tokens(max(1, n)), n, dtype)),
-        sel=tuple(_window(full, full, tokens(full), dtype)),
+        sel=() if masked else tuple(_window(full, full, tokens(full), dtype)),
         win=tuple(_window(seq_len, cfg.w, tokens(min(seq_len, cfg.w)), dtype)),
-        stretches=tuple(_stretches(cfg, full, seq_len, dtype)),
+        stretches=() if masked else tuple(_stretches(cfg, full, seq_len, dtype)),
         ahead=_ahead(cfg.l_sel, dtype),
+        masked=masked,
     )
+
+
+def one_piece(cfg: NSAConfig, seq_len: int, dtype: torch.dtype) -> bool:
+    """Is a sequence so short that the scores of all its queries and keys are one piece?
+
+    Then what blocks would save is less than what many small products cost.
+    """
+    heads = cfg.heads_per_group
+    return piece_tokens(cfg.n_kv_groups, heads, seq_len, dtype.itemsize) >= seq_len
+
+
+def masked_piece(chosen: Tensor, cut: Schedule) -> Piece:
+    """All queries against all keys but those of blocks that are not chosen [G,S,NB], or ahead."""
+    cfg, size = cut.cfg, cut.seq_len
+    tokens = chosen.repeat_interleave(cfg.l_sel, -1)[..., :size].tril()
+    hiding = Edge.hiding(~tokens, slice(None), cut.ahead.bias.dtype)
+    return Piece(start=0, stop=size, first=0, last=size, edges=(hiding,))
 
 
 def _stretches(

@@ -3,10 +3,10 @@
 How kernels are cut where that was measured takes the place of what `tiles` assumes.
 `python -m benchmarks.triton_tune --save` writes one file of tuned/ for a device, by the name that
 its driver gives it: the shape and the lengths that were measured, and the parts of a cut that were
-faster there than the assumed ones. `spilled` beside a part: bytes of a thread that its kernel
-spilled when it was measured; `python -m benchmarks.triton_aot --tuned` allows no more. A device
-without a file takes that of one with the same compute capability, which is nearer to it than what
-was assumed for all. Other shapes keep the assumed ones.
+faster there than the assumed ones. `untimed` beside a part: no device has run it, it takes the
+place of one that spilled; `python -m benchmarks.triton_aot --tuned` allows none that spills. A
+device without a file takes that of one with the same compute capability, which is nearer to it than
+what was assumed for all. Other shapes keep the assumed ones.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from nsa.data.source import Batch
 from nsa.step.engine import Engine
 from nsa.witness.accounts import or_null, pieces, plain_floats
 from nsa.witness.shadow.adamw import Sums, bits, moved, updated, way_of, whole_rms
-from nsa.witness.shadow.recompute import Bias, Recomputed, gap, one_layer_off, recompute
+from nsa.witness.shadow.recompute import Bias, Recomputed, gap, recompute, step_off
 
 # torch takes a norm that it clips for so much larger.
 _CLIP_EPS = 1e-6
@@ -85,10 +85,8 @@ class Shadow:
         profiled = engine.plan.flags.profile_steps > 0
         self.recomputed = frozenset(recomputed_steps(token, first, last, profiled=profiled))
         self._again: dict[int, Recomputed] = {}
-        # By the step: how far values and gradients of a layer are from the equations. In half types
-        # that has no bound.
-        self._layers: dict[int, float] = {}
-        self._slopes: dict[int, float] = {}
+        # By the step: how far the pass is from the equations, as `step_off` says.
+        self._off: dict[int, dict[str, float]] = {}
         self._seed = _seed(token)
         self._parameters, self._places = _places(engine, self._seed)
         self._owner = torch.repeat_interleave(
@@ -162,13 +160,12 @@ class Shadow:
             together=_SAMPLED if step == min(self.recomputed) else None,
         )
         # The proof held the first batch.
-        if self._engine.plan.config.runtime.precision == "fp32" and step > min(self.recomputed):
+        if step > min(self.recomputed):
             seed, begins = self._seed + step + self._engine.ranks.rank, step - 1
-            slope = begins not in self.recomputed or begins == min(self.recomputed)
-            found = one_layer_off(self._engine, batches[0], seed, slope=slope)
-            self._layers[step] = found[0]
-            if found[1] is not None:
-                self._slopes[step] = found[1]
+            # Of trained weights values have no bound in half types.
+            values = self._engine.plan.config.runtime.precision == "fp32"
+            slope = values and (begins not in self.recomputed or begins == min(self.recomputed))
+            self._off[step] = step_off(self._engine, batches[0], seed, values=values, slope=slope)
 
     def watch(self, step: int) -> None:
         """A step begins. Right before its update look at what that begins with, and note the
@@ -274,8 +271,8 @@ class Shadow:
 
         `gradient`: of a piece, or of a parameter's sums, in root mean squares, as a share of what
         the ranks' gradients are.
-        layers, slopes: how far values and gradients of one layer were from the equations, by step;
-        in fp32 alone, and not of the first.
+        seams, layers, logits, slopes: as `OracleCheck.step_errors` says, by step, and not of the
+        first; in half types seams alone.
         `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
         gradients' errors are on average, as `Bias` tells it. `gates`: of each
         step and layer what `branch_use` says; null on other ranks than 0, which writes gates.csv.
@@ -306,8 +303,14 @@ class Shadow:
             "norms": [or_null(norm) for norm in norms],
             **told,
             "gates": gates if first else None,
-            "layers": {step: or_null(off) for step, off in self._layers.items() if step in ended},
-            "slopes": {step: or_null(off) for step, off in self._slopes.items() if step in ended},
+            **{
+                name: {
+                    step: or_null(off[name])
+                    for step, off in self._off.items()
+                    if step in ended and name in off
+                }
+                for name in ("seams", "layers", "logits", "slopes")
+            },
         }
 
     @staticmethod

@@ -227,10 +227,10 @@ def _gates(engine: Engine) -> list[Tensor]:
     return [m.last_gates for m in engine.model.attentions() if m.last_gates is not None]
 
 
-def one_layer_off(
-    engine: Engine, batch: Batch, seed: int, *, slope: bool
-) -> tuple[float, float | None]:
-    """How far values, and if asked gradients, of a layer are from the equations in this batch.
+def step_off(
+    engine: Engine, batch: Batch, seed: int, *, values: bool, slope: bool
+) -> dict[str, float]:
+    """What `OracleCheck.step_errors` says of a pass over this batch.
 
     Layer, row and positions are drawn by the seed.
     """
@@ -245,7 +245,7 @@ def one_layer_off(
     engine.model.run_from_host()
     with torch.no_grad(), engine.autocast(), check.watch():
         engine.model(batch.on(engine.device)[:, :-1])
-    return check.layer_errors(slope=slope)
+    return check.step_errors(values=values, slope=slope)
 
 
 def loss_again(engine: Engine, tokens: Tensor) -> float:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_LAUNCHER
 from runbook.config.precedence import dropped
 from runbook.console import Console
-from runbook.engine.plan.forecast import Earlier, Estimate, Estimator, pace_of_the_go
+from runbook.engine.plan.forecast import Estimate, estimate, pace_of_the_go
 from runbook.engine.plan.needs import Needs, needs_of
 from runbook.engine.scope import departures
 from runbook.files import typed_here
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
+Estimator = Callable[["Launch"], Estimate]
 # Characters of a command with arms; a line without them has up to 700.
 _LONG = 2_000
 # So many legs of a phase are told together.
@@ -39,7 +40,7 @@ _MANY = 3
 
 def print_plan(args: argparse.Namespace, console: Console) -> int:
     """Print the plan; start, write and judge nothing."""
-    plan, estimator, needs = args.setup.plan(), _estimator(args), needs_of(args.setup)
+    plan, estimator, needs = args.setup.plan(), _estimator(args.setup), needs_of(args.setup)
     if args.json:
         console.json_document(_document(plan, args, estimator, needs))
     else:
@@ -47,16 +48,16 @@ def print_plan(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _estimator(args: argparse.Namespace) -> Estimator:
-    profile = args.setup.profile
-    earlier = Earlier(profile.name, args.out)
-    return Estimator(profile, earlier, pace=pace_of_the_go(args.setup))
+def _estimator(setup: Setup) -> Estimator:
+    """What tells of a launch how long it takes: by the GO's pace, else by the profile."""
+    pace = pace_of_the_go(setup)
+    return lambda launch: estimate(launch, setup.profile, pace)
 
 
 def times(args: argparse.Namespace) -> Iterator[str]:
     """How long each phase of a plan may take and what it costs, and all of them together."""
-    plan, estimator = args.setup.plan(), _estimator(args)
-    parts = [([one], [estimator.estimate(launch) for launch in one[1]]) for one in plan]
+    plan, estimator = args.setup.plan(), _estimator(args.setup)
+    parts = [([one], [estimator(launch) for launch in one[1]]) for one in plan]
     for part, estimates in parts:
         if estimates:
             yield f"{part[0][0].name}: {_total(part, estimates, args.setup)}"
@@ -83,7 +84,7 @@ def _print(
         if not launches:
             why = phase.excluded(args.setup.context({}))
             console.result(f"#   starts no process{f': {why}' if why else ''}")
-        everything.append([estimator.estimate(launch) for launch in launches])
+        everything.append([estimator(launch) for launch in launches])
         _print_launches(console, launches, args, estimator)
     console.result("")
     for line in _overview(plan, everything, args.setup):
@@ -105,7 +106,7 @@ def _print_launches(
     for alike in groups:
         if alike not in legs:
             short = "" if named else _in_full(alike[0], args)
-            _print_alike(console, alike, estimator.estimate(alike[0]), args.setup, short)
+            _print_alike(console, alike, estimator(alike[0]), args.setup, short)
     if legs:
         first, last = legs[0][0].name, legs[-1][-1].name
         console.result(f"#   {first} to {last}, each from the checkpoint before it, in full:")
@@ -264,11 +265,11 @@ def _document(
 
 def _launch_document(launch: Launch, estimator: Estimator, setup: Setup) -> dict[str, object]:
     alone = setup.options.launcher == DEFAULT_LAUNCHER
-    estimate = estimator.estimate(launch)
+    found = estimator(launch)
     return {
         **launch.model_dump(mode="json"),
         "command": pasteable(launch).line if alone else _command(launch, setup),
         "notes": list(pasteable(launch).notes),
-        "estimate_s": estimate.seconds,
-        "estimate": estimate.text,
+        "estimate_s": found.seconds,
+        "estimate": found.text,
     }

@@ -1,4 +1,4 @@
-"""How long launches take on this machine: from steps that were measured, earlier runs, the profile.
+"""How long launches take on this machine: from steps that were measured, else from the profile.
 
 A launch takes its start-up and its steps; a step takes as long as its share of the batch for each
 rank. Only for estimates: a run that cannot be read is no ground for one, and `runbook report` says
@@ -7,7 +7,6 @@ what is wrong with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,12 +15,9 @@ from nsa.contract import TRAINING_CSV
 from runbook.config.profile import Profile
 from runbook.engine.earlier import ground_of
 from runbook.errors import RunbookError
-from runbook.folder import run_folders
 from runbook.folder.integrity import go_record
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.folder.manifest import load_record
-from runbook.machine.host import count_cpus
-from runbook.records import Launch, RunRecord
+from runbook.records import Launch
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
@@ -90,87 +86,30 @@ class Expected(NamedTuple):
     rough: bool = False
 
 
-class Estimator:
-    """Estimates, launch by launch, from steps measured here, earlier runs, or the profile."""
-
-    def __init__(self, profile: Profile, earlier: Earlier, *, pace: Pace | None = None) -> None:
-        self.pace = pace
-        self._profile, self._earlier = profile, earlier
-
-    def estimate(self, launch: Launch) -> Estimate:
-        """The estimate of a launch before the run, never above its time limit."""
-        found = self.expect(launch)
-        if found is None:
-            told_by_go = self._profile.plan and launch.kind == "trainer"
-            way = " (the rate of a GO tells it)" if told_by_go else ""
-            return Estimate(None, f"duration not known yet{way}")
-        seconds, source, _ = found
-        text = f"about {duration_text(seconds)} ({source})"
-        if seconds > launch.timeout_s:
-            text = f"{too_long(launch, seconds)} ({source})"
-        return Estimate(min(seconds, launch.timeout_s), text)
-
-    def expect(self, launch: Launch) -> Expected | None:
-        """What is expected of a launch; None where nothing is known.
-
-        An earlier run knows all of a launch; the pace of the first steps, its steps only.
-        """
-        if found := self._earlier.launch(launch):
-            return Expected(found[0], f"as in run {found[1]}")
-        pace, settings = self.pace, self._profile.phases.get(launch.phase)
-        if pace and (seconds := forecast(launch, pace, self._profile)) is not None:
-            start = duration_text(pace.startup_s)
-            source = f"{pace} and {start} of start-up, {pace.source}"
-            return Expected(seconds, source)
-        if settings is None or not settings.typical_s:
-            return None
-        source = "the profile's estimate for its own step counts"
-        return Expected(settings.typical_s, source, rough=True)
+def estimate(launch: Launch, profile: Profile, pace: Pace | None) -> Estimate:
+    """The estimate of a launch before the run, never above its time limit."""
+    found = expect(launch, profile, pace)
+    if found is None:
+        told_by_go = profile.plan and launch.kind == "trainer"
+        way = " (the rate of a GO tells it)" if told_by_go else ""
+        return Estimate(None, f"duration not known yet{way}")
+    seconds, source, _ = found
+    text = f"about {duration_text(seconds)} ({source})"
+    if seconds > launch.timeout_s:
+        text = f"{too_long(launch, seconds)} ({source})"
+    return Estimate(min(seconds, launch.timeout_s), text)
 
 
-# Of runs of one phase only, the newest may know nothing of the launch that is asked for.
-_MOST_RUNS = 5
-
-
-class Earlier:
-    """Looks into run folders only when asked, and no further than needed."""
-
-    def __init__(self, profile: str, out_dir: Path, *, without: str = "") -> None:
-        self._kept: list[RunRecord] = []
-        self._more = _newest_first(profile, out_dir, without)
-
-    def launch(self, launch: Launch) -> tuple[float, str] | None:
-        """Seconds of the same launch with as many steps, where it finished, and the run's id."""
-        for record in self._records():
-            for phase in record.phases:
-                for entry in phase.launches:
-                    then, result = entry.launch, entry.result
-                    same = (then.phase, then.name) == (launch.phase, launch.name)
-                    if same and then.steps == launch.steps and result.ok and result.duration_s > 0:
-                        return result.duration_s, record.run_id
+def expect(launch: Launch, profile: Profile, pace: Pace | None) -> Expected | None:
+    """What is expected of a launch by that pace, else by its profile; None where none tells."""
+    settings = profile.phases.get(launch.phase)
+    if pace and (seconds := forecast(launch, pace, profile)) is not None:
+        start = duration_text(pace.startup_s)
+        return Expected(seconds, f"{pace} and {start} of start-up, {pace.source}")
+    if settings is None or not settings.typical_s:
         return None
-
-    def _records(self) -> Iterator[RunRecord]:
-        yield from self._kept
-        while (record := next(self._more, None)) is not None:
-            self._kept.append(record)
-            yield record
-
-
-def _newest_first(profile: str, out_dir: Path, without: str) -> Iterator[RunRecord]:
-    found = 0
-    for folder in reversed(run_folders(out_dir)):
-        if folder.name == without or found == _MOST_RUNS:
-            continue
-        try:
-            record = load_record(folder)
-        except RunbookError:
-            continue
-        # As far as a record tells: a run folder may have been copied from another machine.
-        cpus = str(count_cpus())
-        if record.profile == profile and record.environment.get("cpu.count", cpus) == cpus:
-            found += 1
-            yield record
+    source = "the profile's estimate for its own step counts"
+    return Expected(settings.typical_s, source, rough=True)
 
 
 # The first steps allocate, compile and rebuild buckets.

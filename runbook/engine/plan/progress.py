@@ -1,7 +1,7 @@
 """An observer in front of another that says how far the whole run is, and how long the rest takes.
 
-What an earlier run of the profile took comes first, then the first steps of this one. A planned
-launch that would exceed its own time limit is named at once, with the setting to change.
+What the profile says comes first, then the first steps of this run. A planned launch that would
+exceed its own time limit is named at once, with the setting to change.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from runbook.config.profile import Profile
 from runbook.engine.plan.forecast import (
     SKIPPED,
-    Earlier,
-    Estimator,
     Expected,
     Pace,
+    expect,
     forecast,
     too_long,
 )
@@ -43,14 +42,13 @@ class Forecaster(Observer):
         planned: Sequence[Launch],
         profile: Profile,
         *,
-        earlier: Earlier,
         done_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner, self._profile, self._clock = inner, profile, clock
         self._left = {(launch.phase, launch.name): launch for launch in planned}
         self._count = max(1, len(self._left))
-        self._estimator = Estimator(profile, earlier)
+        self._pace: Pace | None = None
         self._known: dict[_Key, Expected | None] = {}
         self._done_s, self._share, self._told_at = done_s, 0.0, -_TELL_EVERY_S
         self._run_began = clock()
@@ -64,7 +62,7 @@ class Forecaster(Observer):
     # -- what is heard -----------------------------------------------------------------------------
 
     def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
-        """The first forecast, from earlier runs alone."""
+        """The first forecast, from the profile alone."""
         self._inner.run_started(run_id, run_root, phases)
         self._tell()
 
@@ -129,7 +127,7 @@ class Forecaster(Observer):
             return
         self._first = self._first or (step, now)
         self._last = (step, now)
-        if self._estimator.pace is None and (step_s := self._step_s()) is not None:
+        if self._pace is None and (step_s := self._step_s()) is not None:
             self._take(launch, step_s)
 
     def _step_s(self) -> float | None:
@@ -141,7 +139,7 @@ class Forecaster(Observer):
 
     def _take(self, launch: Launch, step_s: float) -> None:
         pace = Pace(step_s=step_s, startup_s=self._startup_s or 0.0, launch=launch)
-        self._estimator.pace = pace
+        self._pace = pace
         self._known.clear()
         self._tell()
         for planned in self._left.values():
@@ -154,7 +152,7 @@ class Forecaster(Observer):
     def _expect(self, launch: Launch) -> Expected | None:
         key = (launch.phase, launch.name)
         if key not in self._known:
-            self._known[key] = self._estimator.expect(launch)
+            self._known[key] = expect(launch, self._profile, self._pace)
         return self._known[key]
 
     def _tell(self) -> None:

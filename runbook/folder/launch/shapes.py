@@ -247,7 +247,8 @@ LOAD = fields(
     "[finite]: load_before load_after"
 )
 _PROOF = fields(
-    "number: loss loss_again mean_low mean_high norm_told norm_before norm_after logit_gradient;"
+    "number: loss loss_again kept mean_low mean_high norm_told norm_before norm_after"
+    " logit_gradient;"
     "count: positions; {number}: own_gradient; text: wire; [text]: missing",
     oracle=fields(
         "[count]: positions; {anything}: shape;"
@@ -282,7 +283,7 @@ EVENTS: Mapping[str, Fields] = {
         recomputed=fields(
             "[count]: steps; [number]: losses; [anything]: norms; number: gradient ranks;"
             "{number}: bias;"
-            "[[[number]]]: gates; {anything}: layers slopes"
+            "[[[number]]]: gates; {anything}: seams layers logits slopes"
         ),
         proof=_PROOF,
         in_force=fields(

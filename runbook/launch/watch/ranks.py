@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from runbook.folder.launch.lines import LineTail, heartbeat_files, parse_heartbeat
-from runbook.launch.watch.clocks import Reading
-from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch.rank_state import RankState, Reading
 from runbook.process.ended import exit_code_of, has_ended_under
 from runbook.process.reaper import environment_holds, holds_file
 

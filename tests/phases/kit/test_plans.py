@@ -102,7 +102,8 @@ def test_baseline_is_printed_as_this() -> None:
     assert [launch.command_line() for launch in plan("baseline")] == [
         "NSA_PREFILL_BATCHED=1 NSA_SEL_RANGES_V2=1 NSA_DDP_COMPRESS=bf16 NSA_DDP_BUCKET_MB=25 "
         "NSA_DDP_STATIC_GRAPH=1 NSA_DDP_FIND_UNUSED=0 NSA_DDP_DISABLE_GC=1 "
-        "NSA_DISABLE_AUX_STATS=1 NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_IB_DISABLE=1 "
+        "NSA_DISABLE_AUX_STATS=1 NSA_USE_TRITON_SEL=auto NSA_COMPILE=auto NSA_CUDA_GRAPHS=auto "
+        "NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_IB_DISABLE=1 "
         "PYTORCH_ALLOC_CONF=max_split_size_mb:256,expandable_segments:True "
         "torchrun --nproc_per_node=2 -m nsa.train --config "
         "configs/m7c_125m_2xa100_production.yaml --dataset synthetic --ddp 1 --steps 60"
