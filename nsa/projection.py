@@ -43,25 +43,28 @@ class Columns:
         return cfg.n_kv_groups, cfg.d_k if part[0] == "k" else cfg.d_v
 
     @property
+    def widths(self) -> list[int]:
+        """Columns of each part."""
+        return [heads * width for heads, width in map(self.shape, PARTS)]
+
+    @property
     def slices(self) -> dict[str, slice]:
         """Column slice of each part."""
-        widths = [heads * width for heads, width in map(self.shape, PARTS)]
-        ends = accumulate(widths)
-        return {p: slice(e - w, e) for p, e, w in zip(PARTS, ends, widths, strict=True)}
+        ends = accumulate(self.widths)
+        return {p: slice(e - w, e) for p, e, w in zip(PARTS, ends, self.widths, strict=True)}
 
     @property
     def total(self) -> int:
         """Columns in all."""
-        return sum(heads * width for heads, width in map(self.shape, PARTS))
+        return sum(self.widths)
 
     def cut(self, y: Tensor) -> dict[str, Tensor]:
         """Views of y [B,S,total] by part: q, gates [B,G,S,h,width], the others [B,G,S,width]."""
         views, groups = {}, self.cfg.n_kv_groups
-        for part, columns in self.slices.items():
+        for part, view in zip(PARTS, y.split_with_sizes(self.widths, -1), strict=True):
             heads, width = self.shape(part)
             share = (heads // groups,) if part in ("q", "gates") else ()
-            view = y[..., columns].view(*y.shape[:2], groups, *share, width)
-            views[part] = view.transpose(1, 2)
+            views[part] = view.view(*y.shape[:2], groups, *share, width).transpose(1, 2)
         return views
 
 
@@ -96,7 +99,7 @@ def rotate_into(source: Tensor, turns: Tensor, target: Tensor) -> None:
 def _pairable(x: Tensor) -> bool:
     """Whether neighboring components can be viewed as complex numbers where they lie."""
     *outer, inner = x.stride()
-    return inner == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in outer)
+    return inner == 1 and not any(s & 1 for s in (x.storage_offset(), *outer))
 
 
 def _pairs(x: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ DRIVER_FILE = Path("/proc/driver/nvidia/version")
 UNFINISHED = ".unfinished"
 INSTALLED = ".installed"
 VENV = ("-m", "venv")
+PACKAGES = ("nsa", "phases", "reports", "runbook")
 _REACH_S = 5
 # Settings that say where pip takes packages from, or which. uv does not read them.
 _SOURCES = (
@@ -160,6 +161,16 @@ def install(folder: Path, *, dev: bool) -> None:
     print(f"{by} installs nsa-runbook{tools} into {folder}; it says nothing while it downloads")
     if subprocess.run([*command, "--editable", what], check=False).returncode != 0:
         raise Refused(f"{by} could not install it into {folder}: see above, and try again")
+    compile_all(python)
+
+
+def compile_all(python: str) -> None:
+    """Bytecode of the checkout, which an editable installation leaves to the first import.
+
+    Where PYTHONDONTWRITEBYTECODE is set, as in many containers, each process would compile anew.
+    """
+    folders = [str(ROOT / name) for name in PACKAGES]
+    subprocess.run([python, "-m", "compileall", "-q", *folders], check=False)
 
 
 def installer(python: str) -> list[str]:
@@ -177,7 +188,9 @@ def installer(python: str) -> list[str]:
         names = {line.partition("=")[0].rpartition(".")[2] for line in listed.stdout.splitlines()}
         if listed.returncode == 0 and names.isdisjoint(_SOURCES):
             strategy = ["--index-strategy", "unsafe-best-match"]
-            return [uv, "pip", "install", "--quiet", "--python", python, *strategy]
+            # By itself it leaves compiling to the first import, of torch a minute.
+            options = ["--quiet", "--compile-bytecode", *strategy]
+            return [uv, "pip", "install", "--python", python, *options]
     return [*pip, "install", "-qq"]
 
 

@@ -131,7 +131,7 @@ def chosen(
     """
     given = (q.detach(), terms.detach(), lse.detach(), cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
     if version == "v2":
-        with profile_range(SELECTION_RANGES[version]), profile_range(SCORES_RANGE):
+        with profile_range(SCORES_RANGE), profile_range(SELECTION_RANGES[version]):
             return by_triton.top_blocks(*given)
     with profile_range(SCORES_RANGE):
         blocks, _ = by_triton.top_blocks(*given)
@@ -160,7 +160,7 @@ def _by_kernels(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tenso
     with profile_range(CMP_RANGE):
         cmp, cmp_lse, lse = by_triton.compressed_by_terms(seen, terms, values, *told)
     blocks, bits = chosen(seen, terms, lse, cfg, way.selection_ranges)
-    with profile_range(ATTEND_RANGE), profile_range(GATE_RANGE):
+    with profile_range(GATE_RANGE), profile_range(ATTEND_RANGE):
         out, _, _ = by_triton.core(
             q, x.k_cmp, x.v_cmp, x.k_sel, x.v_sel, x.k_win, x.v_win, x.gates, bits, terms, values,
             cmp, cmp_lse, win, win_lse, cfg.w, *told, cfg.l_sel, cfg.n_sel, cfg.phi,

@@ -58,8 +58,8 @@ def git_state() -> dict[str, Any]:
     sha = _git(folder, "rev-parse", "HEAD")
     if sha is None:
         return empty
-    diff = _git(folder, "diff", "HEAD") or b""
     status = _git(folder, "status", "--porcelain") or b""
+    diff = (_git(folder, "diff", "HEAD") or b"") if status.strip() else b""
     branch = _git(folder, "rev-parse", "--abbrev-ref", "HEAD") or b""
     return {
         "branch": branch.decode().strip(),

@@ -36,7 +36,10 @@ def as_planned(case: Case, name: str) -> Finding:
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
         topic = "workload" if problems == workload else ""
-        topic = "two_folders" if other_folder(case, launch, env) else topic
+        if other_folder(case, launch, env):
+            topic = "two_folders"
+        elif not launch.launch.commit and _other_digest(case, env.get("package") or {}):
+            topic = "changed_code"
         return invalid(Reason.MISMATCH, reason, evidence=(launch.path("env"),), topic=topic)
     work = case.profile.workload_of(case.phase)
     batch = f"global batch {work.global_batch}, accumulation {work.accumulation}"

@@ -71,7 +71,7 @@ class Row(StrEnum):
 
 # The title of the row where all that is off has one remedy, of a launch {name}.
 _TITLES = {
-    "trained_on": "{name} does not train on the tokens that its data have.",
+    "trained_on": "{name} does not read the tokens that its data have.",
     "again": "{name} gives other losses than the same batches do when they run once more.",
     "saved": "The checkpoints of {name} are not what they have to be.",
     "selection": "{name} tells of another selection than its config means.",

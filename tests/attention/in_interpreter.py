@@ -23,6 +23,7 @@ from tests.attention import (
     triton_kernels,
     window_in_interpreter,
 )
+from tests.step.compiled_in_interpreter import compiled_layer
 
 # Odd shapes, forward and backward; the selected branch in both of its forms.
 _FEW: dict[str, Callable[[], list[str]]] = {
@@ -33,6 +34,7 @@ _FEW: dict[str, Callable[[], list[str]]] = {
     "all": partial(core_in_interpreter.core, cases=core_in_interpreter.CORE[:3]),
     "launches": between_in_interpreter.launches,
     "pool": partial(triton_compressed.core, cases=triton_compressed.POOLED),
+    "one graph of a layer": compiled_layer,
 }
 _ALL = {
     "selected": triton_in_interpreter,

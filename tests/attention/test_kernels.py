@@ -11,7 +11,8 @@ from tests.attention.triton_process import found, interpreted, needs_triton
 from tests.shared import once
 from tests.tiers import is_sampled
 
-FEW = ("selected", "compressed", "window", "mix", "all", "pool", "launches")
+FEW = ("selected", "compressed", "window", "mix", "all", "pool", "launches",
+       "one graph of a layer")  # fmt: skip
 # Run together, by whose kernels they are.
 PROOFS: dict[str, tuple[str, ...]] = {
     "selected": ("core tuned tiles", "space lists operator trainer far far_by_block"),

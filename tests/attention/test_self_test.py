@@ -185,9 +185,10 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_production_shape() -> None:
-    """Real length, heads and type: masked SDPA agrees, and a window of 511 tokens does not."""
+    """Real heads and type, more tokens than one query reads; a window of 511 does not agree."""
     cfg = nsa.NSAConfig()
-    assert held(cfg, 2048).problems == []
+    tokens = cfg.n_sel * cfg.l_sel + 76
+    assert held(cfg, tokens).problems == []
     other = nsa.NSAConfig(w=511)
-    wrong = {text.split()[0] for text in held(cfg, 1100, given=other).problems}
+    wrong = {text.split()[0] for text in held(cfg, tokens, given=other).problems}
     assert wrong == {"out", "q", "k_win", "v_win", "gates"}

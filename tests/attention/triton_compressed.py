@@ -159,7 +159,7 @@ def found_by(launch: ModuleType, case: Compressed, tensors: list[Tensor]) -> dic
     with mock.patch.object(launch, "choose_compressed_cut", lambda *_: case.cut()):
         out, lse, terms, values, exact = launch.forward(q, k, v, cfg)
         dq, dk, dv = launch.backward(grad, q, k, v, out, lse, terms, values, cfg)
-        blocks = launch.top_blocks(q, terms, exact, cfg)
+        blocks, _ = launch.top_blocks(q, terms, exact, cfg)
     lse, exact = (x.view(case.batch, case.groups, case.seq_len, case.heads) for x in (lse, exact))
     found = {"out": out, "lse": lse, "exact_lse": exact, "dq": dq, "dk": dk, "dv": dv}
     return {**found, "blocks": blocks}

@@ -121,10 +121,10 @@ def _operators_of(phi: Phi) -> list[str]:
     kept = [x.detach() for x in (grad, *leaves, out, lse, terms, values)]
     numbers = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
 
-    def call(*given_: Tensor) -> tuple[Tensor, Tensor]:
+    def call(*given_: Tensor) -> tuple[Tensor, ...]:
         out, _, terms, _, sums = operators.compressed(*given_, *told)
         chosen = (x.detach() for x in (given_[0], terms, sums))
-        return out, operators.top_blocks(*chosen, *numbers)
+        return out, *operators.top_blocks(*chosen, *numbers)
 
     top = (q.detach(), terms.detach(), exact_lse.detach(), *numbers)
     # Only the first one has a gradient to trace.

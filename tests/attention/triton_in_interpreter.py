@@ -19,7 +19,8 @@ from nsa.attention.branches import Branches
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import operators
-from nsa.attention.triton import window as window_launch
+from nsa.attention.triton.core import launch as core_launch
+from nsa.attention.triton.operators import SELECTED_OPERATORS, WINDOW_OPERATORS
 from nsa.attention.triton.selected import launch
 from nsa.config import Way
 from nsa.contract import ATTEND_RANGE, WIN_RANGE
@@ -50,7 +51,7 @@ CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
     dim=48, n_heads=12, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=20
 )
-by_kernels = partial(attend, way=Way(force_sdpa=True, selected="triton"))
+by_kernels = partial(attend, way=Way(force_sdpa=True, selected="triton", window="triton"))
 
 
 def tuned() -> list[str]:
@@ -135,15 +136,16 @@ def trainer() -> list[str]:
         with count_ranges() as counts:
             losses.append(engine.loss(tokens, wrapped=False))
         losses[-1].backward()
-        for ran in (counts.inside[ATTEND_RANGE]["selected"], counts.inside[WIN_RANGE]["window"]):
-            if (ran > 0) != wanted:
+        seen = (ATTEND_RANGE, SELECTED_OPERATORS), (WIN_RANGE, WINDOW_OPERATORS)
+        for name, operators_ in seen:
+            if any(counts.inside[name][one] for one in operators_) != wanted:
                 problems.append(f"{asked}: {counts.inside}")
     if abs(float((losses[0] - losses[1]).detach())) > 1e-5:
         problems.append(f"the losses differ: {losses}")
-    for module in (launch, window_launch):
-        right = module.forward
-        wrong = lambda *x, of=right: (of(*x)[0] * 1.01, of(*x)[1])  # noqa: E731
-        with mock.patch.object(module, "forward", wrong):
+    for module, name in ((launch, "forward_mixed"), (core_launch, "window_and_terms")):
+        right = getattr(module, name)
+        wrong = lambda *x, of=right: (of(*x)[0] * 1.01, *of(*x)[1:])  # noqa: E731
+        with mock.patch.object(module, name, wrong):
             found = self_test(engine).describe()["paths"]
         choices = [engine.dispatch.selected(plan.toggles), engine.dispatch.window(plan.toggles)]
         barred = all("the self-test rejected triton" in one.reason for one in choices)

@@ -78,7 +78,9 @@ def test_equal_commits_end_after_the_first_rounds(where: PlanContext) -> None:
     assert {check.id: check.outcome for check in checks if check.outcome is not Outcome.PASS} == {}
 
 
-@pytest.mark.parametrize("where", [GPU, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(
+    "where", [pytest.param(GPU, id="gpu", marks=pytest.mark.slow), pytest.param(CPU, id="cpu")]
+)
 def test_a_suspected_loss_asks_for_all_rounds_and_is_open_until_then(where: PlanContext) -> None:
     first = slower(1.05, where, rounds=REGRESSION_PLAN.first)
     assert Regression().needs_more(first, where) is True

@@ -160,8 +160,21 @@ _FILES = {
 }
 
 
+_made: dict[str, LaunchEvidence] = {}
+
+
 def healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
-    """A launch that ran well; `rate` and `rates` as in `frame`."""
+    """A launch that ran well; `rate` and `rates` as in `frame`. Nobody changes what is in it.
+
+    Most tests spoil one launch of several that they have in common: each is made once.
+    """
+    key = f"{launch.model_dump_json()} {profile.model_dump_json()} {speed}"
+    if key not in _made:
+        _made[key] = _healthy(launch, profile, **speed)
+    return _made[key]
+
+
+def _healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     where = launch.run_dir
     done = LaunchResult(
         status=LaunchStatus.COMPLETED,

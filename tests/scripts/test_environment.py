@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 from types import ModuleType
@@ -234,3 +235,20 @@ def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(
     assert words[0] == (str(uv) if by == "uv" else sys.executable)
     assert "pip" in words and "install" in words
     assert by == "pip" or words[words.index("--python") + 1] == sys.executable
+    assert ("--compile-bytecode" in words) == (by == "uv")
+
+
+def test_what_is_installed_in_place_is_compiled_where_no_import_may(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    for name in packages:
+        (tmp_path / name / "inner").mkdir(parents=True)
+        (tmp_path / name / "inner" / "module.py").write_text("value = 1\n")
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    script.compile_all(sys.executable)
+    compiled = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("module.*.pyc")}
+    assert compiled == set(packages)

@@ -1,13 +1,9 @@
 """A layer whose core is Triton's kernels, compiled and not, in Triton's interpreter.
 
-    TRITON_INTERPRET=1 python -m tests.step.compiled_in_interpreter
-
-Prints as JSON what differs, by name, and what the compiler made.
+One of the proofs of `tests.attention.in_interpreter`.
 """
 
 from __future__ import annotations
-
-import json
 
 import torch
 from torch import Tensor
@@ -15,7 +11,7 @@ from torch import Tensor
 from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.model import Layer, Whole
 from nsa.rounding import Gap, error_of
-from nsa.step.compiled import compile_layers, count_compiled
+from nsa.step.compiled import Compiled, compile_layers, count_compiled
 
 SHAPE = NSAConfig(
     dim=32, n_heads=2, n_kv_groups=1, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=3, w=16
@@ -30,8 +26,8 @@ def gradients(layer: Layer, x: Tensor, by: Whole | None) -> dict[str, Tensor]:
     return {"output": out.detach(), **dict(zip(leaves, found, strict=True))}
 
 
-def main() -> None:
-    """Both, and print."""
+def compiled_layer() -> list[str]:
+    """What differs between the layer and its one graph, in numbers, blocks and operators."""
     torch.manual_seed(0)
     layer = Layer(ModelConfig(vocab_size=11, n_layers=1, attention=SHAPE))
     layer.attention.way = Way(force_sdpa=True, window="triton", selected="triton")
@@ -50,6 +46,7 @@ def main() -> None:
     def boxed(graph: torch.fx.GraphModule, given: object) -> object:
         return make_boxed_func(noting(graph, given).forward)
 
+    start = count_compiled()
     after = gradients(layer, x, compile_layers(aot_autograd(fw_compiler=boxed)).layer)
     gaps = [
         Gap.twice(what=what, error=error_of(after[what], right).whole, ours=0.0)
@@ -57,18 +54,10 @@ def main() -> None:
     ]
     did = count_compiled()
     assert blocks is not None and layer.attention.last_blocks is not None
-    print(
-        json.dumps(
-            {
-                "graphs": did.graphs,
-                "breaks": did.breaks,
-                "blocks": torch.equal(blocks, layer.attention.last_blocks),
-                "wide": [str(gap) for gap in gaps if gap.too_wide],
-                "operators": sum("nsa." in name for name in names),
-            }
-        )
-    )
-
-
-if __name__ == "__main__":
-    main()
+    operators = sum("nsa." in name for name in names)
+    return [
+        *(str(gap) for gap in gaps if gap.too_wide),
+        *[f"{did} after {start}"] * (did != Compiled(start.graphs + 1, start.breaks)),
+        *["other blocks"] * (not torch.equal(blocks, layer.attention.last_blocks)),
+        *[f"{operators} operators of ours in the graph"] * (operators < 10),
+    ]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -32,7 +29,6 @@ from nsa.step.compiled import (
 from nsa.step.kernel_check import compare
 from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.step.small import SHAPE, model_of, tokens_of
-from tests.train.launching import ROOT, environment
 
 # torch's own warnings while it compiles are not ours.
 pytestmark = [
@@ -41,7 +37,7 @@ pytestmark = [
 ]
 TOKENS = (2, 40)
 BF16 = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
-# Of those of Triton the interpreter's process has the proof.
+# Of those of Triton tests/attention/test_kernels.py has the proof.
 WAYS: dict[str, tuple[Way, Callable[[], AbstractContextManager[Any]]]] = {
     "cpu": (Way(), nullcontext),
     "cpu in bf16": (Way(), BF16),
@@ -82,12 +78,24 @@ def gradients(
     return {"loss": loss.detach(), "gates": model.gate_numbers()} | found
 
 
-@pytest.mark.parametrize("phi", ["avg", "mlp"])
-@pytest.mark.parametrize("name", WAYS)
+# Others of the fast tier have each of their two words.
+LONG = ("plain loops on a cpu", "masks in bf16")
+
+
+# The keys' MLP comes before the ways part.
+@pytest.mark.parametrize(
+    ("name", "phi"),
+    [
+        *(
+            pytest.param(name, "avg", marks=pytest.mark.slow if name in LONG else ())
+            for name in WAYS
+        ),
+        ("cpu", "mlp"),
+        ("masks", "mlp"),
+    ],
+)
 def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> None:
     """`fullgraph` raises at a break; two layers share what is made of one."""
-    if phi == "mlp" and name not in ("cpu", "masks"):
-        pytest.skip("the keys' MLP comes before the ways part")
     way, within = WAYS[name]
     model, tokens = model_of(phi=phi), tokens_of()
     model.attend_by(way)
@@ -301,23 +309,6 @@ def test_arms_take_turns_without_a_new_graph() -> None:
     for way, flash in ((Way(), True), (masks, True), (masks, False), (Way(), True), (masks, False)):
         run(way, flash=flash)
     assert made == [1, 1, 1, 0, 0]
-
-
-def test_the_kernels_of_triton_are_one_graph_too() -> None:
-    """In Triton's interpreter, which a process chooses when it begins."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.step.compiled_in_interpreter"],
-        cwd=ROOT,
-        env={**environment({}), "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["graphs"] == 1 and found["breaks"] == 0 and found["blocks"] is True
-    assert found["wide"] == []
-    assert found["operators"] >= 10
 
 
 def test_a_copy_of_the_model_has_the_same_names() -> None:

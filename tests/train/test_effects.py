@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nsa.attention import PathChoice, selection
-from nsa.attention.sdpa import bits_of
+from nsa.attention.sdpa import chosen
 from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
 from nsa.config import NSAConfig
 from nsa.contract import ATTEND_RANGE, SELECTION_RANGES
@@ -177,8 +177,8 @@ def test_ranges_that_look_at_a_number_need_the_host(
 def test_one_kernel_builds_v2(version: str) -> None:
     """It is one operator, like v1's tensor, and is told from that by its name."""
     with count_ranges() as counts:
-        blocks = torch.zeros(1, 12, 1, 3, dtype=torch.int64, device="meta")
-        bits_of(blocks, SHAPE, "v2")
+        q = torch.zeros(1, 12, 1, 2, 3, device="meta")
+        chosen(q, q, q, SHAPE, "v2")
     # As if the code called itself by the other name.
     asked = SELECTION_RANGES[cast("Any", version)]
     ((name, inside),) = counts.inside.items()
@@ -204,7 +204,7 @@ def test_the_fused_kernel_has_to_run() -> None:
 
 @pytest.mark.parametrize(
     ("value", "ran", "took"),
-    [("1", "selected", True), ("1", "bmm", False), ("0", "bmm", True), ("0", "selected", False),
+    [("1", "core", True), ("1", "bmm", False), ("0", "bmm", True), ("0", "selected", False),
      ("auto", "bmm", True), ("auto", "selected", True)],
 )  # fmt: skip
 def test_the_triton_kernels_are_known_by_their_operator(value: str, ran: str, took: bool) -> None:

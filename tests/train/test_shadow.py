@@ -465,7 +465,8 @@ def test_what_changes_while_all_has_to_rest_is_counted(
     change: Callable[[Engine], object], jumps: int | None, later: bool
 ) -> None:
     made = engine()
-    trained(made)
+    made.compute([batch(5, 32)])
+    made.update(1)
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
     with torch.no_grad(), shadow.unchanged():
         _ = later or change(made)

@@ -103,5 +103,6 @@ def test_without_preflight_another_digest_from_another_folder_is_told_as_two_fol
     same = replace(where, package_path=package["path"])
     check = builder.row("baseline", "as_planned", found, same)
     assert "code was changed" in check.reason and "PYTHONPATH" not in check.remedy
+    assert "leave the code as it is while a run goes on" in check.remedy
     alike = replace(where, package=package["sha256"][:12])
     assert builder.row("baseline", "as_planned", found, alike).outcome is Outcome.PASS

@@ -14,12 +14,10 @@ from runbook.tools.drill import FAULTS
 from runbook.tools.drill.runner import run_drill
 from tests.tiers import by_tier
 
-# One of each way to be noticed. How the others end is told of the fake trainer in
-# tests/launch/test_faults.py, and of the trainer's own words in tests/train (test_loop.py,
-# test_checkpoint.py).
-ARCHETYPES = (
-    "exit", "sleep_backward", "frozen", "desync_op", "straggler_100ms", "nan", "memory_growth",
-)  # fmt: skip
+# A death, a hang, a collective that differs, a slow rank. How the others end is told of the fake
+# trainer in tests/launch (test_faults.py; test_monitor.py of what grows), and of the trainer's own
+# words in tests/train (test_ends.py, test_loop.py, test_checkpoint.py).
+ARCHETYPES = ("exit", "sleep_backward", "desync_op", "straggler_100ms")
 
 _CROWDED_S = 12.0
 # 20 ms may drown in what the other tests do to one launch, not in what they do to each of three.
