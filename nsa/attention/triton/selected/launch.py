@@ -112,7 +112,7 @@ def walk(
 def mixing_tile(cut: Cut) -> Tile:
     """Of the walk that ends with the gated sum.
 
-    With a third stage it would take 175 registers on Hopper, and two programs fit in place of three.
+    With a third stage it would take 175 registers on Hopper, and two programs fit instead of three.
     """
     return replace(cut.forward, stages=min(cut.forward.stages, 2))
 
