@@ -246,7 +246,7 @@ def core(cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed) 
     yield _tiled("window forward, pool", first.first_kernel, cuts.window.forward, began, **of)
     if not cuts.selected.by_block:
         walk = {**by_selection.shape_constants(cfg), "EVERY": cuts.selected.every, "MIXED": True}
-        forward = cuts.selected.forward
+        forward = by_selection.mixing_tile(cuts.selected)
         yield _tiled("selected forward, mix", rows.forward_kernel, forward, walk, **of)
     given = launch.queries_constants(cfg, cuts)
     yield _tiled("dq of all", queries.queries_kernel, cuts.queries, given, **of)

@@ -144,14 +144,15 @@ class OracleCheck:
         """
         name = f"layers.{self.only}"
         at = self._positions(self.inputs[name].shape[1])
-        found: dict[str, float] = {"seams": self._broken_seams()}
+        found: dict[str, float] = {}
         if values:
             off = self._layer(name, at).values()
             found["layers"] = max(off, key=lambda one: (one != one, one))
             found["logits"] = self._logits()
         if slope:
             found["slopes"] = self._slope(at)
-        return {what: float(f"{off:.4g}") for what, off in found.items()}
+        shown = {what: float(f"{off:.4g}") for what, off in found.items()}
+        return {"seams": self._broken_seams(), **shown}
 
     def _shape(self) -> dict[str, Any]:
         cfg = self.model.cfg

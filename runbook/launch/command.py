@@ -189,8 +189,8 @@ def _pytest_options() -> tuple[str, ...]:
     The root is where the nsa package lies, so that JUnit names the tests by their module; no
     conftest.py and no ini file has a say. Without an ini file nobody declares the marks of the
     shipped tests, so that pytest would warn of each. Left out is what they do not need and takes
-    seconds: the import of hypothesis, and the log, into which torch writes every call of a save.
-    The plugins record the device of each test as a property, for which only the family xunit1 has
+    seconds: plugins of other packages, and the log, into which torch writes every call of a save.
+    Our plugins record the device of each test as a property, for which only the family xunit1 has
     a place, and run the tests in two processes.
     """
     spec = importlib.util.find_spec("nsa")
@@ -199,7 +199,7 @@ def _pytest_options() -> tuple[str, ...]:
     root = Path(spec.origin).resolve().parent.parent
     return (
         *("-c", os.devnull, f"--rootdir={root}", "--noconftest"),
-        *("-p", "no:cacheprovider", "-p", "no:logging", "-p", "no:hypothesispytest"),
+        *("--disable-plugin-autoload", "-p", "no:cacheprovider", "-p", "no:logging"),
         *("-p", "nsa.tests.told_device", "-p", "nsa.tests.side_by_side"),
         *("-o", "junit_family=xunit1"),
         *("-W", "ignore::pytest.PytestUnknownMarkWarning"),

@@ -357,6 +357,25 @@ def test_a_launch_without_a_go_is_not_extended_to_production(tmp_path: Path) -> 
     assert _added(Extension(phases="smoke,extended"), setup, told) == ["extended"]
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, []),
+        # As the lines to export, which stand above the command that launches, have a shell say it.
+        ({"NSA_DDP_BUCKET_MB": "0.5"}, []),
+        ({"NSA_DDP_BUCKET_MB": "1"}, ["NSA_DDP_BUCKET_MB 0.5 then, 1 now"]),
+    ],
+)
+def test_what_the_go_chose_may_be_given(given: dict[str, str], told: list[str]) -> None:
+    swept = phase().model_copy(update={"choices": {"NSA_DDP_BUCKET_MB": "0.5"}})
+    exports = {"NSA_DDP_BUCKET_MB": "0.5", "NSA_PREFILL_BATCHED": "1"}
+    told_then = {"environment": identity(), "exports": exports, "phases": (swept,)}
+    before = record().model_copy(update=told_then)
+    variables = {"NSA_DDP_BUCKET_MB": "25", "NSA_PREFILL_BATCHED": "1"} | given
+    wanted = earlier.Wanted(config={}, variables=variables, given=frozenset(given))
+    assert earlier.compared(Path(), before, [wanted], []) == (told, set())
+
+
 def test_what_the_go_chose_is_what_production_launches() -> None:
     profile: Profile = with_plan(
         load_profile("cpu"),

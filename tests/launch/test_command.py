@@ -144,10 +144,10 @@ def test_a_pasted_test_run_collects_and_passes_the_same(
 
 
 def test_shipped_tests_wait_for_no_plugin_that_they_do_not_need(tmp_path: Path) -> None:
-    """That of hypothesis takes a second to import, and the log every call of a save."""
+    """Others' take up to a second to import, and the log every call of a save."""
     (tmp_path / "test_own.py").write_text(
         "def test_own(pytestconfig):\n"
-        "    for name in ('hypothesispytest', 'logging'):\n"
+        "    for name in ('hypothesispytest', 'anyio', 'xdist', 'timeout', 'logging'):\n"
         "        assert not pytestconfig.pluginmanager.hasplugin(name)\n"
     )
     argv = ("python", "-m", "pytest", "-q", str(tmp_path / "test_own.py"))

@@ -208,7 +208,7 @@ def test_the_fused_kernel_has_to_run() -> None:
      ("auto", "bmm", True), ("auto", "selected", True)],
 )  # fmt: skip
 def test_the_triton_kernels_are_known_by_their_operator(value: str, ran: str, took: bool) -> None:
-    way = "triton" if ran == "selected" else "sdpa"
+    way = "sdpa" if ran == "bmm" else "triton"
     choice = PathChoice(value=way, reason="chosen")
     dispatch = SimpleNamespace(selected=lambda _: choice)
     asked = seen({"NSA_USE_TRITON_SEL": value}, {"dispatch": dispatch})

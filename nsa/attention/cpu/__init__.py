@@ -3,12 +3,13 @@
 The fused attention kernels of a CPU reach about half of its matrix rate at these shapes, and know
 no block sparsity. Here each piece is a plain product that runs at full rate, a group's query
 heads are rows of one matrix (so keys are never expanded), and probabilities are recomputed in
-the backward pass from the saved log-sum-exp instead of being stored.
+the backward pass from the saved log-sum-exp instead of being stored, but of short sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -62,8 +63,8 @@ def _forward(
     cfg, space = cut.cfg, workspace(q.dtype)
     heads, batch = cfg.heads_per_group, range(q.shape[0])
     blind = min(cfg.l - 1, cut.seq_len) * heads
-    cmp = Rows.empty(q, cfg.d_v, blind)
-    sel, win = Rows.empty(q, cfg.d_v), Rows.empty(q, cfg.d_v)
+    cmp = Rows.empty(q, cfg.d_v, blind, keep=cut.masked)
+    sel, win = (Rows.empty(q, cfg.d_v, keep=cut.masked) for _ in range(2))
     picked = [
         attend_compressed(q[b], keys[0][b], values[0][b], cmp.of(b), cut, space) for b in batch
     ]
@@ -99,6 +100,7 @@ def _backward(
     for i, pieces in enumerate((cut.cmp, cut.sel, cut.win)):
         dk, dv = torch.zeros_like(keys[i]), torch.zeros_like(values[i])
         for b in range(q.shape[0]):
+            own = chosen[b][0] if i == 1 else pieces
             work = BranchGrads(
                 q=q[b],
                 k=keys[i][b],
@@ -110,8 +112,9 @@ def _backward(
                 dk=dk[b],
                 dv=dv[b],
                 d_gate=d_gates[b, ..., i : i + 1],
+                first=b * len(own),
             )
-            work.pieces(chosen[b][0] if i == 1 else pieces, space)
+            work.pieces(own, space)
             if i == 1:
                 work.blocks(chosen[b][1], cut, space)
         sums += [dk.mul_(cut.scale), dv]
@@ -131,13 +134,14 @@ def _mix(results: list[Rows], gates: Tensor) -> Tensor:
 
 
 class _BatchedCPU(torch.autograd.Function):
-    """Forward and backward by pieces; probabilities are recomputed, never stored."""
+    """Forward and backward by pieces."""
 
     @staticmethod
     def forward(ctx: Any, cfg: NSAConfig, version: Ranges, *x: Tensor) -> tuple[Tensor, Tensor]:
         """Output [B,S,G,h,Dv] and blocks [B,S,G,n_sel] of `Grouped` tensors, compressed ones."""
         ctx.cut = _cut(cfg, x)
         mixed, blocks, laid, results, ctx.chosen = _forward(x, ctx.cut, version)
+        ctx.kept = [rows.kept for rows in results]
         ctx.save_for_backward(x[-1], *laid, *_numbers(results))
         ctx.mark_non_differentiable(blocks)
         return mixed, blocks
@@ -147,7 +151,7 @@ class _BatchedCPU(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, the six keys and values, and the gates."""
         gates, *saved = ctx.saved_tensors
-        rows = _rows(saved[7:])
+        rows = [replace(r, kept=p) for r, p in zip(_rows(saved[7:]), ctx.kept, strict=True)]
         return None, None, *_backward(grad_out, gates, saved[:7], rows, ctx.chosen, ctx.cut)
 
 

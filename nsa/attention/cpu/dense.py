@@ -141,18 +141,23 @@ def forward_piece(
     piece: Piece,
     heads: int,
     space: Workspace,
+    kept: list[Tensor] | None = None,
 ) -> Tensor:
     """Write output and log-sum-exp of q [G,M,Dk] on k, v to `results` ([G,M,Dv], [G,M,1]).
 
     Every row sees a key. Returns probabilities [G,M,L], which live in the workspace until its next
-    use.
+    use, or for as long as in `kept`, to which they are added.
     """
     groups, rows = q.shape[:2]
     scores = space.take("scores", groups, rows, k.shape[1])
     torch.bmm(q, k.transpose(1, 2), out=scores)
     piece.cover(scores, heads)
     top = torch.amax(scores, -1, keepdim=True, out=space.take("top", groups, rows, 1))
-    p = torch.softmax(scores, -1, out=space.take("probabilities", *scores.shape))
+    if kept is None:
+        p = torch.softmax(scores, -1, out=space.take("probabilities", *scores.shape))
+    else:
+        p = scores.softmax(-1)
+        kept.append(p)
     out, lse = results
     torch.bmm(p, v, out=out)
     # The largest probability is 1 over the sum of exp(score - top).
@@ -171,17 +176,20 @@ def backward_piece(
     piece: Piece,
     heads: int,
     space: Workspace,
+    p: Tensor | None = None,
 ) -> None:
     """Add this piece's gradients to `sums` = (dq [G,M,Dk], dk [G,L,Dk], dv [G,L,Dv]), in place.
 
-    minus [G,M,2]: -log-sum-exp and -<grad, out> of each row.
+    minus [G,M,2]: -log-sum-exp and -<grad, out> of each row. p: probabilities, where they were
+    kept.
     """
     dq, dk, dv = sums
     shape = (q.shape[0], q.shape[1], k.shape[1])
-    p = space.take("scores", *shape)
-    torch.baddbmm(minus[..., 0:1], q, k.transpose(1, 2), out=p)
-    recover(p)
-    piece.erase(p, heads)
+    if p is None:
+        p = space.take("scores", *shape)
+        torch.baddbmm(minus[..., 0:1], q, k.transpose(1, 2), out=p)
+        recover(p)
+        piece.erase(p, heads)
     dv.baddbmm_(p.transpose(1, 2), grad)
     ds = space.take("gradients", *shape)
     torch.baddbmm(minus[..., 1:2], grad, v.transpose(1, 2), out=ds)

@@ -19,23 +19,26 @@ from nsa.contract import CMP_RANGE, SCORES_RANGE
 class Rows:
     """Results of a branch, a row per query head: out [...,G,S*h,Dv], lse [...,G,S*h,1].
 
-    Rows that no piece reaches see nothing: they are set to 0 at the start.
+    Rows that no piece reaches see nothing: they are set to 0 at the start. kept: probabilities of
+    all pieces in order, batch element by batch element; None where they are computed again.
     """
 
     out: Tensor
     lse: Tensor
+    kept: list[Tensor] | None = None
 
     @staticmethod
-    def empty(q: Tensor, d_v: int, blind: int = 0) -> Rows:
+    def empty(q: Tensor, d_v: int, blind: int = 0, *, keep: bool = False) -> Rows:
         """Results for queries q [...,S*h,Dk]; the first `blind` rows are 0, the rest not set."""
-        rows = Rows(out=q.new_empty(*q.shape[:-1], d_v), lse=q.new_empty(*q.shape[:-1], 1))
+        out, lse = q.new_empty(*q.shape[:-1], d_v), q.new_empty(*q.shape[:-1], 1)
+        rows = Rows(out=out, lse=lse, kept=[] if keep else None)
         rows.out[..., :blind, :] = 0
         rows.lse[..., :blind, :] = 0
         return rows
 
     def of(self, b: int) -> Rows:
         """The rows of one batch element."""
-        return Rows(out=self.out[b], lse=self.lse[b])
+        return Rows(out=self.out[b], lse=self.lse[b], kept=self.kept)
 
 
 def _piece(
@@ -44,7 +47,7 @@ def _piece(
     r = slice(piece.start * heads, piece.stop * heads)
     t = slice(piece.first, piece.last)
     results = (rows.out[:, r], rows.lse[:, r])
-    return forward_piece(q[:, r], k[:, t], v[:, t], results, piece, heads, space)
+    return forward_piece(q[:, r], k[:, t], v[:, t], results, piece, heads, space, rows.kept)
 
 
 def attend_pieces(
@@ -74,8 +77,7 @@ def attend_compressed(
         if first < piece.stop:
             with profile_range(SCORES_RANGE):
                 skip = (first - piece.start) * heads
-                p = p[:, skip:]
-                summed = split_dim(p, 1, heads).sum(2)
+                summed = split_dim(p[:, skip:], 1, heads).sum(2)
                 picker.take(summed, first)
     return torch.cat(picker.picked, 1).transpose(0, 1)
 
@@ -123,7 +125,7 @@ class BranchGrads:
     """Inputs and gradient sums of one branch and batch element.
 
     q, dq [G,S*h,Dk], k, dk [G,T,Dk], v, dv [G,T,Dv], grad [G,S,h,Dv] (any layout), gate and
-    d_gate [G,S,h,1], rows as the forward pass left them.
+    d_gate [G,S,h,1], rows as the forward pass left them. first: in `rows.kept`, of this element.
     """
 
     q: Tensor
@@ -136,6 +138,7 @@ class BranchGrads:
     dk: Tensor
     dv: Tensor
     d_gate: Tensor
+    first: int
 
     def _gated(self, start: int, stop: int, space: Workspace) -> tuple[Tensor, Tensor]:
         """Gated gradient [G,M,Dv] and minus [G,M,2] = (-lse, -<gated gradient, out>).
@@ -157,13 +160,14 @@ class BranchGrads:
     def pieces(self, pieces: tuple[Piece, ...], space: Workspace) -> None:
         """Add the dense pieces' gradients."""
         heads = self.grad.shape[2]
-        for piece in pieces:
+        for number, piece in enumerate(pieces, self.first):
             r = slice(piece.start * heads, piece.stop * heads)
             t = slice(piece.first, piece.last)
             grad, minus = self._gated(piece.start, piece.stop, space)
             sums = (self.dq[:, r], self.dk[:, t], self.dv[:, t])
             q, k, v = self.q[:, r], self.k[:, t], self.v[:, t]
-            backward_piece(q, k, v, grad, minus, sums, piece, heads, space)
+            p = None if self.rows.kept is None else self.rows.kept[number]
+            backward_piece(q, k, v, grad, minus, sums, piece, heads, space, p)
 
     def blocks(self, pairs: list[list[Pairs]], cut: Schedule, space: Workspace) -> None:
         """Add the gradients of the queries that choose among blocks, by stretch and group."""

@@ -86,14 +86,12 @@ def compared(
         if record.environment.get(name) != value
     ]
     chosen = {name for phase in record.phases for name in phase.choices}
-    theirs = {name: value for name, value in record.exports.items() if name not in chosen}
     envs = [_env_of(folder, entry) for entry in ground]
     counts = set()
     for one in wanted:
-        mine = {
-            name: value for name, value in one.variables.items() if name not in chosen - one.given
-        }
-        differ += _then_and_now(theirs, mine, without=FREE_VARIABLES)
+        # What is given now may be what the run chose and printed: lines to export before a launch.
+        free = FREE_VARIABLES | (chosen - one.given)
+        differ += _then_and_now(record.exports, one.variables, without=free)
         configs = [
             _then_and_now(env.get("config") or {}, one.config, without=FREE_KEYS) for env in envs
         ]

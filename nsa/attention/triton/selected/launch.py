@@ -6,7 +6,7 @@ Never asks the device for a number.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -39,7 +39,7 @@ from nsa.attention.triton.selected.readers import (
 )
 from nsa.attention.triton.selected.rows import forward_kernel, query_gradient_kernel
 from nsa.attention.triton.selected.tiles import ByBlock, Cut, choose_cut
-from nsa.attention.triton.tiles import LEAST, padded
+from nsa.attention.triton.tiles import LEAST, Tile, padded
 from nsa.config import NSAConfig
 
 TOKENS = 32
@@ -100,12 +100,21 @@ def walk(
 ) -> None:  # fmt: skip
     """Start the kernel whose queries walk. mixing: other branches, gates, room for the sum."""
     seq_len, heads = q.shape[1], q.shape[3]
+    tile = cut.forward if mixing is None else mixing_tile(cut)
     of_gates = (0, 0, 0) if mixing is None else mixing[2].stride()[:3]
-    forward_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), q.shape[0] * q.shape[2]](
+    forward_kernel[triton.cdiv(seq_len * heads, tile.rows), q.shape[0] * q.shape[2]](
         q, k, v, bits, out, lse, *(mixing or (None,) * 4), seq_len, q.shape[2], bits.shape[1],
         scale_of(cfg), *strides_of(q, k, v), *of_gates, **shape_constants(cfg), EVERY=cut.every,
-        MIXED=mixing is not None, **how(cut.forward),
+        MIXED=mixing is not None, **how(tile),
     )  # fmt: skip
+
+
+def mixing_tile(cut: Cut) -> Tile:
+    """Of the walk that ends with the gated sum.
+
+    By a third stage it would take 175 registers on Hopper: two programs fit, not three.
+    """
+    return replace(cut.forward, stages=min(cut.forward.stages, 2))
 
 
 def backward(
