@@ -160,7 +160,8 @@ class _Stage:
             "write_speed_mib_s": lambda _folder: self.machine.disk_mib_s,
             "live_processes": self._processes,
         }
-        usage = SimpleNamespace(free=self.machine.disk_free_gib * 2**30)
+        free = self.machine.disk_free_gib * 2**30
+        usage = SimpleNamespace(total=2 * free, free=free)
         disk = SimpleNamespace(disk_usage=lambda _folder: usage)
         # The kernel's own device is this machine's; without it the tool is asked.
         log = hosts.KernelLog

