@@ -26,10 +26,6 @@ _ABOUT_SDPA = ("NSA_SDPA_NO_FLASH", "NSA_SDPA_FLASH_ONLY")
 _CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
 # What of a layer is chosen by itself, and the toggle that chooses it.
 LAYERS, REPLAY = "NSA_COMPILE", "NSA_CUDA_GRAPHS"
-RECOMPUTED = (
-    "gradient checkpointing runs layers a second time, which a recording does not; switch one of "
-    "the two off"
-)
 
 
 class Dispatch:
@@ -100,15 +96,14 @@ class Dispatch:
     def replay(self, toggles: ToggleSet) -> PathChoice:
         """Whether layers are replayed ("1") or launched by the host ("0"), and why."""
         asked = toggles.values[REPLAY]
-        problem = self.barred.get(self._key(REPLAY, toggles))
         if asked != AUTO:
             return PathChoice(value="1" if asked else "0", reason="asked for by name")
         if self._device.type == "cpu":
-            problem = NEEDS_CUDA[f"{REPLAY}=1"]
-        elif self._cfg.gradient_checkpointing:
-            problem = RECOMPUTED
+            problem: str | None = NEEDS_CUDA[f"{REPLAY}=1"]
         elif not toggles.flag("NSA_SEL_RANGES_V2"):
             problem = "the plain loops of NSA_SEL_RANGES_V2=0 need the host"
+        else:
+            problem = self.barred.get(self._key(REPLAY, toggles))
         if problem:
             return PathChoice(value="0", reason=problem)
         return PathChoice(value="1", reason="agrees with the host")

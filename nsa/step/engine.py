@@ -22,7 +22,7 @@ from nsa.rounding import Gap
 from nsa.step import compiled
 from nsa.step import cuda_graphs as replay
 from nsa.step.ddp import Wrapped
-from nsa.step.dispatch import LAYERS, RECOMPUTED, REPLAY, Dispatch, allow_kernels
+from nsa.step.dispatch import LAYERS, REPLAY, Dispatch, allow_kernels
 from nsa.step.kernel_check import compare
 from nsa.step.optimizer import is_fused, learning_rate, new_optimizer, switched
 from nsa.toggles import AUTO, ToggleSet
@@ -176,7 +176,10 @@ class Engine:
         if choice.value == "0":
             return choice.reason
         if self.model.cfg.gradient_checkpointing:
-            return RECOMPUTED
+            return (
+                "gradient checkpointing runs layers a second time, which a recording does not; "
+                "switch one of the two off"
+            )
         try:
             self.model.recording = replay.Recording(
                 self.model, self.plan.micro_batch, self.autocast

@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 import traceback
-from importlib import import_module
 from itertools import groupby, pairwise
 from typing import IO
 
@@ -21,7 +20,6 @@ import pytest
 import torch
 
 from nsa.launch.process import arm_death_signal
-from nsa.torch_env import for_good
 
 Module = list[pytest.Item]
 # The fork's last word: a test may end its process, with any exit code.
@@ -37,8 +35,6 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     alone = len(os.sched_getaffinity(0)) < 2 or torch.cuda.is_initialized()
     if len(modules) < 2 or alone or session.testsfailed or session.config.option.collectonly:
         return None
-    with for_good():  # what was collected too: a search for garbage would copy it for the fork
-        import_module("torch._dynamo")  # the first optimizer of each process would
     tickets, printer = os.pipe()
     os.write(printer, bytes(range(len(modules))))
     os.close(printer)

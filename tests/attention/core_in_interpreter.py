@@ -15,7 +15,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -29,11 +28,12 @@ from tests.attention import triton_kernels
 from tests.attention.defects import defects
 from tests.attention.triton_kernels import (
     BOUND,
+    SHAPES,
     checked,
     compare,
-    drawn,
     far_apart,
     judged,
+    over_drawn,
     poisoned,
     written_once,
 )
@@ -62,10 +62,9 @@ class Case:
 
     def config(self) -> nsa.NSAConfig:
         """The package's config for it."""
-        return nsa.NSAConfig(
-            dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
-            d_v=self.d_v, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel, w=self.w,
-        )  # fmt: skip
+        return triton_kernels.config_of(
+            self, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel, w=self.w
+        )
 
     def tensors(self) -> list[Tensor]:
         """By NAMES, and a gradient; not contiguous. Some gates are 0, as sigmoid may round."""
@@ -187,22 +186,9 @@ def core(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CORE) -> list[st
 
 def core_space() -> list[str]:
     """Shapes drawn at random."""
-    problems: list[str] = []
-
-    @drawn(8)
-    @given(
-        st.builds(
-            Case, seq_len=st.integers(1, 40), w=st.integers(1, 50), heads=st.integers(1, 16),
-            groups=st.integers(1, 2), batch=st.integers(1, 2), d_k=st.integers(1, 33),
-            d_v=st.integers(1, 33), dtype=st.sampled_from((torch.float32, HALF)),
-            l=st.sampled_from((4, 8)), run=st.sampled_from((0, 0, 14)),
-        )
-    )  # fmt: skip
-    def run(case: Case) -> None:
-        problems.extend(core(LAUNCH, (case,)))
-
-    run()
-    return problems
+    more = {"l": st.sampled_from((4, 8)), "run": st.sampled_from((0, 0, 14))}
+    cases = st.builds(Case, **SHAPES, **more)
+    return over_drawn(cases, lambda case: core(LAUNCH, (case,)), examples=8)
 
 
 def core_operator() -> list[str]:

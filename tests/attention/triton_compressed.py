@@ -20,7 +20,7 @@ from nsa.attention.triton.compressed import launch as LAUNCH
 from nsa.attention.triton.tiles import CompressedCut, Tile
 from nsa.config import Phi
 from tests.attention.equations import Shape, select
-from tests.attention.triton_kernels import BOUND, compare, poisoned, written_once
+from tests.attention.triton_kernels import BOUND, compare, config_of, poisoned, written_once
 
 # Where the last block taken and the first one left out are nearer, rounding may choose.
 TIE = 1e-5
@@ -55,11 +55,7 @@ class Compressed:
 
     def config(self) -> nsa.NSAConfig:
         """The package's config for it."""
-        return nsa.NSAConfig(
-            dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
-            d_v=self.d_v, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel,
-            phi=self.phi,
-        )  # fmt: skip
+        return config_of(self, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel, phi=self.phi)
 
     def cut(self) -> CompressedCut:
         """As asked, whatever a device would like."""

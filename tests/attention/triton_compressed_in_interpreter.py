@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any, get_args
 
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from tests.attention.triton_compressed import (
     right,
     wrong_blocks,
 )
-from tests.attention.triton_kernels import checked, drawn, far_apart, judged
+from tests.attention.triton_kernels import checked, far_apart, judged, over_drawn
 
 HALF = torch.float16
 _NO_GRADIENT = ("test_schema", "test_faketensor")
@@ -79,16 +78,9 @@ def _cases(draw: st.DrawFn) -> Compressed:
 
 def compressed_shapes() -> list[str]:
     """Any allowed shape, gradients and blocks too, against float64 and NumPy."""
-    problems: list[str] = []
-
-    @drawn(6)
     # Of one key alone the queries' gradient is 0, and an error is no share of that.
-    @given(_cases().filter(lambda case: case.config().n_compressed(case.seq_len) != 1))
-    def run(case: Compressed) -> None:
-        problems.extend(core(launch, (case,)))
-
-    run()
-    return problems
+    cases = _cases().filter(lambda case: case.config().n_compressed(case.seq_len) != 1)
+    return over_drawn(cases, lambda case: core(launch, (case,)), examples=6)
 
 
 def ties(module: Any = launch) -> list[str]:

@@ -21,7 +21,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from triton.runtime import interpreter
 
@@ -34,6 +35,14 @@ from tests.attention.defects import defects
 
 BOUND = {torch.float32: 1e-5, torch.float16: 5 * 2.0**-11}
 _PACKAGE = Path(LAUNCH.__file__).parents[1]
+
+
+def config_of(case: Any, **numbers: Any) -> nsa.NSAConfig:
+    """The package's config for a shape: its heads, groups and widths, and these numbers."""
+    return nsa.NSAConfig(
+        dim=8, n_heads=case.heads * case.groups, n_kv_groups=case.groups, d_k=case.d_k,
+        d_v=case.d_v, **numbers,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +68,7 @@ class Case:
 
     def config(self) -> nsa.NSAConfig:
         """The package's config for it."""
-        return nsa.NSAConfig(
-            dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
-            d_v=self.d_v, l=self.l_sel, d=self.l_sel, l_sel=self.l_sel, n_sel=self.n_sel,
-        )  # fmt: skip
+        return config_of(self, l=self.l_sel, d=self.l_sel, l_sel=self.l_sel, n_sel=self.n_sel)
 
     def cut(self) -> Cut:
         """As asked, whatever the cost model would say."""
@@ -267,6 +273,29 @@ def drawn(max_examples: int) -> settings:
         max_examples=max_examples, derandomize=True, database=None, deadline=None,
         phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
     )  # fmt: skip
+
+
+# Small shapes of a case that has a window, as strategies.
+SHAPES: dict[str, Any] = {
+    "seq_len": st.integers(1, 40), "w": st.integers(1, 50), "heads": st.integers(1, 16),
+    "groups": st.integers(1, 2), "batch": st.integers(1, 2), "d_k": st.integers(1, 33),
+    "d_v": st.integers(1, 33), "dtype": st.sampled_from((torch.float32, torch.float16)),
+}  # fmt: skip
+
+
+def over_drawn(
+    cases: st.SearchStrategy[Any], judge: Callable[[Any], list[str]], *, examples: int
+) -> list[str]:
+    """What `judge` finds in so many cases."""
+    problems: list[str] = []
+
+    @drawn(examples)
+    @given(cases)
+    def run(case: Any) -> None:
+        problems.extend(judge(case))
+
+    run()
+    return problems
 
 
 @contextmanager

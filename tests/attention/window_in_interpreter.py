@@ -15,7 +15,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,12 +26,14 @@ from tests.attention.defects import defects
 from tests.attention.equations import attention, softmax
 from tests.attention.triton_kernels import (
     BOUND,
+    SHAPES,
     checked,
     compare,
-    drawn,
+    config_of,
     far_apart,
     inputs,
     judged,
+    over_drawn,
     poisoned,
     written_once,
 )
@@ -60,10 +61,7 @@ class Case:
 
     def config(self) -> nsa.NSAConfig:
         """The package's config for it."""
-        return nsa.NSAConfig(
-            dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
-            d_v=self.d_v, w=self.w,
-        )  # fmt: skip
+        return config_of(self, w=self.w)
 
 
 # Between them: walks with whole tiles and without, tiles of less than a token, of one and of many,
@@ -150,23 +148,9 @@ def window_tuned() -> list[str]:
 
 def window_space() -> list[str]:
     """Shapes drawn at random, gradients too."""
-    problems: list[str] = []
-
-    @drawn(6)
-    @given(
-        st.builds(
-            Case, seq_len=st.integers(1, 40), w=st.integers(1, 50), heads=st.integers(1, 16),
-            groups=st.integers(1, 2), batch=st.integers(1, 2), d_k=st.integers(1, 33),
-            d_v=st.integers(1, 33), dtype=st.sampled_from((torch.float32, HALF)),
-            cut=st.sampled_from(((16, 16), (32, 16), (16, 32), (128, 64))),
-            pieces=st.integers(1, 3),
-        )
-    )  # fmt: skip
-    def run(case: Case) -> None:
-        problems.extend(core(window_launch, (case,)))
-
-    run()
-    return problems
+    cuts = st.sampled_from(((16, 16), (32, 16), (16, 32), (128, 64)))
+    cases = st.builds(Case, **SHAPES, cut=cuts, pieces=st.integers(1, 3))
+    return over_drawn(cases, lambda case: core(window_launch, (case,)), examples=6)
 
 
 def window_operator() -> list[str]:

@@ -3,9 +3,9 @@
 Shapes: G groups, M = tokens x heads rows, L keys. Keys arrive multiplied by 1/sqrt(d_k).
 
 Exponentials of minus infinity, or of anything that underflows, take a path in the vector library
-that is ten to a hundred times slower than the normal one. So arguments are cut off where the result
-is far below rounding of the row's sum (which is at least 1), and hidden keys are then multiplied
-by an exact 0.
+that is ten to a hundred times slower than the normal one. So where torch's softmax, which knows
+minus infinity, does not take them, arguments are cut off where the result is far below rounding of
+the row's sum (which is at least 1), and hidden keys are then multiplied by an exact 0.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.opaque import config_of, differentiate, operator
-from nsa.attention.triton.tiles import TERMS
+from nsa.attention.triton.tiles import TERMS, room_for_bits
 
 # What they are to profilers and dispatch modes.
 RANGES_OPERATOR = "top_blocks"
@@ -72,16 +72,10 @@ def compressed_backward(
     return launch.backward(grad, q, k, v, out, lse, terms, values, cfg)
 
 
-def _bits(of_tokens: Tensor, l_sel: int) -> Tensor:
-    batch, seq_len, groups = of_tokens.shape[:3]
-    words = ((seq_len + l_sel - 1) // l_sel + 31) // 32
-    return of_tokens.new_empty(batch * groups, words, seq_len, dtype=torch.int32)
-
-
 def _top(
     q: Tensor, _terms: Tensor, _lse: Tensor, _l: int, _d: int, l_sel: int, n_sel: int
 ) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:3], n_sel, dtype=torch.int64), _bits(q, l_sel)
+    return q.new_empty(*q.shape[:3], n_sel, dtype=torch.int64), room_for_bits(q, l_sel)
 
 
 @operator(_top)
@@ -103,7 +97,7 @@ differentiate(compressed, compressed_backward, results=4)
 # -- the selected branch ---------------------------------------------------------------------------
 
 
-@operator(_bits)
+@operator(room_for_bits)
 def selected_bits(ranges: Tensor, l_sel: int) -> Tensor:
     """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
     from nsa.attention.triton.selected import launch

@@ -13,6 +13,7 @@ import os
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from nsa.config import NSAConfig
 
@@ -26,6 +27,16 @@ MOST_SELECTED = 64
 def padded(size: int) -> int:
     """The power of two that holds `size`, of at least `LEAST`."""
     return max(LEAST, 1 << (size - 1).bit_length())
+
+
+def room_for_bits(of_tokens: Tensor, l_sel: int) -> Tensor:
+    """For int32 [B*G, words, S], of [B,S,G,...]: which blocks of l_sel tokens each token reads.
+
+    Bit b of word w is of block 32*w + b.
+    """
+    batch, seq_len, groups = of_tokens.shape[:3]
+    words = -(-seq_len // (32 * l_sel))
+    return of_tokens.new_empty(batch * groups, words, seq_len, dtype=torch.int32)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,13 @@ from nsa.attention.triton.rows import (
     padded,
     store_part,
 )
-from nsa.attention.triton.tiles import LEAST, TERMS, CompressedCut, choose_compressed_cut
+from nsa.attention.triton.tiles import (
+    LEAST,
+    TERMS,
+    CompressedCut,
+    choose_compressed_cut,
+    room_for_bits,
+)
 from nsa.config import NSAConfig
 
 # Tokens that a program of pooling reads at once: a block of the production shape.
@@ -206,13 +212,12 @@ def top_blocks(q: Tensor, terms: Tensor, lse: Tensor, cfg: NSAConfig) -> tuple[T
     q = inner(q)
     shape = (batch, seq_len, groups, cfg.n_sel)
     blocks = torch.empty(shape, dtype=torch.int64, device=q.device)
-    words = triton.cdiv(cfg.n_blocks(seq_len), 32)
-    bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=q.device)
+    bits = room_for_bits(q, cfg.l_sel)
     cut = tuned("top", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
     tile = how(cut.top)
     with device_of(q):
         top_kernel[triton.cdiv(seq_len, cut.top.rows), batch * groups](
-            q, terms, lse, blocks, bits, seq_len, groups, q.shape[3], terms.shape[1], words,
+            q, terms, lse, blocks, bits, seq_len, groups, q.shape[3], terms.shape[1], bits.shape[1],
             scale_of(cfg), *q.stride()[:4], *terms.stride()[:3], **top_constants(cfg, q.dtype),
             TOKENS=tile.pop("ROWS"), BLOCKS=cut.blocks, **tile,
         )  # fmt: skip

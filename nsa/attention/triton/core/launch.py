@@ -104,9 +104,9 @@ def backward(
     q, _, _, k_sel, v_sel, k_win, v_win, gates = given
     bits, terms, values, cmp, cmp_lse, win, win_lse, sel, sel_lse = kept
     cuts = Cuts.of(q, cfg)
-    grad, q, gates, k_sel, v_sel, k_win, v_win = (
-        x if x.stride(-1) == 1 else x.contiguous()
-        for x in (grad.contiguous(), q, gates, k_sel, v_sel, k_win, v_win)
+    grad = grad.contiguous()
+    q, gates, k_sel, v_sel, k_win, v_win = (
+        inner(x) for x in (q, gates, k_sel, v_sel, k_win, v_win)
     )
     made = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given]
     dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win, d_gates = made

@@ -39,7 +39,7 @@ from nsa.attention.triton.selected.readers import (
 )
 from nsa.attention.triton.selected.rows import forward_kernel, query_gradient_kernel
 from nsa.attention.triton.selected.tiles import ByBlock, Cut, choose_cut
-from nsa.attention.triton.tiles import LEAST, Tile, padded
+from nsa.attention.triton.tiles import LEAST, Tile, padded, room_for_bits
 from nsa.config import NSAConfig
 
 TOKENS = 32
@@ -49,8 +49,8 @@ def bits_of(ranges: Tensor, l_sel: int) -> Tensor:
     """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
     batch, seq_len, groups, n = ranges.shape[:4]
     ranges = ranges.contiguous()
-    words = triton.cdiv(triton.cdiv(seq_len, l_sel), 32)
-    bits = torch.empty(batch * groups, words, seq_len, dtype=torch.int32, device=ranges.device)
+    bits = room_for_bits(ranges, l_sel)
+    words = bits.shape[1]
     with device_of(ranges):
         pack_kernel[triton.cdiv(seq_len, TOKENS), batch * groups, words](
             ranges, bits, seq_len, groups, words, L_SEL=l_sel, N_SEL=n, TOKENS=TOKENS
