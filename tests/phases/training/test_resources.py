@@ -83,6 +83,8 @@ def test_the_headline_says_what_is_held_at_the_end_of_production() -> None:
             "rank 1 tells 30000 MiB less than the 60000 MiB that the kernel shows",
         ),
         (0.5 * RSS_MIB, "rank 1 tells 15000 MiB more than the 15000 MiB that the kernel shows"),
+        # Told in millions of bytes.
+        (RSS_MIB / 1.048576, "rank 1 tells 1390 MiB more than the 28610 MiB that the kernel shows"),
     ],
 )
 def test_memory_that_the_kernel_shows_and_no_heartbeat_tells(held: Any, words: str) -> None:
