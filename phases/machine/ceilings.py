@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nsa.contract import CEILINGS_JSON, Ceiling
+from phases.kit import CARDS_ALIKE, LEAST_COPY_MIB, LEAST_MATRIX
 from phases.kit.case import Case
 from phases.kit.finding import Finding, ending, invalid, missing, skipped, whole
-from phases.kit.limits import CARDS_ALIKE, LEAST_COPY_MIB, LEAST_MATRIX
 from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowsOf
 from phases.machine.devices import require_gpu

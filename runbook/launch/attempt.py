@@ -31,11 +31,11 @@ from runbook.launch.end import (
     signal_name,
 )
 from runbook.launch.foreign import ForeignWatch, classify_foreign
-from runbook.launch.incident.bundle import bundle, stopped_at
+from runbook.launch.incident import bundle, stopped_at
 from runbook.launch.inputs import build_environment
 from runbook.launch.launcher_api import Aftermath, Running, Start
 from runbook.launch.supervision import LaunchOptions, Supervision
-from runbook.launch.watch.ranks import RankWatch
+from runbook.launch.watch import RankWatch
 from runbook.machine.surroundings import limit_met
 from runbook.records import End, Kind, Launch, LaunchResult, LaunchStatus, RankExit
 

@@ -24,7 +24,7 @@ from runbook.machine.host import (
     find_trainers,
 )
 from runbook.machine.identity import package_folders, startup_code
-from runbook.process.start import NO_VARIABLES
+from runbook.process import NO_VARIABLES
 from runbook.records.evidence import Fact
 
 _HOST = "host.json"

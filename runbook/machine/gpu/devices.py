@@ -30,7 +30,7 @@ from runbook.folder.launch.kernel_lines import slot_of
 from runbook.folder.redact import redact_text
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
-from runbook.process.start import start
+from runbook.process import start
 
 # Not isolated: pynvml may be a wheel carried on PYTHONPATH. The script's own folder stays off it.
 SAMPLER = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))

@@ -15,7 +15,7 @@ from runbook.machine.gpu.nvidia_smi import (
     parse_topology,
     read_nvidia_smi,
 )
-from runbook.process.start import run_tool
+from runbook.process import run_tool
 from runbook.records.evidence import Fact
 
 _XML = "nvidia_smi.xml"
