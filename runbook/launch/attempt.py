@@ -11,7 +11,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from runbook.files import utc_text, write_atomic
-from runbook.folder import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
+from runbook.folder import (
+    CONSOLE_LOG,
+    JUNIT_XML,
+    KERNEL_LOG_JSON,
+    LAUNCH_JSON,
+    redact_text,
+    redact_variables,
+)
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.kernel_lines import (
     XIDS,
@@ -20,7 +27,6 @@ from runbook.folder.launch.kernel_lines import (
     describe,
     is_hardware_fault,
 )
-from runbook.folder.redact import redact_text, redact_variables
 from runbook.launch.command import Command
 from runbook.launch.end import (
     TAIL_LINES,
