@@ -7,8 +7,7 @@ from rich.cells import cell_len
 
 from runbook.cli.run.progress import Progress
 from runbook.console import rendered
-from runbook.launch.observer import Forecast, Pulse
-from runbook.records.events import SilentRank
+from runbook.records.events import Forecast, Pulse, SilentRank
 
 SILENT = (
     SilentRank(rank=1, silent_s=7.2, usual_s=0.31, state="stopped"),

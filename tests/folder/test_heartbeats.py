@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.folder.launch.rank_log import read_heartbeats
-from runbook.launch.watch.ranks import RankWatch
+from runbook.launch.watch import RankWatch
 from runbook.records.evidence import RankLog
 from runbook.tools.inspect import RemarkCode
 from runbook.tools.inspect.folder import inspect_heartbeats

@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from runbook.accounts.clocks import ARRIVAL_S
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import Leeway, Reading
-from runbook.launch.watch.ranks import RankWatch
 from tests.factory.files import record, say
 
 TOKEN = "ab12"
@@ -115,7 +115,7 @@ def test_a_rank_of_this_machine_is_held_against_its_clocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A watch finds its ranks' token in their environment, as they were started with it.
-    monkeypatch.setattr("runbook.launch.watch.ranks.environment_holds", lambda *_: True)
+    monkeypatch.setattr("runbook.launch.watch.environment_holds", lambda *_: True)
     for name, rate, ours in (("a", 1.0, True), ("b", 0.5, True), ("c", 0.5, False)):
         (tmp_path / name).mkdir()
         found = followed(tmp_path / name, monkeypatch, rate, ours=ours)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.launch.incident.bundle import bundle
+from runbook.launch.incident import bundle
 from runbook.launch.incident.flight import find_desync, left_the_pattern, read_flights
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import blame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from runbook.launch.incident.bundle import busy_ranks, stopped_at
+from runbook.launch.incident import busy_ranks, stopped_at
 from runbook.launch.watch.watchdog import blame
 from runbook.records import End, LaunchStatus
 from tests.launch.helpers import rank

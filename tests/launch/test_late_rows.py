@@ -11,8 +11,8 @@ import pytest
 from runbook.accounts.tables import written_account
 from runbook.launch.end import rank_exits
 from runbook.launch.observer import Observer
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.live_status import LiveStatus
-from runbook.launch.watch.ranks import RankWatch
 from tests.factory.files import HEADER, beat, row
 from tests.launch.helpers import trainer
 

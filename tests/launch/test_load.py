@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from phases.kit.limits import OTHER_WORK_SHARE
+from phases.kit import OTHER_WORK_SHARE
 from runbook.folder import LOAD_JSON
 from runbook.folder.launch.documents import Load, load_of
 from runbook.machine.surroundings import LoadMeter

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runbook.launch.slurm.ranks import OwnRanks
-from runbook.launch.watch.ranks import LOOKS_PER_S, RankWatch
+from runbook.launch.watch import LOOKS_PER_S, RankWatch
 from runbook.launch.watch.watchdog import Budgets, Watchdog
 from tests.factory import files
 from tests.launch.helpers import rank

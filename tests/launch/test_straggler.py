@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.launch.documents import Load
-from runbook.launch.incident.bundle import bundle
+from runbook.launch.incident import bundle
 from runbook.launch.incident.flight import read_flights
 from runbook.launch.incident.straggler import Straggler, find_straggler
 from runbook.records import End, LaunchStatus

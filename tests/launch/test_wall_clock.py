@@ -10,8 +10,8 @@ import pytest
 
 from runbook.launch.slurm.files import RankOnNode
 from runbook.launch.slurm.ranks import RanksOnNodes
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import WallGap
-from runbook.launch.watch.ranks import RankWatch
 from tests.factory.files import record, say
 
 TOKEN = "ab12"
