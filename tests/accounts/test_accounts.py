@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from runbook.accounts import model, tables
+from runbook.accounts.registry import ACCOUNTS, Row, Unbalanced, unbalanced
+from runbook.records import Reason
 from runbook.records.evidence import Effect
 from tests.accounts.launches import (
     RANKS,
@@ -19,6 +21,7 @@ from tests.accounts.launches import (
     ending_of,
     honest,
     proof_of,
+    sources,
     steps_of,
     table_accounts,
 )
@@ -218,3 +221,36 @@ def test_of_several_micro_batches_only_the_first_is_proven() -> None:
     silent = proof_of(ranks, 1, loss=None)
     assert model.first_loss_account(table, silent, WORK) == []
     assert len(model.loss_account(table, silent)) == 1
+
+
+def _off(*names: str) -> Unbalanced:
+    known = {one.check.__name__.removesuffix("_account"): one for one in ACCOUNTS}
+    return Unbalanced(found=tuple((known[name], (f"{name} is off",)) for name in names))
+
+
+def test_one_account_alone_gives_its_row_topic_and_reason() -> None:
+    alone = _off("settings").account
+    assert (alone.topic, alone.reason) == ("settings", Reason.MISMATCH)
+    assert _off("settings", "memory").account is None
+    assert _off("memory", "settings").problems == ["memory is off", "settings is off"]
+
+
+def test_accounts_of_one_remedy_give_it_together() -> None:
+    both = _off("token", "data").account
+    assert both is not None and both.topic == "trained_on"
+    assert _off("token", "saved").account is None
+    assert _off("memory", "gates").account is None  # both without one
+
+
+def test_an_account_from_which_others_follow_gives_it_beside_them_too() -> None:
+    both = _off("first_weights", "oracle").account
+    assert both is not None and both.topic == "first_weights"
+    left = _off("shadow", "left_over").account
+    assert left is not None and (left.topic, left.reason) == ("left_over", Reason.NOT_LEARNING)
+
+
+def test_without_a_column_that_heartbeats_tell_nothing_is_held_against_them() -> None:
+    table, ranks = honest()
+    found = unbalanced(sources(table.drop(columns=["loss", "dt_s"]), ranks), Row.ACCOUNTS).found
+    assert found[0][1] == ("the CSV has no column loss, dt_s",)
+    assert not any(one.copied for one, _ in found)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 
 import pytest
 
-from runbook.cli._parser import CommandParser, option_table, parse_all
+from nsa.toggles import TOGGLES
+from runbook import PROTOCOLS
+from runbook.cli import COMMANDS
+from runbook.cli._parser import CommandParser, docstring, option_table, parse_all, path_type
+from runbook.console import OutputFormat
 from runbook.errors import UsageError
+from runbook.files import preset_names
 
 
 @pytest.fixture
@@ -126,3 +136,93 @@ def test_a_table_says_what_is_asked_for_as_the_help_shows_it() -> None:
         "--steps: must be a whole number, 1 or more, not '0'"
     ]
     assert "--steps N" in parser.format_help() and "how many steps" in parser.format_help()
+
+
+DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
+UNIT = re.compile(
+    r"\b(seconds|steps?|tok/s|MiB|nats|share|rate|efficiency|factor|launch(es)?|ranks|devices"
+    r"|currency|seed|change|loss|days|runs)\b"
+)
+
+
+def values(parser: CommandParser) -> Iterator[argparse.Action]:
+    """Every option or optional word that takes a value."""
+    for action in parser._actions:
+        if action.nargs != 0 and (action.option_strings or action.nargs in ("?", "*")):
+            yield action
+
+
+def gaps(parser: CommandParser) -> list[str]:
+    """What the help of this parser leaves open."""
+    found = []
+    for action in values(parser):
+        name, text = "/".join(action.option_strings) or str(action.metavar), action.help or ""
+        if not DEFAULT.search(text):
+            found.append(f"{name}: no word of its default")
+        if action.type not in (None, str, path_type) and not UNIT.search(text):
+            found.append(f"{name}: a number without a unit")
+    return found
+
+
+def example_lines(examples: str) -> list[str]:
+    """The commands of an epilog, without comments, redirections and variables in front."""
+    lines = [line.strip() for line in examples.splitlines() if line.startswith("  ")]
+    commands = [part for line in lines for part in re.split(r"\s{2,}|;|\||>", line)]
+    return [text for part in commands if (text := part[max(part.find("runbook "), 0) :].strip())]
+
+
+def as_words(line: str) -> list[str]:
+    """The words after `runbook` of an example; empty for what is only its comment."""
+    return shlex.split(line)[1:] if line.startswith("runbook ") else []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_value_names_its_default_and_its_unit(name: str) -> None:
+    assert gaps(COMMANDS[name].parser()) == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None:
+    command = COMMANDS[name]
+    lines = [words for line in example_lines(command.epilog) if (words := as_words(line))]
+    assert len(lines) >= 2
+    for word, *words in lines:
+        assert word == name
+        assert parse_all(command.parser(), words)[1] == [], words
+
+
+def test_defaults_in_the_help_are_those_of_their_owners() -> None:
+    interval = TOGGLES["NSA_WATCH_INTERVAL_S"].default
+    assert f"NSA_WATCH_INTERVAL_S, else {interval:g})" in help_of("watch", "--interval")
+
+
+def help_of(command: str, option: str) -> str:
+    actions = COMMANDS[command].parser()._actions
+    return next(action.help or "" for action in actions if option in action.option_strings)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_are_there_where_python_drops_docstrings(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -OO`, or PYTHONOPTIMIZE=2."""
+    run = COMMANDS[name].run
+    kept = cleandoc(run.__doc__ or "")
+    monkeypatch.setattr(run, "__doc__", None)
+    assert docstring(run) == kept != ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_default_that_is_told_is_the_parsers(name: str) -> None:
+    for action in COMMANDS[name].parser()._actions:
+        told = re.search(r"\(default: (\S+)\)$", action.help or "")
+        if told and action.default not in (None, "", False, []):
+            number = isinstance(action.default, int | float)
+            assert told[1] == (f"{action.default:g}" if number else str(action.default)), action
+
+
+def test_the_choices_that_are_told_are_those_of_their_owners() -> None:
+    shown = {action.dest: action.metavar for action in COMMANDS["run"].parser()._actions}
+    assert shown["protocol"] == "|".join(PROTOCOLS)
+    assert shown["output_format"] == "|".join(OutputFormat)
+    assert all(name in help_of("toggles", "--preset") for name in preset_names())
