@@ -1,9 +1,10 @@
-"""report, for people as text and for machines as JSON; judge and compare share its arguments."""
+"""What shows what there is: report, export, phases, profiles, toggles; and how a run is found."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 
 from runbook.cli import main
 from runbook.cli._runs import find_run
+from runbook.config import registry
+from runbook.config.load import load_profile, profile_names
 from runbook.engine.derive import render
 from runbook.errors import RunbookError, UsageError
 from runbook.folder.manifest import load_record, record_text, write_manifest
 from tests.cli.shell import ESCAPE, inside, runbook
+from tests.factory.programs import program
 from tests.reports import samples
 
 
@@ -32,18 +36,6 @@ def test_the_newest_run_on_the_terminal(finished: Path, tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == render(samples.no_go(), "terminal")
     assert ESCAPE not in ended.out
-
-
-def test_a_file_that_changed_since_the_run_is_told(finished: Path, tmp_path: Path) -> None:
-    """On stderr: the report says what the record says. A record alone is no change."""
-    first = samples.no_go().artifacts[0].path
-    assert inside("report", cwd=tmp_path).err == ""
-    (finished / first).parent.mkdir(parents=True, exist_ok=True)
-    (finished / first).write_text("edited\n")
-    write_manifest(finished)
-    ended = inside("report", cwd=tmp_path)
-    assert f"changed since the run: {first}; see runbook verify" in ended.err
-    assert ended.code == 0 and "changed since the run" not in ended.out
 
 
 @pytest.mark.parametrize("command", ["report", "judge"])
@@ -189,3 +181,117 @@ def test_without_the_package_the_error_says_what_to_install(folder: Path) -> Non
     assert ended.code == 2
     assert "pip install 'nsa-runbook[prometheus]'" in ended.err
     assert not (folder / "b.prom").exists()
+
+
+PHASES = registry.phases()
+
+
+def test_phases_for_machines(tmp_path: Path) -> None:
+    ended = inside("phases", "--json", cwd=tmp_path)
+    assert ended.err == ""
+    rows = json.loads(ended.out)["phases"]
+    # docs/phases.md holds the names and their order.
+    assert [row["name"] for row in rows] == list(PHASES)
+    assert [row["name"] for row in rows if row["optional"]] == [
+        "fineweb",
+        "regression",
+    ]
+    reads = {row["name"]: row["reads"] for row in rows}
+    assert {"bucket_sweep", "fused_adamw"} <= set(reads["long_run"])
+    assert all(row["question"].endswith("?") and row["source"] for row in rows)
+
+
+def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
+    ended = inside("profiles", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    names = [line.split()[0] for line in ended.out.splitlines()[1:-1]]
+    assert names == list(profile_names())
+    document = json.loads(inside("profiles", "--json", cwd=tmp_path).out)
+    assert [row["name"] for row in document["profiles"]] == names
+    chosen = document["auto"]["name"]
+    assert ended.out.count("*") == 2
+    assert f"{chosen} *" in ended.out
+    assert ended.out.endswith(f"* what --profile auto chooses here: {document['auto']['reason']}\n")
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path, name: str) -> None:
+    profile = load_profile(name)
+    ended = inside("profiles", name, cwd=tmp_path)
+    assert ended.code == 0
+    for limit_name, limit in profile.limits.items():
+        line = next(line for line in ended.out.splitlines() if line.split()[:1] == [limit_name])
+        assert f"{limit.value:g}" in line and line.endswith(limit.source)
+    for check in profile.required:
+        assert f"\n{check}" in ended.out
+
+
+def test_a_profile_for_machines_is_the_profile(tmp_path: Path) -> None:
+    document = json.loads(inside("profiles", "cpu", "--json", cwd=tmp_path).out)
+    assert document == load_profile("cpu").model_dump(mode="json")
+
+
+def test_toggles_for_machines(tmp_path: Path) -> None:
+    from nsa.toggles import TOGGLES
+
+    ended = inside("toggles", "--json", cwd=tmp_path, NSA_DDP_BUCKET_MB="50")
+    document = json.loads(ended.out)
+    assert "it goes over the profile and under --set NAME=value" in document["note"]
+    rows = {row["name"]: row for row in document["toggles"]}
+    assert set(rows) == set(TOGGLES)
+    assert rows["NSA_DDP_BUCKET_MB"]["value"] == 50.0
+    assert rows["NSA_DDP_BUCKET_MB"]["source"] == "environment"
+
+
+argcomplete = pytest.importorskip("argcomplete", reason="nsa-runbook[completion] is not installed")
+
+BASH = """\
+eval "$SCRIPT"
+COMP_LINE=$LINE COMP_POINT=${#LINE} COMP_TYPE=9
+_python_argcomplete runbook
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    script = f'exec {shlex.quote(sys.executable)} -P -m runbook "$@"'
+    program(tmp_path / "tools/runbook", script)
+    return tmp_path
+
+
+def offered(home: Path, line: str) -> list[str]:
+    """The words that bash would offer at the end of `line`."""
+    done = subprocess.run(
+        ["bash", "--norc", "-c", BASH],
+        cwd=home,
+        env={
+            **os.environ,
+            "PATH": f"{home / 'tools'}:{os.environ['PATH']}",
+            "HOME": str(home),
+        }
+        | {"SCRIPT": argcomplete.shellcode(["runbook"], True, "bash"), "LINE": line},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return [word.strip() for word in done.stdout.splitlines() if word.strip()]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("runbook wa", ["watch"]),
+        ("runbook run --dr", ["--dry-run"]),
+    ],
+)
+def test_what_may_follow(home: Path, line: str, expected: list[str]) -> None:
+    assert sorted(offered(home, line)) == expected
+
+
+def test_without_the_package_completion_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "argcomplete.py").write_text("raise ImportError('not here')\n")
+    ended = runbook("wa", cwd=tmp_path, PYTHONPATH=str(tmp_path), _ARGCOMPLETE="1")
+    assert (ended.code, ended.out) == (2, "")
+    assert "pip install 'nsa-runbook[completion]'" in ended.err

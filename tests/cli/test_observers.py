@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import re
@@ -19,7 +18,6 @@ from runbook.cli.run.observers import (
     LogConsole,
     harmless,
     observer_for,
-    print_summary,
     tell_github,
 )
 from runbook.cli.run.text import RunView, TextObserver
@@ -144,29 +142,6 @@ def test_a_phase_is_counted_alike_while_it_runs_and_in_every_report(name: str) -
         "html": re.findall(r">checks (\d+ of \d+(?:, \d+ skipped)?);", render(record, "html")),
     }
     assert len(counts["md"]) >= 1 and all(one == counts["md"] for one in counts.values()), counts
-
-
-def fingerprint_line(record: RunRecord) -> str:
-    """Of run.json as it is written: the first half of its SHA-256."""
-    written = record.model_dump_json(indent=2) + "\n"
-    return f"fingerprint  {hashlib.sha256(written.encode()).hexdigest()[:32]}"
-
-
-def test_after_an_interruption_the_way_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "artifacts" / "a-run"
-    folder.mkdir(parents=True)
-    (folder / "report.md").write_text("x")
-    out = io.StringIO()
-    print_summary(Console(stdout=out, stderr=io.StringIO()), samples.incomplete(), folder)
-    assert out.getvalue().splitlines() == [
-        "INCOMPLETE (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
-        f"resume  runbook run --resume {samples.incomplete().run_id}",
-        fingerprint_line(samples.incomplete()),
-        "report  artifacts/a-run/report.md",
-    ]
 
 
 def test_the_lines_of_a_run_go_where_its_commands_do() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from nsa.toggles import TOGGLES
 from runbook import PROTOCOLS
 from runbook.cli import COMMANDS
 from runbook.cli._parser import CommandParser, docstring, option_table, parse_all, path_type
@@ -47,11 +46,6 @@ def test_the_rest_is_parsed_after_a_bad_value(work: CommandParser, bad: list[str
 def test_a_bad_value_that_begins_with_a_dash_is_one_problem(work: CommandParser, bad: str) -> None:
     _, problems = parse_all(work, ["--kind", bad, "x"])
     assert problems == [f"--kind: invalid choice: '{bad}' (choose from 'a', 'b')"]
-
-
-def test_a_surplus_word_is_named(work: CommandParser) -> None:
-    _, problems = parse_all(work, ["x", "y"])
-    assert problems == ["unexpected argument 'y'"]
 
 
 def test_a_short_form_is_the_long_option_and_is_called_by_its_name(work: CommandParser) -> None:
@@ -189,11 +183,6 @@ def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None
     for word, *words in lines:
         assert word == name
         assert parse_all(command.parser(), words)[1] == [], words
-
-
-def test_defaults_in_the_help_are_those_of_their_owners() -> None:
-    interval = TOGGLES["NSA_WATCH_INTERVAL_S"].default
-    assert f"NSA_WATCH_INTERVAL_S, else {interval:g})" in help_of("watch", "--interval")
 
 
 def help_of(command: str, option: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,7 +12,6 @@ from runbook.config.phase import PlanContext
 from runbook.config.profile import PlanNote
 from runbook.config.setup import Setup
 from runbook.engine.derive import render
-from runbook.engine.extend import Extension
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.starting import known_end
@@ -35,15 +35,12 @@ from tests.launch.helpers import fake_launch
 def setup(out: Path, *phases: Toy, stops: bool = True, keep_going: bool = False) -> Setup:
     names = tuple(phase.name for phase in phases)
     note = PlanNote(name="toy", shipped=False, stops=stops, phases=names)
-    profile = toys.profile(phases).model_copy(update={"plan": note})
     asked = toys.setup(out, *phases, phases=",".join(names), keep_going=keep_going)
-    return Setup(
-        options=asked.options, profile=profile, settings=asked.settings, phases=asked.phases
-    )
+    return replace(asked, profile=asked.profile.model_copy(update={"plan": note}))
 
 
-def broken(**changes: object) -> Toy:
-    return Toy("bucket_sweep", words=("--fault", "exit7"), **changes)  # type: ignore[arg-type]
+def broken() -> Toy:
+    return Toy("bucket_sweep", words=("--fault", "exit7"))
 
 
 def three(second: Toy) -> tuple[Toy, ...]:
@@ -64,19 +61,6 @@ def test_the_first_no_go_stops_the_plan(tmp_path: Path, keep_going: bool) -> Non
     left = next(one for one in record.phases if one.name == "long_run").launches[0].result
     assert left.follows == "bucket_sweep.completed"
     assert "--keep-going" not in left.cause
-
-
-def test_a_plan_goes_on_once_what_failed_was_run_again(tmp_path: Path) -> None:
-    record = run_setup(setup(tmp_path, *three(broken())), observer=Observer())
-    fixed = three(Toy("bucket_sweep"))
-    again = resume_run(
-        tmp_path / record.run_id,
-        observer=Observer(),
-        make_setup=lambda _: setup(tmp_path, *fixed),
-        extension=Extension(failed=True, command="again"),
-    )
-    assert again.verdict is Verdict.GO
-    assert "REPEATED (bucket_sweep after FAIL" in again.said
 
 
 def test_a_leg_does_not_start_from_one_that_did_not_finish() -> None:

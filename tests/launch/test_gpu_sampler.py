@@ -140,17 +140,6 @@ def test_a_driver_that_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "NVIDIA-SMI has failed" in document["problem"]
 
 
-@pytest.mark.parametrize("text", ["<nvidia_smi_log>", "<other/>", ""])
-def test_an_xml_that_cannot_be_read_is_no_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    broken = tmp_path / "broken.xml"
-    broken.write_text(text)
-    nvidia_smi(tmp_path / "bin", monkeypatch, broken)
-    document = written(tmp_path)
-    assert document["source"] == "" and "nvidia-smi" in document["problem"]
-
-
 def test_a_driver_that_hangs_ends_with_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ import pytest
 from benchmarks.rehearsal import smi
 from benchmarks.rehearsal.hardware import A100_PCIE, CARDS, DRIVERS, Card, Driver, Gpu, Process
 from runbook.errors import RunbookError
-from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.machine.gpu.facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.machine.gpu.nvidia_smi import NvidiaSmi, parse_nvidia_smi, parse_topology
 from runbook.records.evidence import Fact
@@ -185,29 +184,6 @@ def test_the_form_before_ampere() -> None:
     assert found["ecc_corrected_aggregate"] is None and found["remap_pending"] is None
     assert gpu["clock_events"] == 0x40 | 0x4 and gpu["pci"] == "00000000:17:00.0"
     assert "ecc_corrected_aggregate" in gpu["missing"]
-
-
-@pytest.mark.parametrize(
-    ("name", "gpus"), [("a100x2_pcie4", 2), ("a100x2_gen3_degraded", 2), ("h200x1", 1)]
-)
-def test_the_newer_form(name: str, gpus: int) -> None:
-    smi = parse_nvidia_smi((FIXTURES / f"{name}.xml").read_text())
-    assert len(smi.gpus) == gpus
-    for gpu in smi.counted(smi.gpus):
-        assert set(gpu["counters"]) == set(DEVICE_COUNTERS)
-        assert gpu["counters"]["ecc_uncorrected_volatile"] is not None
-        assert gpu["counters"]["remap_failure"] in (0, 1) and gpu["link"]["width_max"] == 16
-
-
-def test_errors_of_all_memories_are_added_up() -> None:
-    text = (FIXTURES / "h200x1.xml").read_text()
-    base = parse_nvidia_smi(text).gpus[0].counters["ecc_uncorrected_volatile"]
-    more = text.replace("<sram_uncorrectable>0<", "<sram_uncorrectable>2<", 1)
-    more = more.replace("<sram_uncorrectable_parity>0<", "<sram_uncorrectable_parity>2<", 1)
-    assert more != text
-    changed = parse_nvidia_smi(more).gpus[0].counters
-    assert changed["ecc_uncorrected_volatile"] == base + 2
-    assert changed["ecc_corrected_volatile"] == 0
 
 
 def test_seconds_of_reduced_clocks_are_counted_by_newer_drivers() -> None:
