@@ -52,6 +52,11 @@ history --csv --otu x -> unknown option --otu (did you mean '--out'?)
 history --out absent -> no folder absent/
 decide target x.csv --target 39 -> unknown command 'decide'
 init --trainer t --tokens-per-rank 0 -> --tokens-per-rank: must be a whole number, 1 or more, not
+init --trianer t --tokens-per-rank 8 -> unknown option --trianer (did you mean '--trainer'?); see
+init --trainer t --tokens-per-rnk 8 -> unknown option --tokens-per-rnk (did you mean '--tokens-per
+init --tokens-per-rank 8 -> the following arguments are required: --trainer; see runbook init --help
+run -p nosuch --dry-run -> no profile 'nosuch'
+run --protocol -1 --profile cpu -> --protocol '-1': no such protocol; there are: blocks
 watch nosuch -> no run 'nosuch'
 watch artifacts/nowhere --once -> no such directory
 watch artifacts/RUN/run.json -> no such directory
