@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -211,11 +211,6 @@ def test_a_profile_that_only_has_the_name_of_a_shipped_one(folder: Path) -> None
     assert profile_problems(easier.model_copy(update=of_a_file)) == []
 
 
-@pytest.fixture
-def record(folder: Path) -> RunRecord:
-    return RunRecord.model_validate_json((folder / "run.json").read_text())
-
-
 @pytest.mark.parametrize(
     ("event", "change", "why"),
     [
@@ -241,33 +236,21 @@ def test_an_event_that_this_program_never_writes_is_told(
     assert ended.code == 2 and "internal error" not in ended.err, ended.err
 
 
-def judged(record: RunRecord, *codes: Reason | None, **change: Any) -> PhaseRecord:
-    """Phase baseline with checks of these codes; None stands for what the check says itself."""
+def test_a_phase_that_was_started_and_not_judged_leaves_a_trace(folder: Path) -> None:
+    record = RunRecord.model_validate_json((folder / "run.json").read_text())
     (one,) = [phase for phase in record.phases if phase.name == "baseline"]
-    checks = tuple(
-        one.checks[0] if code is None else one.checks[0].model_copy(update={"code": code})
-        for code in codes
-    )
-    return one.model_copy(update={"checks": checks, **change})
+    cut = one.checks[0].model_copy(update={"code": Reason.HARNESS_ERROR})
+    phases = (one.model_copy(update={"checks": (cut,)}),)
 
+    def said(interrupted: bool = False, **known: Toy) -> list[str]:
+        update = {"phases": phases, "interrupted": interrupted}
+        return list(unjudged_problems(record.model_copy(update=update), folder, phases=known))
 
-def test_a_phase_that_was_started_and_not_judged_leaves_a_trace(
-    folder: Path, record: RunRecord
-) -> None:
-    def said(phase: PhaseRecord, interrupted: bool = False, **phases: Toy) -> Iterator[str]:
-        change = {"phases": (phase,), "interrupted": interrupted}
-        return unjudged_problems(record.model_copy(update=change), folder, phases=phases)
-
-    cut = judged(record, Reason.HARNESS_ERROR)
-    assert list(said(judged(record, None), **PHASES)) == []
-    assert list(said(cut, interrupted=True, **PHASES)) == []
-    assert list(said(cut, **PHASES)) == ["baseline: not judged, and nothing shows why"]
+    assert said(interrupted=True, **PHASES) == []
+    assert said(**PHASES) == ["baseline: not judged, and nothing shows why"]
     (folder / "harness_error_baseline_1.txt").touch()
-    assert list(said(cut, **PHASES)) == []
-    assert list(said(cut)) == [
-        "baseline: no phase of this name is installed, so it was not judged again"
-    ]
-    assert list(said(judged(record, started_at=""))) == []
+    assert said(**PHASES) == []
+    assert said() == ["baseline: no phase of this name is installed, so it was not judged again"]
 
 
 def phase(*, level: float = 2.0, point: float = 3.0) -> PhaseRecord:
