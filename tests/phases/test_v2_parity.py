@@ -98,7 +98,7 @@ def test_a_whole_report_of_a_test_run_that_had_to_be_ended_is_no_pass(status: La
     ("change", "where", "wanted", "slowest"),
     [
         (raced("cuda:0", 5.0, 1.7, 9.0), "a100x2_pcie4", FINE, 1.7),
-        (raced("cuda:0", 5.0, 0.9), "a100x2_pcie4", (Outcome.FAIL, Reason.BELOW_LIMIT), 0.9),
+        (raced("cuda:0", 5.0, 0.9), "a100x2_pcie4", BROKEN, 0.9),
         # On a shared CPU it is shown and not gated, and says nothing about a GPU.
         (with_status("failed", "ratio 0.9"), "cpu", NOT_GATED, None),
         (raced("cpu", 5.0, 9.0), "a100x2_pcie4", MACHINE, None),
