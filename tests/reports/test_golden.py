@@ -6,8 +6,7 @@ import pytest
 
 from runbook.config import registry
 from runbook.engine import derive
-from tests.reports.regold import GOLDEN
-from tests.reports.samples import SAMPLES
+from tests.reports.samples import GOLDEN, SAMPLES
 
 
 @pytest.mark.parametrize(
