@@ -10,6 +10,7 @@ import select
 import time
 from pathlib import Path
 
+from runbook.accounts.clocks import ARRIVAL_S
 from runbook.folder.launch.lines import LineTail, heartbeat_files, parse_heartbeat
 from runbook.launch.watch.rank_state import RankState, Reading
 from runbook.process.ended import exit_code_of, has_ended_under
@@ -142,9 +143,11 @@ class RankWatch:
         if tail.blocks_read > blocks:
             # The age of a heartbeat is measured from when its file grew, not from what it says: a
             # clock that jumps can then neither hide a stall nor make one up.
-            now = Reading.of(state.pid if state.on_this_machine else None)
+            now, since = Reading.of(state.pid if state.on_this_machine else None), state.looked
+            # A harness that waits for a processor finds lines that have lain there for seconds.
+            seen = since is not None and now.mono - since.mono <= ARRIVAL_S
             state.looked_at(before, now, trained=trained and tail.anew == anew)
-            state.arrived(now.mono, punctual=self._punctual)
+            state.arrived(now.mono, punctual=self._punctual and seen)
             if state.phase != phase:
                 state.phase_since = state.changed_at
         else:
