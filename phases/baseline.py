@@ -31,7 +31,7 @@ from runbook.folder.facts import device_facts, env_facts, other_work, unlike
 from runbook.records import Launch, Reason
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
 from runbook.stats.decision import Decision
-from runbook.stats.levels import LEVEL_RUNS, below_level, loss_shown
+from runbook.stats.launches import LEVEL_RUNS, below_level, loss_shown
 from runbook.text import listed
 
 _COMPRESS = "NSA_DDP_COMPRESS"

@@ -39,8 +39,14 @@ from benchmarks.decisions.noise import (
 )
 from runbook.config.load import load_profile
 from runbook.stats.decision import Decided
-from runbook.stats.launches import meets_target, scaling
-from runbook.stats.levels import LEVEL_RUNS, LEVEL_WINDOW, below_level, loss_shown
+from runbook.stats.launches import (
+    LEVEL_RUNS,
+    LEVEL_WINDOW,
+    below_level,
+    loss_shown,
+    meets_target,
+    scaling,
+)
 from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import regression
 from runbook.stats.plans import REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN

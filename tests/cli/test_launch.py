@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.plan import needs
+from runbook.engine.plan import prepare as needs
 from runbook.folder.manifest import load_record
 from runbook.records import Outcome, Verdict
 from tests.cli.shell import environment, inside, runbook

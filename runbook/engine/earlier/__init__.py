@@ -45,7 +45,7 @@ from runbook.launch.command import resolve_config
 from runbook.machine.identity import CODE, code_digest, identity
 from runbook.records import LaunchEntry, RunRecord
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
-from runbook.stats.levels import LEVEL_WINDOW
+from runbook.stats.launches import LEVEL_WINDOW
 from runbook.stats.throughput import StatisticsError, effective
 from runbook.text import listed
 
