@@ -214,19 +214,6 @@ def test_a_stall_that_dt_s_leaves_out_is_seen_in_its_block() -> None:
     assert "moves step ends by" in problem
 
 
-def test_steps_in_which_a_rank_was_busy_count_for_none_of_many() -> None:
-    """A rank is held up by itself in a step, and by any other in that step or the next."""
-    _, ranks = honest()
-    alone = ranks[0].steps["step"] != 7
-    busy = replace(ranks[0], steps=ranks[0].steps.assign(alone=alone))
-    idle = replace(ranks[0], steps=ranks[0].steps.assign(alone=True))
-    steps = clocks.BusySteps([busy, *(replace(idle, rank=number) for number in range(1, 64))])
-    assert steps.of(0) == {7}
-    assert steps.of(1) == steps.of(63) == {7, 8}
-    both = clocks.BusySteps([busy, replace(busy, rank=1)])
-    assert both.of(0) == both.of(1) == {7, 8}
-
-
 @pytest.mark.parametrize("share", [0.5, 1.0])
 @pytest.mark.parametrize("stalls", [False, True])
 def test_waiting_for_data_cannot_leave_dt_s(share: float, stalls: bool) -> None:
