@@ -25,9 +25,8 @@ from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.measurement import MIB_PER_GIB
 from runbook.stats.decision import Decision
-from runbook.stats.memory import FEWEST_ROWS
-from runbook.stats.memory import memory_plateau as projected
-from runbook.stats.steady import steady
+from runbook.stats.steady import FEWEST_ROWS, steady
+from runbook.stats.steady import memory_plateau as projected
 from runbook.stats.throughput import step_times
 
 if TYPE_CHECKING:
