@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook import DISTRIBUTION, HOME, uninstalled
+from runbook.checkout import DISTRIBUTION, HOME, uninstalled
 from runbook.config.phase import Made, Phase, PlanContext
 from runbook.errors import RunbookError, UsageError, choice_for
 from runbook.records.run import Report

@@ -11,7 +11,8 @@ import threading
 from contextlib import nullcontext
 from pathlib import Path
 
-from runbook import __version__, how_to_call
+from runbook import __version__
+from runbook.checkout import how_to_call
 from runbook.config import registry
 from runbook.config.phase import Phase
 from runbook.config.registry import report_files
