@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from reports.formats.github import render_github
+from reports.formats.terminal import render_github
 from runbook.records import Check, Outcome, RunRecord
 from runbook.records.run import Screen
 from tests.factory.records import check

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from reports.formats.pages import Figure, figures
-from runbook.records import LaunchStatus, Mark, PhaseRecord, RunRecord, Series
+from runbook.records import LaunchStatus, PhaseRecord, RunRecord, Series
 from tests.reports.pictures import Picture, check, estimate, points, record, series
 from tests.reports.samples import entry
 
@@ -56,14 +56,6 @@ def test_four_ranks_have_a_color_each_and_of_more_the_others_share_the_last() ->
     assert [many.up(y) for _, y in paths(many, "curve-4")[-1]] == pytest.approx(
         [17, 27, 37], abs=0.1
     )
-
-
-def test_a_curve_of_an_older_record_keeps_its_limit() -> None:
-    old = series(YS).model_dump(mode="json", exclude={"group", "label", "warmup", "window"})
-    del old["limits"]
-    found = Series.model_validate({**old, "limit": 890.0})
-    assert found.limits == (Mark(label="limit", value=890.0),)
-    assert Series.model_validate({**old, "limit": None}).limits == ()
 
 
 INTERVAL = (0.991, 1.005)

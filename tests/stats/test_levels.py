@@ -14,7 +14,7 @@ from benchmarks.decisions.catalog import all_cells
 from benchmarks.decisions.noise import CALM, NOISY, Noise
 from runbook.errors import UsageError
 from runbook.stats.decision import Decided
-from runbook.stats.levels import LEVEL_RUNS, allowance_of, below_level, loss_shown
+from runbook.stats.launches import LEVEL_RUNS, allowance_of, below_level, loss_shown
 
 ALLOWED = 0.05
 LOSSES = {cell.name: cell for cell in all_cells() if cell.question.startswith("a loss against")}

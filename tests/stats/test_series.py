@@ -9,8 +9,7 @@ import pytest
 
 from runbook.errors import UsageError
 from runbook.stats.decision import Decided
-from runbook.stats.memory import memory_plateau
-from runbook.stats.steady import stall_share, steady
+from runbook.stats.steady import memory_plateau, stall_share, steady
 
 RNG = np.random.default_rng(0)
 # The first step allocates and compiles: it is always cut, 24 batches of 50 are left.

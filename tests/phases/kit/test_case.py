@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from phases.kit.case import Case, once
-from phases.kit.finding import Finding, listed
+from phases.kit.finding import Finding, in_a_row
 from runbook.records import LaunchStatus, Outcome, Reason
 from tests.phases import builder, spoil
 from tests.phases.answers import MACHINE
@@ -57,6 +57,6 @@ def test_an_answer_about_a_launch_is_worked_out_once_in_a_case() -> None:
 
 
 def test_problems_of_a_thousand_ranks_are_a_line_and_not_a_book() -> None:
-    assert listed(["a", "b"]) == "a; b"
-    said = listed([f"rank {number} is odd" for number in range(1024)])
+    assert in_a_row(["a", "b"]) == "a; b"
+    said = in_a_row([f"rank {number} is odd" for number in range(1024)])
     assert said.startswith("rank 0 is odd; rank 1 is odd") and said.endswith("; and 1004 more")
