@@ -12,7 +12,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.errors import UsageError
-from runbook.launch.watch.ranks import RankWatch
+from runbook.launch.watch import RankWatch
 from runbook.tools import screen
 from runbook.tools.screen import begun_in
 from tests.cli.shell import inside

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.earlier.prior_runs import keep_accepted
+from runbook.engine.earlier import keep_accepted
 from runbook.folder.facts import read_accepted
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import record_text, write_manifest

@@ -12,8 +12,7 @@ import pytest
 
 from runbook.config.load import load_profile
 from runbook.engine.plan import forecast as pace
-from runbook.engine.plan.forecast import Pace, estimate, forecast
-from runbook.engine.plan.progress import Forecaster
+from runbook.engine.plan.progress import Forecaster, Pace, estimate, forecast
 from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RankExit
 from tests.phases import builder

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from reports.permits import permit_of
+from reports.view import permit_of
 from runbook.config import registry
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
@@ -27,8 +27,8 @@ from runbook.config.setup import RunOptions, Setup
 from runbook.engine import earlier
 from runbook.engine.earlier.standing import Standing, find_standing, require_standing
 from runbook.engine.extend import Extension, _added
-from runbook.engine.plan.forecast import pace_of_the_go
 from runbook.engine.plan.prepare import prepare
+from runbook.engine.plan.progress import pace_of_the_go
 from runbook.engine.scope import caveats_of
 from runbook.errors import UsageError
 from runbook.folder.manifest import write_manifest

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runbook.folder.launch.lines import heartbeats_in, whole_number
 from runbook.folder.launch.rank_lines import RankLines
 from runbook.folder.launch.rank_log import read_heartbeats
-from runbook.launch.watch.ranks import RankWatch
+from runbook.launch.watch import RankWatch
 from runbook.records.evidence import RankLog
 from runbook.tools.inspect import RemarkCode
 from runbook.tools.inspect.folder import inspect_heartbeats

@@ -10,10 +10,11 @@ from random import Random
 
 import pytest
 
+from runbook.accounts.clocks import ARRIVAL_S
 from runbook.launch.slurm.files import RankOnNode
 from runbook.launch.slurm.ranks import RanksOnNodes
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import Leeway, Reading, WallGap
-from runbook.launch.watch.ranks import RankWatch
 from tests.factory.files import record, say
 
 TOKEN = "ab12"
@@ -116,7 +117,7 @@ def test_a_rank_of_this_machine_is_held_against_its_clocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A watch finds its ranks' token in their environment, as they were started with it.
-    monkeypatch.setattr("runbook.launch.watch.ranks.environment_holds", lambda *_: True)
+    monkeypatch.setattr("runbook.launch.watch.environment_holds", lambda *_: True)
     for name, rate, ours in (("a", 1.0, True), ("b", 0.5, True), ("c", 0.5, False)):
         (tmp_path / name).mkdir()
         found = followed(tmp_path / name, monkeypatch, rate, ours=ours)
@@ -178,3 +179,22 @@ def test_a_rank_on_another_machine_is_held_against_that_ones_clock(tmp_path: Pat
     state = watch.ranks[0]
     state.told_gap_s = told.gap_s
     assert state.clocks()["wall_gap_s"] == 0.1
+
+
+@pytest.mark.parametrize(("late_s", "counts"), [(0.5, True), (4.0, False)])
+def test_steps_that_a_late_look_finds_have_no_time_of_arrival(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late_s: float, counts: bool
+) -> None:
+    """A harness at a low priority on a busy machine reads the last steps seconds after they end."""
+    now = 700.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    watch = RankWatch(tmp_path, TOKEN, now)
+    for step in range(1, 21):
+        say(tmp_path, 0, record("step_end", step=step, mono=now))
+        now += late_s if step == 20 else 0.2
+        watch.update()
+    found = watch.ranks[0].clocks()
+    said = 19 * 0.2 if counts else 18 * 0.2
+    # The first look finds a rank that nobody had looked at: when that line came nobody knows.
+    assert found["said_s"] == pytest.approx(said - 0.2)
+    assert abs(found["watched_s"] - found["said_s"]) <= ARRIVAL_S

@@ -17,7 +17,7 @@ from runbook.accounts import clocks
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch.launcher_api import Running, Start
 from runbook.launch.local import Local, LocalRun
-from runbook.launch.watch.ranks import Presence
+from runbook.launch.watch import Presence
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 from tests.launch.helpers import fake_launch, run
@@ -150,7 +150,7 @@ def test_who_computes_is_there(
     """A trainer that writes files over which the harness sits long makes it no less there."""
     now = {"monotonic": 1000.0, "process_time": 3.0}
     for name in now:
-        monkeypatch.setattr(f"runbook.launch.watch.ranks.time.{name}", lambda name=name: now[name])
+        monkeypatch.setattr(f"runbook.launch.watch.time.{name}", lambda name=name: now[name])
     presence = Presence()
     assert presence.look() == 0.0, "there is no look before the first"
     now["monotonic"] += passed_s

@@ -17,10 +17,10 @@ import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.launch import StopRequest
-from runbook.launch.watch.ranks import RankWatch
+from runbook.launch.watch import RankWatch
+from runbook.process import end_kept, spawn_kept
 from runbook.process.ended import exit_code_of, group_tasks, has_ended_under, oom_kills
 from runbook.process.reaper import carriers, environment_holds
-from runbook.process.start import end_kept, spawn_kept
 from runbook.records import Launch, LaunchStatus
 from tests.factory.files import record, write_beats
 from tests.launch.helpers import FAKE, At, fake_launch, run

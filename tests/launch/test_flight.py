@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from nsa.contract import NCCL_FLIGHTS
-from runbook.launch.incident.bundle import bundle
+from runbook.launch.incident import bundle
 from runbook.launch.incident.flight import (
     find_desync,
     last_numbers,

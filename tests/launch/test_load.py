@@ -14,7 +14,7 @@ from tempfile import TemporaryFile
 
 import pytest
 
-from phases.kit.limits import OTHER_WORK_SHARE
+from phases.kit import OTHER_WORK_SHARE
 from runbook.folder import LOAD_JSON, RESOURCES_CSV
 from runbook.folder.launch.documents import RESOURCES, Load, load_of
 from runbook.folder.launch.evidence import read_launch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.launch.documents import Load
-from runbook.launch.incident.bundle import bundle, busy_ranks, stopped_at
+from runbook.launch.incident import bundle, busy_ranks, stopped_at
 from runbook.launch.incident.flight import read_flights
 from runbook.launch.incident.straggler import Straggler, find_straggler
 from runbook.launch.watch.watchdog import blame
