@@ -117,7 +117,7 @@ BASE = "baseline/run1"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a real run of one phase, which was a PARTIAL PASS."""
     whole = once(tmp_path_factory, "judged", lambda new: corpus.unpack("partial", new))
     return Path(shutil.copytree(whole, tmp_path / whole.name))
@@ -140,7 +140,7 @@ def replaced(name: str, text: str) -> Callable[[Path], None]:
     return spoil
 
 
-SPOILED_JUDGE_ANYTHING: dict[str, Callable[[Path], None]] = {
+JUDGED: dict[str, Callable[[Path], None]] = {
     "spaces in the header": edited(f"{BASE}/training.csv", "step,loss,lr", "step, loss, lr"),
     "no loss": edited(f"{BASE}/training.csv", ",loss,", ",los,"),
     "an empty CSV": replaced(f"{BASE}/training.csv", ""),
@@ -155,40 +155,40 @@ SPOILED_JUDGE_ANYTHING: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", SPOILED_JUDGE_ANYTHING)
+@pytest.mark.parametrize("name", JUDGED)
 def test_a_spoiled_file_is_judged(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+    real: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    SPOILED_JUDGE_ANYTHING[name](folder)
+    JUDGED[name](real)
     # Spaces beside the commas change no value; everything else is damage.
     expected = (4,) if name == "spaces in the header" else (1, 3)
-    assert main(["judge", str(folder)]) in expected
+    assert main(["judge", str(real)]) in expected
     assert "internal error" not in capsys.readouterr().err
-    assert main(["inspect", str(folder)]) in (0, 1, 3)
+    assert main(["inspect", str(real)]) in (0, 1, 3)
     assert "internal error" not in capsys.readouterr().err
 
 
 @pytest.mark.executes("runbook judge")
-def test_limits_that_were_written_into_the_record_give_no_verdict(folder: Path) -> None:
+def test_limits_that_were_written_into_the_record_give_no_verdict(real: Path) -> None:
     def judged() -> Ended:
-        return inside("judge", str(folder), cwd=folder.parent)
+        return inside("judge", str(real), cwd=real.parent)
 
     assert judged().code == 4 and "another file" not in judged().out
-    text = (folder / "run.json").read_text()
-    (folder / "run.json").write_text(text.replace('"title": "', '"title": "my ', 1))
+    text = (real / "run.json").read_text()
+    (real / "run.json").write_text(text.replace('"title": "', '"title": "my ', 1))
     assert judged().code == 3 and "is another file than its MANIFEST.sha256 has" in judged().out
-    (folder / "MANIFEST.sha256").unlink()
+    (real / "MANIFEST.sha256").unlink()
     assert judged().code == 3 and "has no MANIFEST.sha256 beside it" in judged().out
 
 
 @pytest.mark.parametrize("facts", ["{", '{"a": {"name": 3}}'])
 def test_verify_of_a_spoiled_record_is_an_answer(
-    folder: Path, capsys: pytest.CaptureFixture[str], facts: str
+    real: Path, capsys: pytest.CaptureFixture[str], facts: str
 ) -> None:
-    (folder / "facts.json").write_text(facts)
-    (folder / "events.jsonl").write_text('{"seq":1,"event":"run_started","record":5}\n')
-    assert main(["judge", str(folder)]) == 2
-    assert main(["verify", str(folder)]) == 1
+    (real / "facts.json").write_text(facts)
+    (real / "events.jsonl").write_text('{"seq":1,"event":"run_started","record":5}\n')
+    assert main(["judge", str(real)]) == 2
+    assert main(["verify", str(real)]) == 1
     assert "internal error" not in capsys.readouterr().err
 
 
