@@ -161,7 +161,7 @@ def evidence(
     for launch in (one for one in planned if conditional or not one.conditional):
         made = healthy(launch, batch_of(launch, where.profile), **speed)
         if change is not None and (only is None or launch.name in only):
-            made = _changed(made, change)
+            made = changed(made, change)
         found[launch.name] = made
     return PhaseEvidence(
         launches=found,
@@ -179,7 +179,7 @@ def batch_of(launch: Launch, profile: Profile) -> Profile:
     return profile.model_copy(update={"workload": workload})
 
 
-def _changed(made: LaunchEvidence, change: Change) -> LaunchEvidence:
+def changed(made: LaunchEvidence, change: Change) -> LaunchEvidence:
     """Changed; the heartbeats follow a changed CSV, unless they are what was changed."""
     after = change(made)
     moved = after.training is not None and after.training is not made.training

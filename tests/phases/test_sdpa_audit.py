@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from runbook.config.phase import Judgement
+from runbook.config.phase import PlanContext
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import answers, builder, spoil, traces
-from tests.phases.answers import CRASHED, NO_EFFECT, UNLIKE, WARNED, WHERE, WRONG, get, said, says
-
-
-def audited(change: spoil.Change | None = None) -> Judgement:
-    return builder.judge("sdpa_audit", builder.evidence("sdpa_audit", WHERE, change=change), WHERE)
+from tests.phases import builder, spoil, traces
+from tests.phases.answers import CRASHED, FINE, NO_EFFECT, UNLIKE, WARNED, WHERE, WRONG, case
 
 
 def kernels(**found: str) -> spoil.Change:
@@ -23,61 +21,12 @@ def kernels(**found: str) -> spoil.Change:
     )
 
 
-def test_an_unexpected_fallback_fails() -> None:
-    check = get(audited(kernels(sel="math")), "sdpa_audit.kernels")
-    says(check, WRONG, "sel: math, expected only triton or flash")
-    assert check.remedy
+def forbidden(name: str) -> PlanContext:
+    return replace(WHERE, toggles={name: "1"})
 
 
-@pytest.mark.parametrize("given", ["NSA_SDPA_NO_FLASH", "NSA_DDP_SAFE_MODE"])
-def test_a_fallback_of_flash_that_a_person_forbade_is_no_fault_and_no_go(given: str) -> None:
-    where = replace(WHERE, toggles={given: "1"})
-    check = answers.row("sdpa_audit", "kernels", kernels(sel="math"), where)
-    says(check, UNLIKE, f"{given}=1 forbids flash, which the profile expects: sel: math")
-
-
-def test_under_the_safe_mode_flash_only_is_not_tried_and_the_other_setting_is_enough() -> None:
-    where = replace(WHERE, toggles={"NSA_DDP_SAFE_MODE": "1"})
-    judgement = builder.judge("sdpa_audit", builder.evidence("sdpa_audit", where), where)
-    flash = says(get(judgement, "sdpa_audit.flash_only"), (Outcome.SKIPPED, Reason.NOT_COMPARABLE))
-    assert flash.reason == "NSA_DDP_SAFE_MODE=1 forbids NSA_SDPA_FLASH_ONLY=1"
-    assert get(judgement, "sdpa_audit.stable").outcome is Outcome.PASS
-
-
-@pytest.mark.parametrize(
-    ("kernel", "right"),
-    [
-        ("efficient+flash", True),
-        ("flash+efficient", True),
-        ("cudnn+efficient", True),
-        ("flash+math", False),
-        ("efficient+flash+math", False),
-        ("none", False),
-        ("", False),
-    ],
-)
-def test_kernels_are_a_set_in_which_one_fallback_is_still_one(kernel: str, right: bool) -> None:
-    check = get(audited(kernels(win=kernel)), "sdpa_audit.kernels")
-    assert (check.outcome is Outcome.PASS) is right
-    assert kernel in check.reason
-
-
-def test_the_kernel_table_names_every_branch_of_every_arm() -> None:
-    (table,) = audited().tables
-    assert table.rows[0] == ("default", "explicit_softmax", "flash", "flash")
-    assert table.rows[2] == ("no_flash", "explicit_softmax", "efficient", "efficient")
-
-
-@pytest.mark.parametrize("what", ["audited", "kernels"])
-def test_an_audit_that_saw_nothing_is_invalid(what: str) -> None:
-    for change in (spoil.parts(audit=None), spoil.parts(audit=traces.audit({"cmp": "x"}))):
-        check = says(get(audited(change), f"sdpa_audit.{what}"), NO_EFFECT)
-        assert "NSA_SDPA_AUDIT=1" in check.remedy or "profile" in check.remedy
-
-
-def test_an_audit_without_its_toggle_is_invalid() -> None:
-    change = spoil.without_effect("NSA_SDPA_AUDIT")
-    assert said(get(audited(change), "sdpa_audit.audited")) == (Outcome.INVALID, Reason.NO_EFFECT)
+SAFE = "NSA_DDP_SAFE_MODE"
+MATH = kernels(sel="math")
 
 
 def refused(*arms: str) -> spoil.Change:
@@ -85,42 +34,64 @@ def refused(*arms: str) -> spoil.Change:
     return spoil.rank(0, arm_failures=failures)
 
 
-def test_one_unusable_setting_is_an_answer() -> None:
-    judgement = audited(refused("flash_only"))
-    says(get(judgement, "sdpa_audit.flash_only"), WARNED, "no kernel for this mask")
-    assert get(judgement, "sdpa_audit.stable").outcome is Outcome.PASS
+def out_of_memory(made: LaunchEvidence) -> LaunchEvidence:
+    errors = ("another rank could not run it", "out of memory: CUDA out of memory. Tried 2 GiB")
+    for rank, error in enumerate(errors):
+        made = spoil.rank(rank, arm_failures=({"arm": "no_flash", "error": error},))(made)
+    return made
 
 
-def test_an_arm_that_ran_out_of_memory_says_so() -> None:
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        errors = ("another rank could not run it", "out of memory: CUDA out of memory. Tried 2 GiB")
-        for rank, error in enumerate(errors):
-            failures = ({"arm": "no_flash", "error": error},)
-            made = spoil.rank(rank, arm_failures=failures)(made)
-        return made
-
-    check = get(audited(change), "sdpa_audit.no_flash")
-    says(check, WARNED, "out of memory: CUDA", remedy="train.seq_len")
-    assert "heartbeat_rank1" in check.evidence[0]
+def of(what: str, change: spoil.Change | None, wanted: Any, *words: str, **more: Any) -> Any:
+    return case("sdpa_audit", what, change, wanted, *words, **more)
 
 
-def test_two_unusable_settings_are_a_no_go() -> None:
-    says(get(audited(refused("flash_only", "no_flash")), "sdpa_audit.stable"), CRASHED)
+def ended(rows: int) -> spoil.Change:
+    return spoil.ended(LaunchStatus.CRASHED, rows=rows)
 
 
-def test_a_setting_that_did_nothing_is_invalid() -> None:
-    judgement = audited(spoil.without_effect("NSA_SDPA_NO_FLASH"))
-    assert said(get(judgement, "sdpa_audit.no_flash")) == (Outcome.INVALID, Reason.NO_EFFECT)
+NONE = (Outcome.INCOMPLETE, Reason.NOT_RUN)
+NOT_COMPARED = (Outcome.SKIPPED, Reason.NOT_COMPARABLE)
 
 
-def test_a_crash_in_the_flash_arm_spares_the_audit_of_the_default() -> None:
-    judgement = audited(spoil.ended(LaunchStatus.CRASHED, rows=60))
-    assert said(get(judgement, "sdpa_audit.completed")) == WARNED
-    assert get(judgement, "sdpa_audit.kernels").outcome is Outcome.PASS
-    assert said(get(judgement, "sdpa_audit.flash_only")) == WARNED
-    assert get(judgement, "sdpa_audit.no_flash").outcome is Outcome.INCOMPLETE
+@pytest.mark.parametrize("holds", [
+    of("kernels", MATH, WRONG, "sel: math, expected only triton or flash"),
+    # A fallback of flash that a person forbade is no fault and no GO.
+    *(of("kernels", MATH, UNLIKE, f"{given}=1 forbids flash, which the profile expects: sel: math",
+         where=forbidden(given)) for given in ("NSA_SDPA_NO_FLASH", SAFE)),
+    # Under the safe mode flash only is not tried, and the other setting is enough.
+    of("flash_only", None, NOT_COMPARED, f"{SAFE}=1 forbids NSA_SDPA_FLASH_ONLY=1",
+       where=forbidden(SAFE)),
+    of("stable", None, FINE, where=forbidden(SAFE)),
+    # Kernels are a set, in which one fallback is still one.
+    *(of("kernels", kernels(win=kernel), FINE, kernel)
+      for kernel in ("efficient+flash", "flash+efficient", "cudnn+efficient")),
+    *(of("kernels", kernels(win=kernel), WRONG, kernel)
+      for kernel in ("flash+math", "efficient+flash+math", "none")),
+    of("kernels", kernels(win=""), NO_EFFECT),
+    # An audit that saw nothing, or without its toggle.
+    *(of(what, spoil.parts(audit=audit), NO_EFFECT, remedy=remedy) for what, remedy in
+      (("audited", "NSA_SDPA_AUDIT=1"), ("kernels", "profile"))
+      for audit in (None, traces.audit({"cmp": "x"}))),
+    of("audited", spoil.without_effect("NSA_SDPA_AUDIT"), NO_EFFECT),
+    # One unusable setting is an answer, two are a NO-GO, one that did nothing is none.
+    of("flash_only", refused("flash_only"), WARNED, "no kernel for this mask"),
+    of("stable", refused("flash_only"), FINE),
+    of("stable", refused("flash_only", "no_flash"), CRASHED),
+    of("no_flash", spoil.without_effect("NSA_SDPA_NO_FLASH"), NO_EFFECT),
+    of("no_flash", out_of_memory, WARNED, "out of memory: CUDA", remedy="train.seq_len",
+       evidence="heartbeat_rank1"),
+    # A crash in the flash arm spares the audit of the default, one in the default fails.
+    of("completed", ended(60), WARNED), of("kernels", ended(60), FINE),
+    of("flash_only", ended(60), WARNED), of("no_flash", ended(60), NONE),
+    of("completed", ended(20), CRASHED),
+])  # fmt: skip
+def test_an_audit_that_saw_nothing_is_invalid(holds: Callable[[], None]) -> None:
+    """An unexpected fallback fails, and which setting is unusable is told."""
+    holds()
 
 
-def test_a_crash_in_the_default_arm_fails() -> None:
-    judgement = audited(spoil.ended(LaunchStatus.CRASHED, rows=20))
-    assert said(get(judgement, "sdpa_audit.completed")) == (Outcome.FAIL, Reason.CRASH)
+def test_the_kernel_table_names_every_branch_of_every_arm() -> None:
+    found = builder.evidence("sdpa_audit", WHERE)
+    (table,) = builder.judge("sdpa_audit", found, WHERE).tables
+    assert table.rows[0] == ("default", "explicit_softmax", "flash", "flash")
+    assert table.rows[2] == ("no_flash", "explicit_softmax", "efficient", "efficient")

@@ -6,37 +6,23 @@ from typing import Any
 
 import pytest
 
-from runbook.config import registry
 from runbook.records import Check, LaunchStatus, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
 from tests.phases import builder, spoil, traces
-from tests.phases.answers import CRASHED, NOT_GATED, OTHERWISE, UNLIKE, WHERE, said, says
+from tests.phases.answers import (
+    CRASHED,
+    FINE,
+    IMPOSSIBLE,
+    NOT_GATED,
+    OTHERWISE,
+    TOO_LITTLE,
+    UNDECIDED,
+    UNLIKE,
+    WHERE,
+    says,
+)
 
-PHASES = registry.phases()
-
-
-def scaled_evidence(
-    one: float, many: float, *, where: Any = WHERE, change: spoil.Change | None = None
-) -> PhaseEvidence:
-    """E = many / (2 * one) at one batch per GPU, with one percent between launches.
-
-    At one global batch, which one GPU runs twice as fast, E is half as large.
-    """
-    planned = PHASES["baseline"].plan(where)
-    wobble = (0.995, 1.0, 1.005, 0.995, 1.005)[: len(planned)]
-    before = {
-        launch.name: traces.healthy(launch, where.profile, rate=many * factor)
-        for launch, factor in zip(planned, wobble, strict=True)
-    }
-    alone = {}
-    plan = PHASES["single_gpu"].plan(where)
-    for number, launch in enumerate(plan):
-        share = "share" in launch.name or not any("share" in other.name for other in plan)
-        rate = one * wobble[number * len(wobble) // len(plan)] * (1 if share else 2)
-        made = traces.healthy(launch, builder.batch_of(launch, where.profile), rate=rate)
-        alone[launch.name] = change(made) if change else made
-    earlier = {"baseline": PhaseEvidence(launches=before)}
-    return PhaseEvidence(launches=alone, earlier=earlier)
+PHASES = builder.PHASES
 
 
 def scaled(
@@ -47,30 +33,80 @@ def scaled(
     where: Any = WHERE,
     change: spoil.Change | None = None,
 ) -> Check:
-    """One row of such a run."""
-    found = scaled_evidence(one, many, where=where, change=change)
+    """A row where E = many / (2 * one) at one batch per GPU, with one percent between launches.
+
+    At one global batch, which one GPU runs twice as fast, E is half as large.
+    """
+    planned, plan = PHASES["baseline"].plan(where), PHASES["single_gpu"].plan(where)
+    wobble = (0.995, 1.0, 1.005, 0.995, 1.005)[: len(planned)]
+    before = {
+        launch.name: traces.healthy(launch, where.profile, rate=many * factor)
+        for launch, factor in zip(planned, wobble, strict=True)
+    }
+    alone = {}
+    for number, launch in enumerate(plan):
+        share = "share" in launch.name or not any("share" in other.name for other in plan)
+        rate = one * wobble[number * len(wobble) // len(plan)] * (1 if share else 2)
+        made = traces.healthy(launch, builder.batch_of(launch, where.profile), rate=rate)
+        alone[launch.name] = change(made) if change else made
+    earlier = {"baseline": PhaseEvidence(launches=before)}
+    found = PhaseEvidence(launches=alone, earlier=earlier)
     return builder.row("single_gpu", what, found, where)
 
 
+def only_shares(change: spoil.Change) -> spoil.Change:
+    return spoil.of_launch("share", change)
+
+
+TWO = builder.on_nodes(2)
+MEASURED = "; measured: one rank on 1 node and 2 ranks on 2"
+CHECKPOINTING = spoil.effective(gradient_checkpointing=True)
+CRASHES = only_shares(spoil.ended(LaunchStatus.CRASHED, rows=9))
+SMALLER = only_shares(spoil.effective(global_batch=2))
+NEEDS_GPUS = (Outcome.SKIPPED, Reason.NEEDS_GPUS)
+
+
+@pytest.mark.parametrize(("what", "many", "where", "change", "expected", "words"), [
+    ("scaling", 1.2e5, WHERE, None, TOO_LITTLE, ""),
+    ("scaling", 1.81e5, WHERE, None, UNDECIDED, ""),
+    ("scaling", 1.96e5, WHERE, CHECKPOINTING, UNLIKE, "gradient_checkpointing"),
+    # Launches with a share of the batch are judged too.
+    ("completed", 1.96e5, WHERE, CRASHES, CRASHED, ""),
+    ("as_planned", 1.96e5, WHERE, SMALLER, OTHERWISE, ""),
+    ("scaling", 1.96e5, WHERE, SMALLER, OTHERWISE, ""),
+    ("scaling", 1.96e5, WHERE, only_shares(CHECKPOINTING), UNLIKE, ""),
+    # One rank scales to nothing, and a CPU is not gated.
+    ("scaling", 1e5, builder.context("h200x1"), None, NEEDS_GPUS, ""),
+    ("scaling", 0.8e5, builder.context("cpu"), None, NOT_GATED, ""),
+    # Over several nodes it says on how many.
+    ("scaling", 1.96e5, TWO, None, FINE, MEASURED),
+    ("as_planned", 1.96e5, TWO, None, FINE, ""),
+    ("as_planned", 1.96e5, TWO, only_shares(spoil.env(nodes=2)), OTHERWISE,
+     "nodes: wanted 1, got 2"),
+])  # fmt: skip
+def test_scaling_of_unlike_runs_is_not_comparable(
+    what: str, many: float, where: Any, change: Any, expected: Any, words: str
+) -> None:
+    says(scaled(1e5, many, what=what, where=where, change=change), expected, words)
+
+
 @pytest.mark.parametrize(
-    ("one", "many", "expected"),
+    ("one", "many", "what", "expected", "share"),
     [
-        (1e5, 1.96e5, (Outcome.PASS, Reason.OK)),
-        (1e5, 1.2e5, (Outcome.FAIL, Reason.BELOW_LIMIT)),
-        (1e5, 1.81e5, (Outcome.INCONCLUSIVE, Reason.UNDECIDED)),
+        # A host that limits a small batch is no bad scaling: two GPUs do twice the work of one,
+        # and no more than one with all of the batch.
+        (1e5, 1.96e5, "scaling", FINE, 0.98),
+        (1e5, 1.96e5, "scaling_global_batch", NOT_GATED, 0.49),
         # Report v4's 847 on two against 334 on one: not possible.
-        (334.0, 847.0, (Outcome.INVALID, Reason.NOT_PLAUSIBLE)),
+        (334.0, 847.0, "scaling", IMPOSSIBLE, 847 / 334 / 2),
     ],
 )
-def test_scaling(one: float, many: float, expected: tuple[Outcome, Reason]) -> None:
-    check = says(scaled(one, many), expected)
-    assert check.measurement.value == pytest.approx(many / one / 2, rel=1e-3)
+def test_a_host_that_limits_a_small_batch_is_no_bad_scaling(
+    one: float, many: float, what: str, expected: Any, share: float
+) -> None:
+    check = says(scaled(one, many, what=what), expected)
+    assert check.measurement.value == pytest.approx(share, rel=1e-3)
     assert check.measurement.path == "baseline/run1/training.csv"
-
-
-def test_scaling_of_unlike_runs_is_not_comparable() -> None:
-    check = scaled(1e5, 1.96e5, change=spoil.effective(gradient_checkpointing=True))
-    says(check, UNLIKE, "gradient_checkpointing")
 
 
 def test_each_gpu_has_the_same_batch_on_both_sides() -> None:
@@ -87,50 +123,3 @@ def test_each_gpu_has_the_same_batch_on_both_sides() -> None:
     for name in ("h200x1", "cpu"):
         plan = PHASES["single_gpu"].plan(builder.context(name))
         assert not [launch.name for launch in plan if "share" in launch.name]
-
-
-def test_a_host_that_limits_a_small_batch_is_no_bad_scaling() -> None:
-    """Two GPUs do twice the work of one, and no more than one with all of the batch."""
-    assert scaled(1e5, 1.96e5).outcome is Outcome.PASS
-    shown = says(scaled(1e5, 1.96e5, what="scaling_global_batch"), NOT_GATED)
-    assert shown.measurement is not None
-    assert shown.measurement.value == pytest.approx(0.49, rel=1e-3)
-
-
-def only_shares(change: spoil.Change) -> spoil.Change:
-    return lambda made: change(made) if "share" in made.launch.name else made
-
-
-@pytest.mark.parametrize(
-    ("what", "change", "expected"),
-    [
-        ("completed", spoil.ended(LaunchStatus.CRASHED, rows=9), CRASHED),
-        ("as_planned", spoil.effective(global_batch=2), OTHERWISE),
-        ("scaling", spoil.effective(global_batch=2), OTHERWISE),
-        ("scaling", spoil.effective(gradient_checkpointing=True), UNLIKE),
-    ],
-)
-def test_launches_with_a_share_of_the_batch_are_judged_too(
-    what: str, change: spoil.Change, expected: tuple[Outcome, Reason]
-) -> None:
-    assert scaled(1e5, 1.96e5, what=what).outcome is Outcome.PASS
-    assert said(scaled(1e5, 1.96e5, what=what, change=only_shares(change))) == expected
-
-
-def test_one_rank_scales_to_nothing_and_cpu_is_not_gated() -> None:
-    assert said(scaled(1e5, 1e5, where=builder.context("h200x1"))) == (
-        Outcome.SKIPPED,
-        Reason.NEEDS_GPUS,
-    )
-    cpu = says(scaled(1e5, 0.8e5, where=builder.context("cpu")), NOT_GATED)
-    assert cpu.measurement is not None
-
-
-def test_over_several_nodes_it_says_on_how_many() -> None:
-    check = scaled(1e5, 1.96e5, where=builder.on_nodes(2))
-    assert check.reason.endswith("; measured: one rank on 1 node and 2 ranks on 2"), check.reason
-    other = scaled(1e5, 1.96e5, what="as_planned", where=builder.on_nodes(2))
-    assert other.outcome is Outcome.PASS
-    spoiled = only_shares(spoil.env(nodes=2))
-    says(scaled(1e5, 1.96e5, what="as_planned", where=builder.on_nodes(2), change=spoiled),
-         OTHERWISE, "nodes: wanted 1, got 2")  # fmt: skip

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from phases.kit.case import Case, once
 from phases.kit.finding import Finding, listed
-from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.records import LaunchStatus
 from tests.phases import builder, spoil
-from tests.phases.answers import MACHINE
+from tests.phases.answers import MACHINE, NOT_RUN, says
 
 
-def why_not(second: spoil.Change) -> Finding:
-    """What a row answers that asks for run2; run1 was refused by the machine."""
-    where = builder.context()
-    found = builder.evidence(
-        "baseline",
-        where,
-        change=spoil.ended(LaunchStatus.ENVIRONMENT_ERROR, cause="no CUDA device 0"),
-        only=("run1",),
+@pytest.mark.parametrize(
+    ("cause", "wanted", "reason"),
+    [
+        ("run1 was refused: no CUDA device 0", MACHINE, "no CUDA device 0"),
+        ("the run was interrupted", NOT_RUN, "not run: the run was interrupted"),
+    ],
+)
+def test_a_launch_not_run_for_a_refused_one_has_its_cause(
+    cause: str, wanted: Any, reason: str
+) -> None:
+    """run1 was refused by the machine, run2 was not run; for another reason it has its own."""
+    refused = spoil.ended(LaunchStatus.ENVIRONMENT_ERROR, cause="no CUDA device 0")
+    change = spoil.both(
+        spoil.of_launch("run1", refused),
+        spoil.of_launch("run2", spoil.ended(LaunchStatus.NOT_RUN, cause=cause)),
     )
-    launches = dict(found.launches)
-    launches["run2"] = second(launches["run2"])
-    evidence = builder.PhaseEvidence(launches=launches, facts={}, earlier={})
+    evidence = builder.evidence("baseline", builder.context(), change=change)
     with pytest.raises(Finding) as stopped:
-        Case(phase="baseline", evidence=evidence, context=where).launch("run2")
-    return stopped.value
-
-
-def test_a_launch_not_run_for_a_refused_one_has_its_cause() -> None:
-    refused = spoil.ended(LaunchStatus.NOT_RUN, cause="run1 was refused: no CUDA device 0")
-    found = why_not(refused)
-    assert (found.outcome, found.code) == MACHINE and "no CUDA device 0" in found.reason
-
-
-def test_a_launch_not_run_for_another_reason_has_its_own() -> None:
-    found = why_not(spoil.ended(LaunchStatus.NOT_RUN, cause="the run was interrupted"))
-    assert (found.outcome, found.code) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
-    assert found.reason == "not run: the run was interrupted"
+        Case(phase="baseline", evidence=evidence, context=builder.context()).launch("run2")
+    says(stopped.value, wanted, reason)
 
 
 def test_an_answer_about_a_launch_is_worked_out_once_in_a_case() -> None:
