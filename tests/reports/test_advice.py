@@ -13,7 +13,7 @@ import pytest
 
 from reports.causes import Cause
 from reports.formats.terminal import render_terminal
-from reports.permits import permit_of
+from reports.view import permit_of
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.engine.derive import render
