@@ -49,7 +49,7 @@ def ended(rows: int) -> spoil.Change:
     return spoil.ended(LaunchStatus.CRASHED, rows=rows)
 
 
-NONE = (Outcome.INCOMPLETE, Reason.NOT_RUN)
+NONE = (Outcome.INCOMPLETE, Reason.CRASH)
 NOT_COMPARED = (Outcome.SKIPPED, Reason.NOT_COMPARABLE)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -40,10 +42,8 @@ def test_a_quiet_machine_has_one_pace() -> None:
 
 
 @pytest.mark.parametrize("made", [busy_at_times, beside_the_variant])
-def test_a_neighbor_that_comes_and_goes_is_seen(made: object) -> None:
-    assert callable(made)
+def test_a_neighbor_that_comes_and_goes_is_seen(made: Callable[[int], FloatArray]) -> None:
     assert all(pace_of(made(seed)).changed for seed in range(100))
-    assert "40% apart" in str(pace_of(made(0))) or pace_of(made(0)).spread > 0.3
 
 
 def test_what_is_no_neighbor_is_not_taken_for_one() -> None:
@@ -83,7 +83,3 @@ def test_on_a_quiet_machine_the_steps_change_nothing() -> None:
         plain = non_inferiority(first, second, plan=FUSED_PLAN)
         assert plain.outcome is not Decided.INCONCLUSIVE
         assert non_inferiority(first, second, plan=FUSED_PLAN, steps=times) == plain
-
-
-def test_steps_of_one_are_no_trouble() -> None:
-    assert not pace_of(np.ones((3, 2, 1))).changed
