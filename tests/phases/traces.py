@@ -6,33 +6,27 @@ what its trainer would have left, in numbers that are easy to reason about.
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from nsa import contract
 from runbook.config.profile import Profile
 from runbook.files import utc_text
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
-from runbook.records.evidence import (
-    JUnitCase,
-    JUnitReport,
-    LaunchEvidence,
-    TrainingLog,
-)
-from tests.phases import ceiling_files, env_files, machine_files
+from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence, TrainingLog
+from tests.factory.files import write_beats
+from tests.factory.ranks import records
+from tests.phases import env_files, machine_files
 from tests.phases.env_files import ENTROPY, FLOOR
-from tests.phases.heartbeats import (
-    BEGAN_AT,
-    HEALTHY,
-    SHA,
-    TOKEN,
-    digest_of,
-    ranks,
-)
+from tests.phases.heartbeats import BEGAN_AT, HEALTHY, SHA, TOKEN, digest_of, ranks
 
 
 def frame(
@@ -169,7 +163,7 @@ def _healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         return replace(base, junit=junit(launch.name, where, device))
     if launch.kind == "ceilings":
         files = {**base.files, "ceilings": (f"{where}/ceilings.json", digest_of(where))}
-        return replace(base, files=files, ceilings=ceiling_files.document(launch, profile))
+        return replace(base, files=files, ceilings=machine_files.document(launch, profile))
     if launch.stop is not None:
         return _stopped(launch, profile, **speed)
     table = frame(launch, profile, **speed)
@@ -235,3 +229,39 @@ def _stopped(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         ranks=tuple(logs),
         env={**env_files.env(launch, profile), "resumed": {"sha256": SHA, "step": begin}},
     )
+
+
+# Evidence made by hand, written as the files that it would have been read from.
+
+
+def write_launch(root: Path, made: LaunchEvidence) -> Path:
+    """A run directory from which the same evidence is read; returns it."""
+    folder = root / made.launch.run_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    own = zlib.crc32(made.launch.run_dir.encode()) % 1_000_000  # no two launches leave one file
+    if made.training is not None:
+        table = made.training.frame.assign(
+            warmup=made.training.frame["warmup"].astype(int), launch=own
+        )
+        table.to_csv(folder / contract.TRAINING_CSV, index=False)
+    if made.gates is not None:
+        made.gates.to_csv(folder / contract.GATES_CSV, index=False)
+    for name, document in (
+        (contract.ENV_JSON, made.env),
+        (contract.SDPA_AUDIT_JSON, made.audit),
+        (contract.PROFILE_JSON, made.profile),
+        (contract.CEILINGS_JSON, made.ceilings),
+        ("devices_before.json", made.devices_before),
+        ("devices_after.json", made.devices_after),
+        ("kernel_log.json", made.kernel_log),
+        ("load.json", made.load),
+        ("checkout.json", made.checkout),
+        ("result.json", made.result.model_dump(mode="json")),
+    ):
+        if document is not None:
+            (folder / name).write_text(json.dumps(document))
+    for rank in made.ranks:
+        lines = [{**line, "ts": float(line["ts"]) + own} for line in records(rank)]
+        write_beats(folder, rank.rank, lines)
+    (folder / "console.log").write_text("".join(f"{line}\n" for line in made.console_lines))
+    return folder
