@@ -22,8 +22,7 @@ from runbook.cli import main
 from runbook.cli.run.progress import Progress
 from runbook.cli.run.text import TextObserver
 from runbook.console import Console, rendered
-from runbook.launch.observer import Forecast, Pulse
-from runbook.records.events import SilentRank
+from runbook.records.events import Forecast, Pulse, SilentRank
 from tests.cli.test_observers import Clock, running
 from tests.reports import samples
 

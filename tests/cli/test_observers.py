@@ -24,9 +24,8 @@ from runbook.cli.run.text import RunView, TextObserver
 from runbook.console import Console, OutputFormat
 from runbook.engine.derive import render
 from runbook.folder.manifest import fingerprint_of
-from runbook.launch.observer import Forecast, Pulse
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
-from runbook.records.events import SilentRank, events_schema
+from runbook.records.events import Forecast, Pulse, SilentRank, events_schema
 from tests.engine import toys
 from tests.reports import samples
 
@@ -254,9 +253,12 @@ def test_ranks_are_told_when_something_changes_and_steps_twice_a_second() -> Non
             (SilentRank(rank=1, silent_s=step / 10, usual_s=0.1, state=""),) if step > 50 else ()
         )
         observer.launch_ranks(launch, Pulse(alive=2, wanted=2, silent=silent))
+    observer.run_forecast(Forecast(done_s=1.0, share=0.5, source="the profile", rough=True))
     events = checked(out.getvalue())
     ranks = [event for event in events if event["event"] == "launch_ranks"]
     assert [[one["rank"] for one in event["silent"]] for event in ranks] == [[], [1]]
+    (forecast,) = (event for event in events if event["event"] == "run_forecast")
+    assert forecast["rough"] is True and forecast["left_s"] is None
     steps = [event for event in events if event["event"] == "launch_progress"]
     assert len(steps) == 20, "in ten seconds"
     assert steps[0]["toks_per_s"] is None, "a rate that is no number is none"

@@ -12,11 +12,11 @@ import pytest
 from runbook.errors import UsageError
 from runbook.folder.launch.lines import Exit
 from runbook.launch import Budgets
-from runbook.launch.observer import Pulse
 from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Watchdog, blame
 from runbook.records import Launch
+from runbook.records.events import Pulse
 from tests.launch.helpers import At, fake_launch, rank, run
 from tests.shared import crowded
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
+
 from phases.kit.finding import Finding
+from phases.kit.playbook import Situation
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Check, Outcome, Reason
 from tests.phases import builder, spoil
@@ -70,11 +74,46 @@ def judged(
     return builder.judge(phase, found, where)
 
 
-def says(check: Answer, wanted: tuple[Outcome, Reason], *words: str, remedy: str = "") -> Answer:
-    """Assert outcome and reason of a row, and what its sentence and its remedy say."""
+def says(
+    check: Answer,
+    wanted: tuple[Outcome, Reason],
+    *words: str,
+    remedy: str = "",
+    evidence: str = "",
+) -> Answer:
+    """Assert outcome and reason of a row, what its sentence and its remedy say, and a file."""
     assert said(check) == wanted, check.reason
     for one in words:
         assert one in check.reason, check.reason
     if remedy:
         assert remedy in check.remedy, check.remedy
+    assert not evidence or any(evidence in path for path in check.evidence), check.evidence
     return check
+
+
+def case(
+    phase: str,
+    what: str,
+    change: spoil.Change | None,
+    wanted: tuple[Outcome, Reason],
+    *words: str,
+    remedy: str = "",
+    evidence: str = "",
+    called: str = "",
+    **options: Any,
+) -> Any:
+    """A line of a table: the row of the changed launches says this. Options as of `row`."""
+
+    def holds() -> None:
+        check = row(phase, what, change, **options)
+        says(check, wanted, *words, remedy=remedy, evidence=evidence)
+
+    return pytest.param(holds, id=called or "-".join([what, *words[:1]])[:50])
+
+
+# Two situations that remedies have to fit.
+
+ON_TWO_A100 = Situation(
+    device="cuda", ranks=2, dtype="bf16", seq_len=2048, pcie=True, folder="baseline/run1"
+)
+ON_A_CPU = replace(ON_TWO_A100, device="cpu", dtype="fp32", seq_len=128, pcie=False)
