@@ -284,6 +284,7 @@ def test_steps_without_noise_may_be_five_percent_apart() -> None:
     assert not Pace(spread=0.05, allowed=0.05).changed
     wild = np.exp(np.random.default_rng(0).normal(0, 20.0, (4, 2, 6)))
     assert pace_of(wild).allowed == pytest.approx(math.expm1(10.0))
+    assert not pace_of(np.ones((3, 2, 1))).changed
 
 
 @pytest.mark.parametrize("outcome", Decided)
