@@ -59,6 +59,13 @@ def with_profile(base: PlanContext, **changes: Any) -> PlanContext:
     return replace(base, profile=Profile.model_validate(document))
 
 
+def with_launches(where: PlanContext, count: int) -> PlanContext:
+    """The same, with so many launches of the baseline."""
+    phases = dict(where.profile.phases)
+    phases["baseline"] = phases["baseline"].model_copy(update={"launches": count})
+    return replace(where, profile=where.profile.model_copy(update={"phases": phases}))
+
+
 # Every phase that trains unless it is left out.
 TRAINING = tuple(
     name

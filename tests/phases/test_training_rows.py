@@ -171,7 +171,8 @@ ON_TWO_PROFILES = {
 @pytest.mark.parametrize("name", ON_TWO_PROFILES)
 def test_an_edit_makes_a_required_row_no_pass(name: str, profile: str) -> None:
     phase, change, what, text = ON_TWO_PROFILES[name]
-    check = answers.row(phase, what, change, builder.context(profile))
+    where = builder.with_launches(builder.context(profile), 3)
+    check = answers.row(phase, what, change, where)
     assert check.required and check.outcome is not Outcome.PASS
     assert text in check.reason
 

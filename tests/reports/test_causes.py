@@ -9,7 +9,6 @@ import pytest
 
 from reports.causes import Cause
 from reports.view import build_view
-from runbook.config.phase import PlanContext
 from runbook.engine.judge import record_of
 from runbook.engine.starting import held_back, not_run
 from runbook.records import (
@@ -29,15 +28,7 @@ from tests.factory.records import check
 from tests.phases import builder
 from tests.reports.samples import run
 
-
-def with_launches(where: PlanContext, count: int) -> PlanContext:
-    """The same, with so many launches of the baseline."""
-    phases = dict(where.profile.phases)
-    phases["baseline"] = phases["baseline"].model_copy(update={"launches": count})
-    return replace(where, profile=where.profile.model_copy(update={"phases": phases}))
-
-
-WHERE = with_launches(builder.context("cpu"), 3)
+WHERE = builder.with_launches(builder.context("cpu"), 3)
 
 
 def ended(status: LaunchStatus, cause: str, **fields: object) -> LaunchResult:
