@@ -231,6 +231,12 @@ def test_a_profile_for_machines_is_the_profile(tmp_path: Path) -> None:
     assert document == load_profile("cpu").model_dump(mode="json")
 
 
+def test_toggles_by_name(tmp_path: Path) -> None:
+    ended = inside("toggles", "NSA_OPT_FUSED", "NSA_DDP_BUCKET_MB", cwd=tmp_path)
+    shown = [line.split()[0] for line in ended.out.splitlines()[1:-1]]
+    assert (ended.code, shown) == (0, ["NSA_OPT_FUSED", "NSA_DDP_BUCKET_MB"])
+
+
 def test_toggles_for_machines(tmp_path: Path) -> None:
     from nsa.toggles import TOGGLES
 

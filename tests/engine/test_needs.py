@@ -11,8 +11,7 @@ import pytest
 from runbook import EXTRAS, absent
 from runbook.config.extends import load_preset
 from runbook.config.setup import RunOptions, Setup
-from runbook.engine.plan.needs import needs_of
-from runbook.engine.plan.prepare import prepare
+from runbook.engine.plan.prepare import needs_of, prepare
 from runbook.errors import UsageError
 from tests.cli.shell import inside
 from tests.data.hub import serve, write_shards
@@ -129,3 +128,11 @@ def test_a_preset_is_taken_by_the_commands_that_it_names(tmp_path: Path, name: s
         assert (done.code, done.err) == (0, "")
         over = "# set      NSA_DISABLE_CSV_LOGS=0 (over preset production, which has 1: every"
         assert (over in done.out) == (name == "production")
+
+
+@pytest.mark.usefixtures("plain")
+def test_without_tensorboard_a_preset_goes_without_it_too(tmp_path: Path) -> None:
+    setup = prepare(RunOptions(profile=A100, preset="production", out=tmp_path))
+    told = f"over preset production, which has 0: {absent('tensorboard')}"
+    assert setup.settings.toggles["NSA_TB_DISABLE"] == "1"
+    assert setup.sources["NSA_TB_DISABLE"] == told
