@@ -141,7 +141,6 @@ WORSE = (8.0, 4.0, 1.0, 2.0, 6.0, 4.0)
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ((), [1, 2, 3, 4, 5, 6]),
         (("train.keep_last=1", "train.keep_best=true"), [3, 6]),
         (("train.keep_last=1", "train.keep_every=4"), [4, 6]),
         (("train.keep_last=2", "train.keep_every=4", "train.keep_best=true"), [3, 4, 5, 6]),
@@ -178,6 +177,11 @@ ABOUT = {
     "lr": "the place in the schedule",
 }
 OF_THE_UPDATE = "moments and step counts of the optimizer"
+
+
+def test_all_checkpoints_stay_where_none_may_go(whole: tuple[Path, dict[str, Any]]) -> None:
+    """By itself nothing that was saved is removed."""
+    assert kept(whole[0]) == list(range(1, STEPS + 1))
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped(
@@ -446,7 +450,7 @@ def test_every_rank_goes_on_at_its_own_place_in_the_data(
     folder = tmp_path / MIDDLE
     facts = {"step": 3, "world_size": 2, "scaler": {}}
     (tmp_path / "new").mkdir()
-    loop = trainer(tmp_path / "new")
+    loop = trainer(tmp_path / "new", layers=2)
     write = checkpoint._Writer(folder, facts, loop.plan.config.train)
     save_tensors(saved, storage_writer=write, no_dist=True)
     shard = folder / shard_file(1)

@@ -156,29 +156,29 @@ def later(column: str) -> spoil.Change:
 
 IGNORED = spoil.result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=0)))
 ONE_WENT_ON = spoil.result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=13)))
-SLOW_TO_SEE = spoil.result(stopped=Stopped(step=246, mono=1000.0))
-UNSAVED = spoil.every_rank(checkpoints=({"path": "checkpoints/step_240"},))
-OTHER_BYTES = spoil.every_rank(checkpoints=({"path": "checkpoints/step_320", "sha256": "b"},))
-FROM_240 = spoil.result(begun=Begun(path="long_run/run/checkpoints/step_240", step=240, sha256=SHA))
+SLOW_TO_SEE = spoil.result(stopped=Stopped(step=186, mono=1000.0))
+UNSAVED = spoil.every_rank(checkpoints=({"path": "checkpoints/step_180"},))
+OTHER_BYTES = spoil.every_rank(checkpoints=({"path": "checkpoints/step_240", "sha256": "b"},))
+FROM_180 = spoil.result(begun=Begun(path="long_run/run/checkpoints/step_180", step=180, sha256=SHA))
 CRASHED = spoil.ended(LaunchStatus.CRASHED)
 
 
 @pytest.mark.parametrize(
     ("what", "name", "change", "says"),
     [
-        ("stopped", "stopped", IGNORED, "SIGTERM came at step 243, and it ended after step 244, "
+        ("stopped", "stopped", IGNORED, "SIGTERM came at step 183, and it ended after step 184, "
          "rank 0 with 0, rank 1 with 0; 13 was due"),
         ("stopped", "stopped", ONE_WENT_ON, "rank 0 with 0; 13 was due"),
         ("stopped", "resumed", IGNORED, "rank 1 with 0; 10 was due"),
         ("stopped", "stopped", SLOW_TO_SEE, "rank 0 ended 4 more steps; at most 2 may"),
-        ("stopped", "stopped", UNSAVED, "left no checkpoint of step 244, its last; the newest"),
+        ("stopped", "stopped", UNSAVED, "left no checkpoint of step 184, its last; the newest"),
         ("stopped", "stopped", CRASHED, "crashed"),
         ("resumed", "resumed", first_step(1, data="f" * 16),
-         "resumed goes on from step 244, and at step 245 rank 1 reads other data than in run"),
-        ("resumed", "stopped", later("loss"), "from step 242 its loss is not run's"),
-        ("resumed", "stopped", later("grad_norm"), "its grad_norm at step 242 is 1.01, in run 1"),
-        ("resumed", "resumed", later("lr"), "its lr at step 246 is 0.000202, in run 0.0002"),
-        ("resumed", "resumed", FROM_240, "from step 240, and stopped was stopped after step 244"),
+         "resumed goes on from step 184, and at step 185 rank 1 reads other data than in run"),
+        ("resumed", "stopped", later("loss"), "from step 182 its loss is not run's"),
+        ("resumed", "stopped", later("grad_norm"), "its grad_norm at step 182 is 1.01, in run 1"),
+        ("resumed", "resumed", later("lr"), "its lr at step 186 is 0.000202, in run 0.0002"),
+        ("resumed", "resumed", FROM_180, "from step 180, and stopped was stopped after step 184"),
     ],
 )  # fmt: skip
 def test_a_launch_that_is_stopped_and_goes_on(
@@ -190,14 +190,14 @@ def test_a_launch_that_is_stopped_and_goes_on(
 
 
 def test_checkpoints_of_one_step_hold_one_content() -> None:
-    saved = spoil.every_rank(checkpoints=({"path": "checkpoints/step_320", "sha256": "a"},))
+    saved = spoil.every_rank(checkpoints=({"path": "checkpoints/step_240", "sha256": "a"},))
     found = builder.evidence("long_run", CPU)
     launches = {name: saved(made) for name, made in found.launches.items()}
     same = builder.row("long_run", "resumed", replace(found, launches=launches), CPU)
     assert "2 checkpoint(s) of one content, bit for bit" in same.reason
     launches["resumed"] = OTHER_BYTES(launches["resumed"])
     other = builder.row("long_run", "resumed", replace(found, launches=launches), CPU)
-    says(other, WRONG, "its checkpoints of steps 320 hold something else than those of run")
+    says(other, WRONG, "its checkpoints of steps 240 hold something else than those of run")
 
 
 def test_a_launch_that_ended_before_it_was_told_to_decides_nothing() -> None:
@@ -206,13 +206,13 @@ def test_a_launch_that_ended_before_it_was_told_to_decides_nothing() -> None:
 
 def test_two_more_launches_go_on_from_a_save_whose_number_has_a_digit_less() -> None:
     run, second, third = builder.PHASES["long_run"].plan(CPU)
-    assert run.config_overrides["train.keep_every"] == second.after == 240
+    assert run.config_overrides["train.keep_every"] == second.after == 180
     assert (second.resumes, third.resumes, third.after) == ("run", "stopped", 0)
     assert second.stop == Stop(by="SIGTERM", steps=3)
-    assert third.stop == Stop(by=".HALT", steps=80), "beyond the save of step 320"
-    assert {option(one.argv, "--run-steps") for one in (run, second, third)} == {"600"}
+    assert third.stop == Stop(by=".HALT", steps=60), "beyond the save of step 240"
+    assert {option(one.argv, "--run-steps") for one in (run, second, third)} == {"500"}
     short = replace(CPU, steps_scale=0.05)
-    assert [one.after for one in builder.PHASES["long_run"].plan(short)] == [0, 12, 0]
+    assert [one.after for one in builder.PHASES["long_run"].plan(short)] == [0, 9, 0]
     without = replace(CPU, config_overrides={"train.save_every": 0})
     assert len(builder.PHASES["long_run"].plan(without)) == 1
     check = answers.row("long_run", "resumed", where=without)
