@@ -80,7 +80,7 @@ def test_production_may_start_behind_a_go_and_the_record_names_it(go: tuple[Path
     setup = asked(go)
     assert setup.profile.plan is not None
     assert setup.profile.plan.go == f"{go[1]}: GO for 2 of 76 checks, fewer steps " + (
-        "(baseline.steps=24, baseline.launches=1)"
+        "(baseline.steps=24)"
     )
     assert setup.phases[-1].name == "production"
 
