@@ -29,7 +29,7 @@ from nsa.attention.triton.rows import (
     store_part,
     sum_parts,
 )
-from nsa.attention.triton.selected.rows import block_side
+from nsa.attention.triton.selected.rows import block_side, ones
 
 
 @triton.jit
@@ -57,16 +57,6 @@ def pack_kernel(
 
 
 @triton.jit
-def _ones(word):
-    """How many bits of an int32 are set: sums of 2, 4, 8, 16 and 32 neighbors."""
-    word = (word & 0x55555555) + ((word >> 1) & 0x55555555)
-    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
-    word = (word & 0x0F0F0F0F) + ((word >> 4) & 0x0F0F0F0F)
-    word = (word & 0x00FF00FF) + ((word >> 8) & 0x00FF00FF)
-    return (word & 0x0000FFFF) + ((word >> 16) & 0x0000FFFF)
-
-
-@triton.jit
 def place_kernel(bits, before, read, seq_len, n_words, TOKENS: tl.constexpr):
     """How many blocks each query reads: before each word, and in all.
 
@@ -79,7 +69,7 @@ def place_kernel(bits, before, read, seq_len, n_words, TOKENS: tl.constexpr):
     for word in range(n_words):
         at = (pair * n_words + word) * seq_len + token
         tl.store(before + at, total.to(tl.int8), mask=inside)
-        total += _ones(tl.load(bits + at, mask=inside, other=0))
+        total += ones(tl.load(bits + at, mask=inside, other=0))
     tl.store(read + pair * seq_len + token, total, mask=inside)
 
 
@@ -154,7 +144,7 @@ def list_kernel(
             entry = token
             if PLACES > 1:
                 others = tl.load(before + of_word + token, mask=token < end, other=0)
-                entry = token * PLACES + others.to(tl.int32) + _ones(words & lower)
+                entry = token * PLACES + others.to(tl.int32) + ones(words & lower)
             tl.store(readers + pair * list_len + to, entry, mask=reads > 0)
         base += tl.sum(reads, 0)
     if not FILL:

@@ -191,7 +191,7 @@ def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
     of_queries = rows if every else narrower
     walks = cost_of_walk(cfg, seq_len, rows) <= cost_by_block(cfg, seq_len)
     return Cut(
-        forward=Tile(rows=rows, warps=_warps(rows, wide=wide), stages=2),
+        forward=Tile(rows=narrower, warps=_warps(narrower, wide=wide), stages=2),
         query_gradient=Tile(rows=of_queries, warps=_warps(of_queries, wide=wide), stages=2),
         key_gradient=Tile(rows=32, warps=8, stages=2),
         every=every,
