@@ -153,7 +153,8 @@ def forward_kernel(
                     D_K, D_V, L_SEL, False,
                 )  # fmt: skip
                 rest = rest & (rest - 1)
-    for block in range(whole, end):
+    # Prefetched beside the loops over words, it would have the products wait for each other.
+    for block in tl.range(whole, end, num_stages=None if EVERY else 1):
         words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
         best, total, acc = _attend(
             best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale, D_K,
