@@ -15,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.attention import (
-    between_in_interpreter,
     core_in_interpreter,
     triton_compressed,
     triton_compressed_in_interpreter,
@@ -30,9 +29,8 @@ _FEW: dict[str, Callable[[], list[str]]] = {
     "selected": partial(triton_kernels.core, cases=triton_kernels.CORE[::3]),
     "compressed": partial(triton_compressed.core, cases=triton_compressed.CORE[::2]),
     "window": partial(window_in_interpreter.core, cases=window_in_interpreter.CORE[1:2]),
-    "mix": between_in_interpreter.mix_values,
     "all": partial(core_in_interpreter.core, cases=core_in_interpreter.CORE[:3]),
-    "launches": between_in_interpreter.launches,
+    "launches": core_in_interpreter.launches,
     "pool": partial(triton_compressed.core, cases=triton_compressed.POOLED),
     "one graph of a layer": compiled_layer,
 }
@@ -40,7 +38,6 @@ _ALL = {
     "selected": triton_in_interpreter,
     "compressed": triton_compressed_in_interpreter,
     "window": window_in_interpreter,
-    "between": between_in_interpreter,
     "core": core_in_interpreter,
 }
 PROOFS = _FEW | {

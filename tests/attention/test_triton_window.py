@@ -1,21 +1,17 @@
-"""The Triton kernels of the window, without a GPU: their work, compiled, and when chosen."""
+"""The Triton kernels of the window, without a GPU: their work, and compiled."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-import torch
 
 import nsa
-from nsa import attention as api
-from nsa.attention import choose_window
 from nsa.attention.triton import tiles
 from nsa.attention.triton.tiles import register_limit
 from tests.attention.triton_process import needs_triton
 
 CFG = nsa.NSAConfig()
-CPU = torch.device("cpu")
 
 
 @needs_triton
@@ -27,9 +23,9 @@ def test_what_the_assembler_makes_of_them() -> None:
     On what is older it is compiled with the other parts of a training step.
     """
     from benchmarks.triton_aot.compiled import compile_kernel
-    from benchmarks.triton_aot.kernels import window
+    from benchmarks.triton_aot.kernels import core, window
 
-    forward, _, keys, _ = window(CFG, 2048, 4)
+    (forward, *_), (keys,) = core(CFG, 2048, 4), window(CFG, 2048, 4)
     assert compile_kernel(forward, 100, "bf16").problems == []
     greedy = compile_kernel(replace(keys, warps=1), 80, "bf16")
     assert any("are spilled" in text for text in greedy.problems), greedy
@@ -48,29 +44,3 @@ def test_pieces_of_walks_by_hand(seq_len: int, pairs: int, pieces: int) -> None:
 
 def test_blackwell_is_given_all_registers() -> None:
     assert [register_limit(major) for major in (8, 9, 10, 12)] == [None, None, 255, 255]
-
-
-@pytest.fixture
-def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device that can run them, whatever this one is."""
-    monkeypatch.setattr(api, "triton_problem", lambda *_: None)
-
-
-def chosen(asked: str, triton: str) -> tuple[str, str]:
-    choice = choose_window(CFG, asked, dtype=torch.bfloat16, device=CPU, triton=triton)
-    return choice.value, choice.reason
-
-
-@pytest.mark.usefixtures("with_kernels")
-def test_kernels_are_chosen_where_asked_for_and_where_nothing_better_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(api, "varlen_problem", lambda *_, **__: "no flash here")
-    assert chosen("auto", "1") == ("triton", "kernels of this package: asked for by name")
-    assert chosen("auto", "auto") == ("triton", "kernels of this package: no flash here")
-    assert chosen("auto", "0")[0] == "masked"
-    assert chosen("masked", "1")[0] == "masked"
-    monkeypatch.setattr(api, "varlen_problem", lambda *_, **__: None)
-    assert chosen("auto", "1")[0] == "triton"
-    assert chosen("auto", "auto")[0] == "varlen"
-    assert chosen("varlen", "1")[0] == "varlen"

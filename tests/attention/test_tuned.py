@@ -12,7 +12,7 @@ import torch
 
 from nsa.attention.triton import launch
 from nsa.attention.triton.operators import config_of
-from nsa.attention.triton.selected.tiles import choose_cut
+from nsa.attention.triton.selected_tiles import choose_cut
 from nsa.attention.triton.tiles import Tile, choose_compressed_cut, choose_window_cut
 from nsa.config import NSAConfig
 
@@ -99,7 +99,7 @@ def test_other_shapes_types_and_devices_keep_what_is_assumed(measured: Path) -> 
     assert applied("window", cut, 2048, dataclasses.replace(CFG, w=256)) == cut
     assert applied("window", cut, 2048, itemsize=4) == cut
     assert applied("window", cut, 2048, device="another", capability="8.0") == cut
-    assert launch.tuned("window", cut, CFG, torch.zeros(1, 2048, 2, 6, 64)) == cut
+    assert launch.cut_of("window", torch.zeros(1, 2048, 2, 6, 64), CFG) == cut
 
 
 def test_a_device_without_a_file_takes_one_of_its_capability(measured: Path) -> None:

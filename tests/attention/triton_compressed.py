@@ -9,18 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention.triton.compressed import launch as LAUNCH
 from nsa.attention.triton.tiles import CompressedCut, Tile
 from nsa.config import Phi
 from tests.attention.equations import Shape, select
-from tests.attention.triton_kernels import BOUND, compare, config_of, poisoned, written_once
+from tests.attention.triton_kernels import (
+    BOUND,
+    LAUNCH,
+    alone,
+    compare,
+    config_of,
+    cut_as,
+    poisoned,
+    written_once,
+)
 
 # Where the last block taken and the first one left out are nearer, rounding may choose.
 TIE = 1e-5
@@ -55,13 +62,15 @@ class Compressed:
 
     def config(self) -> nsa.NSAConfig:
         """The package's config for it."""
-        return config_of(self, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel, phi=self.phi)
+        return config_of(
+            self, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel, phi=self.phi, w=1
+        )
 
     def cut(self) -> CompressedCut:
         """As asked, whatever a device would like."""
         tile = Tile(rows=self.rows, warps=1, stages=1)
         return CompressedCut(
-            forward=tile, query_gradient=tile, key_gradient=tile,
+            forward=tile, key_gradient=tile,
             top=Tile(rows=self.tokens, warps=1, stages=1),
             keys=self.keys, rounded_keys=self.keys, owned=self.owned, piece=self.piece,
             blocks=self.blocks,
@@ -89,7 +98,7 @@ POOLED = (
 
 
 def inputs(case: Compressed) -> list[Tensor]:
-    """q [B,S,G,h,Dk] of a type, k, v [B,N,G,D] and a gradient in float32; not contiguous.
+    """q [B,S,G,h,Dk] and a gradient of a type, k, v [B,N,G,D] in float32; not contiguous.
 
     k, v of phi "avg": [B,S,G,D], of q's type.
     """
@@ -103,7 +112,7 @@ def inputs(case: Compressed) -> list[Tensor]:
         return wide[..., 1:-2]
 
     q = (1.5 * normal(case.seq_len, g, h, case.d_k)).to(case.dtype)
-    grad = normal(case.seq_len, g, h, case.d_v)
+    grad = normal(case.seq_len, g, h, case.d_v).to(case.dtype)
     k, v = (normal(n, g, width).to(kind) for width in (case.d_k, case.d_v))
     return [q, case.sharp * k, v, grad]
 
@@ -150,14 +159,12 @@ def wrong_blocks(case: Compressed, blocks: Tensor, p: Tensor) -> list[str]:
 
 def found_by(launch: ModuleType, case: Compressed, tensors: list[Tensor]) -> dict[str, Any]:
     """The same by the kernels, and the blocks."""
-    cfg = case.config()
-    q, k, v, grad = tensors
-    with mock.patch.object(launch, "choose_compressed_cut", lambda *_: case.cut()):
-        out, lse, terms, values, exact = launch.forward(q, k, v, cfg)
-        dq, dk, dv = launch.backward(grad, q, k, v, out, lse, terms, values, cfg)
-        blocks, _ = launch.top_blocks(q, terms, exact, cfg)
-    lse, exact = (x.view(case.batch, case.groups, case.seq_len, case.heads) for x in (lse, exact))
-    found = {"out": out, "lse": lse, "exact_lse": exact, "dq": dq, "dk": dk, "dv": dv}
+    cfg, cut = case.config(), case.cut()
+    with cut_as(launch, compressed=cut, top=cut):
+        found = alone(launch, 0, cfg, tensors)
+        exact = found["exact_lse"].reshape(case.batch * case.groups, -1)
+        terms = found.pop("terms")
+        blocks, _ = launch.compressed.top_blocks(tensors[0], terms, exact, cfg)
     return {**found, "blocks": blocks}
 
 

@@ -9,10 +9,8 @@ from typing import Any, get_args
 
 import torch
 from hypothesis import strategies as st
-from torch import Tensor
 
-from nsa.attention.triton import operators
-from nsa.attention.triton.compressed import launch
+from nsa.attention.triton.tiles import TERMS
 from nsa.config import Phi
 from tests.attention.defects import defects
 from tests.attention.triton_compressed import (
@@ -25,10 +23,10 @@ from tests.attention.triton_compressed import (
     right,
     wrong_blocks,
 )
-from tests.attention.triton_kernels import checked, far_apart, judged, over_drawn
+from tests.attention.triton_kernels import LAUNCH as launch
+from tests.attention.triton_kernels import far_apart, judged, over_drawn
 
 HALF = torch.float16
-_NO_GRADIENT = ("test_schema", "test_faketensor")
 
 
 def pool_values() -> list[str]:
@@ -52,12 +50,12 @@ def compressed_tuned() -> list[str]:
         seq_len=60, heads=3, d_k=64, l_sel=6, sharp=6.0, dtype=HALF, rows=64, piece=32
     )
     problems = core(launch, (production, sharp))
-    whole = dict(launch.TERMS)
-    launch.TERMS["float16"] = 3
+    whole = dict(TERMS)
+    TERMS["float16"] = 3
     try:
         return problems + core(launch, (wide,))
     finally:
-        launch.TERMS.update(whole)
+        TERMS.update(whole)
 
 
 @st.composite
@@ -98,35 +96,6 @@ def ties(module: Any = launch) -> list[str]:
     return problems + wrong_blocks(case, blocks, right(case, same)[1].float().double())
 
 
-def compressed_operator() -> list[str]:
-    """torch's own checks of each operator, and one graph for torch.compile, both ways."""
-    return [text for phi in get_args(Phi) for text in _operators_of(phi)]
-
-
-def _operators_of(phi: Phi) -> list[str]:
-    case = Compressed(seq_len=20, heads=1, phi=phi)
-    cfg = case.config()
-    q, k, v, grad = (x.contiguous() for x in inputs(case))
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    told = (cfg.l, cfg.d, phi)
-    out, lse, terms, values, exact_lse = operators.compressed(*leaves, *told)
-    kept = [x.detach() for x in (grad, *leaves, out, lse, terms, values)]
-    numbers = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
-
-    def call(*given_: Tensor) -> tuple[Tensor, ...]:
-        out, _, terms, _, sums = operators.compressed(*given_, *told)
-        chosen = (x.detach() for x in (given_[0], terms, sums))
-        return out, *operators.top_blocks(*chosen, *numbers)
-
-    top = (q.detach(), terms.detach(), exact_lse.detach(), *numbers)
-    # Only the first one has a gradient to trace.
-    return checked(
-        call, leaves, grad, (operators.compressed, (*leaves, *told)),
-        (operators.compressed_backward, (*kept, *told), _NO_GRADIENT),
-        (operators.top_blocks, top, _NO_GRADIENT),
-    )  # fmt: skip
-
-
 def compressed_far(module: ModuleType = launch) -> list[str]:
     """Offsets beyond 32 bits: queries 2^27 numbers apart, keys, half as many, 2^28."""
     return _far(
@@ -158,11 +127,10 @@ _JUDGES: dict[str, Callable[[ModuleType], list[str]]] = {
 PROOFS: dict[str, Callable[[], list[str]]] = {
     one.__name__: one
     for one in (
-        core, compressed_tuned, compressed_shapes, ties, compressed_operator,
-        compressed_far, pool_values, pool_far,
+        core, compressed_tuned, compressed_shapes, ties, compressed_far, pool_values, pool_far,
     )
 } | {
-    name: partial(judged, judge, "compressed.launch", kind, name)
+    name: partial(judged, judge, kind, name)
     for kind, judge in _JUDGES.items()
     for name in defects(kind)
 }  # fmt: skip

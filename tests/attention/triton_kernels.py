@@ -1,7 +1,8 @@
 """What the Triton kernels compute, held against float64, and which program writes which number.
 
-Runs where Triton's interpreter does (TRITON_INTERPRET=1 before triton is imported). `core` takes
-the launching module as an argument, so that a copy with a planted defect is judged like it.
+Runs where Triton's interpreter does (TRITON_INTERPRET=1 before triton is imported). A branch is
+judged by itself where the gates let through nothing else (`alone`). What judges takes the launching
+module as an argument, so that a copy with a planted defect is judged like it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from triton.runtime import interpreter
 
 import nsa
 from nsa.attention.selection import ranges_v1
-from nsa.attention.triton.selected import launch as LAUNCH
-from nsa.attention.triton.selected.tiles import ByBlock, Cut
-from nsa.attention.triton.tiles import Tile
+from nsa.attention.triton.core import launch as LAUNCH
+from nsa.attention.triton.selected_tiles import ByBlock, Cut
+from nsa.attention.triton.tiles import Tile, room_for_bits
 from tests.attention.defects import defects
 
 BOUND = {torch.float32: 1e-5, torch.float16: 5 * 2.0**-11}
@@ -67,8 +68,11 @@ class Case:
     run: int = 0
 
     def config(self) -> nsa.NSAConfig:
-        """The package's config for it."""
-        return config_of(self, l=self.l_sel, d=self.l_sel, l_sel=self.l_sel, n_sel=self.n_sel)
+        """The package's config for it; no compression block is complete."""
+        longer = self.seq_len // self.l_sel * self.l_sel + self.l_sel
+        return config_of(
+            self, l=longer, d=self.l_sel, l_sel=self.l_sel, n_sel=self.n_sel, w=1
+        )  # fmt: skip
 
     def cut(self) -> Cut:
         """As asked, whatever the cost model would say."""
@@ -160,13 +164,9 @@ def right(case: Case, tensors: list[Tensor], blocks: Tensor) -> dict[str, Tensor
 def found_by(launch: ModuleType, case: Case, tensors: list[Tensor], blocks: Tensor) -> Any:
     """The same by the kernels."""
     cfg = case.config()
-    q, k, v, grad = tensors
-    with mock.patch.object(launch, "choose_cut", lambda *_: case.cut()):
-        bits = launch.bits_of(ranges_v1(blocks, cfg), cfg.l_sel)
-        out, lse = launch.forward(q, k, v, bits, cfg)
-        dq, dk, dv = launch.backward(grad, q, k, v, bits, out, lse, cfg)
-    by_pair = lse.view(case.batch, case.groups, case.seq_len, case.heads)
-    return {"out": out, "lse": by_pair, "dq": dq, "dk": dk, "dv": dv}
+    with cut_as(launch, selected=case.cut()):
+        bits = launch.selected.bits_of(ranges_v1(blocks, cfg), cfg.l_sel)
+        return alone(launch, 1, cfg, tensors, bits)
 
 
 def core(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CORE) -> list[str]:
@@ -192,6 +192,60 @@ def compare(what: str, mine: Tensor, truth: Tensor, bound: float) -> list[str]:
         return []
     error = (mine[finite] - truth[finite]).abs().max() / truth[finite].abs().max().clamp_min(1e-30)
     return [] if error <= bound else [f"{what}: off by {float(error):.2g}"]
+
+
+@contextmanager
+def cut_as(launch: ModuleType, **cuts: Any) -> Iterator[None]:
+    """The branches of calls by a `core.launch` are cut so, whatever a device would like."""
+    choosers = launch.cut_of.__globals__["CHOOSERS"]
+    with mock.patch.dict(choosers, {name: lambda *_, cut=cut: cut for name, cut in cuts.items()}):
+        yield
+
+
+def by_core(
+    launch: ModuleType, cfg: nsa.NSAConfig, given: Sequence[Tensor], grad: Tensor,
+    bits: Tensor | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What a `core.launch` makes of the eight tensors, q [B,S,G,h,Dk] first, by name.
+
+    bits: of blocks that are read in the place of those that are chosen.
+    """
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates = given
+    win, win_lse, terms, values = launch.window_and_terms(q, k_win, v_win, k_cmp, v_cmp, cfg)
+    cmp, cmp_lse, exact_lse = launch.compressed.attend(q, terms, values, cfg)
+    blocks = None
+    if bits is None:
+        blocks, bits = launch.compressed.top_blocks(q, terms, exact_lse, cfg)
+    out, sel, sel_lse = launch.selected.forward_mixed(q, k_sel, v_sel, bits, cmp, win, gates, cfg)
+    kept = (bits, terms, values, cmp, cmp_lse, win, win_lse, sel, sel_lse)
+    made = {"branches": (cmp, sel, win), "lse": (cmp_lse, sel_lse, win_lse), "out": out}
+    made |= {"blocks": blocks, "bits": bits, "terms": terms, "exact_lse": exact_lse}
+    return made | {"grads": launch.backward(grad, given, kept, cfg)}
+
+
+def alone(
+    launch: ModuleType, branch: int, cfg: nsa.NSAConfig, tensors: Sequence[Tensor],
+    bits: Tensor | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What one branch, 0 to 2, gives of q, k, v and a gradient of its output [B,S,G,h,Dv].
+
+    It has the one gate that is open. bits: what the selected branch reads, of nothing where None.
+    """
+    q, k, v, grad = tensors
+    batch, seq_len, groups, heads = q.shape[:4]
+    if bits is None:
+        bits = room_for_bits(q, cfg.l_sel).zero_()
+    pair = [torch.zeros(batch, seq_len, groups, d, dtype=q.dtype) for d in (cfg.d_k, cfg.d_v)]
+    keys = [*pair, *pair, *pair]
+    keys[2 * branch : 2 * branch + 2] = [k, v]
+    gates = torch.zeros(batch, seq_len, groups * heads, 3, dtype=q.dtype)
+    gates[..., branch] = 1.0
+    made = by_core(launch, cfg, [q, *keys, gates], grad.flatten(2, 3), bits)
+    shape = (batch, groups, seq_len, heads)
+    found = {"out": made["branches"][branch], "lse": made["lse"][branch].view(shape)}
+    of_keys = made["grads"][1 + 2 * branch : 3 + 2 * branch]
+    found |= dict(zip(("dq", "dk", "dv"), (made["grads"][0], *of_keys), strict=True))
+    return found | {"exact_lse": made["exact_lse"].view(shape), "terms": made["terms"]}
 
 
 @contextmanager
@@ -236,10 +290,8 @@ def written_once(problems: list[str]) -> Iterator[None]:
         yield
 
 
-def planted(
-    folder: Path, name: str, path: str, old: str, new: str, launcher: str = "selected.launch"
-) -> ModuleType:
-    """The `launcher` of a copy of the kernels' package in which `old` is `new`, named `name`."""
+def planted(folder: Path, name: str, path: str, old: str, new: str) -> ModuleType:
+    """`core.launch` of a copy of the kernels' package in which `old` is `new`, named `name`."""
     copy = folder / name
     seen = 0
     for source in _PACKAGE.rglob("*.py"):
@@ -254,17 +306,15 @@ def planted(
         raise ValueError(f"{name}: {path} has no such text: {old!r}")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    return importlib.import_module(f"{name}.{launcher}")
+    return importlib.import_module(f"{name}.core.launch")
 
 
-def judged(
-    judge: Callable[[ModuleType], list[str]], launcher: str, kind: str, name: str
-) -> list[str]:
+def judged(judge: Callable[[ModuleType], list[str]], kind: str, name: str) -> list[str]:
     """What `judge` sees of a planted defect; where it dies of a wild address, it says nothing."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         copy = f"{kind}_{name}"  # two of other kernels may have one name
-        return judge(planted(Path(folder), copy, *defects(kind)[name], launcher=launcher))
+        return judge(planted(Path(folder), copy, *defects(kind)[name]))
 
 
 def drawn(max_examples: int) -> settings:

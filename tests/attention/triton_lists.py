@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsa.attention.triton.selected import launch as LAUNCH
-from tests.attention.triton_kernels import Case, poisoned, written_once
+from tests.attention.triton_kernels import LAUNCH, Case, poisoned, written_once
 
 # Between them: one token, S odd and cut anywhere by blocks and runs, both forms, several pairs,
 # more than 32 blocks, runs without a reader of most blocks.
@@ -25,7 +24,7 @@ _PIECES = (5, 3)
 
 
 def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CASES) -> list[str]:
-    """What `launch` lists wrongly, writes twice, or leaves unwritten."""
+    """What a `core.launch` lists wrongly, writes twice, or leaves unwritten."""
     problems: list[str] = []
     for case in cases:
         cfg, blocks = case.config(), _choices(case)
@@ -34,7 +33,8 @@ def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CASES) 
             places = max(2, cut.by_block.places)
             cut = replace(cut, by_block=replace(cut.by_block, piece=_PIECES[1], places=places))
         with written_once(problems), poisoned():
-            made = launch.lists_of(launch.bits_of(_ranges(case, blocks), cfg.l_sel), cfg, cut)
+            bits = launch.selected.bits_of(_ranges(case, blocks), cfg.l_sel)
+            made = launch.selected.lists_of(bits, cfg, cut)
         found = {name: getattr(made, name) for name in ("readers", "counts", "offsets", "ends")}
         arrays = {name: x.numpy() for name, x in found.items()}
         for pair, chosen in enumerate(blocks):

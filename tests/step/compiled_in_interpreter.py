@@ -30,7 +30,7 @@ def compiled_layer() -> list[str]:
     """What differs between the layer and its one graph, in numbers, blocks and operators."""
     torch.manual_seed(0)
     layer = Layer(ModelConfig(vocab_size=11, n_layers=1, attention=SHAPE))
-    layer.attention.way = Way(force_sdpa=True, window="triton", selected="triton")
+    layer.attention.way = Way(force_sdpa=True, kernels="triton")
     x = torch.randn(1, 72, SHAPE.dim, requires_grad=True)
     before = gradients(layer, x, None)
     blocks = layer.attention.last_blocks
