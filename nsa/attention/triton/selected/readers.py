@@ -153,12 +153,15 @@ def list_kernel(
 
 @triton.jit
 def this_piece(
-    counts, offsets, piece_ends, piece, of_list, pair, n_blocks, list_len, HEADS: tl.constexpr,
-    PIECE: tl.constexpr, BLOCKS: tl.constexpr,
+    counts, offsets, piece_ends, piece, of_list, begin, pair, n_blocks, list_len,
+    HEADS: tl.constexpr, L_SEL: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The block of a piece (n_blocks: of none), where its readers begin, and how many rows.
+    """The block of a piece (n_blocks: of none), where its readers begin, how many rows, and masked.
 
-    of_list: number of the list, counted over lists and pairs.
+    of_list: number of the list, counted over lists and pairs; it has tokens from `begin` on.
+    masked: up to which row, a multiple of ROWS, tokens may be of the block itself. Lists ascend,
+    and none has more of them than L_SEL: later rows see all of it.
     """
     number = tl.arange(0, BLOCKS)
     ends = tl.load(piece_ends + of_list * n_blocks + number, number < n_blocks, 2147483647)
@@ -168,7 +171,8 @@ def this_piece(
     skipped = (piece - before) * PIECE
     start = pair * list_len + tl.load(offsets + of_block, real, 0) + skipped
     rows = tl.minimum(tl.load(counts + of_block, real, 0) - skipped, PIECE) * HEADS
-    return block, start, rows
+    own = tl.where(begin < (block + 1) * L_SEL, tl.maximum(L_SEL - skipped, 0), 0)
+    return block, start, rows, tl.cdiv(own * HEADS, ROWS) * ROWS
 
 
 @triton.jit
@@ -186,8 +190,9 @@ def piece_kernel(
     piece = tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    block, start, rows = this_piece(
-        counts, offsets, piece_ends, piece, pair, pair, n_blocks, list_len, HEADS, PIECE, BLOCKS
+    block, start, rows, _ = this_piece(
+        counts, offsets, piece_ends, piece, pair, 0, pair, n_blocks, list_len, HEADS, L_SEL, ROWS,
+        PIECE, BLOCKS,
     )  # fmt: skip
     if block < n_blocks:
         q += batch * q_b + group * q_g
