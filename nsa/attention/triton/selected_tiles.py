@@ -193,7 +193,7 @@ def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
     return Cut(
         forward=Tile(rows=narrower, warps=_warps(narrower, wide=wide), stages=2),
         query_gradient=Tile(rows=of_queries, warps=_warps(of_queries, wide=wide), stages=2),
-        key_gradient=Tile(rows=32, warps=8, stages=2) if wide else Tile(rows=64, warps=4, stages=2),
+        key_gradient=Tile(rows=32, warps=8, stages=2),
         every=every,
         piece=_piece(cfg, seq_len, pairs),
         n_blocks=cfg.n_blocks(seq_len),

@@ -19,24 +19,13 @@ from nsa.attention.triton.rows import (
     padded,
     store_rows,
 )
-from nsa.attention.triton.selected.readers import list_of_run, this_piece
+from nsa.attention.triton.selected.readers import (
+    list_of_run,
+    load_readers,
+    this_piece,
+    tile_of_readers,
+)
 from nsa.attention.triton.selected.rows import block_side, store_mixed
-
-
-@triton.jit
-def _readers(
-    readers, start, first, rows, HEADS: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr
-):  # fmt: skip
-    """A tile of readers: their token, head, and which part is theirs.
-
-    Parts are counted from those of the pair's token 0. Rows beyond the last repeat it, and store
-    the same numbers again: so no row needs a mask.
-    """
-    row = tl.minimum(first + tl.arange(0, ROWS), rows - 1)
-    # Without a sign, division and offsets of 64 bits take fewer instructions.
-    entry = tl.load(readers + start + row // HEADS).to(tl.uint32)
-    head = row % HEADS
-    return entry // PLACES, head, entry * HEADS + head
 
 
 @triton.jit
@@ -66,16 +55,6 @@ def _store_parts(parts, rows, to, D: tl.constexpr):
 
 
 @triton.jit
-def _load_readers(base, token_stride, head_stride, token, head, D: tl.constexpr):
-    """Rows [ROWS, WIDTH] of a tile of readers; zeros beyond D."""
-    dim = tl.arange(0, padded(D))
-    at = base + (token.to(tl.int64) * token_stride + head * head_stride)[:, None] + dim[None, :]
-    if padded(D) == D:
-        return tl.load(at)
-    return tl.load(at, (dim < D)[None, :], 0.0)
-
-
-@triton.jit
 def part_kernel(
     q, k, v, parts, sums, readers, counts, offsets, piece_ends, begin, tokens, seq_len, groups,
     n_blocks, list_len, scale, q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
@@ -100,10 +79,10 @@ def part_kernel(
         for at_start in tl.static_range(2):
             low, high = (0, tl.minimum(masked, rows)) if at_start else (masked, rows)
             for first in range(low, high, ROWS):
-                token, head, to = _readers(
+                token, head, to = tile_of_readers(
                     readers, start, first, rows, HEADS, PLACES, ROWS
                 )  # fmt: skip
-                queries = _load_readers(q, q_t, q_h, token, head, D_K)
+                queries = load_readers(q, q_t, q_h, token, head, D_K)
                 scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
                 if at_start:
                     # A reader sees the first token of its block at least.
@@ -185,11 +164,11 @@ def gradient_part_kernel(
         for at_start in tl.static_range(2):
             low, high = (0, tl.minimum(masked, rows)) if at_start else (masked, rows)
             for first in range(low, high, ROWS):
-                token, head, to = _readers(
+                token, head, to = tile_of_readers(
                     readers, start, first, rows, HEADS, PLACES, ROWS
                 )  # fmt: skip
-                queries = _load_readers(q, q_t, q_h, token, head, D_K)
-                grads = _load_readers(grad, groups * HEADS * D_V, D_V, token, head, D_V)
+                queries = load_readers(q, q_t, q_h, token, head, D_K)
+                grads = load_readers(grad, groups * HEADS * D_V, D_V, token, head, D_V)
                 mine = tl.load(lse + token * HEADS + head)
                 theirs = tl.load(delta + token * HEADS + head)
                 scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")

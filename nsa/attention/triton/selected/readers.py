@@ -23,7 +23,6 @@ import triton.language as tl
 
 from nsa.attention.triton.rows import (
     give_keys,
-    load_rows,
     padded,
     store_keys,
     store_part,
@@ -176,6 +175,32 @@ def this_piece(
 
 
 @triton.jit
+def tile_of_readers(
+    readers, start, first, rows, HEADS: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """A tile of readers: their token, head, and which part is theirs.
+
+    Parts are counted from those of the pair's token 0. Rows beyond the last repeat it, and store
+    the same numbers again: so no row needs a mask.
+    """
+    row = tl.minimum(first + tl.arange(0, ROWS), rows - 1)
+    # Without a sign, division and offsets of 64 bits take fewer instructions.
+    entry = tl.load(readers + start + row // HEADS).to(tl.uint32)
+    head = row % HEADS
+    return entry // PLACES, head, entry * HEADS + head
+
+
+@triton.jit
+def load_readers(base, token_stride, head_stride, token, head, D: tl.constexpr):
+    """Rows [ROWS, WIDTH] of a tile of readers; zeros beyond D."""
+    dim = tl.arange(0, padded(D))
+    at = base + (token.to(tl.int64) * token_stride + head * head_stride)[:, None] + dim[None, :]
+    if padded(D) == D:
+        return tl.load(at)
+    return tl.load(at, (dim < D)[None, :], 0.0)
+
+
+@triton.jit
 def piece_kernel(
     q, k, v, grad, lse, delta, readers, counts, offsets, piece_ends, parts, seq_len, groups,
     n_blocks, n_pieces, list_len, scale,
@@ -190,7 +215,7 @@ def piece_kernel(
     piece = tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    block, start, rows, _ = this_piece(
+    block, start, rows, _masked = this_piece(
         counts, offsets, piece_ends, piece, pair, 0, pair, n_blocks, list_len, HEADS, L_SEL, ROWS,
         PIECE, BLOCKS,
     )  # fmt: skip
@@ -200,20 +225,18 @@ def piece_kernel(
         keys, values, key = block_side(
             k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, D_K, D_V
         )  # fmt: skip
+        lse += pair * seq_len * HEADS
+        delta += pair * seq_len * HEADS
         dk = tl.zeros((padded(L_SEL), padded(D_K)), tl.float32)
         dv = tl.zeros((padded(L_SEL), padded(D_V)), tl.float32)
         for first in range(0, rows, ROWS):
-            row = first + tl.arange(0, ROWS)
-            inside = row < rows
-            entry = tl.load(readers + start + row // HEADS, inside, 0)
-            # Rows beyond the list have token -1, which sees nothing.
-            token = tl.where(inside, entry // PLACES, -1)
-            head = row % HEADS
-            queries = load_rows(q, q_t, q_h, token, head, inside, D_K)
-            grads = load_rows(grad, groups * HEADS * D_V, D_V, token, head, inside, D_V)
-            in_pair = (pair * seq_len + token) * HEADS + head
-            sums = tl.load(lse + in_pair, inside, 0.0)
-            theirs = tl.load(delta + in_pair, inside, 0.0)
+            token, head, _to = tile_of_readers(readers, start, first, rows, HEADS, PLACES, ROWS)
+            queries = load_readers(q, q_t, q_h, token, head, D_K)
+            grads = load_readers(grad, groups * HEADS * D_V, D_V, token, head, D_V)
+            # Rows beyond the last have probability 0.
+            inside = first + tl.arange(0, ROWS) < rows
+            sums = tl.load(lse + token * HEADS + head, inside, float("inf"))
+            theirs = tl.load(delta + token * HEADS + head)
             scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
             p = tl.exp2(scores * scale - sums[None, :])
             p = tl.where(key[:, None] <= token[None, :], p, 0.0)
