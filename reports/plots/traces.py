@@ -11,6 +11,7 @@ from reports import plots
 from reports.text import one_line
 from runbook.records import Mark, Series, Window
 from runbook.records.measurement import plain_number
+from runbook.text import listed
 
 _LEFT, _RIGHT = 46.0, plots.WIDTH - 10.0
 _HEIGHT = 120.0
@@ -48,10 +49,9 @@ class Traces:
         counts = sorted({curve.n for curve in self.curves})
         each = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
         paths = list(dict.fromkeys(curve.path for curve in self.curves))
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         far = "; ".join(self._words(mark) for mark in self.limits if mark not in self._near)
         left_out = f" Too far away to draw: {far}." if far else ""
-        return one_line(f"{each} readings, in {paths[0]}{more}.{left_out}")
+        return one_line(f"{each} readings, in {listed(paths, 1)}.{left_out}")
 
     @property
     def says(self) -> str:

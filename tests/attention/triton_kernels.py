@@ -28,7 +28,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 import nsa
-from nsa.attention.selection import ranges_v1
+from nsa.attention.selection import block_bits, ranges_v1
 from nsa.attention.triton.core import launch as LAUNCH
 from nsa.attention.triton.selected_tiles import ByBlock, Cut
 from nsa.attention.triton.tiles import Tile, room_for_bits
@@ -165,7 +165,7 @@ def found_by(launch: ModuleType, case: Case, tensors: list[Tensor], blocks: Tens
     """The same by the kernels."""
     cfg = case.config()
     with cut_as(launch, selected=case.cut()):
-        bits = launch.selected.bits_of(ranges_v1(blocks, cfg), cfg.l_sel)
+        bits = block_bits(ranges_v1(blocks, cfg), cfg)
         return alone(launch, 1, cfg, tensors, bits)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nsa.attention.selection import block_bits
 from tests.attention.triton_kernels import LAUNCH, Case, poisoned, written_once
 
 # Between them: one token, S odd and cut anywhere by blocks and runs, both forms, several pairs,
@@ -33,7 +34,7 @@ def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CASES) 
             places = max(2, cut.by_block.places)
             cut = replace(cut, by_block=replace(cut.by_block, piece=_PIECES[1], places=places))
         with written_once(problems), poisoned():
-            bits = launch.selected.bits_of(_ranges(case, blocks), cfg.l_sel)
+            bits = block_bits(_ranges(case, blocks), cfg)
             made = launch.selected.lists_of(bits, cfg, cut)
         found = {name: getattr(made, name) for name in ("readers", "counts", "offsets", "ends")}
         arrays = {name: x.numpy() for name, x in found.items()}

@@ -82,10 +82,6 @@ def test_new_code_at_the_same_speed_is_not_worse(tmp_path: Path) -> None:
     assert found.exit_code == 0
 
 
-def times(by: float) -> list[float]:
-    return [by * dt_s for dt_s in SAME]
-
-
 @pytest.mark.parametrize(
     ("base", "by", "code", "says"),
     [
@@ -109,7 +105,9 @@ def test_a_loss_is_shown_where_it_is_beyond_what_such_machines_do(
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_few_launches_are_enough_where_the_loss_is_two_thirds(tmp_path: Path, count: int) -> None:
-    found = compare(tmp_path, times(3.0)[:count], reference=SAME[:count], env=NEW_CODE)
+    found = compare(
+        tmp_path, [3 * dt_s for dt_s in SAME[:count]], reference=SAME[:count], env=NEW_CODE
+    )
     assert found.exit_code == 1
     assert "B is worse than A" in "\n".join(comparison_lines(found))
 

@@ -50,13 +50,6 @@ NAMED = [
 ]
 
 
-def test_the_v4_report_is_a_no_go() -> None:
-    judgement = judged("report_v4")
-    assert judgement.verdict is Verdict.NO_GO
-    assert judgement.claimed_verdict == "GO"
-    assert len(judgement.contradictions) >= 9
-
-
 @pytest.mark.parametrize(("rule", "phase", "fact"), NAMED)
 def test_the_v4_report_contradicts_itself_here(rule: str, phase: str, fact: str) -> None:
     found = [
@@ -199,6 +192,23 @@ def test_one_change_breaks_one_rule(path: str, value: object, rule: str, verdict
 )
 def test_a_claim_that_denies_a_failure_is_none(claim: str) -> None:
     assert judge(spoil("phases/long_run/claim", claim)).verdict is Verdict.GO
+
+
+def test_rates_divided_by_a_hundred_are_implausible() -> None:
+    """Floor and rates alike, so that each still reaches it: nothing but the machine says no."""
+    data = honest()
+    data["acceptance"]["min_toks_per_s"] /= 100
+    data["scored"][0]["value"] /= 100
+    for table in data["phases"].values():
+        for line in table.get("results", ()):
+            line["launches"] = [rate / 100 for rate in line["launches"]]
+    judgement = judge(data)
+    assert judgement.verdict is Verdict.INCOMPLETE
+    assert {item.phase for item in judgement.contradictions if item.rule == "plausible.mfu"} == {
+        "baseline",
+        "bucket_sweep",
+        "single_gpu",
+    }
 
 
 @pytest.mark.parametrize("phase", ["baseline", "fineweb"])

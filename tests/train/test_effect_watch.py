@@ -26,8 +26,8 @@ from tests.train.engines import batch, engine
         (["aten::_scaled_dot_product_attention_math", "aten::_softmax"], "math"),
         (["aten::_softmax"], "explicit_softmax"),
         (["aten::exp_"], "explicit_softmax"),
-        (["nsa::selected"], "triton"),
-        (["aten::_scaled_dot_product_attention_math", "nsa::selected"], "math+triton"),
+        (["nsa::core"], "triton"),
+        (["aten::_scaled_dot_product_attention_math", "nsa::core"], "math+triton"),
         ([], "none"),
     ],
 )

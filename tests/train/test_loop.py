@@ -17,6 +17,7 @@ from nsa.step.dispatch import trial_step
 from nsa.step.sync import Agreed
 from nsa.train.loop import Loop
 from nsa.train.settle import what_is_not_finite
+from nsa.witness.witness import Witness
 from runbook.accounts.clocks import BusySteps, step_clock
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.rank_log import read_heartbeats
@@ -69,6 +70,29 @@ def test_the_time_of_a_row_is_the_next_steps_by_both_clocks(tmp_path: Path, late
         loop.settler.add = settle  # type: ignore[method-assign]
     problems = accounts_of(loop, tmp_path)
     assert bool(problems) is late, problems
+
+
+def test_what_is_computed_beside_a_step_leaves_the_gates_of_the_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads them before the step's own pass has to be seen, in drawn steps too."""
+    plan = plan_launch(["--config", str(SMOKE), *SMALL], {"NSA_PREFILL_BATCHED": "1"})
+    ranks = start_ranks(plan, choose_device(plan))
+    loop = made_loop(plan, ranks, made_source(plan, ranks, "markov"), tmp_path)
+    before, looked, changed = Witness.before, [], []
+
+    def watched(witness: Witness, step: int, batches: Any) -> bool:
+        kept = [(one.last_gates, one.last_blocks) for one in loop.engine.model.attentions()]
+        took_time = before(witness, step, batches)
+        looked.append(took_time)
+        for one, (gates, blocks) in zip(loop.engine.model.attentions(), kept, strict=True):
+            if one.last_gates is not gates or one.last_blocks is not blocks:
+                changed.append(step)
+        return took_time
+
+    monkeypatch.setattr(Witness, "before", watched)
+    assert loop.run().code == 0
+    assert sum(looked) > 1 and changed == []
 
 
 @pytest.mark.parametrize("owed", [False, True])
