@@ -7,10 +7,11 @@
 Compiles every kernel of `kernels` as it is cut for the production shape (12 query heads, 2
 groups; S = 2,048 and 131,072), and reads what the assembler made of it: registers, spills, shared
 memory, programs that fit a multiprocessor, instructions of the tensor cores. It exits with 1 where
-a kernel spills, does not fit, has no such instruction or an atomic one. --tuned: the kernels that
-the files of nsa/attention/triton/tuned put in their place, each for its device's capability. The
-last two columns are the share of the tensor cores that the main loop can use at most, and what
-bounds it (`loops` has the model). Needs the package triton, and no GPU.
+a kernel spills, does not fit, has no such instruction or an atomic one, or where its products wait
+for each other. --tuned: the kernels that the files of nsa/attention/triton/tuned put in their
+place, each for its device's capability. The last two columns are the share of the tensor cores that
+the main loop can use at most, and what bounds it (`loops` has the model). Needs the package triton,
+and no GPU.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ _RESERVED = 1024
 TENSOR_CORES = ("HMMA", "HGMMA", "UTCHMMA")
 # Loads and stores of a thread's own memory; a stack that nothing touches is the assembler's habit.
 _SPILLS = re.compile(r"\b(LDL|STL)\b")
+# Products that a wait follows: the last of a tile of 64 numbers or more, which is 4 products.
+_WAITS = re.compile(r"\bHGMMA\b.*\bgsb0")
 # Strides.
 _ALIGNED = re.compile(r"\w+_[btghn]")
 
@@ -42,6 +44,7 @@ _ALIGNED = re.compile(r"\w+_[btghn]")
 class Compiled:
     """What the assembler made of it. spilled: bytes of a thread's own memory.
 
+    serialized: of Hopper's products, which run beside each other, most wait for the one before.
     loop: the one that multiplies, on devices whose rates are known.
     """
 
@@ -52,6 +55,7 @@ class Compiled:
     shared: int
     tensor_core: dict[str, int]
     atomics: int
+    serialized: bool = False
     loop: Loop | None = None
 
     @property
@@ -81,6 +85,8 @@ class Compiled:
             found.append(f"{self.shared} bytes of shared memory fit no multiprocessor")
         if self.kernel.dots and not any(self.tensor_core.values()):
             found.append("no instruction of the tensor cores")
+        if self.serialized:
+            found.append("products of the tensor cores wait for each other")
         if self.atomics:
             found.append(f"{self.atomics} atomic operations")
         return found
@@ -115,6 +121,7 @@ def compile_kernel(kernel: Kernel, capability: int, dtype: str) -> Compiled:
         tensor_core={op: len(re.findall(rf"\b{op}\b", assembly)) for op in TENSOR_CORES},
         # In Triton's own language: the hardware's barriers are atomic operations too.
         atomics=len(re.findall(r"\btt\.atomic", made.asm["ttir"])),
+        serialized=2 * len(_WAITS.findall(assembly)) > len(re.findall(r"\bHGMMA\b", assembly)),
         loop=main_loop(assembly, capability) if capability in RATED else None,
     )
 

@@ -102,7 +102,7 @@ def selected(
         yield from _by_block(cfg, cut.by_block)
         return
     walk, every = {**shape, "EVERY": cut.every}, " of every block" * cut.every
-    yield _tiled(f"forward{every}", rows.forward_kernel, launch.mixing_tile(cut), walk, **_OF)
+    yield _tiled(f"forward{every}", rows.forward_kernel, cut.forward, walk, **_OF)
 
 
 def _by_block(cfg: NSAConfig, cut: ByBlock) -> Iterator[Kernel]:

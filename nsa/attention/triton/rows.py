@@ -63,12 +63,17 @@ def store_rows(
 
 
 @triton.jit
-def absorb(best, total, acc, scores, values):
-    """Scores [ROWS, KEYS] in the running softmax: largest score, sum and output of each row."""
-    higher = tl.maximum(best, tl.max(scores, 1))
+def absorb(best, total, acc, scores, scale, values, reads):
+    """Scores [ROWS, KEYS] in the running softmax: largest score, sum and output of each row.
+
+    scores: before their scale. reads [ROWS]: rows that take part; the others stay as they are.
+    """
+    # Scaled with the subtraction, in one instruction.
+    higher = tl.where(reads, tl.maximum(best, tl.max(scores, 1) * scale), best)
     # Rows that have seen nothing yet: minus infinity less itself is no number.
     shift = tl.where(higher == NOTHING, 0.0, higher)
-    p = tl.exp2(scores - shift[:, None])
+    # Less infinity: one choice for a row that takes no part, not one for each of its scores.
+    p = tl.exp2(scores * scale - tl.where(reads, shift, float("inf"))[:, None])
     keep = tl.exp2(best - shift)
     acc = acc * keep[:, None]
     acc = tl.dot(p.to(values.dtype), values, acc, input_precision="ieee")

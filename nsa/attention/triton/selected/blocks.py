@@ -16,26 +16,16 @@ import triton.language as tl
 from nsa.attention.triton.rows import (
     NOTHING,
     give_queries,
-    load_rows,
     padded,
     store_rows,
 )
-from nsa.attention.triton.selected.readers import list_of_run, this_piece
+from nsa.attention.triton.selected.readers import (
+    list_of_run,
+    load_readers,
+    this_piece,
+    tile_of_readers,
+)
 from nsa.attention.triton.selected.rows import block_side, store_mixed
-
-
-@triton.jit
-def _readers(
-    readers, start, first, rows, pair, begin, tokens, HEADS: tl.constexpr, PLACES: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    """A tile of readers: their token, head, whether there are any, and which part is theirs."""
-    row = first + tl.arange(0, ROWS)
-    inside, head = row < rows, row % HEADS
-    entry = tl.load(readers + start + row // HEADS, inside, 0)
-    token, place = entry // PLACES, entry % PLACES
-    to = ((pair * tokens + token - begin) * PLACES + place) * HEADS + head
-    return token, head, inside, to
 
 
 @triton.jit
@@ -53,11 +43,15 @@ def _rows_of_run(
 
 
 @triton.jit
-def _store_parts(parts, rows, to, inside, D: tl.constexpr):
-    """Rows [ROWS, WIDTH] into parts, as far as they are inside."""
+def _store_parts(parts, rows, to, D: tl.constexpr):
+    """Rows [ROWS, WIDTH] into parts."""
     dim = tl.arange(0, padded(D))
-    at = parts + (to * D)[:, None] + dim[None, :]
-    tl.store(at, rows.to(parts.dtype.element_ty), inside[:, None] & (dim < D)[None, :])
+    at = parts + (to.to(tl.int64) * D)[:, None] + dim[None, :]
+    rounded = rows.to(parts.dtype.element_ty)
+    if padded(D) == D:
+        tl.store(at, rounded)
+    else:
+        tl.store(at, rounded, (dim < D)[None, :])
 
 
 @triton.jit
@@ -70,30 +64,38 @@ def part_kernel(
     """Output and log-sum-exp of PIECE readers by one block. scale: by log2 e."""
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    block, start, rows = this_piece(
-        counts, offsets, piece_ends, tl.program_id(0), list_of_run(begin // tokens, pair), pair,
-        n_blocks, list_len, HEADS, PIECE, BLOCKS,
+    block, start, rows, masked = this_piece(
+        counts, offsets, piece_ends, tl.program_id(0), list_of_run(begin // tokens, pair), begin,
+        pair, n_blocks, list_len, HEADS, L_SEL, ROWS, PIECE, BLOCKS,
     )  # fmt: skip
     if block < n_blocks:
         q += batch * q_b + group * q_g
         keys, values, key = block_side(
             k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, D_K, D_V
         )  # fmt: skip
-        for first in range(0, rows, ROWS):
-            token, head, inside, to = _readers(
-                readers, start, first, rows, pair, begin, tokens, HEADS, PLACES, ROWS
-            )  # fmt: skip
-            queries = load_rows(q, q_t, q_h, token, head, inside, D_K)
-            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-            # A reader sees the first token of its block at least.
-            scores = tl.where(key[None, :] <= token[:, None], scores, NOTHING)
-            best = tl.where(inside, tl.max(scores, 1), 0.0) * scale
-            # Scaled here, it is one instruction with the difference.
-            p = tl.exp2(scores * scale - best[:, None])
-            total = tl.where(inside, tl.sum(p, 1), 1.0)
-            part = tl.dot(p.to(values.dtype), values, input_precision="ieee")
-            _store_parts(parts, part * (1.0 / total)[:, None], to, inside, D_V)
-            tl.store(sums + to, best + tl.log2(total), inside)
+        token_0 = (pair * tokens - begin) * PLACES * HEADS
+        parts += token_0 * D_V
+        sums += token_0
+        for at_start in tl.static_range(2):
+            low, high = (0, tl.minimum(masked, rows)) if at_start else (masked, rows)
+            for first in range(low, high, ROWS):
+                token, head, to = tile_of_readers(
+                    readers, start, first, rows, HEADS, PLACES, ROWS
+                )  # fmt: skip
+                queries = load_readers(q, q_t, q_h, token, head, D_K)
+                scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+                if at_start:
+                    # A reader sees the first token of its block at least.
+                    scores = tl.where(key[None, :] <= token[:, None], scores, NOTHING)
+                elif padded(L_SEL) > L_SEL:
+                    scores = tl.where((key < seq_len)[None, :], scores, NOTHING)
+                best = tl.max(scores, 1) * scale
+                # Scaled here, it is one instruction with the difference.
+                p = tl.exp2(scores * scale - best[:, None])
+                log = tl.log2(tl.sum(p, 1))
+                part = tl.dot(p.to(values.dtype), values, input_precision="ieee")
+                _store_parts(parts, part * tl.exp2(-log)[:, None], to, D_V)
+                tl.store(sums + to, best + log)
 
 
 @triton.jit
@@ -146,9 +148,9 @@ def gradient_part_kernel(
     """What one block adds to the gradients of PIECE readers."""
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    block, start, rows = this_piece(
-        counts, offsets, piece_ends, tl.program_id(0), list_of_run(begin // tokens, pair), pair,
-        n_blocks, list_len, HEADS, PIECE, BLOCKS,
+    block, start, rows, masked = this_piece(
+        counts, offsets, piece_ends, tl.program_id(0), list_of_run(begin // tokens, pair), begin,
+        pair, n_blocks, list_len, HEADS, L_SEL, ROWS, PIECE, BLOCKS,
     )  # fmt: skip
     if block < n_blocks:
         q += batch * q_b + group * q_g
@@ -156,20 +158,25 @@ def gradient_part_kernel(
         keys, values, key = block_side(
             k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, D_K, D_V
         )  # fmt: skip
-        for first in range(0, rows, ROWS):
-            token, head, inside, to = _readers(
-                readers, start, first, rows, pair, begin, tokens, HEADS, PLACES, ROWS
-            )  # fmt: skip
-            queries = load_rows(q, q_t, q_h, token, head, inside, D_K)
-            grads = load_rows(grad, groups * HEADS * D_V, D_V, token, head, inside, D_V)
-            in_pair = (pair * seq_len + token) * HEADS + head
-            mine = tl.load(lse + in_pair, inside, 0.0)
-            theirs = tl.load(delta + in_pair, inside, 0.0)
-            scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
-            p = tl.exp2(scores * scale - mine[:, None])
-            p = tl.where(key[None, :] <= token[:, None], p, 0.0)
-            part = give_queries(None, p, grads, keys, values, theirs)
-            _store_parts(parts, part * dq_scale, to, inside, D_K)
+        parts += (pair * tokens - begin) * PLACES * HEADS * D_K
+        lse += pair * seq_len * HEADS
+        delta += pair * seq_len * HEADS
+        for at_start in tl.static_range(2):
+            low, high = (0, tl.minimum(masked, rows)) if at_start else (masked, rows)
+            for first in range(low, high, ROWS):
+                token, head, to = tile_of_readers(
+                    readers, start, first, rows, HEADS, PLACES, ROWS
+                )  # fmt: skip
+                queries = load_readers(q, q_t, q_h, token, head, D_K)
+                grads = load_readers(grad, groups * HEADS * D_V, D_V, token, head, D_V)
+                mine = tl.load(lse + token * HEADS + head)
+                theirs = tl.load(delta + token * HEADS + head)
+                scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+                p = tl.exp2(scores * scale - mine[:, None])
+                if at_start or padded(L_SEL) > L_SEL:
+                    p = tl.where(key[None, :] <= token[:, None], p, 0.0)
+                part = give_queries(None, p, grads, keys, values, theirs)
+                _store_parts(parts, part * dq_scale, to, D_K)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ Never asks the device for a number.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -35,7 +35,7 @@ from nsa.attention.triton.selected.readers import (
 )
 from nsa.attention.triton.selected.rows import forward_kernel
 from nsa.attention.triton.selected_tiles import ByBlock, Cut
-from nsa.attention.triton.tiles import Tile, padded
+from nsa.attention.triton.tiles import padded
 from nsa.config import NSAConfig
 
 
@@ -58,21 +58,13 @@ def forward_mixed(
         if cut.by_block:
             _forward_by_block(given, lists_of(bits, cfg, cut), into, cfg, cut.by_block)
         else:
-            tile = mixing_tile(cut)
+            tile = cut.forward
             forward_kernel[triton.cdiv(seq_len * heads, tile.rows), batch * groups](
                 *given, bits, *into, seq_len, groups, bits.shape[1], scale_of(cfg),
                 *strides_of(*given), *gates.stride()[:3], **shape_constants(cfg),
                 EVERY=cut.every, **how(tile),
             )  # fmt: skip
     return mixed, out, lse
-
-
-def mixing_tile(cut: Cut) -> Tile:
-    """Of the walk, which ends with the gated sum.
-
-    By a third stage it would take 175 registers on Hopper: two programs fit, not three.
-    """
-    return replace(cut.forward, stages=min(cut.forward.stages, 2))
 
 
 def give_keys_of_blocks(

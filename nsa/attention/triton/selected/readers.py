@@ -22,23 +22,12 @@ import triton.language as tl
 
 from nsa.attention.triton.rows import (
     give_keys,
-    load_rows,
     padded,
     store_keys,
     store_part,
     sum_parts,
 )
-from nsa.attention.triton.selected.rows import block_side
-
-
-@triton.jit
-def _ones(word):
-    """How many bits of an int32 are set: sums of 2, 4, 8, 16 and 32 neighbors."""
-    word = (word & 0x55555555) + ((word >> 1) & 0x55555555)
-    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
-    word = (word & 0x0F0F0F0F) + ((word >> 4) & 0x0F0F0F0F)
-    word = (word & 0x00FF00FF) + ((word >> 8) & 0x00FF00FF)
-    return (word & 0x0000FFFF) + ((word >> 16) & 0x0000FFFF)
+from nsa.attention.triton.selected.rows import block_side, ones
 
 
 @triton.jit
@@ -54,7 +43,7 @@ def place_kernel(bits, before, read, seq_len, n_words, TOKENS: tl.constexpr):
     for word in range(n_words):
         at = (pair * n_words + word) * seq_len + token
         tl.store(before + at, total.to(tl.int8), mask=inside)
-        total += _ones(tl.load(bits + at, mask=inside, other=0))
+        total += ones(tl.load(bits + at, mask=inside, other=0))
     tl.store(read + pair * seq_len + token, total, mask=inside)
 
 
@@ -129,7 +118,7 @@ def list_kernel(
             entry = token
             if PLACES > 1:
                 others = tl.load(before + of_word + token, mask=token < end, other=0)
-                entry = token * PLACES + others.to(tl.int32) + _ones(words & lower)
+                entry = token * PLACES + others.to(tl.int32) + ones(words & lower)
             tl.store(readers + pair * list_len + to, entry, mask=reads > 0)
         base += tl.sum(reads, 0)
     if not FILL:
@@ -138,12 +127,15 @@ def list_kernel(
 
 @triton.jit
 def this_piece(
-    counts, offsets, piece_ends, piece, of_list, pair, n_blocks, list_len, HEADS: tl.constexpr,
-    PIECE: tl.constexpr, BLOCKS: tl.constexpr,
+    counts, offsets, piece_ends, piece, of_list, begin, pair, n_blocks, list_len,
+    HEADS: tl.constexpr, L_SEL: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The block of a piece (n_blocks: of none), where its readers begin, and how many rows.
+    """The block of a piece (n_blocks: of none), where its readers begin, how many rows, and masked.
 
-    of_list: number of the list, counted over lists and pairs.
+    of_list: number of the list, counted over lists and pairs; it has tokens from `begin` on.
+    masked: up to which row, a multiple of ROWS, tokens may be of the block itself. Lists ascend,
+    and none has more of them than L_SEL: later rows see all of it.
     """
     number = tl.arange(0, BLOCKS)
     ends = tl.load(piece_ends + of_list * n_blocks + number, number < n_blocks, 2147483647)
@@ -153,7 +145,34 @@ def this_piece(
     skipped = (piece - before) * PIECE
     start = pair * list_len + tl.load(offsets + of_block, real, 0) + skipped
     rows = tl.minimum(tl.load(counts + of_block, real, 0) - skipped, PIECE) * HEADS
-    return block, start, rows
+    own = tl.where(begin < (block + 1) * L_SEL, tl.maximum(L_SEL - skipped, 0), 0)
+    return block, start, rows, tl.cdiv(own * HEADS, ROWS) * ROWS
+
+
+@triton.jit
+def tile_of_readers(
+    readers, start, first, rows, HEADS: tl.constexpr, PLACES: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """A tile of readers: their token, head, and which part is theirs.
+
+    Parts are counted from those of the pair's token 0. Rows beyond the last repeat it, and store
+    the same numbers again: so no row needs a mask.
+    """
+    row = tl.minimum(first + tl.arange(0, ROWS), rows - 1)
+    # Without a sign, division and offsets of 64 bits take fewer instructions.
+    entry = tl.load(readers + start + row // HEADS).to(tl.uint32)
+    head = row % HEADS
+    return entry // PLACES, head, entry * HEADS + head
+
+
+@triton.jit
+def load_readers(base, token_stride, head_stride, token, head, D: tl.constexpr):
+    """Rows [ROWS, WIDTH] of a tile of readers; zeros beyond D."""
+    dim = tl.arange(0, padded(D))
+    at = base + (token.to(tl.int64) * token_stride + head * head_stride)[:, None] + dim[None, :]
+    if padded(D) == D:
+        return tl.load(at)
+    return tl.load(at, (dim < D)[None, :], 0.0)
 
 
 @triton.jit
@@ -171,8 +190,9 @@ def piece_kernel(
     piece = tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
-    block, start, rows = this_piece(
-        counts, offsets, piece_ends, piece, pair, pair, n_blocks, list_len, HEADS, PIECE, BLOCKS
+    block, start, rows, _masked = this_piece(
+        counts, offsets, piece_ends, piece, pair, 0, pair, n_blocks, list_len, HEADS, L_SEL, ROWS,
+        PIECE, BLOCKS,
     )  # fmt: skip
     if block < n_blocks:
         q += batch * q_b + group * q_g
@@ -180,20 +200,18 @@ def piece_kernel(
         keys, values, key = block_side(
             k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL, D_K, D_V
         )  # fmt: skip
+        lse += pair * seq_len * HEADS
+        delta += pair * seq_len * HEADS
         dk = tl.zeros((padded(L_SEL), padded(D_K)), tl.float32)
         dv = tl.zeros((padded(L_SEL), padded(D_V)), tl.float32)
         for first in range(0, rows, ROWS):
-            row = first + tl.arange(0, ROWS)
-            inside = row < rows
-            entry = tl.load(readers + start + row // HEADS, inside, 0)
-            # Rows beyond the list have token -1, which sees nothing.
-            token = tl.where(inside, entry // PLACES, -1)
-            head = row % HEADS
-            queries = load_rows(q, q_t, q_h, token, head, inside, D_K)
-            grads = load_rows(grad, groups * HEADS * D_V, D_V, token, head, inside, D_V)
-            in_pair = (pair * seq_len + token) * HEADS + head
-            sums = tl.load(lse + in_pair, inside, 0.0)
-            theirs = tl.load(delta + in_pair, inside, 0.0)
+            token, head, _to = tile_of_readers(readers, start, first, rows, HEADS, PLACES, ROWS)
+            queries = load_readers(q, q_t, q_h, token, head, D_K)
+            grads = load_readers(grad, groups * HEADS * D_V, D_V, token, head, D_V)
+            # Rows beyond the last have probability 0.
+            inside = first + tl.arange(0, ROWS) < rows
+            sums = tl.load(lse + token * HEADS + head, inside, float("inf"))
+            theirs = tl.load(delta + token * HEADS + head)
             scores = tl.dot(keys, tl.trans(queries), input_precision="ieee")
             p = tl.exp2(scores * scale - sums[None, :])
             p = tl.where(key[:, None] <= token[None, :], p, 0.0)

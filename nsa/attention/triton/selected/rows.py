@@ -42,6 +42,22 @@ def lowest(rest):
 
 
 @triton.jit
+def ones(word):
+    """How many bits of an int32 are set: sums of 2, 4, 8, 16 and 32 neighbors."""
+    word = (word & 0x55555555) + ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word & 0x0F0F0F0F) + ((word >> 4) & 0x0F0F0F0F)
+    word = (word & 0x00FF00FF) + ((word >> 8) & 0x00FF00FF)
+    return (word & 0x0000FFFF) + ((word >> 16) & 0x0000FFFF)
+
+
+@triton.jit
+def below(number):
+    """The lowest bits of an int32, so many of them, or all."""
+    return tl.where(number < 32, (1 << (number & 31)) - 1, -1)
+
+
+@triton.jit
 def load_block(base, stride, block, seq_len, L_SEL: tl.constexpr, D: tl.constexpr):
     """The keys or values [BLOCK, WIDTH] of a block; zeros beyond it, the sequence and D."""
     end = tl.minimum(block * L_SEL + L_SEL, seq_len)
@@ -61,26 +77,40 @@ def block_side(
 
 
 @triton.jit
-def visible(words, token, block, L_SEL: tl.constexpr):
-    """What each row sees of a block [ROWS, BLOCK]: it reads it, up to its own token."""
-    inner = tl.arange(0, padded(L_SEL))
-    reads = ((words >> (block % 32)) & 1) > 0
-    key = block * L_SEL + inner
-    return reads[:, None] & (inner < L_SEL)[None, :] & (key[None, :] <= token[:, None])
+def reads_block(words, block):
+    """Which rows read a block, by its word of their bits."""
+    return ((words >> (block % 32)) & 1) > 0
+
+
+@triton.jit
+def last_seen(token, block, L_SEL: tl.constexpr):
+    """Which key of a block is the last that each row's token may see."""
+    return tl.minimum(token - block * L_SEL, L_SEL - 1)
 
 
 @triton.jit
 def _attend(
     best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
-    D_K: tl.constexpr, D_V: tl.constexpr,
-    L_SEL: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """One block more in the running softmax."""
+    """One block more in the running softmax. MASKED: some rows' tokens are in it."""
     keys = load_block(k, k_t, block, seq_len, L_SEL, D_K)
-    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-    scores = tl.where(visible(words, token, block, L_SEL), scores, NOTHING)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
+    inner = tl.arange(0, padded(L_SEL))
+    if MASKED:
+        seen = inner[None, :] <= last_seen(token, block, L_SEL)[:, None]
+        scores = tl.where(seen, scores, NOTHING)
+    elif padded(L_SEL) > L_SEL:
+        scores = tl.where((inner < L_SEL)[None, :], scores, NOTHING)
     values = load_block(v, v_t, block, seq_len, L_SEL, D_V)
-    return absorb(best, total, acc, scores, values)
+    return absorb(best, total, acc, scores, scale, values, reads_block(words, block))
+
+
+@triton.jit
+def walk(tile, seq_len, HEADS: tl.constexpr, L_SEL: tl.constexpr, ROWS: tl.constexpr):
+    """Up to which block all keys are before a tile's tokens, and up to which any are."""
+    last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1)
+    return tile * ROWS // HEADS // L_SEL, last // L_SEL + 1
 
 
 @triton.jit
@@ -102,25 +132,32 @@ def forward_kernel(
     best = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, padded(D_V)), tl.float32)
-    last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1) // L_SEL
+    whole, end = walk(tile, seq_len, HEADS, L_SEL, ROWS)
     if EVERY:
-        for block in range(last + 1):
+        for block in range(whole):
             words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
             best, total, acc = _attend(
                 best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale, D_K,
-                D_V, L_SEL,
+                D_V, L_SEL, False,
             )  # fmt: skip
     else:
-        for word in range(last // 32 + 1):
+        for word in range(tl.cdiv(whole, 32)):
             words = tl.load(of_token + word * seq_len, inside, 0)
-            rest = union(words)
-            while rest != 0:
+            rest = union(words) & below(whole - word * 32)
+            for _ in range(ones(rest)):
                 block = word * 32 + lowest(rest)
                 best, total, acc = _attend(
                     best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
-                    D_K, D_V, L_SEL,
+                    D_K, D_V, L_SEL, False,
                 )  # fmt: skip
                 rest = rest & (rest - 1)
+    # Prefetched beside the loops over words, it would have the products wait for each other.
+    for block in tl.range(whole, end, num_stages=None if EVERY else 1):
+        words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
+        best, total, acc = _attend(
+            best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale, D_K,
+            D_V, L_SEL, True,
+        )  # fmt: skip
     empty = total == 0.0
     acc = acc / tl.where(empty, 1.0, total)[:, None]
     dim = tl.arange(0, padded(D_V))
@@ -161,15 +198,16 @@ def store_mixed(
 @triton.jit
 def _gradient(
     acc, queries, grads, sums, delta, words, token, block, k, k_t, v, v_t, seq_len, scale,
-    D_K: tl.constexpr, D_V: tl.constexpr,
-    L_SEL: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
 ):  # fmt: skip
     """What one block more adds to the gradient of the queries, before its scale."""
     keys = load_block(k, k_t, block, seq_len, L_SEL, D_K)
     values = load_block(v, v_t, block, seq_len, L_SEL, D_V)
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee")
     p = tl.exp2(scores * scale - sums[:, None])
-    p = tl.where(visible(words, token, block, L_SEL), p, 0.0)
+    # One comparison for both: what a row does not read ends before its first key.
+    last = tl.where(reads_block(words, block), last_seen(token, block, L_SEL), -1)
+    p = tl.where(tl.arange(0, padded(L_SEL))[None, :] <= last[:, None], p, 0.0)
     return give_queries(acc, p, grads, keys, values, delta)
 
 
@@ -184,19 +222,19 @@ def give_by_selected(
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     of_token = bits + pair * n_words * seq_len + token
-    last = tl.minimum((tile * ROWS + ROWS - 1) // HEADS, seq_len - 1) // L_SEL
+    _, end = walk(tile, seq_len, HEADS, L_SEL, ROWS)
     if EVERY:
-        for block in range(last + 1):
+        for block in range(end):
             words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
             acc = _gradient(
                 acc, queries, grads, sums, mine, words, token, block, k, k_t, v, v_t, seq_len,
                 scale, D_K, D_V, L_SEL,
             )  # fmt: skip
     else:
-        for word in range(last // 32 + 1):
+        for word in range(tl.cdiv(end, 32)):
             words = tl.load(of_token + word * seq_len, inside, 0)
             rest = union(words)
-            while rest != 0:
+            for _ in range(ones(rest)):
                 block = word * 32 + lowest(rest)
                 acc = _gradient(
                     acc, queries, grads, sums, mine, words, token, block, k, k_t, v, v_t, seq_len,
