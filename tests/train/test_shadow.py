@@ -210,18 +210,6 @@ def test_a_rank_that_is_wrong_in_its_backward_pass_differs_from_the_others() -> 
     assert told[0][0]["losses"] == told[1][0]["losses"]
 
 
-def _in_the_loss(change: Callable[[Engine, Tensor], Tensor]) -> Callable[[Engine], None]:
-    def plant(made: Engine) -> None:
-        loss = made.loss
-
-        def changed(tokens: Tensor, *, wrapped: bool = True) -> Tensor:
-            return change(made, loss(tokens, wrapped=wrapped))
-
-        made.loss = changed  # type: ignore[method-assign]
-
-    return plant
-
-
 class _Unseen(torch.autograd.Function):
     """The loss as it is, with the gradient of something else added."""
 
@@ -240,36 +228,51 @@ def _decayed(made: Engine, loss: Tensor) -> Tensor:
     return added
 
 
-def _before_clipping(act: Callable[[Engine], None]) -> Callable[[Engine], None]:
+def _after(name: str, change: Callable[[Engine, Any], Any]) -> Callable[[Engine], None]:
+    """What this method of the engine gives is what `change` makes of it."""
+
     def plant(made: Engine) -> None:
-        gradients = made.gradients
-
-        def changed(*args: Any) -> Tensor:
-            loss = gradients(*args)
-            act(made)
-            return loss
-
-        made.gradients = changed  # type: ignore[method-assign]
+        own = getattr(made, name)
+        setattr(made, name, lambda *given, **how: change(made, own(*given, **how)))
 
     return plant
 
 
-def _scale_one(made: Engine) -> None:
-    gradient = made.model.layers[0].get_parameter("attention.in_proj.weight").grad
-    assert gradient is not None
-    gradient[-8:] *= 1.01
+def _act(change: Callable[[Engine], object]) -> Callable[..., Any]:
+    """Something that is done beside what is given on."""
+
+    def act(made: Engine, given: Any = None) -> Any:
+        change(made)
+        return given
+
+    return act
 
 
-def _leave_out_a_row(made: Engine) -> None:
-    """The 256th part of a parameter, in which hardly ever one of the drawn elements lies."""
-    gradient = made.model.get_parameter("embedding.weight").grad
-    assert gradient is not None
-    gradient[17] = 0
+def _hooked(hook: str, change: Callable[[Engine], object]) -> Callable[[Engine], None]:
+    """Done by this hook of the optimizer."""
+
+    def plant(made: Engine) -> None:
+        getattr(made.optimizer, f"register_{hook}")(lambda *_: _act(change)(made))
+
+    return plant
+
+
+IN_PROJ, DOWN = "attention.in_proj.weight", "mlp.down.weight"
+
+
+def _weight(made: Engine, layer: int = 1, name: str = DOWN) -> Tensor:
+    found: Tensor = made.model.layers[layer].get_parameter(name)
+    return found
+
+
+def _slope(weight: Tensor) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
 
 
 def _freeze_a_part(made: Engine) -> None:
     """A hook on a parameter, which runs wherever that parameter gets a gradient."""
-    weight = made.model.layers[0].get_parameter("attention.in_proj.weight")
+    weight = _weight(made, 0, IN_PROJ)
     rows = len(weight) // 7
     weight.register_hook(lambda g: torch.cat((torch.zeros_like(g[:rows]), g[rows:])))  # type: ignore[no-untyped-call]
 
@@ -277,9 +280,10 @@ def _freeze_a_part(made: Engine) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        _in_the_loss(_decayed),
-        _before_clipping(_scale_one),
-        _before_clipping(_leave_out_a_row),
+        _after("loss", _decayed),
+        _after("gradients", _act(lambda it: _slope(_weight(it, 0, IN_PROJ))[-8:].mul_(1.01))),
+        # The 256th part of a parameter, in which hardly ever one of the drawn elements lies.
+        _after("gradients", _act(lambda it: _slope(it.model.embedding.weight)[17].zero_())),
         _freeze_a_part,
     ],
 )
@@ -316,75 +320,43 @@ def test_a_run_that_goes_on_begins_with_the_state_that_it_has() -> None:
     assert problems(trained(made, first=5, last=8), first=5) == []
 
 
-def _rate_stays(made: Engine) -> None:
-    made.optimizer.register_step_pre_hook(lambda optimizer, *_: _put_rate(optimizer, 3e-3))
-
-
 def _put_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def _not_clipped(made: Engine) -> None:
-    def clip() -> Tensor:
-        return torch.nn.utils.get_total_norm(
-            [p.grad for p in made.model.parameters() if p.grad is not None]
-        )
-
-    made.clip = clip  # type: ignore[method-assign]
+    made.clip = lambda: torch.nn.utils.get_total_norm(  # type: ignore[method-assign]
+        [p.grad for p in made.model.parameters() if p.grad is not None]
+    )
 
 
 def _half_frozen(made: Engine) -> None:
-    def freeze(*_: object) -> None:
-        for name, parameter in made.model.named_parameters():
-            if "gate_up" in name and parameter.grad is not None:
-                quarter = parameter.shape[0] // 4
-                parameter.grad[:quarter] = 0
-                parameter.grad[2 * quarter : 3 * quarter] = 0
-
-    made.optimizer.register_step_pre_hook(freeze)
+    for layer in (0, 1):
+        gate, up = _slope(_weight(made, layer, "mlp.gate_up.weight")).chunk(2)
+        for half in (gate, up):
+            half[: len(half) // 2] = 0
 
 
-def _bf16_weights(made: Engine) -> None:
-    def narrow(*_: object) -> None:
-        for parameter in made.model.parameters():
-            if parameter.dim() >= 2:
-                parameter.data.copy_(parameter.data.bfloat16())
-
-    made.optimizer.register_step_post_hook(narrow)
+def _narrow(made: Engine) -> None:
+    for parameter in made.model.parameters():
+        if parameter.dim() >= 2:
+            parameter.data.copy_(parameter.data.bfloat16())
 
 
-def _between_steps(made: Engine) -> None:
-    """The weights are worn down before each forward pass, out of the update's sight."""
+def _worn(part: Callable[[Engine], Tensor]) -> Callable[[Engine], None]:
+    """Weights are worn down before each forward pass, out of the update's sight."""
 
-    def wear(*_: object) -> None:
-        made.model.head.weight.data.mul_(0.999)
+    def plant(made: Engine) -> None:
+        worn = part(made)
+        made.model.register_forward_pre_hook(lambda *_: _act(lambda _: worn.mul_(0.999))(made))
 
-    made.model.register_forward_pre_hook(wear)
-
-
-def _a_row_between_steps(made: Engine) -> None:
-    """None of the drawn elements is in it."""
-    weight = _last(made)
-
-    def wear(*_: object) -> None:
-        weight.data[5].mul_(0.999)
-
-    made.model.register_forward_pre_hook(wear)
-
-
-def _another_epsilon(made: Engine) -> None:
-    made.optimizer.param_groups[0]["eps"] = 1e-4
-
-
-def _other_formula(made: Engine) -> None:
-    made.optimizer.param_groups[0]["amsgrad"] = True
+    return plant
 
 
 def _a_row_put_back(made: Engine) -> None:
     """No update for the 128th part of a parameter, in which hardly ever a drawn element lies."""
-    update = made.update
-    weight = made.model.layers[0].get_parameter("mlp.down.weight")
+    update, weight = made.update, _weight(made, 0)
 
     def but_for_a_row(*args: Any) -> float:
         kept = weight.detach()[17].clone()
@@ -395,8 +367,8 @@ def _a_row_put_back(made: Engine) -> None:
     made.update = but_for_a_row  # type: ignore[method-assign]
 
 
-def _no_decay(made: Engine) -> None:
-    made.optimizer.param_groups[0]["weight_decay"] = 0.0
+def _told(**options: Any) -> Callable[[Engine], None]:
+    return lambda made: made.optimizer.param_groups[0].update(options)
 
 
 # Where nothing else is wrong, the row says what is left to look at.
@@ -407,18 +379,20 @@ LEFT = " (norm, moments and told rate are right: left are which parameters decay
 @pytest.mark.parametrize(
     ("plant", "fused", "says"),
     [
-        (_rate_stays, "0", "learning rate: off by"),
+        (_hooked("step_pre_hook", lambda made: _put_rate(made.optimizer, 3e-3)), "0",
+         "learning rate: off by"),
         (_not_clipped, "1", "first moment: off by"),
-        (_half_frozen, "0", "first moment: off by"),
-        (_bf16_weights, "0", "weights after the update: off by"),
-        (_between_steps, "1", "change between two steps"),
-        (_a_row_between_steps, "0", "change between two steps"),
-        (_another_epsilon, "0", f"allowed 32{LEFT}"),
+        (_hooked("step_pre_hook", _half_frozen), "0", "first moment: off by"),
+        (_hooked("step_post_hook", _narrow), "0", "weights after the update: off by"),
+        # Of a row, too, that nobody drew.
+        (_worn(lambda made: made.model.head.weight.data), "1", "change between two steps"),
+        (_worn(lambda made: _weight(made).data[5]), "0", "change between two steps"),
+        (_told(eps=1e-4), "0", f"allowed 32{LEFT}"),
         (_a_row_put_back, "0", "what changes weights right after the update"),
-        (_other_formula, "0", "a formula other than AdamW's"),
-        (_no_decay, "1", f"allowed 32{LEFT}"),
+        (_told(amsgrad=True), "0", "a formula other than AdamW's"),
+        (_told(weight_decay=0.0), "1", f"allowed 32{LEFT}"),
     ],
-)
+)  # fmt: skip
 def test_a_planted_defect_fails_the_account(
     plant: Callable[[Engine], None], fused: str, says: str
 ) -> None:
@@ -427,52 +401,61 @@ def test_a_planted_defect_fails_the_account(
     assert any(says in text for text in problems(trained(made)))
 
 
-def _last(made: Engine) -> Tensor:
-    weight: Tensor = made.model.layers[1].get_parameter("mlp.down.weight")
-    return weight
+def _state(made: Engine, name: str = "exp_avg") -> Tensor:
+    moment: Tensor = made.optimizer.state[_weight(made)][name]
+    return moment
 
 
-def _leave_gradient(weight: Tensor) -> None:
+def _leave_gradient(made: Engine) -> None:
+    weight = _weight(made)
     weight.grad = torch.zeros_like(weight)
     weight.grad[5, 7] = 1e-6
 
 
-@pytest.mark.parametrize(
-    ("change", "jumps"),
-    [
-        (lambda made: None, 0),
-        (lambda made: made.model.eval(), 1),
-        (lambda made: [p.data.add_(1.0) for p in made.model.parameters()], None),
-        (lambda made: [e["exp_avg"].add_(1.0) for e in made.optimizer.state.values()], None),
-        # What none of the drawn elements meets.
-        (lambda made: _last(made).data[5].mul_(0.5), 1),
-        (lambda made: _last(made).data[5, 7].neg_(), 1),
-        (lambda made: _last(made).data.copy_(_last(made).roll(1, 0)), 1),
-        (lambda made: _last(made).data.copy_(_last(made).flip(1)), 1),
-        (lambda made: made.model.norm.weight.data[:2].copy_(torch.tensor([1.5, 0.5])), 1),
-        (lambda made: made.optimizer.state[_last(made)]["exp_avg"][5, 7].add_(1e-6), 1),
-        (lambda made: made.optimizer.state[_last(made)]["exp_avg_sq"][5, 7].mul_(1.001), 1),
-        (lambda made: _leave_gradient(_last(made)), 1),
-    ],
-    ids=(
-        *("nothing", "mode", "weights", "moments", "a row", "a sign"),
-        *("rows that change places", "columns that do", "two of a vector"),
-        *("of a first moment", "of a second moment", "of a gradient"),
-    ),
-)
+# What is changed, and the jumps that are counted; more than one where that is None.
+Changes = dict[str, tuple[Callable[[Engine], object], int | None]]
+AT_REST: Changes = {
+    "nothing": (lambda it: None, 0),
+    "mode": (lambda it: it.model.eval(), 1),
+    "weights": (lambda it: [p.data.add_(1.0) for p in it.model.parameters()], None),
+    "moments": (lambda it: [e["exp_avg"].add_(1.0) for e in it.optimizer.state.values()], None),
+    # What none of the drawn elements meets.
+    "a row": (lambda it: _weight(it).data[5].mul_(0.5), 1),
+    "a sign": (lambda it: _weight(it).data[5, 7].neg_(), 1),
+    "rows that change places": (lambda it: _weight(it).data.copy_(_weight(it).roll(1, 0)), 1),
+    "columns that do": (lambda it: _weight(it).data.copy_(_weight(it).flip(1)), 1),
+    "two of a vector": (
+        lambda it: it.model.norm.weight.data[:2].copy_(torch.tensor([1.5, 0.5])), 1),
+    "of a first moment": (lambda it: _state(it)[5, 7].add_(1e-6), 1),
+    "of a second moment": (lambda it: _state(it, "exp_avg_sq")[5, 7].mul_(1.001), 1),
+    "of a gradient": (_leave_gradient, 1),
+}  # fmt: skip
+BETWEEN_UPDATES: Changes = {
+    "nothing": (lambda it: None, 0),
+    # Of all weights, and of a window of them.
+    "weights rounded": (lambda it: _weight(it).data.copy_(_weight(it).bfloat16()), 2),
+    "rows of a moment": (lambda it: _state(it).copy_(_state(it).roll(1, 0)), 1),
+    "columns of a moment": (lambda it: _state(it).copy_(_state(it).roll(1, 1)), 1),
+    "all upside down": (lambda it: _state(it).copy_(_state(it).flip(0)), 1),
+    "a first moment": (lambda it: _state(it).mul_(0.5), 1),
+    "a second moment": (lambda it: _state(it, "exp_avg_sq").mul_(0.5), 1),
+    # The norm of the whole stays as it is, but for the order in which it is added up.
+    "rows of weights": (lambda it: _weight(it).data.copy_(_weight(it).roll(1, 0)), None),
+    "no moments left": (lambda it: it.optimizer.state.clear(), 1),
+}
+
+
+@pytest.mark.parametrize("what", AT_REST)
 @pytest.mark.parametrize("later", [False, True], ids=("meanwhile", "before the next step"))
-def test_what_changes_while_all_has_to_rest_is_counted(
-    change: Callable[[Engine], object], jumps: int | None, later: bool
-) -> None:
-    made = engine()
+def test_what_changes_while_all_has_to_rest_is_counted(what: str, later: bool) -> None:
+    (change, jumps), made = AT_REST[what], engine()
     made.compute([batch(5, 32)])
     made.update(1)
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
-    with torch.no_grad(), shadow.unchanged():
-        _ = later or change(made)
-    if later:
-        with torch.no_grad():
-            change(made)
+    with torch.no_grad():
+        with shadow.unchanged():
+            _ = later or change(made)
+        _ = later and change(made)
     shadow.watch(1)
     found = shadow.report()["jumps"]
     assert found > 1 if jumps is None else found == jumps
@@ -500,42 +483,10 @@ def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
     assert shadow.report()["jumps"] == (len(weights) if by else 0)
 
 
-def _first_moment(made: Engine) -> Tensor:
-    moment: Tensor = made.optimizer.state[_last(made)]["exp_avg"]
-    return moment
-
-
-@pytest.mark.parametrize(
-    ("change", "jumps"),
-    [
-        (lambda made: None, 0),
-        # Of all weights, and of a window of them.
-        (lambda made: _last(made).data.copy_(_last(made).bfloat16()), 2),
-        (lambda made: _first_moment(made).copy_(_first_moment(made).roll(1, 0)), 1),
-        (lambda made: _first_moment(made).copy_(_first_moment(made).roll(1, 1)), 1),
-        (lambda made: _first_moment(made).copy_(_first_moment(made).flip(0)), 1),
-        (lambda made: _first_moment(made).mul_(0.5), 1),
-        (lambda made: made.optimizer.state[_last(made)]["exp_avg_sq"].mul_(0.5), 1),
-        # The norm of the whole stays as it is, but for the order in which it is added up.
-        (lambda made: _last(made).data.copy_(_last(made).roll(1, 0)), None),
-        (lambda made: made.optimizer.state.clear(), 1),
-    ],
-    ids=(
-        *(
-            "nothing",
-            "weights rounded",
-            "rows of a moment",
-            "columns of a moment",
-            "all upside down",
-        ),
-        *("a first moment", "a second moment", "rows of weights", "no moments left"),
-    ),
-)
+@pytest.mark.parametrize("what", BETWEEN_UPDATES)
 @pytest.mark.parametrize("inside", [False, True], ids=("between steps", "before the update"))
-def test_what_changes_between_two_updates_that_nobody_drew_is_seen(
-    change: Callable[[Engine], object], jumps: int | None, inside: bool
-) -> None:
-    made = engine()
+def test_what_changes_between_two_updates_that_nobody_drew_is_seen(what: str, inside: bool) -> None:
+    (change, jumps), made = BETWEEN_UPDATES[what], engine()
     shadow = Shadow(made, token=TOKEN, first=1, last=400)
     for step in range(1, 8):
         shadow.watch(step)
