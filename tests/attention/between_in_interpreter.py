@@ -5,9 +5,6 @@ The truth is NumPy's, in float64.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -22,29 +19,20 @@ from nsa.attention.triton import between as between_launch
 from nsa.attention.triton import operators
 from nsa.config import NSAConfig, Way
 from nsa.witness.equations import random_inputs
-from tests.attention.defects import defects
 from tests.attention.triton_kernels import (
-    BOUND,
+    Shape,
     checked,
     compare,
-    far_apart,
-    judged,
-    poisoned,
-    written_once,
+    far_problems,
+    held,
+    proofs_of,
 )
 
 HALF = torch.float16
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mixed:
+class Mixed(Shape):
     """Three branches and their gates."""
-
-    seq_len: int
-    heads: int
-    batch: int = 1
-    d_v: int = 16
-    dtype: torch.dtype = torch.float32
 
     def tensors(self) -> list[Tensor]:
         """The gradient, the branches and the gates: all but the first two lie as some views do.
@@ -72,37 +60,40 @@ MIXED = (
 )
 
 
-def mixed_right(tensors: list[Tensor]) -> list[Tensor]:
+NAMES = ("out", "d_cmp", "d_sel", "d_win", "d_gates")
+
+
+def mixed_right(tensors: list[Tensor]) -> dict[str, Tensor]:
     """Output and gradients in float64."""
     grad, *branches, gates = (x.double().numpy() for x in tensors)
     out = sum(gates[..., n, None] * x for n, x in enumerate(branches))
     back = [grad * gates[..., n, None] for n in range(3)]
     d_gates = np.stack([np.einsum("bshd,bshd->bsh", grad, x) for x in branches], -1)
-    return [torch.from_numpy(x) for x in (out, *back, d_gates)]
+    found = map(torch.from_numpy, (out, *back, d_gates))
+    return dict(zip(NAMES, found, strict=True))
 
 
-def mixed_by(launch: ModuleType, tensors: list[Tensor]) -> list[Tensor]:
+def mixed_by(launch: ModuleType, tensors: list[Tensor]) -> dict[str, Tensor]:
     """The same by the kernels."""
-    return [launch.mix_forward(*tensors[1:]), *launch.mix_backward(*tensors)]
+    found = (launch.mix_forward(*tensors[1:]), *launch.mix_backward(*tensors))
+    return dict(zip(NAMES, found, strict=True))
 
 
 def mix_values(launch: ModuleType = between_launch) -> list[str]:
     """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
-    problems: list[str] = []
-    for case in MIXED:
-        tensors = case.tensors()
-        with written_once(problems), poisoned():
-            mine = mixed_by(launch, tensors)
+    wrong: list[str] = []
+
+    def found(launch: ModuleType, case: Mixed, tensors: list[Tensor]) -> dict[str, Tensor]:
+        made = mixed_by(launch, tensors)
         kinds = [case.dtype, *(x.dtype for x in tensors[1:])]
-        names = ("out", "d_cmp", "d_sel", "d_win", "d_gates")
-        for name, kind, got, right in zip(names, kinds, mine, mixed_right(tensors), strict=True):
-            bound = BOUND[torch.float32] if kind == torch.float32 else BOUND[HALF]
-            problems += compare(f"{name} of {case}", got.double(), right, bound)
+        for (name, got), kind in zip(made.items(), kinds, strict=True):
             if got.dtype != kind or not got.is_contiguous():
-                problems.append(f"{name} of {case} is {got.dtype}, strides {got.stride()}")
-        if problems:
-            break
-    return problems
+                wrong.append(f"{name} of {case} is {got.dtype}, strides {got.stride()}")
+        return made
+
+    # The compressed branch comes in float32.
+    right = lambda case: mixed_right(case.tensors())  # noqa: E731
+    return held(launch, MIXED, found, right, exact=("d_cmp",)) + wrong
 
 
 def mix_operator() -> list[str]:
@@ -122,19 +113,16 @@ def mix_operator() -> list[str]:
     )  # fmt: skip
     out = mixed(*by_group, leaves[3])
     grads = torch.autograd.grad(out, [*by_group, leaves[3]], grad)
-    for got, right in zip((out, *grads), mixed_right(kept), strict=True):
+    for got, right in zip((out, *grads), mixed_right(kept).values(), strict=True):
         problems += compare("the operator", got.flatten(2, -2).double().view_as(right), right, 2e-3)
     return problems
 
 
 def mix_far(launch: ModuleType = between_launch) -> list[str]:
     """Offsets beyond 32 bits: heads that lie 2^30 numbers apart."""
-    case = Mixed(seq_len=3, heads=3, dtype=HALF)
-    grad, cmp, *given = case.tensors()
-    with far_apart((grad, *given), [1 << 30] * 4, dim=2) as far:
-        mine = mixed_by(launch, [far[0], cmp, *far[1:]])
-    near = mixed_by(between_launch, [grad, cmp, *given])
-    return [f"{n} differs" for n in range(5) if not torch.equal(mine[n], near[n])]
+    tensors = Mixed(seq_len=3, heads=3, dtype=HALF).tensors()
+    apart = [1 << 30, 0, *[1 << 30] * 3]
+    return far_problems(mixed_by, (launch, between_launch), tensors, apart, dim=2)
 
 
 def launches() -> list[str]:
@@ -161,15 +149,8 @@ def launches() -> list[str]:
     return [f"{started} launches"] * (started != [4, 7, 5, 9])
 
 
-_JUDGES: dict[str, tuple[Callable[..., list[str]], str]] = {
-    "mix": (mix_values, "between"),
-    "mix_in_32_bits": (mix_far, "between"),
-}
-PROOFS: dict[str, Callable[[], list[str]]] = {
-    **{one.__name__: one for one in (mix_values, mix_operator, mix_far, launches)},
-    **{
-        name: partial(judged, judge, launcher, kind, name)
-        for kind, (judge, launcher) in _JUDGES.items()
-        for name in defects(kind)
-    },
-}
+PROOFS = proofs_of(
+    "between",
+    (mix_values, mix_operator, mix_far, launches),
+    {"mix": mix_values, "mix_in_32_bits": mix_far},
+)

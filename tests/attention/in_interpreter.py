@@ -16,9 +16,8 @@ from functools import partial
 
 from tests.attention import (
     between_in_interpreter,
+    compressed_in_interpreter,
     core_in_interpreter,
-    triton_compressed,
-    triton_compressed_in_interpreter,
     triton_in_interpreter,
     triton_kernels,
     window_in_interpreter,
@@ -28,17 +27,19 @@ from tests.step.compiled_in_interpreter import compiled_layer
 # Odd shapes, forward and backward; the selected branch in both of its forms.
 _FEW: dict[str, Callable[[], list[str]]] = {
     "selected": partial(triton_kernels.core, cases=triton_kernels.CORE[::3]),
-    "compressed": partial(triton_compressed.core, cases=triton_compressed.CORE[::2]),
+    "compressed": partial(
+        compressed_in_interpreter.core, cases=compressed_in_interpreter.CORE[::2]
+    ),
     "window": partial(window_in_interpreter.core, cases=window_in_interpreter.CORE[1:2]),
     "mix": between_in_interpreter.mix_values,
     "all": partial(core_in_interpreter.core, cases=core_in_interpreter.CORE[:3]),
     "launches": between_in_interpreter.launches,
-    "pool": partial(triton_compressed.core, cases=triton_compressed.POOLED),
+    "pool": partial(compressed_in_interpreter.core, cases=compressed_in_interpreter.POOLED),
     "one graph of a layer": compiled_layer,
 }
 _ALL = {
     "selected": triton_in_interpreter,
-    "compressed": triton_compressed_in_interpreter,
+    "compressed": compressed_in_interpreter,
     "window": window_in_interpreter,
     "between": between_in_interpreter,
     "core": core_in_interpreter,

@@ -15,7 +15,7 @@ FEW = ("selected", "compressed", "window", "mix", "all", "pool", "launches",
        "one graph of a layer")  # fmt: skip
 # Run together, by whose kernels they are.
 PROOFS: dict[str, tuple[str, ...]] = {
-    "selected": ("core tuned tiles", "space lists operator trainer far far_by_block"),
+    "selected": ("core tuned tiles", "space list_problems operator trainer far far_by_block"),
     "compressed": ("core compressed_tuned compressed_shapes ties compressed_operator "
                    "compressed_far pool_values pool_far",),
     "window": ("core window_tuned window_space window_operator window_far",),

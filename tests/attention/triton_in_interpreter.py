@@ -5,13 +5,11 @@ A process of its own, because the interpreter is chosen when triton is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from unittest import mock
 
 import torch
-from hypothesis import given
 
 import nsa
 from nsa.attention import attend
@@ -28,7 +26,6 @@ from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.step.engine import Engine
 from nsa.witness.self_test import self_test
-from tests.attention.defects import defects
 from tests.attention.equations import nsa as equations
 from tests.attention.space import Example, examples, rounded, tensors
 from tests.attention.triton_kernels import (
@@ -37,10 +34,10 @@ from tests.attention.triton_kernels import (
     checked,
     compare,
     core,
-    drawn,
-    far_apart,
+    far_problems,
     found_by,
-    judged,
+    over_drawn,
+    proofs_of,
     selection,
 )
 from tests.attention.triton_kernels import inputs as case_inputs
@@ -76,25 +73,20 @@ def tiles() -> list[str]:
 
 def space() -> list[str]:
     """Whole attention over the hypothesis space, against NumPy."""
-    problems: list[str] = []
-    seen = 0
+    seen: list[Example] = []
 
-    @drawn(10)
-    @given(examples(longest=48))
-    def run(example: Example) -> None:
-        nonlocal seen
+    def judge(example: Example) -> list[str]:
         x = rounded(example.numbers(), torch.float32)
         truth = equations(x, example.shape, compressed=example.compressed)
         if truth.margin < 1e-5:
-            return  # rounding may choose another block
-        seen += 1
+            return []  # rounding may choose another block
+        seen.append(example)
         with torch.no_grad():
             out, _ = by_kernels(Branches(**tensors(x, torch.float32)), cfg=example.config())
-        right = torch.from_numpy(truth.out)
-        problems.extend(compare(str(example), out.double(), right, 1e-5))
+        return compare(str(example), out.double(), torch.from_numpy(truth.out), 1e-5)
 
-    run()
-    return problems if seen >= 5 else [*problems, f"only {seen} examples were compared"]
+    problems = over_drawn(examples(longest=48), judge, examples=10)
+    return problems if len(seen) >= 5 else [*problems, f"only {len(seen)} were compared"]
 
 
 def operator() -> list[str]:
@@ -155,19 +147,12 @@ def trainer() -> list[str]:
     return problems
 
 
-def lists() -> list[str]:
-    """Each block's readers in each run, ascending, and how they are cut."""
-    return list_problems()
-
-
 def far(module: ModuleType = launch, run: int = 0) -> list[str]:
     """Offsets beyond 32 bits: keys and queries that lie 2^27 numbers apart."""
-    case = Case(seq_len=40, heads=1, dtype=torch.float16, d_k=16, d_v=16, run=run)
-    given, blocks = case_inputs(case), selection(case)
-    with far_apart(given[:3], [1 << 27] * 3) as apart:
-        mine = found_by(module, case, [*apart, given[3]], blocks)
-    near = found_by(launch, case, given, blocks)
-    return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
+    case = Case(seq_len=40, heads=1, dtype=torch.float16, run=run)
+    return far_problems(
+        lambda of, x: found_by(of, case, x), (module, launch), case_inputs(case), [1 << 27] * 3
+    )
 
 
 def far_by_block() -> list[str]:
@@ -175,19 +160,13 @@ def far_by_block() -> list[str]:
     return far(run=24)
 
 
-_JUDGES = {
-    "selected": core,
-    "selected_by_block": partial(core, cases=BY_BLOCK),
-    "selected_lists": list_problems,
-    "selected_in_32_bits": far,
-}
-PROOFS: dict[str, Callable[[], list[str]]] = {
-    one.__name__: one
-    for one in (
-        core, tuned, tiles, space, lists, operator, trainer, far, far_by_block,
-    )
-} | {
-    name: partial(judged, judge, "selected.launch", kind, name)
-    for kind, judge in _JUDGES.items()
-    for name in defects(kind)
-}  # fmt: skip
+PROOFS = proofs_of(
+    "selected.launch",
+    (core, tuned, tiles, space, list_problems, operator, trainer, far, far_by_block),
+    {
+        "selected": core,
+        "selected_by_block": partial(core, cases=BY_BLOCK),
+        "selected_lists": list_problems,
+        "selected_in_32_bits": far,
+    },
+)

@@ -1,67 +1,49 @@
 """Proofs of the window's Triton kernels in the interpreter: what is wrong, by proof, as JSON.
 
-The truth is NumPy's, in float64, one position at a time: outputs by the independent reference's own
-`attention`, gradients by the chain rule written out beside it.
+The truth is torch's in float64, with the mask written out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType
-from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-import nsa
 from nsa.attention.triton import operators
 from nsa.attention.triton import window as window_launch
 from nsa.attention.triton.tiles import Tile, WindowCut
-from tests.attention.defects import defects
-from tests.attention.equations import attention, softmax
 from tests.attention.triton_kernels import (
-    BOUND,
     SHAPES,
+    Shape,
+    branch,
+    by_pair,
     checked,
-    compare,
-    config_of,
-    far_apart,
+    far_problems,
+    held,
     inputs,
-    judged,
     over_drawn,
-    poisoned,
-    written_once,
+    proofs_of,
+    with_gradients,
 )
 
 HALF = torch.float16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(Shape):
     """A shape, and how its work is cut; cut None: as a device would.
 
     cut: rows and keys of a tile; pieces: programs that share the walk of a tile of keys.
     """
 
-    seq_len: int
     w: int
-    heads: int = 1
-    groups: int = 1
-    batch: int = 1
-    d_k: int = 16
-    d_v: int = 16
-    dtype: torch.dtype = torch.float32
     cut: tuple[int, int] | None = (16, 16)
     pieces: int = 1
-
-    def config(self) -> nsa.NSAConfig:
-        """The package's config for it."""
-        return config_of(self, w=self.w)
 
 
 # Between them: walks with whole tiles and without, tiles of less than a token, of one and of many,
@@ -78,24 +60,10 @@ CORE = (
 
 @cache
 def right(case: Case) -> dict[str, Tensor]:
-    """Everything in float64; lse to the base 2 [B,S,G,h]."""
-    q, k, v, grad = (x.double().numpy() for x in inputs(case))
-    truth = {"out": np.zeros_like(grad), "lse": np.zeros(grad.shape[:4])}
-    truth |= {"dq": np.zeros_like(q), "dk": np.zeros_like(k), "dv": np.zeros_like(v)}
-    for b, t, g in np.ndindex(*q.shape[:3]):
-        seen = [i for i in range(t + 1) if t - i < case.w]
-        keys, values, d = k[b, seen, g], v[b, seen, g], grad[b, t, g]
-        p, out = attention(q[b, t, g], keys, values)
-        truth["out"][b, t, g] = out
-        scores = q[b, t, g] @ keys.T / np.sqrt(case.d_k)
-        assert np.allclose(p, softmax(scores))
-        truth["lse"][b, t, g] = np.log2(np.exp(scores).sum(-1))
-        # softmax's Jacobian is diag(p) - p p^T.
-        ds = p * (d @ values.T - (d * out).sum(-1, keepdims=True)) / np.sqrt(case.d_k)
-        truth["dq"][b, t, g] = ds @ keys
-        truth["dk"][b, seen, g] += ds.T @ q[b, t, g]
-        truth["dv"][b, seen, g] += p.T @ d
-    return {name: torch.from_numpy(x) for name, x in truth.items()}
+    """Everything in float64."""
+    token = torch.arange(case.seq_len)
+    seen = (token <= token[:, None]) & (token > token[:, None] - case.w)
+    return with_gradients(case, inputs(case), partial(branch, seen=seen[:, None]))
 
 
 def found_by(launch: ModuleType, case: Case, tensors: list[Tensor]) -> dict[str, Tensor]:
@@ -112,25 +80,12 @@ def found_by(launch: ModuleType, case: Case, tensors: list[Tensor]) -> dict[str,
     with mock.patch.object(launch, "choose_window_cut", lambda *_: cut):
         out, lse = launch.forward(q, k, v, cfg)
         dq, dk, dv = launch.backward(grad, q, k, v, out, lse, cfg)
-    by_pair = lse.view(case.batch, case.groups, case.seq_len, case.heads).transpose(1, 2)
-    return {"out": out, "lse": by_pair, "dq": dq, "dk": dk, "dv": dv}
+    return {"out": out, "lse": by_pair(lse, case), "dq": dq, "dk": dk, "dv": dv}
 
 
 def core(launch: ModuleType = window_launch, cases: tuple[Case, ...] = CORE) -> list[str]:
     """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
-    problems: list[str] = []
-    for case in cases:
-        tensors = inputs(case)
-        with written_once(problems), poisoned():
-            mine = found_by(launch, case, tensors)
-        for name, truth in right(case).items():
-            # A softmax over one key has no gradient: nothing is then held against one.
-            base = 1.0 if truth.abs().max() < 1e-12 else 0.0
-            got, bound = mine[name].double() + base, BOUND[case.dtype]
-            problems += compare(f"{name} of {case}", got, truth + base, bound)
-        if problems:
-            break
-    return problems
+    return held(launch, cases, found_by, right, of_one=True)
 
 
 def window_tuned() -> list[str]:
@@ -170,18 +125,13 @@ def window_operator() -> list[str]:
 def window_far(launch: ModuleType = window_launch) -> list[str]:
     """Offsets beyond 32 bits: tokens that lie 2^27 numbers apart."""
     case = Case(seq_len=40, w=25, dtype=HALF)
-    given_ = inputs(case)
-    with far_apart(given_[:3], [1 << 27] * 3) as far:
-        mine = found_by(launch, case, [*far, given_[3]])
-    near = found_by(window_launch, case, given_)
-    return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
+    return far_problems(
+        lambda of, x: found_by(of, case, x), (launch, window_launch), inputs(case), [1 << 27] * 3
+    )
 
 
-_ALL: tuple[Callable[..., list[str]], ...] = (
-    core, window_tuned, window_space, window_operator, window_far,
-)  # fmt: skip
-PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL} | {
-    name: partial(judged, judge, "window", kind, name)
-    for kind, judge in (("window", core), ("window_in_32_bits", window_far))
-    for name in defects(kind)
-}
+PROOFS = proofs_of(
+    "window",
+    (core, window_tuned, window_space, window_operator, window_far),
+    {"window": core, "window_in_32_bits": window_far},
+)
