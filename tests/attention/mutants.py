@@ -54,8 +54,8 @@ FIRST = (
     "test_whole_model.py::test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike[few",
     "test_whole_model.py::test_outputs_are_the_equations[avg, tied head-batched v2]",
     "test_whole_model.py::test_gradients_are_the_equations[avg, tied head-batched v2]",
-    "test_equations.py::test_bfloat16_through_native_kernels",
-    "test_equations.py::test_sequential_output",
+    "test_equations.py::test_output[sdpa-torch.bfloat16",
+    "test_equations.py::test_output[sequential",
 )
 
 

@@ -28,6 +28,9 @@ RELATIVE = {torch.float64: 0.0, torch.float32: 0.0, torch.bfloat16: 2.0**-8}
 MARGIN = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 1e-5}
 
 
+BF16 = torch.bfloat16
+
+
 def bounded(max_examples: int) -> settings:
     """The same examples every time, and only so many, of which the fast tier takes fewer."""
     return settings(
@@ -67,31 +70,24 @@ def check_output(example: Example, path: str, dtype: torch.dtype) -> None:
     assert worst <= 0, f"{path}, {dtype}: {worst:.1e} beyond the bound"
 
 
-@pytest.mark.parametrize("path", ["batched v1", "batched v2", "pieces", "reference", "sdpa"])
-@bounded(40)
-@given(example=examples())
-def test_float64_output(path: str, example: Example) -> None:
-    check_output(example, path, torch.float64)
+@pytest.mark.parametrize(
+    ("paths", "dtype", "longest", "number"),
+    [
+        *((path, torch.float64, 300, 40) for path in TORCH_PATHS if path != "sequential"),
+        ("sequential", torch.float64, 48, 30),
+        *(("batched v2, pieces, reference", kind, 160, 12) for kind in (torch.float32, BF16)),
+        ("sdpa", BF16, 64, 10),
+    ],
+    ids=str,
+)
+def test_output(paths: str, dtype: torch.dtype, longest: int, number: int) -> None:
+    @bounded(number)
+    @given(example=examples(longest=longest))
+    def over_space(example: Example) -> None:
+        for path in paths.split(", "):
+            check_output(example, path, dtype)
 
-
-@bounded(30)
-@given(example=examples(longest=48))
-def test_sequential_output(example: Example) -> None:
-    check_output(example, "sequential", torch.float64)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@bounded(12)
-@given(example=examples(longest=160))
-def test_narrow_types(dtype: torch.dtype, example: Example) -> None:
-    for path in ("batched v2", "pieces", "reference"):
-        check_output(example, path, dtype)
-
-
-@bounded(10)
-@given(example=examples(longest=64))
-def test_bfloat16_through_native_kernels(example: Example) -> None:
-    check_output(example, "sdpa", torch.bfloat16)
+    over_space()
 
 
 @pytest.mark.parametrize("path", TORCH_PATHS)

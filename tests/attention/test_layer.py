@@ -101,28 +101,22 @@ def test_gate_statistics() -> None:
     with pytest.raises(NSAError, match="forward pass"):
         made.gate_numbers()
     stats = _stats(made)
-    assert stats["entropy"] == pytest.approx(1.0) and stats["max_gate"] == pytest.approx(1 / 3)
     # Blocks of 6 in 40 tokens: 6 queries see 1, 6 see 2, 28 select 3 of at least 3.
-    assert stats["sel_blocks_mean"] == pytest.approx((6 + 12 + 84) / 40)
-    assert stats["sel_forced_share"] == pytest.approx(1.0)
-    _one_branch(made, 0, 1)
-    stats = _stats(made)
-    assert stats["entropy"] == pytest.approx(0.0, abs=1e-9) and stats["share_sel"] == pytest.approx(
-        1.0
-    )
+    wanted = {"entropy": 1.0, "max_gate": 1 / 3, "sel_blocks_mean": (6 + 12 + 84) / 40}
+    wanted["sel_forced_share"] = 1.0
+    assert {name: stats[name] for name in wanted} == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_one_layer_whose_gates_have_collapsed_is_not_hidden_by_the_other(number: int) -> None:
+@pytest.mark.parametrize("collapsed", [(0,), (1,), (0, 1)])
+def test_a_layer_whose_gates_have_collapsed_is_not_hidden_by_others(
+    collapsed: tuple[int, ...],
+) -> None:
     made = _equal_gates()
-    _one_branch(made, number)
-    stats = _stats(made)
-    assert stats["entropy"] == pytest.approx(0.0, abs=1e-9) and stats["max_gate"] == pytest.approx(
-        1.0
-    )
-    assert stats["share_sel"] == pytest.approx((1 + 1 / 3) / 2)
-    assert stats["entropy_mean"] == pytest.approx(1 / 2)
-    assert stats["max_gate_mean"] == pytest.approx((1 + 1 / 3) / 2)
+    _one_branch(made, *collapsed)
+    stats, share = _stats(made), len(collapsed) / 2
+    wanted = {"entropy": 0.0, "max_gate": 1.0, "entropy_mean": 1 - share}
+    wanted |= dict.fromkeys(("share_sel", "max_gate_mean"), share + (1 - share) / 3)
+    assert {name: stats[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -66,20 +64,3 @@ def test_what_is_no_packing(batch: int, cu_seqlens: list[int], told: str) -> Non
     kv = torch.zeros(batch, 6, 1, 4)
     with pytest.raises(NSAError, match=told):
         nsa_attention(q, *[kv] * 6, torch.ones(batch, 6, 2, 3), cfg=cfg, cu_seqlens=cu_seqlens)
-
-
-ALONE = """
-import sys, torch
-before = set(sys.modules)
-import nsa.attention, nsa.attention.triton.launch
-others = {name.partition(".")[0] for name in set(sys.modules) - before}
-print(*sorted(others - {"nsa", "torch", "triton"} - sys.stdlib_module_names))
-"""
-
-
-@pytest.mark.parametrize(("more", "told"), [("", ""), ("import rich\n", "rich")])
-def test_the_core_needs_torch_alone(more: str, told: str) -> None:
-    """Who takes the kernels needs nothing else that the program is installed with."""
-    command = [sys.executable, "-c", ALONE.replace("others =", f"{more}others =")]
-    done = subprocess.run(command, capture_output=True, check=True, text=True)
-    assert done.stdout.split() == ([told] if told else [])

@@ -69,18 +69,11 @@ def test_another_config_is_rejected(name: str, by: int) -> None:
 def _spoiled(name: str, factor: float) -> Callable[..., tuple[Tensor, Tensor]]:
     """A path whose gradient of one input alone is wrong."""
 
-    class Spoil(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * factor
-
     def run(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
         named = x.named()
-        return attend(Branches(**{**named, name: Spoil.apply(named[name])}), **given)
+        spoiled = named[name].view_as(named[name])
+        spoiled.register_hook(lambda grad: grad * factor)
+        return attend(Branches(**{**named, name: spoiled}), **given)
 
     return run
 
@@ -93,49 +86,42 @@ def test_a_wrong_gradient_is_rejected(name: str) -> None:
         assert found.problems and all(text.startswith(f"{name} ") for text in found.problems)
 
 
+def given_on(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> list[str]:
+    """The problems where the path gives on what is made of its output and its blocks."""
+    return held(run=lambda x, **given: change(*attend(x, **given))).problems
+
+
 def test_one_wrong_row_is_rejected() -> None:
     """A head of one token, of 786: too little for the tensor as a whole, too much for itself."""
-
-    def run(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
-        out, blocks = attend(x, **given)
-        factor = torch.ones_like(out)
-        factor[0, 130, 5] = 1.2
-        return out * factor, blocks
-
-    found = held(run=run)
-    assert any(text.startswith("out is off") and "in one row" in text for text in found.problems)
-    assert not any(text.startswith("out is off") and "row" not in text for text in found.problems)
+    factor = torch.ones(1, 131, 6, 1)
+    factor[0, 130, 5] = 1.2
+    found = [text for text in given_on(lambda out, blocks: (out * factor, blocks))
+             if text.startswith("out is off")]  # fmt: skip
+    assert found and all("in one row" in text for text in found)
 
 
 def test_not_a_number_is_rejected() -> None:
-    def run(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
-        out, blocks = attend(x, **given)
-        return out * float("nan"), blocks
-
-    assert len(held(run=run).problems) >= 18
+    assert len(given_on(lambda out, blocks: (out * float("nan"), blocks))) >= 18
 
 
-def test_other_blocks_are_rejected() -> None:
+def _worse(blocks: Tensor) -> Tensor:
+    """The free block of the last query: the first one that is not chosen."""
+    spare = next(j for j in range(1, 15) if j not in blocks[0, -1, 0].tolist())
+    changed = blocks.clone()
+    changed[0, -1, 0, 1] = spare
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda blocks: blocks.masked_fill(blocks == 0, -1), "break the rules"),
+        (_worse, "was left out that scores"),
+    ],
+)
+def test_other_blocks_are_rejected(change: Callable[[Tensor], Tensor], said: str) -> None:
     """A choice that breaks the rules, and one that takes a worse block than it leaves."""
-
-    def drop(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
-        out, blocks = attend(x, **given)
-        return out, blocks.masked_fill(blocks == 0, -1)
-
-    assert any("break the rules" in text for text in held(run=drop).problems)
-
-    def worse(blocks: Tensor) -> Tensor:
-        """The free block of the last query: the first one that is not chosen."""
-        spare = next(j for j in range(1, 15) if j not in blocks[0, -1, 0].tolist())
-        changed = blocks.clone()
-        changed[0, -1, 0, 1] = spare
-        return changed
-
-    def swap(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
-        out, blocks = attend(x, **given)
-        return out, worse(blocks)
-
-    assert any("was left out that scores" in text for text in held(run=swap).problems)
+    assert any(said in text for text in given_on(lambda out, blocks: (out, change(blocks))))
 
 
 def test_scores_without_all_of_float32_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,20 +144,17 @@ def test_a_kernel_that_refuses_is_an_answer() -> None:
 
 
 def test_a_lack_of_memory_is_raised() -> None:
-    def run(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
+    def fails(*_: Tensor) -> tuple[Tensor, Tensor]:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        held(run=run)
+        given_on(fails)
 
 
 def test_random_numbers_stay_as_they_are() -> None:
-    def run(x: Branches, **given: object) -> tuple[Tensor, Tensor]:
-        torch.rand(7)  # a kernel that draws
-        return attend(x, **given)
-
+    """A kernel may draw."""
     before = torch.get_rng_state()
-    assert held(seq_len=40, run=run).problems == []
+    assert given_on(lambda *found: (torch.rand(7), found)[1]) == []
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -15,7 +15,7 @@ import torch
 import nsa
 from nsa.attention import choose_selected
 from nsa.attention.triton.selected import tiles
-from nsa.attention.triton.tiles import shape_problem
+from nsa.attention.triton.tiles import choose_compressed_cut, shape_problem
 from nsa.contract import NSAError
 from tests.attention.triton_process import ROOT, needs_triton
 
@@ -166,12 +166,25 @@ def test_pieces_are_enough_for_any_lists(seq_len: int) -> None:
         assert sum(-(-count // cut.piece) for count in counts) <= cut.n_pieces
 
 
+@pytest.mark.parametrize("seq_len", [1, 63, 2048, 4099, 131_072])
+def test_pieces_and_tiles_of_the_compressed_branch_hold_everything(seq_len: int) -> None:
+    """Every key is in a tile and every token in a piece; partial sums stay below 1 GiB."""
+    cut = choose_compressed_cut(CFG, seq_len, 4)
+    n_keys = CFG.n_compressed(seq_len)
+    assert (
+        cut.n_tiles(n_keys) * cut.owned >= n_keys and cut.n_pieces(seq_len) * cut.piece >= seq_len
+    )
+    tiles = cut.n_tiles(n_keys) * cut.n_pieces(seq_len) * 4
+    assert tiles * cut.owned * (CFG.d_k + CFG.d_v) * 4 < 1 << 30
+
+
 @pytest.mark.parametrize(
     ("change", "seq_len", "why"),
     [
         ({"d_k": 144}, None, "heads of width 144: the kernels take up to 128"),
         ({"n_heads": 34}, None, "17 heads in a group"),
         ({"l_sel": 256}, None, "l_sel=256"),
+        ({"n_sel": 65}, None, "n_sel=65: the kernels take up to 64"),
         ({}, 1 << 20, "S=1048576 is 16384 blocks"),
         ({}, 131_072, None),
     ],

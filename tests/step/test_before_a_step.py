@@ -96,6 +96,7 @@ BATCHED = {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "1"}
         ({"NSA_COMPILE": "layer"}, "cuda", "token by token, a graph would hold every token; set"),
         (BATCHED, "auto", None),
         ({"NSA_COMPILE": "off"}, "cpu", None),
+        ({"NSA_CUDA_GRAPHS": "1"}, "cpu", "CUDA graphs need a CUDA device, this is cpu"),
     ],
 )
 def test_what_is_missing_is_said_before_it_is_needed(

@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import Event
@@ -28,6 +27,7 @@ from nsa.step.compiled import (
 )
 from nsa.step.kernel_check import compare
 from tests.attention.flash_on_cpu import flash_on_cpu
+from tests.attention.test_step_on_cuda import Precision
 from tests.step.small import SHAPE, model_of, tokens_of
 
 # torch's own warnings while it compiles are not ours.
@@ -123,34 +123,14 @@ def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> Non
         assert not gap.too_wide, str(gap)
 
 
-class _Products(TorchDispatchMode):
-    """Under which policy each product of float32 in attention runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ in ("bmm", "baddbmm_"):
-            self.seen.append(torch.get_float32_matmul_precision())
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 @pytest.mark.parametrize("defect", [False, True])
 def test_what_chooses_blocks_has_all_of_float32(
-    defect: bool, tf32: None, monkeypatch: pytest.MonkeyPatch
+    defect: bool, precision: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a process allows TF32: forward and backward of the compiled layer."""
     from nsa.attention import compressed
 
+    torch.set_float32_matmul_precision("high")
     if defect:  # made to fail on purpose: nothing asks for more
         monkeypatch.setattr(compressed, "full_float32", nullcontext)
     seen: list[str] = []
@@ -158,7 +138,7 @@ def test_what_chooses_blocks_has_all_of_float32(
         plain = getattr(compressed, name)
 
         def watched(*args: Any, plain: Any = plain) -> Any:
-            with _Products() as products:
+            with Precision() as products:
                 found = plain(*args)
             seen.extend(products.seen)
             return found

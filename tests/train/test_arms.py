@@ -69,9 +69,11 @@ def test_ranges_and_kernels_are_the_arms(arms: Launch) -> None:
 
 def test_origin_accumulation_communicates_once_per_step(arms: Launch) -> None:
     """Bytes on the wire: one gradient per optimizer step, though there are two micro-batches."""
+    assert "[ddp] gradient compression enabled: bf16" in arms.text()
     effect = arms.effects(arm="bf16")["NSA_DDP_COMPRESS"]["evidence"]
     gradient_bytes = arms.env()["effective"]["n_params"] * 4
-    assert effect["gradient_dtype"] == "float32"  # the origin's were bf16 already
+    # The origin's gradients were bf16 already.
+    assert (effect["gradient_dtype"], effect["wire_dtype"]) == ("float32", "bfloat16")
     assert effect["bytes_before"] == gradient_bytes * effect["steps"]
     assert effect["bytes_after"] * 2 == effect["bytes_before"]
     assert arms.effects(arm="small")["NSA_DDP_COMPRESS"]["evidence"] == {"hook": None}

@@ -1,10 +1,8 @@
-"""The learning rate, a lack of memory, how a step is timed, and what a start loads."""
+"""The learning rate, a lack of memory, and how a step is timed."""
 
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,30 +10,26 @@ import torch
 from nsa.step.clock import StepClock
 from nsa.step.dispatch import is_out_of_memory
 from nsa.step.optimizer import learning_rate
-from tests.train.launching import environment
 
 
-def rate(step: int, shape: str = "cosine") -> float:
-    return learning_rate(step, peak=1.0, warmup_steps=10, total_steps=110, shape=shape)
-
-
-def test_warm_up_is_linear_in_optimizer_steps() -> None:
-    assert [rate(step) for step in (1, 5, 10)] == pytest.approx([0.1, 0.5, 1.0])
-
-
-def test_cosine_falls_to_a_tenth_at_the_last_step() -> None:
-    assert rate(60) == pytest.approx(0.55)
-    assert rate(110) == pytest.approx(0.1) == rate(500)
-    assert rate(35) == pytest.approx(0.1 + 0.45 * (1 + math.cos(math.pi / 4)))
-
-
-def test_constant_stays() -> None:
-    assert rate(110, "constant") == 1.0
-
-
-def test_no_warm_up_starts_at_the_peak() -> None:
-    found = learning_rate(1, peak=2.0, warmup_steps=0, total_steps=1000, shape="cosine")
-    assert found == pytest.approx(2.0, rel=1e-4)
+@pytest.mark.parametrize(
+    ("step", "shape", "warmup", "wanted"),
+    [
+        # Warm-up is linear in optimizer steps; cosine falls to a tenth at the last one.
+        (1, "cosine", 10, 0.1),
+        (5, "cosine", 10, 0.5),
+        (10, "cosine", 10, 1.0),
+        (35, "cosine", 10, 0.1 + 0.45 * (1 + math.cos(math.pi / 4))),
+        (60, "cosine", 10, 0.55),
+        (110, "cosine", 10, 0.1),
+        (500, "cosine", 10, 0.1),
+        (110, "constant", 10, 1.0),
+        (1, "cosine", 0, 0.1 + 0.45 * (1 + math.cos(math.pi / 110))),
+    ],
+)
+def test_the_rate_of_a_step(step: int, shape: str, warmup: int, wanted: float) -> None:
+    found = learning_rate(step, peak=2.0, warmup_steps=warmup, total_steps=110, shape=shape)
+    assert found == pytest.approx(2 * wanted)
 
 
 @pytest.mark.parametrize(
@@ -77,15 +71,3 @@ def test_restart_leaves_out_what_came_before(monkeypatch: pytest.MonkeyPatch) ->
     clock.restart()
     mark = clock.tick()
     assert (mark.seconds(), mark.fetch_s) == (0.5, 0.0)
-
-
-def test_start_up_loads_only_what_is_used() -> None:
-    code = (
-        "import sys, nsa.train.session\n"
-        "heavy = {'tensorboard', 'datasets', 'tiktoken', 'pyarrow', 'pandas', 'scipy', 'rich'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment({}), capture_output=True, text=True
-    )
-    assert done.stdout.strip() == "[]", done.stderr

@@ -316,6 +316,7 @@ def test_a_step_that_the_scaler_leaves_out_moves_nothing() -> None:
 def test_a_run_that_goes_on_begins_with_the_state_that_it_has() -> None:
     made = engine(NSA_OPT_FUSED="1")
     trained(made, last=4)
+    assert updates(made.optimizer) == [4, 4]
     made.optimizer = switched(made.optimizer, made.model, made.plan.config.train, fused=False)
     assert problems(trained(made, first=5, last=8), first=5) == []
 
