@@ -135,8 +135,6 @@ def right(case: Compressed) -> dict[str, Tensor]:
 
 def wrong_blocks(case: Compressed, blocks: Tensor, tensors: list[Tensor]) -> list[str]:
     """Tokens [B,S,G] whose blocks are not those of the equations; near ties aside."""
-    shape = equations.Shape(groups=case.groups, heads=case.heads, d_k=case.d_k, d_v=case.d_v,
-                            l=case.l, d=case.d, lp=case.l_sel, n=case.n_sel, w=1)  # fmt: skip
     q, k = (x.double() for x in tensors[:2])
     k = pooled(k, case.l, case.d) if case.phi == "avg" else k
     found, compared = [], 0
@@ -146,7 +144,7 @@ def wrong_blocks(case: Compressed, blocks: Tensor, tensors: list[Tensor]) -> lis
             q[b, t, g].numpy(), k[b, :n_seen, g].numpy(), np.zeros((n_seen, 1))
         )
         # What is alike but for rounding is a tie.
-        taken, margin = equations.select(np.round(p, 12), t, shape)
+        taken, margin = equations.select(np.round(p, 12), t, case.config())
         wanted = taken + [-1] * (case.n_sel - len(taken))
         compared += margin >= TIE
         if margin >= TIE and blocks[b, t, g].tolist() != wanted:

@@ -43,7 +43,7 @@ def bounded(max_examples: int) -> settings:
 
 def run(example: Example, x: dict[str, Tensor], path: str) -> Tensor:
     """Output of one path of the package."""
-    cfg = example.config()
+    cfg = example.config
     if path == "sdpa":
         return attend(Branches(**x), cfg, Way(force_sdpa=True))[0]
     if path == "pieces":
@@ -56,10 +56,10 @@ def run(example: Example, x: dict[str, Tensor], path: str) -> Tensor:
 def check_output(example: Example, path: str, dtype: torch.dtype) -> None:
     """One path, one type: blocks and output as the equations say."""
     numbers = rounded(example.numbers(), dtype)
-    truth = equations.nsa(numbers, example.shape, compressed=example.compressed)
+    truth = equations.nsa(numbers, example.config)
     assume(truth.margin > MARGIN[dtype])
     x = tensors(numbers, dtype)
-    found = attend(Branches(**x), example.config(), Way(path="reference"))[1].tolist()
+    found = attend(Branches(**x), example.config, Way(path="reference"))[1].tolist()
     assert [[[[j for j in g if j >= 0] for g in t] for t in b] for b in found] == truth.blocks
     out = run(example, x, path).detach().double().numpy()
     bound = ABSOLUTE[dtype] + RELATIVE[dtype] * np.abs(truth.out)
@@ -96,7 +96,7 @@ def test_output(paths: str, dtype: torch.dtype, longest: int, number: int) -> No
 def test_gradients_against_finite_differences(path: str, example: Example) -> None:
     """Directional derivatives by central differences of the NumPy reference, choice held fixed."""
     numbers = example.numbers()
-    truth = equations.nsa(numbers, example.shape, compressed=example.compressed)
+    truth = equations.nsa(numbers, example.config)
     assume(truth.margin > 1e-12)
     rng = np.random.default_rng(example.seed + 1)
     weight = rng.standard_normal(truth.out.shape)
@@ -107,7 +107,7 @@ def test_gradients_against_finite_differences(path: str, example: Example) -> No
         way, sides = rng.standard_normal(value.shape), []
         for sign in (1, -1):
             moved = {**numbers, name: value + sign * 1e-6 * way}
-            result = equations.nsa(moved, example.shape, compressed=example.compressed, fixed=truth)
+            result = equations.nsa(moved, example.config, fixed=truth)
             sides.append(float((result.out * weight).sum()))
         slope = (sides[0] - sides[1]) / 2e-6
         mine = float((grad.numpy() * way).sum())

@@ -28,16 +28,13 @@ def test_each_sequence_is_alone(path: str, example: Example, lengths: list[int])
         for number, length in enumerate(lengths)
     ]
     parts = [one.numbers() for one in alone]
-    truths = [
-        equations.nsa(numbers, one.shape, compressed=one.compressed)
-        for numbers, one in zip(parts, alone, strict=True)
-    ]
+    truths = [equations.nsa(numbers, one.config) for numbers, one in zip(parts, alone, strict=True)]
     assume(min(truth.margin for truth in truths) > 1e-12)
     packed = {name: np.concatenate([numbers[name] for numbers in parts], 1) for name in parts[0]}
     begins = [0, *np.cumsum(lengths).tolist()]
     x = tensors(packed, torch.float64)
     for cu_seqlens in (begins, torch.tensor(begins, dtype=torch.int32)):
-        out = nsa_attention(**x, cfg=example.config(), way=Way(path=path), cu_seqlens=cu_seqlens)
+        out = nsa_attention(**x, cfg=example.config, way=Way(path=path), cu_seqlens=cu_seqlens)
         wanted = np.concatenate([truth.out for truth in truths], 1)
         np.testing.assert_allclose(out.detach().numpy(), wanted, rtol=0, atol=1e-12)
     # Nothing of the last sequence reaches the others, backward either.

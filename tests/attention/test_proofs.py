@@ -103,20 +103,6 @@ def test_turning_works_in_any_layout(width: int, dtype: torch.dtype) -> None:
     assert gap(target[..., 1::2].float(), imaginary) <= bound
 
 
-def test_ties_go_to_the_lower_index() -> None:
-    """Equal keys make equal probabilities: block 0 has fewer overlaps, the others tie."""
-    x = inputs(SMALL, 130)
-    with torch.no_grad():
-        x["k_cmp"].fill_(0.3)
-    for t in (64, 100, 129):
-        current = t // SMALL.l_sel
-        expected = [0, 1, current - 1, current]
-        for dtype in (torch.float64, torch.float32, torch.bfloat16):
-            way = Way(path="reference")
-            got = attend(Branches(**x).to(dtype), SMALL, way)[1][0, t]
-            assert got.tolist() == [expected, expected], (t, dtype)
-
-
 @pytest.mark.parametrize("path", WAYS)
 def test_nothing_visible_contributes_exactly_zero(path: str) -> None:
     x = only(inputs(SMALL, 30), 0)

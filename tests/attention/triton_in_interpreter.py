@@ -77,12 +77,12 @@ def space() -> list[str]:
 
     def judge(example: Example) -> list[str]:
         x = rounded(example.numbers(), torch.float32)
-        truth = equations(x, example.shape, compressed=example.compressed)
+        truth = equations(x, example.config)
         if truth.margin < 1e-5:
             return []  # rounding may choose another block
         seen.append(example)
         with torch.no_grad():
-            out, _ = by_kernels(Branches(**tensors(x, torch.float32)), cfg=example.config())
+            out, _ = by_kernels(Branches(**tensors(x, torch.float32)), cfg=example.config)
         return compare(str(example), out.double(), torch.from_numpy(truth.out), 1e-5)
 
     problems = over_drawn(examples(longest=48), judge, examples=10)

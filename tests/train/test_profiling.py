@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import warnings
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -123,29 +123,6 @@ def test_on_a_gpu_all_three_kinds_are_told_apart() -> None:
     assert kinds("cuda") == {HOST, WORK, DEVICE_RANGE}
 
 
-@dataclass(frozen=True)
-class KinetoEvent:
-    """What torch's event says of itself, in the versions that do not name its kind."""
-
-    device: DeviceType
-    annotation: bool
-
-    def name(self) -> str:
-        return "nsa.win" if self.annotation else "gemm"
-
-    def device_type(self) -> DeviceType:
-        return self.device
-
-    def is_user_annotation(self) -> bool:
-        return self.annotation
-
-    def start_ns(self) -> int:
-        return 1000
-
-    def end_ns(self) -> int:
-        return 3000
-
-
 @pytest.mark.parametrize(
     ("device", "annotation", "kind"),
     [
@@ -156,8 +133,11 @@ class KinetoEvent:
     ],
 )
 def test_the_kind_of_an_event(device: DeviceType, annotation: bool, kind: str) -> None:
-    results = SimpleNamespace(events=lambda: [KinetoEvent(device, annotation)])
-    (found,) = recorded(SimpleNamespace(kineto_results=results))
+    """By what torch's event says of itself in the versions that do not name its kind."""
+    said = {"name": "nsa.win", "device_type": device, "is_user_annotation": annotation}
+    said |= {"start_ns": 1000, "end_ns": 3000}
+    own = SimpleNamespace(**{name: partial(lambda it: it, value) for name, value in said.items()})
+    (found,) = recorded(SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: [own])))
     assert (found.kind, found.begin_us, found.end_us) == (kind, 1.0, 3.0)
 
 
