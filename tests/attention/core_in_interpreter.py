@@ -1,7 +1,7 @@
 """Proofs of the kernels that serve all branches, in the interpreter: what is wrong, by proof.
 
 The truth is torch's in float64, with all masks written out; which blocks the equations choose is
-for `triton_compressed` to say, here they are those that the kernels chose.
+for `compressed_in_interpreter` to say, here they are those that the kernels chose.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nsa.attention.triton import operators
 from nsa.attention.triton.core import launch as LAUNCH
 from nsa.attention.triton.selected.tiles import Cut
 from nsa.config import Way
-from tests.attention import triton_kernels
+from tests.attention import triton_selected
 from tests.attention.compressed_in_interpreter import ended, pooled
 from tests.attention.triton_kernels import (
     BOUND,
@@ -67,7 +67,7 @@ class Case(Shape):
 
     def by_block(self) -> Cut:
         """How the selected branch is cut where blocks own the work."""
-        alike = triton_kernels.Case(
+        alike = triton_selected.Case(
             seq_len=self.seq_len, heads=self.heads, groups=self.groups, batch=self.batch,
             d_k=self.d_k, d_v=self.d_v, l_sel=self.l_sel, n_sel=self.n_sel, run=self.run,
         )  # fmt: skip

@@ -19,14 +19,14 @@ from tests.attention import (
     compressed_in_interpreter,
     core_in_interpreter,
     triton_in_interpreter,
-    triton_kernels,
+    triton_selected,
     window_in_interpreter,
 )
 from tests.step.compiled_in_interpreter import compiled_layer
 
 # Odd shapes, forward and backward; the selected branch in both of its forms.
 _FEW: dict[str, Callable[[], list[str]]] = {
-    "selected": partial(triton_kernels.core, cases=triton_kernels.CORE[::3]),
+    "selected": partial(triton_selected.core, cases=triton_selected.CORE[::3]),
     "compressed": partial(
         compressed_in_interpreter.core, cases=compressed_in_interpreter.CORE[::2]
     ),

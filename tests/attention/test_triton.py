@@ -13,9 +13,15 @@ import pytest
 import torch
 
 import nsa
-from nsa.attention import choose_selected
+from nsa import attention as api
+from nsa.attention import choose_selected, choose_window
 from nsa.attention.triton.selected import tiles
-from nsa.attention.triton.tiles import choose_compressed_cut, shape_problem
+from nsa.attention.triton.tiles import (
+    choose_compressed_cut,
+    choose_window_cut,
+    register_limit,
+    shape_problem,
+)
 from nsa.contract import NSAError
 from tests.attention.triton_process import ROOT, needs_triton
 
@@ -227,3 +233,64 @@ from nsa.attention.triton.selected import launch
     # Made to fail on purpose: the trainer needs more.
     needs_more = [*command[:-1], code + "import nsa.step.engine"]
     assert subprocess.run(needs_more, cwd=ROOT, capture_output=True).returncode == 1
+
+
+CPU = torch.device("cpu")
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_what_the_assembler_makes_of_the_window_on_blackwell() -> None:
+    """Its forward spills without a limit of its own.
+
+    On what is older it is compiled with the other parts of a training step.
+    """
+    from benchmarks.triton_aot.compiled import compile_kernel
+    from benchmarks.triton_aot.kernels import window
+
+    forward, _, keys, _ = window(CFG, 2048, 4)
+    assert compile_kernel(forward, 100, "bf16").problems == []
+    greedy = compile_kernel(replace(keys, warps=1), 80, "bf16")
+    assert any("are spilled" in text for text in greedy.problems), greedy
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "pairs", "pieces"),
+    # 32 tiles of keys, each seen by 575 tokens of 6 heads: 53 tiles of rows, 13 pieces at most.
+    [(2048, 2, 4), (2048, 3, 3), (2048, 8, 1), (512, 1, 12), (1024, 1, 13), (40, 2, 1),
+     (8192, 2, 1), (8128, 2, 2)],
+)  # fmt: skip
+def test_pieces_of_walks_by_hand(seq_len: int, pairs: int, pieces: int) -> None:
+    """As many as give a device 256 programs, of four tiles each at least; S cuts walks short."""
+    assert choose_window_cut(CFG, seq_len, pairs).pieces == pieces
+
+
+def test_blackwell_is_given_all_registers() -> None:
+    assert [register_limit(major) for major in (8, 9, 10, 12)] == [None, None, 255, 255]
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device that can run them, whatever this one is."""
+    monkeypatch.setattr(api, "triton_problem", lambda *_: None)
+
+
+def chosen(asked: str, triton: str) -> tuple[str, str]:
+    choice = choose_window(CFG, asked, dtype=torch.bfloat16, device=CPU, triton=triton)
+    return choice.value, choice.reason
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_kernels_are_chosen_where_asked_for_and_where_nothing_better_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api, "varlen_problem", lambda *_, **__: "no flash here")
+    assert chosen("auto", "1") == ("triton", "kernels of this package: asked for by name")
+    assert chosen("auto", "auto") == ("triton", "kernels of this package: no flash here")
+    assert chosen("auto", "0")[0] == "masked"
+    assert chosen("masked", "1")[0] == "masked"
+    monkeypatch.setattr(api, "varlen_problem", lambda *_, **__: None)
+    assert chosen("auto", "1")[0] == "triton"
+    assert chosen("auto", "auto")[0] == "varlen"
+    assert chosen("varlen", "1")[0] == "varlen"

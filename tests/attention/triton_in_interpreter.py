@@ -28,20 +28,16 @@ from nsa.step.engine import Engine
 from nsa.witness.self_test import self_test
 from tests.attention.equations import nsa as equations
 from tests.attention.space import Example, examples, rounded, tensors
-from tests.attention.triton_kernels import (
+from tests.attention.triton_kernels import checked, compare, far_problems, over_drawn, proofs_of
+from tests.attention.triton_kernels import inputs as case_inputs
+from tests.attention.triton_selected import (
     BY_BLOCK,
     Case,
-    checked,
-    compare,
     core,
-    far_problems,
     found_by,
-    over_drawn,
-    proofs_of,
+    list_problems,
     selection,
 )
-from tests.attention.triton_kernels import inputs as case_inputs
-from tests.attention.triton_lists import list_problems
 from tests.train.launching import SMOKE
 
 CPU = torch.device("cpu")

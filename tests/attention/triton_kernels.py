@@ -1,6 +1,6 @@
-"""What the Triton kernels compute, held against float64, and which program writes which number.
+"""How Triton kernels are judged: against float64, and by which program writes which number.
 
-Runs where Triton's interpreter does (TRITON_INTERPRET=1 before triton is imported). `core` takes
+Runs where Triton's interpreter does (TRITON_INTERPRET=1 before triton is imported). A judge takes
 the launching module as an argument, so that a copy with a planted defect is judged like it.
 """
 
@@ -28,14 +28,11 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 import nsa
-from nsa.attention.selection import ranges_v1
-from nsa.attention.triton.selected import launch as LAUNCH
-from nsa.attention.triton.selected.tiles import ByBlock, Cut
-from nsa.attention.triton.tiles import Tile
+from nsa.attention import triton
 from tests.attention.defects import defects
 
 BOUND = {torch.float32: 1e-5, torch.float16: 5 * 2.0**-11}
-_PACKAGE = Path(LAUNCH.__file__).parents[1]
+_PACKAGE = Path(triton.__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,71 +54,6 @@ class Shape:
             dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
             d_v=self.d_v, **{name: getattr(self, name) for name in names},
         )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case(Shape):
-    """Of the selected branch, and how its work is cut; rows, every, piece: of tiles.Cut.
-
-    run: positions that blocks own at a time; with 0 queries walk.
-    """
-
-    l_sel: int = 8
-    n_sel: int = 4
-    rows: int = 64
-    every: bool = True
-    piece: int = 16
-    run: int = 0
-    l = d = property(lambda self: self.l_sel)  # noqa: E741 - the paper's letter
-
-    def cut(self) -> Cut:
-        """As asked, whatever the cost model would say."""
-        tile, n_blocks = Tile(rows=self.rows, warps=1, stages=1), self.config().n_blocks
-        return Cut(
-            forward=tile, query_gradient=tile, key_gradient=tile, every=self.every,
-            piece=self.piece, n_blocks=n_blocks(self.seq_len),
-            readers=self.seq_len * min(self.n_sel, n_blocks(self.seq_len)),
-            by_block=self.by_block() if self.run else None,
-        )  # fmt: skip
-
-    def by_block(self) -> ByBlock:
-        """The form in which blocks own the work."""
-        tile, n_blocks = Tile(rows=self.rows, warps=1, stages=1), self.config().n_blocks
-        places = min(self.n_sel, n_blocks(self.seq_len))
-        return ByBlock(
-            forward=tile, query_gradient=tile, merge=tile, tokens=self.run, places=places,
-            piece=self.piece, n_blocks=n_blocks(self.seq_len),
-        )  # fmt: skip
-
-
-# Between them: both walks, tiles of one token and of many, heads that fill no tile, more than one
-# word of bits, pieces that end inside a list, a last block that is cut, S below one block.
-CORE = (
-    Case(seq_len=5, heads=1, batch=2, l_sel=8, d_k=3, d_v=5, rows=16, every=False),
-    Case(seq_len=71, heads=3, groups=2, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=128),
-    Case(seq_len=71, heads=3, l_sel=2, n_sel=4, rows=16, every=False, piece=32),
-    # Blocks own the work: runs that end inside a block, and a second word of bits.
-    Case(seq_len=21, heads=3, groups=2, l_sel=4, n_sel=3, d_k=24, d_v=8, rows=32, run=14),
-    Case(seq_len=40, heads=1, l_sel=1, rows=32, run=28, piece=64),
-)
-# Which of them are of that form.
-BY_BLOCK = CORE[3:]
-
-
-def selection(case: Case) -> Tensor:
-    """Blocks [B,S,G,n] by the rules, the free ones at random; token 3 reads nothing at all."""
-    rng = np.random.default_rng(case.seq_len)
-    shape = (case.batch, case.seq_len, case.groups, case.n_sel)
-    blocks = np.full(shape, -1, dtype=np.int64)
-    for b, t, g in np.ndindex(*shape[:3]):
-        current = t // case.l_sel
-        taken = {0, current, max(0, current - 1)}
-        free = [j for j in range(current + 1) if j not in taken]
-        room = min(case.n_sel - len(taken), len(free))
-        taken |= set(rng.choice(free, room, replace=False).tolist()) if room > 0 else set()
-        blocks[b, t, g, : len(taken)] = sorted(taken)
-    blocks[:, 3] = -1
-    return torch.from_numpy(blocks)
 
 
 def inputs(case: Any) -> list[Tensor]:
@@ -171,31 +103,9 @@ def of_blocks(blocks: Tensor, l_sel: int) -> Tensor:
     return (reads & (token <= token[:, None]))[:, :, :, None]
 
 
-def right(case: Case) -> dict[str, Tensor]:
-    """Everything in float64."""
-    seen = of_blocks(selection(case), case.l_sel)
-    return with_gradients(case, inputs(case), partial(branch, seen=seen))
-
-
-def found_by(launch: ModuleType, case: Case, tensors: list[Tensor]) -> dict[str, Tensor]:
-    """The same by the kernels."""
-    cfg, blocks = case.config(), selection(case)
-    q, k, v, grad = tensors
-    with mock.patch.object(launch, "choose_cut", lambda *_: case.cut()):
-        bits = launch.bits_of(ranges_v1(blocks, cfg), cfg.l_sel)
-        out, lse = launch.forward(q, k, v, bits, cfg)
-        dq, dk, dv = launch.backward(grad, q, k, v, bits, out, lse, cfg)
-    return {"out": out, "lse": by_pair(lse, case), "dq": dq, "dk": dk, "dv": dv}
-
-
 def by_pair(sums: Tensor, case: Shape) -> Tensor:
     """Log-sum-exp as kernels lay it out: [B,G,S,h]."""
     return sums.view(case.batch, case.groups, case.seq_len, case.heads)
-
-
-def core(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CORE) -> list[str]:
-    """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
-    return held(launch, cases, found_by, right)
 
 
 def held(

@@ -1,27 +1,46 @@
-"""Whose time a row is, arms that cannot run, and why a run ends."""
+"""The trainer's loop in this process: clocks, rates, what ranks tell each other, why it ends."""
 
 from __future__ import annotations
 
+import json
 import math
+import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch._C._distributed_c10d as c10d
 
-from nsa.contract import HEARTBEATS, TRAINING_CSV, VAL_CSV
-from nsa.launch.plan import plan_launch
-from nsa.launch.ranks import choose_device, start_ranks
-from nsa.step.dispatch import trial_step
+from nsa.contract import FLIGHTS, HEARTBEATS, NCCL_FLIGHTS, TRAINING_CSV, VAL_CSV
+from nsa.data.packing import open_source
+from nsa.data.source import Source
+from nsa.launch.output import Heartbeat
+from nsa.launch.plan import LaunchPlan, plan_launch
+from nsa.launch.process import Termination
+from nsa.launch.ranks import (
+    SAVING_GROUP,
+    Ranks,
+    choose_device,
+    parameter_hash,
+    start_ranks,
+    write_flight,
+)
+from nsa.step.clock import StepClock
+from nsa.step.ddp import WireStats, compressed_all_reduce
+from nsa.step.dispatch import is_out_of_memory, trial_step
+from nsa.step.engine import Engine
+from nsa.step.optimizer import learning_rate
 from nsa.step.sync import Agreed
+from nsa.torch_env import flight_dumps
 from nsa.train.loop import Loop
-from nsa.train.settle import what_is_not_finite
+from nsa.train.settle import Tables, what_is_not_finite
 from runbook.accounts.clocks import BusySteps, step_clock
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.rank_log import read_heartbeats
 from tests.train.launching import SMOKE
-from tests.train.trainer_loop import made_loop, made_source
 
 SMALL = ("--ddp", "0", "--seq-len", "32", "--set", "model.n_layers=1", "--steps", "16")
 
@@ -126,3 +145,173 @@ def test_what_is_not_finite_comes_first(loss: float, norm: float, said: str) -> 
         saved=False,
     )
     assert what_is_not_finite(agreed) == said
+
+
+def made_source(plan: LaunchPlan, ranks: Ranks, dataset: str) -> Source:
+    """The data set of this rank, as the plan's config says it."""
+    data = plan.config.data.model_copy(update={"dataset": dataset})
+    share = replace(plan.share, rank=ranks.rank, world_size=ranks.world_size)
+    return open_source(data, share)
+
+
+def made_loop(
+    plan: LaunchPlan,
+    ranks: Ranks,
+    source: Source,
+    run_dir: Path,
+    start_step: int = 0,
+    *,
+    owed: bool = False,
+) -> Loop:
+    """A loop that writes its records into `run_dir`, without TensorBoard."""
+    beat = Heartbeat(rank=ranks.rank, token=secrets.token_hex(8))
+    beat.open(run_dir)
+    return Loop(
+        Engine(plan, ranks),
+        source=source,
+        tables=Tables(run_dir, rank=ranks.rank, csv=True, aux=True, board=False),
+        heartbeat=beat,
+        termination=Termination(),
+        run_dir=run_dir,
+        start_step=start_step,
+        owed=owed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "shape", "warmup", "wanted"),
+    [
+        # Warm-up is linear in optimizer steps; cosine falls to a tenth at the last one.
+        (1, "cosine", 10, 0.1),
+        (5, "cosine", 10, 0.5),
+        (10, "cosine", 10, 1.0),
+        (35, "cosine", 10, 0.1 + 0.45 * (1 + math.cos(math.pi / 4))),
+        (60, "cosine", 10, 0.55),
+        (110, "cosine", 10, 0.1),
+        (500, "cosine", 10, 0.1),
+        (110, "constant", 10, 1.0),
+        (1, "cosine", 0, 0.1 + 0.45 * (1 + math.cos(math.pi / 110))),
+    ],
+)
+def test_the_rate_of_a_step(step: int, shape: str, warmup: int, wanted: float) -> None:
+    found = learning_rate(step, peak=2.0, warmup_steps=warmup, total_steps=110, shape=shape)
+    assert found == pytest.approx(2 * wanted)
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("No available kernel. Aborting execution."), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_a_lack_of_memory_is_told_from_other_errors(error: Exception, memory: bool) -> None:
+    assert is_out_of_memory(error) is memory
+
+
+def clock_that_reads(monkeypatch: pytest.MonkeyPatch, *readings: float) -> StepClock:
+    """The clock of a step on a CPU, whose host reads these seconds, one after the other."""
+    monkeypatch.setattr("nsa.step.clock.perf_counter", iter(readings).__next__)
+    return StepClock(torch.device("cpu"))
+
+
+def test_the_clock_tells_a_step_and_what_of_it_waited_for_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = clock_that_reads(monkeypatch, 100.0, 100.25, 100.75, 102.0, 105.0)
+    with clock.fetching():
+        pass
+    mark = clock.tick()
+    assert (mark.seconds(), mark.fetch_s) == (2.0, 0.5)
+    following = clock.tick()  # begins where the one before ended, and fetches nothing
+    assert (following.seconds(), following.fetch_s) == (3.0, 0.0)
+
+
+def test_restart_leaves_out_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = clock_that_reads(monkeypatch, 100.0, 101.0, 104.0, 110.0, 110.5)
+    with clock.fetching():
+        pass
+    clock.restart()
+    mark = clock.tick()
+    assert (mark.seconds(), mark.fetch_s) == (0.5, 0.0)
+
+
+def test_parameter_hash_sees_one_bit() -> None:
+    one = torch.nn.Linear(3, 3)
+    before = parameter_hash(one)
+    assert before == parameter_hash(one)
+    with torch.no_grad():
+        one.bias[0] = torch.nextafter(one.bias[0], torch.tensor(10.0))
+    assert parameter_hash(one) != before
+
+
+def test_wire_statistics_start_again_after_each_reading() -> None:
+    stats = WireStats(wire_dtype=torch.bfloat16, world_size=2)
+    stats.bytes_before, stats.bytes_after = 8, 4
+    assert stats.take()["bytes_before"] == 8
+    assert stats.take()["bytes_before"] == 0
+
+
+def test_one_rank_rounds_as_several_do_and_sends_nothing() -> None:
+    """There is no process group here: a collective would raise."""
+    stats = WireStats(wire_dtype=torch.bfloat16, world_size=1)
+    bucket = type("Bucket", (), {"buffer": lambda self: self.numbers})()
+    bucket.numbers = torch.tensor([1.0, 1 + 2**-8 + 2**-9, -3e38])
+    done = compressed_all_reduce(stats, bucket)
+    assert done.wait() is bucket.numbers
+    assert bucket.numbers.tolist() == [1.0, 1 + 2**-7, float(torch.tensor(-3e38).bfloat16())]
+    assert stats.take()["bytes_after"] == 6
+    stats.world_size = 2
+    with pytest.raises(ValueError, match="process group"):
+        compressed_all_reduce(stats, bucket)
+
+
+ENTRY = {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "time_created_ns": 5}
+
+
+def recorder(*entries: object) -> bytes:
+    return json.dumps({"entries": entries}).encode()
+
+
+@pytest.mark.parametrize(
+    ("nccl", "generic", "op"),
+    [
+        (recorder(), recorder(ENTRY), "all_reduce"),
+        (recorder(ENTRY | {"profiling_name": "nccl:broadcast"}), recorder(ENTRY), "broadcast"),
+        (b"", recorder(ENTRY), "all_reduce"),
+    ],
+)
+def test_gloo_on_a_machine_with_gpus_is_recorded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nccl: bytes, generic: bytes, op: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda: nccl, raising=False)
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: generic)
+    path = write_flight(tmp_path, rank=0, token="ab" * 16, reason="x")
+    assert path == tmp_path / FLIGHTS.name(0)
+    (entry,) = json.loads(path.read_bytes())["entries"]
+    assert entry[:2] == [1, op]
+
+
+def test_the_watchdogs_dump_lands_in_the_run_directory() -> None:
+    prefix = f"/runs/x/{NCCL_FLIGHTS.stem}"
+    assert flight_dumps(prefix) == {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": prefix,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    }
+
+
+def test_collectives_of_a_save_are_none_of_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread runs them in each rank's own time, under numbers that the steps have too."""
+    step = ENTRY | {"process_group": ["0", "default_pg"]}
+    save = ENTRY | {"process_group": ["1", SAVING_GROUP], "profiling_name": "gloo:scatter"}
+    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: recorder(step, save))
+    path = write_flight(tmp_path, rank=0, token="ab" * 16, reason="x")
+    assert path is not None
+    assert [row[1] for row in json.loads(path.read_bytes())["entries"]] == ["all_reduce"]
