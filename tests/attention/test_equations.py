@@ -18,7 +18,7 @@ from nsa.attention.branches import Branches
 from nsa.attention.cpu import dense
 from nsa.config import Way
 from tests.attention import equations
-from tests.attention.space import Example, examples, rounded, tensors
+from tests.attention.equations import Example, examples, rounded, tensors
 from tests.tiers import examples as by_tier
 
 # "pieces": batched, with work cut as only long sequences are.

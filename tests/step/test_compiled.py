@@ -35,7 +35,7 @@ pytestmark = [
 ]
 TOKENS = (2, 40)
 BF16 = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
-# Of those of Triton tests/attention/test_kernels.py has the proof.
+# Of those of Triton tests/attention/test_mutants.py has the proof.
 WAYS: dict[str, tuple[Way, Callable[[], AbstractContextManager[Any]]]] = {
     "cpu": (Way(), nullcontext),
     "cpu in bf16": (Way(), BF16),
