@@ -98,18 +98,6 @@ def source(kind: str = "synthetic", vocab_size: int = 256, **change: int) -> Gen
     return GeneratedSource(kind, vocab_size, Share(**{**how, **change}))
 
 
-def test_origin_ranks_see_different_data() -> None:
-    first, second = (source(rank=rank, world_size=2).fetch().tokens for rank in range(2))
-    assert not torch.equal(first, second)
-
-
-def test_validation_is_repeatable_and_apart_from_training() -> None:
-    one = source()
-    first = torch.stack(list(one.validation(2)))
-    assert torch.equal(first, torch.stack(list(one.validation(2))))
-    assert not torch.equal(first[0], one.fetch().tokens)
-
-
 def test_uniform_floor_is_ln_vocab() -> None:
     one = source(batch_size=64, seq_len=999)
     assert one.floor_nats == pytest.approx(math.log(256))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 import sys
 import warnings
 from functools import partial
@@ -80,20 +78,6 @@ def test_what_the_device_waits_for() -> None:
     assert summarize([STEP[1]], 1)["gpu"] is None
 
 
-def test_a_real_trace_is_kept_and_read(tmp_path: Path) -> None:
-    with torch_profiler("cpu") as profiler:
-        for _ in range(3):
-            with torch.profiler.record_function("nsa.win"):
-                torch.ones(3).add(1)
-    save_trace(profiler, tmp_path / TRACE_FILE)
-    found = summarize(recorded(profiler), 3)
-    assert found["ranges"]["nsa.win"]["count"] == 3 and found["ranges"]["nsa.win"]["cpu_us"] > 0
-    assert 0 < found["python_share"] < 1
-    with gzip.open(tmp_path / TRACE_FILE) as stream:
-        assert "nsa.win" in {row.get("name") for row in json.load(stream)["traceEvents"]}
-    assert [path.name for path in tmp_path.iterdir()] == [TRACE_FILE]
-
-
 # How Kineto names what is on a device's timeline, where torch tells.
 ON_DEVICE = {
     "kernel": WORK,
@@ -155,7 +139,7 @@ def test_many_events_do_not_take_minutes(tmp_path: Path) -> None:
         summarize(events, 1)
     finally:
         sys.setprofile(None)
-    assert len(events) >= 20_000
+    assert len(events) >= 20_000 and [path.name for path in tmp_path.iterdir()] == [TRACE_FILE]
     # Calls and returns, which no busy machine changes: 36 for each event, 171 by torch's list.
     assert next(calls) / len(events) < 60
 

@@ -144,6 +144,9 @@ def test_two_kills_and_a_sigterm_change_no_bit(tmp_path: Path) -> None:
     ends = [replace(last, run_dir=folder).exit() for folder in (*runs(whole), *runs(pieces)[2:])]
     assert ends[0]["param_hash"] == ends[2]["param_hash"]
     assert "SIGTERM" in ends[1]["reason"]
+    (noted,) = (note for note in replace(last, run_dir=runs(pieces)[-1]).env()["notes"]
+                if note.startswith("resumed"))  # fmt: skip
+    assert noted.startswith(f"resumed after step {ends[1]['step']} from {runs(pieces)[2]}")
     went_on = re.findall(r"\[resume\] .*\(step (\d+)\)", consoles)
     assert len(went_on) == 3 and went_on[2] == str(ends[1]["step"]), "saved where it was stopped"
     kept = sorted(path.name for path in (whole / "latest/checkpoints").iterdir())

@@ -15,7 +15,7 @@ from nsa.settings import TrainSection
 from nsa.train import restore
 from nsa.train.checkpoint import expendable, prune
 from tests.train.conftest import STEPS
-from tests.train.launching import Launch, run
+from tests.train.launching import Launch
 
 launched = pytest.mark.e2e
 
@@ -28,24 +28,6 @@ def test_a_resumed_run_is_bit_identical(everything: Launch, resumed: Launch) -> 
     assert [[row[n] for n in names] for row in resumed.rows()] == straight
     assert resumed.exit()["param_hash"] == everything.exit()["param_hash"]
     assert resumed.exit()["steps_done"] == STEPS - 12
-
-
-@launched
-@pytest.mark.slow
-def test_the_newest_run_goes_on_by_its_link(tmp_path: Path) -> None:
-    """A run by hand moves `latest` to itself before it loads the checkpoint of the one before."""
-    out = tmp_path / "out"
-    args = ["--dataset", "synthetic", "--seq-len", "32", "--out-dir", str(out), "--save"]
-    first = run(tmp_path / "first", [*args, "--steps", "2"], harness=False)
-    assert first.process.returncode == 0, first.text()
-    before = (out / "latest").resolve()
-    again = [*args, "--steps", "3", "--resume", str(out / "latest")]
-    second = run(tmp_path / "second", again, harness=False)
-    assert second.process.returncode == 0, second.text()
-    after = (out / "latest").resolve()
-    assert after != before
-    notes = json.loads((after / "env.json").read_text())["notes"]
-    assert f"resumed after step 2 from {before / 'checkpoints' / 'step_2'}" in notes
 
 
 @launched
