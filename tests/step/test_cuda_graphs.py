@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa.attention.tracing import OperatorCount
-from nsa.config import ModelConfig, NSAConfig, Way
+from nsa.config import Way
 from nsa.data.source import Batch
 from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
@@ -23,14 +23,9 @@ from nsa.step.cuda_graphs import (
 )
 from nsa.step.engine import Engine
 from tests.attention.test_step_on_cuda import production
+from tests.step.small import SHAPE, model_of
 
-SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)
 TOKENS = (2, 40)
-
-
-def model_of() -> NSALanguageModel:
-    torch.manual_seed(0)
-    return NSALanguageModel(ModelConfig(vocab_size=11, n_layers=2, attention=SHAPE))
 
 
 def as_they_are(

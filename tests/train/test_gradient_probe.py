@@ -104,17 +104,6 @@ def _gates_for_statistics_alone(real: Any) -> Any:
     return forward
 
 
-def _halved_on_the_way(_real: Any) -> Any:
-    def forward(self: NSALanguageModel, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        for layer in self.layers:
-            x = layer(x) * 0.5
-        out: Tensor = self.head(self.norm(x))
-        return out
-
-    return forward
-
-
 def _loss_on(inputs: slice, targets: slice) -> Callable[[Any], Any]:
     """Cross entropy of some logits on some tokens."""
 
@@ -142,16 +131,20 @@ def _times(by: float) -> Callable[[Tensor], Tensor]:
     return lambda x: _SlopeTimes.apply(x, by)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _weakened_between_layers(real: Any) -> Any:
-    def forward(self: NSALanguageModel, tokens: Tensor) -> Tensor:
-        handle = self.layers[0].register_forward_hook(lambda _m, _i, out: _times(0.9)(out))
-        try:
-            out: Tensor = real(self, tokens)
-        finally:
-            handle.remove()
-        return out
+def _between(change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+    """What a layer gives is changed after all else has looked at it."""
 
-    return forward
+    def plant(real: Any) -> Any:
+        def forward(self: NSALanguageModel, tokens: Tensor) -> Tensor:
+            hooks = [x.register_forward_hook(lambda _m, _i, out: change(out)) for x in self.layers]
+            out: Tensor = real(self, tokens)
+            for hook in hooks:
+                hook.remove()
+            return out
+
+        return forward
+
+    return plant
 
 
 def _part(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
@@ -194,16 +187,17 @@ WRONG: dict[str, tuple[tuple[Any, str], Callable[[Any], Any], Callable[[dict[str
         _gates_for_statistics_alone,
         _oracle("gates", 0.01, "attention"),
     ),
-    "what a layer gives is not what the next one gets": (
-        MODEL,
-        _halved_on_the_way,
-        lambda proof: proof["oracle"]["seams"] == 2,
-    ),
-    "a gradient weakened on its way between layers": (
-        MODEL,
-        _weakened_between_layers,
-        lambda proof: proof["oracle"]["seams"] == 1 and proof["oracle"]["layer"] < TOLERANCE,
-    ),
+    **{
+        name: (
+            MODEL,
+            _between(change),
+            lambda it: it["oracle"]["seams"] == 2 and it["oracle"]["layer"] < TOLERANCE,
+        )
+        for name, change in (
+            ("what a layer gives is not what the next one gets", lambda x: x * 0.5),
+            ("a gradient weakened on its way between layers", _times(0.9)),
+        )
+    },
     **{
         f"a gradient of {part} that is 5 % too small": (
             PARTS,

@@ -13,13 +13,13 @@ import torch
 from nsa import attention as api
 from nsa.data.source import Batch
 from nsa.launch.envfile import policies
-from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.settings import ConfigError
 from nsa.step.engine import Engine, allow_tf32
 from nsa.witness.self_test import SelfTest, SelfTestError, self_test
 from tests.attention.flash_on_cpu import flash_on_cpu
-from tests.train.launching import SMOKE, run, schedule
+from tests.train.engines import planned
+from tests.train.launching import run, schedule
 
 ON = {"NSA_PREFILL_BATCHED": "1", "NSA_SELF_TEST": "on"}
 CPU = torch.device("cpu")
@@ -34,10 +34,9 @@ def kernels() -> Iterator[None]:
 
 
 def engine_of(precision: str = "bf16", arms: str = "", **toggles: str) -> Engine:
-    words = ["--config", str(SMOKE), "--precision", precision]
-    words += ["--arms", arms] if arms else []
-    plan = plan_launch(words, {**ON, **{f"NSA_{name}": text for name, text in toggles.items()}})
-    return Engine(plan, Ranks(place=plan.place, device=CPU, grouped=False))
+    words = ["--precision", precision, *(["--arms", arms] if arms else [])]
+    given = {**ON, **{f"NSA_{name}": text for name, text in toggles.items()}}
+    return planned(*words, **given)
 
 
 def windows(engine: Engine) -> set[str]:
