@@ -55,7 +55,7 @@ from benchmarks.attention.checks import (
 from benchmarks.attention.times import Timed, breakdown, kernel_table, peak_bytes, timed
 from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
 from nsa.attention import choose_selected
-from nsa.config import NSAConfig, Selected
+from nsa.config import Kernels, NSAConfig
 
 # Query heads, groups and width.
 PRODUCTION = "12/2/64"
@@ -66,11 +66,11 @@ DENSE = {
 }
 
 
-def sparse(x: dict[str, Tensor], selected: Selected) -> Arm:
+def sparse(x: dict[str, Tensor], kernels: Kernels) -> Arm:
     """The path that a model takes on this device, by SDPA or by what Triton kernels there are."""
 
     def run() -> tuple[Tensor, Sequence[Tensor]]:
-        out, _ = ours(x, selected)
+        out, _ = ours(x, kernels)
         return out, list(x.values())
 
     return run
@@ -100,11 +100,11 @@ def dense(x: dict[str, Tensor], backend: SDPBackend | None) -> Arm:
     return lambda: (grouped(native).transpose(1, 2), leaves)
 
 
-def ways(x: dict[str, Tensor]) -> dict[str, Selected]:
-    """Arms of ours by how the selected branch runs: by SDPA, by Triton where that can run."""
+def ways(x: dict[str, Tensor]) -> dict[str, Kernels]:
+    """Arms of ours by their kernels: masked SDPA, Triton where that can run."""
     q = x["q"]
     triton = choose_selected(cfg_of(x), seq_len=q.shape[1], dtype=q.dtype, device=q.device)
-    found: dict[str, Selected] = {"nsa": "sdpa"}
+    found: dict[str, Kernels] = {"nsa": "masked"}
     return found | ({"nsa triton": "triton"} if triton.value == "triton" else {})
 
 
@@ -115,7 +115,7 @@ def foreign(x: dict[str, Tensor], peer: Peer) -> Arm:
 
 def arms_for(x: dict[str, Tensor], device: str, peers: dict[str, Peer]) -> dict[str, Arm]:
     """What is compared; sparse first."""
-    found = {name: sparse(x, selected) for name, selected in ways(x).items()}
+    found = {name: sparse(x, kernels) for name, kernels in ways(x).items()}
     found |= {name: foreign(x, peer) for name, peer in peers.items()}
     if device == "cpu":
         return found | {"dense": dense(x, None)}
@@ -150,7 +150,7 @@ def measure(
             row["error"], row["compared"] = (
                 check_dense(arm, check_to)
                 if name.startswith("dense")
-                else check_sparse(x, check_to, ways(x).get(name, "sdpa"), peers.get(name))
+                else check_sparse(x, check_to, ways(x).get(name, "masked"), peers.get(name))
             )
             row["peak_bytes"] = peak_bytes(arm, device)
             ready[name] = timed(arm, device, may_launch=name in peers)

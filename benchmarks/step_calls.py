@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from nsa.config import ModelConfig, NSAConfig, Selected, Way, Window
+from nsa.config import Kernels, ModelConfig, NSAConfig, Way
 from nsa.model import NSALanguageModel, mean_loss
 from nsa.projection import rotations
 from tests.attention.fake_cuda import Watched, fake_cuda
@@ -66,14 +66,13 @@ def build(
     *,
     dense: bool,
     device: str,
-    window: Window = "masked",
-    selected: Selected = "sdpa",
+    kernels: Kernels = "masked",
 ) -> NSALanguageModel:
     """The model, or the same with dense attention, its weights on the device."""
     with torch.device(device):
         model = NSALanguageModel(cfg)
         for layer in model.layers:
-            layer.attention.way = Way(window=window, selected=selected)
+            layer.attention.way = Way(kernels=kernels)
             if dense:
                 layer.attention = DenseAttention(cfg.attention)
     return model
@@ -91,12 +90,11 @@ def measure(
     seq_len: int,
     *,
     dense: bool = False,
-    window: Window = "masked",
-    selected: Selected = "sdpa",
+    kernels: Kernels = "masked",
 ) -> Cost:
     """One micro-batch on a CUDA device that is not there; a first one makes what is kept."""
     with fake_cuda(), Watched() as watched:
-        model = build(cfg, dense=dense, device="cuda", window=window, selected=selected)
+        model = build(cfg, dense=dense, device="cuda", kernels=kernels)
         tokens = torch.zeros(1, seq_len + 1, dtype=torch.int64, device="cuda")
         micro_batch(model, tokens)
         model.zero_grad()
@@ -119,9 +117,9 @@ def main() -> int:
     for seq_len in args.lengths:
         dense = measure(cfg, seq_len, dense=True)
         rows = {"dense": dense}
-        for window in get_args(Window):
-            found = measure(cfg, seq_len, window=window)
-            rows[f"nsa, window {window}"] = found
+        for kernels in get_args(Kernels):
+            found = measure(cfg, seq_len, kernels=kernels)
+            rows[f"nsa, {kernels}"] = found
         for name, cost in rows.items():
             ratio = cost.peak_bytes / dense.peak_bytes
             mib = cost.peak_bytes / 2**20

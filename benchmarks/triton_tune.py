@@ -22,12 +22,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -40,6 +38,7 @@ from benchmarks.attention.checks import CFG, inputs, largest_error, ours
 from benchmarks.attention.times import breakdown
 from benchmarks.attention_gpu import sparse
 from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
+from nsa.attention.triton import launch
 from nsa.attention.triton.launch import file_of, get, put, shapes_of
 from nsa.attention.triton.tiles import Tile
 from runbook.files import write_atomic
@@ -69,11 +68,9 @@ def comma_separated(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One value of a knob at one shape: a part of the cut of `chooser`, and what it decides."""
+    """One value of a knob at one shape: a part of the cut of a branch, and what it decides."""
 
     branch: str
-    module: ModuleType
-    chooser: str
     field: str
     kernels: tuple[str, ...]
     value: Any
@@ -93,18 +90,24 @@ class Case:
 
     @contextmanager
     def in_force(self) -> Iterator[list[Any]]:
-        """Calls of the chooser give a cut with that value; the list has what they gave without."""
-        shipped: Callable[..., Any] = getattr(self.module, self.chooser)
-        before: list[Any] = []
+        """Calls are cut with that value; the list has what they would be cut by without."""
+        shipped, before = launch.CHOOSERS[self.branch], list[Any]()
 
-        def exchanged(*args: Any, **named: Any) -> Any:
-            cut = shipped(*args, **named)
+        def exchanged(*args: Any) -> Any:
+            cut = shipped(*args)
             before.append(get(cut, self.field))
             return put(cut, self.field, self.value)
 
+        saved = launch._with_choices
+
+        def unsaved(branch: str, cut: Any, *told: Any) -> Any:
+            return cut if branch == self.branch else saved(branch, cut, *told)
+
         # What was saved before would come on top of it.
-        patched = {self.chooser: exchanged, "tuned": lambda _branch, cut, _cfg, _q: cut}
-        with patch.multiple(self.module, **patched):
+        with (
+            patch.dict(launch.CHOOSERS, {self.branch: exchanged}),
+            patch.object(launch, "_with_choices", unsaved),
+        ):
             yield before
 
 
@@ -112,9 +115,8 @@ def cases(args: Any) -> list[Case]:
     """All that triton_knobs.yaml asks to try, a shape after the other."""
     text = Path(__file__).with_name("triton_knobs.yaml").read_text(encoding="utf-8")
     found = []
-    for shape, (branch, asked) in itertools.product(args.shapes, yaml.safe_load(text).items()):
-        module = import_module(f"nsa.attention.triton.{asked['module']}")
-        for field, told in asked["knobs"].items():
+    for shape, (branch, knobs) in itertools.product(args.shapes, yaml.safe_load(text).items()):
+        for field, told in knobs.items():
             if args.only and not set(args.only).intersection(told["kernels"]):
                 continue
             values = told.get("values") or [
@@ -122,8 +124,8 @@ def cases(args: Any) -> list[Case]:
                 for rows, warps, stages in itertools.product(*told["tiles"])
             ]
             found += [
-                Case(branch=branch, module=module, chooser=asked["chooser"], field=field,
-                     kernels=tuple(told["kernels"]), value=value, shape=shape)
+                Case(branch=branch, field=field, kernels=tuple(told["kernels"]), value=value,
+                     shape=shape)
                 for value in values
             ]  # fmt: skip
     return found

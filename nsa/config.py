@@ -11,11 +11,9 @@ from nsa.contract import NSAError, did_you_mean, raise_problems
 Phi = Literal["avg", "mlp"]
 Path = Literal["reference", "sequential", "batched"]
 Ranges = Literal["v1", "v2"]
-# How the selected branch runs off the CPU: torch's SDPA with masks, or this package's kernels,
-# which run the compressed branch and choose the blocks, too.
-Selected = Literal["sdpa", "triton"]
-# How the window branch runs where attention goes through SDPA; triton: by this package's kernels.
-Window = Literal["masked", "varlen", "triton"]
+# By what attention runs off the CPU: torch's SDPA with masks, the same with a flash kernel of its
+# own for the window, or this package's kernels, for all branches and the choice of blocks.
+Kernels = Literal["masked", "varlen", "triton"]
 
 # One initial and two local blocks are always selected, and they count towards n_sel.
 FORCED_INITIAL_BLOCKS = 1
@@ -119,8 +117,8 @@ class Way:
     path: "reference" (masks written out), "sequential" (token by token) or "batched" (fast).
     selection_ranges: "v1" plain loops, "v2" vectorized. use_flash: False avoids fused kernels.
     force_sdpa: run batched prefill through SDPA on the CPU too, so that restrictions on its
-    kernels have something to act on. window, selected: by what these branches run off the CPU,
-    whether it can run or not (`choose_window`, `choose_selected`).
+    kernels have something to act on. kernels: by what attention runs off the CPU, whether it can
+    run or not (`choose_window`, `choose_selected`).
     Raises NSAError that lists every wrong value.
     """
 
@@ -128,19 +126,17 @@ class Way:
     selection_ranges: Ranges = "v2"
     use_flash: bool = True
     force_sdpa: bool = False
-    window: Window = "masked"
-    selected: Selected = "sdpa"
+    kernels: Kernels = "masked"
 
     def __post_init__(self) -> None:
         errors = choice_error(self, "path", Path)
         errors += choice_error(self, "selection_ranges", Ranges)
-        errors += choice_error(self, "window", Window)
-        errors += choice_error(self, "selected", Selected)
+        errors += choice_error(self, "kernels", Kernels)
         raise_problems("Way", errors)
 
     def exact(self) -> Way:
         """The same where all types can run, with nothing but products, masks and softmax."""
-        return replace(self, window="masked", selected="sdpa")
+        return replace(self, kernels="masked")
 
     def by_sdpa(self, device_type: str) -> bool:
         """Does a call run through scaled_dot_product_attention?"""

@@ -289,6 +289,8 @@ _NEEDS: dict[str, Mapping[str, Value]] = {
     "NSA_SDPA_NO_FLASH": {"NSA_SDPA_FLASH_ONLY": False},
     # Plain loops need the host.
     "NSA_CUDA_GRAPHS": {"NSA_SEL_RANGES_V2": True},
+    # They run the window, too.
+    "NSA_USE_TRITON_SEL": {"NSA_WINDOW": AUTO},
 }
 
 
@@ -321,7 +323,7 @@ def conflicts(toggles: ToggleSet) -> list[Conflict]:
         Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
         for one, needs in _NEEDS.items()
         for other, needed in needs.items()
-        if toggles.values[one] is True
+        if toggles.values[one] in (True, "1")
         and toggles.is_set(other)
         # What is `auto` gives way by itself.
         and toggles.values[other] not in (needed, AUTO)

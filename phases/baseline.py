@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from nsa.contract import COMPRESSION_LINE, proof_text
 from phases.compare import rates
+from phases.kit import fixed_rules, specs
 from phases.kit.case import Case
 from phases.kit.commands import repeated
 from phases.kit.curves import losses, marks, throughputs
@@ -20,13 +21,12 @@ from phases.kit.finding import (
     skipped,
     warned,
 )
-from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import derived, in_file, rank_value, shown_only
 from phases.kit.rows import Row, RowPhase
 from phases.machine.samples import balance, headroom, utilisation
+from phases.training import require_sound, toggles_row, training_rows
 from phases.training.plausible import alike
 from phases.training.proofs import effect_problem
-from phases.training.training import require_sound, toggles_row, training_rows
 from runbook.config.phase import Judgement, PlanContext
 from runbook.folder.facts import device_facts, env_facts, other_work, unlike
 from runbook.records import Launch, Reason

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from nsa.toggles import meaning
+from phases.compare import places, refused, samples
 from phases.compare.ab import AbPhase, Rounds
-from phases.compare.arms import places, refused, samples
+from phases.kit import fixed_rules, specs
 from phases.kit.case import Case
 from phases.kit.commands import environment
 from phases.kit.finding import Finding, invalid, passed
-from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import derived, rank_value
 from phases.kit.rows import Row
-from phases.training.training import training_rows
+from phases.training import training_rows
 from runbook.config.phase import PlanContext
 from runbook.records import Measurement, Reason
 from runbook.stats.arms import best_arm_sequential

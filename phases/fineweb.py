@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from phases.kit import specs
 from phases.kit.case import Case
 from phases.kit.commands import trainer_launch
 from phases.kit.finding import Finding, ending, failed, invalid, missing, passed, skipped
-from phases.kit.limits import specs
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, contract_only
+from phases.training import training_rows
 from phases.training.as_planned import data_problems
-from phases.training.training import training_rows
 from runbook.config.phase import PlanContext
 from runbook.records import Launch, Reason
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from nsa.contract import proof_text
 from nsa.toggles import meaning
+from phases.compare import ArmFault, arm_fault, blamed, dropped, places, source_log
 from phases.compare.ab import AbPhase, Rounds
-from phases.compare.arms import ArmFault, arm_fault, blamed, dropped, places, source_log
+from phases.kit import fixed_rules, spec, specs
 from phases.kit.case import Case
 from phases.kit.commands import environment
 from phases.kit.finding import Finding, ending, incomplete, invalid, passed, warned
-from phases.kit.limits import fixed_rules, spec, specs
 from phases.kit.measure import log_value, rank_value
 from phases.kit.rows import Row
-from phases.training.training import training_rows
+from phases.training import training_rows
 from runbook.config.phase import PlanContext
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Measurement, Outcome, Reason

@@ -9,19 +9,19 @@ from functools import partial
 
 from nsa.contract import HALT_FILE
 from phases.compare.rates import last50s, launches, rate_table
+from phases.kit import fixed_rules, specs
 from phases.kit.case import Case, optional
 from phases.kit.commands import environment, scaled, trainer_launch
 from phases.kit.curves import gate_curves, losses, marks, memories, throughputs
 from phases.kit.finding import Finding, incomplete, invalid
-from phases.kit.limits import fixed_rules, specs
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
+from phases.training import toggles_row, training_rows
 from phases.training.gates import gates, selection
 from phases.training.own import own_learns
 from phases.training.plausible import LOSS_WINDOW
 from phases.training.resuming import resumed, stopped
 from phases.training.stability import memory_limit, memory_plateau, no_halt, steadiness
-from phases.training.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Mark, Outcome, Reason, Series, Stop
 

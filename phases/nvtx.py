@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from phases.kit import specs
 from phases.kit.case import Case, optional
 from phases.kit.commands import environment, scaled, trainer_launch
 from phases.kit.finding import Finding, failed, invalid, missing, passed
-from phases.kit.limits import specs
 from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowPhase, contract_only
-from phases.training.training import toggles_row, training_rows
+from phases.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence

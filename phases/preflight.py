@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from phases.kit import table
+from phases.kit import fixed_rules, spec, specs, table
 from phases.kit.case import Case
 from phases.kit.commands import ceilings_launch, pytest_launch
 from phases.kit.finding import Finding, failed, invalid, passed
-from phases.kit.limits import fixed_rules, spec, specs
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase
 from phases.machine import ceilings, devices, host

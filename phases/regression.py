@@ -10,14 +10,14 @@ from functools import partial
 from random import Random
 
 from phases.compare.rates import cell
+from phases.kit import specs
 from phases.kit.case import Case, optional
 from phases.kit.commands import trainer_launch
 from phases.kit.finding import Finding, incomplete, invalid, passed, warned
-from phases.kit.limits import specs
 from phases.kit.measure import decided, derived
 from phases.kit.rows import Row, RowPhase, contract_only, ends, first_problem
+from phases.training import require_sound, training_rows
 from phases.training.plausible import alike
-from phases.training.training import require_sound, training_rows
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import PhaseEvidence

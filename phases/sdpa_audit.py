@@ -7,15 +7,15 @@ from functools import partial
 from typing import Any
 
 from nsa.toggles import meaning
-from phases.compare.arms import ArmFault, arm_fault, dropped, refused
+from phases.compare import ArmFault, arm_fault, dropped, refused
+from phases.kit import specs
 from phases.kit.case import Case, optional
 from phases.kit.commands import INTERLEAVED, environment, interleaved
 from phases.kit.finding import Finding, failed, invalid, missing, passed, skipped, warned
-from phases.kit.limits import specs
 from phases.kit.measure import file_value
 from phases.kit.rows import Row, RowPhase, contract_only
+from phases.training import toggles_row, training_rows
 from phases.training.proofs import effect_problem
-from phases.training.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, PlanContext
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Launch, Reason, Table

@@ -7,18 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from phases.compare.rates import aim, last50s, launch_rate, launches, mfu, rate_table
+from phases.kit import spec, specs
 from phases.kit.case import Case, optional
 from phases.kit.commands import trainer_launch
 from phases.kit.curves import gate_curves, losses, throughputs
 from phases.kit.finding import Finding
-from phases.kit.limits import spec, specs
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.machine.samples import balance, utilisation
-from phases.training import stability
+from phases.training import stability, toggles_row, training_rows
 from phases.training.gates import gates, selection
 from phases.training.resuming import checkpoint_time, resumed, storage
-from phases.training.training import toggles_row, training_rows
 from runbook.config.phase import Judgement, Made, PlanContext
 from runbook.records import Launch
 

@@ -1,21 +1,176 @@
 """What every format shows, worked out once: rows, problems and counts of a run record.
 
 Nothing is judged here: outcomes are the record's own. The one thing added is a row for each
-required id that the record lacks, because a missing row must never look like a good one.
+required id that the record lacks, because a missing row must never look like a good one. What a
+verdict permits, and what to type after it, is one answer for every page and the terminal.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from reports.advice import without
 from reports.causes import Cause, causes_of
-from reports.permits import following
 from reports.text import one_line
+from runbook.engine.extend import after_an_accident
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Step
-from runbook.text import how_many
+from runbook.text import how_many, short_caveat
+
+_SHORT_COMMIT = 7
+# What a line with the first of them begins with, and one with the second.
+STEPS = ("next", "then")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Permit:
+    """`says`: what the reader may do. The others belong to a GO, and are empty otherwise.
+
+    `qualified`: what its caveats mean for production. `valid_for`: what it holds for. `command`
+    starts the production run behind it, `label` names what that is, and `does` says whether it
+    needs the settings in the shell; `instead` says how, where this program has no such command.
+    `changed` says of the caveats what they mean, where `qualified` does not; of any verdict.
+    """
+
+    says: str
+    qualified: str = ""
+    valid_for: str = ""
+    command: str = ""
+    label: str = ""
+    does: str = ""
+    instead: str = ""
+    changed: str = ""
+
+
+# What a change of the shipped profile has to do with the verdict.
+_BESIDE_A_CHANGE = {
+    Verdict.NO_GO: "A change alone never makes a NO-GO; a failed check below does.",
+    Verdict.INCOMPLETE: (
+        "A change alone never makes a run INCOMPLETE; the evidence that is missing below does."
+    ),
+    Verdict.PARTIAL: "What passed, passed with that.",
+    Verdict.GO: "What passed, passed with that.",
+}
+# A launch has the profile's variables, the line's settings and what the GO's phases chose
+# (`runbook.engine.earlier.standing`): together the exports.
+_EXPORTS = "it sets the settings below itself; they are for a trainer that you start by hand"
+
+
+def permit_of(record: RunRecord) -> Permit:
+    """What this run permits."""
+    permit = _permit(record)
+    told = ", ".join(map(short_caveat, record.caveats))
+    if permit.qualified or not told:
+        return permit
+    changed = f"Not the shipped profile as it is: {told}. {_BESIDE_A_CHANGE[record.verdict]}"
+    return replace(permit, changed=changed)
+
+
+def _permit(record: RunRecord) -> Permit:
+    if record.verdict is Verdict.NO_GO:
+        return Permit(says="Do not start the production run.")
+    if record.verdict is Verdict.PARTIAL:
+        return Permit(says="This is no GO yet: other required checks have not run.")
+    if record.verdict is Verdict.INCOMPLETE:
+        trained = any(phase.ran for phase in record.phases)
+        why = "required evidence is missing" if trained else "nothing could be measured"
+        return Permit(says=f"Not approved: {why}. Do not start the production run.")
+    if record.options.get("plan"):
+        return Permit(says="Every phase of this launch passed its gate.", valid_for=_valid(record))
+    said = Permit(says=_approved(record), qualified=_qualified(record), valid_for=_valid(record))
+    if record.profile_document.get("own_trainer"):
+        return replace(said, instead="Start your trainer as you do, with the settings below.")
+    return replace(
+        said,
+        command=record.invocation.production_line(),
+        label="Start the CPU run" if _on_cpu(record) else "Start production",
+        does=_EXPORTS if record.exports else "",
+    )
+
+
+def _on_cpu(record: RunRecord) -> bool:
+    hardware = record.profile_document.get("hardware")
+    return isinstance(hardware, Mapping) and hardware.get("device") == "cpu"
+
+
+def _approved(record: RunRecord) -> str:
+    """What a GO of this machine permits and what it does not."""
+    document = record.profile_document
+    floor = any(name.endswith(".throughput") for name in record.required)
+    judged = bool(document.get("throughput_gated", True)) and floor
+    speed = "" if judged else "Speed was not judged. "
+    if _on_cpu(record):
+        return f"The code works on this CPU. {speed}This approves no run on GPUs."
+    return f"{speed}The production run may start on this machine with this configuration."
+
+
+def _qualified(record: RunRecord) -> str:
+    """A launch behind a GO that had caveats is started, and says them again (`runbook launch`)."""
+    if not record.caveats:
+        return ""
+    told = ", ".join(map(short_caveat, record.caveats))
+    return (
+        f"A qualified GO: {told}. runbook launch with the same profile and settings starts "
+        "behind it and repeats this in its own verdict; a run without it gives an unqualified GO."
+    )
+
+
+def _valid(record: RunRecord) -> str:
+    known = record.environment
+    commit = known.get("git.sha", "")[:_SHORT_COMMIT]
+    changed = " with changes that are not committed" if known.get("git.dirty") == "True" else ""
+    parts = [f"commit {commit}{changed}"] if commit else []
+    return ", ".join([*parts, "this machine", f"profile {record.profile}"])
+
+
+def following(record: RunRecord, causes: Sequence[Cause]) -> tuple[Step, ...]:
+    """The next command, and the one after it; none where nothing is left to type.
+
+    A run that was cut off goes on first. Of a run that is not GO, the command of its first cause,
+    then what leads to a verdict once that passes.
+    """
+    invocation = record.invocation
+    if record.interrupted or record.finished_at is None:
+        resume = invocation.resume_line(record.run_id)
+        return (Step(command=resume, does="go on where it was cut off"),)
+    if record.verdict is Verdict.GO:
+        command = permit_of(record).command
+        return (Step(command=command, does="train behind this GO, by a plan"),) if command else ()
+    if record.verdict is Verdict.PARTIAL:
+        missing = list(dict.fromkeys(name.partition(".")[0] for name in record.left_out()))
+        add = invocation.resume_line(record.run_id, missing)
+        return (Step(command=add, does="add what was not asked for"),) if missing else ()
+    return tuple(_blocked(record, causes))
+
+
+def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
+    first = next((cause for cause in causes if cause.blocks), None)
+    if first is None:
+        return
+    advice, invocation = first.advice, record.invocation
+    when = "once your trainer is fixed" if advice.shipped else "when this passes"
+    if advice.command:
+        yield Step(command=advice.command, does=f"for {first.lead.id}")
+    else:
+        when = ""
+    line, does = invocation.line(), "run all phases: a GO needs every required check"
+    if advice.left_out:
+        line = without(line, advice.left_out)
+    elif record.options.get("plan"):
+        if after_an_accident(record):
+            line, does = invocation.resume_line(record.run_id), "go on with this launch"
+    elif record.verdict is Verdict.INCOMPLETE and not advice.shipped and _worth_keeping(record):
+        line, does = invocation.failed_line(record.run_id), "run again here what did not pass"
+    yield Step(command=line, when=when, does=does)
+
+
+def _worth_keeping(record: RunRecord) -> bool:
+    """Has a phase trained and passed? A machine that preflight refused may be another one then."""
+    return any(phase.ran and phase.outcome is Outcome.PASS for phase in record.phases)
+
 
 # As a reader needs them who sees them for the first time.
 _MEANINGS = {

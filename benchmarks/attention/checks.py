@@ -12,7 +12,7 @@ from torch import Tensor
 import nsa
 from nsa.attention import attend
 from nsa.attention.branches import Branches
-from nsa.config import Selected, Way, Window
+from nsa.config import Kernels, Way
 
 # The production shape.
 CFG = nsa.NSAConfig()
@@ -50,10 +50,9 @@ def inputs(
     return {name: x[name].requires_grad_() for name in NAMES}
 
 
-def ours(x: dict[str, Tensor], selected: Selected) -> tuple[Tensor, Tensor]:
-    """Output and blocks; "triton": by what kernels of the package there are."""
-    window: Window = "triton" if selected == "triton" else "masked"
-    return attend(Branches(**x), cfg_of(x), Way(selected=selected, window=window))
+def ours(x: dict[str, Tensor], kernels: Kernels) -> tuple[Tensor, Tensor]:
+    """Output and blocks."""
+    return attend(Branches(**x), cfg_of(x), Way(kernels=kernels))
 
 
 def load_peer(text: str) -> Peer:
@@ -97,7 +96,7 @@ def largest_error(mine: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
 
 
 def check_sparse(
-    x: dict[str, Tensor], check_to: int, selected: Selected, peer: Peer | None = None
+    x: dict[str, Tensor], check_to: int, kernels: Kernels, peer: Peer | None = None
 ) -> tuple[float, str]:
     """Error against the reference in float64, and what was compared; of a peer, if one is given.
 
@@ -109,7 +108,7 @@ def check_sparse(
     short = {name: value[:, :kept] for name, value in x.items()}
     wide = {name: value.detach().double().requires_grad_() for name, value in short.items()}
     truth, theirs = attend(Branches(**wide), cfg_of(x), Way(path="reference"))
-    out, mine = ours(x, selected)
+    out, mine = ours(x, kernels)
     same = (theirs == mine[:, :kept, :, : theirs.shape[-1]]).all(-1).all(-1)
     out = out if peer is None else called(peer, x)
     share = float(same.double().mean())
@@ -118,7 +117,7 @@ def check_sparse(
     same = same[..., None, None]
     if kept < seq_len:
         error = largest_error([out[:, :kept] * same], [truth * same])
-        if selected == "sdpa" or peer is not None:
+        if kernels == "masked" or peer is not None:
             return error, f"outputs of the first {kept}"
         beside = beside_masks(x, out, mine)
         # Both sides round.

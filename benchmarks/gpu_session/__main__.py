@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.gpu_session.session import Session
 from benchmarks.gpu_session.stages import ROOT, STAGES, Place, Stage
-from runbook.process.start import run_tool
+from runbook.process import run_tool
 
 
 def _device() -> str:

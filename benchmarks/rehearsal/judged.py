@@ -23,13 +23,14 @@ from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
 from benchmarks.rehearsal.trainer.launch import Ended, Order, Trainer
 from nsa.contract import RUN_TOKEN_VARIABLE
+from runbook import launch as launcher
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
 from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.launch import attempt as attempts
-from runbook.launch import launcher, local
+from runbook.launch import local
 from runbook.launch import local as hosts
 from runbook.launch.observer import Observer
 from runbook.machine import host, kernel_log, preflight

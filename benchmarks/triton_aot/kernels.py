@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from nsa.attention.triton.selected.tiles import ByBlock, choose_cut
-from nsa.attention.triton.tiles import LEAST, Tile, choose_compressed_cut, choose_window_cut
+from nsa.attention.triton.selected_tiles import ByBlock, choose_cut
+from nsa.attention.triton.tiles import Tile, choose_compressed_cut, choose_window_cut
 from nsa.config import NSAConfig
 
 # Arguments that point to numbers of the call's own type.
@@ -67,187 +67,121 @@ def as_assumed(_branch: str, cut: Any) -> Any:
     return cut
 
 
-_LISTS = {
-    "blocks": "i64", "ranges": "i64", "bits": "i32", "lse": "fp32", "delta": "fp32",
-    "parts": "fp32", "counts": "i32", "offsets": "i32", "readers": "i32", "piece_ends": "i32",
-    "before": "i8", "read": "i32", "sums": "fp32",
-}  # fmt: skip
+# What they point to beside numbers of the call's own type; the compressed branch is float32 in
+# every call, and its keys where they choose.
+_POINTERS = {
+    **dict.fromkeys(("blocks", "ranges"), "i64"),
+    **dict.fromkeys(("bits", "counts", "offsets", "readers", "piece_ends", "read"), "i32"),
+    **dict.fromkeys(("lse", "exact_lse", "cmp_lse", "sel_lse", "win_lse", "delta", "sums"), "fp32"),
+    **dict.fromkeys(("parts", "selected_parts", "compressed_parts", "cmp"), "fp32"),
+    "before": "i8",
+}
+_OWN = (
+    "k_win", "v_win", "k_cmp", "v_cmp", "k_sel", "v_sel", "win", "sel", "terms", "values", "gates",
+    "mixed", "d_gates", "dk_sel", "dv_sel", "dk_cmp", "dv_cmp", "dk_win", "dv_win", "dq_parts",
+    "rounded_grad",
+)  # fmt: skip
+_OF: dict[str, Any] = {"pointers": _POINTERS, "own": _OWN}
 
 
 def selected(
     cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed
 ) -> Iterator[Kernel]:
-    """The selected branch: lists of blocks, forward, gradients of queries and of keys."""
+    """The selected branch: lists of blocks, forward with the gated sum, gradients of keys."""
     from nsa.attention.triton.selected import launch, readers, rows
 
     cut = adjust("selected", choose_cut(cfg, seq_len, pairs))
     shape = launch.shape_constants(cfg)
-    by_block, of = cut.by_block, {"pointers": _LISTS}
     packed = {"L_SEL": cfg.l_sel, "N_SEL": cfg.n_sel, "TOKENS": launch.TOKENS}
     listed = launch.list_constants(cfg, cut)
-    total = {name: value for name, value in shape.items() if name != "HEADS"} | {"FEW": LEAST}
     for name, function, constants, stages in (
         ("pack", readers.pack_kernel, packed, 1),
         ("list", readers.list_kernel, {**listed, "FILL": False}, 3),
         ("list (fill)", readers.list_kernel, {**listed, "FILL": True}, 3),
-        ("sum", readers.sum_kernel, total, 3),
     ):
-        yield Kernel(name=name, function=function, constants=constants, stages=stages, **of)
-    # Other shapes walk where this one does not.
-    walk, every = {**shape, "EVERY": cut.every}, " of every block" * cut.every
+        yield Kernel(name=name, function=function, constants=constants, stages=stages, **_OF)
     pieces = {**shape, **launch.piece_constants(cut)}
-    alone = {**walk, **dict.fromkeys(("cmp", "win", "gates", "mixed")), "MIXED": False}
-    yield _tiled(f"forward{every}", rows.forward_kernel, cut.forward, alone, **of)
-    yield _tiled(f"dq{every}", rows.query_gradient_kernel, cut.query_gradient, walk, **of)
-    yield _tiled("dk, dv", readers.piece_kernel, cut.key_gradient, pieces, **of)
-    if by_block:
-        yield from _by_block(cfg, by_block)
+    yield _tiled("dk, dv", readers.piece_kernel, cut.key_gradient, pieces, **_OF)
+    if cut.by_block:
+        yield from _by_block(cfg, cut.by_block)
+        return
+    walk, every = {**shape, "EVERY": cut.every}, " of every block" * cut.every
+    yield _tiled(f"forward{every}", rows.forward_kernel, launch.mixing_tile(cut), walk, **_OF)
 
 
 def _by_block(cfg: NSAConfig, cut: ByBlock) -> Iterator[Kernel]:
-    """Instead of the two that walk: blocks own the work, and parts are of the call's type."""
+    """Instead of those that walk: blocks own the work, and parts are of the call's type."""
     from nsa.attention.triton.selected import blocks, launch, readers
 
-    pointers = {name: kind for name, kind in _LISTS.items() if name != "parts"}
+    pointers = {name: kind for name, kind in _POINTERS.items() if name != "parts"}
+    of: dict[str, Any] = {"pointers": pointers, "own": (*_OWN, "parts")}
     shape, places = launch.shape_constants(cfg), {"PLACES": cut.places}
     piece = {**shape, **launch.piece_constants(cut)}
     output = {name: shape[name] for name in ("HEADS", "D_V")}
     gradient = {name: shape[name] for name in ("HEADS", "D_K")}
     yield Kernel(
-        name="places", function=readers.place_kernel, pointers=pointers,
-        constants={"TOKENS": launch.TOKENS_OF_PLACES},
+        name="places", function=readers.place_kernel,
+        constants={"TOKENS": launch.TOKENS_OF_PLACES}, **of,
     )  # fmt: skip
     for name, function, tile, constants in (
         ("forward by block", blocks.part_kernel, cut.forward, piece),
         ("merge", blocks.merge_kernel, cut.merge, output | places),
-        ("delta", blocks.delta_kernel, cut.merge, output | gradient),
         ("dq by block", blocks.gradient_part_kernel, cut.query_gradient, piece),
         ("dq merge", blocks.gradient_merge_kernel, cut.merge, gradient | places),
     ):
-        dots = "by block" in name
-        yield _tiled(name, function, tile, constants, dots=dots, pointers=pointers, own=("parts",))
+        yield _tiled(name, function, tile, constants, dots="by block" in name, **of)
 
 
 def compressed(
     cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed
 ) -> Iterator[Kernel]:
-    """The compressed branch: forward, gradients of queries and of keys, the choice of blocks.
-
-    What it gives and its gradients are float32 in every call, and its keys where they choose.
-    """
-    from nsa.attention.triton import between
+    """The compressed branch: forward, gradients of keys, the choice of blocks."""
     from nsa.attention.triton.compressed import launch, rows, top
 
-    floats = ("out", "grad", "lse", "exact_lse", "delta", "parts")
-    own = ("terms", "rounded_grad")
-    of: dict[str, Any] = {
-        "pointers": {**dict.fromkeys(floats, "fp32"), "blocks": "i64", "bits": "i32"}
-    }
-    of["own"] = own
     cut = adjust("top", adjust("compressed", choose_compressed_cut(cfg, seq_len, pairs)))
-    shape, terms = (
-        launch.compressed_constants(cfg),
-        launch.n_terms(torch.bfloat16),
-    )
-    owned = {"KEYS": cut.owned, "PIECE": cut.piece}
-    exact, rounded = {"KEYS": cut.keys, "TERMS": terms}, {"KEYS": cut.rounded_keys}
-    for name, function, tile, more in (
-        ("forward", rows.compressed_kernel, cut.forward, exact),
-        ("dq", rows.compressed_query_gradient_kernel, cut.query_gradient, rounded),
-        ("dk, dv", launch.compressed_piece_kernel, cut.key_gradient, owned),
-    ):
-        yield _tiled(f"compressed {name}", function, tile, {**shape, **more}, **of)
-    yield Kernel(
-        name="compressed sum", function=between.compressed_sum_kernel, pointers={"parts": "fp32"},
-        constants=launch.sum_constants(cfg, cut),
-    )  # fmt: skip
-    yield Kernel(
-        name="pool", function=between.pool_kernel, own=(*own, "values"),
-        constants=launch.pool_constants(cfg, torch.bfloat16),
-    )  # fmt: skip
+    shape = launch.compressed_constants(cfg)
+    owned = {**shape, "KEYS": cut.owned, "PIECE": cut.piece}
+    exact = {**shape, "KEYS": cut.keys, "TERMS": launch.n_terms(torch.bfloat16)}
+    out = {"pointers": _POINTERS | {"out": "fp32"}, "own": _OWN}
+    yield _tiled("compressed forward", rows.compressed_kernel, cut.forward, exact, **out)
+    own = launch.compressed_piece_kernel
+    yield _tiled("compressed dk, dv", own, cut.key_gradient, owned, **_OF)
     chosen = launch.top_constants(cfg, torch.bfloat16)
     yield Kernel(
         name=f"top blocks, {cut.top.rows} tokens", function=top.top_kernel, warps=cut.top.warps,
         stages=cut.top.stages, dots=True,
-        constants={**chosen, "TOKENS": cut.top.rows, "BLOCKS": cut.blocks}, **of,
+        constants={**chosen, "TOKENS": cut.top.rows, "BLOCKS": cut.blocks}, **_OF,
     )  # fmt: skip
 
 
 def window(
     cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed
 ) -> Iterator[Kernel]:
-    """The sliding window: forward, gradients; of keys by whether walks are in pieces."""
+    """The gradients of the sliding window's keys, by whether walks are in pieces."""
     from nsa.attention.triton import window
 
     cut = adjust("window", choose_window_cut(cfg, seq_len, pairs))
-    shape, in_pieces = window.constants(cfg, cut), cut.pieces > 1
-    parts = dict.fromkeys(("dk", "dv") if in_pieces else (), "fp32")
-    of_keys = f"window dk, dv{', in pieces' * in_pieces}"
-    for name, function, tile, more in (
-        ("window forward", window.window_kernel, cut.forward, {}),
-        ("window dq", window.window_query_kernel, cut.query_gradient, {}),
-        (of_keys, window.window_keys_kernel, cut.key_gradient, parts),
-    ):
-        pointers = {"lse": "fp32", "delta": "fp32", **more}
-        yield _tiled(name, function, tile, shape, pointers=pointers)
-    if in_pieces:
-        yield Kernel(
-            name="window sum", function=window.window_sum_kernel,
-            pointers={"parts_k": "fp32", "parts_v": "fp32"},
-            constants={"PIECES": cut.pieces, "NUMBERS": window.NUMBERS},
-        )  # fmt: skip
-
-
-def between(
-    cfg: NSAConfig,
-    seq_len: int,  # noqa: ARG001
-    pairs: int,  # noqa: ARG001
-    adjust: Adjust = as_assumed,  # noqa: ARG001
-) -> Iterator[Kernel]:
-    """The gated sum and its gradients; of no length."""
-    from nsa.attention.triton import between
-
-    mixed = between.mix_constants(cfg.n_heads, cfg.d_v)
-    for name, function in (
-        ("mix", between.mix_kernel),
-        ("mix backward", between.mix_backward_kernel),
-    ):
-        yield Kernel(
-            name=name, function=function, constants=mixed,
-            # The compressed branch is float32 in every call.
-            pointers={"cmp": "fp32", "d_cmp": "fp32"},
-            own=("sel", "win", "gates", "d_sel", "d_win", "d_gates"),
-        )  # fmt: skip
+    in_pieces = cut.pieces > 1
+    pointers = _POINTERS | dict.fromkeys(("dk", "dv") if in_pieces else (), "fp32")
+    yield _tiled(
+        f"window dk, dv{', in pieces' * in_pieces}", window.window_keys_kernel, cut.key_gradient,
+        window.constants(cfg, cut), pointers=pointers,
+    )  # fmt: skip
 
 
 def core(cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed) -> Iterator[Kernel]:
-    """What serves several branches at once; the kernels of `selected` where blocks own the work."""
+    """What serves several branches at once."""
     from nsa.attention.triton.core import first, launch, queries, sums
-    from nsa.attention.triton.selected import launch as by_selection
-    from nsa.attention.triton.selected import rows
 
     cuts = launch.Cuts(
         compressed=adjust("compressed", choose_compressed_cut(cfg, seq_len, pairs)),
         selected=adjust("selected", choose_cut(cfg, seq_len, pairs)),
         window=adjust("window", choose_window_cut(cfg, seq_len, pairs)),
     )
-    lists = {name: _LISTS[name] for name in ("bits", "lse", "sums", "delta", "piece_ends")}
-    floats = dict.fromkeys(
-        ("cmp", "cmp_lse", "sel_lse", "win_lse", "selected_parts", "compressed_parts"), "fp32"
-    )
     of_window = dict.fromkeys(("parts_k", "parts_v"), "fp32" if cuts.window.pieces > 1 else "bf16")
-    of: dict[str, Any] = {"pointers": {**lists, **floats, **of_window}}
-    of["own"] = (
-        "k_win", "v_win", "k_cmp", "v_cmp", "k_sel", "v_sel", "win", "sel", "terms", "values",
-        "gates", "mixed", "d_gates", "dk_sel", "dv_sel", "dk_cmp", "dv_cmp", "dk_win", "dv_win",
-        "dq_parts",
-    )  # fmt: skip
+    of: dict[str, Any] = {"pointers": _POINTERS | of_window, "own": _OWN}
     began = launch.first_constants(cfg, torch.bfloat16, cuts.window)
     yield _tiled("window forward, pool", first.first_kernel, cuts.window.forward, began, **of)
-    if not cuts.selected.by_block:
-        walk = {**by_selection.shape_constants(cfg), "EVERY": cuts.selected.every, "MIXED": True}
-        forward = by_selection.mixing_tile(cuts.selected)
-        yield _tiled("selected forward, mix", rows.forward_kernel, forward, walk, **of)
     given = launch.queries_constants(cfg, cuts)
     yield _tiled("dq of all", queries.queries_kernel, cuts.queries, given, **of)
     yield Kernel(
@@ -256,6 +190,5 @@ def core(cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed) 
 
 
 PARTS: dict[str, Callable[[NSAConfig, int, int, Adjust], Iterator[Kernel]]] = {
-    "between": between, "compressed": compressed, "selected": selected, "window": window,
-    "core": core,
+    "compressed": compressed, "selected": selected, "window": window, "core": core,
 }  # fmt: skip

@@ -82,10 +82,9 @@ def nsa_attention(
     and window branch. All of one type (float64, float32, bfloat16, float16) and device. Rotary
     positions, where wanted, are already applied.
 
-    way: how it runs (`choose_path` says which implementation of "batched" and why). Its kernels for
-    the window are "masked" (anywhere), "varlen" (torch's attention with windows) or "triton" (of
-    this package), for the selected branch "sdpa" (anywhere) or "triton", which also run the
-    compressed branch and choose the blocks.
+    way: how it runs (`choose_path` says which implementation of "batched" and why). Its kernels are
+    "masked" (torch's SDPA, anywhere), "varlen" (the same, the window by torch's attention with
+    windows) or "triton" (of this package, for all branches and the choice of blocks).
 
     cu_seqlens: sequences packed into one row (B = 1): where each begins, and S; [n + 1] integers
     from 0, ascending. None sees another, and each has blocks of its own, from its first token on;
@@ -108,16 +107,12 @@ def nsa_attention(
         v_win=v_win,
         gates=gates,
     )
-    errors = []
-    if way.window == "varlen":
+    problem = None
+    if way.kernels == "varlen":
         problem = varlen_problem(cfg, q.dtype, q.device, use_flash=way.use_flash)
-        errors += [f"window='varlen': {problem}; use 'masked'"] if problem else []
-    for name, asked, other in (
-        ("window", way.window, "masked"),
-        ("selected", way.selected, "sdpa"),
-    ):
-        problem = triton_problem(cfg, q.dtype, q.device) if asked == "triton" else None
-        errors += [f"{name}='triton': {problem}; use '{other}'"] if problem else []
+    elif way.kernels == "triton":
+        problem = triton_problem(cfg, q.dtype, q.device)
+    errors = [f"kernels='{way.kernels}': {problem}; use 'masked'"] if problem else []
     if cu_seqlens is None:
         raise_problems("nsa_attention", errors)
         return attend(x, cfg, way)[0]
@@ -167,25 +162,17 @@ def choose_window(
     dtype: torch.dtype,
     device: torch.device,
     use_flash: bool = True,
-    triton: str = "0",
-    seq_len: int | None = None,
 ) -> PathChoice:
     """Say how the window branch should run where attention goes through SDPA, and why.
 
-    "auto" is "varlen" where that can run: torch's kernel is there without Triton's compiler.
-    triton, as `choose_selected` is asked: our kernels come before it for "1", after it for "auto",
-    where they can run. Whether the device computes it rightly is for a test on the device to say.
-    Raises NSAError where "varlen" is asked for by name and cannot run.
+    "auto" is "varlen" where that can run. Whether the device computes it rightly is for a test on
+    the device to say. Raises NSAError where it is asked for by name and cannot run.
     """
     if asked == "masked":
         return PathChoice(value="masked", reason="asked for by name")
     problem = varlen_problem(cfg, dtype, device, use_flash=use_flash)
     if problem and asked == "varlen":
         raise NSAError(f"window=varlen: {problem}; allowed here: auto, masked")
-    wanted = asked == "auto" and (triton == "1" or (triton == "auto" and problem is not None))
-    if wanted and triton_problem(cfg, dtype, device, seq_len) is None:
-        why = "asked for by name" if triton == "1" else str(problem)
-        return PathChoice(value="triton", reason=f"kernels of this package: {why}")
     if problem:
         return PathChoice(value="masked", reason=problem)
     why = "asked for by name" if asked == "varlen" else "no mask, no padding, no copied keys"
@@ -200,7 +187,7 @@ def choose_selected(
     dtype: torch.dtype,
     device: torch.device,
 ) -> PathChoice:
-    """Say how compressed and selected branch should run where attention goes through SDPA, and why.
+    """Say whether this package's kernels should run all branches off the CPU, or SDPA, and why.
 
     asked: "1" (the Triton kernels), "0" (SDPA) or "auto", the kernels where they can run. Whether
     the device computes them rightly is for a test on the device to say. Raises NSAError where they

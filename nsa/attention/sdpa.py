@@ -2,10 +2,9 @@
 
 The selected branch is one masked scaled_dot_product_attention, the window another one or torch's
 attention with windows (`nsa.attention.window`), the compressed branch an explicit softmax. Or this
-package's Triton kernels (`nsa.attention.triton`) run the compressed branch, the choice of blocks
-and the selected branch, and the window. Where all queries' masks exceed the budget of bytes,
-queries are cut into chunks whose masks are built again in the backward pass, so that nothing of
-size S x S is kept.
+package's Triton kernels (`nsa.attention.triton`) run all of it. Where all queries' masks exceed the
+budget of bytes, queries are cut into chunks whose masks are built again in the backward pass, so
+that nothing of size S x S is kept.
 """
 
 from __future__ import annotations
@@ -127,9 +126,9 @@ def chosen(
 ) -> tuple[Tensor, Tensor]:
     """Blocks [B,S,G,n_sel] by the kernels' compressed keys, and their merged ranges as bits.
 
-    v2's ranges are made with the choice, v1's by loops from the blocks. No gradient flows through.
+    v2's ranges are made with the choice, v1's by loops from the blocks.
     """
-    given = (q.detach(), terms.detach(), lse.detach(), cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
+    given = (q, terms, lse, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
     if version == "v2":
         with profile_range(SCORES_RANGE), profile_range(SELECTION_RANGES[version]):
             return by_triton.top_blocks(*given)
@@ -139,17 +138,7 @@ def chosen(
 
 
 def _by_kernels(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
-    """Output [B,S,H,Dv] and blocks [B,S,G,n_sel] of q [B,S,G,h,Dk], the selected branch by ours."""
-    if way.window != "triton":
-        with profile_range(CMP_RANGE):
-            cmp, _, terms, _, lse = by_triton.compressed(q, x.k_cmp, x.v_cmp, cfg.l, cfg.d, cfg.phi)
-        blocks, bits = chosen(q, terms, lse, cfg, way.selection_ranges)
-        with profile_range(ATTEND_RANGE):
-            sel = by_triton.selected(q, x.k_sel, x.v_sel, bits, cfg.l_sel, cfg.n_sel)[0]
-        win = _window(q, x, cfg, way)
-        with profile_range(GATE_RANGE):
-            flat = [part.flatten(2, 3) for part in (cmp, sel, win)]
-            return by_triton.mix(flat[0], flat[1], flat[2], x.gates), blocks
+    """Output [B,S,H,Dv] and blocks [B,S,G,n_sel] of q [B,S,G,h,Dk], all branches by ours."""
     # What `core` differentiates for all of them.
     seen, told = q.detach(), (cfg.l, cfg.d)
     with profile_range(WIN_RANGE):
@@ -158,7 +147,7 @@ def _by_kernels(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tenso
             *told, cfg.phi,
         )  # fmt: skip
     with profile_range(CMP_RANGE):
-        cmp, cmp_lse, lse = by_triton.compressed_by_terms(seen, terms, values, *told)
+        cmp, cmp_lse, lse = by_triton.compressed(seen, terms, values, *told)
     blocks, bits = chosen(seen, terms, lse, cfg, way.selection_ranges)
     with profile_range(GATE_RANGE), profile_range(ATTEND_RANGE):
         out, _, _ = by_triton.core(
@@ -203,9 +192,7 @@ def _selected(q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, way: Way) 
 def _window(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> Tensor:
     """Sliding-window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]: the last w tokens, the current too."""
     with profile_range(WIN_RANGE):
-        if way.window == "triton":
-            return by_triton.window(q, x.k_win, x.v_win, cfg.w)[0]
-        if way.window == "varlen":
+        if way.kernels == "varlen":
             return varlen_window(q, x.k_win, x.v_win, cfg)
         if q.shape[1] <= cfg.w:
             return _causal(q, x.k_win, x.v_win, cfg, _attend(way))
@@ -250,7 +237,7 @@ def _mixed(cmp: Tensor, sel: Tensor, win: Tensor, gates: Tensor) -> Tensor:
 def batched_sdpa(x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel]."""
     q = split_dim(x.q, 2, cfg.heads_per_group)
-    if way.selected == "triton":
+    if way.kernels == "triton":
         return _by_kernels(q, x, cfg, way)
     o_cmp, blocks = _compressed(q, x, cfg)
     o_sel = _selected(q, x, blocks, cfg, way)

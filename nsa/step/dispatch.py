@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa.attention import PathChoice, choose_selected, choose_window
-from nsa.config import ModelConfig, Selected, Way, Window
+from nsa.config import Kernels, ModelConfig, Way
 from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
 from nsa.launch.arms import triton_asked, why_not_compiled
 from nsa.launch.plan import AUDITED, LaunchPlan
@@ -24,6 +24,11 @@ from nsa.toggles import AUTO, NEEDS_CUDA, ToggleSet
 # What the CPU's allocator says.
 _ABOUT_SDPA = ("NSA_SDPA_NO_FLASH", "NSA_SDPA_FLASH_ONLY")
 _CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
+# Kernels of attention that run only where a test has shown that they compute what masks do.
+UNTESTED: dict[Hashable, str] = {
+    "varlen": "varlen_attn was not tested on this device",
+    "triton": "the Triton kernels were not tested on this device",
+}
 # What of a layer is chosen by itself, and the toggle that chooses it.
 LAYERS, REPLAY = "NSA_COMPILE", "NSA_CUDA_GRAPHS"
 
@@ -31,9 +36,8 @@ LAYERS, REPLAY = "NSA_COMPILE", "NSA_CUDA_GRAPHS"
 class Dispatch:
     """How the layers and the two branches run in one launch.
 
-    `barred`: ways that may not be used, and why. For the branches, a self-test has to show that
-    they compute what masks do before anything trains with them; `tested` names what it ran.
-    Compiled and replayed layers are held against our own modules when a block asks for them.
+    `barred`: ways that may not be used, and why; `tested` names what the self-test ran. Compiled
+    and replayed layers are held against our own modules when a block asks for them.
     """
 
     def __init__(
@@ -42,40 +46,41 @@ class Dispatch:
         """dtype: of attention's inputs."""
         self._config, self._cfg = plan.config, cfg
         self._dtype, self._device = dtype, device
-        self.barred: dict[Hashable, str] = {
-            "varlen": "varlen_attn was not tested on this device",
-            "triton": "the Triton kernels were not tested on this device",
-        }
+        self.barred = dict(UNTESTED)
         self.tested: tuple[str, ...] = ()
 
     def window(self, toggles: ToggleSet, *, tested: bool = True) -> PathChoice:
-        """How the window branch runs under these toggles, and why; `tested`: by what may be used.
+        """By what attention runs under these toggles, and why; `tested`: of what may be used.
 
-        Raises NSAError where a way is asked for by name that cannot run.
+        Raises what `selected` raises, and NSAError where NSA_WINDOW names what cannot run.
         """
+        ours = self.selected(toggles, tested=tested)
+        if ours.value == "triton":
+            return ours
         choice = choose_window(
             self._cfg.attention,
             toggles.text("NSA_WINDOW"),
             dtype=self._dtype,
             device=self._device,
             use_flash=self._cfg.way.use_flash and not toggles.flag("NSA_SDPA_NO_FLASH"),
-            triton=self._triton(toggles),
-            seq_len=self._config.train.seq_len,
         )
         return self._allowed(choice, "masked") if tested else choice
 
     def selected(self, toggles: ToggleSet, *, tested: bool = True) -> PathChoice:
-        """How the selected branch runs under these toggles, and why; `tested` as for `window`.
+        """Whether our own kernels run all branches under these toggles, or SDPA, and why.
 
-        Raises NSAError where the Triton kernels are asked for by name and cannot run.
+        Raises Refused where they are asked for by name and cannot run.
         """
-        choice = choose_selected(
-            self._cfg.attention,
-            self._triton(toggles),
-            seq_len=self._config.train.seq_len,
-            dtype=self._dtype,
-            device=self._device,
-        )
+        try:
+            choice = choose_selected(
+                self._cfg.attention,
+                self._triton(toggles),
+                seq_len=self._config.train.seq_len,
+                dtype=self._dtype,
+                device=self._device,
+            )
+        except NSAError as error:
+            raise Refused(str(error)) from error
         return self._allowed(choice, "sdpa") if tested else choice
 
     def layers(self, toggles: ToggleSet) -> PathChoice:
@@ -113,7 +118,7 @@ class Dispatch:
         self.barred[self._key(name, toggles)] = why
 
     def state(self, toggles: ToggleSet) -> Hashable:
-        """What decides how attention computes: the ways of its branches and SDPA's kernels.
+        """What decides how attention computes: its way and SDPA's kernels.
 
         Raises what `way` raises.
         """
@@ -126,7 +131,8 @@ class Dispatch:
     def _triton(self, toggles: ToggleSet) -> str:
         """1, 0 or auto: are our own kernels wanted? What is said about SDPA's is about SDPA's."""
         asked = triton_asked(toggles, self._config.runtime.use_triton_sel)
-        return "0" if asked == AUTO and forces_sdpa(toggles) else asked
+        about_sdpa = forces_sdpa(toggles) or toggles.text("NSA_WINDOW") != AUTO
+        return "0" if asked == AUTO and about_sdpa else asked
 
     def _allowed(self, choice: PathChoice, other: str) -> PathChoice:
         why = self.barred.get(choice.value)
@@ -135,27 +141,20 @@ class Dispatch:
     def way(self, toggles: ToggleSet) -> Way:
         """How attention runs as these toggles choose, by what may be used.
 
-        Raises Refused where the selected branch cannot run as asked, NSAError where the window
-        cannot.
+        Raises what `window` raises.
         """
-        window = self.window(toggles).value
-        try:
-            selected = self.selected(toggles).value
-        except NSAError as error:
-            raise Refused(str(error)) from error
-        return self.way_of(toggles, window, selected)
+        return self.way_of(toggles, self.window(toggles).value)
 
-    def way_of(self, toggles: ToggleSet, window: str, selected: str) -> Way:
-        """The same with these two branches run as named; a CPU's own paths are no ways of SDPA's.
+    def way_of(self, toggles: ToggleSet, kernels: str) -> Way:
+        """The same by the kernels that are named; a CPU's own paths are no ways of SDPA's.
 
         What restricts SDPA's kernels is about SDPA, on any device.
         """
         return replace(
             self._cfg.way,
             selection_ranges="v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1",
-            force_sdpa=forces_sdpa(toggles) or "triton" in (window, selected),
-            window=cast("Window", window),
-            selected=cast("Selected", selected),
+            force_sdpa=forces_sdpa(toggles) or kernels == "triton",
+            kernels=cast("Kernels", kernels),
         )
 
 

@@ -128,28 +128,44 @@ def test_a_long_document_is_read_whole(tmp_path: Path, held_out: bool) -> None:
         source.close()
 
 
+def gpt2_by(monkeypatch: pytest.MonkeyPatch, pattern: str, *words: str) -> None:
+    """A table of bytes and of these words in place of GPT-2's, which needs the network once."""
+    import tiktoken
+
+    ranks = {bytes([number]): number for number in range(256)}
+    table = tiktoken.Encoding(
+        "bytes",
+        pat_str=pattern,
+        mergeable_ranks=ranks | {word.encode(): 256 + n for n, word in enumerate(words)},
+        special_tokens={"<|endoftext|>": 50_256},
+    )
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda _: table)
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_a_separator_that_is_written_out_is_text(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or whoever writes about it ends a document. What stands beside it is not changed either.
-
-    By a table of bytes, which needs no network.
-    """
+    """Or whoever writes about it ends a document. What stands beside it is not changed either."""
     if name == "gpt2":
-        import tiktoken
-
-        table = tiktoken.Encoding(
-            "bytes",
-            pat_str=r"[^\r\n]+|[\r\n]+",
-            mergeable_ranks={bytes([number]): number for number in range(256)},
-            special_tokens={"<|endoftext|>": 50_256},
-        )
-        monkeypatch.setattr(tiktoken, "get_encoding", lambda _: table)
+        gpt2_by(monkeypatch, r"[^\r\n]+|[\r\n]+")
     tokenizer = open_tokenizer(name)
     text = f"a<|endoftext|>b\r\nc\rd\n\n {SIGNS}"
     assert tokenizer.encode(text) == list(text.encode())
     assert tokenizer.separator == {"byte": 0, "gpt2": 50_256}[name]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_long_text_is_encoded_as_a_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts it has the same bytes, and other tokens where the parts meet.
+
+    Every seven letters are a word here, which no round number of them is a multiple of.
+    """
+    word, count = "abcdefg", 60_000
+    if name == "gpt2":
+        gpt2_by(monkeypatch, r"[a-z]{7}|[\s\S]", word)
+    wanted = {"byte": list((word * count).encode()), "gpt2": [256] * count}[name]
+    assert open_tokenizer(name).encode(word * count) == wanted
 
 
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)

@@ -8,6 +8,7 @@ torch. What it then has to do is the contract's (docs/trainer-contract.md, "Exit
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import threading
@@ -229,6 +230,37 @@ def test_a_save_is_of_one_moment_however_long_it_takes(
     folder, _ = launch(tmp_path / "slow", save_every=SAVED)
     assert gone_on.is_set() and kept(folder) == [SAVED, STEPS]
     check_goes_on(tmp_path, folder, whole)
+
+
+def test_a_checkpoint_gets_its_name_once_its_files_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a power cut leaves the name, and files that are empty; and the name is put there, too."""
+    sync, rename = os.fsync, os.rename
+    on_disk: dict[int, int] = {}
+    named: dict[str, dict[str, bool]] = {}
+
+    def synced(file: Any) -> None:
+        sync(file)
+        found = os.fstat(file if isinstance(file, int) else file.fileno())
+        on_disk[found.st_ino] = found.st_size
+
+    def renamed(source: Any, target: Any, **words: Any) -> None:
+        if (path := Path(source)).is_dir() and Path(target).name.startswith("step_"):
+            held = {file.name: file.stat() for file in path.iterdir()}
+            named[Path(target).name] = {
+                name: on_disk.get(found.st_ino) == found.st_size for name, found in held.items()
+            }
+            on_disk.pop(path.parent.stat().st_ino, None)
+        rename(source, target, **words)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    folder, _ = launch(tmp_path / "run", save_every=STEPS)
+    assert list(named) == [f"step_{STEPS}"], "a checkpoint is written under another name first"
+    late = sorted(name for name, sound in named[f"step_{STEPS}"].items() if not sound)
+    assert not late, f"not on the disk when the checkpoint got its name: {', '.join(late)}"
+    assert (folder / LAST).parent.stat().st_ino in on_disk, "the name is not put on the disk"
 
 
 def check_goes_on(folder: Path, source: Path, whole: tuple[Path, dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ import torch
 from nsa.attention import PathChoice
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
-from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATORS, WINDOW_OPERATORS
+from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR
 from nsa.attention.window import VARLEN_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, INSTEAD, SELECTION_RANGES, TIMEOUT_TOLERANCE_S, WIN_RANGE
@@ -266,7 +266,7 @@ def _audit(seen: Seen) -> Evidence:
 def _window(seen: Seen) -> Evidence:
     """The operator inside the branch's range is what ran, whatever was chosen."""
     asked, ran = seen.toggles.text("NSA_WINDOW"), seen.ranges.inside[WIN_RANGE]
-    kernels = {VARLEN_OPERATOR: "varlen", **dict.fromkeys(WINDOW_OPERATORS, "triton")}
+    kernels = {VARLEN_OPERATOR: "varlen", WINDOW_OPERATOR: "triton"}
     found = next((way for name, way in kernels.items() if name in ran), "masked")
     evidence = {"ran": found, "chosen": str(seen.engine.dispatch.window(seen.toggles))}
     if not ran:
@@ -289,7 +289,7 @@ def _triton(seen: Seen) -> Evidence:
     """The kernels' operator inside the branch's range is what ran, whatever was chosen."""
     asked = seen.toggles.values["NSA_USE_TRITON_SEL"]
     ran = seen.ranges.inside[ATTEND_RANGE]
-    found = "triton" if any(name in ran for name in SELECTED_OPERATORS) else "sdpa"
+    found = "triton" if SELECTED_OPERATOR in ran else "sdpa"
     choice = seen.engine.dispatch.selected(seen.toggles)
     evidence = {"ran": found, "chosen": str(choice)}
     if asked == AUTO:

@@ -1,12 +1,13 @@
 """Before the first step: do this device's kernels compute attention as the equations say?
 
-The ways that the window and the selected branch are to run are measured at the launch's own
-length, heads and type. One that does not agree is barred on all ranks, and masked SDPA takes its
-place; where that does not agree either, nothing is trained.
+The kernels by which attention is to run are measured at the launch's own length, heads and type.
+Those that do not agree are barred on all ranks, and what takes their place is measured as well,
+masked SDPA at last; where that does not agree either, nothing is trained.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,13 +19,15 @@ from nsa.contract import ELSEWHERE, NSAError
 from nsa.launch.arms import triton_asked
 from nsa.launch.output import say
 from nsa.settings import refusal
-from nsa.step.dispatch import allow_kernels, forces_sdpa
+from nsa.step.compiled import Refused
+from nsa.step.dispatch import UNTESTED, allow_kernels, forces_sdpa
 from nsa.step.engine import Engine
 from nsa.toggles import ToggleSet
 from nsa.witness.accounts import or_null
 from nsa.witness.equations import Agreement, Bound, measure
 
-_TRITON = "triton"
+# Kernels that are asked for by name.
+_NAMED = ("NSA_WINDOW=varlen", "NSA_USE_TRITON_SEL=1")
 
 
 class SelfTestError(RuntimeError):
@@ -33,8 +36,7 @@ class SelfTestError(RuntimeError):
 
 @dataclass(kw_only=True)
 class SelfTest:
-    """What was tested, or why nothing was; `paths` by the way that the window branch runs, and
-    "triton" for the kernels of this package, all that blocks want of them at once.
+    """What was tested, or why nothing was; `paths` by `Way.kernels`, or a CPU's own path.
 
     elsewhere: why a path that agrees on this rank was rejected; env.json, of rank 0, has to say it.
     """
@@ -90,16 +92,17 @@ def wanted(engine: Engine, toggles: ToggleSet) -> tuple[bool, str]:
 
 
 def self_test(engine: Engine) -> SelfTest:
-    """Test the ways to run attention that this launch's blocks want. A collective of all ranks.
+    """Test the kernels that this launch's blocks want. A collective of all ranks.
 
     Afterwards `engine.dispatch.barred` holds those that may not be used. Leaves random numbers,
     memory statistics and gradients as they were. Raises SelfTestError if masked SDPA does not
-    agree, and ConfigError where a way is asked for by name that cannot run, or cannot be tested.
+    agree, and ConfigError where kernels are asked for by name that cannot run, or be tested.
     """
-    plan = engine.plan
+    plan, barred = engine.plan, engine.dispatch.barred
     allow_kernels(plan.toggles)
     run, reason = wanted(engine, plan.toggles)
-    todo = _ways(engine, run, reason)
+    if problems := _problems(engine, run, reason):
+        raise refusal(problems)
     found = SelfTest(
         reason=reason,
         seq_len=plan.config.train.seq_len,
@@ -107,13 +110,16 @@ def self_test(engine: Engine) -> SelfTest:
         bound=Bound.of(engine.dtype),
     )
     if not run:
-        engine.dispatch.barred |= dict.fromkeys(("varlen", _TRITON), f"no self-test ({reason})")
+        barred |= dict.fromkeys(UNTESTED, f"no self-test ({reason})")
         return found
-    # Last, beside the window that was found to agree.
-    todo = [name for name in todo if name != _TRITON] + [_TRITON] * _wants_triton(engine)
-    rejected = [name for name in todo if not _agrees(engine, found, name)]
-    if rejected and "masked" not in todo:
-        _agrees(engine, found, "masked")
+    for name in UNTESTED:
+        barred.pop(name, None)
+    done = set[str]()
+    # What takes the place of a rejected one is wanted only then.
+    while left := sorted(_kernels(engine) - done):
+        done.add(left[-1])
+        _test(engine, found, left[-1])
+    barred |= {name: why for name, why in UNTESTED.items() if name not in done}
     engine.dispatch.tested = tuple(found.paths)
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -121,49 +127,39 @@ def self_test(engine: Engine) -> SelfTest:
     return found
 
 
-def _ways(engine: Engine, run: bool, reason: str) -> list[str]:
-    """Ways of the window that blocks want; masked, which takes a rejected one's place, last."""
-    ways, problems = set(), []
+def _problems(engine: Engine, run: bool, reason: str) -> list[str]:
+    """Why what is asked for by name cannot run, or cannot be tested."""
+    problems = []
     for block in engine.plan.blocks:
+        toggles = block.toggles
+        triton = triton_asked(toggles, engine.plan.config.runtime.use_triton_sel)
+        told = {
+            "varlen": f"NSA_WINDOW={toggles.text('NSA_WINDOW')}",
+            "triton": f"NSA_USE_TRITON_SEL={triton}",
+        }
         try:
-            ways.add(engine.dispatch.window(block.toggles, tested=False).value)
+            asked = told.get(engine.dispatch.window(toggles, tested=False).value)
+        except Refused as error:
+            # An arm that cannot run says so itself, when its turn comes.
+            problems += [str(error)] if engine.plan.schedule is None else []
         except NSAError as error:
             problems.append(f"NSA_WINDOW: {error}")
         else:
-            if block.toggles.text("NSA_WINDOW") == "varlen" and not run:
-                problems.append(f"NSA_WINDOW=varlen: nothing runs untested ({reason}); use auto")
-        problems += _selected_problems(engine, block.toggles, run, reason)
-    if problems:
-        raise refusal(list(dict.fromkeys(problems)))
-    return sorted(ways, reverse=True)
+            if asked in _NAMED and not run:
+                problems.append(f"{asked}: nothing runs untested ({reason}); use auto")
+    return list(dict.fromkeys(problems))
 
 
-def _selected_problems(engine: Engine, toggles: ToggleSet, run: bool, reason: str) -> list[str]:
-    """Why the kernels that are asked for by name cannot run; an arm of its own says so itself."""
-    try:
-        choice = engine.dispatch.selected(toggles, tested=False)
-    except NSAError as error:
-        return [str(error)] if engine.plan.schedule is None else []
-    asked = triton_asked(toggles, engine.plan.config.runtime.use_triton_sel)
-    if asked == "1" and choice.value == _TRITON and not run:
-        return [f"NSA_USE_TRITON_SEL=1: nothing runs untested ({reason}); use auto"]
-    return []
-
-
-def _wants_triton(engine: Engine, branch: str = "") -> bool:
-    """Does a block want the Triton kernels (of a branch, "" for any), and could they run?"""
-    ways = {"window": engine.dispatch.window, "selected": engine.dispatch.selected}
+def _kernels(engine: Engine) -> set[str]:
+    """What blocks want of what is not barred."""
+    found = set()
     for block in engine.plan.blocks:
-        for name, way in ways.items():
-            try:
-                if branch in ("", name) and way(block.toggles, tested=False).value == _TRITON:
-                    return True
-            except NSAError:
-                pass  # an arm that cannot run says so when its turn comes
-    return False
+        with suppress(Refused):
+            found.add(engine.dispatch.window(block.toggles).value)
+    return found
 
 
-def _agrees(engine: Engine, found: SelfTest, name: str) -> bool:
+def _test(engine: Engine, found: SelfTest, name: str) -> None:
     """Measure one way, the same verdict on all ranks; bar it or raise where it does not agree."""
     by_mask = _name_of_masked(engine)
     label = by_mask if name == "masked" else name
@@ -173,8 +169,7 @@ def _agrees(engine: Engine, found: SelfTest, name: str) -> bool:
     outcome = "; ".join(here.problems) or f"agrees, off by at most {worst:.2g} of itself"
     say(f"[self-test] {label}: {outcome} ({here.seconds:.1f} s)", rank=engine.ranks.rank)
     if not wrong:
-        engine.dispatch.barred.pop(name, None)
-        return True
+        return
     why = "; ".join(here.problems)
     if not why:
         why = found.elsewhere[label] = f"{ELSEWHERE} found that it does not agree"
@@ -185,7 +180,6 @@ def _agrees(engine: Engine, found: SelfTest, name: str) -> bool:
             "`pytest --pyargs nsa.tests`, and check the driver, torch's build and the memory"
         )
     engine.dispatch.barred[name] = f"the self-test rejected {name}: {why}"
-    return False
 
 
 def _name_of_masked(engine: Engine) -> str:
@@ -196,15 +190,8 @@ def _name_of_masked(engine: Engine) -> str:
 
 
 def _measure(engine: Engine, name: str) -> Agreement:
-    cfg, toggles = engine.model.cfg.attention, engine.plan.toggles
-    window, selected = name, "sdpa"
-    if name == _TRITON:
-        # The other branch runs as it was found to agree.
-        window = (
-            _TRITON if _wants_triton(engine, "window") else engine.dispatch.window(toggles).value
-        )
-        selected = _TRITON if _wants_triton(engine, "selected") else "sdpa"
-    way = engine.dispatch.way_of(toggles, window, selected)
+    cfg = engine.model.cfg.attention
+    way = engine.dispatch.way_of(engine.plan.toggles, name)
     way = replace(way, force_sdpa=way.force_sdpa or name != "masked")
     return measure(
         partial(attend, cfg=cfg, way=way),

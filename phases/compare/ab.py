@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from phases.compare.arms import launch_name, places, reproduces_baseline, samples, source_log
+from phases.compare import launch_name, places, reproduces_baseline, samples, source_log
 from phases.compare.rates import last50_of, rate_table
 from phases.kit import commands
 from phases.kit.case import Case, optional
 from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import decided, derived, effective_rate, estimated
 from phases.kit.rows import Row, RowPhase, contract_only
+from phases.training import require_sound, toggles_row
 from phases.training.plausible import alike
 from phases.training.proofs import effect_problem
-from phases.training.training import require_sound, toggles_row
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason
 from runbook.records.evidence import TrainingLog

@@ -21,8 +21,8 @@ from phases.kit.measure import (
     shown_only,
 )
 from phases.machine.ceilings import other_devices, slowest
+from phases.training import require_sound
 from phases.training.own import own_rate
-from phases.training.training import require_sound
 from runbook.accounts.clocks import BusySteps, clock_ratio
 from runbook.accounts.workload import COPY_TOLERANCE
 from runbook.config.limits import IDLE_MFU

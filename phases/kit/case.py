@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from nsa.contract import ENV_JSON
 from nsa.toggles import TOGGLES
+from phases.kit import spec
 from phases.kit.commands import environment
 from phases.kit.finding import Finding, ending, incomplete, invalid, missing, whole
-from phases.kit.limits import spec
 from phases.kit.measure import in_file
 from runbook.config.limits import Limit
 from runbook.config.phase import PlanContext

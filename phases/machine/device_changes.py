@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from phases.kit import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST, TAKEN_EARLY_S, TAKEN_LATE_S
 from phases.kit.case import Case, once
 from phases.kit.finding import Finding, invalid, missing, passed, warned, whole
-from phases.kit.limits import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST, TAKEN_EARLY_S, TAKEN_LATE_S
 from phases.kit.measure import file_value
 from phases.machine.devices import require_gpu
 from phases.machine.samples import Notes, sampled

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from phases.kit import MEMORY_SHARE, POWER_LEAST
 from phases.kit.case import Case
 from phases.kit.finding import Finding, invalid, passed, skipped, warned
-from phases.kit.limits import MEMORY_SHARE, POWER_LEAST
 from runbook.records import Measurement, Reason
 from runbook.records.measurement import MIB_PER_GIB
 

@@ -10,10 +10,10 @@ from operator import gt, lt
 from typing import Any
 
 from nsa.toggles import meaning
+from phases.kit import BUSY_SHARE, LONG_SEQUENCE, OTHER_WORK_SHARE, SHM_LEAST_GIB
 from phases.kit.case import Case
 from phases.kit.commands import environment
 from phases.kit.finding import Finding, incomplete, invalid, missing, passed, skipped, warned
-from phases.kit.limits import BUSY_SHARE, LONG_SEQUENCE, OTHER_WORK_SHARE, SHM_LEAST_GIB
 from phases.kit.measure import file_value
 from runbook.folder.launch.documents import load_of
 from runbook.records import Reason

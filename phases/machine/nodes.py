@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsa.contract import Ceiling
+from phases.kit import CLOCKS_APART_S, CLOCKS_EXACT_S
 from phases.kit.case import Case
 from phases.kit.commands import ceilings_launch
 from phases.kit.finding import Finding, inconclusive, invalid, missing, passed, skipped, warned
-from phases.kit.limits import CLOCKS_APART_S, CLOCKS_EXACT_S
 from phases.kit.rows import Row, RowsOf
 from phases.machine.ceilings import as_measurement, measured
 from runbook.config.phase import PlanContext

@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from phases.kit import CLOCK_LEAST, OTHERS_SAMPLES, THROTTLED_SHARE, WORKING_PERCENT
 from phases.kit.case import Case
 from phases.kit.finding import Finding, inconclusive, invalid, missing, skipped
-from phases.kit.limits import CLOCK_LEAST, OTHERS_SAMPLES, THROTTLED_SHARE, WORKING_PERCENT
 from phases.kit.measure import against, derived, effective_rate, file_value
 from phases.machine.devices import require_gpu
 from runbook.files import utc_text

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.toggles import TOGGLES
+from phases.kit import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
 from phases.kit.case import Case, once
 from phases.kit.finding import Finding, invalid, passed
-from phases.kit.limits import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
 from phases.kit.measure import log_value
 from phases.training.own import own_plausible
 from phases.training.proofs import PASSIVE

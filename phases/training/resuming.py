@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from nsa.contract import checkpoint_step
+from phases.kit import CHECKPOINTS_KEPT, RESUMED_TOLERANCE
 from phases.kit.case import Case
 from phases.kit.finding import (
     Finding,
@@ -20,7 +21,6 @@ from phases.kit.finding import (
     missing,
     passed,
 )
-from phases.kit.limits import CHECKPOINTS_KEPT, RESUMED_TOLERANCE
 from phases.kit.measure import against, derived, log_value, rank_value
 from phases.training.plausible import alike, other_checkpoint
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib

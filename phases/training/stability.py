@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsa.contract import Event
+from phases.kit import SEQUENTIAL_HANG_STEP
 from phases.kit.case import Case
 from phases.kit.finding import Finding, failed, inconclusive, listed, missing, passed
-from phases.kit.limits import SEQUENTIAL_HANG_STEP
 from phases.kit.measure import (
     against,
     decided,

@@ -3,16 +3,25 @@
 A required check that was skipped or never reported turns no case of its own red in every reader,
 so the case `verdict` does: NO-GO is a failure, INCOMPLETE an error. PARTIAL PASS is skipped: it
 passed, and says nothing of the rest.
+
+CTRF (the Common Test Report Format, https://ctrf.io) knows no error: what has no answer is `failed`
+there, since a reader counts only those, and no evidence is no green. `rawStatus` has the outcome.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+from xml.etree import ElementTree as ET
 
 from reports.text import check_value, limit_text
 from reports.view import ReportView, build_view
+from runbook.files import utc_seconds
 from runbook.records import Check, Reason, RunRecord, Verdict
+from runbook.records.run import Report, Screen
 from runbook.text import printable
 
 
@@ -150,3 +159,103 @@ def _of_verdict(view: ReportView) -> Case:
         output=headline,
         facts=_printable({"headline": view.headline, "caveats": ", ".join(view.record.caveats)}),
     )
+
+
+_COUNTED = {"failures": Status.FAILURE, "errors": Status.ERROR, "skipped": Status.SKIPPED}
+
+
+def render_junit(record: RunRecord, _: Screen) -> str:
+    """Return JUnit XML: SKIPPED is skipped, FAIL a failure, anything else but PASS an error."""
+    suites = suites_of(record)
+    root = ET.Element("testsuites", name="runbook")
+    for suite in suites:
+        _add_suite(root, suite)
+    for name in ("tests", *_COUNTED):
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
+    root.set("time", f"{sum(suite.duration_s or 0.0 for suite in suites):.3f}")
+    ET.indent(root)
+    body = ET.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+
+
+def _add_suite(root: ET.Element, suite: Suite) -> None:
+    element = ET.SubElement(root, "testsuite", name=suite.name)
+    if suite.flaky:  # where the schema of JUnit wants them
+        _properties(element, (("flaky", suite.flaky),))
+    for case in suite.cases:
+        _add_case(element, case)
+    element.set("tests", str(len(suite.cases)))
+    for name, status in _COUNTED.items():
+        element.set(name, str(sum(case.status is status for case in suite.cases)))
+    if suite.duration_s is not None:
+        element.set("time", f"{suite.duration_s:.3f}")
+        if suite.started_at:
+            element.set("timestamp", suite.started_at)
+
+
+def _add_case(suite: ET.Element, case: Case) -> None:
+    element = ET.SubElement(suite, "testcase", classname=case.classname, name=case.name, time="0")
+    _properties(element, case.facts)
+    if case.output:
+        ET.SubElement(element, "system-out").text = case.output
+    if case.status is not Status.PASSED:
+        bad = ET.SubElement(element, case.status, message=case.message)
+        if case.status is not Status.SKIPPED:  # the schema of JUnit gives it no type
+            bad.set("type", case.code)
+        bad.text = case.text
+
+
+def _properties(parent: ET.Element, facts: tuple[tuple[str, str], ...]) -> None:
+    properties = ET.SubElement(parent, "properties")
+    for name, value in facts:
+        ET.SubElement(properties, "property", name=name, value=value)
+
+
+JUNIT = Report(file_name="junit.xml", render=render_junit)
+
+
+_SPEC_VERSION = "1.0.0"
+_STATUSES = {Status.FAILURE: "failed", Status.ERROR: "failed"}
+
+
+def render_ctrf(record: RunRecord, _: Screen) -> str:
+    """Return the run as one CTRF document; times are milliseconds."""
+    suites = suites_of(record)
+    tests = [_test(suite, case) for suite in suites for case in suite.cases]
+    counts = Counter(test["status"] for test in tests)
+    start = utc_seconds(record.started_at)
+    stop = utc_seconds(record.finished_at or "") or start
+    flaky = {suite.name: suite.flaky for suite in suites if suite.flaky}
+    summary = {
+        "tests": len(tests),
+        **{name: counts[name] for name in ("passed", "failed", "skipped", "pending", "other")},
+        "suites": len(suites),
+        "start": round(start * 1000),
+        "stop": round(stop * 1000),
+        **({"extra": {"flaky": flaky}} if flaky else {}),
+    }
+    tool = {"name": "runbook", "version": printable(record.tool_version)}
+    results = {"tool": tool, "summary": summary, "tests": tests}
+    document = {
+        "reportFormat": "CTRF",
+        "specVersion": _SPEC_VERSION,
+        "runId": printable(record.run_id),
+        "results": results,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _test(suite: Suite, case: Case) -> dict[str, Any]:
+    said = {"message": case.message, "trace": case.text, "stdout": case.output.splitlines()}
+    return {
+        "name": case.name,
+        "status": _STATUSES.get(case.status, case.status.value),
+        "rawStatus": case.raw,
+        "duration": 0,  # a check takes none; its phase does
+        "suite": [suite.name],
+        **{name: text for name, text in said.items() if text},
+        "extra": dict(case.facts),
+    }
+
+
+CTRF = Report(file_name="ctrf.json", render=render_ctrf)

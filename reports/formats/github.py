@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from reports.causes import Cause
-from reports.permits import STEPS
 from reports.text import check_value, limit_text, one_line
-from reports.view import ReportView, build_view
+from reports.view import STEPS, ReportView, build_view
 from runbook.records import Check, Reason, RunRecord
 from runbook.records.run import Report, Screen
 

@@ -12,12 +12,11 @@ from hashlib import sha256
 
 from markupsafe import Markup
 
-from reports.permits import permit_of
 from reports.plots.bars import Interval, Timeline
 from reports.plots.traces import Traces
 from reports.summary import summarize
 from reports.text import template_environment
-from reports.view import build_view
+from reports.view import build_view, permit_of
 from runbook.records import PhaseRecord, RunRecord, Series
 from runbook.records.run import Report, Screen
 

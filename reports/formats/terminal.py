@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from reports.causes import Cause
-from reports.permits import STEPS, permit_of
 from reports.text import check_value, limit_text, one_line
-from reports.view import PhaseView, ReportView, build_view
+from reports.view import STEPS, PhaseView, ReportView, build_view, permit_of
 from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import Check, RunRecord, Verdict
 from runbook.records.measurement import duration_text

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from reports.plots import draw
+from reports import plots
 from reports.text import limit_text, one_line, value_text
 from runbook.records import Check, LaunchEntry, Mark, Outcome, PhaseRecord, RunRecord
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 
-_LEFT, _RIGHT = 104.0, draw.WIDTH - 8.0
+_LEFT, _RIGHT = 104.0, plots.WIDTH - 8.0
 _ROW = 24.0
-_FROM, _TO = 12.0, draw.WIDTH - 12.0
+_FROM, _TO = 12.0, plots.WIDTH - 12.0
 _TOP, _BAR, _BOTTOM = 20.0, 32.0, 44.0
 # Further away than so many times the width of the interval, a limit would flatten it.
 _FAR = 8.0
@@ -33,7 +33,7 @@ class Timeline:
     title = "Course of the run"
 
     def __init__(self, record: RunRecord) -> None:
-        self.phases = [one for one in record.phases if 0 < one.duration_s < draw.HUGE]
+        self.phases = [one for one in record.phases if 0 < one.duration_s < plots.HUGE]
         self.empty = not self.phases
 
     @property
@@ -51,38 +51,38 @@ class Timeline:
         """The drawing."""
         total = sum(phase.duration_s for phase in self.phases)
         unit, factor = _unit(total)
-        x = draw.fit([0.0, total / factor], _LEFT, _RIGHT)
+        x = plots.fit([0.0, total / factor], _LEFT, _RIGHT)
         bottom = 6 + _ROW * len(self.phases)
-        parts = [draw.line(x(tick), 4, x(tick), bottom, "grid") for tick in x.ticks]
+        parts = [plots.line(x(tick), 4, x(tick), bottom, "grid") for tick in x.ticks]
         begun = 0.0
         for number, phase in enumerate(self.phases):
             parts += _row(phase, begun, x, factor, 6 + _ROW * number)
             begun += phase.duration_s
-        parts += draw.axis_below(x, bottom, unit)
-        return draw.picture(self.title, self.says, bottom + 34, parts)
+        parts += plots.axis_below(x, bottom, unit)
+        return plots.picture(self.title, self.says, bottom + 34, parts)
 
 
 def _row(
-    phase: PhaseRecord, begun: float, x: draw.Scale, factor: float, top: float
+    phase: PhaseRecord, begun: float, x: plots.Scale, factor: float, top: float
 ) -> Iterator[Markup]:
     end = begun + phase.duration_s
     left, right = x(begun / factor), x(end / factor)
-    yield draw.text(_LEFT - 6, top + 14, draw.shorten(phase.name, _LEFT - 10), anchor="end")
-    yield draw.box(left, top + 4, max(right - left, 1.5), 9, _kind(phase))
+    yield plots.text(_LEFT - 6, top + 14, plots.shorten(phase.name, _LEFT - 10), anchor="end")
+    yield plots.box(left, top + 4, max(right - left, 1.5), 9, _kind(phase))
     for entry in phase.launches:
         seconds = min(entry.result.duration_s, end - begun)
         if seconds > 0:
             start, begun = begun, begun + seconds
             width = x(begun / factor) - x(start / factor)
-            yield draw.box(
+            yield plots.box(
                 x(start / factor), top + 15, max(width - 0.5, 1.0), 4, _launch_kind(entry)
             )
     words = _words(phase)
     room_right, room_left = _RIGHT - right - 4, left - _LEFT - 4
-    if draw.CHAR * len(words) <= room_right or room_right >= room_left:
-        yield draw.text(right + 4, top + 13, draw.shorten(words, room_right))
+    if plots.CHAR * len(words) <= room_right or room_right >= room_left:
+        yield plots.text(right + 4, top + 13, plots.shorten(words, room_right))
     else:
-        yield draw.text(left - 4, top + 13, draw.shorten(words, room_left), anchor="end")
+        yield plots.text(left - 4, top + 13, plots.shorten(words, room_left), anchor="end")
 
 
 def _kind(phase: PhaseRecord) -> str:
@@ -139,7 +139,7 @@ class Interval:
         elif limit is None and measured and measured.unit == "ratio":
             self.level = Mark(label="equal: 1", value=1.0)
         held = [*(measured.interval or ()), measured.value] if measured else []
-        self.held = [one for one in held if isinstance(one, float) and draw.drawable(one)]
+        self.held = [one for one in held if isinstance(one, float) and plots.drawable(one)]
 
     @property
     def empty(self) -> bool:
@@ -161,20 +161,20 @@ class Interval:
     def svg(self) -> Markup:
         """The drawing."""
         low, high, estimate = self.held
-        near = draw.near([self.level.value] if self.level else [], self.held, _FAR)
-        x = draw.fit([*self.held, *near], _FROM, _TO)
+        near = plots.near([self.level.value] if self.level else [], self.held, _FAR)
+        x = plots.fit([*self.held, *near], _FROM, _TO)
         unit = self.measured.unit if self.measured else ""
-        parts = [draw.line(x(tick), _TOP, x(tick), _BOTTOM, "grid") for tick in x.ticks]
+        parts = [plots.line(x(tick), _TOP, x(tick), _BOTTOM, "grid") for tick in x.ticks]
         parts += self._level(x, near)
-        parts.append(draw.line(x(low), _BAR, x(high), _BAR, "spread"))
-        parts.append(draw.dot(x(estimate), _BAR, 4))
-        parts += draw.axis_below(x, _BOTTOM, _AXES.get(unit, unit))
-        return draw.picture(self.title, self.says, _BOTTOM + 34, parts)
+        parts.append(plots.line(x(low), _BAR, x(high), _BAR, "spread"))
+        parts.append(plots.dot(x(estimate), _BAR, 4))
+        parts += plots.axis_below(x, _BOTTOM, _AXES.get(unit, unit))
+        return plots.picture(self.title, self.says, _BOTTOM + 34, parts)
 
-    def _level(self, x: draw.Scale, near: list[float]) -> Iterator[Markup]:
+    def _level(self, x: plots.Scale, near: list[float]) -> Iterator[Markup]:
         if self.level is None:
             return
         off = "" if near else " (off this scale)"
-        yield draw.text(_FROM, 12, draw.shorten(self.level.label + off, _TO - _FROM))
+        yield plots.text(_FROM, 12, plots.shorten(self.level.label + off, _TO - _FROM))
         for at in near:
-            yield draw.line(x(at), _TOP, x(at), _BOTTOM, "limit")
+            yield plots.line(x(at), _TOP, x(at), _BOTTOM, "limit")

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
-from reports.plots import draw
+from reports import plots
 from reports.text import one_line
 from runbook.records import Mark, Series, Window
 from runbook.records.measurement import plain_number
 
-_LEFT, _RIGHT = 46.0, draw.WIDTH - 10.0
+_LEFT, _RIGHT = 46.0, plots.WIDTH - 10.0
 _HEIGHT = 120.0
 _FAR = 2.0
 _TITLES = {
@@ -34,7 +34,7 @@ class Traces:
         self.title = one_line(_TITLES.get(group) or group or curves[0].name)
         self._held = [y for curve in curves for _, y in _counted(curve)]
         self.limits = list(dict.fromkeys(mark for curve in curves for mark in curve.limits))
-        near = set(draw.near([mark.value for mark in self.limits], self._held, _FAR))
+        near = set(plots.near([mark.value for mark in self.limits], self._held, _FAR))
         self._near = [mark for mark in self.limits if mark.value in near]
 
     @property
@@ -63,29 +63,29 @@ class Traces:
     def svg(self) -> Markup:
         """The drawing."""
         key = list(self._key())
-        top = 12 + draw.LINE * (draw.key_rows([words for _, words in key], _RIGHT - 4) + 1)
+        top = 12 + plots.LINE * (plots.key_rows([words for _, words in key], _RIGHT - 4) + 1)
         bottom = top + _HEIGHT
         steps = [x for curve in self.curves for x, _ in curve.points]
-        x = draw.fit(steps, _LEFT, _RIGHT, ticks=5)
+        x = plots.fit(steps, _LEFT, _RIGHT, ticks=5)
         # A share is read against nothing and all of it.
         whole = [0.0, 1.0] if self.unit == "share" and all(0 <= y <= 1 for y in self._held) else []
-        y = draw.fit([*self._held, *(mark.value for mark in self._near), *whole], bottom, top)
-        parts = [*draw.key(key, _RIGHT - 4), draw.text(2, top - 10, self.unit)]
+        y = plots.fit([*self._held, *(mark.value for mark in self._near), *whole], bottom, top)
+        parts = [*plots.key(key, _RIGHT - 4), plots.text(2, top - 10, self.unit)]
         for span, kind in self._shades():
             left, right = x(span.first_step), x(span.last_step)
-            parts.append(draw.box(left, top, max(right - left, 1.0), _HEIGHT, kind))
-        parts += draw.axis_left(y, _LEFT, _RIGHT)
+            parts.append(plots.box(left, top, max(right - left, 1.0), _HEIGHT, kind))
+        parts += plots.axis_left(y, _LEFT, _RIGHT)
         parts += [
-            draw.curve(curve.points, x, y, kind)
+            plots.curve(curve.points, x, y, kind)
             for kind, curve in zip(self._kinds(), self.curves, strict=True)
         ]
         for mark in self._near:
             at = y(mark.value)
-            words = draw.shorten(self._words(mark), _RIGHT - _LEFT - 4)
-            parts.append(draw.line(_LEFT, at, _RIGHT, at, "limit"))
-            parts.append(draw.text(_RIGHT - 2, at - 3, words, anchor="end"))
-        parts += draw.axis_below(x, bottom, self.curves[0].x_label)
-        return draw.picture(self.title, self.says, bottom + 34, parts)
+            words = plots.shorten(self._words(mark), _RIGHT - _LEFT - 4)
+            parts.append(plots.line(_LEFT, at, _RIGHT, at, "limit"))
+            parts.append(plots.text(_RIGHT - 2, at - 3, words, anchor="end"))
+        parts += plots.axis_below(x, bottom, self.curves[0].x_label)
+        return plots.picture(self.title, self.says, bottom + 34, parts)
 
     def _words(self, mark: Mark) -> str:
         return f"{mark.label}: {plain_number(mark.value)} {self.unit}".rstrip()
@@ -97,12 +97,12 @@ class Traces:
             yield from ((span, kind) for span in spans[:1])
 
     def _kinds(self) -> list[str]:
-        last = len(draw.CURVES) - 1
-        return [draw.CURVES[min(place, last)] for place in range(len(self.curves))]
+        last = len(plots.CURVES) - 1
+        return [plots.CURVES[min(place, last)] for place in range(len(self.curves))]
 
     def _key(self) -> Iterator[tuple[str, str]]:
         if len(self.curves) > 1:
-            *others, last = draw.CURVES
+            *others, last = plots.CURVES
             labels = [_label(curve) for curve in self.curves]
             yield from zip(others, labels, strict=False)
             if rest := labels[len(others) :]:
@@ -113,7 +113,7 @@ class Traces:
 
 def _counted(curve: Series) -> list[tuple[float, float]]:
     """The points that a scale has to show: those after the warm-up, if there are two."""
-    found = [(x, y) for x, y in curve.points if draw.drawable(x) and draw.drawable(y)]
+    found = [(x, y) for x, y in curve.points if plots.drawable(x) and plots.drawable(y)]
     end = curve.warmup.last_step if curve.warmup else -math.inf
     later = [(x, y) for x, y in found if x > end]
     return later if len(later) > 1 else found

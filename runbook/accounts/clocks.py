@@ -195,9 +195,10 @@ def _without_waiting(both: pd.DataFrame, lag: int, ahead: float) -> list[str]:
     if not found:
         return []
     return [
-        f"dt_s leaves out what waits for data: {float(apart.sum()):.3g} of the "
-        f"{float(waited.sum()):.3g} s that {len(both)} steps waited, "
-        f"{float(apart.median()):.2g} of {float(waited.median()):.2g} s in a typical one"
+        "dt_s leaves out what waits for data, or something else that takes about as long: "
+        f"{float(apart.sum()):.3g} s of {len(both)} steps, which waited {float(waited.sum()):.3g} "
+        f"s; {float(apart.median()):.2g} s of a typical one, which waited "
+        f"{float(waited.median()):.2g} s"
     ]
 
 

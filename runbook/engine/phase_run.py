@@ -12,7 +12,7 @@ from pathlib import Path
 from nsa.contract import LATEST_LINK, link_latest
 from runbook.config.phase import Judgement, Phase
 from runbook.config.setup import Setup
-from runbook.engine.earlier.prior_runs import keep_accepted
+from runbook.engine.earlier import keep_accepted
 from runbook.engine.judge import judge_phase, missing_row, read_phase, record_of, what_it_reads
 from runbook.engine.plan.needs import needs_of
 from runbook.engine.scope import what_ran

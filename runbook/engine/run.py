@@ -22,7 +22,7 @@ from runbook.engine.extend import keep_aside, repeat
 from runbook.engine.intact import was_judged
 from runbook.engine.judge import is_as_planned, judged_anew, read_phase, what_it_reads
 from runbook.engine.phase_run import PhaseRun, RunState
-from runbook.engine.plan.planned import config_before
+from runbook.engine.plan import config_before
 from runbook.engine.plan.progress import Forecaster
 from runbook.engine.starting import Part, held_back
 from runbook.errors import RunbookError, UsageError

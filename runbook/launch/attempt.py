@@ -11,7 +11,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from runbook.files import utc_text, write_atomic
-from runbook.folder import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
+from runbook.folder import (
+    CONSOLE_LOG,
+    JUNIT_XML,
+    KERNEL_LOG_JSON,
+    LAUNCH_JSON,
+    redact_text,
+    redact_variables,
+)
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.kernel_lines import (
     XIDS,
@@ -20,7 +27,6 @@ from runbook.folder.launch.kernel_lines import (
     describe,
     is_hardware_fault,
 )
-from runbook.folder.redact import redact_text, redact_variables
 from runbook.launch.command import Command
 from runbook.launch.end import (
     TAIL_LINES,
@@ -31,11 +37,11 @@ from runbook.launch.end import (
     signal_name,
 )
 from runbook.launch.foreign import ForeignWatch, classify_foreign
-from runbook.launch.incident.bundle import bundle, stopped_at
+from runbook.launch.incident import bundle, stopped_at
 from runbook.launch.inputs import build_environment
 from runbook.launch.launcher_api import Aftermath, Running, Start
 from runbook.launch.supervision import LaunchOptions, Supervision
-from runbook.launch.watch.ranks import RankWatch
+from runbook.launch.watch import RankWatch
 from runbook.machine.surroundings import limit_met
 from runbook.records import End, Kind, Launch, LaunchResult, LaunchStatus, RankExit
 

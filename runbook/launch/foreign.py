@@ -24,9 +24,9 @@ from runbook.launch.end import (
     signal_name,
     told_by_parent,
 )
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.live_status import resident_mib
 from runbook.launch.watch.rank_state import RankState
-from runbook.launch.watch.ranks import RankWatch
 from runbook.process.reaper import carriers
 from runbook.records import End, Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import OUT, OwnTrainer

@@ -21,8 +21,8 @@ from runbook.errors import UsageError, choice_for
 from runbook.folder.launch.documents import Load
 from runbook.folder.launch.kernel_lines import KernelLine
 from runbook.launch.command import Command
-from runbook.launch.incident.bundle import Reach
-from runbook.launch.watch.ranks import RankWatch
+from runbook.launch.incident import Reach
+from runbook.launch.watch import RankWatch
 from runbook.records import End, Launch
 
 GROUP = "runbook.launchers"

@@ -18,7 +18,7 @@ from runbook.config.registry import names
 from runbook.config.setup import RunOptions, Setup
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import pasteable
-from runbook.launch.incident.bundle import read_outside
+from runbook.launch.incident import read_outside
 from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import (
     GROUP,
@@ -31,9 +31,9 @@ from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.devices import When, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
 from runbook.machine.surroundings import LoadMeter, nothing_starts
+from runbook.process import Reaper, end_kept, spawn_kept
 from runbook.process.ended import oom_kills
 from runbook.process.reaper import TOKEN_VARIABLE, kill_all, signal_owned
-from runbook.process.start import Reaper, end_kept, spawn_kept
 from runbook.records import End, Launch
 
 # In the temporary directory, where TORCHINDUCTOR_CACHE_DIR names no other place.

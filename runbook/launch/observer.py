@@ -8,50 +8,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
-from runbook.records.events import SilentRank
+from runbook.records.events import Forecast, Pulse
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """How far a whole run is: seconds done, and seconds left if anything is known of the rest.
-
-    `share` of the run is done, from 0 to 1. `unknown` launches are left of which nothing is known,
-    so that more than `left_s` is left. `source` says in words what it rests on; `rough` if part of
-    it rests on the profile alone, and nothing yet says how busy this machine is.
-    """
-
-    done_s: float
-    share: float
-    left_s: float | None = None
-    unknown: int = 0
-    source: str = ""
-    rough: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pulse:
-    """The ranks of a launch now; `wanted` is 0 for one that has no heartbeats.
-
-    `busy` is what the slowest rank is in where that may take long (a `nsa.contract.Phase`), since
-    `busy_s`. `silent` begins with the rank that the others wait for.
-    """
-
-    alive: int = 0
-    wanted: int = 0
-    busy: str = ""
-    busy_s: float = 0.0
-    silent: tuple[SilentRank, ...] = ()
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """What makes it worth telling anew: all but the seconds."""
-        return (self.alive, self.wanted, self.busy, tuple(one.rank for one in self.silent))
 
 
 class Observer:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from nsa.contract import GIT_PLACES
-from runbook.process.start import ToolResult, run_tool
+from runbook.process import ToolResult, run_tool
 
 _TIMEOUT_S = 30.0
 # A checkout's own configuration may name programs to run: none of these commands may start one.

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook.process.start import NO_VARIABLES, run_tool
+from runbook.process import NO_VARIABLES, run_tool
 
 # The port that torchrun takes unless told otherwise.
 DEFAULT_RENDEZVOUS_PORT = 29500

@@ -17,10 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from runbook.files import utc_text, write_atomic
-from runbook.folder import KERNEL_LOG_JSON
+from runbook.folder import KERNEL_LOG_JSON, redact_text
 from runbook.folder.launch.kernel_lines import KernelLine, parse_line
-from runbook.folder.redact import redact_text
-from runbook.process.start import run_tool
+from runbook.process import run_tool
 
 KMSG = Path("/dev/kmsg")
 # A device in a loop of errors must not fill the disk; the first ones tell the cause.

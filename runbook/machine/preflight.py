@@ -12,8 +12,8 @@ import psutil
 
 from nsa.contract import package_digest
 from runbook.config.settings import environment_notes, environment_problems
+from runbook.folder import recorded_environment, redact_diff, redact_text
 from runbook.folder.facts import finish
-from runbook.folder.redact import recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host
 from runbook.machine.gpu.facts import collect_gpus
 from runbook.machine.host import (
@@ -24,7 +24,7 @@ from runbook.machine.host import (
     find_trainers,
 )
 from runbook.machine.identity import package_folders, startup_code
-from runbook.process.start import NO_VARIABLES
+from runbook.process import NO_VARIABLES
 from runbook.records.evidence import Fact
 
 _HOST = "host.json"

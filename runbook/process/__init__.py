@@ -1,1 +1,208 @@
 """Processes: how they are started, and what makes certain that none outlives the harness."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO
+
+from nsa.contract import is_secret_name
+from runbook.process.reaper import GOOD_BYE, TOKEN_VARIABLE, kill_all
+from runbook.process.subreaper import packed
+
+# The default of who sets no variables besides those that are there.
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+_KILLED_WITHIN_S = 2.0
+
+
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `command` in a session of its own. Raises `OSError` if nothing can be started."""
+    return subprocess.Popen(
+        list(command),
+        env=dict(environment),
+        cwd=cwd,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
+
+
+def bare_python(program: str, *words: str) -> list[str]:
+    """The command of a program of this folder, which needs the standard library alone."""
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name(program)), *words]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResult:
+    """What a tool printed; `problem` is empty if it ran and exited with 0."""
+
+    stdout: str
+    stderr: str
+    problem: str
+
+    @property
+    def ok(self) -> bool:
+        """True if the tool finished without an error."""
+        return not self.problem
+
+
+def run_tool(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    cwd: Path | None = None,
+    errors: str = "replace",
+    variables: Mapping[str, str] = NO_VARIABLES,
+    without: Container[str] = (),
+    only: bool = False,
+) -> ToolResult:
+    """Run `argv` in a session of its own; on a timeout the whole session is killed.
+
+    `variables` are set besides those of this process; those named in `without` are not passed on.
+    `only`: `variables` are all that is set.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not only and not is_secret_name(name) and name not in without
+    }
+    environment |= variables
+    try:
+        process = start(argv, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd)
+    except OSError as error:
+        return ToolResult(stdout="", stderr="", problem=f"{argv[0]}: {error.strerror or error}")
+    try:
+        said = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        left = _gave_up(process)
+        problem = f"{argv[0]}: no answer within {timeout_s:g} s"
+        problem += "" if left else ", and it does not end"
+        stdout, stderr = (_text(data, errors) for data in left or (b"", b""))
+        return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
+    except BaseException:
+        _gave_up(process)
+        raise
+    stdout, stderr = (_text(data, errors) for data in said)
+    problem, code = "", process.returncode
+    if code:
+        lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+        problem = f"{argv[0]}: exit code {code}{': ' + lines[-1] if lines else ''}"
+    return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
+
+
+def _gave_up(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes] | None:
+    """Kill the tool's session and return what it said; None for one that hangs in a driver.
+
+    Such a one cannot be killed, and is not waited for.
+    """
+    with suppress(ProcessLookupError):  # it ended by itself while an interrupt was on its way
+        os.killpg(process.pid, signal.SIGKILL)
+    try:
+        return process.communicate(timeout=_KILLED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        process.poll()
+        return None
+
+
+def _text(data: bytes, errors: str) -> str:
+    """What was printed, with the line ends of this system."""
+    return data.decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
+
+
+# Longer than `kill_all` tries; it takes milliseconds unless something hangs in the kernel.
+_KEPT_WITHIN_S = 10.0
+
+
+def spawn_kept(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    output: IO[bytes],
+    cwd: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `command` below a subreaper, from whose tree nothing that it starts can leave.
+
+    Its output goes straight into the file, so that nothing is lost if the harness dies. What is
+    returned is the subreaper, which ends when all of it has ended, and as the command did.
+    It carries no token. Raises `OSError` if nothing can be started.
+    """
+    subreaper = start(
+        bare_python("subreaper.py"),
+        _for_python(environment),
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        cwd=cwd,
+    )
+    if subreaper.stdin is not None:
+        subreaper.stdin.write(packed(command, environment))
+        subreaper.stdin.flush()
+    return subreaper
+
+
+def end_kept(subreaper: subprocess.Popen[bytes]) -> None:
+    """Have a subreaper end all that is below it, and itself."""
+    if subreaper.stdin is not None:
+        subreaper.stdin.close()
+    try:
+        subreaper.wait(_KEPT_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        # Something hangs in the kernel. It was killed, and is gone as soon as that ends.
+        subreaper.kill()
+        subreaper.wait()
+
+
+def _for_python(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a bare Python needs to start, where its library lies in no usual folder."""
+    name = "LD_LIBRARY_PATH"
+    return {name: environment[name]} if name in environment else {}
+
+
+class Reaper:
+    """A process that kills everything with the token as soon as this one is gone."""
+
+    def __init__(self, token: str, variable: str = TOKEN_VARIABLE) -> None:
+        self._token, self._variable = token, variable
+        self._process = start(
+            bare_python("reaper.py", token, variable),
+            _for_python(os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def __enter__(self) -> Reaper:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        left = kill_all(self._token, self._variable)
+        if self._process.stdin is not None:
+            # If something survived, the reaper goes on trying after we are gone.
+            if not left:
+                try:
+                    self._process.stdin.write(GOOD_BYE)
+                    self._process.stdin.flush()
+                except BrokenPipeError:
+                    pass
+            self._process.stdin.close()
+        if not left:
+            self._process.wait(timeout=5)

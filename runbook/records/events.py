@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from runbook.records.launch import LaunchResult
 from runbook.records.measurement import Record
@@ -13,6 +13,8 @@ from runbook.records.outcome import Check, Outcome, Verdict
 
 class StreamEvent(Record):
     """What every event has: the version of this schema, and when it was told (UTC)."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
 
     schema_version: Literal[1] = 1
     ts: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
@@ -72,29 +74,46 @@ class SilentRank(Record):
     state: str
 
 
-class LaunchRanks(_OfLaunch):
-    """Whether ranks live, are busy or silent has changed; `wanted` is 0 without heartbeats."""
+class Pulse(Record):
+    """The ranks of a launch now; `wanted` is 0 for one that has no heartbeats.
 
-    event: Literal["launch_ranks"] = "launch_ranks"
-    alive: int = Field(ge=0)
-    wanted: int = Field(ge=0)
-    busy: str
-    silent: tuple[SilentRank, ...]
-
-
-class RunForecast(StreamEvent):
-    """How far the run is; at most one in ten seconds. `left_s` is null while nothing is known.
-
-    `rough`: part of it is the profile's estimate, for an idle machine.
+    `busy` is what the slowest rank is in where that may take long (a `nsa.contract.Phase`), since
+    `busy_s`. `silent` begins with the rank that the others wait for.
     """
 
-    event: Literal["run_forecast"] = "run_forecast"
+    alive: int = Field(default=0, ge=0)
+    wanted: int = Field(default=0, ge=0)
+    busy: str = ""
+    busy_s: float = Field(default=0.0, ge=0)
+    silent: tuple[SilentRank, ...] = ()
+
+
+class LaunchRanks(_OfLaunch, Pulse):
+    """Whether ranks live, are busy or silent has changed."""
+
+    event: Literal["launch_ranks"] = "launch_ranks"
+
+
+class Forecast(Record):
+    """How far a whole run is: seconds done, and seconds left if anything is known of the rest.
+
+    `share` of the run is done. `unknown` launches are left of which nothing is known, so that more
+    than `left_s` is left. `source` says in words what it rests on; `rough` if part of it rests on
+    the profile's estimate alone, for an idle machine.
+    """
+
     done_s: float = Field(ge=0)
     share: float = Field(ge=0, le=1)
-    left_s: float | None = Field(ge=0)
-    unknown: int = Field(ge=0)
-    source: str
+    left_s: float | None = Field(default=None, ge=0)
+    unknown: int = Field(default=0, ge=0)
+    source: str = ""
     rough: bool = False
+
+
+class RunForecast(StreamEvent, Forecast):
+    """How far the run is; at most one in ten seconds."""
+
+    event: Literal["run_forecast"] = "run_forecast"
 
 
 class LaunchFinished(_OfLaunch):

@@ -12,7 +12,7 @@ from nsa.contract import GATES_CSV, STACKDUMPS, TRAINING_CSV, ExitCode
 from runbook.files import read_bytes
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.launch.lines import heartbeat_files, heartbeats_in
-from runbook.launch.incident.bundle import (
+from runbook.launch.incident import (
     collect_flights,
     collect_stacks,
     name_culprit,
@@ -20,9 +20,9 @@ from runbook.launch.incident.bundle import (
     write_summary,
 )
 from runbook.launch.incident.flight import read_flights
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
 from runbook.launch.watch.rank_state import RankState
-from runbook.launch.watch.ranks import RankWatch
 from runbook.launch.watch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
 from runbook.process.reaper import environment_holds, holds_file
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from runbook.accounts import model, tables
+from runbook.accounts.registry import ACCOUNTS, Row, Unbalanced, unbalanced
+from runbook.records import Reason
 from runbook.records.evidence import Effect
 from tests.accounts.launches import (
-    RANKS,
     WORK,
     Ranks,
     all_accounts,
@@ -19,19 +20,13 @@ from tests.accounts.launches import (
     ending_of,
     honest,
     proof_of,
+    sources,
     steps_of,
-    table_accounts,
 )
 
 
 def test_an_honest_launch_balances() -> None:
     assert all_accounts(*honest()) == []
-
-
-def test_each_rank_has_a_rate_of_its_own() -> None:
-    table, ranks = honest()
-    steps = ranks[1].steps
-    assert all_accounts(table, steps_of(ranks, 1, toks_per_s=steps["toks_per_s"] * 1.1)) == []
 
 
 SIZE = 1_848_928
@@ -89,15 +84,6 @@ def test_of_a_mean_of_another_size_no_type_is_told() -> None:
     halved = proof_of(ranks, 0, mean_low=0.484, mean_high=0.5, wire="8 bits or fewer")
     (found,) = all_accounts(table, halved)
     assert "came out as 0.484 to 0.5" in found and "travel" not in found
-
-
-def test_a_loss_that_is_smoothed_in_both_files_is_seen() -> None:
-    table, ranks = honest()
-    smooth = table.assign(loss=table["loss"].ewm(alpha=0.1).mean())
-    told = [steps_of(ranks, n, loss=smooth["loss"])[n] for n in range(RANKS)]
-    (one, other) = table_accounts(smooth, told, WORK, None)
-    assert "rank 0 computed the loss of step 2 again" in one and "5 of 6 steps differ" in one
-    assert "rank 1" in other
 
 
 @pytest.mark.parametrize(("apart", "found"), [(1.9e-4, 0), (2.1e-4, 2)])
@@ -218,3 +204,36 @@ def test_of_several_micro_batches_only_the_first_is_proven() -> None:
     silent = proof_of(ranks, 1, loss=None)
     assert model.first_loss_account(table, silent, WORK) == []
     assert len(model.loss_account(table, silent)) == 1
+
+
+def _off(*names: str) -> Unbalanced:
+    known = {one.check.__name__.removesuffix("_account"): one for one in ACCOUNTS}
+    return Unbalanced(found=tuple((known[name], (f"{name} is off",)) for name in names))
+
+
+def test_one_account_alone_gives_its_row_topic_and_reason() -> None:
+    alone = _off("settings").account
+    assert (alone.topic, alone.reason) == ("settings", Reason.MISMATCH)
+    assert _off("settings", "memory").account is None
+    assert _off("memory", "settings").problems == ["memory is off", "settings is off"]
+
+
+def test_accounts_of_one_remedy_give_it_together() -> None:
+    both = _off("token", "data").account
+    assert both is not None and both.topic == "trained_on"
+    assert _off("token", "saved").account is None
+    assert _off("memory", "gates").account is None  # both without one
+
+
+def test_an_account_from_which_others_follow_gives_it_beside_them_too() -> None:
+    both = _off("first_weights", "oracle").account
+    assert both is not None and both.topic == "first_weights"
+    left = _off("shadow", "left_over").account
+    assert left is not None and (left.topic, left.reason) == ("left_over", Reason.NOT_LEARNING)
+
+
+def test_without_a_column_that_heartbeats_tell_nothing_is_held_against_them() -> None:
+    table, ranks = honest()
+    found = unbalanced(sources(table.drop(columns=["loss", "dt_s"]), ranks), Row.ACCOUNTS).found
+    assert found[0][1] == ("the CSV has no column loss, dt_s",)
+    assert not any(one.copied for one, _ in found)

@@ -22,7 +22,7 @@ from runbook.folder.launch.shapes import EVENTS, shaped
 from runbook.records.evidence import RankLog
 from tests.accounts.first_weights import first_weights as rehearsed
 from tests.accounts.launches import honest
-from tests.accounts.test_size_account import env as env_of
+from tests.accounts.test_workload import of_model
 
 # The shape of configs/cpu_smoke.yaml, and a smaller one with everything that a model can have.
 SMOKE = ModelConfig(
@@ -46,7 +46,7 @@ def built(cfg: ModelConfig, seed: int = 1, spoil: Spoil | None = None) -> NSALan
 
 
 def env(cfg: ModelConfig) -> dict[str, Any]:
-    return env_of(cfg, 0)
+    return of_model(cfg, 0)
 
 
 def ranks_of(*weights: Mapping[str, Any] | None) -> tuple[RankLog, ...]:

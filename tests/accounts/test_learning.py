@@ -22,37 +22,31 @@ from tests.accounts.launches import (
 )
 
 
-def test_a_layer_that_goes_otherwise_in_the_middle_of_a_launch_is_seen() -> None:
-    _, ranks = honest()
-    work, exact = replace(WORK, dtype="fp32"), {**proof(0)["oracle"], "attention": 1e-6}
-    ranks = ending_of(proof_of(ranks, 0, oracle=exact), 0, proof={**proof(0), "oracle": exact})[:1]
-    twice = dict(ranks[0].ending["recomputed"])
-    fine = dict.fromkeys(map(str, twice["steps"]), 1e-6)
-    assert (
-        model.oracle_account(ending_of(ranks, 0, recomputed={**twice, "layers": fine}), work) == []
-    )
-    for wrong in (0.3, None, -1.0):
-        told = {**twice, "layers": {**fine, str(twice["steps"][-1]): wrong}}
-        (text,) = model.oracle_account(ending_of(ranks, 0, recomputed=told), work)
-        step, count = twice["steps"][-1], len(fine)
-        assert f"a layer is off by {wrong} of itself in step {step}" in text
-        assert f"(1 of {count} steps looked at)" in text
-
-
-@pytest.mark.parametrize("count", [1.0, None])
-def test_what_changes_between_modules_in_the_middle_of_a_launch_is_seen(
-    count: float | None,
+@pytest.mark.parametrize(
+    ("field", "fine", "wrong", "says"),
+    [
+        *(("layers", 1e-6, off, f"a layer is off by {off} of itself") for off in (0.3, None, -1.0)),
+        ("seams", 0.0, 1.0, "1.0 modules get what the one before did not give"),
+        ("seams", 0.0, None, "None modules get what the one before did not give"),
+    ],
+)
+def test_a_layer_that_goes_otherwise_in_the_middle_of_a_launch_is_seen(
+    field: str, fine: float, wrong: float | None, says: str
 ) -> None:
-    """In half types, too."""
-    _, ranks = honest()
+    """And what changes between modules, in half types, too."""
+    ranks, work = honest()[1][:1], WORK
+    if field == "layers":
+        exact = {**proof(0)["oracle"], "attention": 1e-6}
+        ranks = ending_of(proof_of(ranks, 0, oracle=exact), 0, proof={**proof(0), "oracle": exact})
+        work = replace(WORK, dtype="fp32")
     twice = dict(ranks[0].ending["recomputed"])
-    fine = dict.fromkeys(map(str, twice["steps"]), 0.0)
-    whole = ending_of(ranks, 0, recomputed={**twice, "seams": fine})[:1]
-    assert model.oracle_account(whole, WORK) == []
-    told = {**twice, "seams": {**fine, str(twice["steps"][-1]): count}}
-    (text,) = model.oracle_account(ending_of(whole, 0, recomputed=told), WORK)
-    assert f"{count} modules get what the one before did not give" in text
-    assert f"in step {twice['steps'][-1]} (1 of {len(fine)} steps looked at)" in text
+    steps, step = dict.fromkeys(map(str, twice["steps"]), fine), twice["steps"][-1]
+    told = ending_of(ranks, 0, recomputed={**twice, field: steps})
+    assert model.oracle_account(told, work) == []
+    told = ending_of(ranks, 0, recomputed={**twice, field: {**steps, str(step): wrong}})
+    (text,) = model.oracle_account(told, work)
+    assert says in text and f" in step {step}" in text
+    assert f"(1 of {len(steps)} steps looked at)" in text
 
 
 def test_micro_batches_add_up_in_all_digits() -> None:

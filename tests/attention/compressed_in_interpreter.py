@@ -6,24 +6,22 @@ from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import get_args
-from unittest import mock
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa.attention.triton import operators
-from nsa.attention.triton.compressed import launch as LAUNCH
-from nsa.attention.triton.tiles import CompressedCut, Tile
+from nsa.attention.triton.tiles import TERMS, CompressedCut, Tile
 from nsa.config import Phi
 from tests.attention import equations
 from tests.attention.triton_kernels import (
+    LAUNCH,
     Shape,
+    alone,
     apart,
     branch,
-    by_pair,
-    checked,
+    cut_as,
     far_problems,
     held,
     over_drawn,
@@ -32,7 +30,6 @@ from tests.attention.triton_kernels import (
 )
 
 HALF = torch.float16
-_NO_GRADIENT = ("test_schema", "test_faketensor")
 # Where the last block taken and the first one left out are nearer, rounding may choose.
 TIE = 1e-5
 
@@ -56,9 +53,10 @@ class Compressed(Shape):
     tokens: int = 32
     blocks: int = 16
     sharp: float = 1.0
+    w = 1
 
     def tensors(self) -> list[Tensor]:
-        """q [B,S,G,h,Dk] of a type, k, v [B,N,G,D] and a gradient in float32; not contiguous.
+        """q [B,S,G,h,Dk] and a gradient of a type, k, v [B,N,G,D] in float32; not contiguous.
 
         k, v of phi "avg": [B,S,G,D], of q's type.
         """
@@ -68,7 +66,7 @@ class Compressed(Shape):
             n, kind = self.config().n_compressed(self.seq_len), torch.float32
         of_tokens = self.batch, self.seq_len, self.groups, self.heads
         q = (1.5 * apart(*of_tokens, self.d_k, by=draw)).to(self.dtype)
-        grad = apart(*of_tokens, self.d_v, by=draw)
+        grad = apart(*of_tokens, self.d_v, by=draw).to(self.dtype)
         k, v = (
             apart(self.batch, n, self.groups, width, by=draw).to(kind)
             for width in (self.d_k, self.d_v)
@@ -79,7 +77,7 @@ class Compressed(Shape):
         """As asked, whatever a device would like."""
         tile = Tile(rows=self.rows, warps=1, stages=1)
         return CompressedCut(
-            forward=tile, query_gradient=tile, key_gradient=tile,
+            forward=tile, key_gradient=tile,
             top=Tile(rows=self.tokens, warps=1, stages=1),
             keys=self.keys, rounded_keys=self.keys, owned=self.owned, piece=self.piece,
             blocks=self.blocks,
@@ -155,14 +153,12 @@ def wrong_blocks(case: Compressed, blocks: Tensor, tensors: list[Tensor]) -> lis
 
 def found_by(launch: ModuleType, case: Compressed, tensors: list[Tensor]) -> dict[str, Tensor]:
     """The same by the kernels, and the blocks."""
-    cfg = case.config()
-    q, k, v, grad = tensors
-    with mock.patch.object(launch, "choose_compressed_cut", lambda *_: case.cut()):
-        out, lse, terms, values, exact = launch.forward(q, k, v, cfg)
-        dq, dk, dv = launch.backward(grad, q, k, v, out, lse, terms, values, cfg)
-        blocks, _ = launch.top_blocks(q, terms, exact, cfg)
-    sums = {"lse": by_pair(lse, case), "exact_lse": by_pair(exact, case)}
-    return {"out": out, **sums, "dq": dq, "dk": dk, "dv": dv, "blocks": blocks}
+    cfg, cut = case.config(), case.cut()
+    with cut_as(launch, compressed=cut, top=cut):
+        found = alone(launch, 0, cfg, tensors)
+        exact = found["exact_lse"].reshape(case.batch * case.groups, -1)
+        blocks, _ = launch.compressed.top_blocks(tensors[0], found.pop("terms"), exact, cfg)
+    return {**found, "blocks": blocks}
 
 
 def core(launch: ModuleType = LAUNCH, cases: tuple[Compressed, ...] = CORE) -> list[str]:
@@ -199,12 +195,12 @@ def compressed_tuned() -> list[str]:
         seq_len=60, heads=3, d_k=64, l_sel=6, sharp=6.0, dtype=HALF, rows=64, piece=32
     )
     problems = core(LAUNCH, (production, sharp))
-    whole = dict(LAUNCH.TERMS)
-    LAUNCH.TERMS["float16"] = 3
+    whole = dict(TERMS)
+    TERMS["float16"] = 3
     try:
         return problems + core(LAUNCH, (wide,))
     finally:
-        LAUNCH.TERMS.update(whole)
+        TERMS.update(whole)
 
 
 @st.composite
@@ -245,35 +241,6 @@ def ties(module: ModuleType = LAUNCH) -> list[str]:
     return problems + wrong_blocks(case, blocks, same)
 
 
-def compressed_operator() -> list[str]:
-    """torch's own checks of each operator, and one graph for torch.compile, both ways."""
-    return [text for phi in get_args(Phi) for text in _operators_of(phi)]
-
-
-def _operators_of(phi: Phi) -> list[str]:
-    case = Compressed(seq_len=20, heads=1, phi=phi)
-    cfg = case.config()
-    q, k, v, grad = (x.contiguous() for x in case.tensors())
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    told = (cfg.l, cfg.d, phi)
-    out, lse, terms, values, exact_lse = operators.compressed(*leaves, *told)
-    kept = [x.detach() for x in (grad, *leaves, out, lse, terms, values)]
-    numbers = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
-
-    def call(*given_: Tensor) -> tuple[Tensor, ...]:
-        out, _, terms, _, sums = operators.compressed(*given_, *told)
-        chosen = (x.detach() for x in (given_[0], terms, sums))
-        return out, *operators.top_blocks(*chosen, *numbers)
-
-    top = (q.detach(), terms.detach(), exact_lse.detach(), *numbers)
-    # Only the first one has a gradient to trace.
-    return checked(
-        call, leaves, grad, (operators.compressed, (*leaves, *told)),
-        (operators.compressed_backward, (*kept, *told), _NO_GRADIENT),
-        (operators.top_blocks, top, _NO_GRADIENT),
-    )  # fmt: skip
-
-
 def compressed_far(module: ModuleType = LAUNCH) -> list[str]:
     """Offsets beyond 32 bits: queries 2^27 numbers apart, keys, half as many, 2^28."""
     return _far(
@@ -289,17 +256,13 @@ def pool_far(module: ModuleType = LAUNCH) -> list[str]:
 
 def _far(module: ModuleType, case: Compressed, bits: int) -> list[str]:
     return far_problems(
-        lambda of, x: found_by(of, case, x), (module, LAUNCH), case.tensors(),
+        lambda of, x: found_by(of, case, x), module, case.tensors(),
         [1 << 27, 1 << bits, 1 << bits],
     )  # fmt: skip
 
 
 PROOFS = proofs_of(
-    "compressed.launch",
-    (
-        core, compressed_tuned, compressed_shapes, ties, compressed_operator,
-        compressed_far, pool_values, pool_far,
-    ),
+    (core, compressed_tuned, compressed_shapes, ties, compressed_far, pool_values, pool_far),
     {
         "pool": partial(core, cases=POOLED),
         "pool_in_32_bits": pool_far,
@@ -307,4 +270,4 @@ PROOFS = proofs_of(
         "compressed_ties": ties,
         "compressed_in_32_bits": compressed_far,
     },
-)  # fmt: skip
+)

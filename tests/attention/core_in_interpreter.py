@@ -6,32 +6,36 @@ for `compressed_in_interpreter` to say, here they are those that the kernels cho
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
+from typing import Any, get_args
 from unittest import mock
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from triton.runtime import interpreter
 
 from nsa.attention import attend
 from nsa.attention.branches import Branches
+from nsa.attention.selection import build_ranges
 from nsa.attention.triton import operators
-from nsa.attention.triton.core import launch as LAUNCH
-from nsa.attention.triton.selected.tiles import Cut
-from nsa.config import Way
+from nsa.attention.triton.selected_tiles import Cut
+from nsa.config import Phi, Way
 from tests.attention import triton_selected
 from tests.attention.compressed_in_interpreter import ended, pooled
 from tests.attention.triton_kernels import (
     BOUND,
+    LAUNCH,
     SHAPES,
     Shape,
     apart,
     branch,
+    by_core,
     checked,
     compare,
+    cut_as,
     far_problems,
     of_blocks,
     over_drawn,
@@ -109,29 +113,18 @@ def right(case: Case, tensors: list[Tensor], blocks: Tensor) -> list[Tensor]:
 
 def found_by(launch: ModuleType, case: Case, tensors: list[Tensor]) -> tuple[list[Tensor], Tensor]:
     """The same by the kernels; and the blocks, after their bits are held against them."""
-    cfg, (q, *others, gates, grad) = case.config(), tensors
-    k_cmp, v_cmp, k_sel, v_sel, k_win, v_win = others
+    cfg, (q, *others, grad) = case.config(), tensors
     q = q.unflatten(2, (case.groups, case.heads))
-    with ExitStack() as stack:
-        if case.run:
-            for module in (launch, launch.selected):
-                patch = mock.patch.object(module, "choose_cut", lambda *_: case.by_block())
-                stack.enter_context(patch)
-        win, win_lse, terms, values = launch.window_and_terms(q, k_win, v_win, k_cmp, v_cmp, cfg)
-        cmp, cmp_lse, exact = launch.compressed.attend(q, terms, values, cfg)
-        blocks, bits = launch.compressed.top_blocks(q, terms, exact, cfg)
-        out, sel, sel_lse = launch.selected.forward_mixed(
-            q, k_sel, v_sel, bits, cmp, win, gates, cfg
-        )  # fmt: skip
-        kept = (bits, terms, values, cmp, cmp_lse, win, win_lse, sel, sel_lse)
-        dq, *grads = launch.backward(grad, (q, *others, gates), kept, cfg)
+    with cut_as(launch, **({"selected": case.by_block()} if case.run else {})):
+        made = by_core(launch, cfg, (q, *others), grad)
+    blocks, bits, (dq, *grads) = made["blocks"], made["bits"], made["grads"]
     number = torch.arange(cfg.n_blocks(case.seq_len))
     word, bit = number // 32, number % 32
     told = ((bits[:, word] >> bit[:, None]) & 1).view(case.batch, case.groups, -1, case.seq_len)
     wanted = (blocks[..., None] == number).any(-2).permute(0, 2, 3, 1)
     if not torch.equal(told.bool(), wanted):
         raise AssertionError("the bits are not those of the blocks")
-    return [out, dq.flatten(2, 3), *grads], blocks
+    return [made["out"], dq.flatten(2, 3), *grads], blocks
 
 
 def core(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CORE) -> list[str]:
@@ -169,29 +162,59 @@ def core_space() -> list[str]:
 
 def core_operator() -> list[str]:
     """torch's own checks, and one graph, forward and backward, of whole attention."""
+    return [text for phi in get_args(Phi) for text in _operators_of(phi)]
+
+
+def _operators_of(phi: Phi) -> list[str]:
     case = Case(seq_len=24, heads=2, groups=2)
-    cfg, tensors = case.config(), [x.contiguous() for x in case.tensors()]
+    cfg, tensors = replace(case.config(), phi=phi), [x.contiguous() for x in case.tensors()]
+    if phi == "mlp":
+        n_keys = cfg.n_compressed(case.seq_len)
+        tensors[1:3] = [x[:, :n_keys].contiguous() for x in tensors[1:3]]
     q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates = tensors[:-1]
     rows, told = q.unflatten(2, (2, 2)), (cfg.l, cfg.d)
     given_ = (rows, k_win, v_win, k_cmp, v_cmp, cfg.w, *told, cfg.phi)
     win, win_lse, terms, values = operators.window_and_terms(*given_)
-    cmp, cmp_lse, lse = operators.compressed_by_terms(rows, terms, values, *told)
-    _, bits = operators.top_blocks(rows, terms, lse, *told, cfg.l_sel, cfg.n_sel)
+    cmp, cmp_lse, lse = operators.compressed(rows, terms, values, *told)
+    top = (rows, terms, lse, *told, cfg.l_sel, cfg.n_sel)
+    blocks, bits = operators.top_blocks(*top)
+    ranges = build_ranges(blocks, cfg, "v2")
     inputs = (rows, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, bits, terms, values, cmp,
               cmp_lse, win, win_lse)  # fmt: skip
     numbers = (cfg.w, *told, cfg.l_sel, cfg.n_sel, cfg.phi)
     _, sel, sel_lse = operators.core(*inputs, *numbers)
     no_gradient = ("test_schema", "test_faketensor")
     leaves = [x.clone().requires_grad_() for x in tensors[:-1]]
-    way = Way(force_sdpa=True, selected="triton", window="triton")
+    way = Way(force_sdpa=True, kernels="triton")
     return checked(
         lambda *x: attend(Branches(**dict(zip(NAMES, x, strict=True))), cfg, way)[0],
         leaves, tensors[-1],
         (operators.window_and_terms, given_, no_gradient),
-        (operators.compressed_by_terms, (rows, terms, values, *told), no_gradient),
+        (operators.compressed, (rows, terms, values, *told), no_gradient),
+        (operators.top_blocks, top, no_gradient),
+        (operators.selected_bits, (ranges, cfg.l_sel), no_gradient),
         (operators.core, (*inputs, *numbers), no_gradient),
         (operators.core_backward, (tensors[-1], *inputs, sel, sel_lse, *numbers), no_gradient),
     )  # fmt: skip
+
+
+def launches() -> list[str]:
+    """Kernels of a layer's core, forward and backward, where queries walk."""
+    case = Case(seq_len=40, heads=2, groups=2)
+    leaves = [x.contiguous().requires_grad_() for x in case.tensors()[:-1]]
+    x = Branches(**dict(zip(NAMES, leaves, strict=True)))
+    started, run = [], interpreter.GridExecutor.__call__
+
+    def counted(self: Any, *args: Any, **named: Any) -> Any:
+        started[-1] += 1
+        return run(self, *args, **named)
+
+    with mock.patch.object(interpreter.GridExecutor, "__call__", counted):
+        started.append(0)
+        out, _ = attend(x, case.config(), Way(force_sdpa=True, kernels="triton"))
+        started.append(0)
+        torch.autograd.grad(out.sum(), leaves)
+    return [f"{started} launches"] * (started != [4, 7])
 
 
 def core_far(launch: ModuleType = LAUNCH) -> list[str]:
@@ -201,12 +224,11 @@ def core_far(launch: ModuleType = LAUNCH) -> list[str]:
     def call(module: ModuleType, tensors: list[Tensor]) -> dict[str, Tensor]:
         return dict(zip(("out", *NAMES), found_by(module, case, tensors)[0], strict=True))
 
-    return far_problems(call, (launch, LAUNCH), case.tensors(), [1 << 27] * 8)
+    return far_problems(call, launch, case.tensors(), [1 << 27] * 8)
 
 
 # Of CORE a planted defect is seen by one of these.
 PROOFS = proofs_of(
-    "core.launch",
-    (core, core_space, core_operator, core_far),
+    (core, core_space, core_operator, core_far, launches),
     {"all": partial(core, cases=(*CORE[:3], CORE[-1])), "all_in_32_bits": core_far},
 )

@@ -29,17 +29,15 @@ _FEW: dict[str, Callable[[], list[str]]] = {
         compressed_in_interpreter.core, cases=compressed_in_interpreter.CORE[::2]
     ),
     "window": partial(window_in_interpreter.core, cases=window_in_interpreter.CORE[1:2]),
-    "mix": window_in_interpreter.mix_values,
     "all": partial(core_in_interpreter.core, cases=core_in_interpreter.CORE[:3]),
-    "launches": window_in_interpreter.launches,
+    "launches": core_in_interpreter.launches,
     "pool": partial(compressed_in_interpreter.core, cases=compressed_in_interpreter.POOLED),
     "one graph of a layer": triton_in_interpreter.compiled_layer,
 }
 _ALL = {
     "selected": triton_in_interpreter.PROOFS,
     "compressed": compressed_in_interpreter.PROOFS,
-    "window": window_in_interpreter.WINDOW_PROOFS,
-    "between": window_in_interpreter.BETWEEN_PROOFS,
+    "window": window_in_interpreter.PROOFS,
     "core": core_in_interpreter.PROOFS,
 }
 PROOFS = _FEW | {f"{of}/{name}": one for of, proofs in _ALL.items() for name, one in proofs.items()}

@@ -152,7 +152,7 @@ def test_wrong_tensors_are_named_at_once() -> None:
 
 def test_ways_that_do_not_exist_are_named_at_once() -> None:
     with pytest.raises(ValueError) as caught:
-        Way(path="batch", window="mask")  # type: ignore[arg-type]
+        Way(path="batch", kernels="mask")  # type: ignore[arg-type]
     text = str(caught.value)
     assert "did you mean 'batched'" in text and "did you mean 'masked'" in text, text
 

@@ -93,22 +93,20 @@ def test_there_are_enough() -> None:
     assert not {m.name for m in MUTANTS} & {m.name for m in MODEL_MUTANTS}
 
 
-FEW = ("selected", "compressed", "window", "mix", "all", "pool", "launches",
-       "one graph of a layer")  # fmt: skip
+FEW = ("selected", "compressed", "window", "all", "pool", "launches", "one graph of a layer")
 # Run together, by whose kernels they are.
 PROOFS: dict[str, tuple[str, ...]] = {
-    "selected": ("core tuned tiles", "space list_problems operator trainer far far_by_block"),
-    "compressed": ("core compressed_tuned compressed_shapes ties compressed_operator "
-                   "compressed_far pool_values pool_far",),
-    "window": ("core window_tuned window_space window_operator window_far",),
-    "between": ("mix_values mix_operator mix_far launches",),
-    "core": ("core core_space core_operator core_far",),
+    "selected": ("core tuned tiles", "space list_problems trainer far far_by_block"),
+    "compressed": (
+        "core compressed_tuned compressed_shapes ties compressed_far pool_values pool_far",
+    ),
+    "window": ("core window_tuned window_space window_far",),
+    "core": ("core core_space core_operator core_far launches",),
 }  # fmt: skip
 PLANTED = {
     "selected": ("selected", "selected_by_block", "selected_lists"),
     "compressed": ("compressed", "compressed_ties", "pool"),
     "window": ("window",),
-    "between": ("mix",),
     "core": ("all",),
 }
 # Seen as a race, too: in the interpreter the last writer wins, and numbers alone may be right.
@@ -116,7 +114,7 @@ RACES = {
     "selected/another_head", "selected/pieces_in_one_place", "selected/parts_in_one_place",
     "compressed/compressed_another_head", "compressed/compressed_pieces_in_one_place",
     "window/window_first_head_for_all", "window/keys_in_one_place", "window/pieces_in_one_place",
-    "between/mix_tiles_in_one_place", "core/pooled_twice",
+    "core/pooled_twice",
     "compressed/pool_of_one_pair", "compressed/pool_gradients_in_one_place",
 }  # fmt: skip
 IN_32_BITS = [
@@ -125,7 +123,6 @@ IN_32_BITS = [
         ("selected", ("selected_in_32_bits",)),
         ("compressed", ("compressed_in_32_bits", "pool_in_32_bits")),
         ("window", ("window_in_32_bits",)),
-        ("between", ("mix_in_32_bits",)),
         ("core", ("all_in_32_bits",)),
     )
     for name in defects(*kinds)
@@ -137,7 +134,7 @@ SAMPLED = [
     if is_sampled(name, path) and not name.endswith("control")
 ]
 # A change of nothing has to live, or a defect that is seen says nothing: this one is soon told.
-NOTHING = "between/mix_control"
+NOTHING = "core/all_control"
 
 
 @pytest.fixture(scope="session")

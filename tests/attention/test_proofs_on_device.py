@@ -20,7 +20,7 @@ import nsa
 from nsa.attention import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import block_scores, overlap_weights
-from nsa.config import Phi, Selected, Way, Window
+from nsa.config import Kernels, Phi, Way
 from nsa.projection import Columns, rotations, split_together
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound, measure
@@ -45,14 +45,13 @@ class Where:
     dtype: torch.dtype
     cfg: nsa.NSAConfig
     lengths: tuple[int, ...]
-    window: Window = "masked"
-    selected: Selected = "sdpa"
+    kernels: Kernels = "masked"
     backend: str | None = None
     path: str = "sdpa"
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
-        return f"{self.device}-{kind}-{self.window}-{self.backend or self.path}"
+        return f"{self.device}-{kind}-{self.kernels}-{self.backend or self.path}"
 
     @property
     def bound(self) -> Bound:
@@ -74,24 +73,24 @@ class Where:
     @property
     def way(self) -> Way:
         """How attention runs."""
-        return replace(WAYS[self.path], window=self.window, selected=self.selected)
+        return replace(WAYS[self.path], kernels=self.kernels)
 
 
 def _everywhere() -> Iterator[object]:
     for path in WAYS:
         yield Where(device="cpu", dtype=torch.float64, cfg=SMALL, lengths=(5, 83), path=path)
     # A flash kernel has no float32.
-    for dtype, window in ((torch.float32, "masked"), (torch.bfloat16, "varlen")):
-        yield Where(device="cpu", dtype=dtype, cfg=SMALL, lengths=(5, 83), window=window)
-    for window in ("masked", "varlen"):
+    for dtype, kernels in ((torch.float32, "masked"), (torch.bfloat16, "varlen")):
+        yield Where(device="cpu", dtype=dtype, cfg=SMALL, lengths=(5, 83), kernels=kernels)
+    for kernels in ("masked", "varlen"):
         for backend in (None, *BACKENDS):
             where = Where(
                 device="cuda", dtype=torch.bfloat16, cfg=nsa.NSAConfig(),
-                lengths=(20, 2048, 2051), window=window, backend=backend,
+                lengths=(20, 2048, 2051), kernels=kernels, backend=backend,
             )  # fmt: skip
             yield pytest.param(where, marks=pytest.mark.gpu)
     for dtype in (torch.bfloat16, torch.float16):
-        ours = replace(where, dtype=dtype, window="triton", selected="triton", backend=None)
+        ours = replace(where, dtype=dtype, kernels="triton", backend=None)
         yield pytest.param(ours, marks=pytest.mark.gpu)
 
 
@@ -225,7 +224,7 @@ def test_i_gradcheck_in_float64(where: Where) -> None:
     )
     given = inputs(cfg, 7, seed=1)
     x = {n: v.detach().to(where.device).requires_grad_() for n, v in given.items()}
-    plain = replace(where, window="masked")  # flash kernels know half types only
+    plain = replace(where, kernels="masked")  # flash kernels know half types only
 
     def attention(*values: Tensor) -> Tensor:
         return plain.run(dict(zip(x, values, strict=True)), cfg)[0]

@@ -58,7 +58,7 @@ def random_inputs_names() -> set[str]:
 @pytest.mark.parametrize("shift", [-1, 1])
 def test_a_wrong_window_is_rejected(shift: int) -> None:
     with flash_on_cpu(shift=shift):
-        found = held(window="varlen")
+        found = held(kernels="varlen")
     wrong = {text.split()[0] for text in found.problems}
     assert wrong == {"out", "q", "k_win", "v_win", "gates"}, found.problems
 
@@ -142,7 +142,7 @@ def test_scores_without_all_of_float32_are_rejected(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_kernel_that_refuses_is_an_answer() -> None:
-    found = held(window="varlen")
+    found = held(kernels="varlen")
     assert found.refused is not None and "CPU" in found.refused
     assert found.problems == [f"it could not run: {found.refused}"]
 

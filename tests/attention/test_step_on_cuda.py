@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
-from typing import get_args
 from unittest.mock import MagicMock, patch
 
 import pytest
@@ -17,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import nsa
 from benchmarks.step_calls import Cost, build, measure
 from nsa.attention import sdpa
-from nsa.config import ModelConfig, Way, Window
+from nsa.config import Kernels, ModelConfig, Way
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
@@ -40,9 +39,9 @@ def few_layers(n_layers: int) -> ModelConfig:
 
 
 @cache
-def cost(*, dense: bool = False, window: Window = "masked") -> Cost:
+def cost(*, dense: bool = False, kernels: Kernels = "masked") -> Cost:
     """One micro-batch of one rank of the production run, from two layers and one more of them."""
-    two, three = (measure(few_layers(n), 2048, dense=dense, window=window) for n in (2, 3))
+    two, three = (measure(few_layers(n), 2048, dense=dense, kernels=kernels) for n in (2, 3))
     rest = MODEL.n_layers - 2
     calls = {name: count + rest * (three.calls[name] - count) for name, count in two.calls.items()}
     peak = two.peak_bytes + rest * (three.peak_bytes - two.peak_bytes)
@@ -50,10 +49,10 @@ def cost(*, dense: bool = False, window: Window = "masked") -> Cost:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", ["masked", "varlen"])
-def test_layers_cost_alike(window: Window) -> None:
-    whole = measure(MODEL, 2048, window=window)
-    found = cost(window=window)
+@pytest.mark.parametrize("kernels", ["masked", "varlen"])
+def test_layers_cost_alike(kernels: Kernels) -> None:
+    whole = measure(MODEL, 2048, kernels=kernels)
+    found = cost(kernels=kernels)
     assert (found.calls, found.peak_bytes) == (whole.calls, whole.peak_bytes)
 
 
@@ -74,9 +73,9 @@ def test_walking_back_is_what_the_engine_does() -> None:
     assert all(torch.equal(a, b) for a, b in zip(theirs, mine, strict=True))
 
 
-@pytest.mark.parametrize(("window", "most"), [("masked", 2400), ("varlen", 2250)])
-def test_a_micro_batch_is_few_operator_calls(window: Window, most: int) -> None:
-    found = cost(window=window)
+@pytest.mark.parametrize(("kernels", "most"), [("masked", 2400), ("varlen", 2250)])
+def test_a_micro_batch_is_few_operator_calls(kernels: Kernels, most: int) -> None:
+    found = cost(kernels=kernels)
     assert found.total <= most
     # A build without CUDA takes fused operators apart; then the figure would be another.
     assert found.calls["_fused_rms_norm"] == 2 * MODEL.n_layers + 1
@@ -84,7 +83,7 @@ def test_a_micro_batch_is_few_operator_calls(window: Window, most: int) -> None:
     by_varlen = sum(count for name, count in found.calls.items() if "_varlen_attn" in name)
     # Two branches, forward and backward; varlen_attn runs a second operator beside the kernel.
     assert by_sdpa + by_varlen // 2 == 4 * MODEL.n_layers
-    assert by_varlen == (4 * MODEL.n_layers if window == "varlen" else 0)
+    assert by_varlen == (4 * MODEL.n_layers if kernels == "varlen" else 0)
 
 
 def test_small_chunks_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,15 +92,15 @@ def test_small_chunks_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure(few_layers(1), 2048).total > 4000 / MODEL.n_layers
 
 
-@pytest.mark.parametrize(("window", "most"), [("masked", 1.3), ("varlen", 1.2)])
-def test_memory_is_near_that_of_dense_attention(window: Window, most: float) -> None:
-    assert cost(window=window).peak_bytes <= most * cost(dense=True).peak_bytes
+@pytest.mark.parametrize(("kernels", "most"), [("masked", 1.3), ("varlen", 1.2)])
+def test_memory_is_near_that_of_dense_attention(kernels: Kernels, most: float) -> None:
+    assert cost(kernels=kernels).peak_bytes <= most * cost(dense=True).peak_bytes
 
 
-def kept(seq_len: int, window: Window = "masked") -> int:
+def kept(seq_len: int, kernels: Kernels = "masked") -> int:
     """Bytes that one layer holds for its backward pass."""
     with fake_cuda(), Watched() as watched:
-        model = build(few_layers(1), dense=False, device="cuda", window=window)
+        model = build(few_layers(1), dense=False, device="cuda", kernels=kernels)
         x = torch.zeros(1, seq_len, 768, device="cuda", requires_grad=True)
         before = watched.live
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -110,8 +109,8 @@ def kept(seq_len: int, window: Window = "masked") -> int:
         return watched.live - before
 
 
-@pytest.mark.parametrize(("window", "gib"), [("masked", 21), ("varlen", 18)])
-def test_nothing_quadratic_is_kept(window: Window, gib: int) -> None:
+@pytest.mark.parametrize(("kernels", "gib"), [("masked", 21), ("varlen", 18)])
+def test_nothing_quadratic_is_kept(kernels: Kernels, gib: int) -> None:
     """Twice the tokens, twice the memory, and 12 layers far from 80 GiB.
 
     Only the part that says which blocks a query reads grows faster: S x S / l_sel numbers of 2
@@ -119,11 +118,11 @@ def test_nothing_quadratic_is_kept(window: Window, gib: int) -> None:
     """
     attention = MODEL.attention
     short, long = (
-        kept(s, window) - 2 * attention.n_kv_groups * s * attention.n_blocks(s)
+        kept(s, kernels) - 2 * attention.n_kv_groups * s * attention.n_blocks(s)
         for s in (16_384, 32_768)
     )
     assert long <= 2.001 * short
-    one, two = (measure(few_layers(n), 32_768, window=window) for n in (1, 2))
+    one, two = (measure(few_layers(n), 32_768, kernels=kernels) for n in (1, 2))
     assert one.peak_bytes + 11 * (two.peak_bytes - one.peak_bytes) < gib << 30
 
 
@@ -150,17 +149,17 @@ def production(*words: str, **toggles: str) -> Engine:
     return Engine(plan, Ranks(place=plan.place, device=torch.device("cuda", 0), grouped=False))
 
 
-def fake_production(window: Window, n_layers: int) -> Engine:
-    """Of so many layers, with the window that the self-test left in force.
+def fake_production(kernels: Kernels, n_layers: int) -> Engine:
+    """Of so many layers, with the kernels that the self-test left in force.
 
     Weights are made where they stay, because fake ones cannot be moved.
     """
     with torch.device("cuda", 0), patch.object(NSALanguageModel, "to", lambda self, _: self):
         engine = production("--set", f"model.n_layers={n_layers}")
-        if window == "varlen":
+        if kernels == "varlen":
             engine.dispatch.barred.clear()
         engine.configure(engine.plan.toggles)
-    assert {layer.attention.way.window for layer in engine.model.layers} == {window}
+    assert {layer.attention.way.kernels for layer in engine.model.layers} == {kernels}
     return engine
 
 
@@ -186,10 +185,10 @@ def step(engine: Engine, number: int) -> None:
     engine.update(number)
 
 
-def calls_without_a_wait(window: Window, n_layers: int) -> int:
+def calls_without_a_wait(kernels: Kernels, n_layers: int) -> int:
     """A fake tensor raises where a number is read; copies that wait are counted."""
     with fake_cuda(), Watched() as watched:
-        engine = fake_production(window, n_layers)
+        engine = fake_production(kernels, n_layers)
         for number in (1, 2):
             watched.waits.clear()
             watched.calls.clear()
@@ -199,9 +198,9 @@ def calls_without_a_wait(window: Window, n_layers: int) -> int:
         return watched.total
 
 
-@pytest.mark.parametrize("window", ["masked", "varlen"])
-def test_the_whole_step_never_waits(window: Window, precision: None) -> None:
-    one, two = (calls_without_a_wait(window, n) for n in (1, 2))
+@pytest.mark.parametrize("kernels", ["masked", "varlen"])
+def test_the_whole_step_never_waits(kernels: Kernels, precision: None) -> None:
+    one, two = (calls_without_a_wait(kernels, n) for n in (1, 2))
     assert one + (MODEL.n_layers - 1) * (two - one) <= 2 * 2400 + 700
 
 
@@ -290,11 +289,11 @@ class Precision(TorchDispatchMode):
 
 
 # Triton's kernels are no products of torch; their own proofs hold their precision.
-@pytest.mark.parametrize("window", [window for window in get_args(Window) if window != "triton"])
-def test_scores_have_all_of_float32(window: Window, precision: None) -> None:
+@pytest.mark.parametrize("kernels", ["masked", "varlen"])
+def test_scores_have_all_of_float32(kernels: Kernels, precision: None) -> None:
     """Whatever the process allows, forward and backward."""
     torch.set_float32_matmul_precision("high")
-    layer = nsa.NSAAttention(TINY, Way(force_sdpa=True, window=window))
+    layer = nsa.NSAAttention(TINY, Way(force_sdpa=True, kernels=kernels))
     with flash_on_cpu(), Precision() as policy:
         layer(torch.randn(1, 40, 16)).sum().backward()
     # Two products forward, five back.

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 import nsa
-from nsa import attention as api
-from nsa.attention import choose_selected, choose_window
-from nsa.attention.triton.selected import tiles
+from nsa.attention import choose_selected
+from nsa.attention.triton import selected_tiles as tiles
 from nsa.attention.triton.tiles import (
     choose_compressed_cut,
     choose_window_cut,
@@ -29,10 +28,7 @@ CFG = nsa.NSAConfig()
 # What torch 2.11 to 2.13 bring. 3.9.0 spills more (benchmarks/results/triton.md).
 HELD_TO = ("3.6", "3.7")
 # Tuned loops that issue more than their tensor cores multiply: masks and gathered rows.
-BELOW = {
-    *("forward of every block, 64 rows", "selected forward, mix, 64 rows"),
-    "forward by block, 64 rows",
-}
+BELOW = {"forward of every block, 64 rows", "forward by block, 64 rows"}
 
 
 @needs_triton
@@ -115,13 +111,13 @@ def test_the_assembler_is_believed(tmp_path: Path) -> None:
     assert "no instruction of the tensor cores" in replace(greedy, tensor_core={}).problems
     source = Path(sys.modules["nsa.attention.triton.selected.readers"].__file__ or "").read_text()
     path = tmp_path / "with_atomics.py"
-    path.write_text(source.replace("tl.store(to_v,", "tl.atomic_add(to_v,"))
+    path.write_text(source.replace("tl.store(readers +", "tl.atomic_add(readers +"))
     spec = importlib.util.spec_from_file_location("with_atomics", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    total = next(one for one in selected(CFG, 2048, 4) if one.name == "sum")
-    made = compile_kernel(replace(total, function=module.sum_kernel), 90, "fp32")
+    listed = next(one for one in selected(CFG, 2048, 4) if one.name == "list (fill)")
+    made = compile_kernel(replace(listed, function=module.list_kernel), 90, "fp32")
     assert made.problems == ["1 atomic operations"]
 
 
@@ -224,18 +220,13 @@ def test_attention_and_its_kernels_need_torch_and_triton_alone() -> None:
 import sys
 sys.modules.update(dict.fromkeys({others.split()}))
 import nsa.attention, nsa.layer
-from nsa.attention.triton import between, window
-from nsa.attention.triton.compressed import launch
-from nsa.attention.triton.selected import launch
+from nsa.attention.triton.core import launch
 """
     command = [sys.executable, "-W", "ignore", "-c", code]
     subprocess.run(command, cwd=ROOT, check=True)
     # Made to fail on purpose: the trainer needs more.
     needs_more = [*command[:-1], code + "import nsa.step.engine"]
     assert subprocess.run(needs_more, cwd=ROOT, capture_output=True).returncode == 1
-
-
-CPU = torch.device("cpu")
 
 
 @needs_triton
@@ -247,9 +238,9 @@ def test_what_the_assembler_makes_of_the_window_on_blackwell() -> None:
     On what is older it is compiled with the other parts of a training step.
     """
     from benchmarks.triton_aot.compiled import compile_kernel
-    from benchmarks.triton_aot.kernels import window
+    from benchmarks.triton_aot.kernels import core, window
 
-    forward, _, keys, _ = window(CFG, 2048, 4)
+    (forward, *_), (keys,) = core(CFG, 2048, 4), window(CFG, 2048, 4)
     assert compile_kernel(forward, 100, "bf16").problems == []
     greedy = compile_kernel(replace(keys, warps=1), 80, "bf16")
     assert any("are spilled" in text for text in greedy.problems), greedy
@@ -268,29 +259,3 @@ def test_pieces_of_walks_by_hand(seq_len: int, pairs: int, pieces: int) -> None:
 
 def test_blackwell_is_given_all_registers() -> None:
     assert [register_limit(major) for major in (8, 9, 10, 12)] == [None, None, 255, 255]
-
-
-@pytest.fixture
-def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a device that can run them, whatever this one is."""
-    monkeypatch.setattr(api, "triton_problem", lambda *_: None)
-
-
-def chosen(asked: str, triton: str) -> tuple[str, str]:
-    choice = choose_window(CFG, asked, dtype=torch.bfloat16, device=CPU, triton=triton)
-    return choice.value, choice.reason
-
-
-@pytest.mark.usefixtures("with_kernels")
-def test_kernels_are_chosen_where_asked_for_and_where_nothing_better_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(api, "varlen_problem", lambda *_, **__: "no flash here")
-    assert chosen("auto", "1") == ("triton", "kernels of this package: asked for by name")
-    assert chosen("auto", "auto") == ("triton", "kernels of this package: no flash here")
-    assert chosen("auto", "0")[0] == "masked"
-    assert chosen("masked", "1")[0] == "masked"
-    monkeypatch.setattr(api, "varlen_problem", lambda *_, **__: None)
-    assert chosen("auto", "1")[0] == "triton"
-    assert chosen("auto", "auto")[0] == "varlen"
-    assert chosen("varlen", "1")[0] == "varlen"

@@ -13,7 +13,7 @@ import torch
 
 from nsa.attention.triton import launch
 from nsa.attention.triton.operators import config_of
-from nsa.attention.triton.selected.tiles import choose_cut
+from nsa.attention.triton.selected_tiles import choose_cut
 from nsa.attention.triton.tiles import Tile, choose_compressed_cut, choose_window_cut
 from nsa.config import NSAConfig
 
@@ -116,7 +116,7 @@ def test_what_was_not_measured_keeps_what_is_assumed(other: dict[str, Any]) -> N
 
 def test_a_cpu_and_a_branch_that_was_not_measured_keep_it_too(measured: dict[str, Any]) -> None:
     cut = choose_window_cut(CFG, 2048, 2)
-    assert launch.tuned("window", cut, CFG, torch.zeros(1, 2048, 2, 6, 64)) == cut
+    assert launch.cut_of("window", torch.zeros(1, 2048, 2, 6, 64), CFG) == cut
     del measured["lengths"]["window"]
     launch.file_of(DEVICE).write_text(json.dumps(measured))
     assert applied("window", 2048)[1] == cut

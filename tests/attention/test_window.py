@@ -35,9 +35,9 @@ def shares_heads() -> bool:
 def both(seq_len: int) -> list[list[Tensor]]:
     """Output and gradients of the reference, and of SDPA with varlen_attn."""
     found = []
-    for path, window in (("reference", "masked"), ("batched", "varlen")):
+    for path, kernels in (("reference", "masked"), ("batched", "varlen")):
         x = inputs(SMALL, seq_len, batch=2, seed=seq_len)
-        out, _ = attend(Branches(**x), SMALL, Way(path=path, force_sdpa=True, window=window))
+        out, _ = attend(Branches(**x), SMALL, Way(path=path, force_sdpa=True, kernels=kernels))
         weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
         found.append([out, *torch.autograd.grad((out * weight).sum(), list(x.values()))])
     return found
@@ -93,7 +93,7 @@ def test_a_layer_runs_it_without_a_copy() -> None:
     Where heads cannot share a key, keys are copied, and only they.
     """
     layer = nsa.NSAAttention(
-        nsa.NSAConfig(**{**vars(SMALL), "dim": 48}), Way(force_sdpa=True, window="varlen")
+        nsa.NSAConfig(**{**vars(SMALL), "dim": 48}), Way(force_sdpa=True, kernels="varlen")
     )
     x = torch.randn(2, 33, 48)
     kept: list[int] = []
@@ -154,9 +154,8 @@ def test_what_flash_attention_cannot_is_said(changes: dict[str, Any], why: str) 
 @pytest.mark.parametrize(
     ("way", "why"),
     [
-        (Way(window="varlen"), "window='varlen': this torch has no flash attention"),
-        (Way(window="triton"), "window='triton': Triton needs a CUDA device"),
-        (Way(selected="triton"), "selected='triton': Triton needs a CUDA device"),
+        (Way(kernels="varlen"), "kernels='varlen': this torch has no flash attention"),
+        (Way(kernels="triton"), "kernels='triton': Triton needs a CUDA device"),
     ],
 )
 def test_the_public_function_refuses_what_cannot_run(way: Way, why: str) -> None:

@@ -15,12 +15,8 @@ from torch import Tensor
 import nsa
 from nsa.attention import attend
 from nsa.attention.branches import Branches
-from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import count_ranges
-from nsa.attention.triton import operators
-from nsa.attention.triton.core import launch as core_launch
-from nsa.attention.triton.operators import SELECTED_OPERATORS, WINDOW_OPERATORS
-from nsa.attention.triton.selected import launch
+from nsa.attention.triton.operators import SELECTED_OPERATOR, WINDOW_OPERATOR
 from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import ATTEND_RANGE, WIN_RANGE
 from nsa.launch.plan import plan_launch
@@ -32,7 +28,8 @@ from nsa.step.engine import Engine
 from nsa.witness.self_test import self_test
 from tests.attention.equations import Example, examples, rounded, tensors
 from tests.attention.equations import nsa as equations
-from tests.attention.triton_kernels import checked, compare, far_problems, over_drawn, proofs_of
+from tests.attention.triton_kernels import LAUNCH as launch
+from tests.attention.triton_kernels import compare, far_problems, over_drawn, proofs_of
 from tests.attention.triton_kernels import inputs as case_inputs
 from tests.attention.triton_selected import (
     BY_BLOCK,
@@ -40,7 +37,6 @@ from tests.attention.triton_selected import (
     core,
     found_by,
     list_problems,
-    selection,
 )
 from tests.train.launching import SMOKE
 
@@ -48,7 +44,7 @@ CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
     dim=48, n_heads=12, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=20
 )
-by_kernels = partial(attend, way=Way(force_sdpa=True, selected="triton", window="triton"))
+by_kernels = partial(attend, way=Way(force_sdpa=True, kernels="triton"))
 
 
 def tuned() -> list[str]:
@@ -89,28 +85,6 @@ def space() -> list[str]:
     return problems if len(seen) >= 5 else [*problems, f"only {len(seen)} were compared"]
 
 
-def operator() -> list[str]:
-    """torch's own checks of an operator, and one graph for torch.compile, forward and backward."""
-    cfg = SMALL
-    case = Case(seq_len=24, heads=6, groups=2)
-    q, k, v, grad = (x.contiguous() for x in case_inputs(case))
-    leaves = [x.requires_grad_() for x in (q, k, v)]
-    ranges = build_ranges(selection(case), cfg, "v2")
-    bits = operators.selected_bits(ranges, cfg.l_sel)
-    numbers = (cfg.l_sel, cfg.n_sel)
-    out, lse = operators.selected(*leaves, bits, *numbers)
-    kept = [x.detach() for x in (grad, *leaves, bits, out, lse)]
-    return checked(
-        lambda *given: operators.selected(
-            *given, operators.selected_bits(ranges, cfg.l_sel), *numbers
-        )[0],
-        leaves, grad,
-        (operators.selected_bits, (ranges, cfg.l_sel)),
-        (operators.selected, (*leaves, bits, *numbers)),
-        (operators.selected_backward, (*kept, *numbers)),
-    )  # fmt: skip
-
-
 def trainer() -> list[str]:
     """The kernels train where the self-test agrees, are seen to run, and are barred where not."""
     words = ["--config", str(SMOKE), "--precision", "fp32", "--seq-len", "40"]
@@ -128,13 +102,12 @@ def trainer() -> list[str]:
         with count_ranges() as counts:
             losses.append(engine.loss(tokens, wrapped=False))
         losses[-1].backward()
-        seen = (ATTEND_RANGE, SELECTED_OPERATORS), (WIN_RANGE, WINDOW_OPERATORS)
-        for name, operators_ in seen:
-            if any(counts.inside[name][one] for one in operators_) != wanted:
+        for name, one in ((ATTEND_RANGE, SELECTED_OPERATOR), (WIN_RANGE, WINDOW_OPERATOR)):
+            if bool(counts.inside[name][one]) != wanted:
                 problems.append(f"{asked}: {counts.inside}")
     if abs(float((losses[0] - losses[1]).detach())) > 1e-5:
         problems.append(f"the losses differ: {losses}")
-    for module, name in ((launch, "forward_mixed"), (core_launch, "window_and_terms")):
+    for module, name in ((launch.selected, "forward_mixed"), (launch, "window_and_terms")):
         right = getattr(module, name)
         wrong = lambda *x, of=right: (of(*x)[0] * 1.01, *of(*x)[1:])  # noqa: E731
         with mock.patch.object(module, name, wrong):
@@ -151,7 +124,7 @@ def far(module: ModuleType = launch, run: int = 0) -> list[str]:
     """Offsets beyond 32 bits: keys and queries that lie 2^27 numbers apart."""
     case = Case(seq_len=40, heads=1, dtype=torch.float16, run=run)
     return far_problems(
-        lambda of, x: found_by(of, case, x), (module, launch), case_inputs(case), [1 << 27] * 3
+        lambda of, x: found_by(of, case, x), module, case_inputs(case), [1 << 27] * 3
     )
 
 
@@ -177,7 +150,7 @@ def compiled_layer() -> list[str]:
     """What differs between the layer and its one graph, in numbers, blocks and operators."""
     torch.manual_seed(0)
     layer = Layer(ModelConfig(vocab_size=11, n_layers=1, attention=OF_A_LAYER))
-    layer.attention.way = Way(force_sdpa=True, window="triton", selected="triton")
+    layer.attention.way = Way(force_sdpa=True, kernels="triton")
     x = torch.randn(1, 72, OF_A_LAYER.dim, requires_grad=True)
     before = gradients(layer, x, None)
     blocks = layer.attention.last_blocks
@@ -211,8 +184,7 @@ def compiled_layer() -> list[str]:
 
 
 PROOFS = proofs_of(
-    "selected.launch",
-    (core, tuned, tiles, space, list_problems, operator, trainer, far, far_by_block),
+    (core, tuned, tiles, space, list_problems, trainer, far, far_by_block),
     {
         "selected": core,
         "selected_by_block": partial(core, cases=BY_BLOCK),

@@ -1,7 +1,8 @@
 """How Triton kernels are judged: against float64, and by which program writes which number.
 
 Runs where Triton's interpreter does (TRITON_INTERPRET=1 before triton is imported). A judge takes
-the launching module as an argument, so that a copy with a planted defect is judged like it.
+the launching module as an argument, so that a copy with a planted defect is judged like it. A
+branch is judged by itself where the gates let through nothing else (`alone`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from triton.runtime import interpreter
 
 import nsa
 from nsa.attention import triton
+from nsa.attention.triton.core import launch as LAUNCH
+from nsa.attention.triton.tiles import room_for_bits
 from tests.attention.defects import defects
 
 BOUND = {torch.float32: 1e-5, torch.float16: 5 * 2.0**-11}
@@ -103,11 +106,6 @@ def of_blocks(blocks: Tensor, l_sel: int) -> Tensor:
     return (reads & (token <= token[:, None]))[:, :, :, None]
 
 
-def by_pair(sums: Tensor, case: Shape) -> Tensor:
-    """Log-sum-exp as kernels lay it out: [B,G,S,h]."""
-    return sums.view(case.batch, case.groups, case.seq_len, case.heads)
-
-
 def held(
     launch: ModuleType,
     cases: Sequence[Any],
@@ -146,6 +144,60 @@ def compare(what: str, mine: Tensor, truth: Tensor, bound: float) -> list[str]:
         return []
     error = (mine[finite] - truth[finite]).abs().max() / truth[finite].abs().max().clamp_min(1e-30)
     return [] if error <= bound else [f"{what}: off by {float(error):.2g}"]
+
+
+@contextmanager
+def cut_as(launch: ModuleType, **cuts: Any) -> Iterator[None]:
+    """The branches of calls by a `core.launch` are cut so, whatever a device would like."""
+    choosers = launch.cut_of.__globals__["CHOOSERS"]
+    with mock.patch.dict(choosers, {name: lambda *_, cut=cut: cut for name, cut in cuts.items()}):
+        yield
+
+
+def by_core(
+    launch: ModuleType, cfg: nsa.NSAConfig, given: Sequence[Tensor], grad: Tensor,
+    bits: Tensor | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What a `core.launch` makes of the eight tensors, q [B,S,G,h,Dk] first, by name.
+
+    bits: of blocks that are read in the place of those that are chosen.
+    """
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates = given
+    win, win_lse, terms, values = launch.window_and_terms(q, k_win, v_win, k_cmp, v_cmp, cfg)
+    cmp, cmp_lse, exact_lse = launch.compressed.attend(q, terms, values, cfg)
+    blocks = None
+    if bits is None:
+        blocks, bits = launch.compressed.top_blocks(q, terms, exact_lse, cfg)
+    out, sel, sel_lse = launch.selected.forward_mixed(q, k_sel, v_sel, bits, cmp, win, gates, cfg)
+    kept = (bits, terms, values, cmp, cmp_lse, win, win_lse, sel, sel_lse)
+    made = {"branches": (cmp, sel, win), "lse": (cmp_lse, sel_lse, win_lse), "out": out}
+    made |= {"blocks": blocks, "bits": bits, "terms": terms, "exact_lse": exact_lse}
+    return made | {"grads": launch.backward(grad, given, kept, cfg)}
+
+
+def alone(
+    launch: ModuleType, branch: int, cfg: nsa.NSAConfig, tensors: Sequence[Tensor],
+    bits: Tensor | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What one branch, 0 to 2, gives of q, k, v and a gradient of its output [B,S,G,h,Dv].
+
+    It has the one gate that is open. bits: what the selected branch reads, of nothing where None.
+    """
+    q, k, v, grad = tensors
+    batch, seq_len, groups, heads = q.shape[:4]
+    if bits is None:
+        bits = room_for_bits(q, cfg.l_sel).zero_()
+    pair = [torch.zeros(batch, seq_len, groups, d, dtype=q.dtype) for d in (cfg.d_k, cfg.d_v)]
+    keys = [*pair, *pair, *pair]
+    keys[2 * branch : 2 * branch + 2] = [k, v]
+    gates = torch.zeros(batch, seq_len, groups * heads, 3, dtype=q.dtype)
+    gates[..., branch] = 1.0
+    made = by_core(launch, cfg, [q, *keys, gates], grad.flatten(2, 3), bits)
+    shape = (batch, groups, seq_len, heads)
+    found = {"out": made["branches"][branch], "lse": made["lse"][branch].view(shape)}
+    of_keys = made["grads"][1 + 2 * branch : 3 + 2 * branch]
+    found |= dict(zip(("dq", "dk", "dv"), (made["grads"][0], *of_keys), strict=True))
+    return found | {"exact_lse": made["exact_lse"].view(shape), "terms": made["terms"]}
 
 
 @contextmanager
@@ -190,10 +242,8 @@ def written_once(problems: list[str]) -> Iterator[None]:
         yield
 
 
-def planted(
-    folder: Path, name: str, path: str, old: str, new: str, launcher: str = "selected.launch"
-) -> ModuleType:
-    """The `launcher` of a copy of the kernels' package in which `old` is `new`, named `name`."""
+def planted(folder: Path, name: str, path: str, old: str, new: str) -> ModuleType:
+    """`core.launch` of a copy of the kernels' package in which `old` is `new`, named `name`."""
     copy = folder / name
     seen = 0
     for source in _PACKAGE.rglob("*.py"):
@@ -208,17 +258,15 @@ def planted(
         raise ValueError(f"{name}: {path} has no such text: {old!r}")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    return importlib.import_module(f"{name}.{launcher}")
+    return importlib.import_module(f"{name}.core.launch")
 
 
-def judged(
-    judge: Callable[[ModuleType], list[str]], launcher: str, kind: str, name: str
-) -> list[str]:
+def judged(judge: Callable[[ModuleType], list[str]], kind: str, name: str) -> list[str]:
     """What `judge` sees of a planted defect; where it dies of a wild address, it says nothing."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         copy = f"{kind}_{name}"  # two of other kernels may have one name
-        return judge(planted(Path(folder), copy, *defects(kind)[name], launcher=launcher))
+        return judge(planted(Path(folder), copy, *defects(kind)[name]))
 
 
 def drawn(max_examples: int) -> settings:
@@ -254,17 +302,16 @@ def over_drawn(
 
 def far_problems(
     call: Callable[[ModuleType, list[Tensor]], dict[str, Tensor]],
-    launches: tuple[ModuleType, ModuleType],
+    launch: ModuleType,
     tensors: list[Tensor],
     steps: Sequence[int],
     dim: int = 1,
 ) -> list[str]:
-    """What the first of `launches` gives otherwise than the second, of tensors that lie far apart.
+    """What `launch` gives otherwise than the package's own, of tensors that lie far apart.
 
     steps: so many numbers between neighbors in `dim` of the first tensors, in files with holes; 0:
     as it is.
     """
-    mine, own = launches
     with tempfile.TemporaryDirectory() as folder:
         far = list(tensors)
         for number, step in enumerate(steps):
@@ -277,19 +324,18 @@ def far_problems(
             flat = torch.from_file(str(path), shared=True, size=size, dtype=x.dtype)
             inner = [step if at == dim else 16 for at in range(1, x.dim() - 1)]
             far[number] = flat.as_strided(x.shape, [0, *inner, 1]).copy_(x)
-        found = call(mine, far)
-    near = call(own, tensors)
+        found = call(launch, far)
+    near = call(LAUNCH, tensors)
     return [f"{name} differs" for name in near if not torch.equal(near[name], found[name])]
 
 
 def proofs_of(
-    launcher: str,
     proofs: Sequence[Callable[..., list[str]]],
     judges: dict[str, Callable[[ModuleType], list[str]]],
 ) -> dict[str, Callable[[], list[str]]]:
     """Proofs by their names, and planted defects, each kind of which has its judge."""
     planted = {
-        name: partial(judged, judge, launcher, kind, name)
+        name: partial(judged, judge, kind, name)
         for kind, judge in judges.items()
         for name in defects(kind)
     }

@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
-from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nsa.attention.selection import ranges_v1
-from nsa.attention.triton.selected import launch as LAUNCH
-from nsa.attention.triton.selected.tiles import ByBlock, Cut
+from nsa.attention.triton.selected_tiles import ByBlock, Cut
 from nsa.attention.triton.tiles import Tile
 from tests.attention.triton_kernels import (
+    LAUNCH,
     Shape,
+    alone,
     branch,
-    by_pair,
+    cut_as,
     held,
     inputs,
     of_blocks,
@@ -45,7 +45,10 @@ class Case(Shape):
     every: bool = True
     piece: int = 16
     run: int = 0
-    l = d = property(lambda self: self.l_sel)  # noqa: E741 - the paper's letter
+    # No compression block is complete.
+    l = property(lambda self: (self.seq_len // self.l_sel + 1) * self.l_sel)  # noqa: E741
+    d = property(lambda self: self.l_sel)
+    w = 1
 
     def cut(self) -> Cut:
         """As asked, whatever the cost model would say."""
@@ -105,13 +108,10 @@ def right(case: Case) -> dict[str, Tensor]:
 
 def found_by(launch: ModuleType, case: Case, tensors: list[Tensor]) -> dict[str, Tensor]:
     """The same by the kernels."""
-    cfg, blocks = case.config(), selection(case)
-    q, k, v, grad = tensors
-    with mock.patch.object(launch, "choose_cut", lambda *_: case.cut()):
-        bits = launch.bits_of(ranges_v1(blocks, cfg), cfg.l_sel)
-        out, lse = launch.forward(q, k, v, bits, cfg)
-        dq, dk, dv = launch.backward(grad, q, k, v, bits, out, lse, cfg)
-    return {"out": out, "lse": by_pair(lse, case), "dq": dq, "dk": dk, "dv": dv}
+    cfg = case.config()
+    with cut_as(launch, selected=case.cut()):
+        bits = launch.selected.bits_of(ranges_v1(selection(case), cfg), cfg.l_sel)
+        return alone(launch, 1, cfg, tensors, bits)
 
 
 def core(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CORE) -> list[str]:
@@ -132,7 +132,7 @@ _PIECES = (5, 3)
 
 
 def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = LISTS) -> list[str]:
-    """What `launch` lists wrongly, writes twice, or leaves unwritten."""
+    """What a `core.launch` lists wrongly, writes twice, or leaves unwritten."""
     problems: list[str] = []
     for case in cases:
         cfg, blocks = case.config(), _choices(case)
@@ -141,7 +141,8 @@ def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = LISTS) 
             places = max(2, cut.by_block.places)
             cut = replace(cut, by_block=replace(cut.by_block, piece=_PIECES[1], places=places))
         with written_once(problems), poisoned():
-            made = launch.lists_of(launch.bits_of(_ranges(case, blocks), cfg.l_sel), cfg, cut)
+            bits = launch.selected.bits_of(_ranges(case, blocks), cfg.l_sel)
+            made = launch.selected.lists_of(bits, cfg, cut)
         found = {name: getattr(made, name) for name in ("readers", "counts", "offsets", "ends")}
         arrays = {name: x.numpy() for name, x in found.items()}
         for pair, chosen in enumerate(blocks):

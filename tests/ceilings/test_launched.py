@@ -14,8 +14,8 @@ import torch
 
 from nsa.contract import CEILINGS_JSON, Ceiling
 from phases.machine import ceilings
+from phases.machine.ceilings import read_measured
 from runbook.config.registry import phases
-from runbook.folder.launch.ceilings import read_measured
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer

@@ -1,14 +1,25 @@
-"""report, for people as text and for machines as JSON; judge and compare share its arguments."""
+"""What shows what there is: report, export, phases, profiles, toggles; and how a run is found."""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from runbook.cli import main
+from runbook.cli._runs import find_run
+from runbook.config import registry
+from runbook.config.load import load_profile, profile_names
 from runbook.engine.derive import render
-from runbook.folder.manifest import record_text, write_manifest
+from runbook.errors import RunbookError, UsageError
+from runbook.folder.manifest import load_record, record_text, write_manifest
 from tests.cli.shell import ESCAPE, inside, runbook
+from tests.factory.programs import program
 from tests.reports import samples
 
 
@@ -25,18 +36,6 @@ def test_the_newest_run_on_the_terminal(finished: Path, tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == render(samples.no_go(), "terminal")
     assert ESCAPE not in ended.out
-
-
-def test_a_file_that_changed_since_the_run_is_told(finished: Path, tmp_path: Path) -> None:
-    """On stderr: the report says what the record says. A record alone is no change."""
-    first = samples.no_go().artifacts[0].path
-    assert inside("report", cwd=tmp_path).err == ""
-    (finished / first).parent.mkdir(parents=True, exist_ok=True)
-    (finished / first).write_text("edited\n")
-    write_manifest(finished)
-    ended = inside("report", cwd=tmp_path)
-    assert f"changed since the run: {first}; see runbook verify" in ended.err
-    assert ended.code == 0 and "changed since the run" not in ended.out
 
 
 @pytest.mark.parametrize("command", ["report", "judge"])
@@ -62,3 +61,237 @@ def test_no_format_shows_the_go_that_was_written_into_the_record(
     assert "run.json is another file than its MANIFEST.sha256 has: nothing in it" in ended.out
     assert "INCOMPLETE" in ended.out and samples.go().headline not in ended.out
     assert "runbook launch" not in ended.out
+
+
+OLD, NEW = "20261120T000000Z-aaaaaaa", "20261121T010203Z-840303b"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name, record in ((OLD, samples.no_go()), (NEW, samples.go())):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(record.model_dump_json())
+    (tmp_path / "20269999T000000Z-not-a-run").mkdir()
+    (tmp_path / "latest.txt").write_text("x")
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", [OLD, "20261120", "202611200"[:8] + "T"])
+def test_an_id_or_its_start(runs: Path, text: str) -> None:
+    assert find_run(text, runs).name == OLD
+
+
+def test_a_folder_or_its_record_anywhere(runs: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "nowhere"
+    assert find_run(str(runs / OLD), elsewhere) == runs / OLD
+    assert find_run(str(runs / OLD / "run.json"), elsewhere) == runs / OLD
+
+
+_NEWEST = """
+import sys
+from pathlib import Path
+from runbook.cli._runs import find_run
+print(find_run(None, Path(sys.argv[1])).name)
+"""
+
+
+def test_a_run_that_only_another_user_may_look_into_hides_no_other(runs: Path) -> None:
+    (runs / NEW).chmod(0)
+    asked = [sys.executable, "-c", _NEWEST, str(runs)]
+    if os.access(runs / NEW, os.X_OK):
+        # Root may look everywhere, but not from a namespace that does not know the owner.
+        asked = ["unshare", "-U", *asked]
+        if subprocess.run([*asked[:2], "true"], check=False).returncode:
+            pytest.skip("this machine does not permit a namespace of users (unshare -U)")
+    told = subprocess.run(
+        asked,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (runs / NEW).chmod(0o700)
+    assert told.stdout == f"{OLD}\n", told.stderr
+
+
+def test_a_start_that_fits_two_names_both(runs: Path) -> None:
+    with pytest.raises(UsageError, match=f"fits several runs in .*: {OLD}, {NEW}"):
+        find_run("2026112", runs)
+
+
+def test_an_unknown_one_names_the_nearest_and_the_last(runs: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_run("20261121T010203Z-840303a", runs)
+    assert f"did you mean '{NEW}'?" in str(caught.value)
+    assert f"{OLD}, {NEW}" in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema_version": 2}', "\x00"])
+def test_a_damaged_record_is_an_error_in_words(runs: Path, damage: str) -> None:
+    (runs / NEW / "run.json").write_text(damage)
+    with pytest.raises(RunbookError, match=r"run\.json is not a run record of this version"):
+        load_record(runs / NEW)
+
+
+def test_an_unknown_field_is_not_skipped(runs: Path) -> None:
+    document = json.loads((runs / NEW / "run.json").read_text())
+    document["verdct"] = "GO"
+    (runs / NEW / "run.json").write_text(json.dumps(document))
+    with pytest.raises(RunbookError, match="verdct"):
+        load_record(runs / NEW)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    run = tmp_path / "artifacts" / samples.go().run_id
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(record_text(samples.go()))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_each_format_in_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "x.prom").write_text("old")
+    old = (folder / "x.prom").stat().st_ino
+    assert main(["export", "--to", "csv", "x.csv"]) == 0
+    assert main(["export", "--to", "prometheus", "x.prom"]) == 0
+    assert capsys.readouterr().out == "x.csv\nx.prom\n"
+    assert (folder / "x.csv").read_text().startswith("run_id,")
+    assert 'runbook_verdict{verdict="GO"} 1.0\n' in (folder / "x.prom").read_text()
+    # Replaced, not written into: a collector never reads half a file.
+    assert (folder / "x.prom").stat().st_ino != old
+    assert sorted(path.name for path in folder.iterdir()) == ["artifacts", "x.csv", "x.prom"]
+
+
+def test_stdout_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "2026", "--to", "csv", "-"]) == 0
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) == 4
+    assert main(["export", "--to", "csv", "x.csv", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["exports"] == [{"format": "csv", "written": ["x.csv"]}]
+
+
+def test_without_the_package_the_error_says_what_to_install(folder: Path) -> None:
+    hidden = folder / "hidden"
+    hidden.mkdir()
+    (hidden / "prometheus_client.py").write_text("raise ImportError('not here')\n")
+    words = ("export", "--to", "prometheus", "b.prom")
+    ended = runbook(*words, cwd=folder, PYTHONPATH=str(hidden))
+    assert ended.code == 2
+    assert "pip install 'nsa-runbook[prometheus]'" in ended.err
+    assert not (folder / "b.prom").exists()
+
+
+PHASES = registry.phases()
+
+
+def test_phases_for_machines(tmp_path: Path) -> None:
+    ended = inside("phases", "--json", cwd=tmp_path)
+    assert ended.err == ""
+    rows = json.loads(ended.out)["phases"]
+    # docs/phases.md holds the names and their order.
+    assert [row["name"] for row in rows] == list(PHASES)
+    assert [row["name"] for row in rows if row["optional"]] == [
+        "fineweb",
+        "regression",
+    ]
+    reads = {row["name"]: row["reads"] for row in rows}
+    assert {"bucket_sweep", "fused_adamw"} <= set(reads["long_run"])
+    assert all(row["question"].endswith("?") and row["source"] for row in rows)
+
+
+def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
+    ended = inside("profiles", cwd=tmp_path)
+    assert ended.code == 0, ended.err
+    names = [line.split()[0] for line in ended.out.splitlines()[1:-1]]
+    assert names == list(profile_names())
+    document = json.loads(inside("profiles", "--json", cwd=tmp_path).out)
+    assert [row["name"] for row in document["profiles"]] == names
+    chosen = document["auto"]["name"]
+    assert ended.out.count("*") == 2
+    assert f"{chosen} *" in ended.out
+    assert ended.out.endswith(f"* what --profile auto chooses here: {document['auto']['reason']}\n")
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path, name: str) -> None:
+    profile = load_profile(name)
+    ended = inside("profiles", name, cwd=tmp_path)
+    assert ended.code == 0
+    for limit_name, limit in profile.limits.items():
+        line = next(line for line in ended.out.splitlines() if line.split()[:1] == [limit_name])
+        assert f"{limit.value:g}" in line and line.endswith(limit.source)
+    for check in profile.required:
+        assert f"\n{check}" in ended.out
+
+
+def test_a_profile_for_machines_is_the_profile(tmp_path: Path) -> None:
+    document = json.loads(inside("profiles", "cpu", "--json", cwd=tmp_path).out)
+    assert document == load_profile("cpu").model_dump(mode="json")
+
+
+def test_toggles_for_machines(tmp_path: Path) -> None:
+    from nsa.toggles import TOGGLES
+
+    ended = inside("toggles", "--json", cwd=tmp_path, NSA_DDP_BUCKET_MB="50")
+    document = json.loads(ended.out)
+    assert "it goes over the profile and under --set NAME=value" in document["note"]
+    rows = {row["name"]: row for row in document["toggles"]}
+    assert set(rows) == set(TOGGLES)
+    assert rows["NSA_DDP_BUCKET_MB"]["value"] == 50.0
+    assert rows["NSA_DDP_BUCKET_MB"]["source"] == "environment"
+
+
+argcomplete = pytest.importorskip("argcomplete", reason="nsa-runbook[completion] is not installed")
+
+BASH = """\
+eval "$SCRIPT"
+COMP_LINE=$LINE COMP_POINT=${#LINE} COMP_TYPE=9
+_python_argcomplete runbook
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    script = f'exec {shlex.quote(sys.executable)} -P -m runbook "$@"'
+    program(tmp_path / "tools/runbook", script)
+    return tmp_path
+
+
+def offered(home: Path, line: str) -> list[str]:
+    """The words that bash would offer at the end of `line`."""
+    done = subprocess.run(
+        ["bash", "--norc", "-c", BASH],
+        cwd=home,
+        env={
+            **os.environ,
+            "PATH": f"{home / 'tools'}:{os.environ['PATH']}",
+            "HOME": str(home),
+        }
+        | {"SCRIPT": argcomplete.shellcode(["runbook"], True, "bash"), "LINE": line},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return [word.strip() for word in done.stdout.splitlines() if word.strip()]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("runbook wa", ["watch"]),
+        ("runbook run --dr", ["--dry-run"]),
+    ],
+)
+def test_what_may_follow(home: Path, line: str, expected: list[str]) -> None:
+    assert sorted(offered(home, line)) == expected
+
+
+def test_without_the_package_completion_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "argcomplete.py").write_text("raise ImportError('not here')\n")
+    ended = runbook("wa", cwd=tmp_path, PYTHONPATH=str(tmp_path), _ARGCOMPLETE="1")
+    assert (ended.code, ended.out) == (2, "")
+    assert "pip install 'nsa-runbook[completion]'" in ended.err

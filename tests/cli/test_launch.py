@@ -1,10 +1,11 @@
-"""`runbook launch`: a whole plan for real, pre-empted and killed, and what is refused before."""
+"""`runbook run` and `runbook launch` for real; a plan pre-empted and killed; what is refused."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from runbook.config import registry
 from runbook.engine.plan import needs
+from runbook.folder import run_folders
 from runbook.folder.manifest import load_record
-from runbook.records import Outcome, Verdict
-from tests.cli.shell import environment, inside, runbook
+from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict
+from tests.cli.shell import ESCAPE, Ended, environment, inside, runbook
 from tests.engine.test_interrupt_and_resume import digests
 from tests.executed import note
 from tests.shared import once
@@ -162,20 +165,76 @@ def test_a_refused_start_names_all_that_its_dry_run_names(
             assert told in said, said
 
 
-@pytest.mark.parametrize("words", [(), ("--dry-run",)])
-def test_a_typo_of_this_shell_is_told_before_a_go_is_asked_for(
-    tmp_path: Path, words: tuple[str, ...]
+NINE = [name for name, phase in registry.phases().items() if not phase.optional]
+
+
+@pytest.mark.e2e
+def test_one_phase_alone_can_never_be_a_go(one_phase: tuple[str, Path, Ended]) -> None:
+    phase, folder, ended = one_phase
+    (root,) = run_folders(folder / "artifacts")
+    record = RunRecord.model_validate_json((root / "run.json").read_bytes())
+    assert record.verdict is Verdict.PARTIAL
+    assert ended.code == 4
+    lines = ended.out.splitlines()
+    asked = len(record.required) - len(record.left_out())
+    assert lines[0] == (
+        f"PARTIAL PASS {asked} of {asked}, {len(record.left_out())} more were not asked for "
+        "(no training ran; function only, throughput not gated)"
+    )
+    others = [one for one in NINE if one != phase]
+    assert f"runbook run --resume {root.name} --phase {','.join(others)}" in ended.out
+    assert len(lines) < 10 and "export " not in ended.out and "GO" not in lines[0]
+    assert root.stat().st_mode & 0o077 == 0, "for its owner only"
+
+
+@pytest.mark.e2e
+def test_the_result_on_stdout_and_the_progress_on_stderr(
+    one_phase: tuple[str, Path, Ended],
 ) -> None:
-    done = inside("launch", *WORDS, *words, cwd=tmp_path, NSA_DDP_BUCKT_MB="1")
-    assert done.code == 2 and not list(tmp_path.iterdir())
-    assert "in this shell: NSA_DDP_BUCKT_MB: no such toggle (did you mean" in done.err
-    assert "GO" not in done.err
-    other = inside("launch", *WORDS, *words, "--plan", "prod", cwd=tmp_path, NSA_ACUM="1")
-    assert "NSA_ACUM" in other.err and "no plan 'prod' (did you mean 'production'?)" in other.err
+    phase, folder, ended = one_phase
+    out, err = ended.out, ended.err
+    (root,) = run_folders(folder / "artifacts")
+    where = f"artifacts/{root.name}"
+    assert re.fullmatch(r"\d{8}T\d{6}Z-[0-9a-z]{7}", root.name)
+    written = hashlib.sha256((root / "run.json").read_bytes()).hexdigest()
+    assert out.splitlines()[-3:] == [
+        f"fingerprint  {written[:32]}",
+        f"report  {where}/report.html",
+        f"report  {where}/report.md",
+    ]
+    for name in ("report.html", "report.md", "junit.xml", "ctrf.json", "report.txt"):
+        assert (root / name).stat().st_size > 0
+    lines = err.splitlines()
+    assert lines[1].strip().startswith("not passed on: HF_TOKEN: no launch gets them")
+    assert lines[2] == f"runbook 0.1.0  run {root.name}  1 phase  -> {where}"
+    assert re.fullmatch(
+        rf" 1/1 {phase}  [A-Z]+ +checks: \d+ of \d+(?:, \d+ skipped)? +\d.*s", lines[-1]
+    )
+    assert ESCAPE not in out + err
 
 
-def test_until_needs_none_and_shows_its_phases_alone(tmp_path: Path) -> None:
-    done = runbook("launch", *WORDS, "--until", "smoke", "--dry-run", cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert "# 3/3 smoke" in done.out and "# plan     production\n" in done.out
-    assert "extended" not in done.out.partition("# 1/3")[2]
+def _without_a_gpu(cwd: Path, *asked: str) -> tuple[RunRecord, Ended, Path]:
+    """The record of a run for two GPUs, on a machine that has none to offer."""
+    mine = cwd / "mine.yaml"
+    mine.write_text("extends: a100x2_pcie4\nbranch: null\n", encoding="utf-8")
+    words = ("run", *asked, "--profile", str(mine), "--protocol", "single")
+    ended = runbook(*words, cwd=cwd, timeout_s=300, CUDA_VISIBLE_DEVICES="")
+    (root,) = run_folders(cwd / "artifacts")
+    return RunRecord.model_validate_json((root / "run.json").read_bytes()), ended, root
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.executes("runbook run")
+def test_without_a_gpu_preflight_stops_a_gpu_run_before_its_first_launch(tmp_path: Path) -> None:
+    record, ended, root = _without_a_gpu(tmp_path)
+    assert (ended.code, record.verdict) == (3, Verdict.INCOMPLETE)
+    assert ended.out.startswith("INCOMPLETE (no training ran)\n")
+    rows = {check.id: check for check in record.checks()}
+    assert rows["preflight.cuda"].outcome is Outcome.INVALID
+    assert Outcome.FAIL not in {check.outcome for check in rows.values()}
+    assert "later phases start nothing: preflight.cuda is INVALID: " in ended.err
+    later = [phase for phase in record.phases if phase.name != "preflight"]
+    ends = {entry.result.status for phase in later for entry in phase.launches}
+    assert len(later) == 8 and ends == {LaunchStatus.NOT_RUN}
+    assert not any((root / phase.name).exists() for phase in later)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import shlex
 import shutil
+import struct
 import subprocess
 import sys
+import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from runbook.cli import main
+from runbook.cli.run.progress import Progress
 from runbook.cli.run.text import TextObserver
-from runbook.console import Console
-from tests.cli.terminal import in_terminal
+from runbook.console import Console, rendered
+from runbook.records.events import Forecast, Pulse, SilentRank
 from tests.cli.test_observers import Clock, running
 from tests.reports import samples
 
@@ -130,3 +137,146 @@ def test_the_screen_of_a_terminal_that_changes_its_width(screen: Screen) -> None
         lines = screen.wait_for(last, "step 30/100")
         assert sum("step 30/100" in line for line in lines) == 1, lines
         assert all(len(line) <= columns for line in lines)
+
+
+SILENT = (
+    SilentRank(rank=1, silent_s=7.2, usual_s=0.31, state="stopped"),
+    SilentRank(rank=0, silent_s=7.1, usual_s=0.3, state=""),
+)
+PULSES = {
+    "heard": Pulse(alive=2, wanted=2),
+    "silent": Pulse(alive=2, wanted=2, silent=SILENT),
+    "busy": Pulse(alive=2, wanted=2, busy="checkpoint", busy_s=12.0),
+    "ended": Pulse(alive=0, wanted=2),
+    "no ranks": Pulse(),
+}
+
+
+def training(pulse: Pulse, *, launch: str = "run1", attempt: int = 1) -> Progress:
+    progress = Progress(began=0.0, forecast_at=40.0)
+    progress.enter("2/9", "baseline", 30.0)
+    progress.start(launch, attempt, 300, 32.0)
+    for step in range(1, 121):
+        progress.advance(step, 300, 8000.0 + step)
+    progress.pulse = pulse
+    progress.forecast = Forecast(done_s=40.0, share=0.349, left_s=102.0)
+    return progress
+
+
+def shown(progress: Progress, width: int, now: float = 42.0) -> list[str]:
+    screen = progress.screen(now)
+    return rendered(*screen, width=width, fold=True).splitlines()
+
+
+@pytest.mark.parametrize(
+    "launch", ["run1", "an-arm-with-a-very-long-name-of-its-own", "表表表表表"]
+)
+@pytest.mark.parametrize("pulse", PULSES)
+def test_no_width_is_ever_exceeded(pulse: str, launch: str) -> None:
+    progress = training(PULSES[pulse], launch=launch, attempt=2)
+    for width in (*range(20, 120, 7), 300):
+        for line in shown(progress, width):
+            assert cell_len(line) <= width, (width, line)
+
+
+def test_no_word_is_cut_and_nothing_is_left_out() -> None:
+    heard = training(PULSES["heard"])
+    assert shown(heard, 20) == [
+        *("2/9 baseline/run1", "34 %  1 min 40 s", "left  42 s so far", "━━━━━━╸"),
+        *("step 120/300  8,120", "tok/s  ranks 2/2"),
+    ]
+    assert shown(heard, 80) == [
+        "2/9 baseline/run1  34 %  1 min 40 s left  42 s so far",
+        "━━━━━━━━━━━━━╸",
+        "step 120/300  8,120 tok/s  ranks 2/2",
+    ]
+    assert shown(training(PULSES["silent"]), 40)[3:] == [
+        "rank 1 silent 7 s (usual 0.3 s),",
+        "stopped; rank 0 too  step 120/300  ranks",
+        "2/2",
+    ]
+
+
+def test_without_a_launch_it_says_what_is_done_instead() -> None:
+    progress = training(PULSES["heard"])
+    progress.enter("2/9", "baseline", 40.0)
+    assert "collecting and judging, 2 s" in progress.line(42.0)
+
+
+def test_the_clock_of_the_run_does_not_begin_anew_with_a_launch() -> None:
+    progress = training(PULSES["heard"])
+    progress.start("run2", 1, 300, 90.0)
+    assert "1 min 35 s so far" in shown(progress, 120, 95.0)[0]
+    assert "running, 5 s" in shown(progress, 120, 95.0)[2]
+
+
+def test_the_time_left_runs_down_between_two_forecasts_and_says_where_it_is_a_least() -> None:
+    progress = training(PULSES["heard"])
+    assert progress.left_text(40.0) == "1 min 42 s left"
+    assert progress.left_text(45.0) == "1 min 37 s left"
+    assert progress.left_text(1000.0) == "", "something runs: it is not over"
+    progress.forecast = Forecast(done_s=40.0, share=0.3, left_s=102.0, unknown=2)
+    assert progress.left_text(40.0) == "over 1 min 42 s left"
+    progress.forecast = Forecast(done_s=40.0, share=0.3, left_s=102.0, rough=True)
+    assert progress.left_text(40.0) == "about 1 min 42 s left"
+    progress.forecast = Forecast(done_s=40.0, share=0.3)
+    assert progress.left_text(40.0) == ""
+
+
+def test_what_runs_is_never_all_done() -> None:
+    progress = training(PULSES["heard"])
+    progress.forecast = Forecast(done_s=40.0, share=1.0, left_s=0.2)
+    told = "\n".join([progress.line(41.0), *shown(progress, 120, 41.0)])
+    assert "99 %" in told and "100 %" not in told and " left" not in told
+
+
+def in_terminal(
+    action: Callable[[], None], *, columns: int = 80, variables: Mapping[str, str | None] = {}
+) -> str:
+    """What `action` writes in a process whose stdout and stderr are a terminal of that width.
+
+    A variable that is None is taken away.
+    """
+    pid, master = pty.fork()
+    if pid == 0:
+        code = 1
+        try:
+            _be_a_program(action, columns, variables)
+            code = 0
+        finally:
+            os._exit(code)
+    written = _read_all(master)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, written
+    return written
+
+
+def _be_a_program(
+    action: Callable[[], None], columns: int, variables: Mapping[str, str | None]
+) -> None:
+    import sys
+
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    action()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _read_all(master: int) -> str:
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(master, 65536)
+        except OSError:
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    os.close(master)
+    return b"".join(chunks).decode().replace("\r\n", "\n")

@@ -168,13 +168,6 @@ def test_what_the_machine_refuses_is_no_defect(
         assert capsys.readouterr().err == f"runbook: error: artifacts/x: {refused.strerror}\n"
 
 
-def test_a_file_in_the_place_of_a_package_is_named(tmp_path: Path) -> None:
-    (tmp_path / "numpy.py").write_text("")
-    ended = started("run", "--dry-run", "--profile=cpu", cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert (ended.code, ended.out) == (2, "")
-    assert f"numpy is {tmp_path / 'numpy.py'} here" in ended.err and "PYTHONPATH" in ended.err
-
-
 @pytest.mark.parametrize(
     "body",
     ["raise SystemExit(1)", "raise SystemExit('so')", "safe_load = 1", "1 / 0", "import nothing"],

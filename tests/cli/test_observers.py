@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
+import json
 import re
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from runbook.cli.run.observers import print_summary
+from runbook.cli.run.observers import (
+    JsonObserver,
+    LogConsole,
+    harmless,
+    observer_for,
+    tell_github,
+)
 from runbook.cli.run.text import RunView, TextObserver
-from runbook.console import Console
+from runbook.console import Console, OutputFormat
 from runbook.engine.derive import render
-from runbook.launch.observer import Forecast, Pulse
+from runbook.folder.manifest import fingerprint_of
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
+from runbook.records.events import Forecast, Pulse, SilentRank, events_schema
+from tests.engine import toys
 from tests.reports import samples
 
 ROOT = "artifacts/20261121T010203Z-840303b"
@@ -132,24 +143,122 @@ def test_a_phase_is_counted_alike_while_it_runs_and_in_every_report(name: str) -
     assert len(counts["md"]) >= 1 and all(one == counts["md"] for one in counts.values()), counts
 
 
-def fingerprint_line(record: RunRecord) -> str:
-    """Of run.json as it is written: the first half of its SHA-256."""
-    written = record.model_dump_json(indent=2) + "\n"
-    return f"fingerprint  {hashlib.sha256(written.encode()).hexdigest()[:32]}"
+def test_the_lines_of_a_run_go_where_its_commands_do() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    console = Console(stdout=out, stderr=err)
+    play(observer_for(console, OutputFormat.GITHUB), samples.no_go())
+    assert err.getvalue() == ""
+    (line, *_) = (one for one in out.getvalue().splitlines() if one.startswith(" 1/4"))
+    assert line.split()[:3] == ["1/4", "preflight", "PASS"]
 
 
-def test_after_an_interruption_the_way_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "artifacts" / "a-run"
-    folder.mkdir(parents=True)
-    (folder / "report.md").write_text("x")
+@pytest.mark.parametrize(
+    "text",
+    ["::error::x", "  ::stop-commands::x", "fine\n::add-mask::x", "a ##[error]x", "\t::group::"],
+)
+def test_nothing_that_a_trainer_says_is_a_command(text: str) -> None:
     out = io.StringIO()
-    print_summary(Console(stdout=out, stderr=io.StringIO()), samples.incomplete(), folder)
-    assert out.getvalue().splitlines() == [
-        "INCOMPLETE (profile a100x2_pcie4: 2xA100 80GB PCIe Gen4, throughput gated)",
-        f"resume  runbook run --resume {samples.incomplete().run_id}",
-        fingerprint_line(samples.incomplete()),
-        "report  artifacts/a-run/report.md",
+    console = LogConsole(Console(stdout=out, stderr=io.StringIO()))
+    console.progress(text)
+    console.result(text)
+    for line in out.getvalue().splitlines():
+        assert not line.lstrip().startswith("::") and "##[" not in line
+    assert harmless("rate: 5::6 [x]") == "rate: 5::6 [x]"
+
+
+def test_summary_and_outputs_are_appended(tmp_path: Path) -> None:
+    out, record = io.StringIO(), samples.no_go()
+    summary, outputs = tmp_path / "summary.md", tmp_path / "outputs"
+    summary.write_text("of a step before\n")
+    tell_github(
+        LogConsole(Console(stdout=out, stderr=io.StringIO())),
+        record,
+        tmp_path / "run",
+        exit_code=1,
+        variables={"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(outputs)},
+    )
+    assert out.getvalue() == render(record, "github")
+    assert summary.read_text() == "of a step before\n" + render(record, "md")
+    assert outputs.read_text().splitlines() == [
+        "verdict=NO-GO",
+        "exit_code=1",
+        f"run={tmp_path}/run",
+        f"fingerprint={fingerprint_of(record)}",
+        f"report={tmp_path}/run/report.md",
     ]
+
+
+def test_a_file_that_cannot_be_written_is_said_and_changes_nothing(tmp_path: Path) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    tell_github(
+        LogConsole(Console(stdout=out, stderr=err)),
+        samples.go(),
+        tmp_path,
+        exit_code=0,
+        variables={"GITHUB_OUTPUT": str(tmp_path)},
+    )
+    assert f"$GITHUB_OUTPUT ({tmp_path}) cannot be written: Is a directory" in out.getvalue()
+
+
+SCHEMA = Path(__file__).parents[2] / "docs" / "events.schema.json"
+
+
+def test_the_published_schema_is_current() -> None:
+    """`runbook schema events > docs/events.schema.json` after every change of an event."""
+    document = json.loads(SCHEMA.read_text())
+    assert document.pop("$schema") == "https://json-schema.org/draft/2020-12/schema"
+    assert document == json.loads(json.dumps(events_schema()))
+
+
+def checked(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, each of which fits the schema."""
+    validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
+    events: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+    for event in events:
+        validator.validate(event)
+    return events
+
+
+def test_the_stream_of_a_run(tmp_path: Path) -> None:
+    out = io.StringIO()
+    began = datetime.now(UTC)
+    phases = (
+        toys.Toy("baseline", steps=60, words=("--dt", "0.05")),
+        toys.Toy("long_run", words=("--fault", "crash"), reads=("baseline",)),
+    )
+    toys.run(tmp_path, *phases, observer=JsonObserver(Console(stdout=out, stderr=io.StringIO())))
+    events = checked(out.getvalue())
+    names = [event["event"] for event in events]
+    assert names[0] == "run_started" and names[-1] == "run_finished"
+    assert {"run_forecast", "launch_ranks", "launch_progress", "phase_finished"} <= set(names)
+    stamps = [datetime.fromisoformat(event["ts"]) for event in events]
+    assert began.timestamp() - 1 < stamps[0].timestamp() <= stamps[-1].timestamp()
+    assert all(one.utcoffset() is not None for one in stamps)
+    steps = [e["step"] for e in events if e["event"] == "launch_progress" and e["launch"] == "run1"]
+    assert 60 in steps, "the last step is told, whatever the rate"
+    assert len(steps) <= 2 * 60 * 0.05 * 3 + 4, "at most two a second"
+    assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"event": "else"})
+    assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"ts": "today"})
+
+
+def test_ranks_are_told_when_something_changes_and_steps_twice_a_second() -> None:
+    out, clock = io.StringIO(), Clock()
+    observer = JsonObserver(Console(stdout=out, stderr=io.StringIO()), clock=clock)
+    launch = samples.entry("baseline", "run1").launch
+    observer.launch_started(launch, 1)
+    for step in range(1, 101):
+        clock.now += 0.1
+        observer.launch_progress(launch, step, 100, float("nan"))
+        silent = (
+            (SilentRank(rank=1, silent_s=step / 10, usual_s=0.1, state=""),) if step > 50 else ()
+        )
+        observer.launch_ranks(launch, Pulse(alive=2, wanted=2, silent=silent))
+    observer.run_forecast(Forecast(done_s=1.0, share=0.5, source="the profile", rough=True))
+    events = checked(out.getvalue())
+    ranks = [event for event in events if event["event"] == "launch_ranks"]
+    assert [[one["rank"] for one in event["silent"]] for event in ranks] == [[], [1]]
+    (forecast,) = (event for event in events if event["event"] == "run_forecast")
+    assert forecast["rough"] is True and forecast["left_s"] is None
+    steps = [event for event in events if event["event"] == "launch_progress"]
+    assert len(steps) == 20, "in ten seconds"
+    assert steps[0]["toks_per_s"] is None, "a rate that is no number is none"

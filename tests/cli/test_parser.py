@@ -2,101 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 
 import pytest
 
-from runbook.cli._parser import CommandParser, option_table, parse_all
-from runbook.errors import UsageError
-
-
-@pytest.fixture
-def work() -> CommandParser:
-    work = CommandParser(prog="tool work")
-    work.add_argument("--count", type=int, default=7)
-    work.add_argument("--kind", choices=("a", "b"), default="a")
-    work.add_argument("--on", action="store_true")
-    work.add_argument("target", nargs="?")
-    work.add_argument("--profile", type=int)
-    work.add_short_forms()
-    return work
-
-
-@pytest.mark.parametrize("bad", [["--count", "many"], ["--count=many"]])
-def test_the_rest_is_parsed_after_a_bad_value(work: CommandParser, bad: list[str]) -> None:
-    args, problems = parse_all(work, [*bad, "--kind", "c", "--onn", "--on", "x"])
-    assert problems == [
-        "--count: invalid int value: 'many'",
-        "--kind: invalid choice: 'c' (choose from 'a', 'b')",
-        "unknown option --onn (did you mean '--on'?)",
-    ]
-    assert (args.count, args.kind, args.on, args.target) == (7, "a", True, "x")
-
-
-@pytest.mark.parametrize("bad", ["-1", "-.5", "-"])
-def test_a_bad_value_that_begins_with_a_dash_is_one_problem(work: CommandParser, bad: str) -> None:
-    _, problems = parse_all(work, ["--kind", bad, "x"])
-    assert problems == [f"--kind: invalid choice: '{bad}' (choose from 'a', 'b')"]
-
-
-def test_a_surplus_word_is_named(work: CommandParser) -> None:
-    _, problems = parse_all(work, ["x", "y"])
-    assert problems == ["unexpected argument 'y'"]
-
-
-def test_a_short_form_is_the_long_option_and_is_called_by_its_name(work: CommandParser) -> None:
-    args, problems = parse_all(work, ["-p", "3", "x"])
-    assert (args.profile, args.target, problems) == (3, "x", [])
-    args, problems = parse_all(work, ["-p", "three", "--on", "x"])
-    assert problems == ["--profile: invalid int value: 'three'"]
-    assert (args.on, args.target) == (True, "x")
-
-
-@pytest.fixture
-def needy() -> CommandParser:
-    needy = CommandParser(prog="tool needy")
-    needy.add_argument("--trainer", required=True)
-    group = needy.add_mutually_exclusive_group(required=True)
-    group.add_argument("--per-rank", type=int)
-    group.add_argument("--per-step", type=int)
-    needy.add_argument("target")
-    return needy
-
-
-@pytest.mark.parametrize(
-    ("words", "problems"),
-    [
-        (
-            ["--per-rank", "x", "--trainer", "python t.py --onn", "t"],
-            ("--per-rank: invalid int value: 'x'",),
-        ),
-        (
-            ["--per-rnk", "4", "--trainer", "t", "t"],
-            ("unknown option --per-rnk (did you mean '--per-rank'?)",),
-        ),
-        (
-            ["--per-rank", "x", "--trianer", "t", "t"],
-            (
-                "--per-rank: invalid int value: 'x'",
-                "unknown option --trianer (did you mean '--trainer'?)",
-            ),
-        ),
-        (
-            ["--per-rank", "x", "--trainer", "t"],
-            (
-                "--per-rank: invalid int value: 'x'",
-                "the following arguments are required: target",
-            ),
-        ),
-        (["--per-rank", "4", "t"], ("the following arguments are required: --trainer",)),
-    ],
-)
-def test_what_was_mistyped_is_not_called_missing(
-    needy: CommandParser, words: list[str], problems: tuple[str, ...]
-) -> None:
-    with pytest.raises(UsageError) as told:
-        parse_all(needy, words)
-    assert (told.value.problems, told.value.hint) == (problems, "see tool needy --help")
+from runbook import PROTOCOLS
+from runbook.cli import COMMANDS
+from runbook.cli._parser import CommandParser, docstring, option_table, parse_all, path_type
+from runbook.console import OutputFormat
+from runbook.files import preset_names
 
 
 def test_a_table_says_what_is_asked_for_as_the_help_shows_it() -> None:
@@ -126,3 +45,88 @@ def test_a_table_says_what_is_asked_for_as_the_help_shows_it() -> None:
         "--steps: must be a whole number, 1 or more, not '0'"
     ]
     assert "--steps N" in parser.format_help() and "how many steps" in parser.format_help()
+
+
+DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
+UNIT = re.compile(
+    r"\b(seconds|steps?|tok/s|MiB|nats|share|rate|efficiency|factor|launch(es)?|ranks|devices"
+    r"|currency|seed|change|loss|days|runs)\b"
+)
+
+
+def values(parser: CommandParser) -> Iterator[argparse.Action]:
+    """Every option or optional word that takes a value."""
+    for action in parser._actions:
+        if action.nargs != 0 and (action.option_strings or action.nargs in ("?", "*")):
+            yield action
+
+
+def gaps(parser: CommandParser) -> list[str]:
+    """What the help of this parser leaves open."""
+    found = []
+    for action in values(parser):
+        name, text = "/".join(action.option_strings) or str(action.metavar), action.help or ""
+        if not DEFAULT.search(text):
+            found.append(f"{name}: no word of its default")
+        if action.type not in (None, str, path_type) and not UNIT.search(text):
+            found.append(f"{name}: a number without a unit")
+    return found
+
+
+def example_lines(examples: str) -> list[str]:
+    """The commands of an epilog, without comments, redirections and variables in front."""
+    lines = [line.strip() for line in examples.splitlines() if line.startswith("  ")]
+    commands = [part for line in lines for part in re.split(r"\s{2,}|;|\||>", line)]
+    return [text for part in commands if (text := part[max(part.find("runbook "), 0) :].strip())]
+
+
+def as_words(line: str) -> list[str]:
+    """The words after `runbook` of an example; empty for what is only its comment."""
+    return shlex.split(line)[1:] if line.startswith("runbook ") else []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_value_names_its_default_and_its_unit(name: str) -> None:
+    assert gaps(COMMANDS[name].parser()) == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None:
+    command = COMMANDS[name]
+    lines = [words for line in example_lines(command.epilog) if (words := as_words(line))]
+    assert len(lines) >= 2
+    for word, *words in lines:
+        assert word == name
+        assert parse_all(command.parser(), words)[1] == [], words
+
+
+def help_of(command: str, option: str) -> str:
+    actions = COMMANDS[command].parser()._actions
+    return next(action.help or "" for action in actions if option in action.option_strings)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_are_there_where_python_drops_docstrings(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -OO`, or PYTHONOPTIMIZE=2."""
+    run = COMMANDS[name].run
+    kept = cleandoc(run.__doc__ or "")
+    monkeypatch.setattr(run, "__doc__", None)
+    assert docstring(run) == kept != ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_default_that_is_told_is_the_parsers(name: str) -> None:
+    for action in COMMANDS[name].parser()._actions:
+        told = re.search(r"\(default: (\S+)\)$", action.help or "")
+        if told and action.default not in (None, "", False, []):
+            number = isinstance(action.default, int | float)
+            assert told[1] == (f"{action.default:g}" if number else str(action.default)), action
+
+
+def test_the_choices_that_are_told_are_those_of_their_owners() -> None:
+    shown = {action.dest: action.metavar for action in COMMANDS["run"].parser()._actions}
+    assert shown["protocol"] == "|".join(PROTOCOLS)
+    assert shown["output_format"] == "|".join(OutputFormat)
+    assert all(name in help_of("toggles", "--preset") for name in preset_names())

@@ -32,14 +32,12 @@ NSA_DDP_BUKET_MB=5 toggles -> NSA_DDP_BUKET_MB: no such toggle; did you mean NSA
 NSA_DDP_COMPRESS=zip toggles -> NSA_DDP_COMPRESS='zip': allowed is off, bf16, fp16
 report --format -> --format: expected one argument; see runbook report --help
 report --format pdf -> --format 'pdf': no such format; there are: ctrf, details, github, html, junit
-report --format , -> --format ',': no such format
 report --json --format md -> --json and --format: choose one
 report --out other -> no run in other/; `runbook run` starts one, --out names another folder
 judge --format md,html -> --format 'md,html': no such format
 judge --format json -> --format json: there is none; --json prints run.json
 verify --fingerprint 3f9c -> '3f9c' is not a fingerprint; allowed: 32 to 64 digits (0-9, a-f), as
 verify --fingerprint '' -> --fingerprint: expected a value, not ''; see runbook verify --help
-judge --profile= -> --profile: expected a value, not ''; see runbook judge --help
 compare 20261121 -> name the two runs to compare; in artifacts/ there are: RUN
 export -> --to is needed
 export --to csv -> --to: expected 2 arguments
@@ -54,6 +52,11 @@ history --csv --otu x -> unknown option --otu (did you mean '--out'?)
 history --out absent -> no folder absent/
 decide target x.csv --target 39 -> unknown command 'decide'
 init --trainer t --tokens-per-rank 0 -> --tokens-per-rank: must be a whole number, 1 or more, not
+init --trianer t --tokens-per-rank 8 -> unknown option --trianer (did you mean '--trainer'?); see
+init --trainer t --tokens-per-rnk 8 -> unknown option --tokens-per-rnk (did you mean '--tokens-per
+init --tokens-per-rank 8 -> the following arguments are required: --trainer; see runbook init --help
+run -p nosuch --dry-run -> no profile 'nosuch'
+run --protocol -1 --profile cpu -> --protocol '-1': no such protocol; there are: blocks
 watch nosuch -> no run 'nosuch'
 watch artifacts/nowhere --once -> no such directory
 watch artifacts/RUN/run.json -> no such directory
@@ -61,8 +64,6 @@ run --seed 1000000000000000 -> must be a whole number, 0 or more, of at most 15 
 watch other --once -> nothing to read:
 inspect nosuch -> no run 'nosuch'
 inspect pipe.yaml -> save it as a file
-profiles ./pipe.yaml -> save it as a file
-run --profile ./pipe.yaml --dry-run -> save it as a file
 run --out taken --dry-run -> --out taken: is a file, not a folder
 run --phase '' --profile cpu --dry-run -> --phase: expected a value, not ''; see runbook run
 run --phase smoke --dry-run -> the plan has it: `runbook launch --until smoke`
@@ -83,13 +84,10 @@ launch --phase smoke -> unknown option --phase (here it is --until)
 launch --dry-run --aa -> unknown option --aa (`runbook run` has it)
 launch --profile cpu --until -> --until: expected one argument
 launch --profile cpu --without-go --until '' --dry-run -> --until: expected a value, not ''; see
-launch --profile cpu --untl smoke -> unknown option --untl (did you mean '--until'?)
 launch --profile cpu --until smok -> did you mean 'smoke'?); see runbook launch --help
 launch --profile cpu --until zzz -> no such phase in the plan; there are: preflight, sanity, smoke
 launch --profile cpu --plan prod -> no plan 'prod' (did you mean 'production'?); see
-launch --profile cpu --plan zzz -> no plan 'zzz'; there are: production, validation
 launch --profile cpu --plan bad.yaml --without-go -> phases.smoke.legs: 7 do not divide 300 steps
-launch --profile cpu --plan ./pipe.yaml --dry-run -> save it as a file
 launch --profile cpu --config none.yaml --until smoke -> no trainer config 'none.yaml'
 NSA_DDP_BUCKT_MB=1 launch --profile cpu -> in this shell: NSA_DDP_BUCKT_MB: no such toggle (did you
 launch --profile cpu -> production needs a GO of this configuration on this machine

@@ -38,7 +38,7 @@ ELSEWHERE = {
     "bash scripts/run_2xa100_production.sh": TYPED,
     "runbook report": "tests/cli/test_finished.py::test_the_newest_run_on_the_terminal",
     "runbook launch": "tests/cli/test_launch.py::test_a_launch_that_was_cut_off_twice_goes_on",
-    "runbook profiles": "tests/cli/test_lists.py::test_profiles_and_the_one_that_auto_takes",
+    "runbook profiles": "tests/cli/test_finished.py::test_profiles_and_the_one_that_auto_takes",
     "runbook launch --profile ~/our_a100s.yaml": "tests/cli/test_launch.py::"
     "test_a_launch_that_was_cut_off_twice_goes_on",
     "runbook run --resume RUN": "tests/engine/test_interrupt_and_resume.py::"

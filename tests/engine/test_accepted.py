@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.earlier.prior_runs import keep_accepted
+from runbook.engine.earlier import keep_accepted
 from runbook.folder.facts import read_accepted
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import record_text, write_manifest
@@ -254,18 +254,20 @@ def test_a_launch_that_differs_in_less_than_its_work_hides_no_accepted_run(
     assert [one.run_id for one in looked(out).runs] == [earlier.name]
 
 
+ONE = '{"schema_version": 2, "left_out": {}, "runs": [{"run_id": "a", "run_sha256": "b", '
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", '{"schema_version": 3}',
-     '{"schema_version": 2, "runs": [{}], "left_out": {}}',
-     '{"schema_version": 2, "runs": [], "left_out": [], "damaged": {}}',
-     '{"schema_version": 2, "left_out": {}, "runs": [{"run_id": "a", "run_sha256": "b", '
-     '"rates": [1.0], "facts": [["work"]]}]}',
-     '{"schema_version": 2, "left_out": {}, "runs": [{"run_id": "a", "run_sha256": "b", '
-     '"rates": [], "facts": []}]}',
-     '{"schema_version": 2, "left_out": {}, "runs": [{"run_id": "a", "run_sha256": "b", '
-     '"rates": [NaN], "facts": []}]}'],
-)  # fmt: skip
+    [
+        *("", "[]", '{"schema_version": 3}'),
+        '{"schema_version": 2, "runs": [{}], "left_out": {}}',
+        '{"schema_version": 2, "runs": [], "left_out": [], "damaged": {}}',
+        ONE + '"rates": [1.0], "facts": [["work"]]}]}',
+        ONE + '"rates": [], "facts": []}]}',
+        ONE + '"rates": [NaN], "facts": []}]}',
+    ],
+)
 def test_a_damaged_file_holds_no_runs_and_says_so(out: Path, text: str) -> None:
     newest = out / "29991231T000000Z-nogit"
     (newest / "baseline" / "accepted.json").write_text(text)

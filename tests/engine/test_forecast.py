@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from runbook.config.load import load_profile
-from runbook.engine.plan import forecast as pace
-from runbook.engine.plan.forecast import Pace, estimate, forecast, too_long
-from runbook.engine.plan.progress import Forecaster
-from runbook.launch.observer import Forecast, Observer, Pulse
+from runbook.engine.plan import progress as pace
+from runbook.engine.plan.progress import Forecaster, Pace, estimate, forecast
+from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RankExit
+from runbook.records.events import Forecast, Pulse
 from tests.phases import builder
 from tests.reports import samples
 
@@ -38,26 +38,10 @@ BASE = plan("baseline")[0]
 PACE = Pace(step_s=0.25, startup_s=10.0, launch=BASE)
 
 
-def test_a_launch_takes_its_start_up_and_its_steps() -> None:
-    assert forecast(BASE, PACE, PROFILE) == 10.0 + 100 * 0.25
-    (sweep,) = plan("bucket_sweep")
-    assert sweep.schedule is not None
-    assert forecast(sweep, PACE, PROFILE) == 10.0 + sweep.schedule.total_steps * 0.25
-    for launch in plan("preflight"):
-        assert forecast(launch, PACE, PROFILE) is None
-
-
 def test_one_device_with_the_whole_batch_takes_longer_and_with_its_share_the_same() -> None:
     whole, share = plan("single_gpu")[:2]
     assert forecast(whole, PACE, PROFILE) == 10.0 + 100 * 0.5
     assert forecast(share, PACE, PROFILE) == 10.0 + 100 * 0.25
-
-
-def test_what_does_not_end_in_time_is_named_with_the_setting() -> None:
-    (run,) = plan("long_run")
-    assert too_long(run, run.timeout_s) == ""
-    text = too_long(run, run.timeout_s + 1)
-    assert "long_run/run would take" in text and "phases.long_run.timeout_s" in text
 
 
 class Told(Observer):
@@ -207,7 +191,10 @@ def test_what_nothing_measured_is_rough() -> None:
 
 @pytest.mark.parametrize("name", [name for name in vars(Observer) if not name.startswith("_")])
 def test_the_forecaster_forwards_whatever_an_observer_can_hear(name: str) -> None:
-    assert name in vars(Forecaster), f"{name} would be swallowed"
+    inner = Told()
+    forecaster = Forecaster(inner, [BASE], load_profile("cpu"))
+    passed_on = getattr(forecaster, name) == getattr(inner, name)
+    assert name in vars(Forecaster) or passed_on, f"{name} would be swallowed"
 
 
 def plain(name: str, steps: int, done: int) -> LaunchEntry:

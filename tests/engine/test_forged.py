@@ -13,11 +13,16 @@ import pytest
 
 from runbook.config.load import load_profile
 from runbook.config.registry import report_files
-from runbook.engine.derive import write_reports
-from runbook.engine.intact import profile_problems
+from runbook.engine.derive import derive_record, write_reports
+from runbook.engine.intact import profile_problems, unjudged_problems
+from runbook.engine.verify import compare_phases
+from runbook.errors import RunbookError
 from runbook.folder.manifest import record_text, run_files, write_manifest
-from runbook.records import RunRecord
-from tests.engine.toys import PHASES, run, verify
+from runbook.records import Mark, PhaseRecord, Reason, RunRecord
+from tests.cli.shell import inside
+from tests.engine.toys import PHASES, Toy, run, verify
+from tests.reports.pictures import record as pictured
+from tests.reports.pictures import series
 
 Document = dict[str, Any]
 
@@ -204,3 +209,60 @@ def test_a_profile_that_only_has_the_name_of_a_shipped_one(folder: Path) -> None
     assert all(text.startswith("profile cpu is not the shipped one: ") for text in found)
     of_a_file = {"options": record.options | {"profile": "/home/me/cpu.yaml"}}
     assert profile_problems(easier.model_copy(update=of_a_file)) == []
+
+
+@pytest.mark.parametrize(
+    ("event", "change", "why"),
+    [
+        ("run_started", {"record": None}, "Input should be a valid dictionary"),
+        ("run_started", {"record": {}}, "tool_version: Field required"),
+        ("phase_finished", {"record": 5}, "Input should be a valid dictionary"),
+        ("phase_finished", {}, "it lacks 'record'"),
+        ("run_finished", {"artifacts": 5}, "not iterable"),
+    ],
+)
+def test_an_event_that_this_program_never_writes_is_told(
+    folder: Path, event: str, change: dict[str, Any], why: str
+) -> None:
+    path = folder / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    place = next(number for number, one in enumerate(events) if one["event"] == event)
+    taken = {name: value for name, value in events[place].items() if name not in ("record",)}
+    events[place] = taken | change
+    with pytest.raises(RunbookError, match=f"events.jsonl holds an event .*{why}"):
+        derive_record(events)
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    ended = inside("run", "--resume", str(folder), "--out", str(folder.parent), cwd=folder.parent)
+    assert ended.code == 2 and "internal error" not in ended.err, ended.err
+
+
+def test_a_phase_that_was_started_and_not_judged_leaves_a_trace(folder: Path) -> None:
+    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    (one,) = [phase for phase in record.phases if phase.name == "baseline"]
+    cut = one.checks[0].model_copy(update={"code": Reason.HARNESS_ERROR})
+    phases = (one.model_copy(update={"checks": (cut,)}),)
+
+    def said(interrupted: bool = False, **known: Toy) -> list[str]:
+        update = {"phases": phases, "interrupted": interrupted}
+        return list(unjudged_problems(record.model_copy(update=update), folder, phases=known))
+
+    assert said(interrupted=True, **PHASES) == []
+    assert said(**PHASES) == ["baseline: not judged, and nothing shows why"]
+    (folder / "harness_error_baseline_1.txt").touch()
+    assert said(**PHASES) == []
+    assert said() == ["baseline: no phase of this name is installed, so it was not judged again"]
+
+
+def phase(*, level: float = 2.0, point: float = 3.0) -> PhaseRecord:
+    curve = series([1.0, point], limits=[Mark(label="limit", value=level)])
+    (made,) = pictured(curves=[curve]).phases
+    return made
+
+
+def test_a_picture_that_was_edited_or_left_out_is_a_difference() -> None:
+    assert compare_phases(phase(), phase()) == []
+    for edited in (phase(level=9.0), phase(point=9.0)):
+        (problem,) = compare_phases(edited, phase())
+        assert problem.startswith("sweep: series 'run'")
+    none = phase().model_copy(update={"series": ()})
+    assert compare_phases(none, phase()) and compare_phases(phase(), none)

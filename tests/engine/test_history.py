@@ -112,16 +112,6 @@ def fill(out: Path) -> Path:
     return out
 
 
-def test_each_value_is_held_against_the_median_of_the_earlier_ones(tmp_path: Path) -> None:
-    (trend,) = trends(read_history(fill(tmp_path)).metric(METRIC))
-    assert trend.numbers == (40.0, 44.0, 33.0)
-    assert trend.changes() == [
-        None,
-        (pytest.approx(0.1), 1),
-        (pytest.approx(33.0 / 42.0 - 1), 2),
-    ]
-
-
 @pytest.mark.parametrize(
     "other",
     [

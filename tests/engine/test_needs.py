@@ -129,13 +129,3 @@ def test_a_preset_is_taken_by_the_commands_that_it_names(tmp_path: Path, name: s
         assert (done.code, done.err) == (0, "")
         over = "# set      NSA_DISABLE_CSV_LOGS=0 (over preset production, which has 1: every"
         assert (over in done.out) == (name == "production")
-
-
-@pytest.mark.usefixtures("plain")
-def test_without_tensorboard_a_preset_goes_without_it_too(tmp_path: Path) -> None:
-    setup = prepare(RunOptions(profile=A100, preset="production", out=tmp_path))
-    source = f"over preset production, which has 0: {absent('tensorboard')}"
-    assert (setup.settings.toggles["NSA_TB_DISABLE"], setup.sources["NSA_TB_DISABLE"]) == (
-        "1",
-        source,
-    )

@@ -16,24 +16,24 @@ from typing import Any
 
 import pytest
 
-from reports.permits import permit_of
+from reports.view import permit_of
 from runbook.config import registry
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.config.plan import load_plan, with_plan
 from runbook.config.profile import Profile
 from runbook.config.settings import parse_settings
-from runbook.config.setup import RunOptions
+from runbook.config.setup import RunOptions, Setup
 from runbook.engine import earlier
 from runbook.engine.earlier.standing import Standing, find_standing, require_standing
 from runbook.engine.extend import Extension, _added
-from runbook.engine.plan.forecast import pace_of_the_go
 from runbook.engine.plan.prepare import prepare
+from runbook.engine.plan.progress import pace_of_the_go
 from runbook.engine.scope import caveats_of
 from runbook.errors import UsageError
-from runbook.folder.manifest import record_text, write_manifest
+from runbook.folder.manifest import write_manifest
 from runbook.machine.identity import identity
-from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
+from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord
 from tests import executed
 from tests.cli.shell import environment, inside, runbook
 from tests.engine.test_scope import phase, record
@@ -63,20 +63,23 @@ def go(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def found(go: tuple[Path, str], *words: str, out: Path | None = None) -> Standing:
-    folder, _ = go
-    profile = load_profile(str(folder / "tiny.yaml"))
-    return find_standing(out or folder / "runs", profile, parse_settings(words))
+    profile = load_profile(str(go[0] / "tiny.yaml"))
+    return find_standing(out or go[0] / "runs", profile, parse_settings(words))
+
+
+def asked(go: tuple[Path, str], **options: Any) -> Setup:
+    """A launch of production behind that run."""
+    words = {"plan": "production", "profile": str(go[0] / "tiny.yaml"), "out": go[0] / "runs"}
+    return prepare(RunOptions(**words | options))
 
 
 pytestmark = pytest.mark.e2e
 
 
 def test_production_may_start_behind_a_go_and_the_record_names_it(go: tuple[Path, str]) -> None:
-    folder, run = go
-    options = RunOptions(plan="production", profile=str(folder / "tiny.yaml"), out=folder / "runs")
-    setup = prepare(options)
+    setup = asked(go)
     assert setup.profile.plan is not None
-    assert setup.profile.plan.go == f"{run}: GO for 2 of 76 checks, fewer steps " + (
+    assert setup.profile.plan.go == f"{go[1]}: GO for 2 of 76 checks, fewer steps " + (
         "(baseline.steps=24, baseline.launches=1)"
     )
     assert setup.phases[-1].name == "production"
@@ -87,8 +90,7 @@ def test_the_go_tells_time_and_cost_of_every_phase_by_its_own_rate(go: tuple[Pat
     words = ("--profile", "tiny.yaml", "--out", "runs", "--dry-run", "--gpu-hour-price", "3600")
     done = inside("launch", *words, cwd=folder)
     assert done.code == 0 and "# refused" not in done.out, done.err
-    pace = pace_of_the_go(prepare(RunOptions(plan="production", profile=str(folder / "tiny.yaml"),
-                                             out=folder / "runs")))  # fmt: skip
+    pace = pace_of_the_go(asked(go))
     assert pace is not None and 0.0 < pace.step_s < 30.0 and pace.launch.phase == "baseline"
     rate = f"{pace.step_s:.2g} s per step and [^#]*, the rate of baseline/run1 in {run}"
     assert len(re.findall(rate, done.out)) == 6  # sanity, smoke, extended twice, two legs
@@ -142,13 +144,8 @@ def test_what_a_go_prints_for_production_starts_it(go: tuple[Path, str]) -> None
 def test_another_configuration_is_no_ground(go: tuple[Path, str], word: str, told: str) -> None:
     here = found(go, word)
     assert (here.run_id, here.left_out[go[1]]) == ("", told)
-    options = RunOptions(
-        plan="production",
-        profile=str(go[0] / "tiny.yaml"),
-        out=go[0] / "runs",
-        settings=(word,),
-    )
-    assert "production needs a GO of this configuration on this machine" in prepare(options).refused
+    told = "production needs a GO of this configuration on this machine"
+    assert told in asked(go, settings=(word,)).refused
 
 
 OURS = """\
@@ -174,8 +171,7 @@ def test_what_the_phase_behind_it_changes_itself_counts_too(
 ) -> None:
     plan = tmp_path / "ours.yaml"
     plan.write_text(OURS.format(change))
-    options = RunOptions(plan=str(plan), profile=str(go[0] / "tiny.yaml"), out=go[0] / "runs")
-    refused = prepare(options).refused
+    refused = asked(go, plan=str(plan)).refused
     assert told in refused and bool(told) is bool(refused)
 
 
@@ -262,23 +258,10 @@ def newer_no_go(go: tuple[Path, str], out: Path) -> str:
     name = "29990101T000000Z-nogit"
     shutil.copytree(go[0] / "runs", out, symlinks=True)
     shutil.copytree(go[0] / "runs" / go[1], out / name)
-    record = RunRecord.model_validate_json((out / name / "run.json").read_text())
-    changed = record.model_copy(update={"run_id": name, "verdict": Verdict.NO_GO,
-                                        "reasons": ("baseline.completed is FAIL",)})  # fmt: skip
-    (out / name / "run.json").write_text(record_text(changed))
+    told = {"run_id": name, "verdict": "NO-GO", "reasons": ["baseline.completed is FAIL"]}
+    edited(out / name / "run.json", lambda document: document.update(told))
     write_manifest(out / name)
     return name
-
-
-def test_a_newer_no_go_of_the_same_configuration_leaves_no_ground(
-    go: tuple[Path, str], tmp_path: Path
-) -> None:
-    name = newer_no_go(go, tmp_path / "runs")
-    here = found(go, out=tmp_path / "runs")
-    assert here.run_id == "" and "baseline.completed is FAIL" in here.left_out[name]
-    env = tmp_path / "runs" / name / "baseline/run1/env.json"
-    edited(env, lambda document: document["config"]["train"].update(lr=9.0))
-    assert found(go, out=tmp_path / "runs").run_id == go[1], "that was another configuration"
 
 
 def test_a_run_that_is_a_link_is_no_ground_and_says_so(
@@ -289,36 +272,44 @@ def test_a_run_that_is_a_link_is_no_ground_and_says_so(
     assert not here.run_id and "is a link" in here.left_out[go[1]]
 
 
-def test_a_go_that_was_renamed_does_not_come_after_a_newer_no_go(
-    go: tuple[Path, str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda run: None, "baseline.completed is FAIL"),
+        # Nobody knows whether it was a NO-GO.
+        (lambda run: (run / "run.json").write_text("{"), "run.json is"),
+        (lambda run: (run / "run.json").unlink(), "run.json is"),
+    ],
+)
+def test_a_newer_run_that_was_no_go_or_is_damaged_leaves_no_ground(
+    go: tuple[Path, str], tmp_path: Path, change: Callable[[Path], object], told: str
 ) -> None:
-    name, renamed = newer_no_go(go, tmp_path / "runs"), "29990202T000000Z-nogit"
-    shutil.copytree(go[0] / "runs" / go[1], tmp_path / "runs" / renamed)
-    here = found(go, out=tmp_path / "runs")
+    runs = tmp_path / "runs"
+    name, renamed = newer_no_go(go, runs), "29990202T000000Z-nogit"
+    change(runs / name)
+    here = found(go, out=runs)
+    assert here.run_id == "" and told in here.left_out[name]
+    # An older GO under a newer name does not come after it.
+    shutil.copytree(go[0] / "runs" / go[1], runs / renamed)
+    here = found(go, out=runs)
     assert here.run_id == "" and list(here.left_out) == [renamed, name]
     assert f"its folder is {renamed}, its run {go[1]}" in here.left_out[renamed]
 
 
-@pytest.mark.parametrize("torn", ["{", None])
-def test_a_newer_run_that_is_damaged_leaves_no_ground(
-    go: tuple[Path, str], tmp_path: Path, torn: str | None
+def test_a_newer_no_go_of_another_configuration_takes_no_ground(
+    go: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """Nobody knows whether it was a NO-GO."""
     name = newer_no_go(go, tmp_path / "runs")
-    path = tmp_path / "runs" / name / "run.json"
-    path.unlink() if torn is None else path.write_text(torn)
-    here = found(go, out=tmp_path / "runs")
-    assert here.run_id == "" and "run.json is" in here.left_out[name]
+    env = tmp_path / "runs" / name / "baseline/run1/env.json"
+    edited(env, lambda document: document["config"]["train"].update(lr=9.0))
+    assert found(go, out=tmp_path / "runs").run_id == go[1]
 
 
 def test_a_launch_that_goes_on_looks_at_its_go_again(go: tuple[Path, str], tmp_path: Path) -> None:
-    folder, run = go
-    setup = prepare(
-        RunOptions(plan="production", profile=str(folder / "tiny.yaml"), out=folder / "runs")
-    )
-    require_standing(setup, folder / "runs", ())
+    setup = asked(go)
+    require_standing(setup, go[0] / "runs", ())
     require_standing(setup, tmp_path, {"production"})
-    with pytest.raises(UsageError, match=f"{run}, behind which this launch began, is none any"):
+    with pytest.raises(UsageError, match=f"{go[1]}, behind which this launch began, is none any"):
         require_standing(setup, tmp_path, {"smoke"})
 
 
@@ -377,12 +368,7 @@ def test_what_the_go_chose_may_be_given(given: dict[str, str], told: list[str]) 
 
 
 def test_what_the_go_chose_is_what_production_launches() -> None:
-    profile: Profile = with_plan(
-        load_profile("cpu"),
-        load_plan("production", has_gpu=False),
-        shipped=True,
-        chosen={"NSA_DDP_BUCKET_MB": "1"},
-        go="RUN: GO",
-    )
-    chosen = profile.phases["production"].env["NSA_DDP_BUCKET_MB"]
-    assert (chosen.value, chosen.source) == ("1", "chosen in RUN")
+    plan, chosen = load_plan("production", has_gpu=False), {"NSA_DDP_BUCKET_MB": "1"}
+    profile = with_plan(load_profile("cpu"), plan, shipped=True, chosen=chosen, go="RUN: GO")
+    found = profile.phases["production"].env["NSA_DDP_BUCKET_MB"]
+    assert (found.value, found.source) == ("1", "chosen in RUN")

@@ -127,11 +127,12 @@ def profile(phases: tuple[Phase, ...]) -> Profile:
     return shipped.model_copy(update={"required": required, "name": "toy"})
 
 
-def setup(out: Path, *phases: Phase, **changed: Any) -> Setup:
-    """A setup as `prepare` would give it."""
+def setup(out: Path, *phases: Phase, whole: tuple[Phase, ...] = (), **changed: Any) -> Setup:
+    """A setup as `prepare` would give it; `whole` are those whose checks the profile requires."""
     given = {"profile": "toy", "phases": "baseline", "retry": False} | changed
     options = RunOptions(out=out, command="toy", **given)
-    return Setup(options=options, profile=profile(phases), settings=Settings(), phases=phases)
+    required = profile(whole or phases)
+    return Setup(options=options, profile=required, settings=Settings(), phases=phases)
 
 
 def run(

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
+from nsa.launch.output import Heartbeat
+from runbook.config import registry
+from runbook.config.profile import Profile
+from runbook.config.registry import names
+from runbook.config.setup import RunOptions
+from runbook.engine.plan.prepare import prepare
+from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
-from runbook.folder.launch.evidence import read_launch
-from runbook.launch import LaunchOptions, adopt_launch
+from runbook.folder.launch.evidence import read_launch, read_training_csv
+from runbook.launch import LaunchOptions, adopt_launch, launcher_api, run_launch
+from runbook.launch.command import Command
+from runbook.launch.inputs import build_environment
 from runbook.launch.launcher_api import Running, Start
-from runbook.launch.local import Local, LocalRun
+from runbook.launch.local import Host, Local, LocalRun
 from runbook.launch.observer import Observer
-from runbook.records import Begun, LaunchResult, LaunchStatus, Stop
-from tests.launch.helpers import fake_launch, run, trainer
+from runbook.launch.watch.watchdog import Thresholds
+from runbook.process.reaper import carriers
+from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, Stop
+from runbook.tools.watch import Watcher
+from tests.launch.helpers import FAST, At, fake_launch, run, trainer
 
 
 @pytest.mark.parametrize(
@@ -105,3 +120,137 @@ def test_an_end_before_the_planned_one_is_no_good_end(tmp_path: Path) -> None:
     late = launch.model_copy(update={"stop": Stop(by="SIGTERM", steps=19)})
     result = run(late, tmp_path)
     assert (result.stopped, result.ok) == (None, False), result
+
+
+def test_the_watchdog_could_not_read_a_heartbeat(tmp_path: Path) -> None:
+    """The origin's watchdog looked for names that its trainer never wrote."""
+    beat = Heartbeat(rank=0, token="ab" * 8)
+    beat.open(tmp_path)
+    beat.step, beat.phase = 41, "step"
+    beat.write("step_start")
+    watcher = Watcher(tmp_path, Thresholds(heartbeat_stall_s=300))
+    assert watcher.look() == []
+    state = watcher.ranks.ranks[0]
+    assert (state.step, state.phase, state.pid) == (41, "step", os.getpid())
+    assert state.handle is not None  # known as alive, by the file it has open
+    beat.write("step_end")
+    assert watcher.look() == [] and state.event == "step_end"
+    beat.write("exit", code=11, reason="non-finite at step 41", steps_done=41)
+    (anomaly,) = watcher.look()
+    assert "non-finite at step 41" in anomaly.text
+
+
+def test_every_sweep_arm_appended_to_one_training_csv(tmp_path: Path) -> None:
+    launch = fake_launch(steps=3)
+    run(launch, tmp_path)
+    with pytest.raises(FileExistsError):
+        how = LaunchOptions(run_root=tmp_path, observer=Observer(), budgets=FAST, retry=False)
+        run_launch(launch, how)
+    log = read_training_csv(tmp_path / launch.run_dir / "training.csv", relative_to=tmp_path)
+    assert log.frame["step"].tolist() == [1, 2, 3] and not log.damaged
+
+
+def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path) -> None:
+    """The signals that killed the origin's launcher are sent to everything but the ranks."""
+    prodded: list[int] = []
+
+    def prod(launch: Launch) -> None:
+        folder = tmp_path / launch.run_dir
+        token = json.loads((folder / "launch.json").read_text())["run_token"]
+        ranks = {
+            json.loads(path.read_text().splitlines()[0])["pid"]
+            for path in folder.glob("heartbeat_rank*.jsonl")
+        }
+        prodded.extend(set(carriers(token)) - ranks)
+        for pid in prodded:
+            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR2)
+
+    result = run(fake_launch(steps=20), tmp_path, observer=At(3, prod))
+    assert prodded
+    assert (result.status, result.cause) == (LaunchStatus.COMPLETED, "")
+
+
+GROUP = launcher_api.GROUP
+
+
+class Elsewhere(Local):
+    """Another package's launcher, which knows nothing of accounts."""
+
+    here = False
+
+    def problems(self, options: RunOptions, profile: Profile) -> list[str]:
+        return [f"no account is needed for {profile.name}"] if options.account else []
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = launcher_api.installed(GROUP)
+    more = EntryPoint("elsewhere", f"{__name__}:Elsewhere", GROUP)
+    monkeypatch.setattr(EntryPoint, "load", lambda one: Elsewhere if one is more else _load(one))
+    for module in (launcher_api, registry):
+        monkeypatch.setattr(module, "installed", lambda _group: (*found, more))
+
+
+_load = EntryPoint.load
+
+
+def asked(**options: str) -> RunOptions:
+    return RunOptions(phases="preflight", profile="cpu", **options)  # type: ignore[arg-type]
+
+
+def test_the_shipped_ones_are_found_and_an_unknown_one_is_told() -> None:
+    shipped = names(launcher_api.GROUP)
+    assert {"local", "slurm"} <= set(shipped)
+    told = rf"no such launcher.*there are: {', '.join(shipped)}"
+    with pytest.raises(UsageError, match=told):
+        prepare(asked(launcher="zzz"))
+    with pytest.raises(UsageError, match=r"no such launcher \(did you mean 'local'\?\)"):
+        prepare(asked(launcher="lokal"))
+
+
+@pytest.mark.usefixtures("installed")
+def test_another_package_adds_one() -> None:
+    assert launcher_api.launcher("elsewhere").here is False
+    with pytest.raises(UsageError, match=r"--account is for --launcher (\w+\|)*slurm\|elsewhere"):
+        prepare(asked(account="me"))
+    with pytest.raises(UsageError, match="no account is needed for cpu"):
+        prepare(asked(launcher="elsewhere", account="me"))
+
+
+def test_only_what_is_installed_is_kept_from_the_folder_of_the_caller() -> None:
+    where = {"token": "ab", "run_dir": Path("/runs/x"), "loopback": False}
+    assert build_environment({}, {}, installed=True, **where)["PYTHONSAFEPATH"] == "1"
+
+    def ours(*words: str) -> bool:
+        return Command(argv=words, env={}, port=None, steps=1).is_ours
+
+    assert ours("python", "-m", "torch.distributed.run", "-m", "nsa.train", "--ddp", "1")
+    assert ours("python", "-m", "pytest", "-q", "--pyargs", "nsa.tests.test_modes")
+    assert not ours("python", "-m", "nsa.loopback", "-m", "my_trainer")
+    assert not ours("python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("there", "made", "left"),
+    [
+        ((), ("torchinductor_me/",), ()),
+        ((), ("torchinductor_me/cache",), ("torchinductor_me",)),
+        (("torchinductor_me/",), (), ("torchinductor_me",)),
+        (("torchinductor_you/",), ("torchinductor_me/", "mine/"), ("mine", "torchinductor_you")),
+    ],
+    ids=("empty", "in use", "before", "of others"),
+)
+def test_the_folder_that_torch_makes_for_nothing_goes(
+    tmp_path: Path, there: tuple[str, ...], made: tuple[str, ...], left: tuple[str, ...]
+) -> None:
+    (place := tmp_path / "temporary").mkdir()
+    (folder := tmp_path / "launch").mkdir()
+    for name in there:
+        (place / name).mkdir()
+    script = f"mkdir -p {' '.join(made)}" if made else ":"
+    host = Host(folder, dict(os.environ, TMPDIR=str(place)), token="ab" * 16)
+    host.start(["sh", "-c", script], cwd=place)
+    host.child.wait()
+    host.stop()
+    assert tuple(sorted(path.name for path in place.iterdir())) == left

@@ -17,7 +17,7 @@ from runbook.accounts import clocks
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch.launcher_api import Running, Start
 from runbook.launch.local import Local, LocalRun
-from runbook.launch.watch.ranks import Presence
+from runbook.launch.watch import Presence
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 from tests.launch.helpers import fake_launch, run
@@ -96,29 +96,23 @@ def test_a_trainer_that_ended_while_the_harness_was_stopped(tmp_path: Path) -> N
     assert len(hidden) == 2 and all(" s of a launch of " in text for text in hidden)
 
 
-def test_a_trainer_that_trained_on_all_the_while_is_given_nothing(tmp_path: Path) -> None:
-    launch = fake_launch("--dt", "0.1", steps=110)
-    result = stopped(launch, tmp_path, at='"step": 8', with_trainer=False)
+@pytest.mark.parametrize(
+    ("steps", "with_trainer", "timeout_s"),
+    [(110, False, 60), (20, True, 60), (20, True, STOPPED_S)],
+    ids=["trained on all the while", "frozen as a container is", "stopped beyond its time"],
+)
+def test_what_stood_still_with_its_trainer_or_hid_nothing_is_given_nothing(
+    tmp_path: Path, steps: int, with_trainer: bool, timeout_s: float
+) -> None:
+    """Frozen ranks were silent for eight times their budget, and so was the watchdog."""
+    launch = fake_launch("--dt", "0.1", steps=steps, timeout_s=timeout_s)
+    result = stopped(launch, tmp_path, at='"step": 8', with_trainer=with_trainer)
     assert result.ok, result.cause
     assert times_off(tmp_path, launch, result) == []
     assert [one.away_s for one in result.ranks] == [0.0, 0.0]
-    assert all((one.watched_s or 0) > STOPPED_S for one in result.ranks)
-    assert len(result.notes) == 1
-
-
-def test_a_container_that_is_frozen_does_not_hang(tmp_path: Path) -> None:
-    """The ranks were silent for eight times their budget, and so was the watchdog."""
-    launch = fake_launch("--dt", "0.1", steps=20)
-    result = stopped(launch, tmp_path, at='"step": 8', with_trainer=True)
-    assert result.ok, result.cause
-    assert times_off(tmp_path, launch, result) == []
-    assert [one.away_s for one in result.ranks] == [0.0, 0.0]
-
-
-def test_a_launch_that_is_stopped_beyond_its_time_does_not_time_out(tmp_path: Path) -> None:
-    launch = fake_launch("--dt", "0.1", steps=20, timeout_s=STOPPED_S)
-    result = stopped(launch, tmp_path, at='"step": 8', with_trainer=True)
-    assert result.ok, result.cause
+    if not with_trainer:
+        assert all((one.watched_s or 0) > STOPPED_S for one in result.ranks)
+        assert len(result.notes) == 1
 
 
 def test_a_record_says_nothing_of_a_harness_that_was_there() -> None:
@@ -156,7 +150,7 @@ def test_who_computes_is_there(
     """A trainer that writes files over which the harness sits long makes it no less there."""
     now = {"monotonic": 1000.0, "process_time": 3.0}
     for name in now:
-        monkeypatch.setattr(f"runbook.launch.watch.ranks.time.{name}", lambda name=name: now[name])
+        monkeypatch.setattr(f"runbook.launch.watch.time.{name}", lambda name=name: now[name])
     presence = Presence()
     assert presence.look() == 0.0, "there is no look before the first"
     now["monotonic"] += passed_s

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook.launch.watch.ranks import RankWatch
+from runbook.launch.watch import RankWatch
 from runbook.process.ended import exit_code_of, group_tasks, has_ended_under, oom_kills
 from runbook.process.reaper import environment_holds
 from tests.factory.files import record, write_beats

@@ -15,7 +15,7 @@ import pytest
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, StopRequest
 from runbook.process.reaper import carriers
-from runbook.records import ArmSchedule, Launch, LaunchResult, LaunchStatus
+from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.launch.helpers import At, fake_launch, run
 from tests.shared import crowded
 
@@ -165,26 +165,6 @@ def test_only_stalls_and_communication_failures_are_tried_again(
     tmp_path: Path, fault: str, attempts: int
 ) -> None:
     assert run(fake_launch("--fault", fault), tmp_path, retry=True).attempts == attempts
-
-
-def test_a_schedule_can_end_early(tmp_path: Path) -> None:
-    schedule = ArmSchedule(
-        settings={"a": {}, "b": {}}, rounds=(("a", "b"),) * 30, steps=3, warmup_steps=1
-    )
-    asked: list[Path] = []
-
-    def enough(path: Path) -> bool:
-        asked.append(path)
-        return len(asked) >= 2
-
-    launch = fake_launch("--dt", "0.06", schedule=schedule, steps=schedule.total_steps)
-    result = run(launch, tmp_path, enough=enough)
-    assert result.status is LaunchStatus.COMPLETED
-    assert asked == [tmp_path / "baseline/one/training.csv"] * 2
-    evidence = read_launch(tmp_path, launch, result)
-    assert evidence.training is not None
-    assert 8 <= len(evidence.training.frame) < schedule.total_steps
-    assert set(evidence.training.frame["arm"]) == {"a", "b"}
 
 
 HARNESS = """

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from phases.kit.limits import OTHER_WORK_SHARE
-from runbook.folder import LOAD_JSON
-from runbook.folder.launch.documents import Load, load_of
+import pytest
+
+from phases.kit import OTHER_WORK_SHARE
+from runbook.folder import LOAD_JSON, RESOURCES_CSV
+from runbook.folder.launch.documents import RESOURCES, Load, load_of
+from runbook.folder.launch.rows import read_rows
+from runbook.launch.watch.live_status import ResourceLog
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.surroundings import LoadMeter
 from tests.launch.helpers import fake_launch, run
 
@@ -75,3 +83,54 @@ def test_several_launches_are_one_load_and_nothing_is_none() -> None:
     busy = quiet | {"total_s": 20.0, "others_s": 8.0, "steal_s": 4.0, "load_after": [3.0, 2.0, 1.0]}
     assert load_of([quiet, None, busy]) == Load(cpus=2, others=0.1, steal=0.05, highest=3.0)
     assert load_of([]) is load_of([None]) is load_of([{"problem": "none"}]) is None
+
+
+def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path: Path) -> None:
+    folder = tmp_path / "launch"
+    folder.mkdir()
+    log, done = ResourceLog(folder), threading.Event()
+    rank = RankState(rank=1, path=folder, step=7, pid=os.getpid(), handle=0)
+    log.look([rank])
+    with ExitStack() as opened:
+        for _ in range(3):
+            opened.enter_context(Path(os.devnull).open())
+        shared = opened.enter_context(TemporaryFile(dir="/dev/shm"))
+        name = Path(f"/dev/shm/runbook_test_{os.getpid()}")
+        opened.callback(name.unlink)
+        name.write_bytes(bytes(2 << 20))
+        threads = [threading.Thread(target=done.wait) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+            opened.callback(thread.join)
+        opened.callback(done.set)
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        opened.enter_context(child)
+        (folder / "debug.bin").write_bytes(bytes(3 << 20))
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / "weights").write_bytes(bytes(5 << 20))
+        log.look([rank, RankState(rank=0, path=folder)])
+        assert shared.fileno() > 0
+    # Before pandas is imported to read the rows.
+    statm = Path("/proc/self/statm").read_text().split()
+    rows = read_rows(folder / RESOURCES_CSV, RESOURCES)
+    assert not rows.problems and list(rows.frame["rank"]) == [1, 1]
+    before, after = rows.frame.iloc[0], rows.frame.iloc[1]
+    grown = after - before
+    assert after["rss_mib"] == pytest.approx(
+        int(statm[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, rel=0.2
+    )
+    assert grown["threads"] == 2 and grown["children"] == 1
+    # Three files, one in /dev/shm, and the child's pipe.
+    assert grown["descriptors"] == 5
+    assert grown["shm_mib"] == pytest.approx(2.0, abs=0.5)
+    assert grown["folder_mib"] == pytest.approx(3.0, abs=0.5)
+    assert after["step"] == 7 and after["free_mib"] > 0
+
+
+def test_a_rank_whose_process_is_elsewhere_or_gone_has_no_row(tmp_path: Path) -> None:
+    log = ResourceLog(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    gone = RankState(rank=0, path=tmp_path, pid=child.pid, handle=0)
+    log.look([gone, RankState(rank=1, path=tmp_path)])
+    assert not (tmp_path / RESOURCES_CSV).exists()

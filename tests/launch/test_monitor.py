@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
+from runbook.launch.watch.detectors import GATES, STEPS, Anomaly, Detectors, Monitor, record_anomaly
 from runbook.launch.watch.watchdog import Thresholds
 from tests.factory import files
 
@@ -142,3 +145,112 @@ def test_memory_stays_flat_over_50000_steps(tmp_path: Path) -> None:
     assert monitor.readings.rows_read == 50_000
     assert max(sizes[10:]) - min(sizes[10:]) < 64 * 1024
     assert path.stat().st_size > 2_000_000
+
+
+HEALTHY = {"loss": "5.5", "grad_norm": "1.0", "mem_mib": "300.0"}
+
+
+def rows(count: int, start: int = 1, **columns: object) -> list[dict[str, str]]:
+    """Healthy rows with a throughput that varies; `columns` may be values or functions of step."""
+    made = []
+    for step in range(start, start + count):
+        row = {"step": str(step), "toks_per_s": f"{1000 + 7.3 * (step % 11):.3f}", **HEALTHY}
+        for name, value in columns.items():
+            row[name] = str(value(step) if callable(value) else value)
+        made.append(row)
+    return made
+
+
+def kinds(readings: Iterable[Mapping[str, str]], limits: Thresholds | None = None) -> list[str]:
+    detectors = Detectors(STEPS, limits or Thresholds())
+    return [anomaly.kind for row in readings for anomaly in detectors.feed(row)]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_loss_that_is_no_number(value: str) -> None:
+    assert kinds([*rows(5), *rows(1, 6, loss=value)]) == ["nonfinite_loss"]
+
+
+def test_a_spike_is_told_from_noise() -> None:
+    calm = rows(40, loss=lambda step: 5.5 + 0.03 * (step % 5))
+    assert kinds([*calm, *rows(1, 41, loss=8.2)]) == []  # half as much again is 8.34
+    assert kinds([*calm, *rows(1, 41, loss=8.6)]) == ["loss_spike"]
+    wild = rows(40, loss=lambda step: 5.5 + 2.0 * (step % 3))
+    assert kinds([*wild, *rows(1, 41, loss=15.0)]) == []  # ten spreads is far more
+    assert kinds(rows(9, loss=lambda step: 9.0 if step == 9 else 1.0)) == []  # too few to know
+
+
+def test_gradients_that_vanish_or_explode() -> None:
+    assert kinds([*rows(20), *rows(2, 21, grad_norm=0.0)]) == []
+    assert kinds([*rows(20), *rows(5, 21, grad_norm=0.0)]) == ["zero_gradients"]
+    assert kinds([*rows(20), *rows(1, 21, grad_norm=99.0)]) == []
+    assert kinds([*rows(20), *rows(1, 21, grad_norm=101.0)]) == ["exploding_gradients"]
+    assert kinds([*rows(20), *rows(1, 21, grad_norm="inf")]) == ["exploding_gradients"]
+
+
+def test_throughput_that_stands_still() -> None:
+    assert kinds(rows(3, toks_per_s="1234.567")) == []
+    assert kinds(rows(4, toks_per_s="1234.567")) == ["throughput_flatline"]
+    # The older files round to whole tokens: 39, 39, 39, 39 is an honest reading.
+    assert kinds(rows(50, toks_per_s="39")) == []
+    assert kinds([*rows(20), *rows(4, 21, toks_per_s=lambda s: f"{s * 0.001:.6f}")]) == [
+        "throughput_flatline"
+    ]
+    assert kinds(rows(9, toks_per_s="1234.567"), Thresholds(flatline_n=0)) == []
+
+
+def test_memory_that_only_grows() -> None:
+    assert kinds(rows(70, mem_mib=lambda step: 300 + 10 * step)) == ["memory_growth"]
+    assert kinds(rows(200, mem_mib=lambda step: 300 + 10 * min(step, 40))) == []  # a plateau
+    assert kinds(rows(300, mem_mib=lambda step: 300 + 200 * (step % 30 == 0))) == []  # a saw
+    assert kinds(rows(300, mem_mib=lambda step: 300 + 0.5 * step)) == []  # 25 MiB in 50 steps
+
+
+def gates(*readings: tuple[object, object], limits: Thresholds | None = None) -> list[str]:
+    detector = Detectors(GATES, limits or Thresholds())
+    made = [
+        {"step": str(step), "entropy": str(entropy), "max_gate": str(largest)}
+        for step, (entropy, largest) in enumerate(readings, start=1)
+    ]
+    return [anomaly.kind for row in made for anomaly in detector.feed(row)]
+
+
+def test_gates_collapse_after_three_bad_readings_in_a_row() -> None:
+    good, low, high = (0.9, 0.4), (0.1, 0.5), (0.5, 0.95)
+    assert gates(good, low, low, good, low, low) == []
+    assert gates(good, low, low, low) == ["gate_collapse"]
+    assert gates(high, low, high) == ["gate_collapse"]
+    assert gates(("nan", "nan"), ("nan", "nan"), ("nan", "nan")) == ["gate_collapse"]
+    assert gates((0.2, 0.9), (0.2, 0.9), (0.2, 0.9)) == []  # the limits themselves are allowed
+    assert gates(low, low, limits=Thresholds(gate_collapse_n=2)) == ["gate_collapse"]
+
+
+def by_layers(*readings: tuple[object, object, object, object]) -> list[tuple[str, bool]]:
+    names = ("entropy", "max_gate", "entropy_mean", "max_gate_mean")
+    detector = Detectors(GATES, Thresholds())
+    rows = ({"step": "7", **dict(zip(names, map(str, r), strict=True))} for r in readings)
+    return [(found.kind, found.halts) for row in rows for found in detector.feed(row)]
+
+
+def test_a_collapse_in_the_mean_over_the_layers_halts_and_one_layer_alone_does_not() -> None:
+    layer, model, good = (0.01, 0.99, 0.9, 0.4), (0.01, 0.99, 0.1, 0.4), (0.9, 0.4, 0.9, 0.4)
+    assert by_layers(layer, layer, good, layer, layer) == []
+    assert by_layers(*[layer] * 9) == [("layer_collapse", False)]
+    assert by_layers(*[model] * 9) == [("gate_collapse", True)]
+    high = (0.01, 0.99, 0.5, 0.95)
+    assert by_layers(*[high] * 3) == [("gate_collapse", True)]
+    assert by_layers(layer, layer, layer, model, model, model) == [
+        ("layer_collapse", False),
+        ("gate_collapse", True),
+    ]
+    unknown = (0.01, 0.99, "nan", "nan")
+    assert by_layers(*[unknown] * 3) == [("gate_collapse", True)]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["step", "loss", "grad_norm", "toks_per_s",
+       "mem_mib", "entropy"]), st.text(max_size=8)), max_size=30))  # fmt: skip
+def test_no_text_makes_a_detector_fail(readings: list[dict[str, str]]) -> None:
+    detectors, gate = Detectors(STEPS, Thresholds()), Detectors(GATES, Thresholds())
+    for row in readings:
+        list(detectors.feed(row))
+        list(gate.feed(row))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from runbook.launch import StopRequest
+from runbook.process import end_kept, spawn_kept
 from runbook.process.reaper import carriers, environment_holds
-from runbook.process.start import end_kept, spawn_kept
 from runbook.records import Launch, LaunchStatus
 from tests.launch.helpers import FAKE, At, fake_launch, run
 from tests.launch.test_faults import HARNESS

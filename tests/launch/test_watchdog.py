@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from pathlib import Path
+
 import pytest
 
 from runbook.errors import UsageError
+from runbook.folder.launch.lines import Exit
 from runbook.launch import Budgets
+from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Watchdog, blame
-from tests.launch.helpers import fake_launch, rank
+from runbook.records import Launch
+from runbook.records.events import Pulse
+from tests.launch.helpers import At, fake_launch, rank, run
+from tests.shared import crowded
 
 
 def test_budgets_depend_on_what_a_rank_does() -> None:
@@ -76,3 +86,82 @@ def test_saving_a_profile_has_a_budget_of_its_own(age: float, hangs: bool) -> No
     assert hang is None or (hang.culprit_rank == 0 and "phase profile" in hang.cause)
     silent = [rank(0, age=age, step=13), rank(1, age=age, step=14)]
     assert Watchdog(Budgets(step_s=3), wanted=2).find_hang(silent, now=1000.0) is not None
+
+
+NOW = 1000.0
+
+
+def heard(
+    number: int, *, age: float, pause: float, phase: str = "step", step: int = 5
+) -> RankState:
+    """A rank that was heard every `pause` s, and then for `age` s no more."""
+    state = rank(number, age=age + 8 * pause, phase=phase, step=step)
+    for _ in range(8):
+        state.arrived(state.changed_at + pause)
+    return state
+
+
+def test_a_pause_like_any_other_is_no_silence() -> None:
+    ranks = [heard(0, age=0.3, pause=0.3), heard(1, age=0.9, pause=0.3)]
+    assert pulse_of(ranks, wanted=2, now=NOW) == Pulse(alive=2, wanted=2)
+
+
+def test_what_is_usual_depends_on_the_rank() -> None:
+    slow, quick = heard(0, age=7.0, pause=5.0), heard(1, age=7.0, pause=0.3)
+    (silent,) = pulse_of([slow, quick], wanted=2, now=NOW).silent
+    assert silent.rank == 1
+    assert (silent.silent_s, silent.usual_s) == (pytest.approx(7.0), pytest.approx(0.3))
+
+
+def test_a_rank_that_was_seldom_heard_gets_more_time() -> None:
+    assert pulse_of([rank(0, age=9.0)], wanted=1, now=NOW).silent == ()
+    (silent,) = pulse_of([rank(0, age=11.0)], wanted=1, now=NOW).silent
+    assert silent.usual_s is None
+
+
+def test_the_rank_that_the_others_wait_for_comes_first() -> None:
+    ranks = [heard(0, age=7.0, pause=0.3, step=9), heard(1, age=7.0, pause=0.3, step=8)]
+    assert [one.rank for one in pulse_of(ranks, wanted=2, now=NOW).silent] == [1, 0]
+
+
+def test_nobody_is_silent_while_a_rank_is_in_something_slow() -> None:
+    writing = heard(0, age=12.0, pause=0.3, phase="checkpoint")
+    writing.phase_since = NOW - 12.0
+    pulse = pulse_of([writing, heard(1, age=12.0, pause=0.3)], wanted=2, now=NOW)
+    assert (pulse.busy, pulse.busy_s, pulse.silent) == ("checkpoint", 12.0, ())
+
+
+def test_a_rank_that_ended_is_not_alive() -> None:
+    ended = rank(1, age=60.0)
+    ended.exit = Exit(code=0, reason="", steps_done=None)
+    assert pulse_of([heard(0, age=0.1, pause=0.3), ended], wanted=2, now=NOW).alive == 1
+
+
+class Stopper(At):
+    """Stops rank 1 after some steps, and lets it go on once it is told to be silent."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(20, lambda _: self.signal(signal.SIGSTOP))
+        self.run_dir, self.pulses = run_dir, list[Pulse]()
+
+    def signal(self, number: int) -> None:
+        first = (self.run_dir / "heartbeat_rank1.jsonl").read_text().partition("\n")[0]
+        os.kill(json.loads(first)["pid"], number)
+
+    def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
+        self.pulses.append(pulse)
+        if pulse.silent and self.done:
+            self.signal(signal.SIGCONT)
+
+
+def test_a_rank_that_is_stopped_is_named_long_before_the_watchdog_acts(tmp_path: Path) -> None:
+    launch = fake_launch("--dt", "0.1", steps=60)
+    observer = Stopper(tmp_path / launch.run_dir)
+    result = run(launch, tmp_path, observer=observer, budgets=None)
+    assert result.ok, "it went on and finished"
+    silent = [pulse for pulse in observer.pulses if pulse.silent]
+    assert silent and silent[0].silent[0].rank == 1
+    assert silent[0].silent[0].state == "stopped"
+    assert 2.0 < silent[0].silent[0].silent_s < crowded(10.0)
+    assert (silent[0].alive, silent[0].wanted) == (2, 2)
+    assert observer.pulses[0].busy in ("", "init", "first_step"), "told before the first step ends"

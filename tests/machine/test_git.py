@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import py_compile
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -108,3 +111,139 @@ def test_a_checkout_of_another_user_is_refused_by_git_and_told_as_that(
     why = git.why_no_checkout()
     assert why.startswith("git refuses ") and "which another user owns" in why
     assert "git config --global --add safe.directory /" in why
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A checkout with a package."""
+    programs.git(tmp_path, "init", "-q", "-b", "main")
+    (tmp_path / "nsa").mkdir()
+    (tmp_path / "nsa" / "__init__.py").write_text("")
+    (tmp_path / "nsa" / "layer.py").write_text("SCALE = 1.0\n")
+    (tmp_path / "notes.txt").write_text("one\n")
+    (tmp_path / "link").symlink_to("notes.txt")
+    (tmp_path / ".gitignore").write_text("__pycache__/\nbuild/\n*.log\n")
+    programs.git(tmp_path, "add", ".")
+    programs.git(tmp_path, "commit", "-qm", "first")
+    return tmp_path
+
+
+def flagged(flag: str) -> Callable[[Path], None]:
+    def change(package: Path) -> None:
+        programs.git(package, "update-index", flag, "nsa/layer.py")
+        (package / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
+
+    return change
+
+
+def removed(package: Path) -> None:
+    programs.git(package, "update-index", "--skip-worktree", "nsa/layer.py")
+    (package / "nsa" / "layer.py").unlink()
+
+
+def with_its_old_time(package: Path) -> None:
+    """The index remembers size and time; with the change time off it looks at nothing else."""
+    path = package / "nsa" / "layer.py"
+    programs.git(package, "config", "core.trustctime", "false")
+    programs.git(package, "config", "core.checkStat", "minimal")
+    os.utime(path, (1e9, 1e9))
+    programs.git(package, "update-index", "--refresh")
+    path.write_text("SCALE = 0.0\n")
+    os.utime(path, (1e9, 1e9))
+
+
+def behind_a_filter(package: Path) -> None:
+    (package / ".git" / "info" / "attributes").write_text("nsa/layer.py filter=old\n")
+    programs.git(package, "config", "filter.old.clean", "echo 'SCALE = 1.0'")
+    (package / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
+
+
+def link(package: Path) -> None:
+    programs.git(package, "update-index", "--assume-unchanged", "link")
+    (package / "link").unlink()
+    (package / "link").symlink_to("nsa/layer.py")
+
+
+def excluded(name: str) -> Callable[[Path], None]:
+    def change(package: Path) -> None:
+        (package / ".git" / "info" / "exclude").write_text(f"{name}\n")
+        (package / name).parent.mkdir(exist_ok=True)
+        (package / name).write_text("SCALE = 0.0\n")
+
+    return change
+
+
+def unchecked_cache(package: Path) -> None:
+    """Python runs this one without a look at its source."""
+    other = package / "build" / "other.py"
+    other.parent.mkdir()
+    other.write_text("SCALE = 0.0\n")
+    target = package / "nsa" / "__pycache__" / "layer.cpython-311.pyc"
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(other), cfile=str(target), invalidation_mode=mode)
+
+
+HIDDEN: list[tuple[Callable[[Path], None], str]] = [
+    (flagged("--skip-worktree"), "nsa/layer.py differs"),
+    (flagged("--assume-unchanged"), "nsa/layer.py differs"),
+    (removed, "nsa/layer.py is gone"),
+    (with_its_old_time, "nsa/layer.py differs"),
+    (behind_a_filter, "nsa/layer.py differs"),
+    (link, "link differs"),
+    (excluded("nsa/torch.py"), "nsa/torch.py is ignored and can be imported"),
+    (excluded("nsa/layer/__init__.py"), "nsa/layer/__init__.py is ignored"),
+    (excluded("nsa/layer.cpython-311-x86_64-linux-gnu.so"), "is ignored and can be imported"),
+    (excluded("sitecustomize.py"), "sitecustomize.py is ignored"),
+    (unchecked_cache, "layer.cpython-311.pyc runs whatever its source says"),
+]
+
+
+@pytest.mark.parametrize(("change", "text"), HIDDEN)
+def test_what_git_does_not_show_is_dirty_and_named(
+    package: Path, change: Callable[[Path], None], text: str
+) -> None:
+    before = git.read_git(package)
+    assert (before.dirty, before.unseen) == (False, ())
+    change(package)
+    state = git.read_git(package)
+    assert state.status == "", "git shows it: then this test proves nothing"
+    assert state.dirty and len(state.changed) == 1
+    assert text in state.changed[0] and "git does not show" in state.changed[0]
+    assert state.diff_sha256 != before.diff_sha256
+
+
+def test_ordinary_ignored_files_flags_and_line_ends_are_clean(package: Path) -> None:
+    (package / "run.log").write_text("x")
+    (package / "build").mkdir()
+    (package / "build" / "made.py").write_text("")
+    py_compile.compile(str(package / "nsa" / "layer.py"))
+    programs.git(package, "update-index", "--skip-worktree", "nsa/layer.py")
+    programs.git(package, "config", "core.autocrlf", "true")
+    (package / "notes.txt").write_bytes(b"one\r\n")
+    programs.git(package, "add", "notes.txt")
+    state = git.read_git(package)
+    assert not state.dirty, state.changed
+
+
+def test_a_sparse_checkout_is_clean(package: Path) -> None:
+    subprocess.run(
+        ["git", "-C", str(package), "sparse-checkout", "set", "--no-cone", "/nsa/"],
+        check=True,
+        capture_output=True,
+    )
+    assert not (package / "notes.txt").exists()
+    assert not git.read_git(package).dirty
+
+
+def test_a_commit_that_another_was_put_in_the_place_of_is_read_as_it_was(
+    package: Path,
+) -> None:
+    first = programs.git(package, "rev-parse", "HEAD")
+    (package / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
+    programs.git(package, "commit", "-qam", "second")
+    second = programs.git(package, "rev-parse", "HEAD")
+    programs.git(package, "update-ref", "refs/heads/main", first)
+    programs.git(package, "replace", first, second)
+    assert programs.git(package, "status", "--porcelain") == "", "git alone calls it clean"
+    state = git.read_git(package)
+    assert state.sha == first and state.dirty and "+SCALE = 0.0" in state.diff

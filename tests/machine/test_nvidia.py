@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.rehearsal import smi
+from benchmarks.rehearsal.hardware import A100_PCIE, CARDS, DRIVERS, Card, Driver, Gpu, Process
 from runbook.errors import RunbookError
 from runbook.machine.gpu.facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.machine.gpu.nvidia_smi import NvidiaSmi, parse_nvidia_smi, parse_topology
@@ -148,3 +151,132 @@ def test_a_broken_driver_is_a_reason_and_no_gpu_is_invented(
     assert facts["gpu.count"].value is None
     assert all(note in draft.note for draft in facts.values())
     assert (tmp_path / "nvidia_smi.xml").is_file()
+
+
+# Before Ampere: pages are retired, errors counted by the number of bits, reasons called throttle.
+VOLTA = """<nvidia_smi_log><driver_version>525.60.13</driver_version><gpu id="00000000:17:00.0">
+<uuid>GPU-1</uuid><mig_mode><current_mig>N/A</current_mig></mig_mode>
+<pci><replay_counter>3</replay_counter></pci>
+<clocks_throttle_reasons>
+<clocks_throttle_reason_hw_thermal_slowdown>Active</clocks_throttle_reason_hw_thermal_slowdown>
+<clocks_throttle_reason_sw_power_cap>Active</clocks_throttle_reason_sw_power_cap>
+<clocks_throttle_reason_gpu_idle>Not Active</clocks_throttle_reason_gpu_idle>
+</clocks_throttle_reasons>
+<ecc_errors><volatile>
+<single_bit><device_memory>4</device_memory><total>5</total></single_bit>
+<double_bit><device_memory>1</device_memory><total>1</total></double_bit>
+</volatile></ecc_errors>
+<retired_pages>
+<multiple_single_bit_retirement><retired_count>2</retired_count></multiple_single_bit_retirement>
+<double_bit_retirement><retired_count>1</retired_count></double_bit_retirement>
+<pending_retirement>Yes</pending_retirement>
+</retired_pages></gpu></nvidia_smi_log>"""
+
+
+def test_the_form_before_ampere() -> None:
+    smi = parse_nvidia_smi(VOLTA)
+    assert smi.driver == "525.60.13"
+    (gpu,) = smi.counted(smi.gpus)
+    found = gpu["counters"]
+    assert (found["ecc_corrected_volatile"], found["ecc_uncorrected_volatile"]) == (5, 1)
+    assert (found["retired_single_bit"], found["retired_double_bit"]) == (2, 1)
+    assert found["retired_pending"] == 1 and found["pcie_replays"] == 3
+    assert found["ecc_corrected_aggregate"] is None and found["remap_pending"] is None
+    assert gpu["clock_events"] == 0x40 | 0x4 and gpu["pci"] == "00000000:17:00.0"
+    assert "ecc_corrected_aggregate" in gpu["missing"]
+
+
+def test_seconds_of_reduced_clocks_are_counted_by_newer_drivers() -> None:
+    text = (FIXTURES.parents[1] / "real/h100_80gb_hbm3-580.159.04/nvidia_smi.xml").read_text()
+    held = parse_nvidia_smi(text).gpus[0].counters
+    assert (held["power_violation_s"], held["thermal_violation_s"]) == (0, 0)
+    hot = text.replace("sw_therm_slowdown>0 us<", "sw_therm_slowdown>1500000 us<")
+    hot = hot.replace("hw_therm_slowdown>0 us<", "hw_therm_slowdown>250000 us<")
+    assert parse_nvidia_smi(hot).gpus[0].counters["thermal_violation_s"] == 1.75
+    assert parse_nvidia_smi(VOLTA).gpus[0].counters["thermal_violation_s"] is None
+
+
+EVERY = [
+    pytest.param(driver, card, id=f"{name}-{kind}")
+    for name, driver in DRIVERS.items()
+    for kind, card in CARDS.items()
+]
+
+
+def pair(card: Card, *changes: dict[str, Any]) -> list[Gpu]:
+    """Two GPUs of a kind; `changes` are those of GPU 0 and of GPU 1."""
+    return [
+        Gpu(
+            index=index, card=card, uuid=f"GPU-{index}a2b", bus=f"00000000:{0x17 + index:02X}:00.0",
+            **change,
+        )
+        for index, change in enumerate((*changes, {}, {})[:2])
+    ]  # fmt: skip
+
+
+def facts_of_rehearsed_smi(driver: Driver, gpus: list[Gpu], link: str = "NODE") -> dict[str, Any]:
+    found = parse_nvidia_smi(smi.query_xml(driver, gpus))
+    drafts = gpu_drafts(found, parse_topology(smi.topology(gpus, link)))
+    return {draft.name: draft.value for draft in drafts}
+
+
+@pytest.mark.parametrize(("driver", "card"), EVERY)
+def test_a_healthy_pair_says_what_was_meant(driver: Driver, card: Card) -> None:
+    gpus = pair(card, *[{"pcie_gen_max": card.pcie_gen, "performance_state": "P8"}] * 2)
+    link = f"NV{card.nvlinks}" if card.nvlinks else "SYS"
+    assert facts_of_rehearsed_smi(driver, gpus, link) == {
+        "gpu.count": 2,
+        "gpu.installed": 2,
+        "gpu.names": f"{card.name}, {card.name}",
+        "gpu.driver": driver.version,
+        "gpu.pcie_gen": 1,
+        "gpu.pcie_gen_max": card.pcie_gen,
+        "gpu.pcie_width": 16,
+        "gpu.pcie_width_max": 16,
+        "gpu.link_idle": True,
+        "gpu.processes": 0,
+        "gpu.memory_used_mib": 4,
+        "gpu.memory_total_mib": card.memory_mib,
+        "gpu.nvlink": card.nvlinks > 0,
+        "gpu.ecc_uncorrected": 0,
+        "gpu.remap_pending": False,
+        "gpu.remap_failure": False,
+        "gpu.throttle": "",
+        "gpu.caps": "",
+        "gpu.power_limit": 1.0,
+        "gpu.mig": False,
+    }
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str, Any]] = {
+    "bytes of memory": ({"dram_uncorrectable": 3}, "gpu.ecc_uncorrected", 3),
+    "parity of the SRAM": ({"sram_parity": 1}, "gpu.ecc_uncorrected", 1),
+    "SEC-DED of the SRAM": ({"sram_secded": 2}, "gpu.ecc_uncorrected", 2),
+    "all three": (
+        {"sram_secded": 2, "sram_parity": 1, "dram_uncorrectable": 4}, "gpu.ecc_uncorrected", 7,
+    ),
+    "corrected only": ({"dram_correctable": 9}, "gpu.ecc_uncorrected", 0),
+    "remap pending": ({"remap_pending": True}, "gpu.remap_pending", True),
+    "remap failed": ({"remap_failure": True}, "gpu.remap_failure", True),
+    "MIG": ({"mig": True}, "gpu.mig", True),
+    "eight lanes": ({"pcie_width": 8}, "gpu.pcie_width", 8),
+    "memory in use": ({"used_mib": 40_000}, "gpu.memory_used_mib", 40_000),
+    "heat": ({"reasons": ("hw_thermal_slowdown",)}, "gpu.throttle",
+             "GPU 1: hardware thermal slowdown"),
+    "power brake": ({"reasons": ("hw_power_brake_slowdown",)}, "gpu.throttle",
+                    "GPU 1: power brake"),
+    "power cap": ({"reasons": ("sw_power_cap",)}, "gpu.caps", "GPU 1: power cap"),
+    "held down": ({"power_limit_w": 225.0}, "gpu.power_limit", 0.75),
+    "a tenant": ({"processes": (Process(pid=7, name="x", used_mib=9),)}, "gpu.processes", 1),
+    "a desktop": (
+        {"processes": (Process(pid=7, name="Xorg", used_mib=9, kind="G"),)},
+        "gpu.processes", 0,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_with_the_second_gpu_is_found(driver: Driver, fault: str) -> None:
+    change, fact, value = FAULTS[fault]
+    assert facts_of_rehearsed_smi(driver, pair(A100_PCIE, {}, change))[fact] == value

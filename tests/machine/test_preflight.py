@@ -11,7 +11,7 @@ import pytest
 from runbook.folder.facts import finish
 from runbook.machine.host import ask_torch
 from runbook.machine.preflight import collect_preflight, load_drafts
-from runbook.process.start import run_tool
+from runbook.process import run_tool
 from runbook.records.evidence import Fact
 from tests.shared import crowded
 

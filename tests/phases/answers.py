@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+import pytest
+
 from phases.kit.finding import Finding
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Check, Outcome, Reason
@@ -70,11 +72,38 @@ def judged(
     return builder.judge(phase, found, where)
 
 
-def says(check: Answer, wanted: tuple[Outcome, Reason], *words: str, remedy: str = "") -> Answer:
-    """Assert outcome and reason of a row, and what its sentence and its remedy say."""
+def says(
+    check: Answer,
+    wanted: tuple[Outcome, Reason],
+    *words: str,
+    remedy: str = "",
+    evidence: str = "",
+) -> Answer:
+    """Assert outcome and reason of a row, what its sentence and its remedy say, and a file."""
     assert said(check) == wanted, check.reason
     for one in words:
         assert one in check.reason, check.reason
     if remedy:
         assert remedy in check.remedy, check.remedy
+    assert not evidence or any(evidence in path for path in check.evidence), check.evidence
     return check
+
+
+def case(
+    phase: str,
+    what: str,
+    change: spoil.Change | None,
+    wanted: tuple[Outcome, Reason],
+    *words: str,
+    remedy: str = "",
+    evidence: str = "",
+    called: str = "",
+    **options: Any,
+) -> Any:
+    """A line of a table: the row of the changed launches says this. Options as of `row`."""
+
+    def holds() -> None:
+        check = row(phase, what, change, **options)
+        says(check, wanted, *words, remedy=remedy, evidence=evidence)
+
+    return pytest.param(holds, id=called or "-".join([what, *words[:1]])[:50])

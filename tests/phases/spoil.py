@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from pydantic import BaseModel
 
 from runbook.records import LaunchStatus, RankExit
 from runbook.records.evidence import JUnitCase, LaunchEvidence, TrainingLog
@@ -14,74 +16,37 @@ from runbook.records.evidence import JUnitCase, LaunchEvidence, TrainingLog
 Change = Callable[[LaunchEvidence], LaunchEvidence]
 
 
-def jittered(log: TrainingLog, share: float, *, seed: int = 1) -> TrainingLog:
-    """The same log with random step times; rates stay tokens / time."""
-    changed = log.frame.copy()
-    changed["dt_s"] *= np.random.default_rng(seed).normal(1.0, share, len(changed)).clip(0.5)
-    changed["toks_per_s"] = changed["tokens"] / changed["dt_s"]
-    return replace(log, frame=changed)
+def at(path: str, value: Any = None, **values: Any) -> Change:
+    """What stands at a place of the evidence replaced, `ranks.1.proof.mean_high`; `*`: of each.
 
-
-def jitter(share: float) -> Change:
-    """So much jitter from step to step."""
-    return lambda made: replace(made, training=jittered(made.training, share))
-
-
-def slower(by: Any) -> Change:
-    """Steps that take so many times as long; a callable gets the frame."""
-
-    def longer(table: Any) -> Any:
-        return table["dt_s"] * (by(table) if callable(by) else by)
-
-    return columns(dt_s=longer, toks_per_s=lambda table: table["tokens"] / table["dt_s"])
-
-
-def ended(status: LaunchStatus, *, rows: int | None = None, cause: str = "made up") -> Change:
-    """The launch ended badly, after `rows` rows."""
+    values: several at once, below the place. A callable gets what was there, of a column its table.
+    """
+    keys = path.split(".") if path else []
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        log = made.training
-        if rows is not None and log is not None:
-            log = replace(log, frame=log.frame.iloc[:rows])
-        said = {"status": status, "cause": cause, "culprit_rank": 1, "evidence": ("stacks.txt",)}
-        return replace(result(**said)(made), training=log)
+        for name, one in values.items():
+            made = _put(made, [*keys, name], one)
+        return made if values else _put(made, keys, value)
 
     return change
 
 
-def columns(**values: Any) -> Change:
-    """Columns of training.csv replaced; a callable gets the frame."""
-
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        table = made.training.frame.copy()
-        for name, value in values.items():
-            table[name] = value(table) if callable(value) else value
-        return replace(made, training=replace(made.training, frame=table))
-
-    return change
-
-
-def env(**values: Any) -> Change:
-    """Entries of env.json replaced; of a block only those that are given."""
-
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        found = dict(made.env or {})
-        for name, value in values.items():
-            block = isinstance(value, dict) and isinstance(found.get(name), dict)
-            found[name] = {**found[name], **value} if block else value
-        return replace(made, env=found)
-
-    return change
-
-
-def effective(**values: Any) -> Change:
-    """Entries of env.json's effective block replaced."""
-    return env(effective=values)
-
-
-def result(**values: Any) -> Change:
-    """Fields of the launch's result replaced."""
-    return lambda made: replace(made, result=made.result.model_copy(update=values))
+def _put(there: Any, keys: list[str], value: Any) -> Any:
+    if not keys:
+        return value(there) if callable(value) else value
+    key, *rest = keys
+    if isinstance(there, pd.DataFrame):
+        return there.assign(**{key: value})
+    if isinstance(there, tuple | list):
+        mine = range(len(there)) if key == "*" else [int(key) % len(there)]
+        return type(there)(_put(one, rest, value) if n in mine else one
+                           for n, one in enumerate(there))  # fmt: skip
+    if there is None or isinstance(there, Mapping):
+        return {**(there or {}), key: _put((there or {}).get(key), rest, value)}
+    inner = {key: _put(getattr(there, key), rest, value)}
+    return (
+        there.model_copy(update=inner) if isinstance(there, BaseModel) else replace(there, **inner)
+    )
 
 
 def both(*changes: Change) -> Change:
@@ -95,66 +60,100 @@ def both(*changes: Change) -> Change:
     return change
 
 
+def of_launch(part: str, change: Change) -> Change:
+    """The change of launches with this in their name only."""
+    return lambda made: change(made) if part in made.launch.name else made
+
+
+def jittered(log: TrainingLog, share: float, *, seed: int = 1) -> TrainingLog:
+    """The same log with random step times; rates stay tokens / time."""
+    changed = log.frame.copy()
+    changed["dt_s"] *= np.random.default_rng(seed).normal(1.0, share, len(changed)).clip(0.5)
+    changed["toks_per_s"] = changed["tokens"] / changed["dt_s"]
+    return replace(log, frame=changed)
+
+
+def jitter(share: float) -> Change:
+    """So much jitter from step to step."""
+    return at("training", lambda log: jittered(log, share))
+
+
+def slower(by: Any) -> Change:
+    """Steps that take so many times as long; a callable gets the frame."""
+
+    def longer(table: Any) -> Any:
+        return table["dt_s"] * (by(table) if callable(by) else by)
+
+    return columns(dt_s=longer, toks_per_s=lambda table: table["tokens"] / table["dt_s"])
+
+
+def ended(status: LaunchStatus, *, rows: int | None = None, cause: str = "made up") -> Change:
+    """The launch ended badly, after `rows` rows."""
+    said = {"status": status, "cause": cause, "culprit_rank": 1, "evidence": ("stacks.txt",)}
+    cut = at("training.frame", lambda table: table.iloc[:rows])
+    return lambda made: result(**said)(made if rows is None or not made.training else cut(made))
+
+
+def columns(**values: Any) -> Change:
+    """Columns of training.csv replaced; a callable gets the frame."""
+    return at("training.frame", **values)
+
+
+def env(**values: Any) -> Change:
+    """Entries of env.json replaced; of a block only those that are given."""
+
+    def put(name: str, value: Any) -> Change:
+        return at(f"env.{name}", **value) if isinstance(value, dict) else at(f"env.{name}", value)
+
+    return both(*(put(name, value) for name, value in values.items()))
+
+
+def effective(**values: Any) -> Change:
+    """Entries of env.json's effective block replaced."""
+    return at("env.effective", **values)
+
+
+def result(**values: Any) -> Change:
+    """Fields of the launch's result replaced."""
+    return at("result", **values)
+
+
 def without_effect(toggle: str, *, took: bool | None = False, arm: str | None = None) -> Change:
     """The trainer's report on a toggle says no (`took` False), nothing (None), or is absent."""
 
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        logs = tuple(
-            replace(
-                log,
-                effects=tuple(
-                    replace(effect, took_effect=took)
-                    if effect.toggle == toggle and (arm is None or effect.arm == arm)
-                    else effect
-                    for effect in log.effects
-                ),
-            )
-            for log in made.ranks
-        )
-        return replace(made, ranks=logs)
+    def told(effect: Any) -> Any:
+        meant = effect.toggle == toggle and arm in (None, effect.arm)
+        return replace(effect, took_effect=took) if meant else effect
 
-    return change
+    return at("ranks.*.effects.*", told)
 
 
 def every_rank(**values: Any) -> Change:
     """Fields of all heartbeat logs replaced."""
-    return lambda made: replace(made, ranks=tuple(replace(log, **values) for log in made.ranks))
+    return at("ranks.*", **values)
 
 
 def rank(number: int, **values: Any) -> Change:
     """Fields of one rank's heartbeat log replaced."""
-    return lambda made: replace(
-        made,
-        ranks=tuple(replace(log, **values) if log.rank == number else log for log in made.ranks),
-    )
+    return at(f"ranks.{number}", **values)
 
 
 def steps_of(number: int, **values: Any) -> Change:
     """What a rank tells of its steps replaced; a callable gets the table."""
-    return lambda made: rank(number, steps=made.ranks[number].steps.assign(**values))(made)
-
-
-def inside(part: str, **values: Any) -> Change:
-    """Entries of a document of the launch's evidence replaced."""
-    return lambda made: replace(made, **{part: {**(getattr(made, part) or {}), **values}})
-
-
-def cases(change: Callable[[JUnitCase], JUnitCase | None]) -> Change:
-    """Each test of the launch's report replaced, or left out where there is nothing instead."""
-
-    def changed(made: LaunchEvidence) -> LaunchEvidence:
-        kept = tuple(one for case in made.junit.cases if (one := change(case)))
-        return replace(made, junit=replace(made.junit, cases=kept))
-
-    return changed
+    return at(f"ranks.{number}.steps", **values)
 
 
 def parts(**values: Any) -> Change:
     """Fields of the launch's evidence replaced."""
-    return lambda made: replace(made, **values)
+    return at("", **values)
+
+
+def cases(change: Callable[[JUnitCase], JUnitCase | None]) -> Change:
+    """Each test of the launch's report replaced, or left out where there is nothing instead."""
+    return at("junit.cases", lambda cases: tuple(one for case in cases if (one := change(case))))
 
 
 def without_rank_1(made: LaunchEvidence) -> LaunchEvidence:
     """Both ranks ended with exit code 0, and the heartbeat file of rank 1 is no more there."""
     exits = tuple(RankExit(rank=rank, code=0) for rank in range(made.launch.nproc))
-    return replace(result(ranks=exits)(made), ranks=made.ranks[:1])
+    return parts(ranks=made.ranks[:1])(result(ranks=exits)(made))

@@ -5,22 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from phases import preflight
 from phases.kit import table
-from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.records import Check, Outcome, Reason
-from runbook.records.evidence import JUnitCase
+from runbook.records.evidence import PhaseEvidence
 from tests.phases import answers, builder, spoil
 from tests.phases.answers import (
     CRASHED,
     FINE,
     MACHINE,
+    NEEDS_CUDA,
     NOTHING,
     UNCOLLECTED,
     WARNED,
@@ -29,6 +28,7 @@ from tests.phases.answers import (
     says,
 )
 
+UNTOLD = (Outcome.SKIPPED, Reason.NOTHING_COLLECTED)
 OF_GPUS = (
     "cuda", "gpus", "extra_gpus", "gpu_driver", "mig", "gpu_memory", "pcie", "nvlink", "gpu_clean",
 )  # fmt: skip
@@ -44,150 +44,128 @@ def row(what: str, where: PlanContext = WHERE, **facts: Any) -> Check:
     return builder.row("preflight", what, evidence, where)
 
 
-# Row, what the machine tells, and what the row says of it: of the reason, of the remedy.
-SAID: list[tuple[str, dict[str, Any], tuple[Outcome, Reason], str, str]] = [
-    ("branch", {"git_branch": "topic"}, MACHINE, "", "o"),
-    ("branch", {"git_behind": 2.0}, WARNED, "on main, 2 commits behind (as seen)", "git pull"),
-    ("clean_tree", {"git_dirty": True}, MACHINE, "", "o"),
-    ("trainer_imports", {"trainer_imports": False}, CRASHED, "", "o"),
-    ("gpus", {"gpu_count": 1.0}, MACHINE, "", "o"),
-    ("gpus", {"gpu_count": 0.0}, MACHINE, "", "o"),
-    ("gpus", {"gpu_names": "NVIDIA A100 80GB PCIe, Tesla T4"}, MACHINE, "Tesla T4", "o"),
-    ("extra_gpus", {"gpu_count": 8.0}, WARNED, "8 GPUs are visible", "CUDA_VISIBLE_DEVICES=0,1"),
-    ("cuda", {"torch_device_count": 1.0}, MACHINE, "", "o"),
-    ("gpu_driver", {"gpu_driver": "535.183.01"}, WARNED, "all the same", "o"),
-    ("mig", {"gpu_mig": True}, MACHINE, "", "o"),
-    ("gpu_memory", {"gpu_memory_total_mib": 40_960.0}, MACHINE, "", "o"),
-    ("pcie", {"gpu_pcie_gen_max": 3.0}, MACHINE, "", "o"),
-    ("pcie", {"gpu_pcie_width": 8.0}, MACHINE, "", "o"),
-    # An idle link trains down.
-    ("pcie", {"gpu.pcie_gen": 1.0}, FINE, "generation 4", ""),
-    ("nvlink", {"gpu_nvlink": True}, MACHINE, "", "o"),
-    ("gpu_power", {"gpu_power_limit": 0.94}, MACHINE, "", "o"),
-    ("gpu_power", {"gpu_power_limit": 0.96}, FINE, "", ""),
-    # The clocks under load still decide, in row `devices` of each launch.
-    ("gpu_power", {"gpu_power_limit": None}, WARNED, "unknown", ""),
-    ("gpu_clean", {"gpu_processes": 1.0}, MACHINE, "", "o"),
-    ("gpu_clean", {"gpu_memory_used_mib": 20_000.0}, MACHINE, "", "o"),
-    ("gpu_clean", {"gpu.caps": "GPU 0: power cap"}, FINE, "GPU 0: power cap", ""),
-    ("gpu_clean", {"gpu.ecc_uncorrected": 3.0}, MACHINE, "3 uncorrected", "o"),
-    ("gpu_clean", {"gpu.remap_pending": True}, MACHINE, "row remap", "o"),
-    ("gpu_clean", {"gpu.remap_failure": True}, MACHINE, "could not be remapped: replace", "o"),
-    ("gpu_clean", {"gpu.throttle": "GPU 0: thermal"}, MACHINE, "throttled: GPU 0: thermal", "o"),
-    ("disk_free", {"disk_free_gib": 2.0}, MACHINE, "", "o"),
-    ("disk_speed", {"disk_write_mib_s": 3.0}, MACHINE, "", "o"),
-    ("leftovers", {"processes_leftover": 2.0}, MACHINE, "", "o"),
-    ("leftovers", {"processes_other_runs": 3.0}, WARNED,
-     "3 of runs that go on beside: as seen", "by its pid"),
-    ("variables", {"env_problems": "NSA_OPT_FUSE: no such toggle"}, MACHINE, "no such", "o"),
-    ("variables", {"python_startup": "/x/sitecustomize.py"}, WARNED,
-     "every launch runs /x/sitecustomize.py first", ""),
-    ("needs", {"needs_missing": "the package datasets is not here"}, MACHINE, "datasets", "o"),
-    ("artifacts", {"git_sha": None}, NOTHING, "git_sha.txt", "o"),
-    ("artifacts", {"torch_version": None}, NOTHING, "collect_env.txt", "o"),
-    ("artifacts", {"gpu_driver": None}, NOTHING, "nvidia_smi.xml", "o"),
-]  # fmt: skip
+def of(
+    what: str,
+    wanted: tuple[Outcome, Reason],
+    reason: str = "",
+    remedy: str = "",
+    on: str = "a100x2_pcie4",
+    **facts: Any,
+) -> Any:
+    """A row, and what it says on a machine of this profile that tells these facts."""
+    named = "-".join([what, *facts, str(wanted[0])])
+    return pytest.param(what, wanted, reason, remedy, on, facts, id=named)
 
 
-@pytest.mark.parametrize(
-    ("what", "facts", "wanted", "reason", "remedy"),
-    SAID,
-    ids=[f"{what}-{'-'.join(facts)}-{number}" for number, (what, facts, *_) in enumerate(SAID)],
-)
-def test_what_a_row_says_of_a_machine(
-    what: str, facts: dict[str, Any], wanted: tuple[Outcome, Reason], reason: str, remedy: str
-) -> None:
-    assert said(row(what)) == FINE
-    check = says(row(what, **facts), wanted, reason, remedy=remedy)
-    assert bool(check.rerun) is (check.outcome is not Outcome.PASS)
-
-
-UNKNOWN = (
+COMMITLESS = {"git_sha": None, "git_dirty": None}
+BLIND = {"torch_cuda_available": False}
+HIDDEN = "CUDA_VISIBLE_DEVICES"
+UNKNOWN = dict.fromkeys((
     "git_sha", "torch_version", "torch_cuda_available", "gpu_count", "gpu_mig", "gpu_driver",
     "gpu_memory_total_mib", "gpu_pcie_gen_max", "gpu_nvlink", "gpu_processes",
-)  # fmt: skip
+))  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ["sha", "torch", *OF_GPUS])
-def test_what_is_not_known_is_incomplete(what: str) -> None:
-    assert said(row(what, **dict.fromkeys(UNKNOWN))) == NOTHING
+def driver(version: str, cuda: str | None, new_enough: bool) -> Any:
+    wanted, remedy = (FINE, "") if new_enough else (MACHINE, "update the driver")
+    return of("gpu_driver", wanted, "", remedy, **BLIND, gpu_driver=version, torch_cuda=cuda)
 
 
-def test_a_limit_whose_comparator_is_nulled_loses_no_row_and_decides(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.yaml"
-    mine.write_text(
-        "extends: a100x2_pcie4\nlimits: {disk_free_gib: {comparator: null}}\n", encoding="utf-8"
-    )
-    where = replace(WHERE, profile=load_profile(str(mine)))
-    judged = [
-        {check.id: check.outcome for check in builder.judge("preflight", found, there).checks}
-        for there in (where, WHERE)
-        for found in [builder.evidence("preflight", there)]
-    ]
-    assert judged[0] == judged[1]
-    assert said(row("disk_free", where, disk_free_gib=2.0)) == MACHINE
-
-
-def test_a_profile_without_a_branch_takes_any_and_warns_of_changes() -> None:
-    where = builder.context("cpu")
-    assert row("branch", where, git_branch="topic").outcome is Outcome.SKIPPED
-    assert said(row("clean_tree", where, git_dirty=True)) == (Outcome.PASS, Reason.WARNING)
-
-
-@pytest.mark.parametrize("what", ["artifacts", "sha", "clean_tree"])
-def test_an_installed_package_has_no_commit_which_only_a_branch_forbids(what: str) -> None:
-    nothing = {"git_sha": None, "git_dirty": None}
-    says(row(what, builder.context("cpu"), **nothing), WARNED, "commit unknown: ")
-    assert row(what, **nothing).outcome is Outcome.INCOMPLETE
-
-
-def test_a_cpu_has_no_gpu_rows_but_all_of_them_stand_there() -> None:
-    for what in OF_GPUS:
-        assert said(row(what, builder.context("cpu"))) == (Outcome.SKIPPED, Reason.NEEDS_CUDA)
-
-
-def test_generation_3_is_right_on_its_own_profile_and_4_is_not() -> None:
-    where = builder.context("a100x2_pcie3")
-    assert row("pcie", where, gpu_pcie_gen_max=3.0).outcome is Outcome.PASS
-    assert said(row("pcie", where, gpu_pcie_gen_max=4.0)) == MACHINE
-
-
-@pytest.mark.parametrize(
-    ("facts", "why"),
-    [
-        ({"torch_cuda": None}, "torch 2.13.0 was built without CUDA"),
-        ({"gpu_count": None}, "as seen"),
-        ({"gpu_count": 0.0}, "all GPUs are hidden"),
-        ({"gpu_count": 0.0, "gpu_installed": 0.0}, "nvidia-smi lists no GPU"),
-        ({"gpu_driver": "550.90.07"}, "driver 550.90.07, but CUDA 13.0 of this torch needs 580.65"),
-        ({}, "see collect_env.txt"),
-    ],
-)
-def test_why_torch_sees_no_gpu(facts: dict[str, Any], why: str) -> None:
-    check = row("cuda", torch_cuda_available=False, **facts)
-    says(check, MACHINE, why, remedy="CUDA_VISIBLE_DEVICES")
-
-
-@pytest.mark.parametrize(
-    ("driver", "cuda", "new_enough"),
-    [
-        ("535.183.01", "13.0", False),
-        ("570.133.20", "13.2", False),
-        ("580.65.05", "13.0", False),
-        ("580.65.06", "13.0", True),
-        ("610.1", "13.0", True),
-        ("535.183.01", "12.8", True),
-        ("515.43.04", "12.1", False),
-        ("535.183.01", None, True),
-        ("535.183.01", "99.0", True),
-    ],
-)
-def test_the_driver_is_held_against_the_cuda_that_torch_was_built_for(
-    driver: str, cuda: str | None, new_enough: bool
+@pytest.mark.parametrize(("what", "wanted", "reason", "remedy", "on", "facts"), [
+    of("branch", MACHINE, git_branch="topic"),
+    of("branch", WARNED, "on main, 2 commits behind (as seen)", "git pull", git_behind=2.0),
+    # A profile without a branch takes any, and warns of changes.
+    of("branch", (Outcome.SKIPPED, Reason.NOT_ASKED_FOR), on="cpu", git_branch="topic"),
+    of("clean_tree", WARNED, on="cpu", git_dirty=True),
+    of("clean_tree", MACHINE, git_dirty=True),
+    # An installed package has no commit, which only a branch forbids.
+    *(of(what, WARNED, "commit unknown: ", on="cpu", **COMMITLESS)
+      for what in ("artifacts", "sha", "clean_tree")),
+    *(of(what, NOTHING, **COMMITLESS) for what in ("artifacts", "sha", "clean_tree")),
+    of("trainer_imports", CRASHED, trainer_imports=False),
+    of("gpus", MACHINE, gpu_count=1.0),
+    of("gpus", MACHINE, gpu_count=0.0),
+    of("gpus", MACHINE, "Tesla T4", gpu_names="NVIDIA A100 80GB PCIe, Tesla T4"),
+    of("extra_gpus", WARNED, "8 GPUs are visible", f"{HIDDEN}=0,1", gpu_count=8.0),
+    of("cuda", MACHINE, torch_device_count=1.0),
+    # Why torch sees no GPU.
+    of("cuda", MACHINE, "torch 2.13.0 was built without CUDA", HIDDEN, **BLIND, torch_cuda=None),
+    of("cuda", MACHINE, "as seen", HIDDEN, **BLIND, gpu_count=None),
+    of("cuda", MACHINE, "all GPUs are hidden", HIDDEN, **BLIND, gpu_count=0.0),
+    of("cuda", MACHINE, "nvidia-smi lists no GPU", HIDDEN, **BLIND, gpu_count=0.0,
+       gpu_installed=0.0),
+    of("cuda", MACHINE, "driver 550.90.07, but CUDA 13.0 of this torch needs 580.65", HIDDEN,
+       **BLIND, gpu_driver="550.90.07"),
+    of("cuda", MACHINE, "see collect_env.txt", HIDDEN, **BLIND),
+    # The driver is held against the CUDA that torch was built for.
+    of("gpu_driver", WARNED, "all the same", gpu_driver="535.183.01"),
+    driver("535.183.01", "13.0", False), driver("570.133.20", "13.2", False),
+    driver("580.65.05", "13.0", False), driver("580.65.06", "13.0", True),
+    driver("610.1", "13.0", True), driver("535.183.01", "12.8", True),
+    driver("515.43.04", "12.1", False), driver("535.183.01", None, True),
+    driver("535.183.01", "99.0", True),
+    of("mig", MACHINE, gpu_mig=True),
+    of("gpu_memory", MACHINE, gpu_memory_total_mib=40_960.0),
+    of("pcie", MACHINE, gpu_pcie_gen_max=3.0),
+    of("pcie", FINE, on="a100x2_pcie3", gpu_pcie_gen_max=3.0),
+    of("pcie", MACHINE, on="a100x2_pcie3", gpu_pcie_gen_max=4.0),
+    of("pcie", MACHINE, gpu_pcie_width=8.0),
+    # An idle link trains down.
+    of("pcie", FINE, "generation 4", **{"gpu.pcie_gen": 1.0}),
+    of("nvlink", MACHINE, gpu_nvlink=True),
+    of("gpu_power", MACHINE, gpu_power_limit=0.94),
+    of("gpu_power", FINE, gpu_power_limit=0.96),
+    # The clocks under load still decide, in row `devices` of each launch.
+    of("gpu_power", WARNED, "unknown", gpu_power_limit=None),
+    of("gpu_clean", MACHINE, gpu_processes=1.0),
+    of("gpu_clean", MACHINE, gpu_memory_used_mib=20_000.0),
+    of("gpu_clean", FINE, "GPU 0: power cap", **{"gpu.caps": "GPU 0: power cap"}),
+    of("gpu_clean", MACHINE, "3 uncorrected", **{"gpu.ecc_uncorrected": 3.0}),
+    of("gpu_clean", MACHINE, "row remap", **{"gpu.remap_pending": True}),
+    of("gpu_clean", MACHINE, "could not be remapped: replace", **{"gpu.remap_failure": True}),
+    of("gpu_clean", MACHINE, "throttled: GPU 0: th", **{"gpu.throttle": "GPU 0: thermal"}),
+    of("disk_free", MACHINE, disk_free_gib=2.0),
+    of("disk_speed", MACHINE, disk_write_mib_s=3.0),
+    of("leftovers", MACHINE, processes_leftover=2.0),
+    of("leftovers", WARNED, "3 of runs that go on beside: as seen", "by its pid",
+       processes_other_runs=3.0),
+    of("variables", MACHINE, "no such", env_problems="NSA_OPT_FUSE: no such toggle"),
+    of("variables", WARNED, "every launch runs /x/sitecustomize.py first",
+       python_startup="/x/sitecustomize.py"),
+    of("needs", MACHINE, "datasets", needs_missing="the package datasets is not here"),
+    of("artifacts", NOTHING, "git_sha.txt", git_sha=None),
+    of("artifacts", NOTHING, "collect_env.txt", torch_version=None),
+    of("artifacts", NOTHING, "nvidia_smi.xml", gpu_driver=None),
+    # Each setting of the host that skews numbers is named; none decides, and some cannot be read.
+    of("host_settings", WARNED, "--shm-size", host_shm_gib=0.0625),
+    of("host_settings", WARNED, "nearly full", host_shm_free_gib=0.01),
+    of("host_settings", WARNED, "loaded", host_load_per_cpu=0.9),
+    of("host_settings", WARNED, "keep CPUs busy", host_busy_cpus=3.5),
+    *(of("host_settings", FINE, f"unreadable: {name} (as seen)", **{f"host_{name}": None})
+      for name in ("shm_gib", "shm_free_gib", "load_per_cpu", "busy_cpus")),
+    of("host_settings", FINE, "3 settings", host_shm_gib=None),
+    of("host_settings", FINE, host_busy_cpus="?"),
+    *(of(what, NOTHING, **UNKNOWN) for what in ("sha", "torch", *OF_GPUS)),
+    # A CPU has no rows of GPUs, but all of them stand there.
+    *(of(what, NEEDS_CUDA, on="cpu") for what in OF_GPUS),
+])  # fmt: skip
+def test_what_a_row_says_of_a_machine(
+    what: str,
+    wanted: tuple[Outcome, Reason],
+    reason: str,
+    remedy: str,
+    on: str,
+    facts: dict[str, Any],
 ) -> None:
-    check = row("gpu_driver", gpu_driver=driver, torch_cuda=cuda, torch_cuda_available=False)
-    assert said(check) == ((Outcome.PASS, Reason.OK) if new_enough else MACHINE)
-    assert new_enough or "update the driver" in check.remedy
+    check = says(row(what, builder.context(on), **facts), wanted, reason, remedy=remedy)
+    assert bool(check.rerun) is (check.outcome not in (Outcome.PASS, Outcome.SKIPPED))
+    assert bool(check.remedy) >= (check.code is Reason.WARNING)
+
+
+def test_a_host_without_anything_to_say_passes() -> None:
+    check = says(row("host_settings"), FINE)
+    assert check.reason == "4 settings read, none skews numbers" and not check.required
+    says(builder.row("preflight", "host_settings", PhaseEvidence(), WHERE), NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -203,17 +181,15 @@ def test_the_driver_is_held_against_the_cuda_that_torch_was_built_for(
 def test_sequential_prefill_of_long_sequences_is_warned_of(
     toggles: dict[str, str], config: dict[str, Any], warned: bool
 ) -> None:
-    where = builder.context(toggles=toggles, config_overrides=config)
-    check = row("prefill", where)
-    assert check.outcome is Outcome.PASS
-    assert (check.code is Reason.WARNING) == warned
+    check = row("prefill", builder.context(toggles=toggles, config_overrides=config))
+    says(check, WARNED if warned else FINE)
     assert "NSA_PREFILL_BATCHED=1" in check.remedy if warned else not check.remedy
 
 
-_SAVES, _STOPS = "how the trainer saves and resumes", "the signal or the file .HALT"
 # Shipped tests with a remedy of their own.
 OWN = table("playbook")["tests"]
-_NUMBERS = "a number that is not finite"
+SAVES, STOPS = "how the trainer saves and resumes", "the signal or the file .HALT"
+NUMBERS = "a number that is not finite"
 SAVE = "test_a_save_is_of_one_moment_however_long_it_takes"
 STOP = "test_training_stops_at_a_number_that_is_not_finite[loss]"
 NORMS = "test_norms_begin_as_one_and_gates_half_open"
@@ -221,87 +197,75 @@ SEED = "test_the_seed_decides_the_weights"
 STEPS = "test_steps_train_on_what_is_read_once_and_in_order"
 PLACE = "test_reading_goes_on_where_a_checkpoint_was_written[local-1-2]"
 HELD_OUT = "test_evaluation_is_the_same_wherever_training_is"
-SHORT = "test_a_short_launch_has_the_schedule_of_the_whole_run"
+SHORT = "test_a_short_launch_has_the_schedule_of_the_whole_run[words0-1000]"
+DOCUMENT = "test_a_long_document"
 
 
-@pytest.mark.parametrize(
-    ("what", "module", "failed", "advice"),
-    [
-        ("whole_model", "test_whole_model", (SEED,), "torch.manual_seed"),
-        ("whole_model", "test_whole_model", (NORMS,), "how the trainer draws its weights"),
-        ("whole_model", "test_whole_model", (NORMS, SEED), "torch.manual_seed"),
-        ("whole_model", "test_whole_model", (f"{SHORT}[words0-1000]",), "schedule"),
-        ("whole_model", "test_whole_model", ("test_logits", SEED), "equations"),
-        ("whole_model", "test_whole_model", ("test_logits",), "equations"),
-        ("documents", "test_documents", ("test_a_long_document",), "a separator after each"),
-        ("documents", "test_documents", (STEPS,), "fills its micro-batches"),
-        ("documents", "test_documents", (STEPS, PLACE), "what `seek` makes of it"),
-        ("documents", "test_documents", (PLACE,), "what `seek` makes of it"),
-        ("documents", "test_documents", (HELD_OUT,), "what evaluation reads"),
-        ("documents", "test_documents", (HELD_OUT, PLACE), "a separator after each"),
-        *(("safeguards", "test_safeguards", (n,), _SAVES) for n in OWN["checkpoints"]),
-        *(("safeguards", "test_safeguards", (n,), _STOPS) for n in OWN["stopping"]),
-        ("safeguards", "test_safeguards", (STOP,), _NUMBERS),
-        # Where numbers that are not finite go through too, those are looked at first.
-        ("safeguards", "test_safeguards", (SAVE, STOP), _NUMBERS),
-    ],
-)
+@pytest.mark.parametrize(("what", "failed", "advice"), [
+    ("whole_model", (SEED,), "torch.manual_seed"),
+    ("whole_model", (NORMS,), "how the trainer draws its weights"),
+    ("whole_model", (NORMS, SEED), "torch.manual_seed"),
+    ("whole_model", (SHORT,), "schedule"),
+    ("whole_model", ("test_logits", SEED), "equations"),
+    ("whole_model", ("test_logits",), "equations"),
+    ("documents", (DOCUMENT,), "a separator after each"),
+    ("documents", (STEPS,), "fills its micro-batches"),
+    ("documents", (STEPS, PLACE), "what `seek` makes of it"),
+    ("documents", (PLACE,), "what `seek` makes of it"),
+    ("documents", (HELD_OUT,), "what evaluation reads"),
+    ("documents", (HELD_OUT, PLACE), "a separator after each"),
+    *(("safeguards", (name,), SAVES) for name in OWN["checkpoints"]),
+    *(("safeguards", (name,), STOPS) for name in OWN["stopping"]),
+    ("safeguards", (STOP,), NUMBERS),
+    # Where numbers that are not finite go through too, those are looked at first.
+    ("safeguards", (SAVE, STOP), NUMBERS),
+])  # fmt: skip
 def test_what_failed_has_a_remedy_of_its_own(
-    what: str, module: str, failed: tuple[str, ...], advice: str
+    what: str, failed: tuple[str, ...], advice: str
 ) -> None:
-    def change(made: Any) -> Any:
-        others = tuple(c for c in made.junit.cases if module not in c.classname)
-        one = next(c for c in made.junit.cases if module in c.classname)
+    def change(cases: Any) -> Any:
+        others = tuple(c for c in cases if f"test_{what}" not in c.classname)
+        one = next(c for c in cases if f"test_{what}" in c.classname)
         named = tuple(replace(one, name=name, status="failed") for name in failed)
-        passed = replace(one, name="test_another")
-        return replace(made, junit=replace(made.junit, cases=(*others, passed, *named)))
+        return (*others, replace(one, name="test_another"), *named)
 
-    check = answers.row("preflight", what, change, only=("sanity",))
+    check = answers.row("preflight", what, spoil.at("junit.cases", change), only=("sanity",))
     says(check, (Outcome.FAIL, Reason.TEST_FAILED), remedy=advice)
     if what == "safeguards":
-        assert [one for one in (_SAVES, _STOPS, _NUMBERS) if one in check.remedy] == [advice]
+        assert [one for one in (SAVES, STOPS, NUMBERS) if one in check.remedy] == [advice]
 
 
-@pytest.mark.parametrize(
-    ("module", "names"),
-    [
-        ("test_whole_model.py", OWN["beginning"]),
-        ("test_documents.py", OWN["places"] + OWN["held_out"]),
-        ("test_safeguards.py", OWN["checkpoints"] + OWN["stopping"]),
-    ],
-)
+@pytest.mark.parametrize(("module", "names"), [
+    ("test_whole_model.py", OWN["beginning"]),
+    ("test_documents.py", OWN["places"] + OWN["held_out"]),
+    ("test_safeguards.py", OWN["checkpoints"] + OWN["stopping"]),
+])  # fmt: skip
 def test_the_tests_with_a_remedy_of_their_own_are_there(module: str, names: list[str]) -> None:
+    """One that is added to the safeguards gets the remedy of what it is about."""
     text = files("nsa.tests").joinpath(module).read_text("utf-8")
-    for name in names:
-        assert f"def {name}(" in text
-
-
-def test_each_safeguard_is_about_numbers_saves_or_stops() -> None:
-    """A test that is added to the module gets the remedy of what it is about."""
-    text = files("nsa.tests").joinpath("test_safeguards.py").read_text("utf-8")
-    known = {*OWN["checkpoints"], *OWN["stopping"]}
-    others = set(re.findall(r"^def (test_\w+)", text, re.MULTILINE)) - known
-    assert others == {
-        "test_training_stops_at_a_number_that_is_not_finite",
-        "test_a_gradient_that_overflows_in_fp16_updates_nothing",
-        "test_what_one_rank_sees_ends_all",
-    }
+    there = set(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
+    assert set(names) <= there
+    if module == "test_safeguards.py":
+        assert there - set(names) == {
+            "test_training_stops_at_a_number_that_is_not_finite",
+            "test_a_gradient_that_overflows_in_fp16_updates_nothing",
+            "test_what_one_rank_sees_ends_all",
+        }
 
 
 @pytest.mark.parametrize(
     ("what", "module"), [(what, module) for what, (module, _) in preflight._SANITY_TESTS.items()]
 )
-def test_sanity_tests_have_to_run(what: str, module: str) -> None:
-    def spoiled(status: str) -> Check:
-        """With the status of these tests; without them if it is none."""
+@pytest.mark.parametrize(
+    ("status", "wanted"),
+    [("failed", (Outcome.FAIL, Reason.TEST_FAILED)), ("skipped", UNTOLD), ("", UNCOLLECTED)],
+)
+def test_sanity_tests_have_to_run(what: str, module: str, status: str, wanted: Any) -> None:
+    """With the status of these tests; without them if it is none."""
 
-        def change(case: JUnitCase) -> JUnitCase | None:
-            if module not in case.classname:
-                return case
-            return replace(case, status=status) if status else None
+    def change(case: Any) -> Any:
+        if module not in case.classname:
+            return case
+        return replace(case, status=status) if status else None
 
-        return answers.row("preflight", what, spoil.cases(change), only=("sanity",))
-
-    assert spoiled("failed").outcome is Outcome.FAIL
-    assert spoiled("skipped").outcome is Outcome.SKIPPED
-    says(spoiled(""), UNCOLLECTED)
+    assert said(answers.row("preflight", what, spoil.cases(change), only=("sanity",))) == wanted

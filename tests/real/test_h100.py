@@ -15,7 +15,7 @@ from nsa.witness.profiling import HOST, WORK, Recorded, summarize
 from runbook.config.load import load_profile
 from runbook.folder.launch.documents import GPU_SAMPLES, read_console
 from runbook.folder.launch.rows import read_rows
-from runbook.launch.incident.bundle import bundle
+from runbook.launch.incident import bundle
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology

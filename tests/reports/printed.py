@@ -26,7 +26,7 @@ _OTHERS = re.compile(
 )
 _RUNBOOK = re.compile(rf"\brunbook (?:{'|'.join(COMMANDS)}|--help)\b[^`;),\n]*")
 _TOLD = re.compile(r"^ *(?:next|then|rerun|resume)(?:: | +)(\S.*?)(?:  .*)?$", re.MULTILINE)
-# The help of a command has examples of its own, which tests/cli/test_help.py parses.
+# The help of a command has examples of its own, which tests/cli/test_parser.py parses.
 _HELP = {"help", "description", "examples", "json_help", "epilog", "exits"}
 
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from runbook.engine.derive import write_reports
-from tests.reports.samples import SAMPLES
-
-GOLDEN = Path(__file__).parent / "golden"
+from tests.reports.samples import GOLDEN, SAMPLES
 
 
 def main() -> None:
     for name, make in SAMPLES.items():
-        folder = GOLDEN / name
-        folder.mkdir(parents=True, exist_ok=True)
-        write_reports(make(), folder)
+        write_reports(make(), GOLDEN / name)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ import pytest
 
 from reports.causes import Cause
 from reports.formats.terminal import render_terminal
-from reports.permits import permit_of
+from reports.view import permit_of
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.engine.derive import render
-from runbook.records import Kind, LaunchEntry, Outcome, Reason, RunRecord, Verdict
+from runbook.records import Check, Kind, LaunchEntry, Outcome, Reason, RunRecord, Verdict
 from runbook.records.run import Invocation, Screen
 from tests.phases import builder, spoil
 from tests.reports.samples import go, run
@@ -87,41 +87,36 @@ def test_a_record_of_another_version_has_the_command_that_reproduces() -> None:
     assert not cause.advice.shipped
 
 
-def test_a_remedy_that_needs_a_setting_has_it_in_the_next_command() -> None:
+def leak(document: dict[str, object]) -> tuple[Check, Cause]:
+    """Memory that grows, of a run by this profile."""
     where = PlanContext(profile=load_profile("cpu"), invocation=Invocation(profile="cpu"))
     growing = spoil.columns(mem_mib=lambda table: 300.0 + 0.5 * table["step"])
     found = builder.evidence("long_run", where, change=growing)
+    entries = tuple(
+        LaunchEntry(launch=one.launch, result=one.result) for one in found.launches.values()
+    )
     check = builder.row("long_run", "memory_plateau", found, where)
+    judged = by_hand("long_run", check).model_copy(update={"launches": entries})
+    return check, only(judged, profile_document=document)
+
+
+def test_a_remedy_that_needs_a_setting_has_it_in_the_next_command() -> None:
+    check, cause = leak(CPU)
     assert check.first_command == (
         "runbook run --phase long_run --profile cpu --set NSA_MEM_DUMP_EVERY=20"
     )
     assert check.clue == "The memory of the process (RSS) grows on every rank."
     assert check.title.startswith("Memory of rank 0 grows by 0.5 MiB per step: ")
     assert check.title.endswith("GiB by the end of production (limit 8 GiB).")
-    cause = only(by_hand("long_run", check))
     assert cause.headline == check.title and cause.advice.seen == check.clue
     assert cause.advice.command == check.first_command
-    assert cause.advice.does == "This adds NSA_MEM_DUMP_EVERY=20."
-
-
-def leak_of(document: dict[str, object]) -> Cause:
-    """Memory that grows, of a run by this profile."""
-    where = PlanContext(profile=load_profile("cpu"), invocation=Invocation(profile="/me/mine.yaml"))
-    growing = spoil.columns(mem_mib=lambda table: 300.0 + 0.5 * table["step"])
-    found = builder.evidence("long_run", where, change=growing)
-    entries = tuple(
-        LaunchEntry(launch=one.launch, result=one.result) for one in found.launches.values()
-    )
-    judged = by_hand("long_run", builder.row("long_run", "memory_plateau", found, where))
-    return only(judged.model_copy(update={"launches": entries}), profile_document=document)
+    assert cause.advice.does == "This adds NSA_MEM_DUMP_EVERY=20." and not cause.advice.shipped
 
 
 def test_a_leak_of_another_trainer_is_looked_for_in_the_shipped_one_first() -> None:
-    advice = leak_of(OTHER).advice
+    advice = leak(OTHER)[1].advice
     assert advice.command == "runbook run --phase long_run --profile cpu"
     assert advice.does == "This runs the shipped trainer." and advice.shipped
-    own = leak_of(CPU).advice
-    assert own.does == "This adds NSA_MEM_DUMP_EVERY=20." and not own.shipped
 
 
 def test_a_learning_rate_that_nobody_set_is_lowered_to_a_tenth_of_its_own() -> None:
@@ -165,18 +160,15 @@ def test_a_hang_says_where_the_silent_rank_stopped() -> None:
     assert once.headline == "Rank 0 hung at step 7." and not once.advice.seen
 
 
-@pytest.mark.parametrize(
-    ("verdict", "says"),
-    [
-        (Verdict.NO_GO, "Do not start the production run."),
-        (Verdict.PARTIAL, "This is no GO yet: other required checks have not run."),
-        (
-            Verdict.INCOMPLETE,
-            "Not approved: nothing could be measured. Do not start the production run.",
-        ),
-        (Verdict.GO, "The production run may start on this machine with this configuration."),
-    ],
-)
+NOT_YET = "Not approved: nothing could be measured. Do not start the production run."
+
+
+@pytest.mark.parametrize(("verdict", "says"), [
+    (Verdict.NO_GO, "Do not start the production run."),
+    (Verdict.PARTIAL, "This is no GO yet: other required checks have not run."),
+    (Verdict.INCOMPLETE, NOT_YET),
+    (Verdict.GO, "The production run may start on this machine with this configuration."),
+])  # fmt: skip
 def test_a_verdict_says_what_it_permits(verdict: Verdict, says: str) -> None:
     record = run(verdict, ())
     assert permit_of(record).says == says

@@ -22,42 +22,7 @@ PHONE = {"width": 420, "height": 900}
 # WCAG 2.2 AA for text of this size; what is larger needs less, and is held to the same.
 CONTRAST = 4.5
 
-BELOW = """(() => [...document.querySelectorAll("header.verdict, .GO ~ .cards #exports, .tile")]
-  .map(one => [one.className || one.id, one.getBoundingClientRect().bottom])
-  .filter(([name, bottom]) => bottom > innerHeight))()"""
-WIDER = """(() => [...document.querySelectorAll("body *")]
-  .filter(one => one.getBoundingClientRect().right > innerWidth + 1)
-  .filter(one => !one.closest("nav, .scroll, .skip"))
-  .map(one => one.outerHTML.slice(0, 80)))()"""
-FAINT = """(() => {
-  const channels = text => (text.match(/[\\d.]+/g) || []).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
-    .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const grounds = one => {
-    for (; one; one = one.parentElement) {
-      const style = getComputedStyle(one);
-      if (style.backgroundImage !== "none")
-        return [...style.backgroundImage.matchAll(/rgba?\\(([^)]*)\\)/g)].map(m => channels(m[1]));
-      const color = channels(style.backgroundColor);
-      if (color.length === 3) return [color];
-    }
-    return [[255, 255, 255]];
-  };
-  const found = new Set();
-  for (const one of document.querySelectorAll("body *")) {
-    const speaks = [...one.childNodes].some(node => node.nodeType === 3 && node.data.trim());
-    if (!speaks || one.closest("script, style, title, desc")) continue;
-    const style = getComputedStyle(one);
-    const ink = light(channels(one.closest("svg") ? style.fill : style.color));
-    for (const ground of grounds(one).filter(color => color.length === 3)) {
-      const [low, high] = [ink, light(ground)].sort((a, b) => a - b);
-      const ratio = (high + 0.05) / (low + 0.05);
-      if (ratio < LEAST) found.add(`${one.tagName}.${one.className}: ${ratio.toFixed(2)}`);
-    }
-  }
-  return [...found];
-})()"""
+SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +57,8 @@ def test_a_page_is_quiet_alone_readable_and_fits(
         assert browser.said() == []
         assert browser.requests() == [pages[name].as_uri()]
         assert browser.value("document.documentElement.scrollWidth") <= size["width"]
-        assert browser.value(WIDER) == []
-        assert browser.value(FAINT.replace("LEAST", str(CONTRAST))) == []
+        assert browser.value(f"{SCRIPT}; wider()") == []
+        assert browser.value(f"{SCRIPT}; faint({CONTRAST})") == []
 
 
 def test_the_button_copies_the_settings(browser: Browser, pages: dict[str, Path]) -> None:
@@ -121,7 +86,7 @@ def test_without_its_script_the_page_only_lacks_the_buttons(
     browser.open(bare, **DESK)
     visible = '[...document.querySelectorAll("button")].filter(one => one.checkVisibility()).length'
     assert browser.value(visible) == 0
-    assert browser.value(BELOW) == []
+    assert browser.value(f"{SCRIPT}; below()") == []
     browser.open(pages["no_go"], **DESK)
     assert browser.value(visible) > 0
 

@@ -49,15 +49,14 @@ def crash(text: str, **fields: object) -> LaunchResult:
     return ended(LaunchStatus.CRASHED, text, culprit_rank=0, **fields)
 
 
-def phase(name: str, *results: LaunchResult | None, context: object = None) -> PhaseRecord:
+def phase(name: str, *results: LaunchResult | None) -> PhaseRecord:
     """A shipped phase judged with its launches ended like this; None for a good end."""
-    where = WHERE
-    found = builder.evidence(name, where)
+    found = builder.evidence(name, WHERE)
     for key, result in zip(found.launches, results, strict=False):
         if result is not None:
             launches = {**found.launches, key: _broken(found.launches[key], result)}
             found = replace(found, launches=launches)
-    judgement = builder.judge(name, found, where)
+    judgement = builder.judge(name, found, WHERE)
     entries = [LaunchEntry(launch=e.launch, result=e.result) for e in found.launches.values()]
     return record_of(builder.PHASES[name], judgement, entries, started_at="t", duration_s=1.0)
 
@@ -83,9 +82,7 @@ def by_hand(name: str, *checks: Check) -> PhaseRecord:
 
 
 def test_one_nan_in_two_phases_is_one_cause_that_names_every_row() -> None:
-    found = of(phase("baseline", nan(4), nan(4)), phase("fused_adamw", nan(9)))
-    assert len(found) == 1
-    (cause,) = found
+    (cause,) = of(phase("baseline", nan(4), nan(4)), phase("fused_adamw", nan(9)))
     assert cause.title == (
         "baseline/run1 (and baseline/run2, fused_adamw/interleaved): non-finite at step 4: loss nan"
     )
@@ -105,70 +102,48 @@ def lost(step: int, loss: str, norm: str = "nan") -> LaunchResult:
     return ended(LaunchStatus.NON_FINITE, f"non-finite at step {step}: {text}")
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (lost(4, "nan on every rank"), lost(4, "inf on rank 1", "inf")),
-        (lost(4, "nan on rank 0"), lost(4, "nan on rank 1")),
-        (lost(4, "nan on ranks 0, 1"), lost(4, "nan on ranks 0, 2")),
-        (lost(4, "nan on every rank"), lost(4, "5.5", "nan")),
-        (lost(4, "5.5", "inf"), lost(4, "5.5", "nan")),
-    ],
-)
-def test_numbers_that_were_lost_otherwise_or_elsewhere_are_two_faults(
-    first: LaunchResult, second: LaunchResult
-) -> None:
-    """All of them were one cause, whatever was lost and on which rank."""
+OOM, CONFIG = LaunchStatus.OUT_OF_MEMORY, LaunchStatus.CONFIG_ERROR
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    # All of these were one cause, whatever number was lost and on which rank.
+    (lost(4, "nan on every rank"), lost(4, "inf on rank 1", "inf")),
+    (lost(4, "nan on rank 0"), lost(4, "nan on rank 1")),
+    (lost(4, "nan on ranks 0, 1"), lost(4, "nan on ranks 0, 2")),
+    (lost(4, "nan on every rank"), lost(4, "5.5", "nan")),
+    (lost(4, "5.5", "inf"), lost(4, "5.5", "nan")),
+    (hang(0), hang(1)),
+    (hang(1), hang(1, kind=Kind.FROZEN)),
+    (hang(1), hang(1, kind=Kind.DATA_STALL)),
+    (crash("rank 0 ended: ValueError: x"), crash("rank 0 ended: KeyError: 'y'")),
+    (crash("rank 0 ended: x"), crash("rank 0 ended: x", kind=Kind.DISK_FULL)),
+    (ended(OOM, "rank 0: x"), ended(OOM, "rank 0: x", kind=Kind.HOST_MEMORY)),
+    (ended(CONFIG, "train.lr: not a number"), ended(CONFIG, "train.steps: not a number")),
+])  # fmt: skip
+def test_ends_that_differ_are_not_folded(first: LaunchResult, second: LaunchResult) -> None:
     found = of(phase("baseline", first), phase("nvtx", second))
     assert [cause.launches for cause in found] == [("baseline/run1",), ("nvtx/profiled",)]
+    assert found[0].remedy != found[1].remedy or first.kind is second.kind
+
+
+@pytest.mark.parametrize("make", [
+    lambda step: crash(f"rank 0 ended after step {step}: ValueError: x"),
+    lambda step: hang(1),
+    lambda step: ended(CONFIG, "train.lr: not a number"),
+    lambda step: ended(LaunchStatus.ENVIRONMENT_ERROR, "no port"),
+    lambda step: ended(LaunchStatus.HARDWARE_ERROR, "GPU 0: Xid 79"),
+    lambda step: ended(OOM, f"rank 0 ended after step {step}: OOM"),
+    lambda step: ended(LaunchStatus.TIMED_OUT, "timed out after 60 s"),
+])  # fmt: skip
+def test_the_same_end_in_two_phases_is_one(make: Callable[[int], LaunchResult]) -> None:
+    (found,) = of(phase("baseline", make(3)), phase("nvtx", make(8)))
+    assert set(found.launches) == {"baseline/run1", "nvtx/profiled"}
 
 
 def test_two_faults_in_the_launches_of_one_phase_are_two_though_one_row_tells_of_both() -> None:
     found = of(phase("baseline", nan(4), crash("rank 0 ended after step 3: ValueError: x")))
     assert [cause.title.partition(":")[0] for cause in found] == ["baseline/run1", "baseline/run2"]
     assert "console.log" in found[1].remedy
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (hang(0), hang(1)),
-        (hang(1), hang(1, kind=Kind.FROZEN)),
-        (hang(1), hang(1, kind=Kind.DATA_STALL)),
-        (crash("rank 0 ended: ValueError: x"), crash("rank 0 ended: KeyError: 'y'")),
-        (crash("rank 0 ended: x"), crash("rank 0 ended: x", kind=Kind.DISK_FULL)),
-        (
-            ended(LaunchStatus.OUT_OF_MEMORY, "rank 0: x"),
-            ended(LaunchStatus.OUT_OF_MEMORY, "rank 0: x", kind=Kind.HOST_MEMORY),
-        ),
-        (
-            ended(LaunchStatus.CONFIG_ERROR, "train.lr: not a number"),
-            ended(LaunchStatus.CONFIG_ERROR, "train.steps: not a number"),
-        ),
-    ],
-)
-def test_ends_that_differ_are_not_folded(first: LaunchResult, second: LaunchResult) -> None:
-    found = of(phase("baseline", first), phase("nvtx", second))
-    assert len(found) == 2
-    assert found[0].remedy != found[1].remedy or first.kind is second.kind
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda step: crash(f"rank 0 ended after step {step}: ValueError: x"),
-        lambda step: hang(1),
-        lambda step: ended(LaunchStatus.CONFIG_ERROR, "train.lr: not a number"),
-        lambda step: ended(LaunchStatus.ENVIRONMENT_ERROR, "no port"),
-        lambda step: ended(LaunchStatus.HARDWARE_ERROR, "GPU 0: Xid 79"),
-        lambda step: ended(LaunchStatus.OUT_OF_MEMORY, f"rank 0 ended after step {step}: OOM"),
-        lambda step: ended(LaunchStatus.TIMED_OUT, "timed out after 60 s"),
-    ],
-)
-def test_the_same_end_in_two_phases_is_one(make: Callable[[int], LaunchResult]) -> None:
-    found = of(phase("baseline", make(3)), phase("nvtx", make(8)))
-    assert len(found) == 1
-    assert set(found[0].launches) == {"baseline/run1", "nvtx/profiled"}
 
 
 def test_phases_that_preflight_kept_from_starting_follow_from_its_row() -> None:

@@ -75,6 +75,9 @@ def test_it_has_the_form_and_says_what_junit_says(name: str) -> None:
     assert summary["start"] == began * 1000 <= summary["stop"]
 
 
+TAGS = {Outcome.PASS: "", Outcome.FAIL: "failure", Outcome.SKIPPED: "skipped"}
+
+
 @pytest.mark.parametrize("outcome", Outcome)
 def test_only_a_pass_passes_and_no_answer_is_red(outcome: Outcome) -> None:
     record = record_of({"a.b": outcome}, set())
@@ -83,6 +86,8 @@ def test_only_a_pass_passes_and_no_answer_is_red(outcome: Outcome) -> None:
     assert (check["status"], check["rawStatus"]) == (wanted, outcome.value)
     green = record.verdict is Verdict.GO
     assert (verdict["name"], verdict["status"] == "passed") == ("verdict", green)
+    (case,) = ET.fromstring(render(record, "junit")).findall(".//testcase[@name='a.b']")
+    assert "".join(one.tag for one in case if one.tag != "properties") == TAGS.get(outcome, "error")
 
 
 def test_a_run_that_did_not_end_and_a_time_that_is_none_have_a_document() -> None:

@@ -174,16 +174,22 @@ def test_a_cpu_takes_the_slow_way_of_all_three() -> None:
     assert selected.value == "sdpa"
 
 
-@pytest.mark.parametrize("name", ["NSA_SDPA_FLASH_ONLY", "NSA_SDPA_NO_FLASH"])
+@pytest.mark.parametrize(
+    "about_sdpa",
+    ["NSA_SDPA_FLASH_ONLY=1", "NSA_SDPA_NO_FLASH=1", "NSA_WINDOW=masked"],
+)
 def test_what_is_said_about_the_kernels_of_sdpa_is_about_sdpa(
-    name: str, started: Callable[..., Engine]
+    about_sdpa: str, started: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Our kernels that are `auto` leave the branches to it."""
+    """Our kernels that are `auto` leave the branches to it; else they run all of them."""
     engine = started({})
     engine.dispatch.barred.clear()
-    toggles = {"NSA_USE_TRITON_SEL": "auto"}
-    assert engine.dispatch._triton(parse_toggles(toggles)) == "auto"
-    assert engine.dispatch._triton(parse_toggles({**toggles, name: "1"})) == "0"
+    monkeypatch.setattr("nsa.attention.triton_problem", lambda *_: None)
+    name, value = about_sdpa.split("=")
+    for more, kernels in (({}, "triton"), ({name: value}, "masked")):
+        toggles = parse_toggles({"NSA_USE_TRITON_SEL": "auto", **more})
+        assert engine.dispatch.way(toggles).kernels == kernels
+        assert (engine.dispatch.selected(toggles).value == "triton") == (kernels == "triton")
 
 
 def test_the_safe_mode_and_what_is_auto_do_not_contradict_each_other() -> None:

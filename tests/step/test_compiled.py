@@ -44,7 +44,7 @@ WAYS: dict[str, tuple[Way, Callable[[], AbstractContextManager[Any]]]] = {
     "masks in bf16": (Way(force_sdpa=True), BF16),
     "softmax by hand": (Way(force_sdpa=True, use_flash=False), nullcontext),
     "plain loops": (Way(force_sdpa=True, selection_ranges="v1"), nullcontext),
-    "varlen": (Way(force_sdpa=True, window="varlen"), BF16),
+    "varlen": (Way(force_sdpa=True, kernels="varlen"), BF16),
 }
 
 
@@ -99,7 +99,7 @@ def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> Non
     model.attend_by(way)
     if phi == "mlp":
         model.double()  # the gradients of some biases are nearly nothing, sums that cancel
-    with flash_on_cpu() if way.window == "varlen" else nullcontext():
+    with flash_on_cpu() if way.kernels == "varlen" else nullcontext():
         before = gradients(model, tokens, within)
         blocks = [one.last_blocks for one in model.attentions()]
         start, names = count_compiled(), list(model.state_dict())

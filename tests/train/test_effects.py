@@ -238,8 +238,8 @@ def test_one_kernel_builds_v2(version: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "ran", "took"),
-    [("1", "core", True), ("1", "bmm", False), ("0", "bmm", True), ("0", "selected", False),
-     ("auto", "bmm", True), ("auto", "selected", True)],
+    [("1", "core", True), ("1", "bmm", False), ("0", "bmm", True), ("0", "core", False),
+     ("auto", "bmm", True), ("auto", "core", True)],
 )  # fmt: skip
 def test_the_triton_kernels_are_known_by_their_operator(value: str, ran: str, took: bool) -> None:
     way = "sdpa" if ran == "bmm" else "triton"

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nsa import attention as api
+from nsa.attention import sdpa
 from nsa.data.source import Batch
 from nsa.launch.envfile import policies
 from nsa.launch.ranks import Ranks
@@ -41,7 +42,7 @@ def engine_of(precision: str = "bf16", arms: str = "", **toggles: str) -> Engine
 
 def windows(engine: Engine) -> set[str]:
     engine.configure(engine.plan.toggles)
-    return {layer.attention.way.window for layer in engine.model.layers}
+    return {layer.attention.way.kernels for layer in engine.model.layers}
 
 
 def test_what_agrees_is_used(capfd: pytest.CaptureFixture[str]) -> None:
@@ -115,6 +116,24 @@ def test_what_cannot_run_is_not_used() -> None:
         found = self_test(engine)
         assert windows(engine) == {"masked"}
     assert found.describe()["paths"]["varlen"]["refused"] == "no kernel image is available"
+
+
+def test_what_takes_the_place_of_ours_is_tested_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flash for the window is wanted only once Triton's kernels turn out not to run."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(api, "triton_problem", lambda *_: None)
+    monkeypatch.setattr(sdpa, "_by_kernels", refuse)
+    engine = engine_of(USE_TRITON_SEL="auto")
+    with flash_on_cpu():
+        paths = self_test(engine).describe()["paths"]
+        assert windows(engine) == {"varlen"}
+    assert paths["triton"]["refused"] == "no kernel image is available"
+    assert paths["varlen"]["agrees"] and len(paths) == 2
+    told = engine.dispatch.selected(engine.plan.toggles)
+    assert told.value == "sdpa" and "rejected triton: it could not run" in told.reason
 
 
 @pytest.mark.parametrize("toggle", ["SDPA_NO_FLASH", "NONE"])

@@ -15,16 +15,22 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsa.attention.triton.tiles import Tile, register_limit
+from nsa.attention.triton.selected_tiles import choose_cut
+from nsa.attention.triton.tiles import (
+    Tile,
+    choose_compressed_cut,
+    choose_window_cut,
+    register_limit,
+)
 from nsa.config import NSAConfig
 
 _LOG2_E = math.log2(math.e)
@@ -81,8 +87,6 @@ _SHAPE = {
     "window": ("heads_per_group", "d_k", "d_v", "w"),
 }
 
-Cut = TypeVar("Cut")
-
 
 def file_of(device: str) -> Path:
     """Where the choices of a device are, by its name."""
@@ -115,13 +119,23 @@ def put(cut: Any, field: str, value: Any) -> Any:
     return dataclasses.replace(cut, **{head: put(inner, rest, value) if rest else value})
 
 
-def tuned(branch: str, cut: Cut, cfg: NSAConfig, q: Tensor) -> Cut:
-    """The cut of a branch for q [B,S,G,h,Dk] as it was best on q's device."""
+# What is assumed of each branch, for a config, a length and pairs = batch x kv groups.
+CHOOSERS: dict[str, Callable[[NSAConfig, int, int], Any]] = {
+    "selected": choose_cut,
+    "compressed": choose_compressed_cut,
+    "top": choose_compressed_cut,
+    "window": choose_window_cut,
+}
+
+
+def cut_of(branch: str, q: Tensor, cfg: NSAConfig) -> Any:
+    """The cut of a branch (of `CHOOSERS`) for q [B,S,G,h,Dk] as it was best on q's device."""
+    batch, seq_len, groups = q.shape[:3]
+    cut = CHOOSERS[branch](cfg, seq_len, batch * groups)
     if not q.is_cuda:
         return cut
     device, capability = _device(q.device.index)
-    found: Cut = _with_choices(branch, cut, cfg, q.shape[1], q.dtype.itemsize, device, capability)
-    return found
+    return _with_choices(branch, cut, cfg, seq_len, q.dtype.itemsize, device, capability)
 
 
 @cache

@@ -63,28 +63,6 @@ def store_rows(
 
 
 @triton.jit
-def query_side(
-    q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """What a tile's gradient begins with: where it is, and of its rows tokens, heads, whether they
-    exist, queries, gradients of the output, delta and log-sum-exp.
-
-    delta, each row's <grad, out> [B*G, S*HEADS], is stored for the kernels that own keys.
-    """
-    tile, pair, batch, group, row, token, head, inside = this_tile(seq_len, groups, HEADS, ROWS)
-    queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
-    values = (batch * seq_len * groups + group) * HEADS * D_V
-    step = groups * HEADS * D_V
-    grads = load_rows(grad + values, step, D_V, token, head, inside, D_V)
-    outs = load_rows(out + values, step, D_V, token, head, inside, D_V)
-    mine = tl.sum(grads.to(tl.float32) * outs.to(tl.float32), 1)
-    tl.store(delta + pair * seq_len * HEADS + row, mine, inside)
-    sums = tl.load(lse + pair * seq_len * HEADS + row, inside, 0.0)
-    return tile, pair, batch, group, token, head, inside, queries, grads, mine, sums
-
-
-@triton.jit
 def absorb(best, total, acc, scores, values):
     """Scores [ROWS, KEYS] in the running softmax: largest score, sum and output of each row."""
     higher = tl.maximum(best, tl.max(scores, 1))

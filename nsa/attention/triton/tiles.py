@@ -3,7 +3,7 @@
 Tiles of queries hold rows as in `rows`. Those of the window walk over the keys from the first that
 their first token sees to their last token, tiles of keys over the rows of the tokens that see them.
 Both begin exactly there, not at a multiple of the tile, and only the tiles at both ends of a walk
-have to look which key a row sees. The selected branch has a file for its own cuts.
+have to look which key a row sees. `selected_tiles` has the cuts of the selected branch.
 """
 
 from __future__ import annotations
@@ -157,7 +157,6 @@ class CompressedCut:
     """
 
     forward: Tile
-    query_gradient: Tile
     key_gradient: Tile
     top: Tile
     keys: int
@@ -193,7 +192,6 @@ def choose_compressed_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Compresse
         piece *= 2
     return CompressedCut(
         forward=Tile(rows=128, warps=8, stages=2),
-        query_gradient=Tile(rows=64 if wide else 128, warps=8, stages=2),
         key_gradient=Tile(rows=64, warps=8 if wide or owned > 64 else 4, stages=2),
         top=Tile(rows=64, warps=4, stages=2),
         keys=keys,

@@ -1,13 +1,13 @@
-"""Kernels of the sliding window, and their launches, which never ask the device for a number.
+"""What kernels do about the sliding window, and the one that owns its keys.
 
 Rows and tiles are those of `rows`. A tile of queries walks over the keys from the first that its
 first token sees to its last token, KEYS at a time. A program that owns KEYS neighboring keys of one
 kv group needs no list of who sees them: it walks over the rows of the tokens from the first key to
 w - 1 after the last. In between every row sees every key: only the tiles at the two ends of a walk
 are masked, and they come last. Short sequences have fewer keys than a device wants programs: there
-each of several programs (axis 2 of the grid) takes one piece of a walk over rows, and another
-kernel adds up what they wrote. Every number has one program that writes it, and no order depends on
-chance: equal inputs give equal bits.
+each of several programs (axis 2 of the grid) takes one piece of a walk over rows, and what they
+wrote is added up (`core.sums`). Every number has one program that writes it, and no order depends
+on chance: equal inputs give equal bits.
 
 log-sum-exp is kept to the base 2. A row always sees its own token.
 """
@@ -19,16 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.attention.triton.launch import (
-    device_of,
-    head_constants,
-    how,
-    inner,
-    results_of,
-    scale_of,
-    strides_of,
-    tuned,
-)
+from nsa.attention.triton.launch import head_constants, how, scale_of, strides_of
 from nsa.attention.triton.rows import (
     NOTHING,
     give_keys,
@@ -36,12 +27,11 @@ from nsa.attention.triton.rows import (
     load_keys,
     load_rows,
     padded,
-    query_side,
     store_keys,
     store_rows,
     tile_of,
 )
-from nsa.attention.triton.tiles import WindowCut, choose_window_cut
+from nsa.attention.triton.tiles import WindowCut
 from nsa.config import NSAConfig
 
 
@@ -87,28 +77,16 @@ def _absorb(
 
 
 @triton.jit
-def window_kernel(
-    q, k, v, out, lse, seq_len, groups, w, scale,
-    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, KEYS: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e."""
-    # Late tiles have the most to do: they begin first.
-    attend_window(
-        tl.num_programs(0) - 1 - tl.program_id(0), q, k, v, out, lse, seq_len, groups, w, scale,
-        q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g, HEADS, D_K, D_V, KEYS, ROWS,
-    )  # fmt: skip
-
-
-@triton.jit
 def attend_window(
     tile, q, k, v, out, lse, seq_len, groups, w, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, KEYS: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """The same of a given tile; programs along axis 1 are pairs."""
+    """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e.
+
+    Programs along axis 1 are pairs.
+    """
     tile, pair, batch, group, row, token, head, inside = tile_of(tile, seq_len, groups, HEADS, ROWS)
     queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
     k += batch * k_b + group * k_g
@@ -149,25 +127,6 @@ def _gradient(
         key = first + tl.arange(0, KEYS)
         p = tl.where(near(token[:, None], key[None, :], w), p, 0.0)
     return give_queries(acc, p, grads, keys, values, delta)
-
-
-@triton.jit
-def window_query_kernel(
-    q, k, v, out, lse, grad, dq, delta, seq_len, groups, w, scale, dq_scale,
-    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, KEYS: tl.constexpr,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS]."""
-    tile, _pair, batch, group, token, head, inside, queries, grads, mine, sums = query_side(
-        q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, ROWS
-    )  # fmt: skip
-    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
-    acc = give_by_window(
-        acc, tile, queries, grads, mine, sums, batch, group, token, k, v, seq_len, w, scale,
-        k_b, k_t, k_g, v_b, v_t, v_g, HEADS, D_K, D_V, KEYS, ROWS,
-    )  # fmt: skip
-    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)
 
 
 @triton.jit
@@ -265,17 +224,6 @@ def window_keys_kernel(
 
 
 @triton.jit
-def window_sum_kernel(
-    parts_k, parts_v, dk, dv, n_k, n_v, PIECES: tl.constexpr, NUMBERS: tl.constexpr
-):  # fmt: skip
-    """dk, n_k numbers, and dv, n_v numbers, of float32 parts [PIECES, ...], added up in order."""
-    if tl.program_id(1) == 0:
-        sum_pieces(parts_k, dk, tl.program_id(0), n_k, PIECES, NUMBERS)
-    else:
-        sum_pieces(parts_v, dv, tl.program_id(0), n_v, PIECES, NUMBERS)
-
-
-@triton.jit
 def sum_pieces(parts, to, number, n, PIECES: tl.constexpr, NUMBERS: tl.constexpr):
     """The run of NUMBERS with a number, of n numbers: the sum of parts [PIECES, n], in order."""
     at = number.to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
@@ -294,46 +242,6 @@ NUMBERS = 1024
 def constants(cfg: NSAConfig, cut: WindowCut) -> dict[str, int]:
     """What the window's kernels are compiled for."""
     return head_constants(cfg) | {"KEYS": cut.keys}
-
-
-def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-    """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
-    batch, seq_len, groups, heads = q.shape[:4]
-    q, k, v = (inner(x) for x in (q, k, v))
-    out, lse = results_of(q, cfg, q.dtype)
-    cut = tuned("window", choose_window_cut(cfg, seq_len, batch * groups), cfg, q)
-    with device_of(q):
-        window_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
-            q, k, v, out, lse, seq_len, groups, min(cfg.w, seq_len), scale_of(cfg),
-            *strides_of(q, k, v), **constants(cfg, cut), **how(cut.forward),
-        )  # fmt: skip
-    return out, lse
-
-
-def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cfg: NSAConfig
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q [B,S,G,h,Dk], k [B,S,G,Dk] and v [B,S,G,Dv]; equal bits for equal inputs."""
-    batch, seq_len, groups, heads = q.shape[:4]
-    pairs, w = batch * groups, min(cfg.w, seq_len)
-    q, k, v = (inner(x) for x in (q, k, v))
-    grad, out = grad.contiguous(), out.contiguous()
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    delta = torch.empty_like(lse)
-    cut = tuned("window", choose_window_cut(cfg, seq_len, pairs), cfg, q)
-    shape, scale, strides = constants(cfg, cut), scale_of(cfg), strides_of(q, k, v)
-    with device_of(q):
-        window_query_kernel[triton.cdiv(seq_len * heads, cut.query_gradient.rows), pairs](
-            q, k, v, out, lse, grad, dq, delta, seq_len, groups, w, scale, cfg.d_k**-0.5,
-            *strides, **shape, **how(cut.query_gradient),
-        )  # fmt: skip
-        into = give_keys_of_window(q, k, v, grad, lse, delta, dk, dv, cfg, cut)
-        if cut.pieces > 1:
-            most = max(dk.numel(), dv.numel())
-            window_sum_kernel[triton.cdiv(most, NUMBERS), 2](
-                *into, dk, dv, dk.numel(), dv.numel(), PIECES=cut.pieces, NUMBERS=NUMBERS
-            )
-    return dq, dk, dv
 
 
 def give_keys_of_window(

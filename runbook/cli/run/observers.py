@@ -20,8 +20,8 @@ from runbook.console import Console, OutputFormat, Painted
 from runbook.engine.derive import render
 from runbook.files import near, typed_here, utc_text_ms
 from runbook.folder.manifest import fingerprint_of, shown_fingerprint
-from runbook.launch.observer import Forecast, Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
+from runbook.records.events import Forecast, Pulse
 from runbook.records.run import Screen
 
 _SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
@@ -95,8 +95,10 @@ class JsonObserver(RunView):
         self._say(event)
 
     def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
-        if pulse.shape != self._shape:
-            self._shape = pulse.shape
+        # All but the seconds: these grow with each look.
+        shape = pulse.alive, pulse.wanted, pulse.busy, tuple(one.rank for one in pulse.silent)
+        if shape != self._shape:
+            self._shape = shape
             self._say(_of(launch, events.LaunchRanks, pulse))
 
     def run_forecast(self, forecast: Forecast) -> None:
@@ -133,8 +135,8 @@ def _told(
     kind: type[events.StreamEvent], source: object = None, **fields: Any
 ) -> events.StreamEvent:
     """The event now; `source` has what is not given by name."""
-    rest = [name for name, one in kind.model_fields.items() if one.is_required()]
-    taken = {name: getattr(source, name) for name in rest if name not in ("ts", *fields)}
+    own = {*events.StreamEvent.model_fields, "event", *fields}
+    taken = {name: getattr(source, name) for name in kind.model_fields if name not in own}
     return kind(ts=utc_text_ms(), **taken, **fields)
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from nsa.contract import Phase
-from runbook.launch.observer import Forecast, Pulse
-from runbook.records.events import SilentRank
+from runbook.records.events import Forecast, Pulse, SilentRank
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from nsa.settings import VOCAB_SIZES, TrainerConfig
 from runbook import BOARD_TOGGLE, absent, is_installed
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, parameters
 from runbook.config.plan import phases_without_board
-from runbook.engine.plan.planned import config_of
-from runbook.process.start import run_tool
+from runbook.engine.plan import config_of
+from runbook.process import run_tool
 from runbook.records import Launch
 from runbook.records.launch import DATASET_FLAG, option
 

@@ -18,7 +18,7 @@ from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems
 from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
 from runbook.engine.earlier.standing import asked_for, planned_profile
-from runbook.engine.plan.planned import planned_problems
+from runbook.engine.plan import planned_problems
 from runbook.errors import UsageError, choice_for
 from runbook.files import not_text
 from runbook.launch.launcher_api import launcher

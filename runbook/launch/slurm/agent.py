@@ -20,7 +20,7 @@ from runbook.files import make_private_dir
 from runbook.folder import CONSOLE_LOG
 from runbook.folder.launch.lines import LineTail
 from runbook.launch.command import as_typed, free_port, on_loopback, rendezvous
-from runbook.launch.incident.bundle import read_outside
+from runbook.launch.incident import read_outside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
 from runbook.launch.local import Host
 from runbook.launch.slurm import files

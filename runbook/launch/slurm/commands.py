@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.launch.inputs import RefusedError
-from runbook.process.start import run_tool
+from runbook.process import run_tool
 from runbook.records import End, Kind, LaunchStatus
 
 TOOLS = ("sbatch", "scontrol", "squeue", "scancel")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from runbook.folder.launch.lines import LineTail
 from runbook.launch.slurm import files
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
-from runbook.launch.watch.ranks import RankWatch
 from runbook.process.ended import has_ended_under
 from runbook.process.reaper import environment_holds
 

@@ -208,7 +208,7 @@ class RankState:
     def arrived(self, now: float, *, punctual: bool = True) -> None:
         """What was read since the last call has arrived by `now`, s on this process's clock.
 
-        If that is not `punctual`, nobody knows when it came.
+        If that is not `punctual`, it may have come long before.
         """
         self._pauses.append(now - self.changed_at)
         self.changed_at = now

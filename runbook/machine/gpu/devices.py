@@ -24,13 +24,13 @@ from runbook.folder import (
     GPU_SAMPLES_CSV,
     NVIDIA_SMI_AFTER_XML,
     NVIDIA_SMI_BEFORE_XML,
+    redact_text,
 )
 from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.folder.launch.kernel_lines import slot_of
-from runbook.folder.redact import redact_text
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
-from runbook.process.start import start
+from runbook.process import start
 
 # Not isolated: pynvml may be a wheel carried on PYTHONPATH. The script's own folder stays off it.
 SAMPLER = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.folder.redact import redact_text
+from runbook.folder import redact_text
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import (
     GpuState,
@@ -15,7 +15,7 @@ from runbook.machine.gpu.nvidia_smi import (
     parse_topology,
     read_nvidia_smi,
 )
-from runbook.process.start import run_tool
+from runbook.process import run_tool
 from runbook.records.evidence import Fact
 
 _XML = "nvidia_smi.xml"

@@ -14,7 +14,7 @@ from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import POWER_FIELDS
-from runbook.process.start import run_tool
+from runbook.process import run_tool
 from runbook.text import without_colors
 
 _SHORT_S = 20.0

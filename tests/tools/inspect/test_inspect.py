@@ -170,21 +170,6 @@ def test_a_launch_that_was_to_have_few_steps_has_them_as_planned(tmp_path: Path)
         assert inspect_path(folder).exit_code == 0
 
 
-def test_foreign_heartbeats_of_two_processes(tmp_path: Path) -> None:
-    """The older form: `msg` for the event, no token and no monotonic clock."""
-    write_rows(tmp_path, legacy_run(every=1))
-    lines: list[dict[str, object]] = [
-        {"ts": 10.0 * start + step, "pid": start, "rank": 0, "step": step, "msg": "progress"}
-        for start in (7, 90)
-        for step in range(1, 201)
-    ]
-    write_beats(tmp_path, 0, lines)
-    inspection = inspect_path(tmp_path)
-    assert codes(inspection) == {"other_run", "steps_not_increasing", *ALONE}
-    assert sum(remark.code == "no_second_source" for remark in inspection.remarks) == 1
-    assert inspection.directories[0].ranks[0].last_event == "progress"
-
-
 def test_arms_have_their_own_windows(tmp_path: Path) -> None:
     order = ["25", "50"] * 3
     rows = [
@@ -239,19 +224,6 @@ def test_rates_beyond_a_float_have_no_statistic(tmp_path: Path) -> None:
     assert "non_finite" in codes(inspection)
     training = inspection.directories[0].training
     assert training is not None and training.rows == 60 and training.statistics == ()
-
-
-@pytest.mark.parametrize("old", [",", "step,loss"])
-def test_a_header_with_spaces_is_read_and_one_without_a_column_is_no_crash(
-    tmp_path: Path, old: str
-) -> None:
-    healthy(tmp_path)
-    head = HEADER.replace(old, ", " if old == "," else "step,los")
-    edit(tmp_path / "training.csv", lambda text: text.replace(HEADER, head))
-    assert main(["inspect", str(tmp_path)]) == (0 if old == "," else 1)
-    short = ["step, lr", *(f"{step},0.1" for step in range(1, 60))]
-    write_rows(tmp_path, short)
-    assert main(["inspect", str(tmp_path)]) == 1
 
 
 def _digests(folder: Path) -> dict[str, tuple[str, int]]:

@@ -1,8 +1,8 @@
-"""Starts the kernels of the compressed branch, and those that own keys; never asks the device.
+"""Starts the compressed branch, the choice of blocks, and the kernel that owns keys.
 
 The gradients of keys need no atomic operation. A compressed key is seen by every token after it.
-The tokens are cut into pieces: a program adds up one piece for a tile of keys, and a second kernel
-adds the pieces in order. Every number has one program that writes it, so that equal inputs give
+The tokens are cut into pieces: a program adds up one piece for a tile of keys, and `core.sums` adds
+the pieces in order. Every number has one program that writes it, so that equal inputs give
 equal bits.
 """
 
@@ -13,14 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.attention.triton.between import compressed_sum_kernel, pool_kernel
-from nsa.attention.triton.compressed.rows import (
-    compressed_kernel,
-    compressed_query_gradient_kernel,
-    seen_keys,
-)
+from nsa.attention.triton.compressed.rows import compressed_kernel, seen_keys
 from nsa.attention.triton.compressed.top import top_kernel
 from nsa.attention.triton.launch import (
+    cut_of,
     device_of,
     head_constants,
     how,
@@ -28,7 +24,6 @@ from nsa.attention.triton.launch import (
     results_of,
     scale_of,
     strides_of,
-    tuned,
 )
 from nsa.attention.triton.rows import (
     give_keys,
@@ -41,7 +36,6 @@ from nsa.attention.triton.tiles import (
     LEAST,
     TERMS,
     CompressedCut,
-    choose_compressed_cut,
     room_for_bits,
 )
 from nsa.config import NSAConfig
@@ -117,26 +111,19 @@ def compressed_piece_kernel(
         store_part(parts, of_tile, dk, dv, KEYS, D_K, D_V)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig) -> tuple[Tensor, ...]:
-    """Output float32 [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk].
-
-    k and v: as `terms_of` takes them; what it gives comes next. The first log-sum-exp is of keys
-    rounded to the type of q, for `backward`, the last of exact ones, for `top_blocks`.
-    """
-    terms, values = terms_of(k, v, q.dtype, cfg)
-    out, lse, exact_lse = attend(q, terms, values, cfg)
-    return out, lse, terms, values, exact_lse
-
-
 def attend(
     q: Tensor, terms: Tensor, values: Tensor, cfg: NSAConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output and both log-sum-exps of `forward`, of what `terms_of` gives."""
+    """Output float32 [B,S,G,h,Dv] and two log-sum-exps to the base 2 [B*G, S*h] of q [B,S,G,h,Dk].
+
+    terms, values: as `pool` makes them. The first log-sum-exp is of keys rounded to the type of q,
+    for the gradients, the last of exact ones, for `top_blocks`.
+    """
     batch, seq_len, groups, heads = q.shape[:4]
     out, lse = results_of(q, cfg, torch.float32)
     q = inner(q)
     exact_lse = torch.empty_like(lse)
-    cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
+    cut: CompressedCut = cut_of("compressed", q, cfg)
     with device_of(q):
         compressed_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
             q, terms, values, out, lse, exact_lse, seq_len, groups, terms.shape[1], scale_of(cfg),
@@ -144,38 +131,6 @@ def attend(
             KEYS=cut.keys, **how(cut.forward),
         )  # fmt: skip
     return out, lse, exact_lse
-
-
-def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, terms: Tensor,
-    values: Tensor, cfg: NSAConfig,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q [B,S,G,h,Dk], k and v [B,S,G,D]; equal bits for equal inputs."""
-    batch, seq_len, groups, heads = q.shape[:4]
-    pairs, n_keys, n_tokens = batch * groups, terms.shape[1], k.shape[1]
-    q = inner(q)
-    grad, out = grad.contiguous(), out.contiguous()
-    cut = tuned("compressed", choose_compressed_cut(cfg, seq_len, pairs), cfg, q)
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    delta, rounded_grad = torch.empty_like(lse), torch.empty_like(grad, dtype=q.dtype)
-    rounded = terms[:, :, :, 0]
-    strides, shape, scale = strides_of(q, rounded, values), compressed_constants(cfg), scale_of(cfg)
-    with device_of(q):
-        rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
-        compressed_query_gradient_kernel[rows, pairs](
-            q, rounded, values, out, lse, grad, dq, delta, rounded_grad, seq_len, groups, n_keys,
-            scale, cfg.d_k**-0.5, *strides, **shape, KEYS=cut.rounded_keys,
-            **how(cut.query_gradient),
-        )  # fmt: skip
-        parts = give_keys_of_compressed(
-            q, rounded, values, rounded_grad, lse, delta, cfg, cut
-        )  # fmt: skip
-        if n_tokens:
-            compressed_sum_kernel[programs_of_sum(n_tokens, cfg), pairs](
-                parts, dk, dv, n_tokens, groups, n_keys, parts.shape[2], parts.shape[1],
-                cfg.d_k**-0.5, **sum_constants(cfg, cut),
-            )  # fmt: skip
-    return dq, dk, dv
 
 
 def give_keys_of_compressed(
@@ -206,14 +161,14 @@ def top_blocks(q: Tensor, terms: Tensor, lse: Tensor, cfg: NSAConfig) -> tuple[T
     """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by compressed keys, and their bits.
 
     Bits int32 [B*G, words, S]: of word w, bit b of a token says whether it selects 32*w + b.
-    terms, lse: of `forward`, the exact log-sum-exp.
+    lse: the exact one.
     """
     batch, seq_len, groups = q.shape[:3]
     q = inner(q)
     shape = (batch, seq_len, groups, cfg.n_sel)
     blocks = torch.empty(shape, dtype=torch.int64, device=q.device)
     bits = room_for_bits(q, cfg.l_sel)
-    cut = tuned("top", choose_compressed_cut(cfg, seq_len, batch * groups), cfg, q)
+    cut: CompressedCut = cut_of("top", q, cfg)
     tile = how(cut.top)
     with device_of(q):
         top_kernel[triton.cdiv(seq_len, cut.top.rows), batch * groups](
@@ -224,25 +179,11 @@ def top_blocks(q: Tensor, terms: Tensor, lse: Tensor, cfg: NSAConfig) -> tuple[T
     return blocks, bits
 
 
-def terms_of(k: Tensor, v: Tensor, dtype: torch.dtype, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-    """Compressed keys as sums of numbers of a type [B,N,G,terms,Dk], the largest first; values.
-
-    k and v: [B,S,G,D], or compressed already [B,N,G,D]; values [B,N,G,Dv] are rounded to the type.
-    """
-    k, v = inner(k), inner(v)
-    terms, values = room_for_terms(k, dtype, cfg)
-    batch, n_keys, groups = terms.shape[:3]
-    if n_keys:
-        with device_of(k):
-            pool_kernel[n_keys, batch * groups, 2](
-                k, v, terms, values, n_keys, groups, *k.stride()[:3], *v.stride()[:3],
-                **pool_constants(cfg, dtype),
-            )  # fmt: skip
-    return terms, values
-
-
 def room_for_terms(k: Tensor, dtype: torch.dtype, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-    """For what `terms_of` gives of k."""
+    """For compressed keys as sums of numbers of a type [B,N,G,terms,Dk], and values [B,N,G,Dv].
+
+    k: [B,S,G,Dk], or compressed already [B,N,G,Dk].
+    """
     batch, n_tokens, groups = k.shape[:3]
     n_keys = cfg.n_compressed(n_tokens) if cfg.phi == "avg" else n_tokens
     shape = (batch, n_keys, groups)
@@ -251,7 +192,7 @@ def room_for_terms(k: Tensor, dtype: torch.dtype, cfg: NSAConfig) -> tuple[Tenso
 
 
 def pool_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:
-    """What the kernel of `terms_of` is compiled for."""
+    """What the kernel that pools is compiled for."""
     length, stride = pooled(cfg)
     tokens = min(TOKENS, triton.next_power_of_2(length))
     told = {"L": length, "STRIDE": stride, "D_K": cfg.d_k, "D_V": cfg.d_v, "TOKENS": tokens}

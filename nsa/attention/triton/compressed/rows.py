@@ -25,7 +25,6 @@ from nsa.attention.triton.rows import (
     load_keys,
     load_rows,
     padded,
-    query_side,
     store_rows,
     this_tile,
 )
@@ -163,31 +162,6 @@ def _gradient(
     if MASKED:
         p = tl.where(seen_keys(token, first + tl.arange(0, KEYS), L, STRIDE), p, 0.0)
     return give_queries(acc, p, grads, keys, values, delta)
-
-
-@triton.jit
-def compressed_query_gradient_kernel(
-    q, k, v, out, lse, grad, dq, delta, rounded_grad, seq_len, groups, n_keys, scale, dq_scale,
-    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L: tl.constexpr,
-    STRIDE: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """dq [B,S,G,HEADS,D_K] of one tile, and what the keys' gradients need of its rows.
-
-    That is delta, each row's <grad, out> [B*G, S*HEADS], and grad rounded to the queries' type
-    [B,S,G,HEADS,D_V]: once here, not for each tile of keys. k, v: rounded to the queries' type.
-    """
-    tile, _pair, batch, group, token, head, inside, queries, exact, mine, sums = query_side(
-        q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, ROWS
-    )  # fmt: skip
-    grads = exact.to(queries.dtype)
-    store_rows(rounded_grad, grads, batch, group, token, head, inside, seq_len, groups, HEADS, D_V)
-    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
-    acc = give_by_compressed(
-        acc, tile, queries, grads, mine, sums, batch, group, token, k, v, seq_len, n_keys, scale,
-        k_b, k_t, k_g, v_b, v_t, v_g, HEADS, D_K, D_V, L, STRIDE, KEYS, ROWS,
-    )  # fmt: skip
-    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)
 
 
 @triton.jit

@@ -6,7 +6,7 @@ Programs that pool come last: each of them has little to do, and fills what the 
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.between import pool
+from nsa.attention.triton.compressed.pool import pool
 from nsa.attention.triton.window import attend_window
 
 
@@ -29,10 +29,7 @@ def first_kernel(
             D_V, KEYS, ROWS,
         )  # fmt: skip
     else:
-        block = number - n_tiles
-        for of_keys in tl.static_range(2):
-            pool(
-                k_cmp, v_cmp, terms, values, block, of_keys == 1, n_keys, groups,
-                k_cmp_b, k_cmp_t, k_cmp_g, v_cmp_b, v_cmp_t, v_cmp_g, L, STRIDE, D_K, D_V, TERMS,
-                TOKENS,
-            )  # fmt: skip
+        pool(
+            k_cmp, v_cmp, terms, values, number - n_tiles, n_keys, groups, k_cmp_b, k_cmp_t,
+            k_cmp_g, v_cmp_b, v_cmp_t, v_cmp_g, L, STRIDE, D_K, D_V, TERMS, TOKENS,
+        )  # fmt: skip

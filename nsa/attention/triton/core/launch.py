@@ -21,23 +21,21 @@ from nsa.attention.triton.core.first import first_kernel
 from nsa.attention.triton.core.queries import queries_kernel
 from nsa.attention.triton.core.sums import sums_kernel
 from nsa.attention.triton.launch import (
+    cut_of,
     device_of,
     how,
     inner,
     results_of,
     scale_of,
     strides_of,
-    tuned,
 )
 from nsa.attention.triton.selected import launch as selected
-from nsa.attention.triton.selected.tiles import Cut, choose_cut
+from nsa.attention.triton.selected_tiles import Cut
 from nsa.attention.triton.tiles import (
     LEAST,
     CompressedCut,
     Tile,
     WindowCut,
-    choose_compressed_cut,
-    choose_window_cut,
     padded,
 )
 from nsa.config import NSAConfig
@@ -46,9 +44,9 @@ from nsa.config import NSAConfig
 def window_and_terms(
     q: Tensor, k_win: Tensor, v_win: Tensor, k_cmp: Tensor, v_cmp: Tensor, cfg: NSAConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `window.forward` gives of the window, and `compressed.terms_of` of the others."""
+    """The window's output [B,S,G,h,Dv] and log-sum-exp; compressed keys and values (`pool`)."""
     batch, seq_len, groups, heads = q.shape[:4]
-    cut = tuned("window", choose_window_cut(cfg, seq_len, batch * groups), cfg, q)
+    cut: WindowCut = cut_of("window", q, cfg)
     q, k_win, v_win, k_cmp, v_cmp = (inner(x) for x in (q, k_win, v_win, k_cmp, v_cmp))
     out, lse = results_of(q, cfg, q.dtype)
     terms, values = compressed.room_for_terms(k_cmp, q.dtype, cfg)
@@ -79,12 +77,7 @@ class Cuts:
     @classmethod
     def of(cls, q: Tensor, cfg: NSAConfig) -> Cuts:
         """For q [B,S,G,h,Dk], as it was best on its device."""
-        seq_len, pairs = q.shape[1], q.shape[0] * q.shape[2]
-        return cls(
-            compressed=tuned("compressed", choose_compressed_cut(cfg, seq_len, pairs), cfg, q),
-            selected=tuned("selected", choose_cut(cfg, seq_len, pairs), cfg, q),
-            window=tuned("window", choose_window_cut(cfg, seq_len, pairs), cfg, q),
-        )
+        return cls(**{name: cut_of(name, q, cfg) for name in ("compressed", "selected", "window")})
 
     @property
     def queries(self) -> Tile:

@@ -10,7 +10,7 @@ pairs in turn. Each number has one program that writes it.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.between import sum_pooled
+from nsa.attention.triton.compressed.pool import sum_pooled
 from nsa.attention.triton.rows import padded
 from nsa.attention.triton.selected.readers import sum_block
 from nsa.attention.triton.window import sum_pieces

@@ -18,11 +18,10 @@ from nsa.attention.triton.rows import (
     give_queries,
     load_rows,
     padded,
-    query_side,
     store_rows,
 )
 from nsa.attention.triton.selected.readers import list_of_run, this_piece
-from nsa.attention.triton.selected.rows import block_side
+from nsa.attention.triton.selected.rows import block_side, store_mixed
 
 
 @triton.jit
@@ -99,13 +98,13 @@ def part_kernel(
 
 @triton.jit
 def merge_kernel(
-    parts, sums, read, out, lse, begin, tokens, seq_len, groups,
-    HEADS: tl.constexpr, D_V: tl.constexpr, PLACES: tl.constexpr,
+    parts, sums, read, out, lse, cmp, win, gates, mixed, begin, tokens, seq_len, groups,
+    gates_b, gates_t, gates_h, HEADS: tl.constexpr, D_V: tl.constexpr, PLACES: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of rows of a run, from their parts.
 
-    read: how many parts each token has.
+    And the gated sum with the other branches. read: how many parts each token has.
     """
     pair, row, token, head, inside, n_parts, first = _rows_of_run(
         read, begin, tokens, seq_len, HEADS, PLACES, ROWS
@@ -126,20 +125,14 @@ def merge_kernel(
         total = total * mine + theirs
         best = higher
     total = tl.where(total == 0.0, 1.0, total)
-    store_rows(
-        out, acc / total[:, None], pair // groups, pair % groups, token, head, inside, seq_len,
-        groups, HEADS, D_V,
-    )  # fmt: skip
+    rounded = (acc / total[:, None]).to(out.dtype.element_ty)
+    batch, group = pair // groups, pair % groups
+    store_rows(out, rounded, batch, group, token, head, inside, seq_len, groups, HEADS, D_V)
     tl.store(lse + pair * seq_len * HEADS + begin * HEADS + row, best + tl.log2(total), inside)
-
-
-@triton.jit
-def delta_kernel(
-    q, out, lse, grad, delta, seq_len, groups, q_b, q_t, q_g, q_h,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Each row's <grad, out> [B*G, S*HEADS]."""
-    query_side(q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, ROWS)
+    store_mixed(
+        mixed, rounded, cmp, win, gates, batch, group, token, head, inside, seq_len, groups,
+        gates_b, gates_t, gates_h, HEADS, D_V,
+    )  # fmt: skip
 
 
 @triton.jit

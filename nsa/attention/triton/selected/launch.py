@@ -12,8 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from nsa.attention.triton.between import mix_forward
 from nsa.attention.triton.launch import (
+    cut_of,
     device_of,
     head_constants,
     how,
@@ -21,10 +21,8 @@ from nsa.attention.triton.launch import (
     results_of,
     scale_of,
     strides_of,
-    tuned,
 )
 from nsa.attention.triton.selected.blocks import (
-    delta_kernel,
     gradient_merge_kernel,
     gradient_part_kernel,
     merge_kernel,
@@ -35,11 +33,10 @@ from nsa.attention.triton.selected.readers import (
     pack_kernel,
     piece_kernel,
     place_kernel,
-    sum_kernel,
 )
-from nsa.attention.triton.selected.rows import forward_kernel, query_gradient_kernel
-from nsa.attention.triton.selected.tiles import ByBlock, Cut, choose_cut
-from nsa.attention.triton.tiles import LEAST, Tile, padded, room_for_bits
+from nsa.attention.triton.selected.rows import forward_kernel
+from nsa.attention.triton.selected_tiles import ByBlock, Cut
+from nsa.attention.triton.tiles import Tile, padded, room_for_bits
 from nsa.config import NSAConfig
 
 TOKENS = 32
@@ -58,100 +55,40 @@ def bits_of(ranges: Tensor, l_sel: int) -> Tensor:
     return bits
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-    """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]."""
-    batch, seq_len, groups = q.shape[:3]
-    q, k, v = (inner(x) for x in (q, k, v))
-    out, lse = results_of(q, cfg, q.dtype)
-    cut = tuned("selected", choose_cut(cfg, seq_len, batch * groups), cfg, q)
-    with device_of(q):
-        if cut.by_block:
-            _forward_by_block(q, k, v, lists_of(bits, cfg, cut), out, lse, cfg, cut.by_block)
-        else:
-            walk(q, k, v, bits, out, lse, None, cfg, cut)
-    return out, lse
-
-
 def forward_mixed(
     q: Tensor, k: Tensor, v: Tensor, bits: Tensor, cmp: Tensor, win: Tensor, gates: Tensor,
     cfg: NSAConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gated sum [B,S,H,Dv], and what `forward` gives.
+    """The gated sum [B,S,H,Dv] of all branches; this one's output [B,S,G,h,Dv] and log-sum-exp.
 
-    cmp, win: the other branches [B,S,G,h,Dv], contiguous; gates [B,S,H,3].
+    cmp, win: the other branches [B,S,G,h,Dv], contiguous; gates [B,S,H,3]. The log-sum-exp is to
+    the base 2 [B*G, S*h].
     """
-    batch, seq_len, groups = q.shape[:3]
-    cut = tuned("selected", choose_cut(cfg, seq_len, batch * groups), cfg, q)
-    if cut.by_block:
-        out, lse = forward(q, k, v, bits, cfg)
-        flat = [x.flatten(2, 3) for x in (cmp, out, win)]
-        return mix_forward(flat[0], flat[1], flat[2], gates), out, lse
+    batch, seq_len, groups, heads = q.shape[:4]
+    cut: Cut = cut_of("selected", q, cfg)
     q, k, v, gates = (inner(x) for x in (q, k, v, gates))
     out, lse = results_of(q, cfg, q.dtype)
     mixed = torch.empty(*gates.shape[:3], cfg.d_v, dtype=gates.dtype, device=q.device)
+    given, into = (q, k, v), (out, lse, cmp, win, gates, mixed)
     with device_of(q):
-        walk(q, k, v, bits, out, lse, (cmp, win, gates, mixed), cfg, cut)
+        if cut.by_block:
+            _forward_by_block(given, lists_of(bits, cfg, cut), into, cfg, cut.by_block)
+        else:
+            tile = mixing_tile(cut)
+            forward_kernel[triton.cdiv(seq_len * heads, tile.rows), batch * groups](
+                *given, bits, *into, seq_len, groups, bits.shape[1], scale_of(cfg),
+                *strides_of(*given), *gates.stride()[:3], **shape_constants(cfg),
+                EVERY=cut.every, **how(tile),
+            )  # fmt: skip
     return mixed, out, lse
 
 
-def walk(
-    q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor,
-    mixing: tuple[Tensor, Tensor, Tensor, Tensor] | None, cfg: NSAConfig, cut: Cut,
-) -> None:  # fmt: skip
-    """Start the kernel whose queries walk. mixing: other branches, gates, room for the sum."""
-    seq_len, heads = q.shape[1], q.shape[3]
-    tile = cut.forward if mixing is None else mixing_tile(cut)
-    of_gates = (0, 0, 0) if mixing is None else mixing[2].stride()[:3]
-    forward_kernel[triton.cdiv(seq_len * heads, tile.rows), q.shape[0] * q.shape[2]](
-        q, k, v, bits, out, lse, *(mixing or (None,) * 4), seq_len, q.shape[2], bits.shape[1],
-        scale_of(cfg), *strides_of(q, k, v), *of_gates, **shape_constants(cfg), EVERY=cut.every,
-        MIXED=mixing is not None, **how(tile),
-    )  # fmt: skip
-
-
 def mixing_tile(cut: Cut) -> Tile:
-    """Of the walk that ends with the gated sum.
+    """Of the walk, which ends with the gated sum.
 
     By a third stage it would take 175 registers on Hopper: two programs fit, not three.
     """
     return replace(cut.forward, stages=min(cut.forward.stages, 2))
-
-
-def backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bits: Tensor, out: Tensor, lse: Tensor,
-    cfg: NSAConfig,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of q [B,S,G,h,Dk], k [B,S,G,Dk] and v [B,S,G,Dv]; equal bits for equal inputs."""
-    batch, seq_len, groups, heads = q.shape[:4]
-    pairs, n_blocks = batch * groups, cfg.n_blocks(seq_len)
-    q, k, v = (inner(x) for x in (q, k, v))
-    grad, out = grad.contiguous(), out.contiguous()
-    cut = tuned("selected", choose_cut(cfg, seq_len, pairs), cfg, q)
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-    delta = torch.empty_like(lse)
-    strides, shape, scale = strides_of(q, k, v), shape_constants(cfg), scale_of(cfg)
-    with device_of(q):
-        lists = lists_of(bits, cfg, cut)
-        if cut.by_block:
-            rows = triton.cdiv(seq_len * heads, cut.by_block.merge.rows)
-            delta_kernel[rows, pairs](
-                q, out, lse, grad, delta, seq_len, groups, *q.stride()[:4], **head_constants(cfg),
-                **how(cut.by_block.merge),
-            )  # fmt: skip
-            give_queries_by_block(q, k, v, lists, lse, grad, dq, delta, cfg, cut.by_block)
-        else:
-            rows = triton.cdiv(seq_len * heads, cut.query_gradient.rows)
-            query_gradient_kernel[rows, pairs](
-                q, k, v, bits, out, lse, grad, dq, delta, seq_len, groups, bits.shape[1], scale,
-                cfg.d_k**-0.5, *strides, **shape, EVERY=cut.every, **how(cut.query_gradient),
-            )  # fmt: skip
-        # Only now: the parts of dq are gone.
-        parts = give_keys_of_blocks(q, k, v, grad, lse, delta, lists, cfg, cut)
-        sum_kernel[n_blocks, pairs, padded(cfg.l_sel) // LEAST](
-            parts, lists.ends, dk, dv, seq_len, groups, n_blocks, cut.n_pieces, cfg.d_k**-0.5,
-            **{name: value for name, value in shape.items() if name != "HEADS"}, FEW=LEAST,
-        )  # fmt: skip
-    return dq, dk, dv
 
 
 def give_keys_of_blocks(
@@ -176,10 +113,13 @@ def give_keys_of_blocks(
 
 
 def _forward_by_block(
-    q: Tensor, k: Tensor, v: Tensor, lists: Lists, out: Tensor, lse: Tensor, cfg: NSAConfig,
-    cut: ByBlock,
-) -> None:  # fmt: skip
-    """Fill output and log-sum-exp, a run of positions after the other."""
+    given: tuple[Tensor, ...], lists: Lists, into: tuple[Tensor, ...], cfg: NSAConfig, cut: ByBlock
+) -> None:
+    """Fill output, log-sum-exp and gated sum, a run of positions after the other.
+
+    given: q, k, v. into: output and log-sum-exp, the other branches, gates, the gated sum.
+    """
+    (q, k, v), gates = given, into[4]
     batch, seq_len, groups, heads = q.shape[:4]
     pairs, tokens, shape = batch * groups, lists.tokens, shape_constants(cfg)
     room = (pairs * tokens * cut.places * heads,)
@@ -194,8 +134,8 @@ def _forward_by_block(
             **how(cut.forward),
         )  # fmt: skip
         merge_kernel[triton.cdiv((end - begin) * heads, cut.merge.rows), pairs](
-            parts, sums, lists.read, out, lse, begin, tokens, seq_len, groups, **merged,
-            PLACES=cut.places, **how(cut.merge),
+            parts, sums, lists.read, *into, begin, tokens, seq_len, groups, *gates.stride()[:3],
+            **merged, PLACES=cut.places, **how(cut.merge),
         )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ each query keeps what every block gives it in a place of its own, an entry is to
 its block is the place-th that it reads.
 
 Gradients need no atomic operation. Each list is cut into pieces: a program adds up one piece of one
-block, in the list's order, and a second kernel adds the pieces in theirs. Every number has one
+block, in the list's order, and `core.sums` adds the pieces in theirs. Every number has one
 program that writes it, so that equal inputs give equal bits.
 """
 
@@ -227,26 +227,15 @@ def piece_kernel(
 
 
 @triton.jit
-def sum_kernel(
-    parts, piece_ends, dk, dv, seq_len, groups, n_blocks, n_pieces, dk_scale,
-    D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr, FEW: tl.constexpr,
-):  # fmt: skip
-    """dk [B,S,G,D_K] and dv [B,S,G,D_V] of FEW tokens: the sum over their block's pieces, in order.
-
-    Few, because the first block and a program's wait for memory are what takes the time.
-    """
-    sum_block(
-        parts, piece_ends, dk, dv, tl.program_id(0), tl.program_id(2), seq_len, groups, n_blocks,
-        n_pieces, dk_scale, D_K, D_V, L_SEL, FEW,
-    )  # fmt: skip
-
-
-@triton.jit
 def sum_block(
     parts, piece_ends, dk, dv, block, few, seq_len, groups, n_blocks, n_pieces, dk_scale,
     D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    """The same of the FEW tokens of a block with a number; programs along axis 1 are pairs."""
+    """dk [B,S,G,D_K] and dv [B,S,G,D_V] of FEW tokens of a block: sums over its pieces, in order.
+
+    Few, because the first block and a program's wait for memory are what takes the time. Programs
+    along axis 1 are pairs.
+    """
     pair = tl.program_id(1).to(tl.int64)
     batch, group = pair // groups, pair % groups
     inner = few * FEW + tl.arange(0, FEW)

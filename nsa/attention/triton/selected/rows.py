@@ -18,7 +18,6 @@ from nsa.attention.triton.rows import (
     load_keys,
     load_rows,
     padded,
-    query_side,
     store_rows,
     this_tile,
 )
@@ -89,12 +88,11 @@ def forward_kernel(
     q, k, v, bits, out, lse, cmp, win, gates, mixed, seq_len, groups, n_words, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g, gates_b, gates_t, gates_h,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
-    ROWS: tl.constexpr, EVERY: tl.constexpr, MIXED: tl.constexpr,
+    ROWS: tl.constexpr, EVERY: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e.
 
-    MIXED: the gated sum with the other branches too, both [B,S,G,HEADS,D_V], by gates
-    [B,S,G*HEADS,3]; without it nothing is read or written of these.
+    And the gated sum with the other branches (`store_mixed`).
     """
     tile, pair, batch, group, row, token, head, inside = this_tile(seq_len, groups, HEADS, ROWS)
     queries = load_rows(q + batch * q_b + group * q_g, q_t, q_h, token, head, inside, D_K)
@@ -133,17 +131,31 @@ def forward_kernel(
     tl.store(to[:, None] + dim[None, :], rounded, seen)
     sums = tl.where(empty, NOTHING, best + tl.log2(tl.where(empty, 1.0, total)))
     tl.store(lse + pair * seq_len * HEADS + row, sums, inside)
-    if MIXED:
-        far = token.to(tl.int64)
-        gate = gates + batch * gates_b + far * gates_t + (group * HEADS + head) * gates_h
-        values, step = (batch * seq_len * groups + group) * HEADS * D_V, groups * HEADS * D_V
-        others = load_rows(cmp + values, step, D_V, token, head, inside, D_V).to(tl.float32)
-        total = tl.load(gate, inside, 0.0).to(tl.float32)[:, None] * others
-        # What the backward pass reads of the branch, rounded as it is kept.
-        total += tl.load(gate + 1, inside, 0.0).to(tl.float32)[:, None] * rounded.to(tl.float32)
-        others = load_rows(win + values, step, D_V, token, head, inside, D_V).to(tl.float32)
-        total += tl.load(gate + 2, inside, 0.0).to(tl.float32)[:, None] * others
-        store_rows(mixed, total, batch, group, token, head, inside, seq_len, groups, HEADS, D_V)
+    # What the backward pass reads of the branch, rounded as it is kept.
+    store_mixed(
+        mixed, rounded, cmp, win, gates, batch, group, token, head, inside, seq_len, groups,
+        gates_b, gates_t, gates_h, HEADS, D_V,
+    )  # fmt: skip
+
+
+@triton.jit
+def store_mixed(
+    mixed, mine, cmp, win, gates, batch, group, token, head, inside, seq_len, groups, gates_b,
+    gates_t, gates_h, HEADS: tl.constexpr, D_V: tl.constexpr,
+):  # fmt: skip
+    """The gated sum of rows [ROWS, WIDTH] of this branch with the others, by gates [B,S,G*HEADS,3].
+
+    mixed, cmp, win: [B,S,G,HEADS,D_V].
+    """
+    far = token.to(tl.int64)
+    gate = gates + batch * gates_b + far * gates_t + (group * HEADS + head) * gates_h
+    values, step = (batch * seq_len * groups + group) * HEADS * D_V, groups * HEADS * D_V
+    others = load_rows(cmp + values, step, D_V, token, head, inside, D_V).to(tl.float32)
+    total = tl.load(gate, inside, 0.0).to(tl.float32)[:, None] * others
+    total += tl.load(gate + 1, inside, 0.0).to(tl.float32)[:, None] * mine.to(tl.float32)
+    others = load_rows(win + values, step, D_V, token, head, inside, D_V).to(tl.float32)
+    total += tl.load(gate + 2, inside, 0.0).to(tl.float32)[:, None] * others
+    store_rows(mixed, total, batch, group, token, head, inside, seq_len, groups, HEADS, D_V)
 
 
 @triton.jit
@@ -159,25 +171,6 @@ def _gradient(
     p = tl.exp2(scores * scale - sums[:, None])
     p = tl.where(visible(words, token, block, L_SEL), p, 0.0)
     return give_queries(acc, p, grads, keys, values, delta)
-
-
-@triton.jit
-def query_gradient_kernel(
-    q, k, v, bits, out, lse, grad, dq, delta, seq_len, groups, n_words, scale, dq_scale,
-    q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g,
-    HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
-    ROWS: tl.constexpr, EVERY: tl.constexpr,
-):  # fmt: skip
-    """dq [B,S,G,HEADS,D_K] of one tile, and delta, each row's <grad, out> [B*G, S*HEADS]."""
-    tile, pair, batch, group, token, head, inside, queries, grads, mine, sums = query_side(
-        q, out, grad, lse, delta, seq_len, groups, q_b, q_t, q_g, q_h, HEADS, D_K, D_V, ROWS
-    )  # fmt: skip
-    acc = tl.zeros((ROWS, padded(D_K)), tl.float32)
-    acc = give_by_selected(
-        acc, tile, queries, grads, mine, sums, pair, batch, group, token, inside, k, v, bits,
-        seq_len, n_words, scale, k_b, k_t, k_g, v_b, v_t, v_g, HEADS, D_K, D_V, L_SEL, ROWS, EVERY,
-    )  # fmt: skip
-    store_rows(dq, acc * dq_scale, batch, group, token, head, inside, seq_len, groups, HEADS, D_K)
 
 
 @triton.jit

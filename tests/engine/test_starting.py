@@ -1,0 +1,191 @@
+"""What is started and what is not: behind a phase that did not pass, and where an end is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from runbook.config.phase import PlanContext
+from runbook.config.profile import PlanNote
+from runbook.config.setup import Setup
+from runbook.engine.derive import render
+from runbook.engine.resuming import resume_run
+from runbook.engine.run import run_setup
+from runbook.engine.starting import known_end
+from runbook.errors import UsageError
+from runbook.launch.observer import Observer
+from runbook.records import (
+    Launch,
+    LaunchEntry,
+    LaunchResult,
+    LaunchStatus,
+    RankExit,
+    RunRecord,
+    Verdict,
+)
+from tests.engine import toys
+from tests.engine.test_interrupt_and_resume import digests
+from tests.engine.toys import Toy, run
+from tests.launch.helpers import fake_launch
+
+
+def setup(out: Path, *phases: Toy, stops: bool = True, keep_going: bool = False) -> Setup:
+    names = tuple(phase.name for phase in phases)
+    note = PlanNote(name="toy", shipped=False, stops=stops, phases=names)
+    asked = toys.setup(out, *phases, phases=",".join(names), keep_going=keep_going)
+    return replace(asked, profile=asked.profile.model_copy(update={"plan": note}))
+
+
+def broken() -> Toy:
+    return Toy("bucket_sweep", words=("--fault", "exit7"))
+
+
+def three(second: Toy) -> tuple[Toy, ...]:
+    return (Toy("baseline"), second, Toy("long_run"))
+
+
+def started(record: RunRecord, phase: str) -> int:
+    found = next(one for one in record.phases if one.name == phase)
+    return sum(entry.result.attempts for entry in found.launches)
+
+
+@pytest.mark.parametrize("keep_going", [False, True])
+def test_the_first_no_go_stops_the_plan(tmp_path: Path, keep_going: bool) -> None:
+    asked = setup(tmp_path, *three(broken()), keep_going=keep_going)
+    record = run_setup(asked, observer=Observer())
+    assert record.verdict is Verdict.NO_GO
+    assert (started(record, "baseline"), started(record, "long_run")) == (1, 0)
+    left = next(one for one in record.phases if one.name == "long_run").launches[0].result
+    assert left.follows == "bucket_sweep.completed"
+    assert "--keep-going" not in left.cause
+
+
+def test_a_leg_does_not_start_from_one_that_did_not_finish() -> None:
+    first = fake_launch(name="leg1")
+    second = fake_launch(name="leg2").model_copy(update={"resumes": "leg1", "after": 5})
+    for status, starts in ((LaunchStatus.COMPLETED, True), (LaunchStatus.TIMED_OUT, False)):
+        entry = LaunchEntry(launch=first, result=LaunchResult(status=status))
+        found = known_end(second, [entry])
+        assert (found is None) is starts
+    assert found is not None and "goes on from leg1" in found.cause
+
+
+class _Legs(Toy):
+    """Two launches, of which the second ends badly with these words."""
+
+    def __init__(self, *words: str) -> None:
+        super().__init__("bucket_sweep", count=2)
+        self.second = words
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        first, second = super().plan(context)
+        return [first, second.model_copy(update={"argv": (*second.argv, *self.second)})]
+
+
+def test_a_plan_goes_on_after_a_crash_with_what_had_not_finished(tmp_path: Path) -> None:
+    crashed, whole = _Legs("--fault", "exit7"), _Legs()
+    record = run_setup(setup(tmp_path, *three(crashed)), observer=Observer())
+    run = tmp_path / record.run_id
+    assert record.verdict is Verdict.NO_GO
+    kept = digests(run / "bucket_sweep/run1")
+
+    def make(_: RunRecord) -> Setup:
+        return setup(tmp_path, *three(whole))
+
+    again = resume_run(run, observer=Observer(), make_setup=make)
+    assert again.verdict is Verdict.GO, again.reasons
+    assert digests(run / "bucket_sweep/run1") == kept, "what had finished is not repeated"
+    assert (run / "bucket_sweep/run2.repeated1/result.json").is_file(), "the crash is kept"
+    assert any("REPEATED (bucket_sweep after FAIL" in text for text in again.caveats)
+    assert started(again, "long_run") == 1, "and the plan goes on behind it"
+    with pytest.raises(UsageError, match="is finished: GO"):
+        resume_run(run, observer=Observer(), make_setup=make)
+
+
+def test_a_plan_that_ended_with_a_finding_does_not_go_on(tmp_path: Path) -> None:
+    asked = setup(tmp_path, *three(Toy("bucket_sweep", words=("--fault", "nan"))))
+    record = run_setup(asked, observer=Observer())
+    ends = [one.result.status for one in record.phases[1].launches]
+    assert ends == [LaunchStatus.NON_FINITE]
+    with pytest.raises(UsageError, match="is finished: NO-GO"):
+        resume_run(tmp_path / record.run_id, observer=Observer(), make_setup=lambda _: asked)
+
+
+def test_a_launch_that_needed_a_second_attempt_is_in_the_first_line_and_in_junit(
+    tmp_path: Path,
+) -> None:
+    """The collective library fails once; without this, the run looked like any healthy one."""
+    words = ("--fault", "nccl", "--once", str(tmp_path / "once"))
+    made, _ = run(tmp_path / "out", Toy("baseline", words=words), Toy("nvtx"), retry=True)
+    assert made.verdict is Verdict.GO, "a toy has no limit for it"
+    assert [phase.flaky for phase in made.phases] == [("run1",), ()]
+    assert "FLAKY (baseline/run1 needed a second attempt)" in made.headline
+    for name in ("terminal", "md", "html"):
+        assert "FLAKY (baseline/run1" in render(made, name)
+    assert "FLAKY: run1" in render(made, "terminal")
+    suites = {suite.get("name"): suite for suite in ElementTree.fromstring(render(made, "junit"))}
+    found = suites["baseline"].find("properties/property[@name='flaky']")
+    assert found is not None and found.get("value") == "run1"
+    assert suites["nvtx"].find("properties") is None
+    assert "FLAKY" in (suites["verdict"].findtext("testcase/system-out") or "")
+
+
+@pytest.mark.parametrize(("fault", "started"), [("config", 1), ("nan", 1), ("", 3)])
+def test_a_deterministic_end_is_not_repeated(tmp_path: Path, fault: str, started: int) -> None:
+    words = ("--fault", fault) if fault else ()
+    made, folder = run(tmp_path, Toy("baseline", count=3, words=words))
+    results = [entry.result for entry in made.phases[0].launches]
+    assert [result.attempts for result in results] == [1] * started + [0] * (3 - started)
+    assert len(list((folder / "baseline").iterdir())) == started
+    if fault == "config":
+        assert results[0].status is LaunchStatus.CONFIG_ERROR
+        assert results[2].status is LaunchStatus.NOT_RUN
+        assert results[2].cause == f"run1 was refused: {results[0].cause}"
+    elif fault:
+        assert {result.status for result in results[1:]} == {LaunchStatus.NOT_RUN}
+        assert {result.follows for result in results[1:]} == {"baseline/run1"}
+        assert results[2].cause.startswith("run1 is the same command and ended badly (")
+
+
+def ended(status: LaunchStatus, cause: str, *words: str, signal: str = "") -> LaunchEntry:
+    ranks = (RankExit(rank=0, code=-9, signal=signal),) if signal else ()
+    result = LaunchResult(status=status, cause=cause, culprit_rank=0, ranks=ranks)
+    return LaunchEntry(launch=fake_launch(*words), result=result)
+
+
+NAN = LaunchStatus.NON_FINITE
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [ended(NAN, "NaN at step 3", "--dt", "9")],
+        [ended(LaunchStatus.CRASHED, "rank 0 was ended by SIGSEGV", signal="SIGSEGV")],
+        [ended(LaunchStatus.HUNG, "x")],
+        [ended(LaunchStatus.TIMED_OUT, "x"), ended(LaunchStatus.TIMED_OUT, "x")],
+        [ended(LaunchStatus.CONFIG_ERROR, "x", "--dt", "9")],
+        [ended(LaunchStatus.COMPLETED, ""), ended(LaunchStatus.COMPLETED, "")],
+    ],
+)
+def test_whatever_may_end_otherwise_is_started(entries: list[LaunchEntry]) -> None:
+    assert known_end(fake_launch(), entries) is None
+
+
+def test_a_signal_may_be_an_accident_once_whichever_rank_it_hit() -> None:
+    entries = [
+        ended(LaunchStatus.CRASHED, f"rank {n} was ended by SIGSEGV", signal="SIGSEGV")
+        for n in (0, 1)
+    ]
+    found = known_end(fake_launch(name="three"), entries)
+    assert found is not None and "a rank was ended by SIGSEGV" in found.cause
+
+
+def test_a_machine_that_refuses_one_launch_refuses_all_of_the_phase() -> None:
+    entry = ended(LaunchStatus.ENVIRONMENT_ERROR, "no driver", "--dt", "9")
+    found = known_end(fake_launch(), [entry])
+    assert found is not None
+    assert (found.status, found.attempts) == (LaunchStatus.NOT_RUN, 0)
+    assert found.cause == f"{entry.launch.name} was refused: no driver"
