@@ -25,7 +25,6 @@ CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
     dim=48, n_heads=6, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=24
 )
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def held(
@@ -42,13 +41,11 @@ def held(
     return measure(call, cfg, seq_len, dtype=dtype, device=CPU)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("seq_len", [3, 24, 32, 131])
-def test_masked_sdpa_agrees(seq_len: int, dtype: torch.dtype) -> None:
-    found = held(seq_len=seq_len, dtype=dtype)
-    assert found.problems == []
-    assert set(found.whole) == set(found.row) == {"out", *random_inputs_names()}
-    assert max(found.whole.values()) > 0, "rounding must show"
+@pytest.mark.parametrize("seq_len", [3, 24, 32])
+def test_masked_sdpa_agrees_in_float16(seq_len: int) -> None:
+    """In other types every path does, in `test_proofs_on_device`."""
+    found = held(seq_len=seq_len, dtype=torch.float16)
+    assert found.problems == [] and max(found.whole.values()) > 0, "rounding must show"
 
 
 def random_inputs_names() -> set[str]:

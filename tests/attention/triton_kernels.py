@@ -269,14 +269,6 @@ def judged(judge: Callable[[ModuleType], list[str]], kind: str, name: str) -> li
         return judge(planted(Path(folder), copy, *defects(kind)[name]))
 
 
-def drawn(max_examples: int) -> settings:
-    """So many examples, the same every time."""
-    return settings(
-        max_examples=max_examples, derandomize=True, database=None, deadline=None,
-        phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-
-
 # Small shapes of a case that has a window, as strategies.
 SHAPES: dict[str, Any] = {
     "seq_len": st.integers(1, 40), "w": st.integers(1, 50), "heads": st.integers(1, 16),
@@ -288,10 +280,13 @@ SHAPES: dict[str, Any] = {
 def over_drawn(
     cases: st.SearchStrategy[Any], judge: Callable[[Any], list[str]], *, examples: int
 ) -> list[str]:
-    """What `judge` finds in so many cases."""
+    """What `judge` finds in so many cases, the same every time."""
     problems: list[str] = []
 
-    @drawn(examples)
+    @settings(
+        max_examples=examples, derandomize=True, database=None, deadline=None,
+        phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
     @given(cases)
     def run(case: Any) -> None:
         problems.extend(judge(case))
