@@ -16,7 +16,6 @@ from phases.kit.finding import (
     failed,
     inconclusive,
     invalid,
-    listed,
     passed,
     skipped,
     warned,
@@ -32,7 +31,8 @@ from runbook.folder.facts import device_facts, env_facts, other_work, unlike
 from runbook.records import Launch, Reason
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
 from runbook.stats.decision import Decision
-from runbook.stats.levels import LEVEL_RUNS, below_level, loss_shown
+from runbook.stats.launches import LEVEL_RUNS, below_level, loss_shown
+from runbook.text import listed
 
 _COMPRESS = "NSA_DDP_COMPRESS"
 _NAMED = 3
@@ -177,7 +177,7 @@ def _refuse_damaged(kept: AcceptedRuns, *, after: str = "") -> None:
     if found:
         reason = (
             "what this machine was accepted with is not known, because an earlier run cannot be "
-            f"read, or not as it was written: {listed(found, _NAMED)}"
+            f"read, or not as it was written: {listed(found, _NAMED, between='; ')}"
         )
         raise invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(kept.path,), topic="earlier_run")
 
@@ -187,8 +187,7 @@ def _differs(case: Case, name: str, last: AcceptedRun) -> str:
     launch = case.launch(name)
     mine = env_facts(case.env(name)) | device_facts(launch.devices_before)
     found = [f"{one.what} {one.a} -> {one.b}" for one in unlike(last.facts, mine)]
-    more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
-    return f"; differs: {', '.join([*found[:_NAMED], *more])}" if found else ""
+    return f"; differs: {listed(found, _NAMED)}" if found else ""
 
 
 def _against(

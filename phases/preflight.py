@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from phases import machine
 from phases.kit import fixed_rules, spec, specs, table
 from phases.kit.case import Case
 from phases.kit.commands import ceilings_launch, pytest_launch
 from phases.kit.finding import Finding, failed, invalid, passed
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase
-from phases.machine import ceilings, devices, host
+from phases.machine import ceilings, devices
 from phases.machine.nodes import falls_short, node_rows, pair_launches, pair_rows
 from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.config.phase import Judgement, PlanContext
@@ -149,12 +150,12 @@ def _port(case: Case) -> Finding:
 
 
 _ANSWERS: Mapping[str, Callable[[Case], Finding]] = {
-    "artifacts": host.artifacts,
-    "branch": host.branch,
-    "sha": partial(host.recorded, name="git.sha"),
-    "clean_tree": host.clean_tree,
+    "artifacts": machine.artifacts,
+    "branch": machine.branch,
+    "sha": partial(machine.recorded, name="git.sha"),
+    "clean_tree": machine.clean_tree,
     "trainer_imports": _imports,
-    "torch": partial(host.recorded, name="torch.version"),
+    "torch": partial(machine.recorded, name="torch.version"),
     "cuda": devices.cuda,
     "gpus": devices.gpu_names,
     "extra_gpus": devices.extra_gpus,
@@ -171,10 +172,10 @@ _ANSWERS: Mapping[str, Callable[[Case], Finding]] = {
         _disk, fact="disk.write_mib_s", limit="disk_write_mib_s", unit="MiB/s written and synced"
     ),
     "port": _port,
-    "leftovers": host.leftovers,
-    "variables": host.variables,
-    "host_settings": host.host_settings,
-    "needs": host.needs,
-    "prefill": host.sequential_prefill,
+    "leftovers": machine.leftovers,
+    "variables": machine.variables,
+    "host_settings": machine.host_settings,
+    "needs": machine.needs,
+    "prefill": machine.sequential_prefill,
     **{what: partial(_passed, module=m, shown=shown) for what, (m, shown) in _SANITY_TESTS.items()},
 }

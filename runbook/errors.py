@@ -68,11 +68,6 @@ def not_one_line(text: str) -> str:
     return ""
 
 
-def first_of(found: Sequence[str]) -> str:
-    """The first of some, and how many more there are."""
-    return found[0] if len(found) == 1 else f"{found[0]} and {len(found) - 1} more"
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`" (did you mean X?)"` for the nearest known name, or an empty string."""
     import difflib

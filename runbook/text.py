@@ -76,10 +76,10 @@ def how_many(count: int, noun: str, nouns: str = "") -> str:
     return f"{count} {noun if count == 1 else nouns or f'{noun}s'}"
 
 
-def listed(texts: Sequence[str], most: int = 3) -> str:
-    """`a, b, c and 2 more`."""
+def listed(texts: Sequence[object], most: int = 3, *, between: str = ", ") -> str:
+    """`a, b, c and 2 more`: of what a thousand ranks may tell the first ones, and a count."""
     more = len(texts) - most
-    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
+    return between.join(map(str, texts[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def printable(text: str) -> str:

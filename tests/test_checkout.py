@@ -12,11 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.checkout import (
-    HOME,
-    share_packages,
-    uninstalled,
-)
+from runbook.checkout import HOME, share_packages, uninstalled
 
 PARTS = ("nsa", "runbook", "phases", "reports", "templates", "configs")
 

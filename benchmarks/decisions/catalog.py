@@ -39,12 +39,17 @@ from benchmarks.decisions.noise import (
 )
 from runbook.config.load import load_profile
 from runbook.stats.decision import Decided
-from runbook.stats.launches import meets_target, scaling
-from runbook.stats.levels import LEVEL_RUNS, LEVEL_WINDOW, below_level, loss_shown
-from runbook.stats.memory import memory_plateau
+from runbook.stats.launches import (
+    LEVEL_RUNS,
+    LEVEL_WINDOW,
+    below_level,
+    loss_shown,
+    meets_target,
+    scaling,
+)
 from runbook.stats.pairs import regression
 from runbook.stats.plans import REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN
-from runbook.stats.steady import steady
+from runbook.stats.steady import memory_plateau, steady
 
 # What the shipped profiles launch on each side; more than that only if a profile asks for it.
 _PAIRED = load_profile("a100x2_pcie4").phases["single_gpu"]

@@ -25,11 +25,16 @@ SPOILED = 3
 SCALED = {**BATCHED, "NSA_SCALER_INIT_SCALE": "256"}
 
 
-def trainer(folder: Path, *settings: str, precision: str = "fp32", save_every: int = 1) -> Loop:
-    """The loop of a new run of so many steps, in `folder`; a checkpoint after each, or so many."""
+def trainer(
+    folder: Path, *settings: str, precision: str = "fp32", save_every: int = 1, layers: int = 1
+) -> Loop:
+    """The loop of a new run of so many steps, in `folder`; a checkpoint after each, or so many.
+
+    One layer is enough: what ends a run, and what it keeps, does not depend on their number.
+    """
     file = write_config("avg, tied head", folder, steps=STEPS, seq_len=SEQ_LEN, precision=precision)
-    settings = (f"train.save_every={save_every}", "train.grad_clip=1.0", *settings)
-    words = [word for setting in settings for word in ("--set", setting)]
+    usual = (f"model.n_layers={layers}", f"train.save_every={save_every}", "train.grad_clip=1.0")
+    words = [word for setting in (*usual, *settings) for word in ("--set", setting)]
     plan = plan_launch(["--config", str(file), "--ddp", "0", *words], SCALED)
     ranks = start_ranks(plan, choose_device(plan))
     beat = Heartbeat(rank=0, token="5afe")

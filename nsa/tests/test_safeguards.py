@@ -7,6 +7,7 @@ torch. What it then has to do is the contract's (docs/trainer-contract.md, "Exit
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, shard_file
-from nsa.contract.digests import sha256_of
+from nsa.contract import CHECKSUMS_JSON, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, shard_file
+from nsa.contract.digests import damage, sha256_of
 from nsa.launch.plan import Place, plan_launch
 from nsa.launch.process import Termination
 from nsa.launch.ranks import Ranks
@@ -49,6 +50,8 @@ from nsa.train.loop import Loop
 from nsa.train.session import train
 
 LAST = f"checkpoints/step_{STEPS}"
+# Larger than what a reader of beginnings takes.
+LARGE = 24 << 20
 CONFIG, HALTED, NONFINITE, PREEMPTED = 2, 10, 11, 13
 # Under fp16 a scaler leaves out a step whose gradient overflows: only the loss ends the run.
 CASES = [*((what, "fp32") for what in SPOILS), ("loss nan", "fp16")]
@@ -138,7 +141,6 @@ WORSE = (8.0, 4.0, 1.0, 2.0, 6.0, 4.0)
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ((), [1, 2, 3, 4, 5, 6]),
         (("train.keep_last=1", "train.keep_best=true"), [3, 6]),
         (("train.keep_last=1", "train.keep_every=4"), [4, 6]),
         (("train.keep_last=2", "train.keep_every=4", "train.keep_best=true"), [3, 4, 5, 6]),
@@ -175,6 +177,11 @@ ABOUT = {
     "lr": "the place in the schedule",
 }
 OF_THE_UPDATE = "moments and step counts of the optimizer"
+
+
+def test_all_checkpoints_stay_where_none_may_go(whole: tuple[Path, dict[str, Any]]) -> None:
+    """By itself nothing that was saved is removed."""
+    assert kept(whole[0]) == list(range(1, STEPS + 1))
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped(
@@ -392,6 +399,24 @@ def test_a_damaged_checkpoint_is_refused_and_an_evaluation_that_is_owed_is_made(
     assert rows(on, "val.csv") == rows(whole[0], "val.csv")[1:]
 
 
+@pytest.mark.parametrize("place", [0, LARGE // 2, LARGE - 1])
+def test_a_large_file_of_a_checkpoint_is_known_by_all_of_its_bytes(
+    tmp_path: Path, place: int
+) -> None:
+    """Those of the other tests end where a reader of heads may not have stopped yet."""
+    names = (".metadata", "__0_0.distcp")
+    content = bytes(LARGE)
+    for name in names:
+        (tmp_path / name).write_bytes(content)
+    sums = dict.fromkeys(names, hashlib.sha256(content).hexdigest())
+    (tmp_path / CHECKSUMS_JSON).write_text(json.dumps({"sha256": sums}))
+    assert damage(tmp_path) is None
+    with (tmp_path / names[1]).open("r+b") as file:
+        file.seek(place)
+        file.write(b"\1")
+    assert damage(tmp_path), f"byte {place} of {LARGE} is another one"
+
+
 def test_the_newest_checkpoint_is_that_of_the_highest_step(
     tmp_path: Path, whole: tuple[Path, dict[str, Any]]
 ) -> None:
@@ -425,7 +450,7 @@ def test_every_rank_goes_on_at_its_own_place_in_the_data(
     folder = tmp_path / MIDDLE
     facts = {"step": 3, "world_size": 2, "scaler": {}}
     (tmp_path / "new").mkdir()
-    loop = trainer(tmp_path / "new")
+    loop = trainer(tmp_path / "new", layers=2)
     write = checkpoint._Writer(folder, facts, loop.plan.config.train)
     save_tensors(saved, storage_writer=write, no_dist=True)
     shard = folder / shard_file(1)

@@ -8,7 +8,7 @@ here changes what is trained, and no step waits for it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,11 @@ class Witness:
         recomputes = step in self._shadow.recomputed
         # The trace names the ranges of one pass; all others run as in any step.
         by_modules, self._begins_trace = int(self._begins_trace), False
-        if recomputes:
-            self._shadow.recompute(step, batches, from_host=by_modules)
-            self._heartbeat.write(Event.RECOMPUTED)
-        looked = self._watched.look_apart(batches[0])
+        with _passes_as_they_were(self._engine):
+            if recomputes:
+                self._shadow.recompute(step, batches, from_host=by_modules)
+                self._heartbeat.write(Event.RECOMPUTED)
+            looked = self._watched.look_apart(batches[0])
         self._engine.model.run_from_host(by_modules)
         self.meter.begin(batches)
         self._shadow.watch(step)
@@ -201,3 +202,16 @@ class Witness:
         if self._evidence is None:
             raise RuntimeError("begin_block() comes before the first step")
         return self._evidence
+
+
+@contextmanager
+def _passes_as_they_were(engine: Engine) -> Iterator[None]:
+    """Leave what layers keep of a pass: gates that a trainer reads too early would be right else,
+    in just those steps in which they are held against others.
+    """
+    kept = [(one, one.last_gates, one.last_blocks) for one in engine.model.attentions()]
+    try:
+        yield
+    finally:
+        for one, gates, blocks in kept:
+            one.last_gates, one.last_blocks = gates, blocks

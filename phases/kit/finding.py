@@ -11,6 +11,7 @@ from nsa.contract import HEARTBEATS
 from runbook.config.limits import Limit
 from runbook.records import Kind, LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
+from runbook.text import listed
 
 
 @dataclass
@@ -64,11 +65,9 @@ def warned(reason: str, **more: Any) -> Finding:
     return Finding(Outcome.PASS, Reason.WARNING, f"WARNING: {reason}", **more)
 
 
-def listed(problems: Sequence[str], most: int = 20) -> str:
-    """All problems in one line; of those of a thousand ranks the first ones, and a count."""
-    more = len(problems) - most
-    shown = "; ".join(problems[:most])
-    return shown if more <= 0 else f"{shown}; and {more} more"
+def in_a_row(problems: Sequence[str]) -> str:
+    """The problems in one line."""
+    return listed(problems, 20, between="; ")
 
 
 def missing(reason: str, *paths: str, follows: str = "") -> Finding:

@@ -23,8 +23,8 @@ from phases.kit.finding import (
 )
 from phases.kit.measure import log_value, rank_value
 from phases.kit.rows import Row, RowsOf, ends, first_problem
+from phases.machine import other_work
 from phases.machine.device_changes import device_changes
-from phases.machine.host import other_work
 from phases.training.as_planned import as_planned
 from phases.training.balance import as_written, balanced, learned_from
 from phases.training.own import own_ranks

@@ -11,10 +11,10 @@ from phases.kit.case import Case, once
 from phases.kit.finding import (
     Finding,
     failed,
+    in_a_row,
     incomplete,
     inconclusive,
     invalid,
-    listed,
     missing,
     passed,
     warned,
@@ -48,7 +48,7 @@ def balanced(case: Case, name: str) -> Finding:
     if off and all(text.endswith(FEW_CLOCKED) for text in off.problems):
         # Dumps, evaluations or saves in nearly every step: nobody's fault, and no answer.
         why = "nearly every step has a dump, an evaluation or a save beside it"
-        reason = f"{name}: {listed(off.problems)}: {why}"
+        reason = f"{name}: {in_a_row(off.problems)}: {why}"
         return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=value, evidence=paths)
     if off:
         found = _failed(off, name, (*paths, launch.path("env")))
@@ -110,7 +110,7 @@ def as_written(case: Case, name: str) -> Finding:
 def _failed(off: Unbalanced, name: str, paths: Sequence[str]) -> Finding:
     """FAIL with everything that is off, for the reason of the account that it is about."""
     account = off.account
-    reason = f"{name}: {listed(off.problems)}"
+    reason = f"{name}: {in_a_row(off.problems)}"
     if account is None:
         return failed(off.found[0][0].reason, reason, evidence=paths)
     title = account.title.format(name=name)

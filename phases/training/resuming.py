@@ -14,10 +14,10 @@ from phases.kit.finding import (
     Finding,
     ending,
     failed,
+    in_a_row,
     incomplete,
     inconclusive,
     invalid,
-    listed,
     missing,
     passed,
 )
@@ -92,7 +92,7 @@ def resumed(case: Case, first: str, others: Sequence[str]) -> Finding:
     took = [_slowest(rank) for rank in case.completed(first).ranks if rank.checkpoints]
     told = f"; the checkpoint took {max(took):.2f} s to write" if took else ""
     if problems := [text for one in apart for text in one.problems]:
-        return failed(Reason.MISMATCH, listed(problems), measurement=value, topic="resume")
+        return failed(Reason.MISMATCH, in_a_row(problems), measurement=value, topic="resume")
     how = "bit for bit" if largest == 0.0 else f"within {largest:.2g}"
     steps = f"{compared[0]} to {compared[-1]}"
     saved = sum(one.saves for one in apart)
@@ -202,7 +202,7 @@ def stopped(case: Case, names: Sequence[str]) -> Finding:
         paths += [rank.path for rank in launch.ranks]
         last = launch
     if problems:
-        return failed(Reason.MISMATCH, listed(problems), evidence=paths, topic="stopping")
+        return failed(Reason.MISMATCH, in_a_row(problems), evidence=paths, topic="stopping")
     if last is None or not last.ranks:
         raise missing(f"no heartbeats of {', '.join(names)}")
     value = rank_value(last.ranks[0], "stopped", float(last.ranks[0].last_step or 0), "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nsa.contract import Event
 from phases.kit import SEQUENTIAL_HANG_STEP
 from phases.kit.case import Case
-from phases.kit.finding import Finding, failed, inconclusive, listed, missing, passed
+from phases.kit.finding import Finding, failed, in_a_row, inconclusive, missing, passed
 from phases.kit.measure import (
     against,
     decided,
@@ -25,9 +25,8 @@ from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.measurement import MIB_PER_GIB
 from runbook.stats.decision import Decision
-from runbook.stats.memory import FEWEST_ROWS
-from runbook.stats.memory import memory_plateau as projected
-from runbook.stats.steady import steady
+from runbook.stats.steady import FEWEST_ROWS, steady
+from runbook.stats.steady import memory_plateau as projected
 from runbook.stats.throughput import step_times
 
 if TYPE_CHECKING:
@@ -233,7 +232,7 @@ def heartbeats(case: Case, name: str) -> Finding:
                 problems.append(f"rank {rank.rank} wrote {event} {seen} times in {planned} steps")
     paths = tuple(rank.path for rank in launch.ranks)
     if problems:
-        reason = f"{name}: {listed(problems)}"
+        reason = f"{name}: {in_a_row(problems)}"
         return failed(Reason.MISMATCH, reason, evidence=paths, topic="stall")
     value = rank_value(launch.ranks[0], "steps_ended", float(planned), "steps")
     return passed(

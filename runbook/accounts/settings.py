@@ -25,6 +25,7 @@ from runbook.accounts.workload import Keeping, Workload
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.folder.launch.shapes import is_number
 from runbook.records.evidence import RankLog
+from runbook.text import listed
 
 _CAP, _TIMEOUT = "NSA_DDP_BUCKET_MB", "NSA_PG_TIMEOUT_MIN"
 _MIB = 2**20
@@ -263,7 +264,4 @@ def _other_ones_kept(rank: RankLog, kept: object, keeping: Keeping) -> list[str]
 
 
 def _listed(steps: object) -> str:
-    if not isinstance(steps, list) or not steps:
-        return str(steps)
-    more = f" and {len(steps) - _NAMED} more" if steps[_NAMED:] else ""
-    return f"{', '.join(map(str, steps[:_NAMED]))}{more}"
+    return listed(steps, _NAMED) if isinstance(steps, list) and steps else str(steps)

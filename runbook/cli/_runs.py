@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
 from runbook.console import Console
-from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, first_of
+from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
 from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, run_folders
+from runbook.text import listed
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -79,7 +80,7 @@ def load_told(folder: Path, console: Console) -> tuple[RunRecord, str]:
     # What is read through a link is no file of the run.
     links = (text for text in strange_entries(folder) if text.endswith(LINK))
     if changed := [*changed, *links]:
-        text = f"runbook: warning: changed since the run: {first_of(changed)}; see runbook verify"
+        text = f"runbook: warning: changed since the run: {listed(changed, 1)}; see runbook verify"
         console.error(text)
     return record, why
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from runbook import DEFAULT_LAUNCHER
 from runbook.records import Check, Launch, Measurement, Series, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
-from runbook.records.run import Invocation
+from runbook.records.run import Asked, Invocation
 
 if TYPE_CHECKING:
     from runbook.config.limits import FixedRule, LimitSpec
@@ -18,30 +18,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanContext:
+class PlanContext(Asked):
     """Everything a plan depends on.
 
     `toggles` and `config_overrides` come from `--set`; `choices` are toggles that earlier phases
-    chose (the best bucket), by the name of the toggle. `steps_scale` multiplies every step count.
-    `gpu_hour_price` is the price of one device for one hour, in any currency. `invocation` is how
-    the run was asked for, for the commands that ask for it again. `reference` and `head` are the
-    commits of a phase that compares two, in full. The ranks are spread over `nodes`. `package` is
-    the digest of the package under test as the run began, `package_path` the folder that the
-    harness has it from; each is empty where that is not known.
+    chose (the best bucket), by the name of the toggle. `invocation` is how the run was asked for,
+    for the commands that ask for it again. `reference` and `head` are in full. `package` is the
+    digest of the package under test as the run began, `package_path` the folder that the harness
+    has it from; each is empty where that is not known.
     """
 
     profile: Profile
     toggles: Mapping[str, str] = field(default_factory=dict)
     config_overrides: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
-    steps_scale: float = 1.0
-    protocol: str = "blocks"
-    aa: bool = False
-    seed: int = 0
-    gpu_hour_price: float | None = None
-    reference: str = ""
-    head: str = ""
-    nodes: int = 1
     package: str = ""
     package_path: str = ""
     invocation: Invocation | None = None

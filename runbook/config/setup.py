@@ -27,12 +27,7 @@ from runbook.files import data_path
 from runbook.records import Launch, RunRecord
 from runbook.records.measurement import Record
 from runbook.records.own_trainer import for_own
-from runbook.records.run import PACKAGE, PACKAGE_PATH, Invocation, lasting
-
-# What a phase plans and judges with.
-_OF_A_PHASE = (
-    "steps_scale", "protocol", "aa", "seed", "gpu_hour_price", "reference", "head", "nodes",
-)  # fmt: skip
+from runbook.records.run import PACKAGE, PACKAGE_PATH, Asked, Invocation, lasting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +94,7 @@ class Setup:
             toggles=self.settings.toggles,
             config_overrides=self.settings.config_overrides,
             choices=dict(choices),
-            **{name: getattr(options, name) for name in _OF_A_PHASE},
+            **{one.name: getattr(options, one.name) for one in fields(Asked)},
             package=self.package,
             package_path=self.package_path,
             # In the words that the record keeps, so that judging again prints the same commands.

@@ -14,7 +14,7 @@ from runbook.config.phase import Judgement, Phase
 from runbook.config.setup import Setup
 from runbook.engine.earlier import keep_accepted
 from runbook.engine.judge import judge_phase, missing_row, read_phase, record_of, what_it_reads
-from runbook.engine.plan.needs import needs_of
+from runbook.engine.plan.prepare import needs_of
 from runbook.engine.scope import what_ran
 from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part, begin_at, known_end, not_run
 from runbook.errors import RunbookError

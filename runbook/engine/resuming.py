@@ -15,7 +15,7 @@ from runbook.engine.judge import read_phase
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import go_on, guard, keep_configs, write_out
 from runbook.engine.starting import Part
-from runbook.errors import RunbookError, UsageError, first_of
+from runbook.errors import RunbookError, UsageError
 from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE
 from runbook.folder.facts import read_facts
 from runbook.folder.integrity import artifact_problems, evidence_problems
@@ -24,6 +24,7 @@ from runbook.folder.manifest import changed_files, read_manifest
 from runbook.launch.observer import Observer
 from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
+from runbook.text import listed
 
 _NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
 
@@ -129,13 +130,13 @@ def _refuse_if_changed(run_root: Path, record: RunRecord, *, ended: bool) -> Non
     if not ended:
         changed = evidence_problems(run_root, record)
     elif path.is_file():
-        listed = changed_files(run_root, read_manifest(path))
-        changed = [f"{name}: {text}" for name, text in listed.items() if name not in reports]
+        found = changed_files(run_root, read_manifest(path))
+        changed = [f"{name}: {text}" for name, text in found.items() if name not in reports]
     else:
         changed = artifact_problems(run_root, record)
     if changed:
         raise UsageError(
-            f"{record.run_id} is not what it was when it ended: {first_of(changed)}",
+            f"{record.run_id} is not what it was when it ended: {listed(changed, 1)}",
             hint="`runbook verify` names every file; begin a new run",
         )
 

@@ -27,6 +27,7 @@ from runbook.records import (
     PhaseRecord,
     satisfies,
 )
+from runbook.text import listed
 
 # Ends that say nothing about the next start of the same command are not among them: a time limit, a
 # signal from outside.
@@ -37,8 +38,6 @@ _REPEATABLE = (
     LaunchStatus.OUT_OF_MEMORY,
 )
 _TWICE = 2
-# More checks than this are counted beside the one that decides.
-_NAMED = 3
 
 
 def not_run(cause: str, *, follows: str) -> LaunchResult:
@@ -57,8 +56,7 @@ def held_back(record: PhaseRecord, *, always: bool) -> LaunchResult | None:
         return None
     worst = min(wrong, key=lambda check: check.outcome.rank)
     others = [check.id for check in wrong if check is not worst]
-    more = f" (and {len(others)} more)" if len(others) > _NAMED else ""
-    more = more or (f" (and {', '.join(others)})" if others else "")
+    more = f" (and {listed(others)})" if others else ""
     way = "" if always else "; see --keep-going"
     cause = f"{worst.id} is {worst.outcome}: {worst.reason}{more}{way}"
     return not_run(cause, follows=worst.id)

@@ -26,10 +26,9 @@ from runbook.machine.host import (
 from runbook.machine.identity import package_folders, startup_code
 from runbook.process import NO_VARIABLES
 from runbook.records.evidence import Fact
+from runbook.text import listed
 
 _HOST = "host.json"
-# Processes that a note names one by one; a busy machine has dozens, and the count says how many.
-_LISTED = 3
 _OBSERVED_S = 0.25
 _COLLECT_ENV = "collect_env.txt"
 _SHA = "git_sha.txt"
@@ -80,11 +79,6 @@ def _fact(name: str, value: str | float | bool | None, note: str = "", *, unit: 
     return Fact(name=name, value=value, unit=unit, path=_HOST, note=note)
 
 
-def _listed(found: Sequence[object]) -> str:
-    more = [f"and {len(found) - _LISTED} more"] if len(found) > _LISTED else []
-    return "; ".join([*map(str, found[:_LISTED]), *more])
-
-
 def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
     checkout = git.find_checkout()
     if checkout is None:
@@ -105,7 +99,7 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
     branch_notes += [f"expected {expected_branch}"] if expected_branch else []
     where = "; ".join(state.problems) or f"in {checkout}"
     dirt = f"{len(changed)} files differ from the commit or are not in it" if changed else ""
-    dirt = "; ".join(filter(None, (dirt, _listed([*elsewhere, *state.unseen]))))
+    dirt = "; ".join(filter(None, (dirt, listed([*elsewhere, *state.unseen], between="; "))))
     upstream = f"of {state.upstream}, as last fetched" if state.upstream else "no upstream branch"
     digest = "digest of the whole diff; secrets in the kept copy are blanked"
     return [
@@ -172,7 +166,7 @@ def _process_drafts(processes: Sequence[Seen]) -> list[Fact]:
     drafts = []
     for name, orphan in (("processes.leftover", True), ("processes.other_runs", False)):
         chosen = [process for process in processes if process.orphan == orphan]
-        drafts.append(_fact(name, len(chosen), redact_text(_listed(chosen))))
+        drafts.append(_fact(name, len(chosen), redact_text(listed(chosen, between="; "))))
     return drafts
 
 

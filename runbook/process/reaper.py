@@ -57,10 +57,12 @@ def carriers(token: str, variable: str = TOKEN_VARIABLE) -> list[int]:
 
 
 @contextmanager
-def owned(pid: int, token: str, variable: str = TOKEN_VARIABLE) -> Iterator[int | None]:
-    """A pidfd of the process if it carries the token, else None.
+def owned(
+    pid: int, token: str, variable: str = TOKEN_VARIABLE, *, path: str = ""
+) -> Iterator[int | None]:
+    """A pidfd of the process if it carries the token, or has the file open; else None.
 
-    The token is checked after the pidfd is open: from then on the number cannot be reused by
+    That is checked after the pidfd is open: from then on the number cannot be reused by
     another process, so a signal can only reach the one that was checked.
     """
     try:
@@ -69,14 +71,17 @@ def owned(pid: int, token: str, variable: str = TOKEN_VARIABLE) -> Iterator[int 
         yield None
         return
     try:
-        yield handle if environment_holds(pid, token, variable) else None
+        ours = environment_holds(pid, token, variable) or (path and holds_file(pid, path))
+        yield handle if ours else None
     finally:
         os.close(handle)
 
 
-def signal_owned(pid: int, token: str, number: int, variable: str = TOKEN_VARIABLE) -> bool:
-    """Send a signal to a process with the token; False if there is no such process (any more)."""
-    with owned(pid, token, variable) as handle:
+def signal_owned(
+    pid: int, token: str, number: int, variable: str = TOKEN_VARIABLE, *, path: str = ""
+) -> bool:
+    """Send a signal to a process that is `owned`; False if there is no such one (any more)."""
+    with owned(pid, token, variable, path=path) as handle:
         if handle is None:
             return False
         try:

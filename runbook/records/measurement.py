@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
@@ -215,17 +215,6 @@ class Series(Record):
     limits: tuple[Mark, ...] = ()
     path: str = Field(min_length=1)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_older_records(cls, given: object) -> object:
-        """A series of an older record has one `limit` without a label."""
-        if not isinstance(given, Mapping) or "limit" not in given:
-            return given
-        kept = {name: value for name, value in given.items() if name != "limit"}
-        if given["limit"] is not None:
-            kept["limits"] = ({"label": "limit", "value": given["limit"]},)
-        return kept
 
 
 def thin_points(

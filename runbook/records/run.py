@@ -258,18 +258,13 @@ NODE_NAMES = "nodes.names"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Invocation:
-    """Everything of a `runbook run` that changes what is measured or where it goes.
+class Asked:
+    """What of an invocation a phase plans and judges with.
 
-    `profile` is a name, or the path of a file; a path is kept absolute, since the line may be
-    pasted anywhere. `settings` are `KEY=VALUE` words. `reference` and `head` are commits. `plan`, a
-    name or the path of a file, makes it a `runbook launch`, with `without_go`. `launcher` is
-    where launches run: on this machine, or on nodes of a cluster, of which the other four speak.
+    `steps_scale` multiplies every step count. `gpu_hour_price` is the price of one device for one
+    hour, in any currency. `reference` and `head` are commits. The ranks are spread over `nodes`.
     """
 
-    profile: str
-    settings: tuple[str, ...] = ()
-    out: str | Path = DEFAULT_OUT
     protocol: str = DEFAULT_PROTOCOL
     steps_scale: float = 1.0
     aa: bool = False
@@ -277,10 +272,25 @@ class Invocation:
     gpu_hour_price: float | None = None
     reference: str = ""
     head: str = ""
+    nodes: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invocation(Asked):
+    """Everything of a `runbook run` that changes what is measured or where it goes.
+
+    `profile` is a name, or the path of a file; a path is kept absolute, since the line may be
+    pasted anywhere. `settings` are `KEY=VALUE` words. `plan`, a name or the path of a file, makes
+    it a `runbook launch`, with `without_go`. `launcher` is where launches run: on this machine, or
+    on nodes of a cluster, of which the last three and `nodes` speak.
+    """
+
+    profile: str
+    settings: tuple[str, ...] = ()
+    out: str | Path = DEFAULT_OUT
     plan: str = ""
     without_go: bool = False
     launcher: str = DEFAULT_LAUNCHER
-    nodes: int = 1
     partition: str = ""
     account: str = ""
     queue_s: float = DEFAULT_QUEUE_S

@@ -17,7 +17,7 @@ from runbook.folder.launch.evidence import read_launch
 from runbook.records import LaunchStatus, PhaseRecord, RunRecord
 from runbook.records.evidence import LaunchEvidence
 from runbook.stats.decision import Decided, Decision
-from runbook.stats.levels import allowance_of, loss_shown
+from runbook.stats.launches import allowance_of, loss_shown
 from runbook.stats.throughput import StatisticsError, effective
 
 _CAUSES = ("code", "machine", "software", "toggles")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from runbook.launch.watch import RankWatch
 from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
-from runbook.process.reaper import environment_holds, holds_file
+from runbook.process.reaper import signal_owned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +54,8 @@ class Bystander:
 
     def send(self, state: RankState, number: int) -> bool:
         """As in `Reach`."""
-        if state.pid is None:
-            return False
-        try:
-            handle = os.pidfd_open(state.pid)
-        except OSError:
-            return False
-        try:
-            pid, path = state.pid, str(state.path)
-            if not (environment_holds(pid, self.token) or holds_file(pid, path)):
-                return False
-            signal.pidfd_send_signal(handle, number)
-        except OSError:
-            return False
-        finally:
-            os.close(handle)
-        return True
+        path = str(state.path)
+        return state.pid is not None and signal_owned(state.pid, self.token, number, path=path)
 
     def read_outside(self, state: RankState) -> Path | None:
         """As in `Reach`."""

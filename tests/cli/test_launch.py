@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from runbook.config import registry
-from runbook.engine.plan import needs
+from runbook.engine.plan import prepare as needs
 from runbook.folder import run_folders
 from runbook.folder.manifest import load_record
 from runbook.records import LaunchStatus, Outcome, RunRecord, Verdict

@@ -7,45 +7,11 @@ import re
 import shlex
 from collections.abc import Iterator
 from inspect import cleandoc
-from pathlib import Path
 
 import pytest
 
-from runbook import PROTOCOLS
 from runbook.cli import COMMANDS
-from runbook.cli._parser import CommandParser, docstring, option_table, parse_all, path_type
-from runbook.console import OutputFormat
-from runbook.files import preset_names
-
-
-def test_a_table_says_what_is_asked_for_as_the_help_shows_it() -> None:
-    """By argparse's own words for each row; the type of a value follows from its name."""
-    parser = CommandParser(prog="tool")
-    option_table(
-        """
-        target [RUN]     the newest run
-        --steps N        how many
-            steps
-        --floor TOK_S    fast enough
-        --kept [FILE]    where
-        --dry-run        only plan
-        --set KEY=VALUE  repeatable
-        names NAME...    any
-        """,
-        floor=float,
-        kept={"const": "here"},
-        steps={"default": 7},
-    )(parser)
-    args, problems = parse_all(parser, ["a", "b", "c", "--steps", "3", "--floor", "1.5", "--kept"])
-    assert problems == [] and (args.target, args.names) == ("a", ["b", "c"])
-    assert (args.steps, args.floor, args.kept, args.dry_run) == (3, 1.5, Path("here"), False)
-    assert parse_all(parser, [])[0].steps == 7 and parse_all(parser, [])[0].settings == []
-    assert parse_all(parser, ["--set", "A=1", "--set", "B=2"])[0].settings == ["A=1", "B=2"]
-    assert parse_all(parser, ["--steps", "0"])[1] == [
-        "--steps: must be a whole number, 1 or more, not '0'"
-    ]
-    assert "--steps N" in parser.format_help() and "how many steps" in parser.format_help()
-
+from runbook.cli._parser import CommandParser, docstring, parse_all, path_type
 
 DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
 UNIT = re.compile(
@@ -100,11 +66,6 @@ def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None
         assert parse_all(command.parser(), words)[1] == [], words
 
 
-def help_of(command: str, option: str) -> str:
-    actions = COMMANDS[command].parser()._actions
-    return next(action.help or "" for action in actions if option in action.option_strings)
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_options_are_there_where_python_drops_docstrings(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -123,10 +84,3 @@ def test_a_default_that_is_told_is_the_parsers(name: str) -> None:
         if told and action.default not in (None, "", False, []):
             number = isinstance(action.default, int | float)
             assert told[1] == (f"{action.default:g}" if number else str(action.default)), action
-
-
-def test_the_choices_that_are_told_are_those_of_their_owners() -> None:
-    shown = {action.dest: action.metavar for action in COMMANDS["run"].parser()._actions}
-    assert shown["protocol"] == "|".join(PROTOCOLS)
-    assert shown["output_format"] == "|".join(OutputFormat)
-    assert all(name in help_of("toggles", "--preset") for name in preset_names())

@@ -56,7 +56,8 @@ init --trianer t --tokens-per-rank 8 -> unknown option --trianer (did you mean '
 init --trainer t --tokens-per-rnk 8 -> unknown option --tokens-per-rnk (did you mean '--tokens-per
 init --tokens-per-rank 8 -> the following arguments are required: --trainer; see runbook init --help
 run -p nosuch --dry-run -> no profile 'nosuch'
-run --protocol -1 --profile cpu -> --protocol '-1': no such protocol; there are: blocks
+run --seed -1 -> --seed: must be a whole number, 0 or more, not '-1'; see runbook run --help
+report -o '' -> error: --out: must be a path, not ''; see runbook report --help
 watch nosuch -> no run 'nosuch'
 watch artifacts/nowhere --once -> no such directory
 watch artifacts/RUN/run.json -> no such directory

@@ -51,7 +51,7 @@ ELSEWHERE = {
     "test_the_real_trainer_fails_with_static_graph_and_triage_finds_it",
     "touch artifacts/m7c_125m_2xa100_prod/latest/.HALT": "tests/train/test_ends.py::"
     "test_halt_stops_all_ranks_on_the_same_step",
-    "runbook toggles --preset NAME": "tests/config/test_presets.py::"
+    "runbook toggles --preset NAME": "tests/config/test_presets_and_plans.py::"
     "test_it_is_shown_with_lines_to_paste",
     "runbook watch artifacts/latest": "tests/tools/test_watch.py::test_watch_on_the_command_line",
     "runbook watch --stacks artifacts/latest": "tests/tools/test_watch.py::"

@@ -1,18 +1,31 @@
-"""No command repeats the verdict of a run.json that nothing beside it vouches for."""
+"""The first line of a verdict follows from what ran; what nothing vouches for is not repeated."""
 
 from __future__ import annotations
 
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runbook.cli import main
+from runbook.config.load import load_profile, profile_names
+from runbook.config.settings import parse_settings
+from runbook.engine.scope import departures, scope_of, what_ran
+from runbook.errors import UsageError
+from runbook.folder.launch.shapes import ENV, shaped
 from runbook.folder.manifest import write_manifest
+from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
+from runbook.records.run import Ran
 from tests.cli.shell import Ended, inside
+from tests.config.test_profiles import written
+from tests.factory import records
 from tests.frozen import corpus
+from tests.phases import builder
+from tests.reports.samples import run
 from tests.shared import once
 
 
@@ -104,7 +117,7 @@ BASE = "baseline/run1"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def real(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a real run of one phase, which was a PARTIAL PASS."""
     whole = once(tmp_path_factory, "judged", lambda new: corpus.unpack("partial", new))
     return Path(shutil.copytree(whole, tmp_path / whole.name))
@@ -127,7 +140,7 @@ def replaced(name: str, text: str) -> Callable[[Path], None]:
     return spoil
 
 
-SPOILED_JUDGE_ANYTHING: dict[str, Callable[[Path], None]] = {
+JUDGED: dict[str, Callable[[Path], None]] = {
     "spaces in the header": edited(f"{BASE}/training.csv", "step,loss,lr", "step, loss, lr"),
     "no loss": edited(f"{BASE}/training.csv", ",loss,", ",los,"),
     "an empty CSV": replaced(f"{BASE}/training.csv", ""),
@@ -142,38 +155,121 @@ SPOILED_JUDGE_ANYTHING: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", SPOILED_JUDGE_ANYTHING)
+@pytest.mark.parametrize("name", JUDGED)
 def test_a_spoiled_file_is_judged(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+    real: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    SPOILED_JUDGE_ANYTHING[name](folder)
+    JUDGED[name](real)
     # Spaces beside the commas change no value; everything else is damage.
     expected = (4,) if name == "spaces in the header" else (1, 3)
-    assert main(["judge", str(folder)]) in expected
+    assert main(["judge", str(real)]) in expected
     assert "internal error" not in capsys.readouterr().err
-    assert main(["inspect", str(folder)]) in (0, 1, 3)
+    assert main(["inspect", str(real)]) in (0, 1, 3)
     assert "internal error" not in capsys.readouterr().err
 
 
 @pytest.mark.executes("runbook judge")
-def test_limits_that_were_written_into_the_record_give_no_verdict(folder: Path) -> None:
+def test_limits_that_were_written_into_the_record_give_no_verdict(real: Path) -> None:
     def judged() -> Ended:
-        return inside("judge", str(folder), cwd=folder.parent)
+        return inside("judge", str(real), cwd=real.parent)
 
     assert judged().code == 4 and "another file" not in judged().out
-    text = (folder / "run.json").read_text()
-    (folder / "run.json").write_text(text.replace('"title": "', '"title": "my ', 1))
+    text = (real / "run.json").read_text()
+    (real / "run.json").write_text(text.replace('"title": "', '"title": "my ', 1))
     assert judged().code == 3 and "is another file than its MANIFEST.sha256 has" in judged().out
-    (folder / "MANIFEST.sha256").unlink()
+    (real / "MANIFEST.sha256").unlink()
     assert judged().code == 3 and "has no MANIFEST.sha256 beside it" in judged().out
 
 
 @pytest.mark.parametrize("facts", ["{", '{"a": {"name": 3}}'])
 def test_verify_of_a_spoiled_record_is_an_answer(
-    folder: Path, capsys: pytest.CaptureFixture[str], facts: str
+    real: Path, capsys: pytest.CaptureFixture[str], facts: str
 ) -> None:
-    (folder / "facts.json").write_text(facts)
-    (folder / "events.jsonl").write_text('{"seq":1,"event":"run_started","record":5}\n')
-    assert main(["judge", str(folder)]) == 2
-    assert main(["verify", str(folder)]) == 1
+    (real / "facts.json").write_text(facts)
+    (real / "events.jsonl").write_text('{"seq":1,"event":"run_started","record":5}\n')
+    assert main(["judge", str(real)]) == 2
+    assert main(["verify", str(real)]) == 1
     assert "internal error" not in capsys.readouterr().err
+
+
+A100 = Ran(
+    device="cuda",
+    name="NVIDIA A100 80GB PCIe",
+    ranks=2,
+    parameters=78_404_784,
+    seq_len=2048,
+    global_batch=2,
+    accumulation=2,
+    dtype="bf16",
+)
+
+
+def record(profile: str = "a100x2_pcie4", **changed: Any) -> RunRecord:
+    found = load_profile(profile)
+    told = {
+        "profile": found.name,
+        "profile_document": found.model_dump(mode="json"),
+        "scope": "typed by a person",
+        "required": found.required,
+        "environment": {"gpu.pcie_gen_max": "4"},
+    }
+    return run(Verdict.GO, (), **(told | changed))
+
+
+def phase(*ran: Ran) -> PhaseRecord:
+    return records.phase("baseline", outcome=Outcome.PASS, ran=ran)
+
+
+def test_a_gpu_profile_whose_launches_ran_on_the_cpu_says_cpu() -> None:
+    cpu = A100.model_copy(update={"device": "cpu", "name": "Xeon", "parameters": 460_000})
+    typed = {**record().profile_document, "title": "2xA100 PCIe4"}
+    said = scope_of(record(profile_document=typed), [phase(cpu)])
+    assert said.startswith("2 ranks on CPU; 0.5M parameters")
+    assert "A100" not in said
+
+
+def test_what_ran_is_read_from_env_json() -> None:
+    where = builder.context()
+    found = builder.evidence("baseline", where)
+    assert what_ran(found) == (A100.model_copy(update={"name": "A100"}),)
+    told, _ = shaped({"device": "x", "effective": 3}, ENV, "env.json")
+    broken = {name: replace(one, env=told) for name, one in found.launches.items()}
+    assert what_ran(replace(found, launches=broken)) == ()
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_a_shipped_profile_departs_from_nothing(name: str) -> None:
+    assert departures(load_profile(name), parse_settings(())) == []
+
+
+# What a profile has besides `extends: a100x2_pcie4` -> what its first line says.
+LESS = """
+required: [preflight.torch] -> for 1 of {n} checks
+config: cpu_smoke.yaml -> config changed (config=cpu_smoke.yaml)
+trainer: my.train -> config changed (trainer=my.train)
+workload: {seq_len: 128} -> workload changed (seq_len=128)
+phases: {nvtx: {config_overrides: {model.n_layers: 1}}} -> model changed (nvtx:model.n_layers=1)
+env: {NCCL_ALGO: null} -> settings changed (NCCL_ALGO unset)
+env: {NSA_SEL_RANGES_V2: {value: "0", source: me}} -> settings changed (NSA_SEL_RANGES_V2=0)
+phases: {baseline: {steps: 7, source: me}} -> fewer steps (baseline.steps=7)
+phases: {baseline: {launches: 1, source: me}} -> fewer steps (baseline.launches=1)
+limits: {throughput: {value: 1, source: me}} -> limits loosened (throughput)
+limits: {memory_gib: {value: 99, source: me}} -> limits loosened (memory_gib)
+limits: {throughput: {value: 39, source: me, gated: false}} -> limits loosened (throughput)
+"""
+
+
+@pytest.mark.parametrize("case", LESS.strip().splitlines())
+@pytest.mark.parametrize("name", ["mine", "a100x2_pcie4"])
+def test_a_profile_that_asks_for_less_says_so(tmp_path: Path, name: str, case: str) -> None:
+    """Also under the shipped profile's own name, and with its title."""
+    text, said = case.split(" -> ")
+    path = written(tmp_path, f"extends: a100x2_pcie4\nname: {name}\n{text}\n")
+    found = departures(load_profile(path), parse_settings(()))
+    assert found == [said.replace("{n}", str(len(load_profile("a100x2_pcie4").required)))]
+
+
+def test_a_scope_cannot_be_typed(tmp_path: Path) -> None:
+    path = written(tmp_path, 'extends: cpu\nname: mine\nscope: "2xA100 PCIe4"\n')
+    with pytest.raises(UsageError, match="scope: leave it out"):
+        load_profile(path)

@@ -108,10 +108,13 @@ def _one_launch_less(phase: Document) -> None:
 
 
 FORGED: dict[str, tuple[Callable[[Document], None], str]] = {
-    "scope": (_set("scope", "2xH200"), 'run.json: scope: recorded "2xH200"'),
+    "scope": (_set("scope", "2xH200"), 'run.json: scope: recorded "2xH200", recomputed "'),
     "digest of the profile": (_set("profile_sha256", "0" * 64), "run.json: profile_sha256: "),
     "fewer required": (_set("required", ["baseline.rate"]), "run.json: required: recorded"),
-    "exports": (_set("exports", {"NSA_USE_FA2": "1"}), "run.json: exports.NSA_USE_FA2"),
+    "exports": (
+        _set("exports", {"NSA_USE_FA2": "1"}),
+        'run.json: exports.NSA_USE_FA2: recorded "1", recomputed null',
+    ),
     "passed as interrupted": (_phase(_passed_without_judgement), "not judged, and nothing shows"),
     "passed and never judged": (_phase(_never_judged), "baseline"),
     "an end": (_phase(_ended_well), "launch run1: result.duration_s: recorded 1.0"),
@@ -240,13 +243,14 @@ def test_a_phase_that_was_started_and_not_judged_leaves_a_trace(folder: Path) ->
     record = RunRecord.model_validate_json((folder / "run.json").read_text())
     (one,) = [phase for phase in record.phases if phase.name == "baseline"]
     cut = one.checks[0].model_copy(update={"code": Reason.HARNESS_ERROR})
-    phases = (one.model_copy(update={"checks": (cut,)}),)
+    started = one.model_copy(update={"checks": (cut,)})
 
-    def said(interrupted: bool = False, **known: Toy) -> list[str]:
-        update = {"phases": phases, "interrupted": interrupted}
+    def said(interrupted: bool = False, phase: PhaseRecord = started, **known: Toy) -> list[str]:
+        update = {"phases": (phase,), "interrupted": interrupted}
         return list(unjudged_problems(record.model_copy(update=update), folder, phases=known))
 
     assert said(interrupted=True, **PHASES) == []
+    assert said(phase=started.model_copy(update={"started_at": ""}), **PHASES) == []
     assert said(**PHASES) == ["baseline: not judged, and nothing shows why"]
     (folder / "harness_error_baseline_1.txt").touch()
     assert said(**PHASES) == []

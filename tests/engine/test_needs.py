@@ -11,8 +11,7 @@ import pytest
 from runbook import EXTRAS, absent
 from runbook.config.extends import load_preset
 from runbook.config.setup import RunOptions, Setup
-from runbook.engine.plan.needs import needs_of
-from runbook.engine.plan.prepare import prepare
+from runbook.engine.plan.prepare import needs_of, prepare
 from runbook.errors import UsageError
 from tests.cli.shell import inside
 from tests.data.hub import serve, write_shards

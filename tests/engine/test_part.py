@@ -119,7 +119,12 @@ def test_a_run_whose_trainer_is_pre_empted_stops_and_goes_on(tmp_path: Path) -> 
 def test_a_part_of_the_command_ends_with_3_and_says_how_it_goes_on(tmp_path: Path) -> None:
     words = ("run", "--profile", "cpu", "--phase", "preflight", "--out", "runs")
     cut = runbook(*words, "--until-s", "0.5", cwd=tmp_path)
-    assert cut.code == 3 and "resume  runbook run --resume " in cut.out, cut.err
+    assert cut.code == 3, cut.err
+    # Every row would say that it has no evidence: only the way to go on is told.
+    first, resume, fingerprint, *reports = cut.out.splitlines()
+    assert first.startswith("INCOMPLETE (") and resume.startswith("resume  runbook run --resume ")
+    assert fingerprint.startswith("fingerprint  ")
+    assert all(one.startswith("report  runs/") for one in reports)
 
 
 SHARD = shard_file(0)

@@ -36,7 +36,7 @@ from runbook.machine.identity import identity
 from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord
 from tests import executed
 from tests.cli.shell import environment, inside, runbook
-from tests.engine.test_scope import phase, record
+from tests.engine.test_doubt import phase, record
 from tests.shared import once
 
 PROFILE = """\

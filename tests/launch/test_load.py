@@ -1,4 +1,4 @@
-"""The CPU time of others while a real launch runs: a busy loop shows, our own work does not."""
+"""What the machine shows beside a launch: other work, what ranks hold, the kernel's log."""
 
 from __future__ import annotations
 
@@ -17,11 +17,18 @@ import pytest
 from phases.kit import OTHER_WORK_SHARE
 from runbook.folder import LOAD_JSON, RESOURCES_CSV
 from runbook.folder.launch.documents import RESOURCES, Load, load_of
+from runbook.folder.launch.evidence import read_launch
+from runbook.folder.launch.kernel_lines import KernelLine, parse_lines
 from runbook.folder.launch.rows import read_rows
+from runbook.launch.attempt import with_kernel_log
 from runbook.launch.watch.live_status import ResourceLog
 from runbook.launch.watch.rank_state import RankState
+from runbook.machine import kernel_log
+from runbook.machine.kernel_log import MOST_LINES, KernelLog
 from runbook.machine.surroundings import LoadMeter
-from tests.launch.helpers import fake_launch, run
+from runbook.records import End, LaunchStatus
+from tests.factory.programs import first_on_path, program
+from tests.launch.helpers import At, fake_launch, run
 
 _SPIN = "import sys; sys.stdout.write('x'); sys.stdout.flush()\nwhile True: pass"
 _WORK = "import time\nwhile time.process_time() < 1.0: pass"
@@ -134,3 +141,150 @@ def test_a_rank_whose_process_is_elsewhere_or_gone_has_no_row(tmp_path: Path) ->
     gone = RankState(rank=0, path=tmp_path, pid=child.pid, handle=0)
     log.look([gone, RankState(rank=1, path=tmp_path)])
     assert not (tmp_path / RESOURCES_CSV).exists()
+
+
+RECORDED = """
+xid 79 fatal: NVRM: Xid (PCI:0000:b1:00): 79, GPU has fallen off the bus.
+xid 14 fatal: NVRM: Xid (0000:03:00): 14, Channel 00000001
+xid 63 fatal: NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping
+nvrm: NVRM: GPU at PCI:0000:03:00: GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7
+pcie: pcieport 0000:00:1c.0: AER: Corrected error message received from 0000:00:1c.0
+pcie fatal: nvidia 0000:17:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction
+pcie fatal: pcieport 0000:16:01.0: pciehp: Slot(1): Link Down
+oom: Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB
+"""
+
+
+def kmsg(path: Path, *texts: str) -> None:
+    with path.open("a") as stream:
+        for number, text in enumerate(texts):
+            stream.write(f"4,{number},{1000 + number},-;{text}\n SUBSYSTEM=pci\n")
+
+
+@pytest.mark.parametrize("case", RECORDED.strip().splitlines())
+def test_a_published_line_is_understood(case: str) -> None:
+    told, _, text = case.partition(": ")
+    (line,) = parse_lines([text])
+    found = [line.kind.name.lower(), line.xid and str(line.xid), line.fatal and "fatal"]
+    assert " ".join(filter(None, found)) == told
+
+
+def test_only_lines_of_the_window_count_and_only_those_that_concern(tmp_path: Path) -> None:
+    device = tmp_path / "kmsg"
+    kmsg(device, "NVRM: Xid (PCI:0000:17:00): 48, before the launch")
+    log = KernelLog(kmsg=device)
+    kmsg(device, "EXT4-fs (vda): mounted", "NVRM: Xid (PCI:0000:17:00): 79, in\\x20it")
+    window = log.close(tmp_path)
+    assert [line.text for line in window.lines] == ["NVRM: Xid (PCI:0000:17:00): 79, in it"]
+    document = json.loads((tmp_path / "kernel_log.json").read_text())
+    assert document["source"] == str(device) and document["others"] == 1
+    assert document["lines"] == ["NVRM: Xid (PCI:0000:17:00): 79, in it"]
+
+
+def test_secrets_are_blanked_and_a_flood_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-77aa55")
+    device = tmp_path / "kmsg"
+    device.touch()
+    log = KernelLog(kmsg=device)
+    kmsg(device, *["NVRM: says canary-77aa55"] * (MOST_LINES + 7))
+    window = log.close(tmp_path)
+    assert (len(window.lines), window.left_out) == (MOST_LINES, 7)
+    assert "canary" not in (tmp_path / "kernel_log.json").read_text()
+
+
+def test_a_log_that_cannot_be_read_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("dmesg", "journalctl"):
+        program(tmp_path / "bin" / name, "echo 'Operation not permitted' >&2; exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
+    assert window.source == "" and window.lines == []
+    for part in ("No such file", "dmesg: exit code 1: Operation not", "journalctl: exit code 1"):
+        assert part in window.problem
+
+
+def dmesg(folder: Path, *lines: str) -> None:
+    (folder / "log").write_text("".join(f"<4>[    1.{n:06d}] {t}\n" for n, t in enumerate(lines)))
+    program(folder / "dmesg", f"cat {folder}/log")
+
+
+def test_dmesg_stands_in_and_begins_after_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first_on_path(monkeypatch, tmp_path)
+    dmesg(tmp_path, "old", "NVRM: Xid (PCI:0000:17:00): 48, old")
+    log = KernelLog(kmsg=tmp_path / "none")
+    dmesg(tmp_path, "old", "NVRM: Xid (PCI:0000:17:00): 48, old", "NVRM: new")
+    window = log.close(tmp_path)
+    assert (window.source, [line.text for line in window.lines]) == ("dmesg --raw", ["NVRM: new"])
+    log = KernelLog(kmsg=tmp_path / "none")
+    dmesg(tmp_path, "NVRM: all anew")
+    window = log.close(tmp_path)
+    assert window.lost and [line.text for line in window.lines] == ["NVRM: all anew"]
+
+
+def test_the_journal_stands_in_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = '{"__CURSOR": "s=2", "MESSAGE": "NVRM: Xid (PCI:0000:17:00): 79, off the bus"}'
+    program(tmp_path / "dmesg", "exit 1")
+    program(
+        tmp_path / "journalctl",
+        "for last; do :; done\ncase $last in\n"
+        '--lines=1) echo \'{"__CURSOR": "s=1", "MESSAGE": "old"}\';;\n'
+        f"--after-cursor=s=1) echo '{new}';;\nesac",
+    )
+    first_on_path(monkeypatch, tmp_path)
+    window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
+    assert window.source == "journalctl -k" and window.lines[0].xid == 79
+
+
+XID = "NVRM: Xid (PCI:0000:17:00): {}, pid=7"
+CRASH = End(status=LaunchStatus.CRASHED, cause="rank 1 ended: CUDA error", culprit_rank=1)
+OURS = ("0000:17:00",)
+
+
+def lines(*numbers: int) -> list[KernelLine]:
+    return parse_lines([XID.format(number) for number in numbers])
+
+
+@pytest.mark.parametrize("number", [48, 64, 74, 79, 94, 95, 119, 120])
+def test_an_xid_that_no_program_causes_is_a_hardware_error(number: int) -> None:
+    end = with_kernel_log(CRASH, lines(number), slots=OURS, pids={})
+    assert end.status is LaunchStatus.HARDWARE_ERROR and end.culprit_rank == 1
+    assert end.cause.startswith(f"GPU 0000:17:00: Xid {number} (") and CRASH.cause in end.cause
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 92, 999])
+def test_an_xid_that_the_program_may_cause_leaves_it_a_crash_and_is_named(number: int) -> None:
+    end = with_kernel_log(CRASH, lines(number), slots=OURS, pids={})
+    assert end.status is LaunchStatus.CRASHED and f"Xid {number} (" in end.cause
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_is_told_by_its_log() -> None:
+    killed = parse_lines(["Out of memory: Killed process 4711 (python) total-vm:9kB"])
+    end = with_kernel_log(CRASH, killed, slots=(), pids={4711: 0})
+    assert end.status is LaunchStatus.OUT_OF_MEMORY and end.culprit_rank == 0
+    assert with_kernel_log(CRASH, killed, slots=(), pids={1: 0}) == CRASH
+
+
+@pytest.mark.parametrize("fault", ["segv", ""])
+def test_an_xid_makes_a_crash_a_hardware_error_and_no_good_end_a_bad_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    device = tmp_path / "kmsg"
+    device.touch()
+    monkeypatch.setattr(kernel_log, "KMSG", device)
+    launch = fake_launch("--fault", fault, "--at", "20", steps=40)
+    # The card falls off the bus while the launch trains.
+    result = run(launch, tmp_path, observer=At(1, lambda _: kmsg(device, XID.format(79))))
+    evidence = read_launch(tmp_path, launch, result)
+    assert evidence.kernel_log is not None and len(evidence.kernel_log["lines"]) == 1
+    assert evidence.devices_after is not None and evidence.problems == ()
+    if fault:
+        assert result.status is LaunchStatus.HARDWARE_ERROR
+        assert "Xid 79 (GPU has fallen off the bus)" in result.cause
+        assert "baseline/one/kernel_log.json" in result.evidence
+    else:
+        assert result.status is LaunchStatus.COMPLETED and result.evidence == ()

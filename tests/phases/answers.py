@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
 
 from phases.kit.finding import Finding
+from phases.kit.playbook import Situation
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Check, Outcome, Reason
 from tests.phases import builder, spoil
@@ -107,3 +109,11 @@ def case(
         says(check, wanted, *words, remedy=remedy, evidence=evidence)
 
     return pytest.param(holds, id=called or "-".join([what, *words[:1]])[:50])
+
+
+# Two situations that remedies have to fit.
+
+ON_TWO_A100 = Situation(
+    device="cuda", ranks=2, dtype="bf16", seq_len=2048, pcie=True, folder="baseline/run1"
+)
+ON_A_CPU = replace(ON_TWO_A100, device="cpu", dtype="fp32", seq_len=128, pcie=False)

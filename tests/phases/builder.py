@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from runbook.config import registry
 from runbook.config.load import load_profile
 from runbook.config.phase import Judgement, PlanContext
@@ -24,7 +22,7 @@ from runbook.records.evidence import (
     PhaseEvidence,
 )
 from runbook.records.run import Invocation
-from tests.phases.heartbeats import SHA, told
+from tests.phases.heartbeats import HEALTHY, SHA, told
 from tests.phases.spoil import Change
 from tests.phases.traces import healthy
 
@@ -69,27 +67,8 @@ TRAINING = tuple(
 )
 
 
-# The machine of the profile: what each file tells of it.
-_TOLD = """
-host.json: {git.branch: main, git.behind: 0.0, trainer.imports: true, torch.nccl: 2.27.7,
-  infiniband.present: false, disk.free_gib: 500.0, disk.write_mib_s: 900.0, port.free: true,
-  processes.leftover: 0.0, processes.other_runs: 0.0, env.problems: "", needs.missing: "",
-  python.startup: "", host.shm_gib: 64.0, host.shm_free_gib: 64.0, host.load_per_cpu: 0.05,
-  host.busy_cpus: 0.2}
-git_sha.txt: {git.sha: "1111111111111111111111111111111111111111"}
-git_status.txt: {git.dirty: false}
-collect_env.txt: {torch.version: 2.13.0, torch.cuda_available: true, torch.device_count: 2.0,
-  torch.cuda: "13.0"}
-nvidia_smi.xml: {gpu.installed: 2.0, gpu.count: 2.0, gpu.driver: 580.95.05, gpu.mig: false,
-  gpu.names: "NVIDIA A100 80GB PCIe, NVIDIA A100 80GB PCIe", gpu.pcie_gen_max: 4.0,
-  gpu.pcie_width: 16.0, gpu.memory_total_mib: 81920.0, gpu.memory_used_mib: 10.0,
-  gpu.processes: 0.0, gpu.power_limit: 1.0}
-nvidia_topo.txt: {gpu.nvlink: false}
-"""
 _FACTS: dict[str, tuple[Any, str]] = {
-    name: (value, path)
-    for path, told in yaml.safe_load(_TOLD).items()
-    for name, value in told.items()
+    name: (value, path) for path, told in HEALTHY["facts"].items() for name, value in told.items()
 }
 
 
@@ -161,7 +140,7 @@ def evidence(
     for launch in (one for one in planned if conditional or not one.conditional):
         made = healthy(launch, batch_of(launch, where.profile), **speed)
         if change is not None and (only is None or launch.name in only):
-            made = _changed(made, change)
+            made = changed(made, change)
         found[launch.name] = made
     return PhaseEvidence(
         launches=found,
@@ -179,7 +158,7 @@ def batch_of(launch: Launch, profile: Profile) -> Profile:
     return profile.model_copy(update={"workload": workload})
 
 
-def _changed(made: LaunchEvidence, change: Change) -> LaunchEvidence:
+def changed(made: LaunchEvidence, change: Change) -> LaunchEvidence:
     """Changed; the heartbeats follow a changed CSV, unless they are what was changed."""
     after = change(made)
     moved = after.training is not None and after.training is not made.training

@@ -10,7 +10,7 @@ from nsa.toggles import TOGGLES
 from runbook.config.profile import Profile, Workload
 from runbook.records import Launch
 from runbook.records.launch import option
-from tests.phases.heartbeats import MODEL, NSA, SEED, TOKEN, VOCABULARY, digest_of
+from tests.phases.heartbeats import HEALTHY, MODEL, NSA, TOKEN, VOCABULARY, digest_of
 from tests.phases.machine_files import DRIVER
 
 NCCL = "2.27.7"
@@ -21,13 +21,9 @@ ENTROPY = 1.1063
 def env(launch: Launch, profile: Profile) -> dict[str, Any]:
     """The env.json of a launch that ran as planned."""
     work = profile.workload_of(launch.phase)
+    set_there = {"default": None, "source": "environment"}
     toggles = [
-        {
-            "name": name,
-            "value": TOGGLES[name].parse(value),
-            "default": None,
-            "source": "environment",
-        }
+        {"name": name, "value": TOGGLES[name].parse(value), **set_there}
         for name, value in launch.env.items()
         if name in TOGGLES
     ]
@@ -59,14 +55,9 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
         },
         "config": {
             "train": {
+                **HEALTHY["train"],
                 "seq_len": work.seq_len,
                 "steps": launch.steps,
-                "out_dir": "x",
-                "lr": 2e-4,
-                "warmup_steps": 0,
-                "lr_schedule": "constant",
-                "grad_clip": 1.0,
-                "seed": SEED,
                 **{
                     key.removeprefix("train."): value
                     for key, value in launch.config_overrides.items()
@@ -78,6 +69,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
         },
         "config_sha256": "c" * 64,
         "effective": {
+            **HEALTHY["effective"],
             "seq_len": work.seq_len,
             "global_batch": work.global_batch,
             "per_rank_batch": work.global_batch // launch.nproc,
@@ -85,13 +77,10 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "tokens_per_step": work.tokens_per_step,
             "steps": launch.steps,
             "schedule_steps": launch.steps,
-            "n_params": 78_404_784,
             "vocab_size": VOCABULARY,
             "dtype": work.dtype,
             "device": profile.hardware.device,
             "dataset": option(launch.argv, "--dataset") or "synthetic",
-            "gradient_checkpointing": False,
-            "model_flops_per_token": 5e8,
             "loss_floor": ENTROPY if "markov" in launch.argv else FLOOR,
         },
         "attention": attention(work) if cuda else {},

@@ -6,9 +6,11 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from nsa.contract.digests import recomputed_steps
 from nsa.toggles import TOGGLES
@@ -23,7 +25,9 @@ from tests.factory.told import ORACLE, TEXT, first_pass, in_force, recomputed, t
 
 SHA = "5" * 64
 TOKEN = "ab" * 16
-SEED, VOCABULARY, LAYERS = 1337, 256, 12
+HEALTHY: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("healthy.yaml").read_text())
+MODEL, NSA, SEED = HEALTHY["model"], HEALTHY["nsa"], HEALTHY["train"]["seed"]
+VOCABULARY, LAYERS = 256, 12
 # 2026-01-01 00:00:00 UTC: the first step begins.
 BEGAN_AT = 1_767_225_600.0
 
@@ -72,18 +76,6 @@ def cut_by(cap_mib: float, of_mib: float) -> dict[str, Any]:
 
 
 GROUPS = ("embedding", "attention.q", "attention.gates", "mlp.down")
-# The production model.
-MODEL: Mapping[str, Any] = {
-    "dim": 768,
-    "n_layers": LAYERS,
-    "n_heads": 12,
-    "n_kv_groups": 2,
-    "d_k": 64,
-    "d_v": 64,
-    "mlp_ratio": 8 / 3,
-    "tie_embeddings": True,
-}
-NSA: Mapping[str, Any] = {"l": 32, "l_sel": 64, "n_sel": 16, "phi": "avg"}
 WEIGHTS: Mapping[str, Any] = first_weights(
     {"config": {"model": MODEL, "nsa": NSA}, "effective": {"vocab_size": VOCABULARY}}
 )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from nsa.contract import Ceiling
+from runbook.config.profile import Profile
 from runbook.files import utc_text
 from runbook.folder.launch.shapes import DEVICE_COUNTERS
-from tests.phases.heartbeats import BEGAN_AT
+from runbook.records import Launch
+from tests.phases.heartbeats import BEGAN_AT, HEALTHY, TOKEN
 
 DRIVER = "580.95.05"
 # The first step begins so many seconds after the launch.
@@ -40,22 +44,14 @@ def gpu_samples(
             "index": np.tile(np.arange(gpus), len(at)),
             "utilization_percent": np.repeat(np.where(training, busy, 2.0), gpus),
             "memory_used_mib": used_mib,
-            "memory_total_mib": 81_920.0,
         }
     )
     return frame.assign(
-        throttle_reasons="0x0000000000000004",
+        **HEALTHY["sampled"],
         sm_clock_mhz=np.repeat(np.where(training, 1290.0, 210.0), gpus),
-        pcie_gen=4.0,
-        pcie_width=16.0,
         uuid="GPU-" + frame["index"].astype(str),
-        source="nvml",
-        own_processes=1.0,
         own_utilization_percent=busy,
         own_memory_mib=used_mib,
-        other_processes=0.0,
-        unknown_processes=0.0,
-        others="",
     )
 
 
@@ -70,18 +66,12 @@ def devices(gpus: int) -> dict[str, Any]:
     counters |= dict.fromkeys(("retired_single_bit", "retired_double_bit", "retired_pending"))
     found = [
         {
+            **copy.deepcopy(HEALTHY["device"]),
             "index": gpu,
             "uuid": f"GPU-{gpu}",
-            "name": "NVIDIA A100 80GB PCIe",
             "pci": f"0000{slot(gpu)}.0".upper(),
             "pci_path": [f"0000:{0x56 + gpu:02x}:01"],
-            "mig": False,
             "counters": dict(counters),
-            "link": {"gen": 1, "gen_max": 4, "width": 16, "width_max": 16},
-            "power": {"limit_w": 300.0, "default_w": 300.0},
-            "sm_max_mhz": 1410,
-            "clock_events": 1,
-            "missing": {"retired_pending": "Not Supported"},
         }
         for gpu in range(gpus)
     ]
@@ -97,9 +87,8 @@ def devices(gpus: int) -> dict[str, Any]:
 
 def kernel_log(*lines: str, **changes: Any) -> dict[str, Any]:
     """What the kernel logged while a launch ran."""
-    document = {"schema_version": 1, "source": "/dev/kmsg", "problem": "", "lost": False}
-    document |= {"began_at": STARTED_AT, "ended_at": STARTED_AT}
-    return {**document, "others": 3, "left_out": 0, "lines": list(lines), **changes}
+    times = {"began_at": STARTED_AT, "ended_at": STARTED_AT}
+    return {**HEALTHY["kernel_log"], **times, "lines": list(lines), **changes}
 
 
 def no_devices() -> dict[str, Any]:
@@ -109,16 +98,100 @@ def no_devices() -> dict[str, Any]:
 
 def load(*, others_s: float = 1.0, steal_s: float = 0.0) -> dict[str, Any]:
     """A minute on two CPUs, in which others worked for so long."""
+    told = {"busy_s": 100.0 + others_s, "others_s": others_s, "steal_s": steal_s}
+    return {**copy.deepcopy(HEALTHY["load"]), **told}
+
+
+# A ceilings.json made by hand, of devices that are as fast as one wants.
+
+# What healthy devices are seen with; an A100 behind PCIe 4 unless its profile says otherwise.
+_SEEN = {
+    "A100": (240.0, 1650.0, 25.0),
+    "H100 80GB HBM3": (700.0, 2950.0, 50.0),
+    "H200": (780.0, 4300.0, 50.0),
+    "B200": (1700.0, 7000.0, 50.0),
+    None: (0.05, 10.0, 1.0),
+}
+_LATENCY_S = 20e-6
+
+
+def healthy_rates(profile: Profile) -> dict[Ceiling, float]:
+    """Rates of a healthy machine of this profile."""
+    hardware = profile.hardware
+    matmul, memory, host = _SEEN[hardware.gpu_name]
+    link = {True: 200.0 if hardware.gpu_name == "B200" else 130.0, False: 14.0, None: 1.0}[
+        hardware.nvlink
+    ]
+    slow = 2.0 if hardware.pcie_gen == 3 else 1.0
+    return {
+        Ceiling.MATMUL: matmul,
+        Ceiling.MEMORY_COPY: memory,
+        Ceiling.HOST_COPY: host / slow,
+        Ceiling.ALL_REDUCE: link / slow,
+        Ceiling.LATENCY: 4e-9 / _LATENCY_S,
+    }
+
+
+# What one call does, in the unit's multiples: 8192 cubed, 2 GiB read and written, 256 MiB; of an
+# all-reduce of N ranks 2 (N - 1) / N of its bytes pass each link, of two every byte once.
+_WORK = {
+    Ceiling.MATMUL: 2 * 8192**3 / 1e12,
+    Ceiling.MEMORY_COPY: 2 * 2**31 / 1e9,
+    Ceiling.HOST_COPY: 2**28 / 1e9,
+    Ceiling.ALL_REDUCE: 2**28 / 1e9,
+    Ceiling.LATENCY: 4 / 1e9,
+}
+
+
+def measured(what: Ceiling, rate: float, nproc: int = 2) -> dict[str, Any]:
+    """Ten repeats of five calls of so many ranks at a rate, with a percent between them."""
+    work = _WORK[what]
+    if what in (Ceiling.ALL_REDUCE, Ceiling.LATENCY):
+        work *= 2 * (nproc - 1) / nproc
+    seconds = [work / rate * (1 + 0.002 * (repeat % 5 - 2)) for repeat in range(10)]
+    sizes = {"bytes": 2**28}
+    if what is Ceiling.MATMUL:
+        sizes = {"size": 8192}
+    elif what is Ceiling.MEMORY_COPY:
+        sizes = {"bytes": 2**31}
+    elif what is Ceiling.LATENCY:
+        sizes = {"bytes": 4}
+    kind = {"dtype": "bf16"} if what is Ceiling.MATMUL else {}
+    return {
+        **sizes,
+        **kind,
+        "inner": 5,
+        "seconds": seconds,
+        "host_s": 5 * sum(seconds) * 1.01,
+        "rate": rate,
+        "unit": "TFLOP/s" if what is Ceiling.MATMUL else "GB/s",
+    }
+
+
+def document(launch: Launch, profile: Profile, **rates: float) -> dict[str, Any]:
+    """What healthy devices of the profile leave; `matmul=100.0` is the rate of every rank."""
+    has = dict.fromkeys(Ceiling, True)
+    has[Ceiling.HOST_COPY] = profile.has_gpu
+    has[Ceiling.ALL_REDUCE] = has[Ceiling.LATENCY] = launch.nproc > 1
+    seen = {**healthy_rates(profile), **{Ceiling(name): rate for name, rate in rates.items()}}
+    found = {
+        what: measured(what, seen[what], launch.nproc) if has[what] else None for what in Ceiling
+    }
     return {
         "schema_version": 1,
-        "problem": "",
-        "cpus": 2,
-        "wall_s": 60.0,
-        "total_s": 120.0,
-        "busy_s": 100.0 + others_s,
-        "own_s": 100.0,
-        "others_s": others_s,
-        "steal_s": steal_s,
-        "load_before": [0.5, 0.4, 0.3],
-        "load_after": [2.1, 1.0, 0.5],
+        "run_token": TOKEN,
+        "world_size": launch.nproc,
+        "versions": {"torch": "2.13.0", "cuda": "13.0" if profile.has_gpu else None},
+        "ranks": [
+            {
+                "rank": rank,
+                "device": {
+                    "type": profile.hardware.device,
+                    "name": profile.hardware.gpu_name or "some processor",
+                    "uuid": f"{rank}" if profile.has_gpu else None,
+                },
+                **found,
+            }
+            for rank in range(launch.nproc)
+        ],
     }

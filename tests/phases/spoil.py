@@ -16,7 +16,7 @@ from runbook.records.evidence import JUnitCase, LaunchEvidence, TrainingLog
 Change = Callable[[LaunchEvidence], LaunchEvidence]
 
 
-def at(path: str, value: Any = None, **values: Any) -> Change:
+def at(path: str, value: Any = None, /, **values: Any) -> Change:
     """What stands at a place of the evidence replaced, `ranks.1.proof.mean_high`; `*`: of each.
 
     values: several at once, below the place. A callable gets what was there, of a column its table.

@@ -34,99 +34,80 @@ def row(
     return builder.row("baseline", what, replace(found, accepted=accepted), where)
 
 
-def test_a_run_as_fast_as_the_last_accepted_one_passes_with_its_source() -> None:
-    check = says(row(LAST, 0.9e5, 1e5), FINE, "against run2 (run.json aaaaaaaaaaaa)")
+ERODED = [1e5 * 0.99**night for night in range(14)]
+NIGHT = ERODED[-1] * 0.99
+FIRST = (Outcome.SKIPPED, Reason.NO_ACCEPTED_RUN)
+GONE = "baseline/run1/training.csv is not the file"
+DAMAGE = {"damaged": {"run7": f"{GONE} of its MANIFEST.sha256"}, "rate": 5e4}
+EARLIER = {"damaged": {"run0": "its run.json is gone"}}
+CPU = {"where": builder.context("cpu"), "rate": 2e4}
+
+
+def other(kind: str, fact: str) -> dict[str, Any]:
+    return {"facts": {(kind, fact): "another"}}
+
+
+@pytest.mark.parametrize(("what", "history", "options", "wanted", "words", "remedy"), [
+    (LAST, [0.9e5, 1e5], {}, FINE, "against run2 (run.json aaaaaaaaaaaa)", ""),
+    (LAST, [1e5], {"rate": 8e4}, TOO_MUCH, "", "runbook compare"),
+    (LAST, [1e5], {"rate": 9.4e4}, WARNED, "suspected, not shown", ""),
+    # The first run has nothing to lose and is not held back.
+    (LAST, [], {}, FIRST, "", ""), (BEST, [], {}, FIRST, "", ""),
+    (BEST, [1e5, 1e5], {}, FIRST, "", ""),
+    # Slow erosion is held against the best level.
+    (LAST, ERODED, {"rate": NIGHT}, FINE, "", ""),
+    (BEST, ERODED, {"rate": NIGHT}, TOO_MUCH, "14 earlier runs", ""),
+    # A run of another configuration or machine is none; another version is compared and named.
+    *((LAST, [2e5], other(*fact), FIRST, "", "") for fact in
+      (("work", "config_sha256"), ("machine", "device.name"), ("toggles", "toggle NSA_X"))),
+    *((LAST, [2e5], other(*fact), TOO_MUCH, f"differs: {fact[1]} another -> ", "") for fact in
+      (("software", "versions.torch"), ("code", "git.sha"), ("software", "driver"),
+       ("cards", "device.uuids"))),
+    (LAST, [], {"left_out": {"run7": "run.json is not the file of its MANIFEST.sha256"}}, FIRST,
+     "not taken: run7: run.json is not the file", ""),
+    # A damaged last run is not the same as none: SKIPPED satisfies, and any loss was a GO.
+    *((LAST, history, DAMAGE, DAMAGED, f"run7: {GONE}", remedy) for history in ([], [1e5])
+      for remedy in ("runbook verify", "move that folder")),
+    # Damage before the last accepted run hides the best level only.
+    (LAST, [1e5] * 6, EARLIER, FINE, "", ""),
+    (BEST, [1e5] * 6, EARLIER, DAMAGED, "run0: its run.json is gone", ""),
+    (LAST, [], {"problem": "accepted.json is not JSON"}, DAMAGED, "", ""),
+    # On shared cores it is shown and never decides.
+    (LAST, [1e5], CPU, NOT_GATED, "is shown", ""),
+])  # fmt: skip
+def test_what_accepted_runs_make_of_a_run(
+    what: str, history: list[float], options: dict[str, Any], wanted: Any, words: str, remedy: str
+) -> None:
+    says(row(what, *history, **options), wanted, words, remedy=remedy)
+
+
+def test_the_last_accepted_run_is_a_source() -> None:
+    check = row(LAST, 0.9e5, 1e5)
     assert (check.limit, check.comparator.value) == (0.05, "<=")
-    measured = check.measurement
-    sources = {source.path: source.sha256 for source in measured.sources}
+    sources = {source.path: source.sha256 for source in check.measurement.sources}
     assert sources["baseline/accepted.json"] == heartbeats.SHA
-    assert measured.interval is not None and measured.interval[0] < 0.05
-
-
-def test_a_loss_that_is_shown_fails_and_is_no_go() -> None:
-    check = says(row(LAST, 1e5, rate=8e4), TOO_MUCH, remedy="runbook compare")
-    assert judge_run([check], [check.id]) is Verdict.NO_GO
-
-
-def test_a_loss_that_is_only_suspected_is_a_warning() -> None:
-    says(row(LAST, 1e5, rate=9.4e4), WARNED, "suspected, not shown")
-
-
-def test_the_first_run_has_nothing_to_lose_and_is_not_held_back() -> None:
-    for check in (row(LAST), row(BEST), row(BEST, 1e5, 1e5)):
-        assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NO_ACCEPTED_RUN)
-        assert judge_run([check], [check.id]) is Verdict.GO
-    other = row("throughput_aim", 1e5)
-    assert other.outcome is Outcome.SKIPPED
-    assert judge_run([other], [other.id]) is Verdict.INCOMPLETE, "no other skip is enough"
-
-
-def test_slow_erosion_is_held_against_the_best_level() -> None:
-    history = [1e5 * 0.99**night for night in range(14)]
-    assert row(LAST, *history, rate=history[-1] * 0.99).outcome is Outcome.PASS
-    check = row(BEST, *history, rate=history[-1] * 0.99)
-    assert check.outcome is Outcome.FAIL
-    assert "14 earlier runs" in check.reason
+    assert check.measurement.interval[0] < 0.05
 
 
 @pytest.mark.parametrize(
-    "fact", [("work", "config_sha256"), ("machine", "device.name"), ("toggles", "toggle NSA_X")]
-)
-def test_a_run_of_another_configuration_or_machine_is_none(fact: tuple[str, str]) -> None:
-    check = row(LAST, 2e5, facts={fact: "another"})
-    assert check.code is Reason.NO_ACCEPTED_RUN
-
-
-@pytest.mark.parametrize(
-    "fact",
+    ("check", "verdict"),
     [
-        ("software", "versions.torch"),
-        ("code", "git.sha"),
-        ("software", "driver"),
-        ("cards", "device.uuids"),
+        (row(LAST, 1e5, rate=8e4), Verdict.NO_GO),
+        (row(LAST), Verdict.GO),
+        (row(BEST, 1e5, 1e5), Verdict.GO),
+        (row(LAST, **DAMAGE), Verdict.INCOMPLETE),
+        # No other skip is enough.
+        (row("throughput_aim", 1e5), Verdict.INCOMPLETE),
     ],
 )
-def test_another_version_is_compared_and_named(fact: tuple[str, str]) -> None:
-    check = row(LAST, 2e5, facts={fact: "another"})
-    assert check.outcome is Outcome.FAIL
-    assert f"differs: {fact[1]} another -> " in check.reason
+def test_only_a_first_run_is_a_go_without_a_number(check: Check, verdict: Verdict) -> None:
+    assert judge_run([check], [check.id]) is verdict
 
 
 def test_another_card_of_the_same_model_is_the_same_machine() -> None:
     """The trainer's own list of cards, too: else a slow card that was put in is never seen."""
-    card = {"type": "cuda", "name": "NVIDIA A100 80GB PCIe", "uuids": ["1", "2"]}
+    card = {"type": "cuda", "name": "NVIDIA A100 80GB PCIe"}
     one, two = (env_facts({"device": card | {"uuids": uuids}}) for uuids in (["1"], ["2"]))
     (found,) = unlike(one, two)
     assert (found.kind, found.what) == ("cards", "device.uuids")
     assert other_work(one, two) == []
-
-
-def test_a_run_that_was_not_taken_is_named() -> None:
-    check = row(LAST, left_out={"run7": "run.json is not the file of its MANIFEST.sha256"})
-    assert "not taken: run7: run.json is not the file" in check.reason
-
-
-def test_a_damaged_last_accepted_run_is_not_the_same_as_none() -> None:
-    """It was SKIPPED, which satisfies: damaging one file of the last run made any loss a GO."""
-    damaged = {"run7": "baseline/run1/training.csv is not the file of its MANIFEST.sha256"}
-    for history in ([], [1e5]):
-        check = row(LAST, *history, rate=5e4, damaged=damaged)
-        says(check, DAMAGED, "run7: baseline/run1/training.csv is not the file")
-        assert "runbook verify" in check.remedy and "move that folder" in check.remedy
-        assert judge_run([check], [check.id]) is Verdict.INCOMPLETE
-
-
-def test_damage_before_the_last_accepted_run_hides_the_best_level_only() -> None:
-    damaged = {"run0": "its run.json is gone"}
-    history = [1e5] * 6
-    assert row(LAST, *history, damaged=damaged).outcome is Outcome.PASS
-    says(row(BEST, *history, damaged=damaged), DAMAGED, "run0: its run.json is gone")
-
-
-def test_a_damaged_file_is_no_first_run() -> None:
-    says(row(LAST, problem="accepted.json is not JSON"), DAMAGED)
-
-
-def test_on_shared_cores_it_is_shown_and_never_decides() -> None:
-    check = says(row(LAST, 1e5, rate=2e4, where=builder.context("cpu")), NOT_GATED, "is shown")
-    assert check.measurement is not None

@@ -87,7 +87,7 @@ def _large(made: LaunchEvidence) -> LaunchEvidence:
     # Another selection than the config means, in every phase that reads it.
     case("baseline", "accounts", at("gates", traces.gates(60).assign(sel_blocks_mean=2.5)), WRONG,
          "a query attends to 2.5 blocks, where n_sel=", remedy="statistics are wrong"),
-    case("long_run", "accounts", _every_other, UNBALANCED, "no checkpoint of step 80, 240",
+    case("long_run", "accounts", _every_other, UNBALANCED, "no checkpoint of step 60, 180",
          remedy="look at the condition under which the trainer begins a save", where=CPU,
          only=("run",)),
     case("baseline", "gradients", at("ranks.1.proof.mean_high", 0.5), NOT_LEARNING,

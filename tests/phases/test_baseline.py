@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
+import pandas as pd
 import pytest
 
-from runbook.records import Check, Outcome, Reason, Verdict, judge_run
+from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import answers, builder, heartbeats, machine_files, spoil, traces
 from tests.phases.answers import (
@@ -19,11 +21,13 @@ from tests.phases.answers import (
     NOT_ASKED_FOR,
     NOT_GATED,
     NOTHING,
+    OTHERWISE,
     TOO_FEW,
     TOO_LITTLE,
     UNDECIDED,
     WARNED,
     WHERE,
+    case,
     says,
 )
 
@@ -72,20 +76,20 @@ def test_what_a_rate_makes_of_a_row(
     says(run(what, *rates, where=builder.context(profile)), wanted, text)
 
 
-def test_one_long_launch_cannot_decide_near_the_floor() -> None:
-    where = builder.context(protocol="single")
-    for rate, outcome in ((40.0, Outcome.INCONCLUSIVE), (80.0, Outcome.PASS), (20.0, Outcome.FAIL)):
-        assert run("throughput", rate, where=where).outcome is outcome
+@pytest.mark.parametrize(("rate", "wanted"), [(40.0, UNDECIDED), (80.0, FINE), (20.0, TOO_LITTLE)])
+def test_one_long_launch_cannot_decide_near_the_floor(rate: float, wanted: Any) -> None:
+    says(run("throughput", rate, where=builder.context(protocol="single")), wanted)
 
 
-def test_throughput_of_a_friendlier_or_impossible_run_does_not_count() -> None:
-    for change, code in (
-        (spoil.effective(seq_len=128), Reason.MISMATCH),
-        (spoil.columns(loss=2.9), Reason.NOT_PLAUSIBLE),
-    ):
-        check = answers.row("baseline", "throughput", change, only=["run2"], rate=847.0)
-        assert (check.outcome, check.code) == (Outcome.INVALID, code)
-        assert check.reason.startswith("these launches do not count: run2: ")
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [(spoil.effective(seq_len=128), OTHERWISE), (spoil.columns(loss=2.9), IMPOSSIBLE)],
+)
+def test_throughput_of_a_friendlier_or_impossible_run_does_not_count(
+    change: spoil.Change, wanted: Any
+) -> None:
+    check = answers.row("baseline", "throughput", change, only=["run2"], rate=847.0)
+    says(check, wanted, "these launches do not count: run2: ")
 
 
 @pytest.mark.parametrize("what", ["mfu", "gpu_utilisation"])
@@ -110,13 +114,13 @@ def test_days_and_cost_of_the_production_run() -> None:
     assert "cost 455 at 2 per GPU hour" in paid.reason
 
 
-def test_compression_needs_the_proof_and_the_line() -> None:
-    for change in (
-        spoil.without_effect("NSA_DDP_COMPRESS"),
-        spoil.parts(console_lines=("[ddp] gradient compression enabled: fp16",)),
-    ):
-        check = answers.row("baseline", "compression", change)
-        says(check, NO_EFFECT, remedy="NSA_DDP_COMPRESS=bf16")
+FP16 = spoil.parts(console_lines=("[ddp] gradient compression enabled: fp16",))
+
+
+@pytest.mark.parametrize("change", [spoil.without_effect("NSA_DDP_COMPRESS"), FP16])
+def test_compression_needs_the_proof_and_the_line(change: spoil.Change) -> None:
+    check = answers.row("baseline", "compression", change)
+    says(check, NO_EFFECT, remedy="NSA_DDP_COMPRESS=bf16")
 
 
 def test_compression_that_was_switched_off_is_skipped() -> None:
@@ -124,94 +128,72 @@ def test_compression_that_was_switched_off_is_skipped() -> None:
     says(answers.row("baseline", "compression", where=where), NOT_ASKED_FOR)
 
 
-def test_of_several_launches_the_number_nearest_to_its_limit_is_shown_with_the_limit() -> None:
-    def fuller(made: LaunchEvidence) -> LaunchEvidence:
-        used = 40_960.0 if made.launch.name == "run2" else 8_192.0
-        return replace(made, gpu_samples=machine_files.gpu_samples(2, used_mib=used))
-
-    check = answers.row("baseline", "memory_headroom", fuller)
-    assert check.outcome is Outcome.PASS and check.measurement is not None
-    assert (check.measurement.value, check.comparator.value, check.limit) == (50.0, ">", 20.0)
-    assert check.reason.startswith("5 launches: run2:") and check.limit_source
-
-
-def test_one_idle_gpu_is_unbalanced_and_not_busy() -> None:
-    samples = machine_files.gpu_samples(2)
-    samples.loc[samples["index"] == 1, "utilization_percent"] = 30.0
-    found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
-    assert builder.row("baseline", "gpu_balance", found, WHERE).outcome is Outcome.FAIL
-    busy = builder.row("baseline", "gpu_utilisation", found, WHERE)
-    assert busy.outcome is Outcome.FAIL and "least busy is GPU 1" in busy.reason
-
-
-def test_starting_up_and_other_cards_do_not_count() -> None:
-    """11 s of start are idle, and so are the six cards that no rank uses."""
-    samples = machine_files.gpu_samples(8)
-    samples.loc[samples["index"] > 1, "utilization_percent"] = 0.0
-    samples.loc[samples["index"] > 1, "memory_used_mib"] = 81_000.0
-    found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
-    for what in ("gpu_utilisation", "gpu_balance", "memory_headroom"):
-        check = builder.row("baseline", what, found, WHERE)
-        assert check.outcome is Outcome.PASS, check.reason
-    check = builder.row("baseline", "gpu_utilisation", found, WHERE)
-    assert check.measurement is not None and check.measurement.value == 95.0
-    assert len(check.measurement.sources) == 5, "samples of all five launches"
-
-
-def test_samples_that_end_before_the_timed_steps_are_missing() -> None:
-    """A sampler that died in one of five launches: those that it left were busy, and passed."""
-    samples = machine_files.gpu_samples(2)
-    check = answers.row(
-        "baseline",
-        "gpu_utilisation",
-        spoil.parts(gpu_samples=samples.head(len(samples) * 6 // 10)),
-        only=["run3"],
-    )
-    says(check, NOTHING, "run3: no samples in the last ")
-
-
-@pytest.mark.parametrize("kept", [slice(30), slice(-5, None)], ids=["first", "last"])
-def test_samples_are_dated_by_the_heartbeats_of_the_timed_steps(kept: slice) -> None:
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        return spoil.rank(0, steps=made.ranks[0].steps.iloc[kept])(made)
-
-    check = answers.row("baseline", "gpu_utilisation", change)
-    says(check, NOTHING, "its heartbeats lack the steps that the throughput rests on")
-
-
-def test_too_few_samples_neither_pass_nor_fail() -> None:
-    """100 steps in 0.2 s. It was a warning, and so a GO of GPUs that nobody had looked at."""
-    found = builder.evidence("baseline", WHERE, rate=4e6)
-    for what in ("gpu_utilisation", "gpu_balance"):
-        check = builder.row("baseline", what, found, WHERE)
-        says(check, TOO_FEW, "too few to tell", remedy="--steps-scale")
-    check = builder.row("baseline", "gpu_utilisation", found, WHERE)
-    assert judge_run([check], [check.id]) is Verdict.INCOMPLETE
+def of_cards(which: Any, gpus: int = 2, **columns: float) -> pd.DataFrame:
+    """Samples in which the cards of these numbers show something else."""
+    samples = machine_files.gpu_samples(gpus)
+    for name, value in columns.items():
+        samples.loc[which(samples["index"]), name] = value
+    return samples
 
 
 ONE, TWO, EIGHT = map(machine_files.gpu_samples, (1, 2, 8))
-OF_SAMPLES = ("gpu_utilisation", "gpu_balance", "memory_headroom")
+IDLE = of_cards(lambda index: index == 1, utilization_percent=30.0)
+# 11 s of start are idle, and so are the six cards that no rank uses.
+OTHERS = of_cards(lambda index: index > 1, 8, utilization_percent=0.0, memory_used_mib=81_000.0)
+ROWS = ("gpu_utilisation", "gpu_balance", "memory_headroom")
+DIED = TWO.head(len(TWO) * 6 // 10)
+TOO_UNEQUAL = (Outcome.FAIL, Reason.ABOVE_LIMIT)
 
 
-@pytest.mark.parametrize(
-    ("samples", "rows", "outcome"),
-    [
-        (None, OF_SAMPLES, Outcome.INCOMPLETE),
-        (ONE, OF_SAMPLES, Outcome.INCOMPLETE),
-        (TWO.assign(utilization_percent=math.nan), OF_SAMPLES[:2], Outcome.INCOMPLETE),
-        (TWO.assign(memory_used_mib=math.nan), OF_SAMPLES[2:], Outcome.INCOMPLETE),
-        # Without UUIDs only samples of as many GPUs count.
-        (TWO.drop(columns="uuid"), OF_SAMPLES, Outcome.PASS),
-        (EIGHT.drop(columns="uuid"), OF_SAMPLES, Outcome.INCOMPLETE),
-    ],
-    ids=["none", "of one", "without use", "without memory", "no UUIDs", "eight without UUIDs"],
-)
-def test_samples_that_do_not_tell_of_both_gpus_are_missing_and_no_fault(
-    samples: Any, rows: tuple[str, ...], outcome: Outcome
-) -> None:
-    found = builder.evidence("baseline", WHERE, change=spoil.parts(gpu_samples=samples))
-    for what in rows:
-        assert builder.row("baseline", what, found, WHERE).outcome is outcome
+def sampled(
+    samples: Any, wanted: Any, *words: str, rows: tuple[str, ...] = ROWS, **more: Any
+) -> Any:
+    """What rows say of launches that were sampled like this."""
+    return [case("baseline", what, spoil.parts(gpu_samples=samples), wanted, *words, **more)
+            for what in rows]  # fmt: skip
+
+
+def undated(kept: slice) -> Any:
+    cut = spoil.at("ranks.0.steps", lambda steps: steps[kept])
+    words = "its heartbeats lack the steps that the throughput rests on"
+    return case("baseline", "gpu_utilisation", cut, NOTHING, words)
+
+
+@pytest.mark.parametrize("holds", [
+    *sampled(IDLE, TOO_UNEQUAL, rows=ROWS[1:2]),
+    *sampled(IDLE, TOO_LITTLE, "least busy is GPU 1", rows=ROWS[:1]),
+    *sampled(OTHERS, FINE),
+    # A sampler that died in one of five launches: those that it left were busy, and passed.
+    *sampled(DIED, NOTHING, "run3: no samples in the last ", rows=ROWS[:1], only=["run3"]),
+    undated(slice(30)), undated(slice(-5, None)),
+    # Samples that do not tell of both GPUs are missing and no fault.
+    *sampled(None, NOTHING), *sampled(ONE, NOTHING),
+    *sampled(TWO.assign(utilization_percent=math.nan), NOTHING, rows=ROWS[:2]),
+    *sampled(TWO.assign(memory_used_mib=math.nan), NOTHING, rows=ROWS[2:]),
+    # Without UUIDs only samples of as many GPUs count.
+    *sampled(TWO.drop(columns="uuid"), FINE), *sampled(EIGHT.drop(columns="uuid"), NOTHING),
+    # 100 steps in 0.2 s. It was a warning, and so a GO of GPUs that nobody had looked at.
+    *(case("baseline", what, None, TOO_FEW, "too few to tell", remedy="--steps-scale", rate=4e6)
+      for what in ROWS[:2]),
+])  # fmt: skip
+def test_one_idle_gpu_is_unbalanced_and_not_busy(holds: Callable[[], None]) -> None:
+    holds()
+
+
+def test_use_is_that_of_all_launches() -> None:
+    check = answers.row("baseline", "gpu_utilisation", spoil.parts(gpu_samples=OTHERS))
+    assert check.measurement is not None and check.measurement.value == 95.0
+    assert len(check.measurement.sources) == 5
+
+
+def test_of_several_launches_the_number_nearest_to_its_limit_is_shown_with_the_limit() -> None:
+    def fuller(made: LaunchEvidence) -> LaunchEvidence:
+        used = 40_960.0 if made.launch.name == "run2" else 8_192.0
+        return spoil.parts(gpu_samples=machine_files.gpu_samples(2, used_mib=used))(made)
+
+    check = says(answers.row("baseline", "memory_headroom", fuller), FINE)
+    assert (check.measurement.value, check.comparator.value, check.limit) == (50.0, ">", 20.0)
+    assert check.reason.startswith("5 launches: run2:") and check.limit_source
 
 
 def test_without_config_digests_nothing_is_comparable() -> None:

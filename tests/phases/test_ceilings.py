@@ -16,7 +16,7 @@ from runbook.config.phase import PlanContext
 from runbook.folder.launch.evidence import read_launch
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from tests.phases import answers, builder, ceiling_files, on_disk
+from tests.phases import answers, builder, machine_files, traces
 from tests.phases.answers import (
     DAMAGED,
     FINE,
@@ -42,7 +42,7 @@ def preflight(where: PlanContext = WHERE, edit: Edit | None = None, **rates: flo
     """Preflight with these rates on every rank; `edit` changes the document."""
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        document = ceiling_files.document(made.launch, where.profile, **rates)
+        document = machine_files.document(made.launch, where.profile, **rates)
         if edit:
             edit(document)
         return replace(made, ceilings=document)
@@ -115,7 +115,7 @@ def resized(what: str, share: float) -> Edit:
     return edit
 
 
-SLOW = ceiling_files.measured(Ceiling.MATMUL, 100.0)
+SLOW = machine_files.measured(Ceiling.MATMUL, 100.0)
 IN_CACHE = "fills a GPU and leaves its cache"
 
 
@@ -183,7 +183,7 @@ def test_a_profile_of_gpus_has_to_say_what_is_possible() -> None:
 def of_rank_1(third: Any) -> str:
     """The file in which the third time of rank 1 is another value."""
     (made,) = (one for one in builder.PHASES["preflight"].plan(WHERE) if one.kind == "ceilings")
-    document = ceiling_files.document(made, WHERE.profile)
+    document = machine_files.document(made, WHERE.profile)
     document["ranks"][1]["matmul"]["seconds"][3] = third
     return json.dumps(document)
 
@@ -205,7 +205,7 @@ def of_rank_1(third: Any) -> str:
 def test_a_file_that_is_no_document_is_damaged(tmp_path: Path, text: str, words: str) -> None:
     found = preflight()
     made = found.launches["ceilings"]
-    on_disk.write_launch(tmp_path, made)
+    traces.write_launch(tmp_path, made)
     (tmp_path / made.launch.run_dir / CEILINGS_JSON).write_text(text)
     read = read_launch(tmp_path, made.launch, made.result)
     launches = {**found.launches, "ceilings": read}

@@ -11,7 +11,7 @@ from phases.machine.nodes import node_rows, pairs
 from runbook.config.phase import PlanContext
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence
-from tests.phases import builder, ceiling_files
+from tests.phases import builder, machine_files
 from tests.phases.answers import FINE, MACHINE, NOT_RUN, NOTHING, UNDECIDED, WARNED, says
 
 FLOOR, FAST, SLOW = 1.0, 2.0, 0.5
@@ -32,7 +32,7 @@ def seen(rates: dict[str, float], context: PlanContext, *, ran: bool = True) -> 
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
         rate = rates.get(made.launch.name, FAST)
-        document = ceiling_files.document(made.launch, context.profile, all_reduce=rate)
+        document = machine_files.document(made.launch, context.profile, all_reduce=rate)
         return replace(made, ceilings=document)
 
     measured = ["ceilings", *(f"pair_{a + 1}_{b + 1}" for a, b in pairs(context))]

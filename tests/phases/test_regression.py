@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import pandas as pd
 import pytest
 
 from phases.regression import Regression
@@ -27,29 +28,19 @@ def launches(where: PlanContext, side: str) -> list[str]:
 
 def slower(head: float, where: PlanContext, *, rounds: int = ROUNDS) -> PhaseEvidence:
     """So many rounds in which each step of HEAD takes `head` times as long."""
-    found = builder.evidence("regression", where, conditional=True)
-    kept: dict[str, LaunchEvidence] = {}
-    for name, made in found.launches.items():
-        number = int(name[5:7])
-        if number > rounds or made.training is None:
-            continue
-        longer = head if name.endswith("_head") else 1.0
-        longer *= WOBBLE[(number + name.endswith("_head") * 2) % len(WOBBLE)]
-        kept[name] = stretched(made, longer)
+
+    def wobbled(made: LaunchEvidence) -> LaunchEvidence:
+        ours = made.launch.name.endswith("_head")
+        wobble = WOBBLE[(int(made.launch.name[5:7]) + ours * 2) % len(WOBBLE)]
+        return spoil.slower((head if ours else 1.0) * wobble)(made)
+
+    found = builder.evidence("regression", where, conditional=True, change=wobbled)
+    kept = {name: one for name, one in found.launches.items() if int(name[5:7]) <= rounds}
     return replace(found, launches=kept)
-
-
-def stretched(made: LaunchEvidence, longer: float) -> LaunchEvidence:
-    return builder._changed(made, spoil.slower(longer))
 
 
 def row(what: str, found: PhaseEvidence, where: PlanContext = CPU) -> Check:
     return builder.row("regression", what, found, where)
-
-
-def spoiled(change: spoil.Change, side: str) -> PhaseEvidence:
-    only = launches(CPU, side)
-    return builder.evidence("regression", CPU, change=change, only=only)
 
 
 def test_both_sides_take_turns_in_balanced_order() -> None:
@@ -102,77 +93,65 @@ def without_cpu_time(made: LaunchEvidence) -> LaunchEvidence:
     return replace(made, ranks=tuple(told))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        spoil.env(package={"path": "/elsewhere/nsa", "sha256": "9" * 64}),
-        spoil.env(git={"sha": "c" * 40, "dirty": False}),
-        spoil.env(git={"dirty": True}),
-        lambda made: replace(made, checkout={**made.checkout, "sha": "c" * 40}),
-        lambda made: replace(made, checkout={**made.checkout, "changed": [" M nsa/model.py"]}),
-    ],
-    ids=["package", "sha", "dirty", "checkout", "changed"],
-)
-@pytest.mark.parametrize("side", ["reference", "head"])
-def test_a_side_that_ran_other_code_than_its_commit_is_invalid(
-    change: spoil.Change, side: str
+def stuck(steps: pd.DataFrame) -> pd.Series[float]:
+    """Processor time that stands still from step 20 on: HEAD would look twice as fast by it."""
+    return steps["cpu_s"].where(steps["step"] <= 20, steps["cpu_s"].iloc[20])
+
+
+MISMATCH, FAILED = (Outcome.INVALID, Reason.MISMATCH), (Outcome.FAIL, Reason.CRASH)
+OTHER_CODE = {
+    "package": spoil.env(package={"path": "/elsewhere/nsa", "sha256": "9" * 64}),
+    "sha": spoil.env(git={"sha": "c" * 40, "dirty": False}),
+    "dirty": spoil.env(git={"dirty": True}),
+    "checkout": spoil.at("checkout.sha", "c" * 40),
+    "changed": spoil.at("checkout.changed", [" M nsa/model.py"]),
+}
+CRASHED = spoil.ended(LaunchStatus.CRASHED)
+SILENT = spoil.at("ranks.*.steps", lambda steps: steps.drop(columns="cpu_s"))
+STUCK = spoil.at("ranks.-1.steps.cpu_s", stuck)
+INVALID = Outcome.INVALID
+ANOTHER = "pin another reference"
+
+
+@pytest.mark.parametrize(("change", "side", "rows"), [
+    # A side that ran other code than its commit.
+    *((change, side, {"checkouts": (MISMATCH, ""), "pace": (INVALID, "")})
+      for change in OTHER_CODE.values() for side in ("reference", "head")),
+    # A reference that no longer runs asks for another; a HEAD that crashes is its own fault.
+    *((spoil.ended(status), "reference",
+       {"reference": (INVALID, ANOTHER), "pace": (INVALID, ""), "completed": (Outcome.PASS, "")})
+      for status in (LaunchStatus.CRASHED, LaunchStatus.CONFIG_ERROR)),
+    (CRASHED, "head", {"completed": (FAILED, ""), "reference": (Outcome.PASS, "")}),
+    # What is not compared: other settings, no processor time, and that of a rank which stands
+    # still and is not hidden by the others.
+    (spoil.env(config_sha256="d" * 64), "head", {"comparable": (UNLIKE, ANOTHER)}),
+    (SILENT, "reference", {"pace": (UNLIKE, "cpu_s")}),
+    *((STUCK, side, {"pace": (UNLIKE, "does not grow in each step")})
+      for side in ("reference", "head")),
+])  # fmt: skip
+def test_a_side_that_is_not_what_was_asked_for(
+    change: spoil.Change, side: str, rows: dict[str, Any]
 ) -> None:
-    found = spoiled(change, side)
-    assert said(row("checkouts", found)) == (Outcome.INVALID, Reason.MISMATCH)
-    assert row("pace", found).outcome is Outcome.INVALID
-
-
-@pytest.mark.parametrize("status", [LaunchStatus.CRASHED, LaunchStatus.CONFIG_ERROR])
-def test_a_reference_that_no_longer_runs_is_invalid_and_asks_for_another(
-    status: LaunchStatus,
-) -> None:
-    found = spoiled(spoil.ended(status), "reference")
-    check = row("reference", found)
-    assert check.outcome is Outcome.INVALID
-    assert "pin another reference" in check.remedy
-    assert row("pace", found).outcome is Outcome.INVALID
-    assert row("completed", found).outcome is Outcome.PASS
-
-
-def test_a_head_that_crashes_is_its_own_fault() -> None:
-    found = spoiled(spoil.ended(LaunchStatus.CRASHED), "head")
-    assert said(row("completed", found)) == (Outcome.FAIL, Reason.CRASH)
-    assert row("reference", found).outcome is Outcome.PASS
-    assert Regression().needs_more(found, CPU) is False
-
-
-def test_other_settings_on_one_side_are_not_compared() -> None:
-    found = spoiled(spoil.env(config_sha256="d" * 64), "head")
-    says(row("comparable", found), UNLIKE, "pin another reference")
-
-
-def test_a_trainer_that_tells_no_processor_time_is_not_compared_by_it() -> None:
-    says(row("pace", spoiled(without_cpu_time, "reference")), UNLIKE, "cpu_s")
+    found = builder.evidence("regression", CPU, change=change, only=launches(CPU, side))
+    for what, (wanted, words) in rows.items():
+        check = row(what, found)
+        assert wanted in (said(check), check.outcome), check.reason
+        assert words in check.reason + check.remedy
+    assert change is not CRASHED or Regression().needs_more(found, CPU) is False
 
 
 def test_a_night_that_was_cut_off_between_two_rounds_is_incomplete() -> None:
     found = slower(1.05, CPU)
-    kept: Sequence[str] = sorted(found.launches)[:9]
-    cut = replace(found, launches={name: found.launches[name] for name in kept})
-    assert row("pace", cut).outcome is Outcome.INCOMPLETE
+    kept = {name: found.launches[name] for name in sorted(found.launches)[:9]}
+    assert row("pace", replace(found, launches=kept)).outcome is Outcome.INCOMPLETE
 
 
 def test_a_night_whose_pairs_differ_widely_passes_with_a_warning() -> None:
     found = slower(1.0, CPU, rounds=REGRESSION_PLAN.first)
     noisy = {"round02_head": 0.8, "round03_head": 1.02}
-    changed = {name: stretched(made, noisy.get(name, 1.0)) for name, made in found.launches.items()}
+    changed = {
+        name: builder.changed(made, spoil.slower(noisy.get(name, 1.0)))
+        for name, made in found.launches.items()
+    }
     says(row("pace", replace(found, launches=changed)), WARNED, "hardly be found")
     assert row("pace", found).code is Reason.OK
-
-
-def one_rank_stands_still(made: LaunchEvidence) -> LaunchEvidence:
-    *others, last = made.ranks
-    assert last.steps is not None and others
-    stays = last.steps["cpu_s"].where(last.steps["step"] <= 20, last.steps["cpu_s"].iloc[20])
-    return replace(made, ranks=(*others, replace(last, steps=last.steps.assign(cpu_s=stays))))
-
-
-@pytest.mark.parametrize("side", ["reference", "head"])
-def test_one_rank_whose_processor_time_stands_still_is_not_hidden_by_the_others(side: str) -> None:
-    """HEAD would look twice as fast by it."""
-    says(row("pace", spoiled(one_rank_stands_still, side)), UNLIKE, "does not grow in each step")

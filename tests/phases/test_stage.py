@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,13 +18,17 @@ from runbook.records.launch import option
 from runbook.records.outcome import Verdict
 from tests.phases import builder, spoil
 from tests.phases.answers import (
+    FINE,
     MACHINE,
     NOT_FINITE,
     NOT_RUN,
     NOTHING,
     OTHERWISE,
+    TOO_LITTLE,
     TOO_MUCH,
     WRONG,
+    get,
+    row,
     says,
 )
 from tests.phases.heartbeats import told
@@ -51,42 +55,26 @@ def checks(
     *,
     only: str = "",
     where: PlanContext = WHERE,
-    free_gib: float = 500.0,
+    **known: Any,
 ) -> dict[str, Check]:
     """Healthy launches of the phase, those named spoiled, judged."""
-    made: dict[str, LaunchEvidence] = {}
-    for launch in planned(phase, where):
-        found = healthy(launch, where.profile)
-        made[launch.name] = (
-            change(found) if change and launch.name in (only or launch.name) else found
-        )
-    if "resumed" in made and not (change and only == "resumed"):
+    made = {launch.name: healthy(launch, where.profile) for launch in planned(phase, where)}
+    if "resumed" in made:
         made["resumed"] = again(made["run"], made["resumed"])
-    facts = builder.facts(**builder.machine(where.profile), disk_free_gib=free_gib)
+    if change:
+        made |= {name: change(one) for name, one in made.items() if only in ("", name)}
+    facts = builder.facts(**builder.machine(where.profile), **known)
     judged = registry.phases_of(where.profile.phases)[phase].judge(
         PhaseEvidence(launches=made, facts=facts), where
     )
     return {check.id.partition(".")[2]: check for check in judged.checks}
 
 
-def again(first: LaunchEvidence, second: LaunchEvidence) -> LaunchEvidence:
-    """The second launch with the first one's losses, as after an exact resume."""
-    table = second.training.frame.copy()
-    table["loss"] = first.training.frame["loss"].to_numpy()[-len(table) :]
-    return told(replace(second, training=replace(second.training, frame=table)))
-
-
-def off_by(factor: float) -> spoil.Change:
-    """Losses that are not those of the first launch."""
-
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        run = healthy(planned("extended")[0], WHERE.profile)
-        same = again(run, made)
-        table = same.training.frame.copy()
-        table.loc[table.index[-1], "loss"] *= factor
-        return told(replace(same, training=replace(same.training, frame=table)))
-
-    return change
+def again(first: LaunchEvidence, second: LaunchEvidence, last: float = 1.0) -> LaunchEvidence:
+    """The second launch with the first one's losses, as after an exact resume, but for the last."""
+    losses = first.training.frame["loss"].to_numpy()[-len(second.training.frame) :].copy()
+    losses[-1] *= last
+    return told(spoil.columns(loss=losses)(second))
 
 
 @pytest.mark.parametrize("phase", ["sanity", "smoke", "extended", "production"])
@@ -114,10 +102,8 @@ def test_a_launch_behind_a_go_trains_the_model_of_that_run(phase: str, apart: in
 
 def instead(made: LaunchEvidence) -> LaunchEvidence:
     """Generated tokens where the plan wants documents, as `data.synthetic_on_fail` lets it."""
-    env = dict(made.env or {})
     note = "SYNTHETIC DATA instead of fineweb_edu (--synthetic-on-fail): no network"
-    effective = {**env["effective"], "dataset": "synthetic"}
-    return replace(made, env={**env, "effective": effective, "notes": [note]})
+    return spoil.env(effective={"dataset": "synthetic"}, notes=[note])(made)
 
 
 @pytest.mark.parametrize("phase", ["smoke", "extended", "production"])
@@ -163,32 +149,23 @@ def test_rows_of_the_smoke(
 
 
 def test_too_slow_for_the_link_is_no_go_and_the_band_is_shown() -> None:
-    def slow(made: LaunchEvidence) -> LaunchEvidence:
-        return healthy(made.launch, WHERE.profile, rate=38.0)
-
-    found = checks("smoke", slow)
-    assert found["throughput"].code is Reason.BELOW_LIMIT, "generation 4 needs 39"
-    assert "45-55" in found["throughput_aim"].reason
     third = context("a100x2_pcie3")
 
-    def slower(made: LaunchEvidence) -> LaunchEvidence:
-        return healthy(made.launch, third.profile, rate=38.0)
+    def found(where: PlanContext) -> dict[str, Check]:
+        slow = lambda made: healthy(made.launch, where.profile, rate=38.0)  # noqa: E731
+        return checks("smoke", slow, where=where)
 
-    assert checks("smoke", slower, where=third)["throughput"].outcome is Outcome.PASS
+    says(found(WHERE)["throughput"], TOO_LITTLE)
+    assert "45-55" in found(WHERE)["throughput_aim"].reason
+    assert found(third)["throughput"].outcome is Outcome.PASS
 
 
 @pytest.mark.parametrize("status", [LaunchStatus.PREEMPTED, LaunchStatus.INTERRUPTED])
 def test_a_leg_that_was_ended_from_outside_is_no_failure(status: LaunchStatus) -> None:
-    def cut(made: LaunchEvidence) -> LaunchEvidence:
-        half = spoil.every_rank(counts={"step_start": 2400, "step_end": 2399, "progress": 1200})
-        return replace(half(made), result=made.result.model_copy(update={"status": status}))
-
+    half = spoil.every_rank(counts={"step_start": 2400, "step_end": 2399, "progress": 1200})
+    cut = spoil.both(half, spoil.result(status=status))
     rows = checks("production", cut, only="leg03")
-    assert (rows["completed"].outcome, rows["completed"].code) == (
-        Outcome.INCOMPLETE,
-        Reason.INTERRUPTED,
-    )
-    assert "--resume" in rows["completed"].remedy
+    says(rows["completed"], (Outcome.INCOMPLETE, Reason.INTERRUPTED), remedy="--resume")
     assert [row.id for row in rows.values() if row.outcome is Outcome.FAIL] == []
     every = [row.id for row in rows.values()]
     assert judge_run(rows.values(), every) is Verdict.INCOMPLETE
@@ -197,18 +174,16 @@ def test_a_leg_that_was_ended_from_outside_is_no_failure(status: LaunchStatus) -
 def test_what_no_phase_collected_has_a_remedy_that_can_be_followed() -> None:
     launches = {one.name: healthy(one, WHERE.profile) for one in planned("extended")}
     phase = registry.phases_of(WHERE.profile.phases)["extended"]
-    judged = phase.judge(PhaseEvidence(launches=launches), WHERE)
-    (row,) = (check for check in judged.checks if check.id == "extended.storage")
-    says(row, NOT_RUN, "no phase of this run collects")
-    assert "add the phase preflight to the plan" in row.remedy
     other = {name: one for name, one in builder.facts().items() if name != "disk.free_gib"}
-    judged = phase.judge(PhaseEvidence(launches=launches, facts=other), WHERE)
-    (row,) = (check for check in judged.checks if check.id == "extended.storage")
-    assert row.code is Reason.MISSING_ARTIFACT and "plan" not in row.remedy
+    for facts, wanted in (({}, NOT_RUN), (other, NOTHING)):
+        judged = phase.judge(PhaseEvidence(launches=launches, facts=facts), WHERE)
+        row = says(get(judged, "extended.storage"), wanted)
+        assert ("add the phase preflight to the plan" in row.remedy) is (wanted is NOT_RUN)
+        assert ("no phase of this run collects" in row.reason) is (wanted is NOT_RUN)
 
 
 def test_the_extended_smoke_wants_room_and_time_for_the_checkpoints() -> None:
-    full = checks("extended", free_gib=5.0)["storage"]
+    full = checks("extended", disk_free_gib=5.0)["storage"]
     says(full, MACHINE, "10 checkpoints of 0.88 GiB")
     late = spoil.rank(0, checkpoints=({"path": "checkpoints/step_950", "seconds": 1e4},))
     slow = checks("extended", late, only="run")["checkpoint_time"]
@@ -218,14 +193,16 @@ def test_the_extended_smoke_wants_room_and_time_for_the_checkpoints() -> None:
 
 
 def test_a_resumed_launch_is_exact_on_a_cpu_and_within_rounding_on_a_gpu() -> None:
-    whole = checks("extended")["resumed"]
-    assert whole.outcome is Outcome.PASS
-    assert "steps 951 to 1000 give the same losses, bit for bit" in whole.reason
+    run = healthy(planned("extended")[0], WHERE.profile)
+
+    def resumed(factor: float) -> Check:
+        off = lambda made: again(run, made, factor)  # noqa: E731
+        return checks("extended", off, only="resumed")["resumed"]
+
+    whole = says(resumed(1.0), FINE, "steps 951 to 1000 give the same losses, bit for bit")
     assert "took 1.00 s to write" in whole.reason
-    rounded = checks("extended", off_by(1.0001), only="resumed")["resumed"]
-    assert rounded.outcome is Outcome.PASS
-    other = checks("extended", off_by(1.01), only="resumed")["resumed"]
-    says(other, WRONG, "from step 1000")
+    assert resumed(1.0001).outcome is Outcome.PASS
+    says(resumed(1.01), WRONG, "from step 1000")
 
 
 def test_the_extended_smoke_resumes_its_own_last_checkpoint() -> None:
@@ -266,16 +243,55 @@ def test_a_leg_that_went_on_from_another_checkpoint_than_its_own(sha256: str) ->
     where = context("cpu", steps_scale=0.02)
     begun = Begun(path="production/leg1/checkpoints/step_50", step=50, sha256="ab" * 32)
 
-    def change(made: LaunchEvidence) -> LaunchEvidence:
-        result = made.result.model_copy(update={"begun": begun})
-        found = {"path": "/x/production/leg1/checkpoints/step_25", "step": 25, "sha256": sha256}
-        return replace(made, result=result, env={**(made.env or {}), "resumed": found})
-
-    found = checks("production", change, only="leg2", where=where)
-    rows = (found["as_planned"], found["plausible"])
+    found = {"path": "/x/production/leg1/checkpoints/step_25", "step": 25, "sha256": sha256}
+    change = spoil.both(spoil.result(begun=begun), spoil.env(resumed=found))
+    judged = checks("production", change, only="leg2", where=where)
+    rows = (judged["as_planned"], judged["plausible"])
     if sha256 == begun.sha256:
-        assert {row.outcome for row in rows} == {Outcome.PASS}, [row.reason for row in rows]
+        assert {one.outcome for one in rows} == {Outcome.PASS}, [one.reason for one in rows]
         return
-    for row in rows:
-        says(row, OTHERWISE, "from step 25 (leg1/checkpoints/step_25), and not from")
-        assert "causal" not in row.remedy
+    for one in rows:
+        says(one, OTHERWISE, "from step 25 (leg1/checkpoints/step_25), and not from")
+        assert "causal" not in one.remedy
+
+
+# FineWeb: skipped without its package, and judged by its loader and its loss.
+
+PLAIN = builder.context()
+NO_PACKAGE = spoil.ended(
+    LaunchStatus.CONFIG_ERROR, cause="dataset fineweb_edu needs the package datasets"
+)
+falling = spoil.columns(loss=lambda table: 5.5 - 0.005 * table["step"])
+
+
+def test_the_loader_is_tried_in_three_short_steps_before_the_launch() -> None:
+    smoke, train = builder.PHASES["fineweb"].plan(PLAIN)
+    tried = "--ddp 0 --steps 3 --seq-len 1024 --batch-size 1 --loader-timeout 60 "
+    assert f"--dataset fineweb_edu {tried}" in smoke.command_line()
+    trained = "--ddp 1 --steps 200 --loader-timeout 120 "
+    assert f"--dataset fineweb_edu {trained}" in train.command_line()
+
+
+def test_without_the_package_fineweb_is_skipped_with_its_name() -> None:
+    found = builder.evidence("fineweb", PLAIN, change=NO_PACKAGE)
+    checks = builder.judge("fineweb", found, PLAIN).checks
+    assert {check.outcome for check in checks} == {Outcome.SKIPPED}
+    assert all("datasets" in check.reason for check in checks)
+
+
+@pytest.mark.parametrize(
+    ("what", "change", "expected"),
+    [
+        ("progress", falling, (Outcome.PASS, Reason.OK)),
+        ("progress", spoil.columns(loss=5.5), (Outcome.FAIL, Reason.MISMATCH)),
+        ("loader", None, (Outcome.PASS, Reason.OK)),
+        ("loader", spoil.columns(fetch_s=61.0), TOO_MUCH),
+        ("loader", spoil.ended(LaunchStatus.HUNG), (Outcome.FAIL, Reason.HANG)),
+        ("loader", instead, (Outcome.INVALID, Reason.MISMATCH)),
+        ("as_planned", instead, (Outcome.INVALID, Reason.MISMATCH)),
+    ],
+)
+def test_fineweb_rows(
+    what: str, change: spoil.Change | None, expected: tuple[Outcome, Reason]
+) -> None:
+    says(row("fineweb", what, change), expected)

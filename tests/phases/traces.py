@@ -6,32 +6,27 @@ what its trainer would have left, in numbers that are easy to reason about.
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from nsa import contract
 from runbook.config.profile import Profile
 from runbook.files import utc_text
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
-from runbook.records.evidence import (
-    JUnitCase,
-    JUnitReport,
-    LaunchEvidence,
-    TrainingLog,
-)
-from tests.phases import ceiling_files, env_files, machine_files
+from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence, TrainingLog
+from tests.factory.files import write_beats
+from tests.factory.ranks import records
+from tests.phases import env_files, machine_files
 from tests.phases.env_files import ENTROPY, FLOOR
-from tests.phases.heartbeats import (
-    BEGAN_AT,
-    SHA,
-    TOKEN,
-    digest_of,
-    ranks,
-)
+from tests.phases.heartbeats import BEGAN_AT, HEALTHY, SHA, TOKEN, digest_of, ranks
 
 
 def frame(
@@ -88,15 +83,6 @@ def gates(
 
 _AUDIT = {"cmp": "explicit_softmax", "sel": "flash", "win": "flash"}
 _NO_FLASH = {"cmp": "explicit_softmax", "sel": "efficient", "win": "efficient"}
-PROFILE = {
-    "ranges": {"nsa.sel.ranges_v2": {"count": 120, "cpu_us": 900.0, "cuda_us": 700.0}},
-    "python_share": 0.12,
-    "top_python": [{"name": "loop.py:10:step", "share": 0.03}],
-    "steps": 10,
-    "wall_us": 1e6,
-}
-# A step takes 82 ms without the profiler and 100 ms with it; the kernels take 70 ms either way.
-_ON_GPU = {"window_us": 1e6, "busy_us": 7e5, "idle_us": 3e5, "python_wait_us": 1.2e5}
 
 
 def audit(kernels: Mapping[str, str] = _AUDIT) -> dict[str, Any]:
@@ -112,27 +98,11 @@ def audit(kernels: Mapping[str, str] = _AUDIT) -> dict[str, Any]:
     }
 
 
-_TESTS = {
-    "sanity": (
-        ("nsa.tests.test_equiv_small", "test_paths_agree"),
-        ("nsa.tests.test_group_consistency", "test_heads_read_the_same_blocks"),
-        ("nsa.tests.test_whole_model", "test_logits"),
-        ("nsa.tests.test_documents", "test_training_reads_its_documents_in_order_and_again"),
-        ("nsa.tests.test_safeguards", "test_training_stops_at_a_number_that_is_not_finite"),
-    ),
-    "parity": (
-        ("nsa.tests.test_selection_v2_equiv", "test_equivalence_various_patterns[random]"),
-        ("nsa.tests.test_selection_v2_equiv", "test_equivalence_various_patterns[gaps]"),
-    ),
-    "speed": (("nsa.tests.test_performance_guards", "test_v2_performance_improvement[2048]"),),
-}
-
-
 def junit(name: str, run_dir: str, device: str) -> JUnitReport:
     """All of a test launch's tests passed."""
     cases = tuple(
         JUnitCase(name=test, classname=module, status="passed", properties={"device": device})
-        for module, test in _TESTS[name]
+        for module, test in HEALTHY["tests"][name]
     )
     return JUnitReport(path=f"{run_dir}/junit.xml", sha256=SHA, cases=cases)
 
@@ -193,7 +163,7 @@ def _healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         return replace(base, junit=junit(launch.name, where, device))
     if launch.kind == "ceilings":
         files = {**base.files, "ceilings": (f"{where}/ceilings.json", digest_of(where))}
-        return replace(base, files=files, ceilings=ceiling_files.document(launch, profile))
+        return replace(base, files=files, ceilings=machine_files.document(launch, profile))
     if launch.stop is not None:
         return _stopped(launch, profile, **speed)
     table = frame(launch, profile, **speed)
@@ -203,7 +173,7 @@ def _healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     )
     trained = float(table["dt_s"].sum())
     samples = machine_files.gpu_samples(launch.nproc, trains_s=trained) if profile.has_gpu else None
-    gpu = {"gpu": _ON_GPU} if profile.has_gpu else {}
+    gpu = {"gpu": HEALTHY["on_gpu"]} if profile.has_gpu else {}
     counted = machine_files.devices(launch.nproc) if profile.has_gpu else machine_files.no_devices()
     if launch.nodes > 1:
         counted["nodes"] = [f"n{index}" for index in range(launch.nodes)]
@@ -216,7 +186,7 @@ def _healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         env=env_files.env(launch, profile),
         checkout=checkout(launch) if launch.commit else None,
         audit=audit() if launch.phase == "sdpa_audit" else None,
-        profile={**PROFILE, **gpu} if launch.phase == "nvtx" else None,
+        profile={**HEALTHY["profile"], **gpu} if launch.phase == "nvtx" else None,
         gpu_samples=samples,
         devices_before=counted,
         devices_after={**counted, "taken_at": over},
@@ -259,3 +229,39 @@ def _stopped(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         ranks=tuple(logs),
         env={**env_files.env(launch, profile), "resumed": {"sha256": SHA, "step": begin}},
     )
+
+
+# Evidence made by hand, written as the files that it would have been read from.
+
+
+def write_launch(root: Path, made: LaunchEvidence) -> Path:
+    """A run directory from which the same evidence is read; returns it."""
+    folder = root / made.launch.run_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    own = zlib.crc32(made.launch.run_dir.encode()) % 1_000_000  # no two launches leave one file
+    if made.training is not None:
+        table = made.training.frame.assign(
+            warmup=made.training.frame["warmup"].astype(int), launch=own
+        )
+        table.to_csv(folder / contract.TRAINING_CSV, index=False)
+    if made.gates is not None:
+        made.gates.to_csv(folder / contract.GATES_CSV, index=False)
+    for name, document in (
+        (contract.ENV_JSON, made.env),
+        (contract.SDPA_AUDIT_JSON, made.audit),
+        (contract.PROFILE_JSON, made.profile),
+        (contract.CEILINGS_JSON, made.ceilings),
+        ("devices_before.json", made.devices_before),
+        ("devices_after.json", made.devices_after),
+        ("kernel_log.json", made.kernel_log),
+        ("load.json", made.load),
+        ("checkout.json", made.checkout),
+        ("result.json", made.result.model_dump(mode="json")),
+    ):
+        if document is not None:
+            (folder / name).write_text(json.dumps(document))
+    for rank in made.ranks:
+        lines = [{**line, "ts": float(line["ts"]) + own} for line in records(rank)]
+        write_beats(folder, rank.rank, lines)
+    (folder / "console.log").write_text("".join(f"{line}\n" for line in made.console_lines))
+    return folder

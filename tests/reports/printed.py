@@ -15,7 +15,7 @@ from runbook.cli import COMMANDS
 from runbook.engine.derive import render
 from runbook.records import RunRecord
 from runbook.records.run import Invocation
-from tests.phases.situations import ON_A_CPU, ON_TWO_A100
+from tests.phases.answers import ON_A_CPU, ON_TWO_A100
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("runbook", "python", "python3", "pytest", "torchrun", "export", "sudo", "git")

@@ -6,6 +6,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
+from runbook.engine.derive import write_reports
 from runbook.records import (
     Check,
     LaunchEntry,
@@ -96,3 +97,15 @@ def entry(phase: str, name: str, **result: object) -> LaunchEntry:
     fields: dict[str, object] = {"status": LaunchStatus.COMPLETED, "exit_code": 0}
     fields |= {"duration_s": 61.5} | result
     return LaunchEntry(launch=started, result=LaunchResult.model_validate(fields))
+
+
+# Write the golden reports anew: `python -m tests.reports.samples`, then read the difference.
+
+
+def main() -> None:
+    for name, make in SAMPLES.items():
+        write_reports(make(), GOLDEN / name)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
 
+from reports.formats.terminal import render_github
 from runbook.engine.derive import render
-from runbook.records import RunRecord
+from runbook.records import Check, Outcome, RunRecord
+from runbook.records.run import Screen
+from tests.factory.records import check
+from tests.reports import samples
 from tests.reports.samples import SAMPLES, no_go
 
 ALONE = {"meta", "br"}
@@ -81,3 +86,78 @@ def test_what_is_wrong_with_a_page_is_seen(old: str, new: str, fault: str) -> No
     page = render(no_go(), "html")
     assert old in page
     assert any(fault in one for one in Outline(page.replace(old, new, 1)).faults)
+
+
+# Annotations that GitHub's runner reads as they were meant, and nothing else as a command.
+
+_COMMAND = re.compile(r"::(error|warning|notice) title=([^:,\r\n]*)::([^\r\n]*)")
+
+
+def told_in(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Level, title and message of each command, unescaped as a runner does it."""
+    found = []
+    for line in render_github(record, Screen()).splitlines():
+        match = _COMMAND.fullmatch(line)
+        assert match, line
+        level, title, message = match.groups()
+        title = title.replace("%3A", ":").replace("%2C", ",")
+        found.append((level, *(_plain(text) for text in (title, message))))
+    return found
+
+
+def _plain(text: str) -> str:
+    return text.replace("%0D", "\r").replace("%0A", "\n").replace("%25", "%")
+
+
+def with_checks(*checks: Check) -> RunRecord:
+    record = samples.no_go()
+    phase = record.phases[1].model_copy(update={"checks": checks})
+    return record.model_copy(update={"phases": (record.phases[0], phase, *record.phases[2:])})
+
+
+def failed(number: int, reason: str) -> Check:
+    return check(
+        f"baseline.row{number}",
+        Outcome.FAIL,
+        reason=reason,
+        remedy=f"do {number}",
+        evidence=(f"baseline/{number}.csv",),
+        rerun="runbook run --phase baseline --profile cpu",
+        required=True,
+    )
+
+
+def test_a_run_that_failed_has_an_error_with_what_to_do() -> None:
+    level, title, message = told_in(samples.no_go())[0]
+    assert level == "error" and title.startswith("FAIL ")
+    assert "23 tok/s is below 39" in message
+    assert "\nsee: baseline/launch_0/training.csv" in message
+    assert "\ntry: " in message
+    assert "\nnext: runbook run --phase baseline --profile a100x2_pcie4" in message
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "50 % of it",
+        "100%0A::error::no",
+        "a\r\n::error::b",
+        "x:y,z",
+        "::set-output name=a::b",
+        "##[x]",
+    ],
+)
+def test_whatever_a_reason_holds_is_one_message(reason: str) -> None:
+    shown = told_in(with_checks(failed(1, reason)))
+    errors = [message for level, _, message in shown if level == "error"]
+    wanted = " ".join(reason.split())
+    assert sum(wanted in message for message in errors) == 1
+
+
+def test_github_is_never_given_more_than_it_shows() -> None:
+    checks = [failed(number, f"fault {chr(97 + number)}") for number in range(20)]
+    shown = told_in(with_checks(*checks))
+    errors = [title for level, title, _ in shown if level == "error"]
+    assert len(errors) <= 10
+    if len(errors) == 10:
+        assert errors[-1].endswith("more errors")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.slurm.launcher import Request, SlurmLauncher
+from runbook.launch.slurm import Request, SlurmLauncher
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory.records import launch

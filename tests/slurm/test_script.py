@@ -14,6 +14,7 @@ from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
+from runbook.launch.slurm import Request, agent_script
 from runbook.launch.slurm.commands import parse_job
 from runbook.launch.slurm.files import (
     NODE_JSONL,
@@ -23,7 +24,6 @@ from runbook.launch.slurm.files import (
     keep_nodes,
     kept_nodes,
 )
-from runbook.launch.slurm.launcher import Request, agent_script
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 from tests.slurm.helpers import launcher

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from benchmarks.decisions.noise import rates
 from runbook.errors import UsageError
 from runbook.stats.arms import (
     best_arm_sequential,
@@ -19,8 +21,9 @@ from runbook.stats.arms import (
     judge_rounds_so_far,
     rounds_of,
 )
-from runbook.stats.decision import Decided
-from runbook.stats.plans import BUCKET_PLAN, InterimPlan
+from runbook.stats.decision import Decided, FloatArray, pace_of
+from runbook.stats.pairs import non_inferiority
+from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, InterimPlan
 from tests.stats.tables import best_arm, table_of
 
 
@@ -28,14 +31,6 @@ def noisy_rounds(speeds: tuple[float, ...], rounds: int, sd: float, seed: int = 
     rng = np.random.default_rng(seed)
     pace = rng.normal(0, 0.05, (rounds, 1))  # common to the round: pairing must remove it
     return table_of(np.asarray(speeds) * np.exp(pace + rng.normal(0, sd, (rounds, len(speeds)))))
-
-
-def test_a_winner_must_beat_every_arm() -> None:
-    """Two arms tie far above the third: nobody wins."""
-    decision = best_arm(noisy_rounds((100.0, 100.0, 80.0), 12, 0.005))
-    assert decision.outcome is Decided.TIE
-    assert decision.winner is None
-    assert "keep the configured value" in decision.reason
 
 
 def test_the_decision_turns_exactly_at_the_two_sided_critical_value() -> None:
@@ -47,28 +42,15 @@ def test_the_decision_turns_exactly_at_the_two_sided_critical_value() -> None:
         assert best_arm(table_of(values)).outcome is outcome
 
 
-def test_a_mean_of_rates_would_prefer_the_erratic_arm_but_tokens_over_time_does_not() -> None:
-    """Rates 50 and 150 average to the steady arm's 100 but take 1/3 longer for the work."""
-    erratic = 2 / (1 / 50 + 1 / 150)
-    assert erratic == pytest.approx(75.0)
-    values = np.column_stack([np.full(6, erratic), np.linspace(99.9, 100.1, 6)])
-    assert best_arm(table_of(values)).winner == "arm1"
-
-
 # Interim analyses
 
 
-def test_the_spent_error_adds_up_to_the_declared_one() -> None:
-    for power in (0.5, 1.0, 3.0):
-        plan = InterimPlan(analyses=(3, 5, 11), error=0.02, power=power)
-        assert sum(plan.spends()) == pytest.approx(0.02)
-        assert min(plan.spends()) > 0
-
-
-def test_every_way_through_a_plan_spends_at_most_its_error() -> None:
-    plan = BUCKET_PLAN
+@pytest.mark.parametrize("power", [0.5, 1.0, 3.0])
+def test_every_way_through_a_plan_spends_its_error(power: float) -> None:
+    plan = InterimPlan(analyses=(3, 5, 11), error=0.02, power=power)
+    seen = dict(zip(plan.analyses, plan.spends(), strict=True))
+    assert sum(seen.values()) == pytest.approx(0.02) and min(seen.values()) > 0
     for stop in range(3, plan.max_rounds + 1):
-        seen = dict(zip(plan.analyses, plan.spends(), strict=True))
         spent = sum(share for count, share in seen.items() if count < stop)
         assert spent + plan.unspent(stop) <= plan.error + 1e-15
 
@@ -80,31 +62,21 @@ def test_it_stops_at_the_first_look_that_decides_and_stays_there() -> None:
     assert best_arm_sequential(table) == early
 
 
-def test_between_analyses_it_says_go_on_and_gives_no_number() -> None:
+def test_between_analyses_it_says_go_on_until_time_is_up() -> None:
+    """Then what is left of the error is spent."""
     table = noisy_rounds((100.0, 102.0), 5, 0.03)
-    decision = best_arm_sequential(table)
-    assert (decision.outcome, decision.go_on) == (Decided.INCONCLUSIVE, True)
-    assert decision.estimate is None
-    assert decision.details["next_analysis"] == 6
+    waits, ended = (best_arm_sequential(table, final=final) for final in (False, True))
+    assert (waits.outcome, waits.go_on, waits.estimate) == (Decided.INCONCLUSIVE, True, None)
+    assert waits.details["next_analysis"] == 6
+    assert (ended.outcome, ended.n, ended.go_on) == (Decided.TIE, 5, False)
+    assert ended.error_rate == 0.01
 
 
-def test_time_is_up_spends_what_is_left() -> None:
-    table = noisy_rounds((100.0, 102.0), 5, 0.03)
-    decision = best_arm_sequential(table, final=True)
-    assert (decision.outcome, decision.n, decision.go_on) == (Decided.TIE, 5, False)
-    assert decision.error_rate == 0.01
-
-
-def test_equal_arms_end_early_as_a_tie() -> None:
-    decision = best_arm_sequential(noisy_rounds((100.0, 100.0, 100.0), 24, 0.005))
-    assert decision.outcome is Decided.TIE
-    assert decision.n < 24
-
-
-def test_without_a_wide_enough_margin_a_tie_is_not_declared_early() -> None:
-    """The check above must be able to fail: noise of 10 % cannot exclude a lead of 2 %."""
-    decision = best_arm_sequential(noisy_rounds((100.0, 100.0, 100.0), 24, 0.10))
-    assert decision.n == 24
+@pytest.mark.parametrize(("sd", "early"), [(0.005, True), (0.10, False)])
+def test_equal_arms_end_early_as_a_tie_if_the_margin_is_wide_enough(sd: float, early: bool) -> None:
+    """Noise of 10 % cannot exclude a lead of 2 %."""
+    decision = best_arm_sequential(noisy_rounds((100.0, 100.0, 100.0), 24, sd))
+    assert (decision.outcome, decision.n < 24) == (Decided.TIE, early)
 
 
 @settings(max_examples=50)
@@ -161,17 +133,8 @@ def test_rounds_with_names_stay_in_order_of_appearance() -> None:
 
 
 def test_a_round_in_which_an_arm_ran_twice_is_not_whole() -> None:
-    rows = [
-        ("a", 0),
-        ("b", 0),
-        ("a", 1),
-        ("a", 1),
-        ("a", 2),
-        ("b", 2),
-        ("b", 2),
-        ("a", 3),
-        ("b", 3),
-    ]
+    turns = [("ab", 0), ("aa", 1), ("abb", 2), ("ab", 3)]
+    rows = [(arm, block) for arms, block in turns for arm in arms]
     table = pd.DataFrame(rows, columns=["arm", "block"]).assign(value=1.0)
     whole, left_out = complete_rounds(table)
     assert (sorted(set(whole["block"])), left_out) == ([0, 3], 2)
@@ -220,3 +183,76 @@ def test_three_rounds_are_enough_and_two_are_not() -> None:
     assert few.reason == "2 complete round(s); at least 3 are needed"
     assert (few.outcome, few.n, few.details["futile"]) == (Decided.INCONCLUSIVE, 2, False)
     assert "a beats every other arm" in judge_rounds(("b", "a"), values, error=0.01).reason
+
+
+# A machine that changes its pace under the arms decides nothing.
+
+ROUNDS, ARMS, STEPS = 30, 2, 20
+
+
+def quiet(seed: int = 0, sd: float = 0.02) -> FloatArray:
+    """Seconds [rounds, arms, steps] of equal arms, every step on its own."""
+    noise = np.random.default_rng(seed).normal(0, sd, (ROUNDS, ARMS, STEPS))
+    return np.exp(noise)
+
+
+def busy_at_times(seed: int = 0) -> FloatArray:
+    """The same while something else takes 40 % more in whole rounds, by a coin."""
+    busy = np.random.default_rng(seed + 1).random((ROUNDS, 1, 1)) < 0.5
+    return quiet(seed) * np.where(busy, 1.4, 1.0)
+
+
+def beside_the_variant(seed: int = 0) -> FloatArray:
+    """By bad luck it is there in the turns of the second arm."""
+    times = quiet(seed)
+    times[::2, 1] *= 1.4
+    return times
+
+
+def test_a_quiet_machine_has_one_pace() -> None:
+    for sd in (0.002, 0.02, 0.06):
+        assert not any(pace_of(quiet(seed, sd)).changed for seed in range(100))
+
+
+@pytest.mark.parametrize("made", [busy_at_times, beside_the_variant])
+def test_a_neighbor_that_comes_and_goes_is_seen(made: Callable[[int], FloatArray]) -> None:
+    assert all(pace_of(made(seed)).changed for seed in range(100))
+
+
+def test_what_is_no_neighbor_is_not_taken_for_one() -> None:
+    drift = quiet() * np.linspace(0.98, 1.02, ROUNDS)[:, None, None]
+    slower = quiet() * np.array([1.0, 1.3])[None, :, None]
+    warming = quiet() * (1 + 0.3 * np.exp(-np.arange(STEPS) / 3.0))
+    stalls = quiet()
+    stalls[::3, 1, 7] *= 9.0
+    for times in (drift, slower, warming, stalls):
+        assert not pace_of(times).changed
+
+
+def test_a_difference_beside_a_neighbor_is_not_believed() -> None:
+    """Without the steps the same numbers are a DROP, and a WINNER."""
+    times = beside_the_variant()
+    first, second = rates(times).T
+    assert non_inferiority(first, second, plan=FUSED_PLAN).outcome is Decided.DROP
+    seen = non_inferiority(first, second, plan=FUSED_PLAN, steps=times)
+    assert seen.outcome is Decided.INCONCLUSIVE
+    assert "DROP is not believed" in seen.reason and "changed its pace" in seen.reason
+    table = table_of(rates(times)[:24])
+    assert best_arm_sequential(table, final=True).outcome is Decided.WINNER
+    arm = best_arm_sequential(table, final=True, steps=times)
+    assert (arm.outcome, arm.winner) == (Decided.INCONCLUSIVE, None)
+
+
+def test_equal_arms_beside_a_neighbor_stay_a_tie() -> None:
+    times = busy_at_times()
+    table = table_of(rates(times)[:24])
+    assert best_arm_sequential(table, final=True, steps=times).outcome is Decided.TIE
+
+
+def test_on_a_quiet_machine_the_steps_change_nothing() -> None:
+    for slower in (1.0, 1.1):
+        times = quiet() * np.array([1.0, slower])[None, :, None]
+        first, second = rates(times).T
+        plain = non_inferiority(first, second, plan=FUSED_PLAN)
+        assert plain.outcome is not Decided.INCONCLUSIVE
+        assert non_inferiority(first, second, plan=FUSED_PLAN, steps=times) == plain

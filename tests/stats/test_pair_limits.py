@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,19 +253,69 @@ def test_student_s_t_is_that_of_scipy() -> None:
         assert t_upper_tail(1.5, freedom) == pytest.approx(stats.t.sf(1.5, freedom))
 
 
-def test_values_that_are_no_throughput_are_counted() -> None:
-    said = r"x: 4 of 5 value\(s\) are not finite and above 0; needed: at least 1 value in s"
-    with pytest.raises(UsageError, match=said):
-        positive("x", [1.0, math.nan, -2.0, math.inf, 0.0], unit="s")
-    with pytest.raises(UsageError, match="0 of 4 value"):
-        positive("x", np.ones((2, 2)), unit="s")
+@pytest.mark.parametrize(("side", "decided"), [(1, Decided.KEEP), (-1, Decided.DROP)])
+def test_keep_turns_at_the_lower_bound_and_drop_at_the_upper_one(
+    side: int, decided: Decided
+) -> None:
+    for shift, outcome in ((1e-4, decided), (-1e-4, Decided.INCONCLUSIVE)):
+        variant = 100 * np.exp(SPREAD + math.log(0.98) + side * (reach(0.05) + shift))
+        assert non_inferiority(BASE, variant).outcome is outcome
+
+
+def test_the_plan_of_the_optimizer_test_stops_early_and_repeats() -> None:
+    rng = np.random.default_rng(0)
+    base = 100 * np.exp(rng.normal(0, 0.005, 24))
+    slow = 0.9 * base * np.exp(rng.normal(0, 0.005, 24))
+    short = non_inferiority(base[:8], slow[:8], plan=FUSED_PLAN, final=False)
+    assert (short.outcome, short.n) == (Decided.DROP, 8)
+    assert non_inferiority(base, slow, plan=FUSED_PLAN) == short
+    waiting = non_inferiority(base[:5], slow[:5], plan=FUSED_PLAN, final=False)
+    assert (waiting.outcome, waiting.go_on) == (Decided.INCONCLUSIVE, True)
+
+
+def test_a_suspicion_that_does_not_hold_passes() -> None:
+    head = np.concatenate([[97.0, 97.5, 96.5], np.tile([101.0, 99.0, 100.5], 5)])
+    assert regression(np.full(18, 100.0), head).outcome is Decided.PASS
+
+
+def test_the_scaling_bound_is_never_narrower_than_the_ratio_alone_asks_for() -> None:
+    """With independent launches ratio and product vary alike; a shared state adds to the product
+    only. Expected squared width, relative to the known spread of the ratio, is at least 1."""
+    rng = np.random.default_rng(0)
+    for shared in (0.0, 0.5, 0.9):
+        common = rng.normal(0, 0.02 * shared**0.5, (2000, 5, 1))
+        logs = common + rng.normal(0, 0.02 * (1 - shared) ** 0.5, (2000, 5, 2))
+        widths = []
+        for pair in 100 * np.exp(logs):
+            low, high = scaling(pair[:, 0], 2 * pair[:, 1], 2).interval or (math.nan, math.nan)
+            widths.append(math.log(high / low) / 2)
+        freedom = 4 / ((2 / 3) ** 2 + (1 / 3) ** 2)
+        known = 0.02 * math.sqrt(2 * (1 - shared) / 5) * stats.t.ppf(0.99, freedom)
+        assert np.mean(np.square(widths)) / known**2 > 0.95, shared
+
+
+GOOD = [1.0, 2.0, 3.0]
+NOT_COUNTED = r"x: 4 of 5 value\(s\) are not finite and above 0; needed: at least 1 value in s"
+
+
+@pytest.mark.parametrize(("call", "says"), [
+    *((call, r"1 of \d value") for bad in (math.nan, math.inf, 0.0, -1.0) for call in (
+        partial(non_inferiority, GOOD, [1.0, bad, 3.0]), partial(regression, [1.0, bad, 3.0], GOOD),
+        partial(meets_target, [1.0, bad, 3.0], 1.0), partial(meets_target, GOOD, bad),
+        partial(scaling, GOOD, [1.0, bad, 3.0], 2))),
+    (partial(non_inferiority, [1.0, 2.0], [1.0]), "paired by round"),
+    (partial(meets_target, [], 1.0), "at least 1 value"),
+    (partial(scaling, [1.0], [1.0], 1), "at least 2 devices"),
+    (partial(scaling, [1.0], [1.0, 2.0], 2), r"t1 has 1 value\(s\) and tN 2: they are paired"),
+    (partial(scaling, [1.0, 2.0], [1.0], 2), r"t1 has 2 value\(s\) and tN 1: they are paired"),
+    (partial(positive, "x", [1.0, math.nan, -2.0, math.inf, 0.0], unit="s"), NOT_COUNTED),
+    (partial(positive, "x", np.ones((2, 2)), unit="s"), "0 of 4 value"),
+    (partial(positive, "x", [], unit="s"), "x: 0 of 0"),
+])  # fmt: skip
+def test_values_that_are_no_throughput_are_counted(call: Callable[[], Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        call()
+
+
+def test_what_is_positive_is_an_array() -> None:
     assert positive("x", iter([1, 2]), unit="s").tolist() == [1.0, 2.0]
-
-
-@pytest.mark.parametrize(("a", "b"), [([1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0])])
-def test_pairs_of_different_lengths_say_both(a: list[float], b: list[float]) -> None:
-    says = f"t1 has {len(a)} value(s) and tN {len(b)}: they are paired"
-    with pytest.raises(UsageError, match=re.escape(says)):
-        scaling(a, b, 2)
-    with pytest.raises(UsageError, match="x: 0 of 0"):
-        positive("x", [], unit="s")

@@ -11,8 +11,7 @@ from scipy import stats
 
 from runbook.errors import UsageError
 from runbook.stats.decision import Decided, Decision, FloatArray, Pace, pace_of, unless_disturbed
-from runbook.stats.memory import memory_plateau
-from runbook.stats.steady import stall_period, stall_share, steady
+from runbook.stats.steady import memory_plateau, stall_period, stall_share, steady
 
 
 def run_of(levels: FloatArray, size: int = 10) -> FloatArray:
@@ -285,6 +284,7 @@ def test_steps_without_noise_may_be_five_percent_apart() -> None:
     assert not Pace(spread=0.05, allowed=0.05).changed
     wild = np.exp(np.random.default_rng(0).normal(0, 20.0, (4, 2, 6)))
     assert pace_of(wild).allowed == pytest.approx(math.expm1(10.0))
+    assert not pace_of(np.ones((3, 2, 1))).changed
 
 
 @pytest.mark.parametrize("outcome", Decided)

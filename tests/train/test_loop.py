@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import secrets
 import time
@@ -12,31 +11,26 @@ from typing import Any
 
 import pytest
 import torch
-import torch._C._distributed_c10d as c10d
 
-from nsa.contract import FLIGHTS, HEARTBEATS, NCCL_FLIGHTS, TRAINING_CSV, VAL_CSV
+from nsa.contract import HEARTBEATS, TRAINING_CSV, VAL_CSV
 from nsa.data.packing import open_source
 from nsa.data.source import Source
 from nsa.launch.output import Heartbeat
 from nsa.launch.plan import LaunchPlan, plan_launch
 from nsa.launch.process import Termination
 from nsa.launch.ranks import (
-    SAVING_GROUP,
     Ranks,
     choose_device,
-    parameter_hash,
     start_ranks,
-    write_flight,
 )
 from nsa.step.clock import StepClock
-from nsa.step.ddp import WireStats, compressed_all_reduce
 from nsa.step.dispatch import is_out_of_memory, trial_step
 from nsa.step.engine import Engine
 from nsa.step.optimizer import learning_rate
 from nsa.step.sync import Agreed
-from nsa.torch_env import flight_dumps
 from nsa.train.loop import Loop
 from nsa.train.settle import Tables, what_is_not_finite
+from nsa.witness.witness import Witness
 from runbook.accounts.clocks import BusySteps, step_clock
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.rank_log import read_heartbeats
@@ -88,6 +82,29 @@ def test_the_time_of_a_row_is_the_next_steps_by_both_clocks(tmp_path: Path, late
         loop.settler.add = settle  # type: ignore[method-assign]
     problems = accounts_of(loop, tmp_path)
     assert bool(problems) is late, problems
+
+
+def test_what_is_computed_beside_a_step_leaves_the_gates_of_the_step_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads them before the step's own pass has to be seen, in drawn steps too."""
+    plan = plan_launch(["--config", str(SMOKE), *SMALL], {"NSA_PREFILL_BATCHED": "1"})
+    ranks = start_ranks(plan, choose_device(plan))
+    loop = made_loop(plan, ranks, made_source(plan, ranks, "markov"), tmp_path)
+    before, looked, changed = Witness.before, [], []
+
+    def watched(witness: Witness, step: int, batches: Any) -> bool:
+        kept = [(one.last_gates, one.last_blocks) for one in loop.engine.model.attentions()]
+        took_time = before(witness, step, batches)
+        looked.append(took_time)
+        for one, (gates, blocks) in zip(loop.engine.model.attentions(), kept, strict=True):
+            if one.last_gates is not gates or one.last_blocks is not blocks:
+                changed.append(step)
+        return took_time
+
+    monkeypatch.setattr(Witness, "before", watched)
+    assert loop.run().code == 0
+    assert sum(looked) > 1 and changed == []
 
 
 @pytest.mark.parametrize("owed", [False, True])
@@ -237,81 +254,3 @@ def test_restart_leaves_out_what_came_before(monkeypatch: pytest.MonkeyPatch) ->
     clock.restart()
     mark = clock.tick()
     assert (mark.seconds(), mark.fetch_s) == (0.5, 0.0)
-
-
-def test_parameter_hash_sees_one_bit() -> None:
-    one = torch.nn.Linear(3, 3)
-    before = parameter_hash(one)
-    assert before == parameter_hash(one)
-    with torch.no_grad():
-        one.bias[0] = torch.nextafter(one.bias[0], torch.tensor(10.0))
-    assert parameter_hash(one) != before
-
-
-def test_wire_statistics_start_again_after_each_reading() -> None:
-    stats = WireStats(wire_dtype=torch.bfloat16, world_size=2)
-    stats.bytes_before, stats.bytes_after = 8, 4
-    assert stats.take()["bytes_before"] == 8
-    assert stats.take()["bytes_before"] == 0
-
-
-def test_one_rank_rounds_as_several_do_and_sends_nothing() -> None:
-    """There is no process group here: a collective would raise."""
-    stats = WireStats(wire_dtype=torch.bfloat16, world_size=1)
-    bucket = type("Bucket", (), {"buffer": lambda self: self.numbers})()
-    bucket.numbers = torch.tensor([1.0, 1 + 2**-8 + 2**-9, -3e38])
-    done = compressed_all_reduce(stats, bucket)
-    assert done.wait() is bucket.numbers
-    assert bucket.numbers.tolist() == [1.0, 1 + 2**-7, float(torch.tensor(-3e38).bfloat16())]
-    assert stats.take()["bytes_after"] == 6
-    stats.world_size = 2
-    with pytest.raises(ValueError, match="process group"):
-        compressed_all_reduce(stats, bucket)
-
-
-ENTRY = {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "time_created_ns": 5}
-
-
-def recorder(*entries: object) -> bytes:
-    return json.dumps({"entries": entries}).encode()
-
-
-@pytest.mark.parametrize(
-    ("nccl", "generic", "op"),
-    [
-        (recorder(), recorder(ENTRY), "all_reduce"),
-        (recorder(ENTRY | {"profiling_name": "nccl:broadcast"}), recorder(ENTRY), "broadcast"),
-        (b"", recorder(ENTRY), "all_reduce"),
-    ],
-)
-def test_gloo_on_a_machine_with_gpus_is_recorded_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nccl: bytes, generic: bytes, op: str
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(c10d, "_dump_nccl_trace_json", lambda: nccl, raising=False)
-    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: generic)
-    path = write_flight(tmp_path, rank=0, token="ab" * 16, reason="x")
-    assert path == tmp_path / FLIGHTS.name(0)
-    (entry,) = json.loads(path.read_bytes())["entries"]
-    assert entry[:2] == [1, op]
-
-
-def test_the_watchdogs_dump_lands_in_the_run_directory() -> None:
-    prefix = f"/runs/x/{NCCL_FLIGHTS.stem}"
-    assert flight_dumps(prefix) == {
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_FR_DUMP_TEMP_FILE": prefix,
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    }
-
-
-def test_collectives_of_a_save_are_none_of_the_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread runs them in each rank's own time, under numbers that the steps have too."""
-    step = ENTRY | {"process_group": ["0", "default_pg"]}
-    save = ENTRY | {"process_group": ["1", SAVING_GROUP], "profiling_name": "gloo:scatter"}
-    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: recorder(step, save))
-    path = write_flight(tmp_path, rank=0, token="ab" * 16, reason="x")
-    assert path is not None
-    assert [row[1] for row in json.loads(path.read_bytes())["entries"]] == ["all_reduce"]

@@ -2,298 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from nsa.attention.tracing import count_ranges, is_watched
-from nsa.data.source import Batch
-from nsa.projection import _Split
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
-from nsa.train.evaluation import evaluate
-from nsa.witness.accounts import TokenMeter, updates
+from nsa.witness.accounts import updates
 from nsa.witness.shadow.optimizer import Shadow
-from nsa.witness.shadow.recompute import Bias, Recomputed, branch_use
-from runbook.accounts.optimizer import _bias_problems, shadow_account
-from tests.accounts.launches import WORK, changed, ending_of, honest
-from tests.train import engines
 from tests.train.engines import batch
-from tests.train.launching import free_port
-
-TOKEN, STEPS = "ab" * 16, 8
-SHORT = ["--set", "train.seq_len=32", "--set", "train.warmup_steps=3"]
-
-
-def engine(*args: str, **toggles: str) -> Engine:
-    return engines.engine("--steps", str(STEPS), *SHORT, *args, **toggles)
-
-
-def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
-    """What the shadow of these steps tells."""
-    shadow = Shadow(made, token=TOKEN, first=first, last=last)
-    accum, losses = made.plan.config.train.accumulate_grad_batches, {}
-    gates: dict[int, Tensor] = {}
-    for step in range(first, last + 1):
-        batches = [batch(step + 1000 * made.ranks.rank, 32)] * accum
-        if step in shadow.recomputed:
-            shadow.recompute(step, batches)
-        shadow.watch(step)
-        outcome = made.compute(batches)
-        losses[step] = float(outcome.loss)
-        gates[step] = made.model.gate_numbers()
-        made.update(step)
-        shadow.updated(step, outcome.norm)
-    return {
-        **shadow.report(),
-        "recomputed": {**shadow.report_recomputed(), "own_losses": losses, "own_gates": gates},
-    }
-
-
-def problems(told: dict[str, Any], first: int = 1, last: int = STEPS) -> list[str]:
-    """What the account says about it."""
-    (rank,) = changed(honest()[1][:1], 0, first_step=first, tokens=frozenset({TOKEN}))
-    assert rank.steps is not None
-    rank = replace(rank, steps=rank.steps[rank.steps["step"].between(first, last)])
-    own = ending_of((rank,), 0, shadow=told, recomputed=told["recomputed"])
-    return shadow_account(own, replace(WORK, steps=last, dtype="fp32", wire="fp32", device="cpu"))
-
-
-@pytest.mark.parametrize("words", [[], ["--accum", "3"], ["--precision", "fp16", "--accum", "2"]])
-def test_what_is_computed_twice_is_the_same(words: list[str]) -> None:
-    told = trained(engine(*words), last=10)["recomputed"]
-    assert len(told["steps"]) >= 2
-    assert told["gradient"] < 1e-6
-    assert told["losses"] == pytest.approx([told["own_losses"][n] for n in told["steps"]], abs=1e-5)
-
-
-@pytest.mark.parametrize("words", [[], ["--accum", "2"], ["--precision", "bf16"]])
-def test_the_gates_of_a_step_are_those_of_the_same_computed_again(words: list[str]) -> None:
-    made = engine(*words)
-    with torch.no_grad():
-        made.model.layers[1].attention.gate_bias[::3] = 40.0  # the others are not 0: no collapse
-    told = trained(made, last=10)["recomputed"]
-    for step, layers in zip(told["steps"], told["gates"], strict=True):
-        again = torch.tensor(layers, dtype=torch.float64)
-        assert torch.allclose(again, told["own_gates"][step][:, :5], rtol=0, atol=1e-7)
-        assert again[1, 2] > again[0, 2] + 0.05  # layers differ, and so do branches
-
-
-def test_a_layer_of_each_step_that_is_computed_twice_is_held_against_the_equations() -> None:
-    made = engine()
-    told = trained(made, last=20)["recomputed"]
-    assert [*told["layers"]] == told["steps"][1:] and len(told["layers"]) > 1
-    assert {*told["slopes"]} <= {*told["layers"]} and len(told["slopes"]) >= 1
-    assert max(told["layers"].values()) < 2e-5 and max(told["slopes"].values()) < 1.6e-4
-    for one in made.model.attentions():
-        one.cfg = replace(one.cfg, w=8)
-    assert min(trained(made, last=20)["recomputed"]["layers"].values()) > 1e-3
-    half = trained(engine("--precision", "bf16"), last=10)["recomputed"]
-    assert half["layers"] == half["slopes"] == {}
-
-
-@pytest.mark.parametrize("value", [0.0, 1e-30, 1.0])
-def test_gates_of_0_are_a_use_of_no_branch(value: float) -> None:
-    use = branch_use(torch.tensor([[value, 0.0, 0.0]]))
-    assert torch.allclose(use, torch.tensor([0.0, *[float(value == 1)] * 2, 0.0, 0.0]).double())
-
-
-def _cut(values: Tensor) -> Tensor:
-    """To bf16 by leaving out the lower half of the digits."""
-    return (values.view(torch.int32) & -65536).view(torch.float32)
-
-
-def _down(values: Tensor) -> Tensor:
-    cut = _cut(values)
-    return torch.where(values < cut, torch.nextafter(cut.bfloat16(), -_INF), cut.bfloat16()).float()
-
-
-_INF = torch.tensor(float("inf"), dtype=torch.bfloat16)
-WAYS: dict[str, Callable[[Tensor], Tensor]] = {
-    "nearest": lambda values: values.bfloat16().float(),
-    "cut": _cut,
-    "down": _down,
-}
-
-
-@pytest.mark.parametrize(("way", "seen"), [("nearest", ""), ("cut", "towards 0"), ("down", "up")])
-def test_the_way_gradients_are_rounded_is_seen(way: str, seen: str) -> None:
-    generator = torch.Generator().manual_seed(1)
-    own = 1e-4 * torch.randn(2, 600, generator=generator)
-    again = Recomputed(
-        loss=torch.zeros(()), gradient=own.double().mean(0), size=own.abs().double().mean(0),
-        asked=[], scale=1.0, least=torch.finfo(torch.bfloat16).tiny, gates=own, apart=None,
-    )  # fmt: skip
-    reduced = (WAYS[way](own[0] / 2) + WAYS[way](own[1] / 2)).bfloat16().float()
-    told = Bias().with_step(again, reduced).report()
-    assert told["weight"] > 200
-    work = replace(WORK, dtype="fp32", wire="bf16", device="cpu", nproc=2)
-    found = list(_bias_problems(told, work))
-    assert bool(found) is bool(seen), told
-    assert not seen or seen in " ".join(found)
-
-
-class Rounded:
-    """In the place of a recording: a replay that rounds as no pass from the host does."""
-
-    def __init__(self, made: Engine) -> None:
-        self._layers = made.model.layers
-
-    def __call__(self, x: Tensor) -> Tensor | None:
-        if not torch.is_grad_enabled() or is_watched([]):
-            return None
-        for layer in self._layers:
-            x = layer(x).bfloat16().float()
-        return x
-
-
-@pytest.mark.parametrize("from_host", [True, False])
-def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: bool) -> None:
-    """The first step counts, so that none of its passes is replayed; without a word, two are."""
-    made = engine("--accum", "3")
-    made.model.recording = Rounded(made)
-    shadow = Shadow(made, token=TOKEN, first=1, last=1)
-    batches = [batch(seed, 32) for seed in (1, 2, 3)]
-    passes = len(batches) if from_host else 0
-    shadow.recompute(1, batches, from_host=passes)
-    shadow.watch(1)
-    made.model.run_from_host(passes)
-    outcome = made.compute(batches, count_ranges())
-    made.update(1)
-    shadow.updated(1, outcome.norm)
-    gap = shadow.report_recomputed()["gradient"]
-    assert gap < 1e-6 if from_host else gap > 1e-4
-
-
-def test_a_model_too_large_for_one_time_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsa.witness.shadow.recompute._MOST_ELEMENTS", 40_000)
-    made = engine()
-    shadow, asked = Shadow(made, token=TOKEN, first=1, last=80), []
-    for step in sorted(shadow.recomputed):
-        shadow.recompute(step, [Batch(tokens=torch.zeros(1, 33, dtype=torch.int64))])
-        asked.append(shadow._again[step].asked)
-    assert not any(all(found) for found in asked) and all(any(found) for found in asked)
-    assert len(set(map(tuple, asked))) > 1
-    assert all(p.grad is None for p in made.model.parameters())
-
-
-def _one_of_two(rank: int, port: int) -> list[dict[str, Any]]:
-    """What a rank tells of two steps; from the second on, rank 1 halves the gates' gradient."""
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    made = engine("--ddp", "1", **os.environ)
-    healthy, backward = trained(made, last=1)["recomputed"], _Split.backward
-    if rank == 1:
-        _Split.backward = staticmethod(  # type: ignore[method-assign]
-            lambda ctx, *grads: backward(ctx, *grads[:-1], grads[-1] * 0.5)
-        )
-    wrong = trained(made, first=2, last=2)["recomputed"]
-    made.ranks.end()
-    return [healthy, wrong]
-
-
-def test_a_rank_that_is_wrong_in_its_backward_pass_differs_from_the_others() -> None:
-    """It agrees with itself: only the same micro-batch on all ranks tells."""
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        port = free_port()
-        told = pool.starmap_async(_one_of_two, [(rank, port) for rank in range(2)]).get(300)
-    for healthy, wrong in told:
-        assert healthy["ranks"] < 1e-6 and healthy["gradient"] < 1e-6
-        assert wrong["ranks"] == pytest.approx(1 / 3, rel=0.01) and wrong["gradient"] < 1e-6
-    assert told[0][0]["losses"] == told[1][0]["losses"]
-
-
-class _Unseen(torch.autograd.Function):
-    """The loss as it is, with the gradient of something else added."""
-
-    @staticmethod
-    def forward(_ctx: Any, loss: Tensor, _other: Tensor) -> Tensor:
-        return loss.clone()
-
-    @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return gradient, gradient
-
-
-def _decayed(made: Engine, loss: Tensor) -> Tensor:
-    squares = sum((p.square().sum() for p in made.model.parameters()), torch.zeros(()))
-    added: Tensor = _Unseen.apply(loss, 1e-3 * squares)  # type: ignore[no-untyped-call]
-    return added
-
-
-def _after(name: str, change: Callable[[Engine, Any], Any]) -> Callable[[Engine], None]:
-    """What this method of the engine gives is what `change` makes of it."""
-
-    def plant(made: Engine) -> None:
-        own = getattr(made, name)
-        setattr(made, name, lambda *given, **how: change(made, own(*given, **how)))
-
-    return plant
-
-
-def _act(change: Callable[[Engine], object]) -> Callable[..., Any]:
-    """Something that is done beside what is given on."""
-
-    def act(made: Engine, given: Any = None) -> Any:
-        change(made)
-        return given
-
-    return act
-
-
-def _hooked(hook: str, change: Callable[[Engine], object]) -> Callable[[Engine], None]:
-    """Done by this hook of the optimizer."""
-
-    def plant(made: Engine) -> None:
-        getattr(made.optimizer, f"register_{hook}")(lambda *_: _act(change)(made))
-
-    return plant
-
-
-IN_PROJ, DOWN = "attention.in_proj.weight", "mlp.down.weight"
-
-
-def _weight(made: Engine, layer: int = 1, name: str = DOWN) -> Tensor:
-    found: Tensor = made.model.layers[layer].get_parameter(name)
-    return found
-
-
-def _slope(weight: Tensor) -> Tensor:
-    assert weight.grad is not None
-    return weight.grad
-
-
-def _freeze_a_part(made: Engine) -> None:
-    """A hook on a parameter, which runs wherever that parameter gets a gradient."""
-    weight = _weight(made, 0, IN_PROJ)
-    rows = len(weight) // 7
-    weight.register_hook(lambda g: torch.cat((torch.zeros_like(g[:rows]), g[rows:])))  # type: ignore[no-untyped-call]
-
-
-@pytest.mark.parametrize(
-    "plant",
-    [
-        _after("loss", _decayed),
-        _after("gradients", _act(lambda it: _slope(_weight(it, 0, IN_PROJ))[-8:].mul_(1.01))),
-        # The 256th part of a parameter, in which hardly ever one of the drawn elements lies.
-        _after("gradients", _act(lambda it: _slope(it.model.embedding.weight)[17].zero_())),
-        _freeze_a_part,
-    ],
-)
-def test_a_gradient_of_something_else_than_the_loss_fails_the_account(
-    plant: Callable[[Engine], None],
-) -> None:
-    made = engine()
-    plant(made)
-    (text,) = problems(trained(made))
-    assert "the gradient before clipping is not that of the step's loss: off by" in text
+from tests.train.shadowed import STEPS, TOKEN, engine, last_weight, problems, trained
 
 
 @pytest.mark.parametrize("fused", ["0", "1"])
@@ -321,6 +42,18 @@ def test_a_run_that_goes_on_begins_with_the_state_that_it_has() -> None:
     assert problems(trained(made, first=5, last=8), first=5) == []
 
 
+def _hooked(hook: str, change: Callable[[Engine], object]) -> Callable[[Engine], None]:
+    """Done by this hook of the optimizer."""
+
+    def plant(made: Engine) -> None:
+        def act(*_: object) -> None:
+            change(made)
+
+        getattr(made.optimizer, f"register_{hook}")(act)
+
+    return plant
+
+
 def _put_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -334,7 +67,7 @@ def _not_clipped(made: Engine) -> None:
 
 def _half_frozen(made: Engine) -> None:
     for layer in (0, 1):
-        gate, up = _slope(_weight(made, layer, "mlp.gate_up.weight")).chunk(2)
+        gate, up = made.model.layers[layer].get_parameter("mlp.gate_up.weight").grad.chunk(2)
         for half in (gate, up):
             half[: len(half) // 2] = 0
 
@@ -350,14 +83,18 @@ def _worn(part: Callable[[Engine], Tensor]) -> Callable[[Engine], None]:
 
     def plant(made: Engine) -> None:
         worn = part(made)
-        made.model.register_forward_pre_hook(lambda *_: _act(lambda _: worn.mul_(0.999))(made))
+
+        def wear(*_: object) -> None:
+            worn.mul_(0.999)
+
+        made.model.register_forward_pre_hook(wear)
 
     return plant
 
 
 def _a_row_put_back(made: Engine) -> None:
     """No update for the 128th part of a parameter, in which hardly ever a drawn element lies."""
-    update, weight = made.update, _weight(made, 0)
+    update, weight = made.update, made.model.layers[0].get_parameter("mlp.down.weight")
 
     def but_for_a_row(*args: Any) -> float:
         kept = weight.detach()[17].clone()
@@ -387,7 +124,7 @@ LEFT = " (norm, moments and told rate are right: left are which parameters decay
         (_hooked("step_post_hook", _narrow), "0", "weights after the update: off by"),
         # Of a row, too, that nobody drew.
         (_worn(lambda made: made.model.head.weight.data), "1", "change between two steps"),
-        (_worn(lambda made: _weight(made).data[5]), "0", "change between two steps"),
+        (_worn(lambda made: last_weight(made).data[5]), "0", "change between two steps"),
         (_told(eps=1e-4), "0", f"allowed 32{LEFT}"),
         (_a_row_put_back, "0", "what changes weights right after the update"),
         (_told(amsgrad=True), "0", "a formula other than AdamW's"),
@@ -400,110 +137,6 @@ def test_a_planted_defect_fails_the_account(
     made = engine(NSA_OPT_FUSED=fused)
     plant(made)
     assert any(says in text for text in problems(trained(made)))
-
-
-def _state(made: Engine, name: str = "exp_avg") -> Tensor:
-    moment: Tensor = made.optimizer.state[_weight(made)][name]
-    return moment
-
-
-def _leave_gradient(made: Engine) -> None:
-    weight = _weight(made)
-    weight.grad = torch.zeros_like(weight)
-    weight.grad[5, 7] = 1e-6
-
-
-# What is changed, and the jumps that are counted; more than one where that is None.
-Changes = dict[str, tuple[Callable[[Engine], object], int | None]]
-AT_REST: Changes = {
-    "nothing": (lambda it: None, 0),
-    "mode": (lambda it: it.model.eval(), 1),
-    "weights": (lambda it: [p.data.add_(1.0) for p in it.model.parameters()], None),
-    "moments": (lambda it: [e["exp_avg"].add_(1.0) for e in it.optimizer.state.values()], None),
-    # What none of the drawn elements meets.
-    "a row": (lambda it: _weight(it).data[5].mul_(0.5), 1),
-    "a sign": (lambda it: _weight(it).data[5, 7].neg_(), 1),
-    "rows that change places": (lambda it: _weight(it).data.copy_(_weight(it).roll(1, 0)), 1),
-    "columns that do": (lambda it: _weight(it).data.copy_(_weight(it).flip(1)), 1),
-    "two of a vector": (
-        lambda it: it.model.norm.weight.data[:2].copy_(torch.tensor([1.5, 0.5])), 1),
-    "of a first moment": (lambda it: _state(it)[5, 7].add_(1e-6), 1),
-    "of a second moment": (lambda it: _state(it, "exp_avg_sq")[5, 7].mul_(1.001), 1),
-    "of a gradient": (_leave_gradient, 1),
-}  # fmt: skip
-BETWEEN_UPDATES: Changes = {
-    "nothing": (lambda it: None, 0),
-    # Of all weights, and of a window of them.
-    "weights rounded": (lambda it: _weight(it).data.copy_(_weight(it).bfloat16()), 2),
-    "rows of a moment": (lambda it: _state(it).copy_(_state(it).roll(1, 0)), 1),
-    "columns of a moment": (lambda it: _state(it).copy_(_state(it).roll(1, 1)), 1),
-    "all upside down": (lambda it: _state(it).copy_(_state(it).flip(0)), 1),
-    "a first moment": (lambda it: _state(it).mul_(0.5), 1),
-    "a second moment": (lambda it: _state(it, "exp_avg_sq").mul_(0.5), 1),
-    # The norm of the whole stays as it is, but for the order in which it is added up.
-    "rows of weights": (lambda it: _weight(it).data.copy_(_weight(it).roll(1, 0)), None),
-    "no moments left": (lambda it: it.optimizer.state.clear(), 1),
-}
-
-
-@pytest.mark.parametrize("what", AT_REST)
-@pytest.mark.parametrize("later", [False, True], ids=("meanwhile", "before the next step"))
-def test_what_changes_while_all_has_to_rest_is_counted(what: str, later: bool) -> None:
-    (change, jumps), made = AT_REST[what], engine()
-    made.compute([batch(5, 32)])
-    made.update(1)
-    shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
-    with torch.no_grad():
-        with shadow.unchanged():
-            _ = later or change(made)
-        _ = later and change(made)
-    shadow.watch(1)
-    found = shadow.report()["jumps"]
-    assert found > 1 if jumps is None else found == jumps
-
-
-@pytest.mark.parametrize("by", [0.0, 1e-6], ids=("the same", "others"))
-@pytest.mark.parametrize("trains", [True, False], ids=("after a step", "as gone on from"))
-def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
-    by: float, trains: bool
-) -> None:
-    """Others that are there for its passes alone would be back when anything else looks."""
-    made = engine("--set", "train.eval_every=1")
-    shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
-    meter = TokenMeter(made.model)
-    for step in range(1, 4 if trains else 1):
-        outcome = made.compute([batch(step, 32)])
-        made.update(step)
-        shadow.updated(step, outcome.norm)
-    weights = [p.detach().clone() for p in made.model.parameters()]
-    for parameter in made.model.parameters():
-        parameter.data.add_(by)
-    evaluate(made, meter.passing([batch(9, 32).tokens], shadow.evaluating), drawn=0)
-    for parameter, own in zip(made.model.parameters(), weights, strict=True):
-        parameter.data.copy_(own)
-    assert shadow.report()["jumps"] == (len(weights) if by else 0)
-
-
-@pytest.mark.parametrize("what", BETWEEN_UPDATES)
-@pytest.mark.parametrize("inside", [False, True], ids=("between steps", "before the update"))
-def test_what_changes_between_two_updates_that_nobody_drew_is_seen(what: str, inside: bool) -> None:
-    (change, jumps), made = BETWEEN_UPDATES[what], engine()
-    shadow = Shadow(made, token=TOKEN, first=1, last=400)
-    for step in range(1, 8):
-        shadow.watch(step)
-        outcome = made.compute([batch(step, 32)])
-        made.update(step)
-        shadow.updated(step, outcome.norm)
-    assert shadow.report()["jumps"] == 0
-    if inside:
-        shadow.watch(8)
-    with torch.no_grad():
-        change(made)
-    if not inside:
-        shadow.watch(8)
-    made.compute([batch(8, 32)])
-    found = shadow.report()["jumps"]
-    assert found in (1, 2) if jumps is None else found == jumps
 
 
 def test_the_rate_of_every_step_is_held_against_the_schedule() -> None:

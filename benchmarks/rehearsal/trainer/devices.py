@@ -19,7 +19,7 @@ from benchmarks.rehearsal.trainer.rundir import TORCH
 from benchmarks.rehearsal.trainer.steps import seed_of
 from nsa.contract import Ceiling
 from tests.factory.files import record, write_beats
-from tests.phases.ceiling_files import measured
+from tests.phases.machine_files import measured
 
 # Shares of the data sheet's peak: a product of large matrices, a copy, a copy over PCIe.
 PRODUCT_SHARE, COPY_SHARE, HOST_SHARE = 0.79, 0.87, 0.8

@@ -30,6 +30,7 @@ from runbook.records import Launch
 from tests.factory import files
 from tests.factory.told import GATES
 from tests.phases import builder, env_files, traces
+from tests.phases.heartbeats import HEALTHY
 
 TORCH = {"13.0": "2.13.0", "12.8": "2.13.0+cu128", None: "2.13.0+cpu"}
 NCCL = "2.27.7"
@@ -157,7 +158,7 @@ def write_profile(folder: Path, machine: Machine, job: Job, steps: Steps) -> Non
     gpu = {"window_us": window, "busy_us": device, "idle_us": window - device}
     gpu["python_wait_us"] = _PYTHON * (window - device)
     summary = {
-        **traces.PROFILE,
+        **HEALTHY["profile"],
         "steps": job.profiled,
         "wall_us": 1e6 * window * batches,
         "gpu": {name: round(1e6 * seconds * batches, 1) for name, seconds in gpu.items()},

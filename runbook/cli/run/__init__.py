@@ -248,7 +248,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     from runbook.cli.run.dry_run import print_plan, refusals, times
     from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
     from runbook.config.precedence import dropped
-    from runbook.engine.plan.needs import needs_of, without_board
+    from runbook.engine.plan.prepare import needs_of, without_board
     from runbook.engine.resuming import resume_run
     from runbook.engine.run import run_setup
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from runbook import DEFAULT_LAUNCHER
 from runbook.config.precedence import dropped
 from runbook.console import Console
-from runbook.engine.plan.needs import Needs, needs_of
+from runbook.engine.plan.prepare import Needs, needs_of
 from runbook.engine.plan.progress import Estimate, estimate, pace_of_the_go
 from runbook.engine.scope import departures
 from runbook.files import typed_here

@@ -45,8 +45,9 @@ from runbook.launch.command import resolve_config
 from runbook.machine.identity import CODE, code_digest, identity
 from runbook.records import LaunchEntry, RunRecord
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
-from runbook.stats.levels import LEVEL_WINDOW
+from runbook.stats.launches import LEVEL_WINDOW
 from runbook.stats.throughput import StatisticsError, effective
+from runbook.text import listed
 
 FREE_VARIABLES = frozenset({"NSA_TB_DISABLE", "NSA_DISABLE_CSV_LOGS", "NSA_DISABLE_AUX_STATS"})
 NAMED = 3
@@ -67,9 +68,7 @@ class Wanted:
 def less_than_asked(record: RunRecord, profile: Profile, steps_scale: float) -> list[str]:
     """In what the run validated less than the profile here asks for, or by other limits."""
     missing = [check for check in profile.required if check not in record.required]
-    named = ", ".join(missing[:NAMED])
-    more = f" and {len(missing) - NAMED} more" if missing[NAMED:] else ""
-    found = [f"it did not require {named}{more}"] if missing else []
+    found = [f"it did not require {listed(missing, NAMED)}"] if missing else []
     scale = float(str(record.options.get("steps_scale") or 1.0))
     if scale < steps_scale:
         found.append(f"--steps-scale {scale:g} then, {steps_scale:g} now")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa import contract
 from nsa.contract import sha256_of
@@ -44,9 +44,6 @@ from runbook.folder.launch.shapes import (
 )
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
-
-if TYPE_CHECKING:
-    pass
 
 TRAINING_COLUMNS = contract.names(contract.TRAINING_COLUMNS)
 LEGACY_COLUMNS = TRAINING_COLUMNS[:4]

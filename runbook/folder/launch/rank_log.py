@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa.contract import Event
-from runbook.errors import first_of
 from runbook.folder.launch.documents import name_below
 from runbook.folder.launch.lines import MOST_STEPS, Exit, is_of_training
 from runbook.folder.launch.rank_lines import ENDED, MARKS, SAID, RankLines
 from runbook.records.evidence import RankLog
+from runbook.text import listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ def rank_log(said: RankLines, *, path: str) -> RankLog:
     if clock_back:
         problems.append(f"the monotonic clock goes back at {clock_back} places")
     if misshapen:
-        problems.append(first_of(misshapen))
+        problems.append(listed(misshapen, 1))
     damaged = bool(problems)
     if said.torn_bytes:
         problems.append(f"a torn last line was dropped ({said.torn_bytes} bytes)")

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 _BESIDE = ((GATES_CSV, GATES), (VAL_CSV, VAL))
 _DEEPEST = 6
-_BYTES = 256
 # A rank is silent if it ends this many steps behind the others, or this long before them.
 _STEPS_BEHIND = 1
 _SECONDS_BEHIND = 60.0

@@ -14,7 +14,7 @@ from phases.kit.playbook import playbook, remedy_for, situation_of, told
 from runbook.config import registry
 from runbook.records import Kind, LaunchStatus, Reason
 from tests.phases import builder
-from tests.phases.situations import ON_A_CPU, ON_TWO_A100
+from tests.phases.answers import ON_A_CPU, ON_TWO_A100
 
 PHASES = registry.phases()
 BY_TOPIC, BY_REASON = playbook().by_topic, playbook().by_reason

@@ -17,7 +17,7 @@ from runbook.records import Outcome
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.tools.inspect.folder import inspect_path
 from tests.factory.files import write_beats
-from tests.phases import builder, on_disk
+from tests.phases import builder, traces
 from tests.phases.answers import says
 from tests.tiers import few
 
@@ -85,7 +85,7 @@ def written(root: Path, phase: str) -> PhaseEvidence:
     found = builder.evidence(phase, WHERE, earlier=earlier)
     for made in found.launches.values():
         if made.launch.kind == "trainer":
-            on_disk.write_launch(root, made)
+            traces.write_launch(root, made)
     return found
 
 
@@ -164,3 +164,14 @@ def test_gates_without_their_entropy_are_damaged(tmp_path: Path) -> None:
     gates.write_text(gates.read_text().replace("entropy", "entropie"))
     check = builder.row("long_run", "gates", from_disk(tmp_path, found), WHERE)
     says(check, (Outcome.INVALID, "damaged_artifact"), "the header lacks entropy")
+
+
+@pytest.mark.parametrize("ranks", [3, [{"rank": "x"}], {"a": 1}])
+def test_ends_of_ranks_that_cannot_be_read_are_told(tmp_path: Path, ranks: object) -> None:
+    found = builder.evidence("baseline", WHERE, only=["run1"])
+    for made in found.launches.values():
+        traces.write_launch(tmp_path, made)
+    path = tmp_path / "baseline/run1/result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ranks": ranks}))
+    said = [remark.message for remark in inspect_path(path.parent).remarks]
+    assert "result.json: its `ranks` are no ends of ranks" in said

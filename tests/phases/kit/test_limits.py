@@ -20,9 +20,10 @@ from runbook.config import registry
 from runbook.config.limits import Limit, LimitSpec, LimitUse
 from runbook.config.load import load_profile_document
 from runbook.config.phase import PlanContext
-from runbook.records import Check, Comparator, Outcome, Reason
+from runbook.records import Check, Comparator, Outcome
 from runbook.records.evidence import PhaseEvidence, TrainingLog
-from tests.phases import builder, spoil
+from tests.phases import answers, builder, spoil
+from tests.phases.answers import TOO_FEW, TOO_LITTLE, says
 
 PHASES = registry.phases()
 LIMITS = registry.known_limits(PHASES)
@@ -59,12 +60,9 @@ def judged(spec: LimitSpec, where: PlanContext) -> list[Check]:
         earlier = {before: done[before] for before in PHASES[name].reads}
         rate = 5.2e4 if name == "single_gpu" else 1e5
         found = builder.evidence(name, where, earlier=earlier, rate=rate)
-        launches = {
-            key: replace(launch, training=with_a_pause(launch.training))
-            if launch.training is not None and name == "long_run"
-            else launch
-            for key, launch in found.launches.items()
-        }
+        launches = dict(found.launches)
+        if name == "long_run":
+            launches["run"] = spoil.at("training", with_a_pause)(launches["run"])
         before = builder.accepted(found, *[rate] * 6) if name == "baseline" else None
         done[name] = replace(found, launches=launches, accepted=before)
         if name in _READERS[spec.name]:
@@ -116,34 +114,21 @@ def test_shown_only_it_never_decides(spec: LimitSpec) -> None:
     assert not worse(spec, gated=False)
 
 
-@pytest.mark.parametrize(
-    ("toggle", "value"),
-    [("NSA_WATCH_GATE_ENTROPY_MIN", "0.99"), ("NSA_WATCH_GATE_MAX_THRESHOLD", "0.34")],
-)
-def test_a_limit_that_a_toggle_owns_follows_the_toggle(toggle: str, value: str) -> None:
-    spec = next(spec for spec in LIMITS.values() if spec.toggle == toggle)
-    where = builder.context("a100x2_pcie4", toggles={toggle: value})
-    gates = next(check for check in judged(spec, where) if check.id == "long_run.gates")
-    assert (gates.outcome, gates.code) == (Outcome.FAIL, Reason.BELOW_LIMIT)
-    assert gates.limit_source == "toggle NSA_WATCH_GATE_ENTROPY_MIN" + (
-        "" if toggle == "NSA_WATCH_GATE_ENTROPY_MIN" else ", its default"
-    )
+MIN, MAX = "NSA_WATCH_GATE_ENTROPY_MIN", "NSA_WATCH_GATE_MAX_THRESHOLD"
 
 
-def test_collapse_needs_as_many_readings_as_the_toggle_says() -> None:
-    spec = LIMITS["gate_collapse_readings"]
-    low = {"NSA_WATCH_GATE_ENTROPY_MIN": "0.99"}
-    patient = {**low, "NSA_WATCH_GATE_COLLAPSE_N": "1000000"}
-    outcomes = [
-        next(
-            check.outcome
-            for check in judged(spec, builder.context("a100x2_pcie4", toggles=toggles))
-            if check.id == "long_run.gates"
-        )
-        for toggles in (low, patient)
-    ]
+@pytest.mark.parametrize(("toggles", "wanted", "source"), [
+    ({MIN: "0.99"}, TOO_LITTLE, f"toggle {MIN}"),
+    ({MAX: "0.34"}, TOO_LITTLE, f"toggle {MIN}, its default"),
     # More patience than the run has readings cannot be tried, and is no pass.
-    assert outcomes == [Outcome.FAIL, Outcome.INCONCLUSIVE]
+    ({MIN: "0.99", "NSA_WATCH_GATE_COLLAPSE_N": "1000000"}, TOO_FEW, None),
+])  # fmt: skip
+def test_a_limit_that_a_toggle_owns_follows_the_toggle(
+    toggles: dict[str, str], wanted: Any, source: str | None
+) -> None:
+    where = builder.context("a100x2_pcie4", toggles=toggles)
+    gates = says(answers.row("long_run", "gates", where=where), wanted)
+    assert source is None or gates.limit_source == source
 
 
 @pytest.mark.parametrize("sign", [">=", ">", "<=", "<"])

@@ -17,38 +17,23 @@ from tests.phases import builder
 
 PHASES = registry.phases()
 
-# Requirement by requirement: (phase, the documented command, steps in all).
+ONE = "NSA_PREFILL_BATCHED=1 "
+TORCHRUN = "torchrun --nproc_per_node=2 scripts/train_showcase.py --dataset synthetic --ddp 1 "
+NOISE = "NSA_TB_DISABLE=1 NSA_DISABLE_AUX_STATS=1 "
+VALIDATED = (
+    "NSA_SEL_RANGES_V2=1 NSA_DDP_COMPRESS=bf16 NSA_DDP_BUCKET_MB=25 NCCL_ALGO=Ring "
+    "NCCL_PROTO=Simple "
+)
+# Requirement by requirement: the documented command of each phase.
 DOCUMENTED = {
     # Of the two documented bucket sizes the one that is launched with (E4).
-    "baseline": (
-        "NSA_PREFILL_BATCHED=1 NSA_SEL_RANGES_V2=1 NSA_DDP_COMPRESS=bf16 NSA_DDP_BUCKET_MB=25 "
-        "NCCL_ALGO=Ring NCCL_PROTO=Simple torchrun --nproc_per_node=2 scripts/train_showcase.py "
-        "--dataset synthetic --ddp 1 --steps 300"
-    ),
-    "bucket_sweep": (
-        "NSA_PREFILL_BATCHED=1 torchrun --nproc_per_node=2 scripts/train_showcase.py "
-        "--dataset synthetic --ddp 1 --steps 600"
-    ),
-    "sdpa_audit": (
-        "NSA_PREFILL_BATCHED=1 NSA_SDPA_AUDIT=1 torchrun --nproc_per_node=2 "
-        "scripts/train_showcase.py --dataset synthetic --ddp 1 --steps 150"
-    ),
-    "nvtx": (
-        "NSA_PREFILL_BATCHED=1 NSA_NVTX=1 NSA_TB_DISABLE=1 NSA_DISABLE_AUX_STATS=1 torchrun "
-        "--nproc_per_node=2 scripts/train_showcase.py --dataset synthetic --ddp 1 --steps 100"
-    ),
-    "single_gpu": (
-        "NSA_PREFILL_BATCHED=1 python scripts/train_showcase.py --dataset synthetic --ddp 0 "
-        "--steps 300"
-    ),
-    "fused_adamw": (
-        "NSA_PREFILL_BATCHED=1 torchrun --nproc_per_node=2 scripts/train_showcase.py "
-        "--dataset synthetic --ddp 1 --steps 400"
-    ),
-    "long_run": (
-        "NSA_PREFILL_BATCHED=1 torchrun --nproc_per_node=2 scripts/train_showcase.py "
-        "--dataset synthetic --ddp 1 --steps 1200"
-    ),
+    "baseline": f"{ONE}{VALIDATED}{TORCHRUN}--steps 300",
+    "bucket_sweep": f"{ONE}{TORCHRUN}--steps 600",
+    "sdpa_audit": f"{ONE}NSA_SDPA_AUDIT=1 {TORCHRUN}--steps 150",
+    "nvtx": f"{ONE}NSA_NVTX=1 {NOISE}{TORCHRUN}--steps 100",
+    "single_gpu": f"{ONE}python scripts/train_showcase.py --dataset synthetic --ddp 0 --steps 300",
+    "fused_adamw": f"{ONE}{TORCHRUN}--steps 400",
+    "long_run": f"{ONE}{TORCHRUN}--steps 1200",
 }
 
 
@@ -111,21 +96,16 @@ def test_baseline_is_printed_as_this() -> None:
 
 
 def test_the_single_protocol_is_one_launch_of_the_documented_length() -> None:
-    assert [launch.steps for launch in plan("baseline", protocol="single")] == [300]
-    alone = plan("single_gpu", protocol="single")
-    assert [(launch.name, launch.steps) for launch in alone] == [("run1", 300), ("share1", 300)]
-    sweep = plan("bucket_sweep", protocol="single")
-    assert [(launch.env["NSA_DDP_BUCKET_MB"], launch.steps) for launch in sweep] == [
-        ("25", 200),
-        ("50", 200),
-        ("100", 200),
-    ]
-    fused = plan("fused_adamw", protocol="single")
-    assert [(launch.env["NSA_OPT_FUSED"], launch.steps) for launch in fused] == [
-        ("0", 200),
-        ("1", 200),
-    ]
-    assert [launch.optional for launch in fused] == [False, True]
+    def steps(phase: str, name: str = "") -> list[tuple[str, int]]:
+        launches = plan(phase, protocol="single")
+        return [(one.env[name] if name else one.name, one.steps) for one in launches]
+
+    assert steps("baseline") == [("run1", 300)]
+    assert steps("single_gpu") == [("run1", 300), ("share1", 300)]
+    sweep = steps("bucket_sweep", "NSA_DDP_BUCKET_MB")
+    assert sweep == [("25", 200), ("50", 200), ("100", 200)]
+    assert steps("fused_adamw", "NSA_OPT_FUSED") == [("0", 200), ("1", 200)]
+    assert [one.optional for one in plan("fused_adamw", protocol="single")] == [False, True]
 
 
 def test_preflight_runs_the_sanity_tests() -> None:
@@ -139,19 +119,19 @@ def test_preflight_runs_the_sanity_tests() -> None:
     )
 
 
-def test_preflight_measures_the_devices_with_the_settings_of_nccl() -> None:
-    _, pair = plan("preflight")
-    assert pair.command_line() == (
-        "NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_IB_DISABLE=1 "
-        "torchrun --nproc_per_node=2 -m nsa.ceilings --device cuda"
-    )
-    _, one = plan("preflight", "h200x1")
-    assert one.command_line() == "python -m nsa.ceilings --device cuda"
-    assert (one.nproc, one.nodes) == (1, 1)
-    _, cores = plan("preflight", "cpu")
-    assert cores.command_line() == (
-        "OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 -m nsa.ceilings --device cpu"
-    )
+@pytest.mark.parametrize(
+    ("profile", "line"),
+    [
+        ("a100x2_pcie4", "NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_IB_DISABLE=1 torchrun "
+                         "--nproc_per_node=2 -m nsa.ceilings --device cuda"),
+        ("h200x1", "python -m nsa.ceilings --device cuda"),
+        ("cpu", "OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 -m nsa.ceilings --device cpu"),
+    ],
+)  # fmt: skip
+def test_preflight_measures_the_devices_with_the_settings_of_nccl(profile: str, line: str) -> None:
+    _, measured = plan("preflight", profile)
+    assert measured.command_line() == line
+    assert (measured.nproc, measured.nodes) == (1 if profile == "h200x1" else 2, 1)
 
 
 def test_every_arm_of_the_sweep_runs_once_in_every_round_in_random_order() -> None:
