@@ -70,11 +70,11 @@ def as_assumed(_branch: str, cut: Any) -> Any:
 # What they point to beside numbers of the call's own type; the compressed branch is float32 in
 # every call, and its keys where they choose.
 _POINTERS = {
-    **dict.fromkeys(("blocks", "ranges"), "i64"),
     **dict.fromkeys(("bits", "counts", "offsets", "readers", "piece_ends", "read"), "i32"),
     **dict.fromkeys(("lse", "exact_lse", "cmp_lse", "sel_lse", "win_lse", "delta", "sums"), "fp32"),
     **dict.fromkeys(("parts", "selected_parts", "compressed_parts", "cmp"), "fp32"),
     "before": "i8",
+    "blocks": "i64",
 }
 _OWN = (
     "k_win", "v_win", "k_cmp", "v_cmp", "k_sel", "v_sel", "win", "sel", "terms", "values", "gates",
@@ -92,14 +92,10 @@ def selected(
 
     cut = adjust("selected", choose_cut(cfg, seq_len, pairs))
     shape = launch.shape_constants(cfg)
-    packed = {"L_SEL": cfg.l_sel, "N_SEL": cfg.n_sel, "TOKENS": launch.TOKENS}
     listed = launch.list_constants(cfg, cut)
-    for name, function, constants, stages in (
-        ("pack", readers.pack_kernel, packed, 1),
-        ("list", readers.list_kernel, {**listed, "FILL": False}, 3),
-        ("list (fill)", readers.list_kernel, {**listed, "FILL": True}, 3),
-    ):
-        yield Kernel(name=name, function=function, constants=constants, stages=stages, **_OF)
+    for name, fill in (("list", False), ("list (fill)", True)):
+        constants = {**listed, "FILL": fill}
+        yield Kernel(name=name, function=readers.list_kernel, constants=constants, **_OF)
     pieces = {**shape, **launch.piece_constants(cut)}
     yield _tiled("dk, dv", readers.piece_kernel, cut.key_gradient, pieces, **_OF)
     if cut.by_block:

@@ -42,7 +42,7 @@ def config_of(q: Tensor, v: Tensor, **numbers: Any) -> NSAConfig:
     )  # fmt: skip
 
 
-def differentiate(operator: Any, gradients: Gradients, *, results: int = 2, first: int = 0) -> None:
+def differentiate(operator: Any, gradients: Gradients, *, results: int, first: int = 0) -> None:
     """Tell autograd how an operator (tensors, numbers) -> (output, lse, ...) derives.
 
     `gradients` of (gradient of the output, the operator's tensors, so many of its first results,

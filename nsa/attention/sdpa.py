@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nsa.attention.branches import Branches, chunks, split_dim
 from nsa.attention.compressed import attend_compressed
-from nsa.attention.selection import block_map, build_ranges, compress
+from nsa.attention.selection import block_bits, block_map, build_ranges, compress
 from nsa.attention.tracing import profile_range
 from nsa.attention.triton import operators as by_triton
 from nsa.attention.window import Attend, masked_window, varlen_window
@@ -134,7 +134,7 @@ def chosen(
             return by_triton.top_blocks(*given)
     with profile_range(SCORES_RANGE):
         blocks, _ = by_triton.top_blocks(*given)
-    return blocks, by_triton.selected_bits(build_ranges(blocks, cfg, version), cfg.l_sel)
+    return blocks, block_bits(build_ranges(blocks, cfg, version), cfg)
 
 
 def _by_kernels(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:

@@ -283,6 +283,15 @@ def block_map(ranges: Tensor, n_blocks: int, cfg: NSAConfig) -> Tensor:
     return steps[..., :n_blocks].cumsum(-1) > 0
 
 
+def block_bits(ranges: Tensor, cfg: NSAConfig) -> Tensor:
+    """The same of ranges [B,S,G,n,2] as bits int32 [B*G, words, S]: bit b of word w is 32*w + b."""
+    words = -(-ranges.shape[1] // (32 * cfg.l_sel))
+    covered = split_dim(block_map(ranges, 32 * words, cfg).to(torch.int32), 3, 32)
+    bit = torch.arange(32, dtype=torch.int32, device=ranges.device)
+    packed = (covered << bit).sum(-1, dtype=torch.int32)
+    return packed.permute(0, 2, 3, 1).flatten(0, 1).contiguous()
+
+
 def range_tokens(ranges: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Token indices of ranges [..., n, 2] in order: index and valid, both [..., width]."""
     lengths = ranges[..., 1] - ranges[..., 0]

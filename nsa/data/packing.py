@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,17 +24,6 @@ _GPT2_END_OF_TEXT = 50_256
 # r50k_base.tiktoken: the table of GPT-2's encoding in one file, as tiktoken itself checks it.
 GPT2_TABLE_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_TABLE_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
-
-
-class Tokenizer(Protocol):
-    """Encodes documents."""
-
-    @property
-    def separator(self) -> int:
-        """The token between two documents."""
-
-    def encode(self, text: str) -> list[int]:
-        """Tokens of a document, without separators."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +97,9 @@ def _from_file(tiktoken: Any, path: Path) -> Any:
         special_tokens={"<|endoftext|>": _GPT2_END_OF_TEXT},
         explicit_n_vocab=_GPT2_END_OF_TEXT + 1,
     )
+
+
+Tokenizer = ByteTokenizer | Gpt2Tokenizer
 
 
 def open_tokenizer(name: str, table: str = "") -> Tokenizer:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nsa.data.source import DataError
 
@@ -29,19 +29,6 @@ class Document:
 
     text: str
     after: Place
-
-
-class Corpus(Protocol):
-    """A rank's share of a fixed sequence of documents: no other rank has one of them."""
-
-    def documents(self, place: Place | None = None) -> Iterator[Document]:
-        """This rank's documents after a place, or from the start, once."""
-
-    def describe(self, place: Place) -> str:
-        """The place in words."""
-
-    def contents(self) -> dict[str, str]:
-        """What places are places in: digests by file; empty where that is not known."""
 
 
 class LocalCorpus:
@@ -211,6 +198,10 @@ class FinewebCorpus:
         while isinstance(place.get("examples_iterable"), dict):
             place = place["examples_iterable"]
         return f"file {place.get('shard_idx')}, document {place.get('shard_example_idx')}"
+
+
+# A rank's share of a fixed sequence of documents: no other rank has one of them.
+Corpus = LocalCorpus | FinewebCorpus
 
 
 def _unreachable(error: Exception) -> DataError:

@@ -12,7 +12,8 @@ from hashlib import sha256
 
 from markupsafe import Markup
 
-from reports.plots.figures import Interval, Timeline, Traces
+from reports.plots.bars import Interval, Timeline
+from reports.plots.traces import Traces
 from reports.summary import summarize
 from reports.text import template_environment
 from reports.view import build_view, permit_of

@@ -11,14 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from runbook.files import utc_text, write_atomic
-from runbook.folder import (
-    CONSOLE_LOG,
-    JUNIT_XML,
-    KERNEL_LOG_JSON,
-    LAUNCH_JSON,
-    redact_text,
-    redact_variables,
-)
+from runbook.folder import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
+from runbook.folder.facts import redact_text, redact_variables
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.kernel_lines import (
     XIDS,

@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from runbook.files import utc_text, write_atomic
-from runbook.folder import KERNEL_LOG_JSON, redact_text
+from runbook.folder import KERNEL_LOG_JSON
+from runbook.folder.facts import redact_text
 from runbook.folder.launch.kernel_lines import KernelLine, parse_line
 from runbook.process import run_tool
 

@@ -12,8 +12,7 @@ import psutil
 
 from nsa.contract import package_digest
 from runbook.config.settings import environment_notes, environment_problems
-from runbook.folder import recorded_environment, redact_diff, redact_text
-from runbook.folder.facts import finish
+from runbook.folder.facts import finish, recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host
 from runbook.machine.gpu.facts import collect_gpus
 from runbook.machine.host import (

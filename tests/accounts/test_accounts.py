@@ -22,6 +22,7 @@ from tests.accounts.launches import (
     proof_of,
     sources,
     steps_of,
+    table_accounts,
 )
 
 
@@ -84,6 +85,21 @@ def test_of_a_mean_of_another_size_no_type_is_told() -> None:
     halved = proof_of(ranks, 0, mean_low=0.484, mean_high=0.5, wire="8 bits or fewer")
     (found,) = all_accounts(table, halved)
     assert "came out as 0.484 to 0.5" in found and "travel" not in found
+
+
+def test_each_rank_has_a_rate_of_its_own() -> None:
+    table, ranks = honest()
+    steps = ranks[1].steps
+    assert all_accounts(table, steps_of(ranks, 1, toks_per_s=steps["toks_per_s"] * 1.1)) == []
+
+
+def test_a_loss_that_is_smoothed_in_both_files_is_seen() -> None:
+    table, ranks = honest()
+    smooth = table.assign(loss=table["loss"].ewm(alpha=0.1).mean())
+    told = [steps_of(ranks, n, loss=smooth["loss"])[n] for n in range(len(ranks))]
+    (one, other) = table_accounts(smooth, told, WORK, None)
+    assert "rank 0 computed the loss of step 2 again" in one and "5 of 6 steps differ" in one
+    assert "rank 1" in other
 
 
 @pytest.mark.parametrize(("apart", "found"), [(1.9e-4, 0), (2.1e-4, 2)])

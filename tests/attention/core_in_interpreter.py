@@ -19,7 +19,7 @@ from triton.runtime import interpreter
 
 from nsa.attention import attend
 from nsa.attention.branches import Branches
-from nsa.attention.selection import build_ranges
+from nsa.attention.selection import block_bits, ranges_v1
 from nsa.attention.triton import operators
 from nsa.attention.triton.selected_tiles import Cut
 from nsa.config import Phi, Way
@@ -122,7 +122,8 @@ def found_by(launch: ModuleType, case: Case, tensors: list[Tensor]) -> tuple[lis
     word, bit = number // 32, number % 32
     told = ((bits[:, word] >> bit[:, None]) & 1).view(case.batch, case.groups, -1, case.seq_len)
     wanted = (blocks[..., None] == number).any(-2).permute(0, 2, 3, 1)
-    if not torch.equal(told.bool(), wanted):
+    packed = block_bits(ranges_v1(blocks, cfg), cfg)
+    if not torch.equal(told.bool(), wanted) or not torch.equal(packed, bits):
         raise AssertionError("the bits are not those of the blocks")
     return [made["out"], dq.flatten(2, 3), *grads], blocks
 
@@ -177,8 +178,7 @@ def _operators_of(phi: Phi) -> list[str]:
     win, win_lse, terms, values = operators.window_and_terms(*given_)
     cmp, cmp_lse, lse = operators.compressed(rows, terms, values, *told)
     top = (rows, terms, lse, *told, cfg.l_sel, cfg.n_sel)
-    blocks, bits = operators.top_blocks(*top)
-    ranges = build_ranges(blocks, cfg, "v2")
+    _, bits = operators.top_blocks(*top)
     inputs = (rows, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, bits, terms, values, cmp,
               cmp_lse, win, win_lse)  # fmt: skip
     numbers = (cfg.w, *told, cfg.l_sel, cfg.n_sel, cfg.phi)
@@ -192,7 +192,6 @@ def _operators_of(phi: Phi) -> list[str]:
         (operators.window_and_terms, given_, no_gradient),
         (operators.compressed, (rows, terms, values, *told), no_gradient),
         (operators.top_blocks, top, no_gradient),
-        (operators.selected_bits, (ranges, cfg.l_sel), no_gradient),
         (operators.core, (*inputs, *numbers), no_gradient),
         (operators.core_backward, (tensors[-1], *inputs, sel, sel_lse, *numbers), no_gradient),
     )  # fmt: skip

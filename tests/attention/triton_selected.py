@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsa.attention.selection import ranges_v1
+from nsa.attention.selection import block_bits, ranges_v1
 from nsa.attention.triton.selected_tiles import ByBlock, Cut
 from nsa.attention.triton.tiles import Tile
 from tests.attention.triton_kernels import (
@@ -110,7 +110,7 @@ def found_by(launch: ModuleType, case: Case, tensors: list[Tensor]) -> dict[str,
     """The same by the kernels."""
     cfg = case.config()
     with cut_as(launch, selected=case.cut()):
-        bits = launch.selected.bits_of(ranges_v1(selection(case), cfg), cfg.l_sel)
+        bits = block_bits(ranges_v1(selection(case), cfg), cfg)
         return alone(launch, 1, cfg, tensors, bits)
 
 
@@ -141,7 +141,7 @@ def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = LISTS) 
             places = max(2, cut.by_block.places)
             cut = replace(cut, by_block=replace(cut.by_block, piece=_PIECES[1], places=places))
         with written_once(problems), poisoned():
-            bits = launch.selected.bits_of(_ranges(case, blocks), cfg.l_sel)
+            bits = block_bits(_ranges(case, blocks), cfg)
             made = launch.selected.lists_of(bits, cfg, cut)
         found = {name: getattr(made, name) for name in ("readers", "counts", "offsets", "ends")}
         arrays = {name: x.numpy() for name, x in found.items()}

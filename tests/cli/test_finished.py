@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from runbook.engine.derive import render
 from runbook.errors import RunbookError, UsageError
 from runbook.folder.manifest import load_record, record_text, write_manifest
 from tests.cli.shell import ESCAPE, inside, runbook
-from tests.factory.programs import program
 from tests.reports import samples
 
 
@@ -36,6 +34,18 @@ def test_the_newest_run_on_the_terminal(finished: Path, tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
     assert ended.out == render(samples.no_go(), "terminal")
     assert ESCAPE not in ended.out
+
+
+def test_a_file_that_changed_since_the_run_is_told(finished: Path, tmp_path: Path) -> None:
+    """On stderr: the report says what the record says. A record alone is no change."""
+    first = samples.no_go().artifacts[0].path
+    assert inside("report", cwd=tmp_path).err == ""
+    (finished / first).parent.mkdir(parents=True, exist_ok=True)
+    (finished / first).write_text("edited\n")
+    write_manifest(finished)
+    ended = inside("report", cwd=tmp_path)
+    assert f"changed since the run: {first}; see runbook verify" in ended.err
+    assert ended.code == 0 and "changed since the run" not in ended.out
 
 
 @pytest.mark.parametrize("command", ["report", "judge"])
@@ -231,6 +241,12 @@ def test_a_profile_for_machines_is_the_profile(tmp_path: Path) -> None:
     assert document == load_profile("cpu").model_dump(mode="json")
 
 
+def test_toggles_by_name(tmp_path: Path) -> None:
+    ended = inside("toggles", "NSA_OPT_FUSED", "NSA_DDP_BUCKET_MB", cwd=tmp_path)
+    shown = [line.split()[0] for line in ended.out.splitlines()[1:-1]]
+    assert (ended.code, shown) == (0, ["NSA_OPT_FUSED", "NSA_DDP_BUCKET_MB"])
+
+
 def test_toggles_for_machines(tmp_path: Path) -> None:
     from nsa.toggles import TOGGLES
 
@@ -241,57 +257,3 @@ def test_toggles_for_machines(tmp_path: Path) -> None:
     assert set(rows) == set(TOGGLES)
     assert rows["NSA_DDP_BUCKET_MB"]["value"] == 50.0
     assert rows["NSA_DDP_BUCKET_MB"]["source"] == "environment"
-
-
-argcomplete = pytest.importorskip("argcomplete", reason="nsa-runbook[completion] is not installed")
-
-BASH = """\
-eval "$SCRIPT"
-COMP_LINE=$LINE COMP_POINT=${#LINE} COMP_TYPE=9
-_python_argcomplete runbook
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    script = f'exec {shlex.quote(sys.executable)} -P -m runbook "$@"'
-    program(tmp_path / "tools/runbook", script)
-    return tmp_path
-
-
-def offered(home: Path, line: str) -> list[str]:
-    """The words that bash would offer at the end of `line`."""
-    done = subprocess.run(
-        ["bash", "--norc", "-c", BASH],
-        cwd=home,
-        env={
-            **os.environ,
-            "PATH": f"{home / 'tools'}:{os.environ['PATH']}",
-            "HOME": str(home),
-        }
-        | {"SCRIPT": argcomplete.shellcode(["runbook"], True, "bash"), "LINE": line},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return [word.strip() for word in done.stdout.splitlines() if word.strip()]
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("runbook wa", ["watch"]),
-        ("runbook run --dr", ["--dry-run"]),
-    ],
-)
-def test_what_may_follow(home: Path, line: str, expected: list[str]) -> None:
-    assert sorted(offered(home, line)) == expected
-
-
-def test_without_the_package_completion_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "argcomplete.py").write_text("raise ImportError('not here')\n")
-    ended = runbook("wa", cwd=tmp_path, PYTHONPATH=str(tmp_path), _ARGCOMPLETE="1")
-    assert (ended.code, ended.out) == (2, "")
-    assert "pip install 'nsa-runbook[completion]'" in ended.err

@@ -160,6 +160,17 @@ def test_a_launch_without_a_heartbeat_is_left_once_the_link_names_another(
     assert "the run is over; 0 anomalies" in capsys.readouterr().err
 
 
+def test_what_is_waited_for_is_said_before_the_first_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(screen, "sleep", stop)
+    assert main(["watch", str(tmp_path)]) == 130
+    assert f"waiting for a run to begin in {tmp_path}, 300 s at most" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("linked", [False, True])
 def test_nothing_is_waited_for_without_end(tmp_path: Path, linked: bool) -> None:
     if linked:

@@ -6,6 +6,7 @@ import argparse
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from runbook.cli._parser import SHORT_FORMS
 from runbook.console import Console
 from tests.cli.shell import inside
 from tests.cli.shell import runbook as started
+from tests.factory.programs import program
 
 HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich", "jinja2", "yaml")
 
@@ -222,3 +224,57 @@ def test_a_folder_that_was_removed_is_told(
         (tmp_path / "gone").rmdir()
         assert main(["run", "--profile", "cpu", "--phase", "preflight"]) == 2
     assert "the current folder was removed; change to one that is there" in capsys.readouterr().err
+
+
+BASH = """\
+eval "$SCRIPT"
+COMP_LINE=$LINE COMP_POINT=${#LINE} COMP_TYPE=9
+_python_argcomplete runbook
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    script = f'exec {shlex.quote(sys.executable)} -P -m runbook "$@"'
+    program(tmp_path / "tools/runbook", script)
+    return tmp_path
+
+
+def offered(home: Path, line: str) -> list[str]:
+    """The words that bash would offer at the end of `line`."""
+    why = "nsa-runbook[completion] is not installed"
+    argcomplete = pytest.importorskip("argcomplete", reason=why)
+    done = subprocess.run(
+        ["bash", "--norc", "-c", BASH],
+        cwd=home,
+        env={
+            **os.environ,
+            "PATH": f"{home / 'tools'}:{os.environ['PATH']}",
+            "HOME": str(home),
+        }
+        | {"SCRIPT": argcomplete.shellcode(["runbook"], True, "bash"), "LINE": line},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return [word.strip() for word in done.stdout.splitlines() if word.strip()]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("runbook wa", ["watch"]),
+        ("runbook run --dr", ["--dry-run"]),
+    ],
+)
+def test_what_may_follow(home: Path, line: str, expected: list[str]) -> None:
+    assert sorted(offered(home, line)) == expected
+
+
+def test_without_the_package_completion_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "argcomplete.py").write_text("raise ImportError('not here')\n")
+    ended = started("wa", cwd=tmp_path, PYTHONPATH=str(tmp_path), _ARGCOMPLETE="1")
+    assert (ended.code, ended.out) == (2, "")
+    assert "pip install 'nsa-runbook[completion]'" in ended.err

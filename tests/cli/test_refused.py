@@ -31,6 +31,7 @@ toggles NSA_DDP_BUKET_MB -> no such toggle (did you mean 'NSA_DDP_BUCKET_MB'?)
 NSA_DDP_BUKET_MB=5 toggles -> NSA_DDP_BUKET_MB: no such toggle; did you mean NSA_DDP_BUCKET_MB?
 NSA_DDP_COMPRESS=zip toggles -> NSA_DDP_COMPRESS='zip': allowed is off, bf16, fp16
 report --format -> --format: expected one argument; see runbook report --help
+report --format , -> --format ',': no such format
 report --format pdf -> --format 'pdf': no such format; there are: ctrf, details, github, html, junit
 report --json --format md -> --json and --format: choose one
 report --out other -> no run in other/; `runbook run` starts one, --out names another folder
@@ -65,6 +66,7 @@ run --seed 1000000000000000 -> must be a whole number, 0 or more, of at most 15 
 watch other --once -> nothing to read:
 inspect nosuch -> no run 'nosuch'
 inspect pipe.yaml -> save it as a file
+run --profile ./pipe.yaml --dry-run -> save it as a file
 run --out taken --dry-run -> --out taken: is a file, not a folder
 run --phase '' --profile cpu --dry-run -> --phase: expected a value, not ''; see runbook run
 run --phase smoke --dry-run -> the plan has it: `runbook launch --until smoke`
@@ -88,6 +90,8 @@ launch --profile cpu --without-go --until '' --dry-run -> --until: expected a va
 launch --profile cpu --until smok -> did you mean 'smoke'?); see runbook launch --help
 launch --profile cpu --until zzz -> no such phase in the plan; there are: preflight, sanity, smoke
 launch --profile cpu --plan prod -> no plan 'prod' (did you mean 'production'?); see
+launch --profile cpu --plan zzz -> no plan 'zzz'; there are: production, validation
+launch --profile cpu --plan ./pipe.yaml --dry-run -> save it as a file
 launch --profile cpu --plan bad.yaml --without-go -> phases.smoke.legs: 7 do not divide 300 steps
 launch --profile cpu --config none.yaml --until smoke -> no trainer config 'none.yaml'
 NSA_DDP_BUCKT_MB=1 launch --profile cpu -> in this shell: NSA_DDP_BUCKT_MB: no such toggle (did you

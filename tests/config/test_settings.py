@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from nsa.contract import NSAError
+from nsa.strict_yaml import load_strict, scalar
+from nsa.toggles import TOGGLES
 from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
 from runbook.config.precedence import (
@@ -47,54 +51,39 @@ def test_values_may_hold_equals_signs_and_words_that_yaml_would_bend() -> None:
     }
 
 
+# What is typed -> what is said of it.
+REFUSED = {
+    "NSA_OPT_FUSE=1": "(did you mean 'NSA_OPT_FUSED'?)",
+    "train.sequ_len=3": "(did you mean 'train.seq_len'?)",
+    "plain": "'plain': expected KEY=VALUE",
+    "=3": "'=3': expected KEY=VALUE",
+    "train.seq_len=1": "train.seq_len: Input should be greater than or equal to 2, got 1",
+    "train.lr=fast": "train.lr: Input should be a valid number, got 'fast'",
+    "NSA_DDP_BUCKET_MB=abc": "NSA_DDP_BUCKET_MB='abc'",
+    # Types are strict, and a number that no launch can have is refused before any starts.
+    "runtime.use_flash=1": "--set runtime.use_flash: ",
+    "train.seed=true": "--set train.seed: ",
+    "train.steps=1.5": "--set train.steps: ",
+    "train.seed=99999999999999999999999": f"less than or equal to {2**63 - 1}, got 9999",
+    "train.steps=99999999999": f"less than or equal to {2**31 - 1}, got 99999999999",
+    "train.seq_len=99999999999": f"less than or equal to {2**31 - 1}",
+    "train.lr=1e400": "a finite number, got inf",
+    "train.out_dir=/etc": "every launch has a folder of its own in the run's; --out names",
+    "train.seed=1 train.seed=2": "train.seed: given twice",
+    "NSA_SDPA_FLASH_ONLY=1 NSA_SDPA_NO_FLASH=1": "exclude each other",
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_what_is_wrong_is_refused_with_the_reason(typed: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(REFUSED[typed])):
+        parse_settings(typed.split())
+
+
 def test_everything_wrong_is_in_one_message() -> None:
-    given = [
-        "NSA_OPT_FUSE=1", "train.sequ_len=3", "plain", "=3", "train.seq_len=1", "train.lr=fast",
-        "NSA_DDP_BUCKET_MB=abc", "train.seed=1", "train.seed=2",
-    ]  # fmt: skip
     with pytest.raises(UsageError) as caught:
-        parse_settings(given)
-    message = str(caught.value)
-    for part in (
-        "(did you mean 'NSA_OPT_FUSED'?)",
-        "(did you mean 'train.seq_len'?)",
-        "'plain': expected KEY=VALUE",
-        "'=3': expected KEY=VALUE",
-        "train.seq_len: Input should be greater than or equal to 2, got 1",
-        "train.lr: Input should be a valid number, got 'fast'",
-        "NSA_DDP_BUCKET_MB='abc'",
-        "train.seed: given twice",
-    ):
-        assert part in message
+        parse_settings([*list(REFUSED)[:7], "train.seed=1", "train.seed=2"])
     assert len(caught.value.problems) == 8
-
-
-def test_contradictions_are_told() -> None:
-    with pytest.raises(UsageError, match="exclude each other"):
-        parse_settings(["NSA_SDPA_FLASH_ONLY=1", "NSA_SDPA_NO_FLASH=1"])
-
-
-@pytest.mark.parametrize("pair", ["runtime.use_flash=1", "train.seed=true", "train.steps=1.5"])
-def test_types_are_strict(pair: str) -> None:
-    with pytest.raises(UsageError, match=pair.split("=")[0]):
-        parse_settings([pair])
-
-
-@pytest.mark.parametrize(
-    ("pair", "said"),
-    [
-        ("train.seed=99999999999999999999999", f"less than or equal to {2**63 - 1}, got 9999"),
-        ("train.steps=99999999999", f"less than or equal to {2**31 - 1}, got 99999999999"),
-        ("train.seq_len=99999999999", f"less than or equal to {2**31 - 1}"),
-        ("train.lr=1e400", "a finite number, got inf"),
-        ("train.out_dir=/etc", "every launch has a folder of its own in the run's; --out names"),
-    ],
-)
-def test_a_number_that_no_launch_can_have_is_refused_before_any_starts(
-    pair: str, said: str
-) -> None:
-    with pytest.raises(UsageError, match=rf"--set {pair.split('=')[0]}: .*{said}"):
-        parse_settings([pair])
 
 
 def test_every_key_of_a_trainer_config_can_be_set() -> None:
@@ -248,16 +237,13 @@ def test_the_safe_mode_overrides_what_lies_below_it_only() -> None:
 WORDS = ("run", "--phase", "baseline", "--profile", "mine.yaml", "--dry-run")
 
 
-@pytest.mark.parametrize(
-    ("name", "right"),
-    [
-        ("NCCL_ALG", "NCCL_ALGO"),
-        ("NCCL_ALOG", "NCCL_ALGO"),
-        ("NCCL_PROTOO", "NCCL_PROTO"),
-        ("NCCL_IB_DISABLED", "NCCL_IB_DISABLE"),
-        ("NCCL_SOCKET_IFNANE", "NCCL_SOCKET_IFNAME"),
-    ],
-)
+@pytest.mark.parametrize(("name", "right"), [
+    ("NCCL_ALG", "NCCL_ALGO"),
+    ("NCCL_ALOG", "NCCL_ALGO"),
+    ("NCCL_PROTOO", "NCCL_PROTO"),
+    ("NCCL_IB_DISABLED", "NCCL_IB_DISABLE"),
+    ("NCCL_SOCKET_IFNANE", "NCCL_SOCKET_IFNAME"),
+])  # fmt: skip
 def test_one_slip_of_the_hand_is_found(name: str, right: str) -> None:
     assert mistyped([name, "HOME", right]) == {name: right}
 
@@ -281,22 +267,62 @@ def dry_run(folder: Path, *words: str, profile: str = "", **shell: str) -> tuple
     return ended.code, ended.out + ended.err
 
 
-def test_a_slip_is_refused_wherever_it_stands(tmp_path: Path) -> None:
-    told = "NCCL_ALG: NCCL reads NCCL_ALGO"
-    code, said = dry_run(tmp_path, NCCL_ALG="Ring")
-    assert code == 2 and f"in this shell: {told}" in said
-    code, said = dry_run(tmp_path, "--set", "NCCL_ALG=Ring")
-    assert code == 2 and f"--set {told}" in said
-    code, said = dry_run(tmp_path, profile="NCCL_ALG")
-    assert code == 2 and f"env.{told}" in said
+@pytest.mark.parametrize(
+    ("typed", "shell", "profile", "who"),
+    [
+        ((), True, False, "in this shell: "),
+        (("--set", "NCCL_ALG=x"), False, False, "--set "),
+        ((), False, True, "env."),
+    ],
+)
+def test_a_slip_is_refused_wherever_it_stands(
+    tmp_path: Path, typed: tuple[str, ...], shell: bool, profile: bool, who: str
+) -> None:
+    """And an unknown name is a visible warning."""
+    for name, code in (("NCCL_ALG", 2), ("NCCL_LATER", 0)):
+        words = [word.replace("NCCL_ALG", name) for word in typed]
+        there = {name: "x"} if shell else {}
+        ended, said = dry_run(tmp_path, *words, profile=name if profile else "", **there)
+        assert ended == code, said
+        assert code == 0 or f"{who}NCCL_ALG: NCCL reads NCCL_ALGO" in said
+        by = {"in this shell: ": "shell", "--set ": "--set", "env.": "profile mine"}[who]
+        assert code == 2 or f"NCCL_LATER=x ({by}, no name that NCCL 2.30.7 reads" in said
 
 
-def test_an_unknown_name_is_a_visible_warning_wherever_it_stands(tmp_path: Path) -> None:
-    for typed, shell, profile, who in (
-        ((), {"NCCL_LATER": "x"}, "", "shell"),
-        (("--set", "NCCL_LATER=x"), {}, "", "--set"),
-        ((), {}, "NCCL_LATER", "profile mine"),
-    ):
-        code, said = dry_run(tmp_path, *typed, profile=profile, **shell)
-        assert code == 0, said
-        assert f"NCCL_LATER=x ({who}, no name that NCCL 2.30.7 reads" in said
+# YAML that would take the parser's stack or all memory is told, and quickly.
+
+_BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 300 + "]" * 300, "nested over 64 deep"),
+        ("[" * 5000 + "]" * 5000, "nested over 64 deep"),
+        (_BOMB, "aliases stand for over"),
+    ],
+)
+def test_yaml_that_grows_without_bound_is_refused(text: str, words: str) -> None:
+    data, (problem,) = load_strict(text)
+    assert data is None and words in problem
+
+
+@pytest.mark.parametrize("text", ["? [a, b]\n: 1", "? {a: b}\n: 1", "a: {[b]: 1}"])
+def test_a_key_that_is_no_word_is_refused(text: str) -> None:
+    assert load_strict(text) == (
+        None,
+        ["not valid YAML: line 1: a key is a word, not a list or a mapping"],
+    )
+
+
+def test_a_number_beyond_any_float_is_a_word(tmp_path: Path) -> None:
+    """Python refuses to read one of 5,000 digits at all."""
+    long = "9" * 5000
+    assert load_strict(f"steps: {long}") == ({"steps": long}, []) and scalar(long) == long
+    (tmp_path / "long.yaml").write_text(f"extends: cpu\nranks: {long}\n")
+    with pytest.raises(UsageError, match=r"ranks: .* valid integer, got '9+\.\.\.$"):
+        load_profile(str(tmp_path / "long.yaml"))
+    with pytest.raises(NSAError, match="NSA_SEQ_LEN"):
+        TOGGLES["NSA_SEQ_LEN"].parse("9" * 400)

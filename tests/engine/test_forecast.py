@@ -42,6 +42,7 @@ def test_one_device_with_the_whole_batch_takes_longer_and_with_its_share_the_sam
     whole, share = plan("single_gpu")[:2]
     assert forecast(whole, PACE, PROFILE) == 10.0 + 100 * 0.5
     assert forecast(share, PACE, PROFILE) == 10.0 + 100 * 0.25
+    assert {forecast(launch, PACE, PROFILE) for launch in plan("preflight")} == {None}
 
 
 class Told(Observer):

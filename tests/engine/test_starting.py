@@ -12,6 +12,7 @@ from runbook.config.phase import PlanContext
 from runbook.config.profile import PlanNote
 from runbook.config.setup import Setup
 from runbook.engine.derive import render
+from runbook.engine.extend import Extension
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.starting import known_end
@@ -61,6 +62,17 @@ def test_the_first_no_go_stops_the_plan(tmp_path: Path, keep_going: bool) -> Non
     left = next(one for one in record.phases if one.name == "long_run").launches[0].result
     assert left.follows == "bucket_sweep.completed"
     assert "--keep-going" not in left.cause
+
+
+def test_a_plan_goes_on_once_what_failed_was_run_again(tmp_path: Path) -> None:
+    record = run_setup(setup(tmp_path, *three(broken())), observer=Observer())
+    fixed = setup(tmp_path, *three(Toy("bucket_sweep")))
+    again = resume_run(
+        tmp_path / record.run_id, observer=Observer(), make_setup=lambda _: fixed,
+        extension=Extension(failed=True, command="again"),
+    )  # fmt: skip
+    assert again.verdict is Verdict.GO
+    assert "REPEATED (bucket_sweep after FAIL" in again.said
 
 
 def test_a_leg_does_not_start_from_one_that_did_not_finish() -> None:

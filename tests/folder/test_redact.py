@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsa.contract import is_secret_name
-from runbook.folder import (
+from runbook.folder.facts import (
     REDACTED,
     recorded_environment,
     redact_diff,

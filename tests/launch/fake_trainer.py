@@ -82,8 +82,6 @@ class Rank:
 
     def run(self) -> int:
         options = self.options
-        if options.fault == "silent" and self.rank == options.on_rank:
-            time.sleep(600)
         self.say("boot")
         if self.rank == 0:
             (self.folder / "env.json").write_text(json.dumps({"argv": sys.argv, "world_size": 2}))

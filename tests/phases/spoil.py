@@ -25,13 +25,14 @@ def at(path: str, value: Any = None, /, **values: Any) -> Change:
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
         for name, one in values.items():
-            made = _put(made, [*keys, name], one)
-        return made if values else _put(made, keys, value)
+            made = put(made, [*keys, name], one)
+        return made if values else put(made, keys, value)
 
     return change
 
 
-def _put(there: Any, keys: list[str], value: Any) -> Any:
+def put(there: Any, keys: list[str], value: Any) -> Any:
+    """A copy of what is there, with another value at the end of these keys."""
     if not keys:
         return value(there) if callable(value) else value
     key, *rest = keys
@@ -39,11 +40,11 @@ def _put(there: Any, keys: list[str], value: Any) -> Any:
         return there.assign(**{key: value})
     if isinstance(there, tuple | list):
         mine = range(len(there)) if key == "*" else [int(key) % len(there)]
-        return type(there)(_put(one, rest, value) if n in mine else one
+        return type(there)(put(one, rest, value) if n in mine else one
                            for n, one in enumerate(there))  # fmt: skip
     if there is None or isinstance(there, Mapping):
-        return {**(there or {}), key: _put((there or {}).get(key), rest, value)}
-    inner = {key: _put(getattr(there, key), rest, value)}
+        return {**(there or {}), key: put((there or {}).get(key), rest, value)}
+    inner = {key: put(getattr(there, key), rest, value)}
     return (
         there.model_copy(update=inner) if isinstance(there, BaseModel) else replace(there, **inner)
     )

@@ -308,14 +308,14 @@ def test_every_training_phase_limits_second_attempts() -> None:
 
 
 def test_more_second_attempts_than_allowed_are_no_pass_on_a_cpu_either() -> None:
-    check = says(answers.row("baseline", "completed", flaky, CPU, only=["run1", "run3"]), FLAKY)
+    check = says(answers.row("long_run", "completed", flaky, CPU, only=["run", "resumed"]), FLAKY)
     assert check.evidence == ("stacks.txt",), "of any launch, not of the last one only"
 
 
 def test_a_second_attempt_beside_a_failure_hides_nothing() -> None:
-    crashed = spoil.of_launch("run2", spoil.ended(LaunchStatus.CRASHED))
-    both = spoil.both(spoil.of_launch("run1", flaky), crashed)
-    assert answers.row("baseline", "completed", both, CPU).outcome is Outcome.FAIL
+    crashed = spoil.of_launch("stopped", spoil.ended(LaunchStatus.CRASHED))
+    both = spoil.both(spoil.of_launch("run", flaky), crashed)
+    assert answers.row("long_run", "completed", both, CPU).outcome is Outcome.FAIL
 
 
 def test_another_workload_than_the_profiles_is_answered_with_both_ways_out() -> None:

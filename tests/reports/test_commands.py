@@ -15,8 +15,7 @@ from runbook.cli import COMMANDS, SHORT_FORMS
 from runbook.cli._parser import parse_all
 from runbook.engine.derive import render
 from tests.executed import kind_of, note
-from tests.reports.printed import commands_of, told_by_remedies
-from tests.reports.records import NAMES, record_called
+from tests.reports.printed import NAMES, commands_of, record_called, told_by_remedies
 from tests.reports.test_printed import NOT_HERE
 
 ROOT = Path(__file__).parents[2]

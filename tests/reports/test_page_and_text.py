@@ -23,7 +23,7 @@ from runbook.engine import derive
 from runbook.engine.derive import render
 from runbook.records import RunRecord, Verdict
 from tests.phases import builder
-from tests.reports.records import NAMES, record_called
+from tests.reports.printed import NAMES, record_called
 from tests.reports.samples import go, measured, no_go
 from tests.tiers import examples
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.folder import REDACTED
+from runbook.folder.facts import REDACTED
 
 ROOT = Path(__file__).parents[2]
 IN_ENVIRONMENT = "canary-env-8d1f6b20"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -21,10 +22,25 @@ from runbook.stats.arms import (
     judge_rounds_so_far,
     rounds_of,
 )
-from runbook.stats.decision import Decided, FloatArray, pace_of
+from runbook.stats.decision import Decided, Decision, FloatArray, pace_of
 from runbook.stats.pairs import non_inferiority
 from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, InterimPlan
-from tests.stats.tables import best_arm, table_of
+
+
+def table_of(values: npt.NDArray[np.float64], arms: Sequence[str] | None = None) -> pd.DataFrame:
+    """An array [rounds, arms] as a long table with columns arm, block, value."""
+    names = arms or [f"arm{index}" for index in range(values.shape[1])]
+    rows = [
+        (name, block, values[block, index])
+        for block in range(values.shape[0])
+        for index, name in enumerate(names)
+    ]
+    return pd.DataFrame(rows, columns=["arm", "block", "value"])
+
+
+def best_arm(table: pd.DataFrame) -> Decision:
+    """The best arm of a long table, at an error of 1 %."""
+    return judge_rounds(*rounds_of(table), error=0.01)
 
 
 def noisy_rounds(speeds: tuple[float, ...], rounds: int, sd: float, seed: int = 0) -> pd.DataFrame:

@@ -103,6 +103,15 @@ def test_a_loss_is_shown_where_it_is_beyond_what_such_machines_do(
     assert found.speeds[0].ratio == pytest.approx(1 / by, rel=0.01)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_launches_are_enough_where_the_loss_is_two_thirds(tmp_path: Path, count: int) -> None:
+    found = compare(
+        tmp_path, [3 * dt_s for dt_s in SAME[:count]], reference=SAME[:count], env=NEW_CODE
+    )
+    assert found.exit_code == 1
+    assert "B is worse than A" in "\n".join(comparison_lines(found))
+
+
 def test_what_only_one_of_them_ran_is_named_and_not_counted(tmp_path: Path) -> None:
     a, b = pair(tmp_path)
     not_run = missing_row("long_run.steady", code=Reason.NOT_RUN, reason="not asked", remedy="run")

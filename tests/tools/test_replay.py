@@ -194,6 +194,23 @@ def test_a_claim_that_denies_a_failure_is_none(claim: str) -> None:
     assert judge(spoil("phases/long_run/claim", claim)).verdict is Verdict.GO
 
 
+def test_rates_divided_by_a_hundred_are_implausible() -> None:
+    """Floor and rates alike, so that each still reaches it: nothing but the machine says no."""
+    data = honest()
+    data["acceptance"]["min_toks_per_s"] /= 100
+    data["scored"][0]["value"] /= 100
+    for table in data["phases"].values():
+        for line in table.get("results", ()):
+            line["launches"] = [rate / 100 for rate in line["launches"]]
+    judgement = judge(data)
+    assert judgement.verdict is Verdict.INCOMPLETE
+    assert {item.phase for item in judgement.contradictions if item.rule == "plausible.mfu"} == {
+        "baseline",
+        "bucket_sweep",
+        "single_gpu",
+    }
+
+
 @pytest.mark.parametrize("phase", ["baseline", "fineweb"])
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_no_contradiction_leaves_a_go(

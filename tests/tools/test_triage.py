@@ -125,7 +125,12 @@ def test_a_dry_run_names_what_would_run_and_what_changes_nothing(
     lines = capsys.readouterr().out.splitlines()
     start = f"torchrun --nproc_per_node=3 -m nsa.train --config {SMOKE} --dataset synthetic"
     tail = f"{start} --ddp 1 --steps 9 --set train.seq_len=64"
-    assert lines[0] == f"triage of config {SMOKE} (throughput)"
+    assert lines[:3] == [
+        f"triage of config {SMOKE} (throughput)",
+        "every try runs with a copy of the config in which train.seq_len=64",
+        "0. the command as it was [it has to fail again]",
+    ]
+    assert "1. buckets of 50 MiB [requirement T1]" in lines
     assert [one for one in lines if one.startswith("   ")] == [
         f"   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=1 {tail}",
         f"   NSA_PREFILL_BATCHED=1 NSA_DDP_BUCKET_MB=50 {tail}",

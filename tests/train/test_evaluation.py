@@ -164,8 +164,8 @@ def test_a_type_of_fewer_digits_between_or_behind_the_layers_is_seen(
         (["aten::_scaled_dot_product_attention_math", "aten::_softmax"], "math"),
         (["aten::_softmax"], "explicit_softmax"),
         (["aten::exp_"], "explicit_softmax"),
-        (["nsa::selected"], "triton"),
-        (["aten::_scaled_dot_product_attention_math", "nsa::selected"], "math+triton"),
+        (["nsa::core"], "triton"),
+        (["aten::_scaled_dot_product_attention_math", "nsa::core"], "math+triton"),
         ([], "none"),
     ],
 )

@@ -77,19 +77,11 @@ def top_blocks(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by what `compressed` gives last.
 
-    And the merged token ranges of these blocks, as `selected_bits` has them.
+    And the merged token ranges of these blocks, as `block_bits` has them.
     """
     from nsa.attention.triton.compressed import launch
 
     return launch.top_blocks(q, terms, lse, config_of(q, q, l=l, d=d, l_sel=l_sel, n_sel=n_sel))
-
-
-@operator(room_for_bits)
-def selected_bits(ranges: Tensor, l_sel: int) -> Tensor:
-    """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
-    from nsa.attention.triton.selected import launch
-
-    return launch.bits_of(ranges, l_sel)
 
 
 def _core(

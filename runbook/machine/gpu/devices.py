@@ -24,8 +24,8 @@ from runbook.folder import (
     GPU_SAMPLES_CSV,
     NVIDIA_SMI_AFTER_XML,
     NVIDIA_SMI_BEFORE_XML,
-    redact_text,
 )
+from runbook.folder.facts import redact_text
 from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.folder.launch.kernel_lines import slot_of
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus

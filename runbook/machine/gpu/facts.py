@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.folder import redact_text
+from runbook.folder.facts import redact_text
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import (
     GpuState,

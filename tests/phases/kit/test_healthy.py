@@ -168,4 +168,6 @@ def test_an_answer_about_a_launch_is_worked_out_once_in_a_case() -> None:
 def test_problems_of_a_thousand_ranks_are_a_line_and_not_a_book() -> None:
     assert in_a_row(["a", "b"]) == "a; b"
     said = in_a_row([f"rank {number} is odd" for number in range(1024)])
-    assert said.startswith("rank 0 is odd; rank 1 is odd") and said.endswith("; and 1004 more")
+    assert said.startswith("rank 0 is odd; rank 1 is odd") and said.endswith(
+        "rank 19 is odd and 1004 more"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from runbook.records import Outcome
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.tools.inspect.folder import inspect_path
 from tests.factory.files import write_beats
-from tests.phases import builder, traces
+from tests.phases import builder, spoil, traces
 from tests.phases.answers import says
 from tests.tiers import few
 
@@ -33,24 +32,12 @@ ODD: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def places(document: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Every value inside a document, as the keys that lead to it."""
-    found = [path] if path else []
     inner = document.items() if isinstance(document, dict) else ()
     inner = enumerate(document) if isinstance(document, list) else inner
-    for key, value in inner:
-        found += places(value, (*path, key))
-    return found
-
-
-def put(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """A copy of the document with another value at one place."""
-    changed = copy.deepcopy(document)
-    inside = changed
-    for key in path[:-1]:
-        inside = inside[key]
-    inside[path[-1]] = value
-    return changed
+    below = [one for key, value in inner for one in places(value, (*path, str(key)))]
+    return [*([path] if path else []), *below]
 
 
 def spoiled(text: str, name: str, random: Random) -> str:
@@ -60,21 +47,18 @@ def spoiled(text: str, name: str, random: Random) -> str:
         kind = random.choice(sorted({str(line.get("event")) for line in lines}))
         at = random.choice([i for i, one in enumerate(lines) if str(one.get("event")) == kind])
         if where := places(lines[at]):
-            lines[at] = put(lines[at], random.choice(where), random.choice(ODD))
+            lines[at] = spoil.put(lines[at], [*random.choice(where)], random.choice(ODD))
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def from_disk(root: Path, found: PhaseEvidence) -> PhaseEvidence:
-    launches = {
-        name: _read(root, made) if made.launch.kind == "trainer" else made
-        for name, made in found.launches.items()
-    }
-    return replace(found, launches=launches)
+    def read(made: LaunchEvidence) -> LaunchEvidence:
+        if made.launch.kind != "trainer":
+            return made
+        found = read_launch(root, made.launch, made.result)
+        return replace(found, files={**found.files, "trace": made.files["trace"]})
 
-
-def _read(root: Path, made: LaunchEvidence) -> LaunchEvidence:
-    found = read_launch(root, made.launch, made.result)
-    return replace(found, files={**found.files, "trace": made.files["trace"]})
+    return replace(found, launches={name: read(made) for name, made in found.launches.items()})
 
 
 def written(root: Path, phase: str) -> PhaseEvidence:

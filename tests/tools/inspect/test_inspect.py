@@ -226,6 +226,19 @@ def test_rates_beyond_a_float_have_no_statistic(tmp_path: Path) -> None:
     assert training is not None and training.rows == 60 and training.statistics == ()
 
 
+@pytest.mark.parametrize("old", [",", "step,loss"])
+def test_a_header_with_spaces_is_read_and_one_without_a_column_is_no_crash(
+    tmp_path: Path, old: str
+) -> None:
+    healthy(tmp_path)
+    head = HEADER.replace(old, ", " if old == "," else "step,los")
+    edit(tmp_path / "training.csv", lambda text: text.replace(HEADER, head))
+    assert main(["inspect", str(tmp_path)]) == (0 if old == "," else 1)
+    short = ["step, lr", *(f"{step},0.1" for step in range(1, 60))]
+    write_rows(tmp_path, short)
+    assert main(["inspect", str(tmp_path)]) == 1
+
+
 def _digests(folder: Path) -> dict[str, tuple[str, int]]:
     return {
         path.name: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)

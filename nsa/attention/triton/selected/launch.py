@@ -30,29 +30,13 @@ from nsa.attention.triton.selected.blocks import (
 )
 from nsa.attention.triton.selected.readers import (
     list_kernel,
-    pack_kernel,
     piece_kernel,
     place_kernel,
 )
 from nsa.attention.triton.selected.rows import forward_kernel
 from nsa.attention.triton.selected_tiles import ByBlock, Cut
-from nsa.attention.triton.tiles import Tile, padded, room_for_bits
+from nsa.attention.triton.tiles import Tile, padded
 from nsa.config import NSAConfig
-
-TOKENS = 32
-
-
-def bits_of(ranges: Tensor, l_sel: int) -> Tensor:
-    """Blocks that token ranges [B,S,G,n,2] cover, as bits int32 [B*G, words, S]."""
-    batch, seq_len, groups, n = ranges.shape[:4]
-    ranges = ranges.contiguous()
-    bits = room_for_bits(ranges, l_sel)
-    words = bits.shape[1]
-    with device_of(ranges):
-        pack_kernel[triton.cdiv(seq_len, TOKENS), batch * groups, words](
-            ranges, bits, seq_len, groups, words, L_SEL=l_sel, N_SEL=n, TOKENS=TOKENS
-        )
-    return bits
 
 
 def forward_mixed(

@@ -1,7 +1,6 @@
 """Kernels: which queries read each block, as bits and lists, and the gradients of keys and values.
 
-Chosen blocks become bits with the choice (`compressed.top`); those of token ranges from elsewhere
-are packed here.
+Chosen blocks become bits with the choice (`compressed.top`).
 
 bits int32 [B*G, words, S]: bit b of word w says whether the query reads block 32*w + b. Tokens lie
 innermost, so that neighboring queries are neighboring addresses. Neither bits nor lists have
@@ -30,30 +29,6 @@ from nsa.attention.triton.rows import (
     sum_parts,
 )
 from nsa.attention.triton.selected.rows import block_side
-
-
-@triton.jit
-def pack_kernel(
-    ranges, bits, seq_len, groups, n_words, L_SEL: tl.constexpr, N_SEL: tl.constexpr,
-    TOKENS: tl.constexpr,
-):  # fmt: skip
-    """Bits of one word for a run of queries, from their token ranges [B,S,G,N_SEL,2]."""
-    pair = tl.program_id(1).to(tl.int64)
-    word = tl.program_id(2)
-    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    place = tl.arange(0, padded(N_SEL))
-    inside = (token < seq_len)[:, None] & (place < N_SEL)[None, :]
-    far = (pair // groups * seq_len + token.to(tl.int64)) * groups + pair % groups
-    at = (far[:, None] * N_SEL + place[None, :]) * 2
-    start = tl.load(ranges + at, mask=inside, other=0).to(tl.int32)
-    end = tl.load(ranges + at + 1, mask=inside, other=0).to(tl.int32)
-    # Ranges are disjoint, and begin with a block: their bits are, too, so that a sum is a union.
-    low = tl.minimum(tl.maximum(start // L_SEL - word * 32, 0), 32)
-    high = tl.minimum(tl.maximum((end + L_SEL - 1) // L_SEL - word * 32, 0), 32)
-    one = tl.full((TOKENS, padded(N_SEL)), 1, tl.int64)
-    mine = tl.where(high > low, (one << high.to(tl.int64)) - (one << low.to(tl.int64)), 0)
-    to = bits + (pair * n_words + word) * seq_len + token
-    tl.store(to, tl.sum(mine, 1).to(tl.int32), mask=token < seq_len)
 
 
 @triton.jit
