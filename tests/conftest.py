@@ -7,7 +7,7 @@ with `--long`, where `-m` decides instead, and where tests are named one by one 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +124,13 @@ def one_phase(
         return phase, folder, runbook(*words, cwd=folder, HF_TOKEN="canary-5566")
 
     return once(tmp_path_factory, phase, run)
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    """That of products of float32 is set for a process; other tests must not see it."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)

@@ -1,12 +1,11 @@
 """Proofs of the kernels that serve all branches, in the interpreter: what is wrong, by proof.
 
 The truth is torch's in float64, with all masks written out; which blocks the equations choose is
-for `triton_compressed` to say, here they are those that the kernels chose.
+for `compressed_in_interpreter` to say, here they are those that the kernels chose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -18,26 +17,30 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton.runtime import interpreter
 
-import nsa
 from nsa.attention import attend
 from nsa.attention.branches import Branches
 from nsa.attention.selection import block_bits, ranges_v1
 from nsa.attention.triton import operators
+from nsa.attention.triton.selected_tiles import Cut
 from nsa.config import Phi, Way
-from tests.attention import triton_kernels
-from tests.attention.defects import defects
+from tests.attention import triton_selected
+from tests.attention.compressed_in_interpreter import ended, pooled
 from tests.attention.triton_kernels import (
     BOUND,
     LAUNCH,
     SHAPES,
+    Shape,
+    apart,
+    branch,
     by_core,
     checked,
     compare,
     cut_as,
-    far_apart,
-    judged,
+    far_problems,
+    of_blocks,
     over_drawn,
     poisoned,
+    proofs_of,
     written_once,
 )
 
@@ -46,45 +49,29 @@ NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(Shape):
     """A shape. run: positions that blocks own at a time; with 0 queries walk."""
 
-    seq_len: int
-    heads: int = 1
-    groups: int = 1
-    batch: int = 1
-    d_k: int = 16
-    d_v: int = 16
     l: int = 8  # noqa: E741
     d: int = 4
     l_sel: int = 8
     n_sel: int = 3
     w: int = 16
-    dtype: torch.dtype = torch.float32
     run: int = 0
-
-    def config(self) -> nsa.NSAConfig:
-        """The package's config for it."""
-        return triton_kernels.config_of(
-            self, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel, w=self.w
-        )
 
     def tensors(self) -> list[Tensor]:
         """By NAMES, and a gradient; not contiguous. Some gates are 0, as sigmoid may round."""
         draw = torch.Generator().manual_seed(self.seq_len)
         h, g = self.heads * self.groups, self.groups
         widths = [(h, self.d_k), *[(g, self.d_k), (g, self.d_v)] * 3, (h, 3), (h, self.d_v)]
-        made = []
-        for heads, width in widths:
-            wide = torch.randn(self.batch, self.seq_len, heads, width + 3, generator=draw)
-            made.append(wide.to(self.dtype)[..., 1:-2])
+        made = [apart(self.batch, self.seq_len, *width, by=draw).to(self.dtype) for width in widths]
         made[7] = made[7].sigmoid()
         made[7][:, 2::5, :, self.seq_len % 3] = 0.0
         return made
 
-    def by_block(self) -> Any:
+    def by_block(self) -> Cut:
         """How the selected branch is cut where blocks own the work."""
-        alike = triton_kernels.Case(
+        alike = triton_selected.Case(
             seq_len=self.seq_len, heads=self.heads, groups=self.groups, batch=self.batch,
             d_k=self.d_k, d_v=self.d_v, l_sel=self.l_sel, n_sel=self.n_sel, run=self.run,
         )  # fmt: skip
@@ -109,27 +96,17 @@ def right(case: Case, tensors: list[Tensor], blocks: Tensor) -> list[Tensor]:
     """The output, and the gradients of all tensors but the last."""
     leaves = [x.double().requires_grad_() for x in tensors[:-1]]
     q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates = leaves
-    q = q.unflatten(2, (case.groups, case.heads))
+    k_cmp, v_cmp = (pooled(x, case.l, case.d) for x in (k_cmp, v_cmp))
     token = torch.arange(case.seq_len)
-    begins = range(0, case.seq_len - case.l + 1, case.d)
-    k_cmp, v_cmp = (
-        torch.stack([x[:, i : i + case.l].mean(1) for i in begins], 1) if begins else x[:, :0]
-        for x in (k_cmp, v_cmp)
+    near = (token <= token[:, None]) & (token > token[:, None] - case.w)
+    branches = (
+        (k_cmp, v_cmp, ended(k_cmp.shape[1], case.seq_len, case.l, case.d)),
+        (k_sel, v_sel, of_blocks(blocks, case.l_sel)),
+        (k_win, v_win, near[:, None]),
     )
-    past = token <= token[:, None]
-    ends = torch.tensor(begins, dtype=torch.int64) + case.l - 1
-    chosen = (blocks[..., None] == token // case.l_sel).any(-2).transpose(1, 2)
-    near = past & (token > token[:, None] - case.w)
-    masks = ((ends <= token[:, None])[:, None], (chosen & past)[:, :, :, None], near[:, None])
-    total = torch.zeros(())
-    for n, (k, v, seen) in enumerate(
-        zip((k_cmp, k_sel, k_win), (v_cmp, v_sel, v_win), masks, strict=True)
-    ):
-        scores = torch.einsum("bsghd,btgd->bgsht", q, k) * case.d_k**-0.5
-        scores = scores.masked_fill(~seen, -1e30)
-        p = torch.where(seen, scores.softmax(-1), 0.0) if k.shape[1] else scores
-        out = torch.einsum("bgsht,btgd->bsghd", p, v).flatten(2, 3)
-        total = total + gates[..., n, None] * out
+    q = q.unflatten(2, (case.groups, case.heads))
+    outs = [branch(q, *one)[0].flatten(2, 3) for one in branches]
+    total = (torch.stack(outs, -2) * gates[..., None]).sum(-2)
     grads = torch.autograd.grad(total, leaves, tensors[-1].double(), materialize_grads=True)
     return [total.detach(), *grads]
 
@@ -242,19 +219,15 @@ def launches() -> list[str]:
 def core_far(launch: ModuleType = LAUNCH) -> list[str]:
     """Offsets beyond 32 bits: tokens that lie 2^27 numbers apart."""
     case = Case(seq_len=40, heads=2, dtype=HALF)
-    tensors = case.tensors()
-    with far_apart(tensors[:-1], [1 << 27] * 8) as far:
-        mine, _ = found_by(launch, case, [*far, tensors[-1]])
-    near, _ = found_by(LAUNCH, case, tensors)
-    pairs = zip(("out", *NAMES), mine, near, strict=True)
-    return [f"{name} differs" for name, one, other in pairs if not torch.equal(one, other)]
+
+    def call(module: ModuleType, tensors: list[Tensor]) -> dict[str, Tensor]:
+        return dict(zip(("out", *NAMES), found_by(module, case, tensors)[0], strict=True))
+
+    return far_problems(call, launch, case.tensors(), [1 << 27] * 8)
 
 
-# Of them a planted defect is seen by one.
-_JUDGED = (*CORE[:3], CORE[-1])
-_ALL: tuple[Callable[..., list[str]], ...] = (core, core_space, core_operator, core_far, launches)
-PROOFS: dict[str, Any] = {one.__name__: one for one in _ALL} | {
-    name: partial(judged, judge, kind, name)
-    for kind, judge in (("all", partial(core, cases=_JUDGED)), ("all_in_32_bits", core_far))
-    for name in defects(kind)
-}
+# Of CORE a planted defect is seen by one of these.
+PROOFS = proofs_of(
+    (core, core_space, core_operator, core_far, launches),
+    {"all": partial(core, cases=(*CORE[:3], CORE[-1])), "all_in_32_bits": core_far},
+)

@@ -15,34 +15,32 @@ from collections.abc import Callable
 from functools import partial
 
 from tests.attention import (
+    compressed_in_interpreter,
     core_in_interpreter,
-    triton_compressed,
-    triton_compressed_in_interpreter,
     triton_in_interpreter,
-    triton_kernels,
+    triton_selected,
     window_in_interpreter,
 )
-from tests.step.compiled_in_interpreter import compiled_layer
 
 # Odd shapes, forward and backward; the selected branch in both of its forms.
 _FEW: dict[str, Callable[[], list[str]]] = {
-    "selected": partial(triton_kernels.core, cases=triton_kernels.CORE[::3]),
-    "compressed": partial(triton_compressed.core, cases=triton_compressed.CORE[::2]),
+    "selected": partial(triton_selected.core, cases=triton_selected.CORE[::3]),
+    "compressed": partial(
+        compressed_in_interpreter.core, cases=compressed_in_interpreter.CORE[::2]
+    ),
     "window": partial(window_in_interpreter.core, cases=window_in_interpreter.CORE[1:2]),
     "all": partial(core_in_interpreter.core, cases=core_in_interpreter.CORE[:3]),
     "launches": core_in_interpreter.launches,
-    "pool": partial(triton_compressed.core, cases=triton_compressed.POOLED),
-    "one graph of a layer": compiled_layer,
+    "pool": partial(compressed_in_interpreter.core, cases=compressed_in_interpreter.POOLED),
+    "one graph of a layer": triton_in_interpreter.compiled_layer,
 }
 _ALL = {
-    "selected": triton_in_interpreter,
-    "compressed": triton_compressed_in_interpreter,
-    "window": window_in_interpreter,
-    "core": core_in_interpreter,
+    "selected": triton_in_interpreter.PROOFS,
+    "compressed": compressed_in_interpreter.PROOFS,
+    "window": window_in_interpreter.PROOFS,
+    "core": core_in_interpreter.PROOFS,
 }
-PROOFS = _FEW | {
-    f"{of}/{name}": proof for of, module in _ALL.items() for name, proof in module.PROOFS.items()
-}
+PROOFS = _FEW | {f"{of}/{name}": one for of, proofs in _ALL.items() for name, one in proofs.items()}
 
 
 if __name__ == "__main__":

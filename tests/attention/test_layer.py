@@ -1,4 +1,4 @@
-"""The layer and the model: sizes, gates, checkpointing, and what they refuse."""
+"""The layer and the model: sizes, FLOPs, gates, checkpointing, and what they refuse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from torch import Tensor
 import nsa
 from nsa.attention import choose_path, nsa_attention
 from nsa.attention.tracing import profile_range
-from nsa.config import ModelConfig, Way, parameter_count
+from nsa.config import (
+    ModelConfig,
+    Way,
+    keys_touched,
+    model_flops_per_token,
+    parameter_count,
+)
 from nsa.contract import NSAError
 from nsa.layer import gate_stats
 from nsa.model import NSALanguageModel
@@ -101,28 +107,22 @@ def test_gate_statistics() -> None:
     with pytest.raises(NSAError, match="forward pass"):
         made.gate_numbers()
     stats = _stats(made)
-    assert stats["entropy"] == pytest.approx(1.0) and stats["max_gate"] == pytest.approx(1 / 3)
     # Blocks of 6 in 40 tokens: 6 queries see 1, 6 see 2, 28 select 3 of at least 3.
-    assert stats["sel_blocks_mean"] == pytest.approx((6 + 12 + 84) / 40)
-    assert stats["sel_forced_share"] == pytest.approx(1.0)
-    _one_branch(made, 0, 1)
-    stats = _stats(made)
-    assert stats["entropy"] == pytest.approx(0.0, abs=1e-9) and stats["share_sel"] == pytest.approx(
-        1.0
-    )
+    wanted = {"entropy": 1.0, "max_gate": 1 / 3, "sel_blocks_mean": (6 + 12 + 84) / 40}
+    wanted["sel_forced_share"] = 1.0
+    assert {name: stats[name] for name in wanted} == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_one_layer_whose_gates_have_collapsed_is_not_hidden_by_the_other(number: int) -> None:
+@pytest.mark.parametrize("collapsed", [(0,), (1,), (0, 1)])
+def test_a_layer_whose_gates_have_collapsed_is_not_hidden_by_others(
+    collapsed: tuple[int, ...],
+) -> None:
     made = _equal_gates()
-    _one_branch(made, number)
-    stats = _stats(made)
-    assert stats["entropy"] == pytest.approx(0.0, abs=1e-9) and stats["max_gate"] == pytest.approx(
-        1.0
-    )
-    assert stats["share_sel"] == pytest.approx((1 + 1 / 3) / 2)
-    assert stats["entropy_mean"] == pytest.approx(1 / 2)
-    assert stats["max_gate_mean"] == pytest.approx((1 + 1 / 3) / 2)
+    _one_branch(made, *collapsed)
+    stats, share = _stats(made), len(collapsed) / 2
+    wanted = {"entropy": 0.0, "max_gate": 1.0, "entropy_mean": 1 - share}
+    wanted |= dict.fromkeys(("share_sel", "max_gate_mean"), share + (1 - share) / 3)
+    assert {name: stats[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -176,3 +176,55 @@ def test_profiler_ranges_appear() -> None:
         names = {event.key for event in seen.key_averages()}
         wanted = {"nsa.cmp", "nsa.sel.scores", f"nsa.sel.ranges_{version}"}
         assert wanted | {"nsa.sel.attend", "nsa.win", "nsa.gate", "outer"} <= names
+
+
+CFG = nsa.NSAConfig()
+LARGE = ModelConfig(vocab_size=50_304, n_layers=12)
+BYTES = ModelConfig(vocab_size=256, n_layers=12)
+H200, A100 = 790e12, 312e12
+
+
+def dense_keys(seq_len: int) -> float:
+    """Mean keys of a query of dense causal attention."""
+    return (seq_len + 1) / 2
+
+
+def test_keys_touched_at_2048() -> None:
+    assert round(keys_touched(CFG, 2048)) == 1263
+    assert keys_touched(CFG, 2048) / dense_keys(2048) == pytest.approx(1.23, abs=0.005)
+
+
+def test_keys_touched_by_counting() -> None:
+    """A small case, token by token, from the definition."""
+    cfg = nsa.NSAConfig(l=4, d=2, l_sel=4, n_sel=3, w=5)
+    total = 0
+    for t in range(30):
+        total += sum(1 for i in range(30) if i * 2 + 3 <= t)
+        blocks = sorted({0, t // 4, max(0, t // 4 - 1)} if t >= 12 else set(range(t // 4 + 1)))
+        total += sum(1 for token in range(t + 1) if token // 4 in blocks)
+        total += min(5, t + 1)
+    assert keys_touched(cfg, 30) == pytest.approx(total / 30)
+
+
+@pytest.mark.parametrize(
+    ("peak", "seq_len", "large", "small"),
+    [
+        (H200, 2048, 376, 518),
+        (H200, 8192, 356, 481),
+        (H200, 65_536, 289, 367),
+        (A100, 2048, 148, 205),
+        (A100, 8192, 141, 190),
+        (A100, 65_536, 114, 145),
+    ],
+)
+def test_roofline(peak: float, seq_len: int, large: int, small: int) -> None:
+    """Thousand tokens/s at 40 % MFU, of 116.8M and of 78.4M parameters."""
+    for cfg, expected in ((LARGE, large), (BYTES, small)):
+        flops = model_flops_per_token(cfg, seq_len)
+        assert round(0.4 * peak / flops / 1e3) == expected
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_nonsense_is_refused(wrong: int) -> None:
+    with pytest.raises(ValueError, match=r"seq_len=.*at least 1"):
+        keys_touched(CFG, wrong)

@@ -1,7 +1,8 @@
-"""The tests see each known defect: every mutant is killed."""
+"""The tests see each known defect: every mutant is killed, and the proofs of kernels see theirs."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 from tests.attention.defects import FOLDER, defects
 from tests.attention.mutants import CONTROL, MODEL_MUTANTS, MUTANTS, Mutant, is_killed
+from tests.attention.triton_process import found, interpreted, needs_triton
+from tests.shared import once
 from tests.tiers import by_tier, is_sampled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,3 +91,99 @@ def test_every_defect_is_of_a_text_that_is_there(kind: str) -> None:
 def test_there_are_enough() -> None:
     assert len(MUTANTS) >= 15 and len(MODEL_MUTANTS) >= 45
     assert not {m.name for m in MUTANTS} & {m.name for m in MODEL_MUTANTS}
+
+
+FEW = ("selected", "compressed", "window", "all", "pool", "launches", "one graph of a layer")
+# Run together, by whose kernels they are.
+PROOFS: dict[str, tuple[str, ...]] = {
+    "selected": ("core tuned tiles", "space list_problems trainer far far_by_block"),
+    "compressed": (
+        "core compressed_tuned compressed_shapes ties compressed_far pool_values pool_far",
+    ),
+    "window": ("core window_tuned window_space window_far",),
+    "core": ("core core_space core_operator core_far launches",),
+}  # fmt: skip
+PLANTED = {
+    "selected": ("selected", "selected_by_block", "selected_lists"),
+    "compressed": ("compressed", "compressed_ties", "pool"),
+    "window": ("window",),
+    "core": ("all",),
+}
+# Seen as a race, too: in the interpreter the last writer wins, and numbers alone may be right.
+RACES = {
+    "selected/another_head", "selected/pieces_in_one_place", "selected/parts_in_one_place",
+    "compressed/compressed_another_head", "compressed/compressed_pieces_in_one_place",
+    "window/window_first_head_for_all", "window/keys_in_one_place", "window/pieces_in_one_place",
+    "core/pooled_twice",
+    "compressed/pool_of_one_pair", "compressed/pool_gradients_in_one_place",
+}  # fmt: skip
+IN_32_BITS = [
+    f"{of}/{name}"
+    for of, kinds in (
+        ("selected", ("selected_in_32_bits",)),
+        ("compressed", ("compressed_in_32_bits", "pool_in_32_bits")),
+        ("window", ("window_in_32_bits",)),
+        ("core", ("all_in_32_bits",)),
+    )
+    for name in defects(*kinds)
+]
+SAMPLED = [
+    f"{of}/{name}"
+    for of, kinds in PLANTED.items()
+    for name, (path, _, _) in defects(*kinds).items()
+    if is_sampled(name, path) and not name.endswith("control")
+]
+# A change of nothing has to live, or a defect that is seen says nothing: this one is soon told.
+NOTHING = "core/all_control"
+
+
+@pytest.fixture(scope="session")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What is wrong, by kernel and by planted defect."""
+    return once(tmp_path_factory, "kernels", lambda _: found(*FEW, NOTHING, *SAMPLED))
+
+
+@needs_triton
+@pytest.mark.parametrize("kernel", FEW)
+def test_each_kernel_computes_the_equations(kernel: str, told: dict[str, list[str]]) -> None:
+    assert told[kernel] == []
+
+
+@needs_triton
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_planted_defect_is_seen(name: str, told: dict[str, list[str]]) -> None:
+    assert told[name] and told[NOTHING] == []
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of", "names"), [(of, names) for of, groups in PROOFS.items() for names in groups]
+)
+def test_everything_that_a_kernel_has_to_do(of: str, names: str) -> None:
+    proofs = [f"{of}/{name}" for name in names.split()]
+    assert found(*proofs) == {name: [] for name in proofs}
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of", "kind"), [(of, kind) for of, kinds in PLANTED.items() for kind in kinds]
+)
+def test_every_planted_defect_is_seen(of: str, kind: str) -> None:
+    """Each in a copy of its own; the controls, which change nothing, are seen as nothing."""
+    told = found(*(f"{of}/{name}" for name in defects(kind)))
+    assert {name for name, problems in told.items() if not problems} == {
+        name for name in told if name.endswith("control")
+    }
+    for name in RACES & told.keys():
+        assert any("more than one writer" in text for text in told[name]), name
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_32_BITS)
+def test_offsets_of_32_bits_are_seen(name: str) -> None:
+    """They wrap around: other numbers are read, or nobody's."""
+    ran = interpreted(name)
+    assert ran.returncode < 0 or json.loads(ran.stdout)[name], ran.stderr

@@ -14,47 +14,44 @@ import nsa
 from nsa.attention import attend
 from nsa.config import Way
 from nsa.data.source import Batch
-from nsa.launch.plan import plan_launch
-from nsa.launch.ranks import Ranks
-from nsa.step.engine import Engine
 from nsa.witness.equations import measure
 from nsa.witness.self_test import self_test
-from tests.attention.test_step_on_cuda import PRODUCTION
+from tests.attention.test_step_on_cuda import production
 
-
-def problems(
-    cfg: nsa.NSAConfig, seq_len: int, dtype: torch.dtype, *, triton: bool = False
-) -> list[str]:
-    """What rounding does not explain of SDPA's path, or of our kernels, on the device."""
-    way = Way(force_sdpa=True, kernels="triton" if triton else "masked")
-    run = partial(attend, cfg=cfg, way=way)
-    return measure(run, cfg, seq_len, dtype=dtype, device=torch.device("cuda")).problems
+PRODUCTION_SHAPE = (12, 2, 64)
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("seq_len", [512, 2048, 2050])
-def test_kernels_of_float32_compute_the_equations(seq_len: int) -> None:
-    """At the production shape. bf16 is in `test_proofs_on_device`, with each kernel."""
-    assert problems(nsa.NSAConfig(), seq_len, torch.float32) == []
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("seq_len", [1, 31, 512, 4096])
-def test_our_kernels_compute_the_equations(seq_len: int, dtype: torch.dtype) -> None:
-    """All three branches, the choice of blocks and the gates by Triton."""
-    assert problems(nsa.NSAConfig(), seq_len, dtype, triton=True) == []
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(8, 1, 64), (4, 4, 64), (16, 2, 128), (12, 2, 128), (5, 1, 48)])
-def test_our_kernels_take_other_heads(shape: tuple[int, int, int]) -> None:
-    """Heads, groups and widths: one head in a group, many, and widths that are padded."""
+@pytest.mark.parametrize(
+    ("dtype", "triton", "shape", "seq_len"),
+    [
+        # By SDPA's kernels of float32; those of bf16 are in `test_proofs_on_device`, each.
+        *((F32, False, PRODUCTION_SHAPE, length) for length in (512, 2048, 2050)),
+        # All three branches, the choice of blocks and the gates by Triton.
+        *(
+            (dtype, True, PRODUCTION_SHAPE, length)
+            for dtype in (F16, BF16)
+            for length in (1, 31, 512, 4096)
+        ),
+        # One head in a group, many, and widths that are padded.
+        *(
+            (BF16, True, shape, 2048)
+            for shape in ((8, 1, 64), (4, 4, 64), (16, 2, 128), (12, 2, 128), (5, 1, 48))
+        ),
+    ],
+    ids=str,
+)
+def test_kernels_compute_the_equations(
+    dtype: torch.dtype, triton: bool, shape: tuple[int, int, int], seq_len: int
+) -> None:
     heads, groups, width = shape
     cfg = nsa.NSAConfig(
         dim=heads * width, n_heads=heads, n_kv_groups=groups, d_k=width, d_v=width
     )  # fmt: skip
-    assert problems(cfg, 2048, torch.bfloat16, triton=True) == []
+    way = Way(force_sdpa=True, kernels="triton" if triton else "masked")
+    run = partial(attend, cfg=cfg, way=way)
+    assert measure(run, cfg, seq_len, dtype=dtype, device=torch.device("cuda")).problems == []
 
 
 @pytest.mark.gpu
@@ -68,15 +65,6 @@ def test_the_self_test_takes_seconds_and_finds_nothing() -> None:
     assert sum(one.seconds for one in found.paths.values()) < 60
     assert torch.equal(torch.cuda.get_rng_state(), before[0])
     assert torch.equal(torch.get_rng_state(), before[1])
-
-
-def production() -> Engine:
-    """The engine of rank 0 of the production run, without a process group."""
-    words = ["--config", str(PRODUCTION), "--set", "runtime.gradient_checkpointing=false"]
-    toggles = {"NSA_PREFILL_BATCHED": "1", "NSA_OPT_FUSED": "1"}
-    plan = plan_launch(words, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", **toggles})
-    device = torch.device("cuda", 0)
-    return Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
 
 
 @contextmanager
@@ -112,18 +100,14 @@ def test_the_mode_itself_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", ("masked", "varlen"))
-def test_a_real_step_never_waits(window: str) -> None:
+def test_a_real_step_never_waits(window: str, precision: None) -> None:
     """CUDA itself raises at every synchronization of the second step."""
-    precision = torch.get_float32_matmul_precision()
     engine = production()
     if window == "varlen":
         engine.dispatch.barred.clear()
     engine.configure(engine.plan.toggles)
     batches = [Batch(tokens=torch.randint(256, (1, 2049))) for _ in range(2)]
-    try:
-        for number, mode in ((1, nullcontext), (2, every_wait_raises)):
-            with mode():
-                engine.compute(batches)
-                engine.update(number)
-    finally:
-        torch.set_float32_matmul_precision(precision)
+    for number, mode in ((1, nullcontext), (2, every_wait_raises)):
+        with mode():
+            engine.compute(batches)
+            engine.update(number)

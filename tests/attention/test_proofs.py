@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nsa
-from nsa.attention import attend
+from nsa.attention import attend, compressed
 from nsa.attention.branches import Branches
 from nsa.config import Way
 from nsa.projection import rotate_into, rotations
@@ -103,20 +103,6 @@ def test_turning_works_in_any_layout(width: int, dtype: torch.dtype) -> None:
     assert gap(target[..., 1::2].float(), imaginary) <= bound
 
 
-def test_ties_go_to_the_lower_index() -> None:
-    """Equal keys make equal probabilities: block 0 has fewer overlaps, the others tie."""
-    x = inputs(SMALL, 130)
-    with torch.no_grad():
-        x["k_cmp"].fill_(0.3)
-    for t in (64, 100, 129):
-        current = t // SMALL.l_sel
-        expected = [0, 1, current - 1, current]
-        for dtype in (torch.float64, torch.float32, torch.bfloat16):
-            way = Way(path="reference")
-            got = attend(Branches(**x).to(dtype), SMALL, way)[1][0, t]
-            assert got.tolist() == [expected, expected], (t, dtype)
-
-
 @pytest.mark.parametrize("path", WAYS)
 def test_nothing_visible_contributes_exactly_zero(path: str) -> None:
     x = only(inputs(SMALL, 30), 0)
@@ -142,3 +128,28 @@ def test_a_nan_is_reported_not_hidden(path: str) -> None:
     x["q"][0, 3] = float("nan")
     out = run(x, SMALL, path)
     assert bool(out[0, 3].isnan().all()) and bool(out[0, :3].isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "pieces"),
+    [(12_102, 6), (24_390, 30), (300, 1), (512, 2), (8_191, 1)],
+)
+def test_pieces_are_equal_and_not_short(n_rows: int, pieces: int) -> None:
+    """6 query heads of 2,017 queries, a prime number, make no more than 6; 8,191 is prime."""
+    assert compressed._pieces(n_rows, torch.device("cuda")) == pieces
+    assert compressed._pieces(n_rows, torch.device("cpu")) == 1
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 6])
+def test_the_sum_over_rows_does_not_depend_on_the_pieces(
+    monkeypatch: pytest.MonkeyPatch, pieces: int
+) -> None:
+    """Two chunks of rows, the second added to the first, against an explicit sum in float64."""
+    monkeypatch.setattr(compressed, "_pieces", lambda *_: pieces)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(3, 24, width, generator=generator, dtype=torch.float64) for width in (5, 4))
+    first = compressed._add_product(None, a, b)
+    both = compressed._add_product(first.clone(), a, 2 * b)
+    right = (a[..., None] * b[:, :, None]).sum(1)
+    torch.testing.assert_close(first, right, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(both, 3 * right, rtol=1e-12, atol=1e-12)

@@ -64,13 +64,11 @@ class Where:
         made = inputs(cfg or self.cfg, seq_len, batch=2, seed=seq_len, dtype=self.dtype)
         return {n: x.detach().to(self.device).requires_grad_() for n, x in made.items()}
 
-    def run(self, x: dict[str, Tensor], cfg: nsa.NSAConfig | None = None) -> tuple[Tensor, Tensor]:
+    def run(
+        self, x: dict[str, Tensor] | Branches, cfg: nsa.NSAConfig | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Output and blocks by the path, or what kernels of the package there are."""
-        return self.attend(Branches(**x), cfg or self.cfg)
-
-    def attend(self, x: Branches, cfg: nsa.NSAConfig) -> tuple[Tensor, Tensor]:
-        """The same for tensors that belong together."""
-        return attend(x, cfg, self.way)
+        return attend(x if isinstance(x, Branches) else Branches(**x), cfg or self.cfg, self.way)
 
     @property
     def way(self) -> Way:
@@ -87,13 +85,9 @@ def _everywhere() -> Iterator[object]:
     for kernels in ("masked", "varlen"):
         for backend in (None, *BACKENDS):
             where = Where(
-                device="cuda",
-                dtype=torch.bfloat16,
-                cfg=nsa.NSAConfig(),
-                lengths=(20, 2048, 2051),
-                kernels=kernels,
-                backend=backend,
-            )
+                device="cuda", dtype=torch.bfloat16, cfg=nsa.NSAConfig(),
+                lengths=(20, 2048, 2051), kernels=kernels, backend=backend,
+            )  # fmt: skip
             yield pytest.param(where, marks=pytest.mark.gpu)
     for dtype in (torch.bfloat16, torch.float16):
         ours = replace(where, dtype=dtype, kernels="triton", backend=None)
@@ -108,22 +102,20 @@ def where(request: pytest.FixtureRequest) -> Iterator[Where]:
             stack.enter_context(flash_on_cpu())
         if found.backend is not None:
             stack.enter_context(sdpa_kernel([BACKENDS[found.backend]]))
-            refusal = _refusal(found)
-            if refusal is not None:
-                pytest.skip(f"SDPA refuses {found.backend} for these masks: {refusal}")
+            _skip_what_it_refuses(found)
         yield found
 
 
-def _refusal(where: Where) -> str | None:
-    """What torch says where this kernel does not take the masks."""
+def _skip_what_it_refuses(where: Where) -> None:
+    """Where this kernel does not take the masks, as torch says it."""
     x = where.inputs(where.lengths[-1])
     try:
         where.run(x)[0].sum().backward()
     except RuntimeError as error:
         if "No available kernel" not in str(error) and "No valid execution" not in str(error):
             raise
-        return str(error).splitlines()[0]
-    return None
+        refusal = str(error).splitlines()[0]
+        pytest.skip(f"SDPA refuses {where.backend} for these masks: {refusal}")
 
 
 def close(where: Where, got: Tensor, right: Tensor) -> bool:
@@ -263,7 +255,7 @@ def test_k_outputs_and_gradients_are_the_equations(where: Where, second: bool) -
 
     def run(x: Branches) -> tuple[Tensor, Tensor]:
         if not second:
-            return where.attend(x, where.cfg)
+            return where.run(x)
         first = {n: v.detach().flip(1) for n, v in x.named().items()}
         both = {n: torch.cat((first[n], v)) for n, v in x.named().items()}
         out, blocks = where.run(both)

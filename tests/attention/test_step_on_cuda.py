@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
@@ -55,14 +54,6 @@ def test_layers_cost_alike(kernels: Kernels) -> None:
     whole = measure(MODEL, 2048, kernels=kernels)
     found = cost(kernels=kernels)
     assert (found.calls, found.peak_bytes) == (whole.calls, whole.peak_bytes)
-
-
-@pytest.fixture
-def precision() -> Iterator[None]:
-    """The engine sets it for its process; other tests must not see it."""
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def test_walking_back_is_what_the_engine_does() -> None:
@@ -146,22 +137,28 @@ def test_a_kept_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept(32_768) > 2.5 * kept(16_384)
 
 
-def production(kernels: Kernels, n_layers: int) -> Engine:
+def production(*words: str, **toggles: str) -> Engine:
     """The engine of rank 0 of the production run, without a process group.
 
-    Recomputation is off, as under DDP; weights are made where they stay, because fake ones cannot
-    be moved. kernels: what the self-test left in force.
+    Recomputation is off, as under DDP.
     """
-    words = ["--config", str(PRODUCTION), "--set", "runtime.gradient_checkpointing=false"]
-    words += ["--set", f"model.n_layers={n_layers}"]
-    toggles = {"NSA_PREFILL_BATCHED": "1", "NSA_OPT_FUSED": "1"}
-    plan = plan_launch(words, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", **toggles})
-    device = torch.device("cuda", 0)
-    with device, patch.object(NSALanguageModel, "to", lambda self, _: self):
-        engine = Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
+    config = ["--config", str(PRODUCTION), "--set", "runtime.gradient_checkpointing=false"]
+    given = {"NSA_PREFILL_BATCHED": "1", "NSA_OPT_FUSED": "1", **toggles}
+    two = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+    plan = plan_launch([*config, *words], {**two, **given})
+    return Engine(plan, Ranks(place=plan.place, device=torch.device("cuda", 0), grouped=False))
+
+
+def fake_production(kernels: Kernels, n_layers: int) -> Engine:
+    """Of so many layers, with the kernels that the self-test left in force.
+
+    Weights are made where they stay, because fake ones cannot be moved.
+    """
+    with torch.device("cuda", 0), patch.object(NSALanguageModel, "to", lambda self, _: self):
+        engine = production("--set", f"model.n_layers={n_layers}")
         if kernels == "varlen":
             engine.dispatch.barred.clear()
-        engine.configure(plan.toggles)
+        engine.configure(engine.plan.toggles)
     assert {layer.attention.way.kernels for layer in engine.model.layers} == {kernels}
     return engine
 
@@ -191,7 +188,7 @@ def step(engine: Engine, number: int) -> None:
 def calls_without_a_wait(kernels: Kernels, n_layers: int) -> int:
     """A fake tensor raises where a number is read; copies that wait are counted."""
     with fake_cuda(), Watched() as watched:
-        engine = production(kernels, n_layers)
+        engine = fake_production(kernels, n_layers)
         for number in (1, 2):
             watched.waits.clear()
             watched.calls.clear()
@@ -252,7 +249,7 @@ def test_the_default_is_few_operator_calls(precision: None) -> None:
     profile = load_profile("a100x2_pcie4")
     assert profile.variables["NSA_CUDA_GRAPHS"] == "auto" and profile.workload.accumulation == 2
     with fake_cuda(), Watched() as watched:
-        engine = production("varlen", MODEL.n_layers)
+        engine = fake_production("varlen", MODEL.n_layers)
         engine.model.recording = _Replayed(engine)
         step(engine, 1)
         watched.calls.clear()
@@ -278,8 +275,8 @@ def test_a_wait_would_be_seen(precision: None) -> None:
         assert len(watched.waits) == 3
 
 
-class _Precision(TorchDispatchMode):
-    """Under which policy each product of float32 runs."""
+class Precision(TorchDispatchMode):
+    """Under which policy each product of float32 in attention runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +294,7 @@ def test_scores_have_all_of_float32(kernels: Kernels, precision: None) -> None:
     """Whatever the process allows, forward and backward."""
     torch.set_float32_matmul_precision("high")
     layer = nsa.NSAAttention(TINY, Way(force_sdpa=True, kernels=kernels))
-    with flash_on_cpu(), _Precision() as policy:
+    with flash_on_cpu(), Precision() as policy:
         layer(torch.randn(1, 40, 16)).sum().backward()
     # Two products forward, five back.
     assert policy.seen == ["highest"] * 7

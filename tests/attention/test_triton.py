@@ -16,7 +16,12 @@ import torch
 import nsa
 from nsa.attention import choose_selected
 from nsa.attention.triton import selected_tiles as tiles
-from nsa.attention.triton.tiles import shape_problem
+from nsa.attention.triton.tiles import (
+    choose_compressed_cut,
+    choose_window_cut,
+    register_limit,
+    shape_problem,
+)
 from nsa.contract import NSAError
 from tests.attention.triton_process import ROOT, needs_triton
 
@@ -177,12 +182,25 @@ def test_pieces_are_enough_for_any_lists(seq_len: int) -> None:
         assert sum(-(-count // cut.piece) for count in counts) <= cut.n_pieces
 
 
+@pytest.mark.parametrize("seq_len", [1, 63, 2048, 4099, 131_072])
+def test_pieces_and_tiles_of_the_compressed_branch_hold_everything(seq_len: int) -> None:
+    """Every key is in a tile and every token in a piece; partial sums stay below 1 GiB."""
+    cut = choose_compressed_cut(CFG, seq_len, 4)
+    n_keys = CFG.n_compressed(seq_len)
+    assert (
+        cut.n_tiles(n_keys) * cut.owned >= n_keys and cut.n_pieces(seq_len) * cut.piece >= seq_len
+    )
+    tiles = cut.n_tiles(n_keys) * cut.n_pieces(seq_len) * 4
+    assert tiles * cut.owned * (CFG.d_k + CFG.d_v) * 4 < 1 << 30
+
+
 @pytest.mark.parametrize(
     ("change", "seq_len", "why"),
     [
         ({"d_k": 144}, None, "heads of width 144: the kernels take up to 128"),
         ({"n_heads": 34}, None, "17 heads in a group"),
         ({"l_sel": 256}, None, "l_sel=256"),
+        ({"n_sel": 65}, None, "n_sel=65: the kernels take up to 64"),
         ({}, 1 << 20, "S=1048576 is 16384 blocks"),
         ({}, 131_072, None),
     ],
@@ -223,3 +241,35 @@ from nsa.attention.triton.core import launch
     # Made to fail on purpose: the trainer needs more.
     needs_more = [*command[:-1], code + "import nsa.step.engine"]
     assert subprocess.run(needs_more, cwd=ROOT, capture_output=True).returncode == 1
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_what_the_assembler_makes_of_the_window_on_blackwell() -> None:
+    """Its forward spills without a limit of its own.
+
+    On what is older it is compiled with the other parts of a training step.
+    """
+    from benchmarks.triton_aot.compiled import compile_kernel
+    from benchmarks.triton_aot.kernels import core, window
+
+    (forward, *_), (keys,) = core(CFG, 2048, 4), window(CFG, 2048, 4)
+    assert compile_kernel(forward, 100, "bf16").problems == []
+    greedy = compile_kernel(replace(keys, warps=1), 80, "bf16")
+    assert any("are spilled" in text for text in greedy.problems), greedy
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "pairs", "pieces"),
+    # 32 tiles of keys, each seen by 575 tokens of 6 heads: 53 tiles of rows, 13 pieces at most.
+    [(2048, 2, 4), (2048, 3, 3), (2048, 8, 1), (512, 1, 12), (1024, 1, 13), (40, 2, 1),
+     (8192, 2, 1), (8128, 2, 2)],
+)  # fmt: skip
+def test_pieces_of_walks_by_hand(seq_len: int, pairs: int, pieces: int) -> None:
+    """As many as give a device 256 programs, of four tiles each at least; S cuts walks short."""
+    assert choose_window_cut(CFG, seq_len, pairs).pieces == pieces
+
+
+def test_blackwell_is_given_all_registers() -> None:
+    assert [register_limit(major) for major in (8, 9, 10, 12)] == [None, None, 255, 255]

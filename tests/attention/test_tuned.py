@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,108 +18,117 @@ from nsa.attention.triton.tiles import Tile, choose_compressed_cut, choose_windo
 from nsa.config import NSAConfig
 
 CFG = NSAConfig()
+SHIPPED = Path(launch.__file__).parent / "tuned"
 DEVICE = "NVIDIA Made-Up 80GB (HBM3)"
+TILE = {"rows": 64, "warps": 4, "stages": 3}
 CHOICES = [
-    {
-        "branch": "window",
-        "seq_len": 2048,
-        "field": "forward",
-        "value": {"rows": 64, "warps": 4, "stages": 3},
-    },
-    {"branch": "compressed", "seq_len": 2048, "field": "keys", "value": 64},
-    {"branch": "compressed", "seq_len": 32768, "field": "keys", "value": 16},
-    {"branch": "top", "seq_len": 2048, "field": "blocks", "value": 32},
-    {
-        "branch": "selected",
-        "seq_len": 32768,
-        "field": "by_block.forward",
-        "value": {"rows": 128, "warps": 8, "stages": 1},
-    },
+    ("window", 2048, "forward", TILE),
+    ("compressed", 2048, "keys", 64),
+    ("compressed", 32768, "keys", 16),
+    ("top", 2048, "blocks", 32),
+    ("selected", 32768, "by_block.forward", {"rows": 128, "warps": 8, "stages": 1}),
 ]
+# What is assumed where nothing was measured.
+CUTS: dict[str, Callable[..., Any]] = {
+    "selected": choose_cut,
+    "compressed": choose_compressed_cut,
+    "top": choose_compressed_cut,
+    "window": choose_window_cut,
+}
 
 
-@pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the file of a made-up device says, the only one here."""
     monkeypatch.setattr(launch, "FOLDER", tmp_path)
     shapes = launch.shapes_of(CFG, 2)
-    lengths = {branch: [2048, 32768] for branch in shapes}
+    names = ("branch", "seq_len", "field", "value")
     document = {
         "device": DEVICE,
         "capability": "9.0",
         "shapes": shapes,
-        "lengths": lengths,
-        "choices": CHOICES,
+        "lengths": {branch: [2048, 32768] for branch in shapes},
+        "choices": [dict(zip(names, one, strict=True)) for one in CHOICES],
     }
     launch.file_of(DEVICE).write_text(json.dumps(document))
     launch._with_choices.cache_clear()
-    return tmp_path
+    return document
 
 
-def applied(branch: str, cut: Any, seq_len: int, cfg: NSAConfig = CFG, **other: Any) -> Any:
+def applied(
+    branch: str, seq_len: int, cfg: NSAConfig = CFG, assumed: NSAConfig = CFG, **other: Any
+) -> tuple[Any, Any]:
+    """The cut that is assumed, and what a device makes of it."""
     told: dict[str, Any] = {"itemsize": 2, "device": DEVICE, "capability": "9.0"} | other
-    return launch._with_choices(branch, cut, cfg, seq_len, **told)
+    cut = CUTS[branch](assumed, seq_len, 2)
+    return cut, launch._with_choices(branch, cut, cfg, seq_len, **told)
 
 
-def test_only_what_was_measured_is_exchanged(measured: Path) -> None:
-    cut = choose_window_cut(CFG, 2048, 2)
-    found = applied("window", cut, 2048)
-    assert found == dataclasses.replace(cut, forward=Tile(rows=64, warps=4, stages=3)) != cut
+def test_only_what_was_measured_is_exchanged() -> None:
+    cut, found = applied("window", 2048)
+    assert found == dataclasses.replace(cut, forward=Tile(**TILE)) != cut
 
 
-@pytest.mark.parametrize(("seq_len", "keys"), [(1, 64), (8191, 64), (8193, 16), (131072, 16)])
-def test_the_nearest_length_counts(measured: Path, seq_len: int, keys: int) -> None:
-    """By ratio: the middle of 2,048 and 32,768 is 8,192."""
-    assert applied("compressed", choose_compressed_cut(CFG, seq_len, 2), seq_len).keys == keys
+@pytest.mark.parametrize(
+    ("branch", "field", "seq_len", "value"),
+    [
+        # By ratio: the middle of 2,048 and 32,768 is 8,192.
+        ("compressed", "keys", 1, 64),
+        ("compressed", "keys", 8191, 64),
+        ("compressed", "keys", 8193, 16),
+        ("compressed", "keys", 131_072, 16),
+        # Nothing is chosen at 32,768: that is no reason to take another length's choice.
+        ("top", "blocks", 2048, 32),
+        ("top", "blocks", 32768, 16),
+    ],
+)
+def test_the_nearest_length_counts(branch: str, field: str, seq_len: int, value: int) -> None:
+    assert getattr(applied(branch, seq_len)[1], field) == value
 
 
-@pytest.mark.parametrize(("seq_len", "blocks"), [(2048, 32), (32768, 16)])
-def test_a_length_where_the_assumed_cut_was_best_keeps_it(
-    measured: Path, seq_len: int, blocks: int
-) -> None:
-    """Nothing is chosen there: that is no reason to take another length's choice."""
-    assert applied("top", choose_compressed_cut(CFG, seq_len, 2), seq_len).blocks == blocks
-
-
-def test_the_choice_of_blocks_is_of_their_length_too(measured: Path) -> None:
+def test_the_choice_of_blocks_is_of_their_length_too() -> None:
     """So many blocks at once are other tiles where a block holds other compressed keys."""
     longer = dataclasses.replace(CFG, l_sel=128)
-    cut = choose_compressed_cut(longer, 2048, 2)
-    assert applied("top", cut, 2048, longer) == cut
-    assert applied("compressed", cut, 2048, longer).keys == 64
+    cut, found = applied("top", 2048, longer, longer)
+    assert found == cut
+    assert applied("compressed", 2048, longer, longer)[1].keys == 64
 
 
-def test_a_form_that_is_not_taken_gets_nothing(measured: Path) -> None:
-    short, long = (choose_cut(CFG, n, 2) for n in (2048, 32768))
-    assert applied("selected", short, 2048) == short and short.by_block is None
-    found = applied("selected", long, 32768)
-    assert found.by_block.forward == Tile(rows=128, warps=8, stages=1)
+def test_a_form_that_is_not_taken_gets_nothing() -> None:
+    cut, found = applied("selected", 2048)
+    assert found == cut and cut.by_block is None
+    assert applied("selected", 32768)[1].by_block.forward == Tile(rows=128, warps=8, stages=1)
 
 
-def test_other_shapes_types_and_devices_keep_what_is_assumed(measured: Path) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"cfg": dataclasses.replace(CFG, w=256)},
+        {"itemsize": 4},
+        {"device": "another", "capability": "8.0"},
+    ],
+    ids=("shape", "type", "device"),
+)
+def test_what_was_not_measured_keeps_what_is_assumed(other: dict[str, Any]) -> None:
+    cut, found = applied("window", 2048, **other)
+    assert found == cut
+
+
+def test_a_cpu_and_a_branch_that_was_not_measured_keep_it_too(measured: dict[str, Any]) -> None:
     cut = choose_window_cut(CFG, 2048, 2)
-    assert applied("window", cut, 2048, dataclasses.replace(CFG, w=256)) == cut
-    assert applied("window", cut, 2048, itemsize=4) == cut
-    assert applied("window", cut, 2048, device="another", capability="8.0") == cut
     assert launch.cut_of("window", torch.zeros(1, 2048, 2, 6, 64), CFG) == cut
+    del measured["lengths"]["window"]
+    launch.file_of(DEVICE).write_text(json.dumps(measured))
+    assert applied("window", 2048)[1] == cut
 
 
-def test_a_device_without_a_file_takes_one_of_its_capability(measured: Path) -> None:
-    cut = choose_window_cut(CFG, 2048, 2)
-    assert applied("window", cut, 2048, device="another") == applied("window", cut, 2048) != cut
+def test_a_device_without_a_file_takes_one_of_its_capability() -> None:
+    assert applied("window", 2048, device="another") == applied("window", 2048)
     own = {"device": "another", "capability": "9.0", "shapes": {}, "choices": []}
     assert launch.measured("another", "9.0") != own
     launch.file_of("another").write_text(json.dumps(own))
     assert launch.measured("another", "9.0") == own
     assert launch.measured(DEVICE, "9.0") != own
-
-
-def test_a_branch_that_was_not_measured_keeps_what_is_assumed(measured: Path) -> None:
-    path = launch.file_of(DEVICE)
-    document = json.loads(path.read_text())
-    del document["lengths"]["window"]
-    path.write_text(json.dumps(document))
-    cut = choose_window_cut(CFG, 2048, 2)
-    assert applied("window", cut, 2048) == cut
 
 
 def test_an_operator_knows_enough_of_the_config() -> None:
@@ -131,30 +141,19 @@ def test_an_operator_knows_enough_of_the_config() -> None:
         "top": config_of(q, q, l=CFG.l, d=CFG.d, l_sel=CFG.l_sel, n_sel=CFG.n_sel),
         "window": config_of(q, v, w=CFG.w),
     }
-    assert {name: launch.shape_of(name, cfg, 2) for name, cfg in made.items()} == launch.shapes_of(
-        CFG, 2
-    )
+    told = {name: launch.shape_of(name, cfg, 2) for name, cfg in made.items()}
+    assert told == launch.shapes_of(CFG, 2)
 
 
 def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
     """A field that was renamed, or a value of another kind, would be an error on that device."""
-    cuts = {
-        "selected": lambda n: choose_cut(CFG, n, 2),
-        "compressed": lambda n: choose_compressed_cut(CFG, n, 2),
-        "top": lambda n: choose_compressed_cut(CFG, n, 2),
-        "window": lambda n: choose_window_cut(CFG, n, 2),
-    }
-    for path in (Path(launch.__file__).parent / "tuned").glob("*.json"):
+    for path in SHIPPED.glob("*.json"):
         document = json.loads(path.read_text())
-        assert path == launch.file_of(document["device"])
+        assert path.name == launch.file_of(document["device"]).name
         assert document["shapes"] == launch.shapes_of(CFG, 2)
-        assert document["choices"]
-        assert document["lengths"].keys() == document["shapes"].keys()
-        assert all(
-            one["seq_len"] in document["lengths"][one["branch"]] for one in document["choices"]
-        )
+        assert document["choices"] and document["lengths"].keys() == document["shapes"].keys()
         for one in document["choices"]:
-            value = launch.value_of(one)
-            cut = cuts[one["branch"]](one["seq_len"])
+            assert one["seq_len"] in document["lengths"][one["branch"]]
+            value, cut = launch.value_of(one), CUTS[one["branch"]](CFG, one["seq_len"], 2)
             assert type(launch.get(cut, one["field"])) is type(value)
             assert launch.get(launch.put(cut, one["field"], value), one["field"]) == value

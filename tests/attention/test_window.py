@@ -32,29 +32,31 @@ def shares_heads() -> bool:
     return "enable_gqa" in inspect.signature(plain).parameters
 
 
-def both(
-    cfg: nsa.NSAConfig, seq_len: int, dtype: torch.dtype = torch.float64
-) -> list[list[Tensor]]:
+def both(seq_len: int) -> list[list[Tensor]]:
     """Output and gradients of the reference, and of SDPA with varlen_attn."""
     found = []
     for path, kernels in (("reference", "masked"), ("batched", "varlen")):
-        x = inputs(cfg, seq_len, batch=2, seed=seq_len, dtype=dtype)
-        out, _ = attend(Branches(**x), cfg, Way(path=path, force_sdpa=True, kernels=kernels))
-        weight = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
+        x = inputs(SMALL, seq_len, batch=2, seed=seq_len)
+        out, _ = attend(Branches(**x), SMALL, Way(path=path, force_sdpa=True, kernels=kernels))
+        weight = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
         found.append([out, *torch.autograd.grad((out * weight).sum(), list(x.values()))])
     return found
 
 
-@pytest.mark.parametrize("seq_len", LENGTHS)
-def test_varlen_is_the_reference(seq_len: int) -> None:
+def is_the_reference(seq_len: int, heads: int) -> None:
     """Layout, scale, window, shared heads, and two sequences that do not see each other."""
     with flash_on_cpu() as flash:
-        reference, varlen = both(SMALL, seq_len)
+        reference, varlen = both(seq_len)
     for name, a, b in zip(("out", *NAMES), reference, varlen, strict=True):
         assert gap(a, b) <= 1e-12, name
     assert flash.windows == [(SMALL.w - 1, 0)]
-    tokens, heads = 2 * seq_len, 2 if shares_heads() else 6
+    tokens = 2 * seq_len
     assert flash.shapes == [((tokens, 6, 8), (tokens, heads, 8), (tokens, heads, 8))]
+
+
+@pytest.mark.parametrize("seq_len", LENGTHS)
+def test_varlen_is_the_reference(seq_len: int) -> None:
+    is_the_reference(seq_len, heads=2 if shares_heads() else 6)
 
 
 def _torch_2_11(
@@ -80,12 +82,9 @@ def _torch_2_11(
 
 def test_a_torch_without_shared_heads_gets_a_copy_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_module, "_varlen", lambda: _torch_2_11)
-    with flash_on_cpu() as flash:
+    with flash_on_cpu():
         assert chosen().value == "varlen"
-        reference, varlen = both(SMALL, 33)
-    for name, a, b in zip(("out", *NAMES), reference, varlen, strict=True):
-        assert gap(a, b) <= 1e-12, name
-    assert flash.shapes == [((66, 6, 8), (66, 6, 8), (66, 6, 8))]
+    is_the_reference(33, heads=6)
 
 
 def test_a_layer_runs_it_without_a_copy() -> None:

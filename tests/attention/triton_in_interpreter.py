@@ -5,42 +5,39 @@ A process of its own, because the interpreter is chosen when triton is imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from unittest import mock
 
 import torch
-from hypothesis import given
+from torch import Tensor
 
 import nsa
 from nsa.attention import attend
 from nsa.attention.branches import Branches
 from nsa.attention.tracing import count_ranges
 from nsa.attention.triton.operators import SELECTED_OPERATOR, WINDOW_OPERATOR
-from nsa.config import Way
+from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import ATTEND_RANGE, WIN_RANGE
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
+from nsa.model import Layer, Whole
+from nsa.rounding import Gap, error_of
+from nsa.step.compiled import Compiled, compile_layers, count_compiled
 from nsa.step.engine import Engine
 from nsa.witness.self_test import self_test
-from tests.attention.defects import defects
+from tests.attention.equations import Example, examples, rounded, tensors
 from tests.attention.equations import nsa as equations
-from tests.attention.space import Example, examples, rounded, tensors
-from tests.attention.triton_kernels import (
+from tests.attention.triton_kernels import LAUNCH as launch
+from tests.attention.triton_kernels import compare, far_problems, over_drawn, proofs_of
+from tests.attention.triton_kernels import inputs as case_inputs
+from tests.attention.triton_selected import (
     BY_BLOCK,
     Case,
-    compare,
     core,
-    drawn,
-    far_apart,
     found_by,
-    judged,
-    selection,
+    list_problems,
 )
-from tests.attention.triton_kernels import LAUNCH as launch
-from tests.attention.triton_kernels import inputs as case_inputs
-from tests.attention.triton_lists import list_problems
 from tests.train.launching import SMOKE
 
 CPU = torch.device("cpu")
@@ -72,25 +69,20 @@ def tiles() -> list[str]:
 
 def space() -> list[str]:
     """Whole attention over the hypothesis space, against NumPy."""
-    problems: list[str] = []
-    seen = 0
+    seen: list[Example] = []
 
-    @drawn(10)
-    @given(examples(longest=48))
-    def run(example: Example) -> None:
-        nonlocal seen
+    def judge(example: Example) -> list[str]:
         x = rounded(example.numbers(), torch.float32)
-        truth = equations(x, example.shape, compressed=example.compressed)
+        truth = equations(x, example.config)
         if truth.margin < 1e-5:
-            return  # rounding may choose another block
-        seen += 1
+            return []  # rounding may choose another block
+        seen.append(example)
         with torch.no_grad():
-            out, _ = by_kernels(Branches(**tensors(x, torch.float32)), cfg=example.config())
-        right = torch.from_numpy(truth.out)
-        problems.extend(compare(str(example), out.double(), right, 1e-5))
+            out, _ = by_kernels(Branches(**tensors(x, torch.float32)), cfg=example.config)
+        return compare(str(example), out.double(), torch.from_numpy(truth.out), 1e-5)
 
-    run()
-    return problems if seen >= 5 else [*problems, f"only {seen} examples were compared"]
+    problems = over_drawn(examples(longest=48), judge, examples=10)
+    return problems if len(seen) >= 5 else [*problems, f"only {len(seen)} were compared"]
 
 
 def trainer() -> list[str]:
@@ -129,19 +121,12 @@ def trainer() -> list[str]:
     return problems
 
 
-def lists() -> list[str]:
-    """Each block's readers in each run, ascending, and how they are cut."""
-    return list_problems()
-
-
 def far(module: ModuleType = launch, run: int = 0) -> list[str]:
     """Offsets beyond 32 bits: keys and queries that lie 2^27 numbers apart."""
-    case = Case(seq_len=40, heads=1, dtype=torch.float16, d_k=16, d_v=16, run=run)
-    given, blocks = case_inputs(case), selection(case)
-    with far_apart(given[:3], [1 << 27] * 3) as apart:
-        mine = found_by(module, case, [*apart, given[3]], blocks)
-    near = found_by(launch, case, given, blocks)
-    return [f"{name} differs" for name in near if not torch.equal(near[name], mine[name])]
+    case = Case(seq_len=40, heads=1, dtype=torch.float16, run=run)
+    return far_problems(
+        lambda of, x: found_by(of, case, x), module, case_inputs(case), [1 << 27] * 3
+    )
 
 
 def far_by_block() -> list[str]:
@@ -149,19 +134,62 @@ def far_by_block() -> list[str]:
     return far(run=24)
 
 
-_JUDGES = {
-    "selected": core,
-    "selected_by_block": partial(core, cases=BY_BLOCK),
-    "selected_lists": list_problems,
-    "selected_in_32_bits": far,
-}
-PROOFS: dict[str, Callable[[], list[str]]] = {
-    one.__name__: one
-    for one in (
-        core, tuned, tiles, space, lists, trainer, far, far_by_block,
-    )
-} | {
-    name: partial(judged, judge, kind, name)
-    for kind, judge in _JUDGES.items()
-    for name in defects(kind)
-}  # fmt: skip
+OF_A_LAYER = NSAConfig(
+    dim=32, n_heads=2, n_kv_groups=1, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=3, w=16
+)
+
+
+def gradients(layer: Layer, x: Tensor, by: Whole | None) -> dict[str, Tensor]:
+    """The output, and gradients of its squares."""
+    leaves = {"input": x, **dict(layer.named_parameters())}
+    out = layer(x, by=by)
+    found = torch.autograd.grad(out.square().sum(), list(leaves.values()))
+    return {"output": out.detach(), **dict(zip(leaves, found, strict=True))}
+
+
+def compiled_layer() -> list[str]:
+    """What differs between the layer and its one graph, in numbers, blocks and operators."""
+    torch.manual_seed(0)
+    layer = Layer(ModelConfig(vocab_size=11, n_layers=1, attention=OF_A_LAYER))
+    layer.attention.way = Way(force_sdpa=True, kernels="triton")
+    x = torch.randn(1, 72, OF_A_LAYER.dim, requires_grad=True)
+    before = gradients(layer, x, None)
+    blocks = layer.attention.last_blocks
+    names: list[str] = []
+
+    def noting(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        names.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph
+
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    def boxed(graph: torch.fx.GraphModule, given: object) -> object:
+        return make_boxed_func(noting(graph, given).forward)
+
+    start = count_compiled()
+    after = gradients(layer, x, compile_layers(aot_autograd(fw_compiler=boxed)).layer)
+    gaps = [
+        Gap.twice(what=what, error=error_of(after[what], right).whole, ours=0.0)
+        for what, right in before.items()
+    ]
+    did = count_compiled()
+    assert blocks is not None and layer.attention.last_blocks is not None
+    missing = {"nsa.core.default", "nsa.core_backward.default"} - set(names)
+    return [
+        *(str(gap) for gap in gaps if gap.too_wide),
+        *[f"{did} after {start}"] * (did != Compiled(start.graphs + 1, start.breaks)),
+        *["other blocks"] * (not torch.equal(blocks, layer.attention.last_blocks)),
+        *(f"{name} is not in the graph" for name in sorted(missing)),
+    ]
+
+
+PROOFS = proofs_of(
+    (core, tuned, tiles, space, list_problems, trainer, far, far_by_block),
+    {
+        "selected": core,
+        "selected_by_block": partial(core, cases=BY_BLOCK),
+        "selected_lists": list_problems,
+        "selected_in_32_bits": far,
+    },
+)

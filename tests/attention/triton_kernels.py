@@ -1,8 +1,8 @@
-"""What the Triton kernels compute, held against float64, and which program writes which number.
+"""How Triton kernels are judged: against float64, and by which program writes which number.
 
-Runs where Triton's interpreter does (TRITON_INTERPRET=1 before triton is imported). A branch is
-judged by itself where the gates let through nothing else (`alone`). What judges takes the launching
-module as an argument, so that a copy with a planted defect is judged like it.
+Runs where Triton's interpreter does (TRITON_INTERPRET=1 before triton is imported). A judge takes
+the launching module as an argument, so that a copy with a planted defect is judged like it. A
+branch is judged by itself where the gates let through nothing else (`alone`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,156 +29,107 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 import nsa
-from nsa.attention.selection import block_bits, ranges_v1
+from nsa.attention import triton
 from nsa.attention.triton.core import launch as LAUNCH
-from nsa.attention.triton.selected_tiles import ByBlock, Cut
-from nsa.attention.triton.tiles import Tile, room_for_bits
+from nsa.attention.triton.tiles import room_for_bits
 from tests.attention.defects import defects
 
 BOUND = {torch.float32: 1e-5, torch.float16: 5 * 2.0**-11}
-_PACKAGE = Path(LAUNCH.__file__).parents[1]
-
-
-def config_of(case: Any, **numbers: Any) -> nsa.NSAConfig:
-    """The package's config for a shape: its heads, groups and widths, and these numbers."""
-    return nsa.NSAConfig(
-        dim=8, n_heads=case.heads * case.groups, n_kv_groups=case.groups, d_k=case.d_k,
-        d_v=case.d_v, **numbers,
-    )  # fmt: skip
+_PACKAGE = Path(triton.__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """A shape, and how its work is cut; rows, every, piece: of tiles.Cut.
-
-    run: positions that blocks own at a time; with 0 queries walk.
-    """
+class Shape:
+    """Of a branch or of all; what is derived from it adds the numbers of its config."""
 
     seq_len: int
-    heads: int
+    heads: int = 1
     groups: int = 1
     batch: int = 1
     d_k: int = 16
     d_v: int = 16
-    l_sel: int = 8
-    n_sel: int = 4
     dtype: torch.dtype = torch.float32
-    rows: int = 64
-    every: bool = True
-    piece: int = 16
-    run: int = 0
 
     def config(self) -> nsa.NSAConfig:
-        """The package's config for it; no compression block is complete."""
-        longer = self.seq_len // self.l_sel * self.l_sel + self.l_sel
-        return config_of(
-            self, l=longer, d=self.l_sel, l_sel=self.l_sel, n_sel=self.n_sel, w=1
+        """The package's config for it."""
+        names = (n for n in ("l", "d", "l_sel", "n_sel", "w", "phi") if hasattr(self, n))
+        return nsa.NSAConfig(
+            dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
+            d_v=self.d_v, **{name: getattr(self, name) for name in names},
         )  # fmt: skip
-
-    def cut(self) -> Cut:
-        """As asked, whatever the cost model would say."""
-        tile, n_blocks = Tile(rows=self.rows, warps=1, stages=1), self.config().n_blocks
-        return Cut(
-            forward=tile, query_gradient=tile, key_gradient=tile, every=self.every,
-            piece=self.piece, n_blocks=n_blocks(self.seq_len),
-            readers=self.seq_len * min(self.n_sel, n_blocks(self.seq_len)),
-            by_block=self.by_block() if self.run else None,
-        )  # fmt: skip
-
-    def by_block(self) -> ByBlock:
-        """The form in which blocks own the work."""
-        tile, n_blocks = Tile(rows=self.rows, warps=1, stages=1), self.config().n_blocks
-        places = min(self.n_sel, n_blocks(self.seq_len))
-        return ByBlock(
-            forward=tile, query_gradient=tile, merge=tile, tokens=self.run, places=places,
-            piece=self.piece, n_blocks=n_blocks(self.seq_len),
-        )  # fmt: skip
-
-
-# Between them: both walks, tiles of one token and of many, heads that fill no tile, more than one
-# word of bits, pieces that end inside a list, a last block that is cut, S below one block.
-CORE = (
-    Case(seq_len=5, heads=1, batch=2, l_sel=8, d_k=3, d_v=5, rows=16, every=False),
-    Case(seq_len=71, heads=3, groups=2, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=128),
-    Case(seq_len=71, heads=3, l_sel=2, n_sel=4, rows=16, every=False, piece=32),
-    # Blocks own the work: runs that end inside a block, and a second word of bits.
-    Case(seq_len=21, heads=3, groups=2, l_sel=4, n_sel=3, d_k=24, d_v=8, rows=32, run=14),
-    Case(seq_len=40, heads=1, l_sel=1, rows=32, run=28, piece=64),
-)
-# Which of them are of that form.
-BY_BLOCK = CORE[3:]
-
-
-def selection(case: Case) -> Tensor:
-    """Blocks [B,S,G,n] by the rules, the free ones at random; token 3 reads nothing at all."""
-    rng = np.random.default_rng(case.seq_len)
-    shape = (case.batch, case.seq_len, case.groups, case.n_sel)
-    blocks = np.full(shape, -1, dtype=np.int64)
-    for b, t, g in np.ndindex(*shape[:3]):
-        current = t // case.l_sel
-        taken = {0, current, max(0, current - 1)}
-        free = [j for j in range(current + 1) if j not in taken]
-        room = min(case.n_sel - len(taken), len(free))
-        taken |= set(rng.choice(free, room, replace=False).tolist()) if room > 0 else set()
-        blocks[b, t, g, : len(taken)] = sorted(taken)
-    blocks[:, 3] = -1
-    return torch.from_numpy(blocks)
 
 
 def inputs(case: Any) -> list[Tensor]:
     """q [B,S,G,h,Dk], k, v [B,S,G,D] and a gradient of the output; not laid out contiguously.
 
-    `case` is one of any branch that has a value for each token.
+    `case` is one of any branch that has a value for each token, or makes its own.
     """
-    generator = torch.Generator().manual_seed(case.seq_len)
-
-    def normal(*shape: int) -> Tensor:
-        wide = torch.randn(case.batch, case.seq_len, *shape[:-1], shape[-1] + 3,
-                           generator=generator)  # fmt: skip
-        return wide.to(case.dtype)[..., 1:-2]
-
+    if hasattr(case, "tensors"):
+        made: list[Tensor] = case.tensors()
+        return made
+    draw = torch.Generator().manual_seed(case.seq_len)
     g, h = case.groups, case.heads
-    return [
-        normal(g, h, case.d_k),
-        normal(g, case.d_k),
-        normal(g, case.d_v),
-        normal(g, h, case.d_v),
-    ]
+    shapes = ((g, h, case.d_k), (g, case.d_k), (g, case.d_v), (g, h, case.d_v))
+    return [apart(case.batch, case.seq_len, *shape, by=draw).to(case.dtype) for shape in shapes]
 
 
-def right(case: Case, tensors: list[Tensor], blocks: Tensor) -> dict[str, Tensor]:
-    """Everything in float64 with masks written out; lse to the base 2 [B,G,S,h]."""
-    q, k, v = leaves = [x.double().requires_grad_() for x in tensors[:3]]
-    token = torch.arange(case.seq_len)
-    reads = (blocks[..., None] == token // case.l_sel).any(-2).transpose(1, 2)
-    reads = reads & (token <= token[:, None])
-    scores = torch.einsum("bsghd,btgd->bgsht", q, k) * case.d_k**-0.5
-    scores = scores.masked_fill(~reads[:, :, :, None], float("-inf"))
-    nothing = ~reads.any(-1)[..., None, None]
-    p = scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)
-    out = torch.einsum("bgsht,btgd->bsghd", p, v)
+def apart(*shape: int, by: torch.Generator) -> Tensor:
+    """Random numbers that are not laid out contiguously."""
+    return torch.randn(*shape[:-1], shape[-1] + 3, generator=by)[..., 1:-2]
+
+
+def branch(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Output [B,S,G,h,Dv] and log-sum-exp to the base 2 [B,G,S,h], with the mask written out.
+
+    seen: what fits [B,G,S,h,T]. Where nothing is seen the output is 0.
+    """
+    scores = torch.einsum("bsghd,btgd->bgsht", q, k) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~seen, -torch.inf)
+    out = torch.einsum("bgsht,btgd->bsghd", torch.nan_to_num(scores.softmax(-1)), v)
+    return out, scores.detach().logsumexp(-1) * np.log2(np.e)
+
+
+def with_gradients(
+    case: Shape, tensors: list[Tensor], attend: Callable[..., tuple[Tensor, Tensor]]
+) -> dict[str, Tensor]:
+    """Output, sums and gradients of a branch in float64: by q, k, v and the output's gradient."""
+    leaves = [x.double().requires_grad_() for x in tensors[:3]]
+    out, lse = attend(*leaves)
     grads = torch.autograd.grad(out, leaves, tensors[3].double())
-    lse = scores.detach().logsumexp(-1) * np.log2(np.e)
     return {"out": out.detach(), "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
 
 
-def found_by(launch: ModuleType, case: Case, tensors: list[Tensor], blocks: Tensor) -> Any:
-    """The same by the kernels."""
-    cfg = case.config()
-    with cut_as(launch, selected=case.cut()):
-        bits = block_bits(ranges_v1(blocks, cfg), cfg)
-        return alone(launch, 1, cfg, tensors, bits)
+def of_blocks(blocks: Tensor, l_sel: int) -> Tensor:
+    """What tokens read of blocks [B,S,G,n]: [B,G,S,1,S]."""
+    token = torch.arange(blocks.shape[1])
+    reads = (blocks[..., None] == token // l_sel).any(-2).transpose(1, 2)
+    return (reads & (token <= token[:, None]))[:, :, :, None]
 
 
-def core(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CORE) -> list[str]:
-    """What the kernels of `launch` compute wrongly, write twice, or leave unwritten."""
+def held(
+    launch: ModuleType,
+    cases: Sequence[Any],
+    found_by: Callable[[ModuleType, Any, list[Tensor]], dict[str, Tensor]],
+    right: Callable[[Any], dict[str, Tensor]],
+    *,
+    exact: Sequence[str] = (),
+    of_one: bool = False,
+) -> list[str]:
+    """What `launch` computes wrongly, writes twice or leaves unwritten, of the first such case.
+
+    exact: what is as exact as float32 whatever the type. of_one: a gradient that is 0 everywhere,
+    as a softmax over one key has it, is held against 1.
+    """
     problems: list[str] = []
     for case in cases:
-        tensors, blocks = inputs(case), selection(case)
         with written_once(problems), poisoned():
-            mine = found_by(launch, case, tensors, blocks)
-        for name, truth in right(case, tensors, blocks).items():
-            problems += compare(f"{name} of {case}", mine[name].double(), truth, BOUND[case.dtype])
+            mine = found_by(launch, case, inputs(case))
+        for name, truth in right(case).items():
+            base = 1.0 if of_one and truth.abs().max() < 1e-12 else 0.0
+            bound = BOUND[torch.float32 if name in exact else case.dtype]
+            problems += compare(
+                f"{name} of {case}", mine[name].double() + base, truth + base, bound
+            )
         if problems:
             break
     return problems
@@ -317,14 +269,6 @@ def judged(judge: Callable[[ModuleType], list[str]], kind: str, name: str) -> li
         return judge(planted(Path(folder), copy, *defects(kind)[name]))
 
 
-def drawn(max_examples: int) -> settings:
-    """So many examples, the same every time."""
-    return settings(
-        max_examples=max_examples, derandomize=True, database=None, deadline=None,
-        phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-
-
 # Small shapes of a case that has a window, as strategies.
 SHAPES: dict[str, Any] = {
     "seq_len": st.integers(1, 40), "w": st.integers(1, 50), "heads": st.integers(1, 16),
@@ -336,10 +280,13 @@ SHAPES: dict[str, Any] = {
 def over_drawn(
     cases: st.SearchStrategy[Any], judge: Callable[[Any], list[str]], *, examples: int
 ) -> list[str]:
-    """What `judge` finds in so many cases."""
+    """What `judge` finds in so many cases, the same every time."""
     problems: list[str] = []
 
-    @drawn(examples)
+    @settings(
+        max_examples=examples, derandomize=True, database=None, deadline=None,
+        phases=(Phase.generate,), suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
     @given(cases)
     def run(case: Any) -> None:
         problems.extend(judge(case))
@@ -348,21 +295,46 @@ def over_drawn(
     return problems
 
 
-@contextmanager
-def far_apart(
-    tensors: Sequence[Tensor], apart: Sequence[int], dim: int = 1
-) -> Iterator[list[Tensor]]:
-    """Copies whose neighbors in `dim` lie so many numbers apart, in files with holes."""
+def far_problems(
+    call: Callable[[ModuleType, list[Tensor]], dict[str, Tensor]],
+    launch: ModuleType,
+    tensors: list[Tensor],
+    steps: Sequence[int],
+    dim: int = 1,
+) -> list[str]:
+    """What `launch` gives otherwise than the package's own, of tensors that lie far apart.
+
+    steps: so many numbers between neighbors in `dim` of the first tensors, in files with holes; 0:
+    as it is.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        far = []
-        for number, (x, step) in enumerate(zip(tensors, apart, strict=True)):
-            path, size = Path(folder) / f"{number}", x.shape[dim] * step
+        far = list(tensors)
+        for number, step in enumerate(steps):
+            if not step:
+                continue
+            x, path = tensors[number], Path(folder) / f"{number}"
+            size = x.shape[dim] * step
             with path.open("wb") as file:
                 file.truncate(x.element_size() * size)
             flat = torch.from_file(str(path), shared=True, size=size, dtype=x.dtype)
             inner = [step if at == dim else 16 for at in range(1, x.dim() - 1)]
-            far.append(flat.as_strided(x.shape, [0, *inner, 1]).copy_(x))
-        yield far
+            far[number] = flat.as_strided(x.shape, [0, *inner, 1]).copy_(x)
+        found = call(launch, far)
+    near = call(LAUNCH, tensors)
+    return [f"{name} differs" for name in near if not torch.equal(near[name], found[name])]
+
+
+def proofs_of(
+    proofs: Sequence[Callable[..., list[str]]],
+    judges: dict[str, Callable[[ModuleType], list[str]]],
+) -> dict[str, Callable[[], list[str]]]:
+    """Proofs by their names, and planted defects, each kind of which has its judge."""
+    planted = {
+        name: partial(judged, judge, kind, name)
+        for kind, judge in judges.items()
+        for name in defects(kind)
+    }
+    return {one.__name__: one for one in proofs} | planted
 
 
 def checked(

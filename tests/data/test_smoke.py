@@ -1,4 +1,4 @@
-"""The loader's own test, and GPT-2's table from a file."""
+"""The loader's own test, GPT-2's table from a file, and documents turned back into text."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import base64
 import hashlib
 import json
 import threading
+from collections.abc import Callable
 from itertools import islice, product
 from pathlib import Path
 
 import pytest
 
 from nsa.data import packing, smoke
+from nsa.data.packing import ByteTokenizer, Gpt2Tokenizer, PackedSource, Tokenizer, open_tokenizer
+from nsa.data.text import LocalCorpus
+from nsa.settings import DataSection
+from nsa.witness.gradient_probe import text_again
 
 WORDS = ["--seq-len", "64", "--batch", "1", "--timeout", "60"]
 
@@ -88,3 +93,47 @@ def test_opening_counts_against_the_timeout(
     assert smoke.main(["--tokenizer", "byte", "--timeout", "0.1"]) == 1
     assert "fineweb_edu was not open after 0.1 s (--timeout)" in capfd.readouterr().err
     never.set()
+
+
+TEXTS = [f"Document {n}: Straße, NUL \0, half a pair \ud800, <|endoftext|>." for n in range(30)]
+
+
+def source(folder: Path, tokenizer: Tokenizer) -> PackedSource:
+    path = folder / "docs.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return PackedSource(LocalCorpus(str(path)), tokenizer, seq_len=100, batch_size=3)
+
+
+@pytest.mark.parametrize("name", ["byte", "gpt2"])
+@pytest.mark.parametrize(
+    ("change", "apart"),
+    [(None, False), (str.lower, True), (lambda text: text.replace("ß", "ss"), True)],
+)
+def test_a_tokenizer_that_changes_the_text_is_seen(
+    name: str,
+    change: Callable[[str], str] | None,
+    apart: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    file = str(request.getfixturevalue("table")) if name == "gpt2" else ""
+    if change is not None:
+        kind = Gpt2Tokenizer if name == "gpt2" else ByteTokenizer
+        true = kind.encode
+        monkeypatch.setattr(kind, "encode", lambda self, text: true(self, change(text)))
+    reading = source(tmp_path, open_tokenizer(name, file))
+    data = DataSection(tokenizer=name, tokenizer_file=file)
+    first, second = reading.fetch(), reading.fetch()
+    told = text_again(first, data)
+    assert told is not None
+    assert told["documents"] >= 3 and told["bytes"] >= 301
+    assert (told["read"] != told["decoded"]) is apart
+    assert (told["apart"] is not None) is apart
+    assert text_again(second, data) is None
+
+
+def test_what_goes_on_from_a_checkpoint_is_not_turned_back(tmp_path: Path) -> None:
+    begun, goes_on = (source(tmp_path, ByteTokenizer()) for _ in range(2))
+    goes_on.seek(begun.fetch().position)
+    assert text_again(goes_on.fetch(), DataSection(tokenizer="byte")) is None

@@ -1,15 +1,27 @@
-"""Reading ahead: same batches in the same order, stalls named, errors handed over."""
+"""Generated tokens, and reading ahead: same batches in order, stalls named, errors handed over."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from nsa.data.source import DEPTH, Batch, DataError, DataStallError, GeneratedSource, PrefetchSource
+from nsa.data.source import (
+    CHAIN_CHANCES,
+    DEPTH,
+    Batch,
+    DataError,
+    DataStallError,
+    GeneratedSource,
+    PrefetchSource,
+    chain_entropy_nats,
+)
 from nsa.settings import Share
 from tests.shared import crowded
 
@@ -79,3 +91,36 @@ def test_a_closed_source_leaves_no_thread_behind() -> None:
     assert set(threading.enumerate()) - before
     ahead.close()
     assert not set(threading.enumerate()) - before
+
+
+def source(kind: str = "synthetic", vocab_size: int = 256, **change: int) -> GeneratedSource:
+    how = {"seq_len": 64, "batch_size": 2, "seed": 3}
+    return GeneratedSource(kind, vocab_size, Share(**{**how, **change}))
+
+
+def test_uniform_floor_is_ln_vocab() -> None:
+    one = source(batch_size=64, seq_len=999)
+    assert one.floor_nats == pytest.approx(math.log(256))
+    assert one.floor_nats == pytest.approx(5.545, abs=1e-3)
+    counts = np.bincount(one.fetch().tokens.flatten().numpy(), minlength=256)
+    # Chi-square of a uniform sample has mean 255 and deviation about 23.
+    chi = float(((counts - 250) ** 2 / 250).sum())
+    assert 140 < chi < 370
+
+
+def test_markov_entropy_is_what_the_sample_shows() -> None:
+    """The entropy of a token given the one before, counted over a long sample."""
+    one = source("markov", batch_size=40, seq_len=2000)
+    tokens = one.fetch().tokens
+    jumps = Counter(((tokens[:, 1:] - tokens[:, :-1]) % 256).flatten().tolist())
+    total = sum(jumps.values())
+    observed = -sum(n / total * math.log(n / total) for n in jumps.values())
+    expected = -sum(p * math.log(p) for p in CHAIN_CHANCES)
+    assert chain_entropy_nats() == expected == one.floor_nats
+    assert observed == pytest.approx(expected, abs=0.01)
+    assert len(jumps) == len(CHAIN_CHANCES)
+
+
+def test_markov_needs_a_vocabulary_that_holds_its_jumps() -> None:
+    with pytest.raises(DataError, match="vocabulary"):
+        source("markov", vocab_size=100)

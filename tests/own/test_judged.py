@@ -1,20 +1,24 @@
-"""A trainer of one's own, really launched: what each check says, and each one made to fail."""
+"""Trainers that are not ours, really launched: what each check says, and each one made to fail."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from runbook.config import registry
+from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
-from tests.own.runs import COUNTING, LOG, document, judged, launched, profile_of
+from tests.own.runs import COUNTING, LOG, TRAINERS, document, judged, launched, profile_of
+from tests.own.test_run import runbook
 from tests.tiers import by_tier
 
 ANSWERED = {
@@ -56,7 +60,10 @@ FAULTS = {
     "too_fast": ("accounts", Outcome.INVALID, Reason.UNBALANCED),
     "every_rank": ("plausible", Outcome.INVALID, Reason.DAMAGED_ARTIFACT),
     "one_rank": ("ranks_alive", Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT),
+    # Where ranks tell that they live: one that stops.
+    "behind": ("ranks_alive", Outcome.FAIL, Reason.MISMATCH),
 }
+SAID = {"die": "https://[redacted]@store ended early", "behind": "rank 0 60, rank 1 40"}
 # How an end is read, and which rows count, is told in test_own_log.py without a launch.
 LONG = {"kill", "memory", "every_rank"}
 
@@ -64,11 +71,13 @@ LONG = {"kill", "memory", "every_rank"}
 @pytest.mark.parametrize("fault", by_tier(FAULTS, fast=lambda fault: fault not in LONG))
 def test_each_fault_makes_its_check_fail(tmp_path: Path, fault: str) -> None:
     check, outcome, code = FAULTS[fault]
-    profile = profile_of(tmp_path, document(fault, silence_s=1.5 if fault in SILENT else 20))
+    more: dict[str, Any] = {"silence_s": 1.5 if fault in SILENT else 20}
+    if fault == "behind":
+        more["heartbeats"] = {"path": "{out}/alive_{rank}.jsonl", "step": "at"}
+    profile = profile_of(tmp_path, document(fault, **more))
     found = judged(profile, launched(profile, tmp_path / "run"))[check]
     assert (found.outcome, found.code) == (outcome, code), found.reason
-    assert "hunter22" not in found.reason
-    assert ("https://[redacted]@store ended early" in found.reason) is (fault == "die")
+    assert "hunter22" not in found.reason and SAID.get(fault, "") in found.reason
 
 
 def test_a_log_without_a_pace_has_no_second_clock(tmp_path: Path) -> None:
@@ -77,15 +86,6 @@ def test_a_log_without_a_pace_has_no_second_clock(tmp_path: Path) -> None:
     checks = judged(profile, launched(profile, tmp_path / "run"))
     assert checks["accounts"].code is Reason.NEEDS_CONTRACT, checks["accounts"].reason
     assert checks["plausible"].outcome is Outcome.PASS, checks["plausible"].reason
-
-
-def test_a_rank_that_stops_telling_is_seen_where_ranks_tell(tmp_path: Path) -> None:
-    beats = {"path": "{out}/alive_{rank}.jsonl", "step": "at"}
-    profile = profile_of(tmp_path, document("behind", heartbeats=beats))
-    evidence = launched(profile, tmp_path / "run")
-    found = judged(profile, evidence)["ranks_alive"]
-    assert (found.outcome, found.code) == (Outcome.FAIL, Reason.MISMATCH)
-    assert "rank 0 60, rank 1 40" in found.reason
 
 
 @pytest.mark.parametrize(("fault", "outcome"), [("none", Outcome.PASS), ("rising", Outcome.FAIL)])
@@ -175,3 +175,47 @@ def test_every_check_that_the_page_promises_has_an_answer(tmp_path: Path) -> Non
     asked = (registry.phases()[name] for name in ("baseline", "single_gpu", "long_run"))
     answered = {check.partition(".")[2] for one in asked for check in one.own_checks(context)}
     assert promised <= answered
+
+
+_TORCHRUN = "torchrun --nproc_per_node=2 {script} --max_steps 9 --output_dir somewhere"
+_LIVED = {"ranks_alive", "loss_finite", "plausible"}
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "needs", "command", "more", "columns"),
+    [
+        ("plain_ddp", "torch", "torchrun --nproc_per_node=2 {script} --steps 9", (), {}),
+        ("spawned", "torch", "python {script} --ranks 2 --steps 9 --out somewhere",
+         ("--heartbeats", "{out}/alive_{rank}.jsonl:at"),
+         {"step": "iteration", "loss": "train/loss", "lr": "lr"}),
+        ("hf", "transformers", _TORCHRUN, (),
+         {"loss": "loss", "lr": "learning_rate", "grad_norm": "grad_norm"}),
+        ("lit", "lightning", _TORCHRUN, (), {"step": "step", "loss": "train_loss"}),
+    ],
+)  # fmt: skip
+def test_a_trainer_is_found_and_judged_as_it_is(
+    tmp_path: Path, script: str, needs: str, command: str, more: tuple[str, ...],
+    columns: dict[str, str],
+) -> None:  # fmt: skip
+    if importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed: pip install 'nsa-runbook[trainers]'")
+    typed = command.replace("{script}", str(TRAINERS / f"{script}.py"))
+    told = runbook(
+        tmp_path, "init", "--trainer", typed, "--tokens-per-rank", "64", "--profile", "cpu",
+        "--ranks", "2", *more,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    profile = load_profile(str(tmp_path / f"{script}.yaml"))
+    own = profile.own_trainer
+    assert own is not None and own.log.columns == columns
+    assert {f"baseline.{name}" for name in _LIVED} <= set(profile.required)
+    short = profile.phases["baseline"].model_copy(update={"launches": 1, "steps": 60})
+    phases = {**profile.phases, "baseline": short}
+    profile = profile.model_copy(update={"phases": phases})
+    evidence = launched(profile, tmp_path / "run")
+    checks = judged(profile, evidence)
+    passed = {name for name in _LIVED if checks[name].outcome is Outcome.PASS}
+    assert passed == _LIVED, {name: checks[name].reason for name in _LIVED}
+    assert evidence.training is not None and evidence.training.frame["step"].iloc[-1] > 50

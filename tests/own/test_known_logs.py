@@ -82,37 +82,30 @@ def test_a_line_is_nobody_elses(trainer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "line"),
+    ("trainer", "line", "is_row"),
     [
-        ("Megatron-LM", MEGATRON.replace("lm loss: 2.504220E+00 | ", "")),  # as it writes a NaN
-        ("Megatron-LM", MEGATRON.replace("2.504220E+00", "NAN")),
-        ("NeMo", NEMO.replace("1.233", "nan")),
-        ("torchtitan", TITAN.replace("3.24405", "    nan")),
-        ("Hugging Face Trainer", HUGGING.replace("1.5214", "nan")),
-        ("litgpt", LITGPT.replace("2.846", "nan")),
-        ("nanoGPT", NANO.replace("2.7697", "nan")),
+        # A loss that is no number is seen; without one, as Megatron-LM writes a NaN.
+        ("Megatron-LM", MEGATRON.replace("lm loss: 2.504220E+00 | ", ""), True),
+        ("Megatron-LM", MEGATRON.replace("2.504220E+00", "NAN"), True),
+        ("NeMo", NEMO.replace("1.233", "nan"), True),
+        ("torchtitan", TITAN.replace("3.24405", "    nan"), True),
+        ("Hugging Face Trainer", HUGGING.replace("1.5214", "nan"), True),
+        ("litgpt", LITGPT.replace("2.846", "nan"), True),
+        ("nanoGPT", NANO.replace("2.7697", "nan"), True),
+        # Other lines are no rows.
+        ("Megatron-LM", " validation loss at iteration 1000 | lm loss value: 2.5E+00", False),
+        ("Hugging Face Trainer", "{'eval_loss': 1.2, 'eval_runtime': 3.4, 'epoch': 0.01}", False),
+        ("Hugging Face Trainer", "{'train_runtime': 9.1, 'train_loss': 2.2, 'epoch': 1.0}", False),
+        ("litgpt", LITGPT.replace(" (step)", ""), False),  # a micro-batch that ends no step
+        ("nanoGPT", "step 250: train loss 1.5440, val loss 1.7220", False),
     ],
 )
-def test_a_loss_that_is_no_number_is_seen(trainer: str, line: str) -> None:
+def test_a_line_without_a_number_is_a_row_where_it_is_of_a_step(
+    trainer: str, line: str, is_row: bool
+) -> None:
     row = row_of(trainer, line)
-    assert row is not None and math.isnan(row["loss"])
-
-
-@pytest.mark.parametrize(
-    ("trainer", "line"),
-    [
-        (
-            "Megatron-LM",
-            " validation loss at iteration 1000 | lm loss value: 2.5E+00",
-        ),
-        ("Hugging Face Trainer", "{'eval_loss': 1.2, 'eval_runtime': 3.4, 'epoch': 0.01}"),
-        ("Hugging Face Trainer", "{'train_runtime': 9.1, 'train_loss': 2.2, 'epoch': 1.0}"),
-        ("litgpt", LITGPT.replace(" (step)", "")),  # a micro-batch that ends no step
-        ("nanoGPT", "step 250: train loss 1.5440, val loss 1.7220"),
-    ],
-)
-def test_other_lines_are_no_rows(trainer: str, line: str) -> None:
-    assert row_of(trainer, line) is None
+    assert (row is not None) is is_row
+    assert row is None or math.isnan(row["loss"])
 
 
 def test_colors_are_no_part_of_a_line() -> None:

@@ -7,6 +7,7 @@ compiler and its recorder make, spoiled where a test says so.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +21,11 @@ from nsa.step.compiled import COMPILED_NODE, Graphs, Refused
 from nsa.step.cuda_graphs import REPLAYED_NODE
 from nsa.step.engine import Engine
 from nsa.toggles import parse_toggles
-from nsa.witness.effects import Seen, _compile, _cuda_graphs
+from nsa.witness.effects import _compile, _cuda_graphs
 from tests.step.test_before_a_step import _wrong_slope
 from tests.step.test_cuda_graphs import _Scaled, as_they_are
 from tests.train import engines
+from tests.train.test_effects import seen
 
 AUTO = {"NSA_COMPILE": "auto", "NSA_CUDA_GRAPHS": "auto"}
 NAMED = {"NSA_COMPILE": "layer", "NSA_CUDA_GRAPHS": "1"}
@@ -60,17 +62,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
 
 def effects(engine: Engine, toggles: dict[str, str], **nodes: int) -> dict[str, Any]:
     """(took effect, evidence) of both toggles, for a loss with such nodes."""
-    seen = Seen(
-        engine=engine,
-        toggles=parse_toggles({**SLOW, **toggles}),
-        ranges=None,  # type: ignore[arg-type]
-        update={},
-        kernels=None,
-        wire=None,
-        running={},
-        unwatched=nodes,
-    )
-    return {"NSA_COMPILE": _compile(seen), "NSA_CUDA_GRAPHS": _cuda_graphs(seen)}
+    shown = replace(seen({**SLOW, **toggles}), engine=engine, unwatched=nodes)
+    return {"NSA_COMPILE": _compile(shown), "NSA_CUDA_GRAPHS": _cuda_graphs(shown)}
 
 
 def test_both_run_where_they_agree(started: Callable[..., Engine]) -> None:
@@ -201,7 +194,3 @@ def test_what_is_said_about_the_kernels_of_sdpa_is_about_sdpa(
 
 def test_the_safe_mode_and_what_is_auto_do_not_contradict_each_other() -> None:
     assert parse_toggles({**AUTO, "NSA_DDP_SAFE_MODE": "1"})
-    with pytest.raises(ValueError, match="exclude each other"):
-        parse_toggles({"NSA_CUDA_GRAPHS": "1", "NSA_DDP_SAFE_MODE": "1"})
-    with pytest.raises(ValueError, match=r"NSA_USE_TRITON_SEL=1 .*NSA_WINDOW=varlen .*exclude"):
-        parse_toggles({"NSA_USE_TRITON_SEL": "1", "NSA_WINDOW": "varlen"})

@@ -1,22 +1,30 @@
-"""Before a step: what a kernel lacks is said, and numbers that our modules do not give."""
+"""Before a step: what a kernel lacks is said, and numbers that our modules do not give.
+
+Of replays in simulated launches: in each pass every number that a loss and its gradients are made
+of is rounded to bf16, up or down by chance, as another kernel's order of sums would have it.
+Nothing of the trainer's rounding is used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nsa.attention.tracing import OperatorCount, count_ranges
 from nsa.launch import arms
 from nsa.launch.arms import why_not
-from nsa.model import Layer, mean_loss, whole
+from nsa.model import Layer, NSALanguageModel, mean_loss, whole
 from nsa.rounding import FLOAT32_SUMS, Gap
+from nsa.step.cuda_graphs import replay_gap, roundings
 from nsa.step.kernel_check import compare
 from nsa.toggles import parse_toggles
-from tests.step.small import model_of
+from tests.step.small import model_of, tokens_of
 
 
 def _no_rotation(layer: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -96,6 +104,7 @@ BATCHED = {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "1"}
         ({"NSA_COMPILE": "layer"}, "cuda", "token by token, a graph would hold every token; set"),
         (BATCHED, "auto", None),
         ({"NSA_COMPILE": "off"}, "cpu", None),
+        ({"NSA_CUDA_GRAPHS": "1"}, "cpu", "CUDA graphs need a CUDA device, this is cpu"),
     ],
 )
 def test_what_is_missing_is_said_before_it_is_needed(
@@ -106,3 +115,146 @@ def test_what_is_missing_is_said_before_it_is_needed(
     found = why_not(parse_toggles(asked), device)
     assert (found is None) == (words is None)
     assert words is None or (found is not None and words in found)
+
+
+LAUNCHES = 1000
+TOKENS = (1, 255)
+VOCABULARY = 64
+# Of the smallest parameters, the width of a norm, and of a larger one.
+SHAPES = ((768,), (96, 64))
+
+
+class Noisy(nn.Module):
+    """A loss of parameters and tokens, whose passes round by chance; `factor` spoils replays."""
+
+    def __init__(self, seed: int, factor: float = 1.0) -> None:
+        super().__init__()
+        self.draw = torch.Generator().manual_seed(seed)
+        self.weights = nn.ParameterList(
+            [nn.Parameter(torch.randn(shape, generator=self.draw)) for shape in SHAPES]
+        )
+        self.slopes = [torch.randn(shape, generator=self.draw) for shape in SHAPES]
+        self.embedding = SimpleNamespace(weight=torch.zeros(1))
+        self.cfg = SimpleNamespace(vocab_size=VOCABULARY)
+        self.recording = object()
+        self.factor, self.from_host = factor, 0
+
+    def run_from_host(self, passes: int = 1) -> None:
+        self.from_host = passes
+
+    def rounded(self, x: Tensor) -> Tensor:
+        """To one of the two numbers of bf16 around it, so that it is right on average."""
+        spread = torch.rand(x.shape, generator=self.draw) - 0.5
+        size = 2.0 ** torch.floor(torch.log2(x.abs().clamp_min(1e-30))) * 2**-7
+        return torch.round(x / size + spread) * size
+
+    def loss(self, tokens: Tensor, *, exact: bool = False) -> Tensor:
+        here = self.rounded if not exact else lambda x: x
+        factor = 1.0 if exact or self.from_host else self.factor
+        if not exact:
+            self.from_host = max(0, self.from_host - 1)
+        # What tokens have lost, each a number that is rounded, and a mean.
+        told = here(4 + (tokens.float() * 0.7).sin()).mean()
+        scale = 1 + tokens.float().mean() / VOCABULARY
+        for weight, slope in zip(self.weights, self.slopes, strict=True):
+            part = (weight * here(slope * scale)).sum()
+            told = told + factor * (part - part.detach())
+        return told
+
+    def exact(self, tokens: Tensor) -> Tensor:
+        return self.loss(tokens, exact=True)
+
+
+def alarms(launches: int, *, factor: float = 1.0, half: torch.dtype | None) -> int:
+    """In how many simulated launches a replay is not believed."""
+    found = 0
+    for seed in range(launches):
+        model: Any = Noisy(seed, factor)
+        rounding = roundings(model, model.loss, model.exact, TOKENS, half)
+        found += replay_gap(model, model.loss, rounding, TOKENS).too_wide
+    return found
+
+
+def test_a_thousand_healthy_launches_raise_no_alarm() -> None:
+    assert alarms(LAUNCHES, half=torch.bfloat16) == 0
+
+
+def test_a_gradient_of_another_computation_is_always_seen() -> None:
+    assert alarms(50, factor=1.02, half=torch.bfloat16) == 50
+
+
+def test_a_limit_from_the_one_error_of_a_loss_raises_alarms() -> None:
+    """Made to fail on purpose: one number is near the right one by chance."""
+    assert alarms(200, half=None) > 5
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_rounding_that_is_simulated_is_that_of_bf16(seed: int) -> None:
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(seed))
+    off = (Noisy(seed).rounded(x) - x) / x
+    nearest = (x.bfloat16().float() - x) / x
+    assert float(off.abs().max()) <= 2**-7
+    assert float(off.mean().abs()) < 2**-12
+    assert 1 <= float(off.square().mean() / nearest.square().mean()) <= 2.5
+
+
+class TestWhatIsWatched:
+    @pytest.fixture
+    def model(self) -> NSALanguageModel:
+        found = model_of()
+        self.ran = 0
+
+        def noting(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+            self.ran += 1
+            return whole(*args)
+
+        found.compiled = noting
+        return found
+
+    def ran_in(self, model: NSALanguageModel) -> int:
+        before = self.ran
+        model(tokens_of()[:, :-1])
+        return self.ran - before
+
+    def test_a_plain_pass_is_compiled(self, model: NSALanguageModel) -> None:
+        assert self.ran_in(model) == 2
+        assert self.ran_in(model.eval()) == 2
+
+    @pytest.mark.parametrize("of", ["layers.1.attention", "layers.0.mlp.down"])
+    def test_a_hook_inside_of_a_layer_is_called(self, model: NSALanguageModel, of: str) -> None:
+        seen: list[Any] = []
+        handle = model.get_submodule(of).register_forward_hook(lambda *_: seen.append(1))
+        assert self.ran_in(model) == 0 and len(seen) == 1
+        handle.remove()
+        assert self.ran_in(model) == 2
+        back = model.get_submodule(of).register_full_backward_hook(lambda *_: None)
+        assert self.ran_in(model) == 0
+        back.remove()
+
+    def test_a_layers_own_hook_is_called_either_way(self, model: NSALanguageModel) -> None:
+        seen: list[Any] = []
+        model.layers[0].register_forward_hook(lambda *_: seen.append(1))
+        assert self.ran_in(model) == 2 and len(seen) == 1
+
+    def test_counts_and_modes(self, model: NSALanguageModel) -> None:
+        with count_ranges() as counts:
+            assert self.ran_in(model) == 0
+        assert counts.entered
+        with OperatorCount():
+            assert self.ran_in(model) == 0
+
+    def test_a_pass_that_is_wanted_from_the_host(self, model: NSALanguageModel) -> None:
+        model.run_from_host(2)
+        assert [self.ran_in(model) for _ in range(3)] == [0, 0, 2]
+
+    def test_recomputation_goes_the_way_that_the_pass_went(self) -> None:
+        """A count ends before the backward pass: another way would save other tensors."""
+        model = model_of(gradient_checkpointing=True)
+        ran: list[bool] = []
+        model.compiled = lambda *args: (ran.append(True), whole(*args))[1]  # type: ignore[func-returns-value]
+        with count_ranges():
+            loss = model(tokens_of()).sum()
+        loss.backward()
+        assert not ran
+        model(tokens_of()).sum().backward()
+        assert len(ran) == 4

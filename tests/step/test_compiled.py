@@ -11,23 +11,21 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import Event
 from nsa.model import Layer, NSALanguageModel, mean_loss, whole
-from nsa.rounding import FLOAT32_SUMS, Gap, error_of
+from nsa.rounding import Gap, error_of
 from nsa.step import compiled
 from nsa.step.compiled import (
     Compiled,
     Compiling,
     Graphs,
-    backward_nodes,
     compile_layers,
     count_compiled,
 )
-from nsa.step.kernel_check import compare
 from tests.attention.flash_on_cpu import flash_on_cpu
+from tests.attention.test_step_on_cuda import Precision
 from tests.step.small import SHAPE, model_of, tokens_of
 
 # torch's own warnings while it compiles are not ours.
@@ -37,7 +35,7 @@ pytestmark = [
 ]
 TOKENS = (2, 40)
 BF16 = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
-# Of those of Triton tests/attention/test_kernels.py has the proof.
+# Of those of Triton tests/attention/test_mutants.py has the proof.
 WAYS: dict[str, tuple[Way, Callable[[], AbstractContextManager[Any]]]] = {
     "cpu": (Way(), nullcontext),
     "cpu in bf16": (Way(), BF16),
@@ -104,9 +102,10 @@ def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> Non
     with flash_on_cpu() if way.kernels == "varlen" else nullcontext():
         before = gradients(model, tokens, within)
         blocks = [one.last_blocks for one in model.attentions()]
-        start = count_compiled()
+        start, names = count_compiled(), list(model.state_dict())
         model.compiled = compile_layers("aot_eager").layer
         after = gradients(model, tokens, within)
+        assert list(model.state_dict()) == names
     exactly = copy.deepcopy(model).double()
     exactly.compiled = None
     exactly.attend_by(way.exact())
@@ -123,34 +122,14 @@ def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> Non
         assert not gap.too_wide, str(gap)
 
 
-class _Products(TorchDispatchMode):
-    """Under which policy each product of float32 in attention runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ in ("bmm", "baddbmm_"):
-            self.seen.append(torch.get_float32_matmul_precision())
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def tf32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 @pytest.mark.parametrize("defect", [False, True])
 def test_what_chooses_blocks_has_all_of_float32(
-    defect: bool, tf32: None, monkeypatch: pytest.MonkeyPatch
+    defect: bool, precision: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a process allows TF32: forward and backward of the compiled layer."""
     from nsa.attention import compressed
 
+    torch.set_float32_matmul_precision("high")
     if defect:  # made to fail on purpose: nothing asks for more
         monkeypatch.setattr(compressed, "full_float32", nullcontext)
     seen: list[str] = []
@@ -158,7 +137,7 @@ def test_what_chooses_blocks_has_all_of_float32(
         plain = getattr(compressed, name)
 
         def watched(*args: Any, plain: Any = plain) -> Any:
-            with _Products() as products:
+            with Precision() as products:
                 found = plain(*args)
             seen.extend(products.seen)
             return found
@@ -240,44 +219,6 @@ def test_only_timed_steps_are_spoiled(counted: list[Compiled]) -> None:
     ]
     compiling.begin_block()
     assert compiling.in_steps == 0
-
-
-# -- the real compiler -----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_compiled_is_what_our_modules_give() -> None:
-    """Values, gradients, one graph for all layers, names of parameters; and what makes more."""
-    model, tokens = model_of(), tokens_of()
-    names = list(model.state_dict())
-    before = gradients(model, tokens)
-    start = count_compiled().graphs
-    graphs = compile_layers()
-    model.compiled = graphs.layer
-
-    def loss(rows: Tensor) -> Tensor:
-        return graphs.loss(model(rows[:, :-1]), rows[:, 1:])
-
-    first = loss(tokens)
-    assert backward_nodes(first)[compiled.COMPILED_NODE] == 2 + 1
-    model.zero_grad()
-    first.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        assert error_of(parameter.grad, before[name]).whole < FLOAT32_SUMS, name
-    assert count_compiled().graphs == start + 2, "two layers share their graph"
-    gaps = compare(model, graphs.loss, tokens=TOKENS, autocast=nullcontext)
-    assert not any(gap.too_wide for gap in gaps)
-    assert count_compiled() == Compiled(graphs=start + 2)
-    assert list(model.state_dict()) == names
-    again = model_of(gradient_checkpointing=True)
-    again.compiled = graphs.layer
-    recomputed = gradients(again, tokens)
-    for name, gradient in before.items():
-        assert error_of(recomputed[name], gradient).whole < FLOAT32_SUMS, name
-    assert count_compiled().graphs == start + 2, "recomputation runs the same graph"
-    loss(tokens[:, :31])
-    assert count_compiled().graphs == start + 4, "another length: each function anew"
 
 
 def test_more_graphs_than_can_be_meant_raise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nsa.attention.tracing import OperatorCount
-from nsa.config import ModelConfig, NSAConfig, Way
-from nsa.contract import NSAError
+from nsa.config import Way
 from nsa.data.source import Batch
-from nsa.launch.plan import plan_launch
-from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
 from nsa.step.compiled import backward_nodes
@@ -24,19 +21,11 @@ from nsa.step.cuda_graphs import (
     replay_gap,
     roundings,
 )
-from nsa.step.dispatch import Dispatch
 from nsa.step.engine import Engine
-from nsa.toggles import parse_toggles
-from nsa.witness.effects import Seen, _cuda_graphs
-from tests.attention.test_step_on_cuda import PRODUCTION
+from tests.attention.test_step_on_cuda import production
+from tests.step.small import SHAPE, model_of
 
-SHAPE = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)
 TOKENS = (2, 40)
-
-
-def model_of() -> NSALanguageModel:
-    torch.manual_seed(0)
-    return NSALanguageModel(ModelConfig(vocab_size=11, n_layers=2, attention=SHAPE))
 
 
 def as_they_are(
@@ -87,18 +76,22 @@ def test_records_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestWhatMayBeReplayed:
-    def test_a_plain_pass_of_the_recorded_shape(self, model: NSALanguageModel) -> None:
-        assert recording_of(model).fits(torch.zeros(*TOKENS, SHAPE.dim))
-
-    @pytest.mark.parametrize("shape", [(1, 40, 16), (2, 41, 16)])
-    def test_no_other_shape(self, model: NSALanguageModel, shape: tuple[int, ...]) -> None:
-        assert not recording_of(model).fits(torch.zeros(shape))
-
-    def test_no_other_type(self, model: NSALanguageModel) -> None:
-        x = torch.zeros(*TOKENS, SHAPE.dim)
-        assert not recording_of(model).fits(x.bfloat16())
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert not recording_of(model).fits(x)
+    @pytest.mark.parametrize(
+        ("shape", "kind", "within", "fits"),
+        [
+            ((2, 40, 16), torch.float32, nullcontext(), True),
+            ((1, 40, 16), torch.float32, nullcontext(), False),
+            ((2, 41, 16), torch.float32, nullcontext(), False),
+            ((2, 40, 16), torch.bfloat16, nullcontext(), False),
+            ((2, 40, 16), torch.float32, torch.autocast("cpu", dtype=torch.bfloat16), False),
+        ],
+    )
+    def test_a_plain_pass_of_the_recorded_shape(
+        self, model: NSALanguageModel, shape: tuple[int, ...], kind: torch.dtype, within: Any,
+        fits: bool,
+    ) -> None:  # fmt: skip
+        with within:
+            assert recording_of(model).fits(torch.zeros(shape, dtype=kind)) is fits
 
     def test_not_while_evaluating(self, model: NSALanguageModel) -> None:
         ran: list[int] = []
@@ -228,43 +221,6 @@ class TestGradients:
         assert not copies
 
 
-class TestTheToggle:
-    @pytest.mark.parametrize(
-        "other",
-        [{"NSA_SEL_RANGES_V2": "0"}, {"NSA_DDP_SAFE_MODE": "1"}],
-        ids=str,
-    )
-    def test_what_excludes_it(self, other: dict[str, str]) -> None:
-        with pytest.raises(NSAError, match=r"NSA_CUDA_GRAPHS=1 .*exclude each other"):
-            parse_toggles({"NSA_CUDA_GRAPHS": "1", **other})
-
-    def test_compiled_layers_may_lie_in_it(self) -> None:
-        assert parse_toggles({"NSA_CUDA_GRAPHS": "1", "NSA_COMPILE": "layer"})
-
-    @pytest.mark.parametrize(
-        ("word", "nodes", "took"),
-        [("1", 12, True), ("1", 11, False), ("1", 0, False), ("0", 0, True), ("0", 12, False)],
-    )
-    def test_its_effect_is_a_node_for_each_layer(self, word: str, nodes: int, took: bool) -> None:
-        plan = plan_launch(["--config", str(PRODUCTION)], {})
-        dispatch = Dispatch(
-            plan, plan.model_config(), dtype=torch.bfloat16, device=torch.device("cpu")
-        )
-        facts = {"plan": plan, "replay_gap": None, "dispatch": dispatch}
-        engine = type("OfTwelveLayers", (), facts)()
-        seen = Seen(
-            engine=engine,
-            toggles=parse_toggles({"NSA_CUDA_GRAPHS": word}),
-            ranges=None,  # type: ignore[arg-type]
-            update={},
-            kernels=None,
-            wire=None,
-            running={},
-            unwatched={REPLAYED_NODE: nodes},
-        )
-        assert _cuda_graphs(seen)[0] is took
-
-
 # torch itself: recording differentiates on a stream of its own, and its compiler uses what it
 # deprecates, and looks for gradients where none are kept.
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
@@ -275,12 +231,7 @@ class TestOnADevice:
     """The production layers, three steps of two micro-batches."""
 
     def trained(self, **toggles: str) -> tuple[list[float], dict[str, Tensor], Engine]:
-        words = ["--config", str(PRODUCTION), "--set", "runtime.gradient_checkpointing=false"]
-        words += ["--set", "train.warmup_steps=1"]
-        given = {"NSA_PREFILL_BATCHED": "1", "NSA_OPT_FUSED": "1", **toggles}
-        plan = plan_launch(words, {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", **given})
-        device = torch.device("cuda", 0)
-        engine = Engine(plan, Ranks(place=plan.place, device=device, grouped=False))
+        engine = production("--set", "train.warmup_steps=1", **toggles)
         engine.dispatch.barred.clear()
         engine.configure(engine.plan.toggles)
         generator = torch.Generator().manual_seed(7)

@@ -11,7 +11,7 @@ import pytest
 
 from nsa.contract import shard_file
 from tests.shared import once
-from tests.train.launching import SMOKE, Launch, run, start
+from tests.train.launching import SMOKE, Launch, run, schedule, start
 
 # Every launch of `everything` and of its continuation runs under these.
 EVERYTHING = {
@@ -56,10 +56,13 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 
 
 def _everything(folder: Path) -> Launch:
+    return _with_everything(folder, "--profile-steps", "3")
+
+
+def _with_everything(folder: Path, *more: str) -> Launch:
     config = edited(folder, ("eval_every: 0", "eval_every: 8"), ("save_every: 0", "save_every: 12"))
     args = ["--dataset", "markov", "--ddp", "1", "--steps", str(STEPS), "--precision", "bf16"]
-    args += ["--profile-steps", "3"]
-    return run(folder, args, ranks=2, toggles=EVERYTHING, config=config)
+    return run(folder, [*args, *more], ranks=2, toggles=EVERYTHING, config=config)
 
 
 @pytest.fixture(scope="session")
@@ -75,10 +78,7 @@ def _resumed(everything: Launch, folder: Path) -> Launch:
     data = bytearray(share.read_bytes())
     data[len(data) // 2] ^= 1
     share.write_bytes(data)
-    config = edited(folder, ("eval_every: 0", "eval_every: 8"), ("save_every: 0", "save_every: 12"))
-    args = ["--dataset", "markov", "--ddp", "1", "--steps", str(STEPS), "--precision", "bf16"]
-    args += ["--resume", str(copy)]
-    return run(folder, args, ranks=2, toggles=EVERYTHING, config=config)
+    return _with_everything(folder, "--resume", str(copy))
 
 
 @pytest.fixture(scope="session")
@@ -102,7 +102,7 @@ def arms(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 
 
 def _arms(folder: Path) -> Launch:
-    blocks = [
+    blocks = schedule(
         ("small", 5, {"NSA_DDP_BUCKET_MB": "0.25", "NSA_OPT_FUSED": "0"}),
         ("big", 5, {"NSA_DDP_BUCKET_MB": "1", "NSA_OPT_FUSED": "1", "NSA_SEL_RANGES_V2": "0"}),
         ("triton", 5, {"NSA_USE_TRITON_SEL": "1"}),
@@ -110,17 +110,9 @@ def _arms(folder: Path) -> Launch:
         ("noflash", 5, {"NSA_SDPA_NO_FLASH": "1", "NSA_WINDOW": "masked"}),
         ("bf16", 20, {"NSA_DDP_COMPRESS": "bf16", "NSA_DDP_FIND_UNUSED": "1"}),
         ("never", 5000, {}),
-    ]
-    schedule = {
-        "schema_version": 1,
-        "warmup_steps": 3,
-        "blocks": [
-            {"block": i, "arm": arm, "steps": steps, "set": toggles}
-            for i, (arm, steps, toggles) in enumerate(blocks)
-        ],
-    }
+    )
     path = folder / "arms.json"
-    path.write_text(json.dumps(schedule))
+    path.write_text(blocks)
     args = ["--dataset", "synthetic", "--ddp", "1", "--accum", "2", "--arms", str(path)]
     launch = start(folder, args, ranks=2)
     launch.until(lambda it: any(b["arm"] == "bf16" for b in it.beats(0, "effect")))

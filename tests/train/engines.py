@@ -13,12 +13,17 @@ from tests.train.launching import SMOKE
 S = 128
 
 
-def engine(*words: str, **toggles: str) -> Engine:
-    """The smoke config's, as these words and toggles ask for it."""
+def planned(*words: str, **toggles: str) -> Engine:
+    """The smoke config's, as these words and toggles ask for it, which are not yet in force."""
     asked = ["--config", str(SMOKE), "--ddp", "0", *words]
     plan = plan_launch(asked, {"NSA_PREFILL_BATCHED": "1", **toggles})
-    made = Engine(plan, start_ranks(plan, choose_device(plan)))
-    made.configure(plan.toggles)
+    return Engine(plan, start_ranks(plan, choose_device(plan)))
+
+
+def engine(*words: str, **toggles: str) -> Engine:
+    """The same with the toggles in force."""
+    made = planned(*words, **toggles)
+    made.configure(made.plan.toggles)
     return made
 
 

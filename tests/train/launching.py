@@ -98,6 +98,16 @@ class Launch:
         return self
 
 
+def schedule(*arms: tuple[str, int, Mapping[str, str]], warmup_steps: int = 3) -> str:
+    """What `--arms` takes: names, steps and toggles of the blocks."""
+    blocks = [
+        {"block": number, "arm": arm, "steps": steps, "set": dict(toggles)}
+        for number, (arm, steps, toggles) in enumerate(arms)
+    ]
+    told = {"schema_version": 1, "warmup_steps": warmup_steps, "blocks": blocks}
+    return json.dumps(told)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,12 +1,22 @@
-"""Arms inside one launch: each takes effect, a failing one is skipped by all, `.ENOUGH` ends it."""
+"""Arms inside one launch: each takes effect, a failing one is skipped by all; compiled ones."""
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 
+from nsa.contract import Event
+from nsa.launch.arms import Block
+from nsa.toggles import parse_toggles
+from nsa.witness.effect_watch import BlockEvidence
 from runbook.accounts.settings import bucket_account
 from runbook.folder.launch.rank_log import read_heartbeats
-from tests.train.launching import Launch
+from tests.shared import once
+from tests.train.conftest import edited
+from tests.train.launching import Launch, run, schedule, start
 
 pytestmark = pytest.mark.e2e
 
@@ -69,9 +79,116 @@ def test_ranges_and_kernels_are_the_arms(arms: Launch) -> None:
 
 def test_origin_accumulation_communicates_once_per_step(arms: Launch) -> None:
     """Bytes on the wire: one gradient per optimizer step, though there are two micro-batches."""
+    assert "[ddp] gradient compression enabled: bf16" in arms.text()
     effect = arms.effects(arm="bf16")["NSA_DDP_COMPRESS"]["evidence"]
     gradient_bytes = arms.env()["effective"]["n_params"] * 4
-    assert effect["gradient_dtype"] == "float32"  # the origin's were bf16 already
+    # The origin's gradients were bf16 already.
+    assert (effect["gradient_dtype"], effect["wire_dtype"]) == ("float32", "bfloat16")
     assert effect["bytes_before"] == gradient_bytes * effect["steps"]
     assert effect["bytes_after"] * 2 == effect["bytes_before"]
     assert arms.effects(arm="small")["NSA_DDP_COMPRESS"]["evidence"] == {"hook": None}
+
+
+STEPS = 12
+TIMEOUT_S = 420
+ARGS = ["--dataset", "markov", "--ddp", "0", "--steps", str(STEPS)]
+LAYER = {"NSA_COMPILE": "layer"}
+
+
+def launched(folder: Path, args: list[str], **how: Any) -> Launch:
+    return start(folder, args, **how).wait(TIMEOUT_S)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(2 * TIMEOUT_S)
+def test_nothing_is_compiled_in_a_step(tmp_path: Path) -> None:
+    """The effect is shown by the graph of the loss."""
+    config = edited(tmp_path, ("eval_every: 0", "eval_every: 5"))
+    layer = launched(tmp_path, ARGS, config=config, toggles=LAYER)
+    effect = layer.effects()["NSA_COMPILE"]
+    assert effect["took_effect"] is True
+    assert effect["evidence"]["compiled_calls"] == effect["evidence"]["wanted"] == 2 + 1
+    assert effect["evidence"]["graphs"] == 2
+    told = [(it["where"], it["added"], it["timed"]) for it in layer.beats(0, "compiled")]
+    assert told == [("block", 2, False), ("eval", 2, False)]
+
+
+@pytest.fixture(scope="session")
+def arms_of_kernels(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Two ranks, bf16 on the wire and in the step, accumulation, a static graph: arm after arm."""
+    return once(tmp_path_factory, "arms_of_kernels", _arms_of_kernels)
+
+
+def _arms_of_kernels(folder: Path) -> Launch:
+    arms = schedule(
+        ("off", 4, {"NSA_COMPILE": "off"}),
+        ("layer", 4, LAYER),
+        ("graphs", 4, {"NSA_CUDA_GRAPHS": "1"}),
+        ("again", 4, LAYER | {"NSA_DDP_STATIC_GRAPH": "0", "NSA_DDP_FIND_UNUSED": "1"}),
+    )
+    args = ["--dataset", "markov", "--ddp", "1", "--accum", "2", "--precision", "bf16"]
+    toggles = {
+        "NSA_DDP_COMPRESS": "bf16",
+        "NSA_DDP_STATIC_GRAPH": "1",
+        "NSA_DDP_BUCKET_MB": "0.25",
+    }
+    words = [*args, "--arms", arms]
+    return launched(folder, words, ranks=2, toggles=toggles)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+class TestTwoRanks:
+    pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
+
+    def test_arms_that_can_run_do_and_the_others_say_why(self, arms_of_kernels: Launch) -> None:
+        launch = arms_of_kernels
+        assert launch.exit(0)["code"] == launch.exit(1)["code"] == 0, launch.text()
+        assert launch.exit(0)["param_hash"] == launch.exit(1)["param_hash"]
+        refused = {beat["arm"]: beat["error"] for beat in launch.beats(1, "arm_failed")}
+        assert refused == {
+            "graphs": "NSA_CUDA_GRAPHS=1: CUDA graphs need a CUDA device, this is cpu; set it to 0",
+        }
+        assert Counter(row["arm"] for row in launch.rows()) == dict.fromkeys(
+            ("off", "layer", "again"), 7
+        )
+
+    @pytest.mark.parametrize("rank", [0, 1])
+    @pytest.mark.parametrize(("arm", "calls"), [("off", 0), ("layer", 3), ("again", 3)])
+    def test_every_rank_shows_each_arm(
+        self, arms_of_kernels: Launch, rank: int, arm: str, calls: int
+    ) -> None:
+        effects = arms_of_kernels.effects(rank, arm)
+        assert effects["NSA_COMPILE"]["took_effect"] is True
+        assert effects["NSA_COMPILE"]["evidence"]["compiled_calls"] == calls
+        assert effects["NSA_DDP_BUCKET_MB"]["took_effect"] is True
+        assert effects["NSA_DDP_COMPRESS"]["took_effect"] is True
+
+    def test_an_arm_that_was_compiled_stays_so(self, arms_of_kernels: Launch) -> None:
+        beats = arms_of_kernels.beats(0, "compiled")
+        assert [(beat["where"], beat["added"]) for beat in beats] == [("block", 2)]
+
+
+def test_a_graph_in_a_timed_step_takes_the_effect_back() -> None:
+    """`toggles_effective` and every comparison of arms are INVALID by such a report."""
+    told: list[tuple[Any, ...]] = []
+    engine = type("E", (), {"ranks": type("R", (), {"rank": 1}), "device": None})
+    log = type("L", (), {"effect": staticmethod(lambda *words: told.append(words[1:]))})
+    for variables in ({"NSA_COMPILE": "layer"}, {}):
+        block = Block(index=0, arm="", warmup_steps=0, steps=5, toggles=parse_toggles(variables))
+        evidence = BlockEvidence(
+            block, log=cast("Any", log), engine=cast("Any", engine), profiler=None, running={}
+        )
+        evidence.judge_steps(0)
+        evidence.judge_steps(2)
+    why = {"compiled_in_timed_steps": 2}
+    assert told == [("NSA_COMPILE", False, why)]
+    assert Event.EFFECT == "effect"
+
+
+def test_a_plain_launch_that_cannot_have_it_does_not_start(tmp_path: Path) -> None:
+    launch = run(tmp_path, ARGS, toggles={**LAYER, "NSA_PREFILL_BATCHED": "0"})
+    assert launch.process.returncode == 2
+    assert "token by token, a graph would hold every token" in launch.text()
+    assert not (launch.run_dir / "training.csv").exists()

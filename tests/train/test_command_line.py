@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import NSAError
+from nsa.inject.__main__ import KINDS, _parser, main
+from nsa.inject.hooks import EVERY_RANK
 from nsa.launch.plan import LaunchPlan, plan_launch
-from tests.train.launching import SMOKE, environment
+from tests.train.launching import SMOKE, environment, schedule
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
 
@@ -121,48 +122,38 @@ def test_triton_that_is_not_asked_for_by_name_needs_nothing(word: str) -> None:
     plan(env={"NSA_USE_TRITON_SEL": word})
 
 
-def _schedule(tmp_path: Path, *blocks: dict[str, object], **more: object) -> str:
-    path = tmp_path / "arms.json"
-    content = {"schema_version": 1, "warmup_steps": 2, "blocks": list(blocks), **more}
-    path.write_text(json.dumps(content))
-    return str(path)
+def _block(arm: str, **toggles: str) -> tuple[str, int, dict[str, str]]:
+    return arm, 5, {f"NSA_{name}": value for name, value in toggles.items()}
 
 
-def test_a_schedule_sets_the_steps(tmp_path: Path) -> None:
-    arms = _schedule(
-        tmp_path,
-        _block("a", DDP_BUCKET_MB="0.5"),
-        _block("b"),
-    )
-    found = plan("--arms", arms, "--steps", "99")
+def test_a_schedule_sets_the_steps() -> None:
+    arms = [_block("a", DDP_BUCKET_MB="0.5"), _block("b")]
+    found = plan("--arms", schedule(*arms, warmup_steps=2), "--steps", "99")
     assert found.total_steps == 14
     assert found.blocks[0].toggles.number("NSA_DDP_BUCKET_MB") == 0.5
     assert found.blocks[1].toggles.number("NSA_DDP_BUCKET_MB") == 25
     assert "--steps 99 is not used" in found.notes[0]
 
 
-def _block(arm: str, **toggles: str) -> dict[str, object]:
-    named = {f"NSA_{name}": value for name, value in toggles.items()}
-    return {"block": 0, "arm": arm, "steps": 5, "set": named}
-
-
 @pytest.mark.parametrize(
-    ("blocks", "words", "parts"),
+    ("arms", "words", "parts"),
     [
-        ([_block("a", LR="1", OPT_FUSED="2"), _block("b", SDPA_FLASH_ONLY="1", SDPA_NO_FLASH="1")],
+        (schedule(_block("a", LR="1", OPT_FUSED="2"),
+                  _block("b", SDPA_FLASH_ONLY="1", SDPA_NO_FLASH="1")),
          "", ["NSA_LR cannot change inside a launch", "NSA_OPT_FUSED='2'", "exclude each other",
               "3 problem(s)"]),
-        ([{"block": 0, "arm": "", "stepz": 1}], "",
+        (schedule(_block("")).replace("steps\": 5", "stepz\": 1"), "",
          ["blocks.0.arm", "blocks.0.steps", "blocks.0.stepz"]),
         # The profiler and the audit never overlap.
-        ([_block(arm, SDPA_AUDIT="1") for arm in ("a", "b")], "--profile-steps 4",
+        (schedule(*(_block(arm, SDPA_AUDIT="1") for arm in "ab"), warmup_steps=2),
+         "--profile-steps 4",
          ["covers step 8"]),
     ],
 )  # fmt: skip
 def test_a_bad_schedule_is_refused_with_every_reason(
-    tmp_path: Path, blocks: list[dict[str, object]], words: str, parts: list[str]
+    arms: str, words: str, parts: list[str]
 ) -> None:
-    text = refusal("--arms", _schedule(tmp_path, *blocks), *words.split())
+    text = refusal("--arms", arms, *words.split())
     assert [part for part in parts if part not in text] == []
 
 
@@ -179,3 +170,34 @@ def test_the_program_exits_2_without_loading_torch() -> None:
     assert done.returncode == 2, done.stderr
     assert "--bogus: no such flag" in done.stderr
     assert "no config" in done.stderr
+
+
+def test_help_names_every_fault_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0 and "TRAINER_ARGUMENTS" in shown and "-m nsa.inject kill" in shown
+    assert set(KINDS) <= {word.strip(",") for word in shown.split()}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "the following arguments are required: KIND, RANK, STEP"),
+        (["kil", "0", "1", "--"], "no fault 'kil'; did you mean kill?"),
+        (["kill", "one", "1", "--"], "'one' is no whole number"),
+        (["kill", "0", "1"], "the trainer's own arguments follow after --"),
+    ],
+)
+def test_wrong_words_are_usage_errors(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and text in capsys.readouterr().err
+
+
+def test_all_ranks_are_a_rank_too() -> None:
+    assert _parser().parse_args(["zero_gradients", "-1", "6"]).rank == EVERY_RANK
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["zero_gradients", "-2", "6"])

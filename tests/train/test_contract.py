@@ -1,15 +1,22 @@
-"""The contract: what it promises is what a real launch writes, and reading it costs nothing."""
+"""The contract: what it promises is what a real launch writes, whole, and into its own folder."""
 
 from __future__ import annotations
 
 import csv
+import math
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from nsa import contract
 from nsa.contract import COMMON_FIELDS, Event, ExitCode, Phase
+from nsa.launch.envfile import redact
+from nsa.launch.output import LineFile, RecordWriteError, plain, write_json
+from nsa.launch.process import claim, leftovers, link_latest
+from nsa.settings import ConfigError
 from runbook.process import reaper
 from tests.train.launching import Launch, environment
 
@@ -24,12 +31,19 @@ MAY_BE_IMPORTED = (
 LAUNCHED = [pytest.mark.e2e]
 
 
-@pytest.mark.parametrize("name", MAY_BE_IMPORTED)
-def test_what_the_harness_reads_loads_nothing_heavy(name: str) -> None:
-    code = (
-        f"import sys, {name}\n"
-        "print(sorted({'torch', 'numpy', 'pandas', 'scipy', 'rich'} & set(sys.modules)))\n"
-    )
+HEAVY = {"numpy", "pandas", "scipy", "rich", "tensorboard", "datasets", "tiktoken", "pyarrow"}
+
+
+# What the harness reads, and the trainer's own start, which loads torch and NumPy.
+@pytest.mark.parametrize(
+    ("name", "heavy"),
+    [
+        *((name, HEAVY | {"torch"}) for name in MAY_BE_IMPORTED),
+        ("nsa.train.session", HEAVY - {"numpy"}),
+    ],
+)
+def test_what_is_not_used_is_not_loaded(name: str, heavy: set[str]) -> None:
+    code = f"import sys, {name}\nprint(sorted({heavy} & set(sys.modules)))\n"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment({}), capture_output=True, text=True
     )
@@ -40,16 +54,8 @@ def test_the_reaper_which_may_import_nothing_knows_the_token_by_the_same_name() 
     assert reaper.TOKEN_VARIABLE == contract.RUN_TOKEN_VARIABLE
 
 
-def test_every_exit_code_has_its_number_and_a_meaning() -> None:
-    assert {code.name: int(code) for code in ExitCode} == {
-        "SUCCESS": 0,
-        "CRASH": 1,
-        "CONFIG": 2,
-        "HALTED": 10,
-        "NONFINITE": 11,
-        "OUT_OF_MEMORY": 12,
-        "PREEMPTED": 13,
-    }
+def test_exit_codes_have_their_numbers_and_a_meaning() -> None:
+    assert [int(code) for code in ExitCode] == [0, 1, 2, 10, 11, 12, 13]
     assert all(code.meaning for code in ExitCode)
 
 
@@ -107,3 +113,99 @@ class TestOfARealLaunch:
             for column in columns:
                 if column.filled:
                     assert all(row[column.name] != "" for row in rows), column.name
+
+
+@pytest.mark.parametrize(
+    "name", ["training.csv", ".HALT", ".ENOUGH", "heartbeat_rank0.jsonl", "env.json"]
+)
+def test_a_directory_with_traces_of_a_launch_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"belongs to an earlier launch"):
+        claim(tmp_path, 2)
+
+
+def test_the_harness_own_files_are_no_traces(tmp_path: Path) -> None:
+    for name in ("launch.json", "console.log", "heartbeat_rank1.jsonl"):
+        (tmp_path / name).touch()
+    assert leftovers(tmp_path, world_size=2) == []
+    assert leftovers(tmp_path, world_size=1) == ["heartbeat_rank1.jsonl"]
+
+
+def test_two_links_lead_to_the_newest_launch_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`latest` beside it, and that of the folder in which the harness has its runs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        run_dir = tmp_path / "artifacts/prod" / name
+        run_dir.mkdir(parents=True)
+        link_latest(run_dir, "artifacts/prod")
+        for link in ("artifacts/latest", "artifacts/prod/latest"):
+            assert (tmp_path / link).resolve() == run_dir
+    link_latest(tmp_path / "artifacts/prod/first", str(tmp_path / "artifacts/prod"))
+    assert (tmp_path / "artifacts/latest").resolve().name == "second"
+
+
+def test_somebodys_file_with_the_name_of_the_link_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "artifacts/prod/first"
+    run_dir.mkdir(parents=True)
+    (tmp_path / "artifacts/latest").write_text("mine")
+    link_latest(run_dir, "artifacts/prod")
+    assert (tmp_path / "artifacts/latest").read_text() == "mine"
+    assert sorted(path.name for path in run_dir.parent.parent.iterdir()) == ["latest", "prod"]
+
+
+def test_json_holds_no_bare_nan() -> None:
+    assert plain({"a": float("nan"), "b": -math.inf, "c": 1.5, "d": None}) == {
+        "a": "nan",
+        "b": "-inf",
+        "c": 1.5,
+        "d": None,
+    }
+
+
+def test_line_files_are_never_shared(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    LineFile(path).append("one")
+    with pytest.raises(FileExistsError):
+        LineFile(path)
+    assert path.read_text() == "one\n"
+
+
+def test_a_full_disk_is_named() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    file = LineFile.__new__(LineFile)
+    file.path, file._fd = full, os.open(full, os.O_WRONLY)
+    with pytest.raises(RecordWriteError, match="cannot write /dev/full: No space left on device"):
+        file.append("row")
+    os.close(file._fd)
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "no_such_folder" / "env.json"
+    with pytest.raises(RecordWriteError, match=r"env\.json"):
+        write_json(path, {})
+    write_json(tmp_path / "env.json", {"a": 1})
+    assert [p.name for p in tmp_path.iterdir()] == ["env.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("--local-path=/data/x", "--local-path=/data/x"),
+        ("API_KEY=abc123", "API_KEY=[redacted]"),
+        ("https://user:pw@host/x", "https://[redacted]@host/x"),
+        ("hf_abcdefghij123", "[redacted]"),
+        ("HF_AUTH=abc123", "HF_AUTH=[redacted]"),
+        ("data.tokenizer=byte", "data.tokenizer=byte"),
+        ("--auth=abc123", "--auth=[redacted]"),
+        ("token=a b", "token=[redacted] b"),
+    ],
+)
+def test_secrets_are_redacted(text: str, clean: str) -> None:
+    assert redact(text) == clean

@@ -62,11 +62,81 @@ def test_without_a_rule_a_toggle_is_unproven(monkeypatch: pytest.MonkeyPatch) ->
     assert "unproven" in why
 
 
-def test_what_runs_is_held_against_what_was_asked_for() -> None:
-    asked = seen({"NSA_TB_DISABLE": "1", "NSA_DISABLE_CSV_LOGS": "1"}, running=RUNNING)
-    assert effects._judge("NSA_TB_DISABLE", asked) == (False, {"in_force": False})
-    assert effects._judge("NSA_DISABLE_CSV_LOGS", asked) == (True, {"in_force": True})
-    assert effects._judge("NSA_DISABLE_AUX_STATS", asked)[0] is None
+def _capped(goes_by: float) -> dict[str, Any]:
+    """Three buckets whatever cap DDP goes by: their number alone shows nothing."""
+    wrapped = SimpleNamespace(
+        ddp=True,
+        buckets=lambda: [Bucket(size=600_000, last=100_000)] * 3,
+        cap_bytes=lambda: int(goes_by * 2**20),
+    )
+    return {"wrapped": wrapped, "uses_ddp": True}
+
+
+def _grouped(timeout_s: float | None, grouped: bool = True) -> dict[str, Any]:
+    return {"ranks": SimpleNamespace(grouped=grouped, timeout_s=timeout_s)}
+
+
+def _recomputing(wanted: bool, says: bool) -> dict[str, Any]:
+    """Steps of two micro-batches; whether layers are called twice is asked for, and said."""
+    config = SimpleNamespace(
+        runtime=SimpleNamespace(gradient_checkpointing=wanted),
+        train=SimpleNamespace(accumulate_grad_batches=2),
+    )
+    return {
+        "plan": SimpleNamespace(config=config, checkpointing=(wanted, "")),
+        "model": SimpleNamespace(cfg=SimpleNamespace(gradient_checkpointing=says)),
+    }
+
+
+# Ten weights of 4 bytes, in steps whose gradients are sent once.
+_LINEAR = torch.nn.Linear(10, 1, bias=False)
+_SENDS = {"wrapped": SimpleNamespace(ddp=object(), wire=object(), module=_LINEAR), "uses_ddp": True}
+
+
+def _sent(before: int, after: int) -> dict[str, Any]:
+    return {"wire": {"bytes_before": before, "bytes_after": after, "steps": 2}}
+
+
+@pytest.mark.parametrize(
+    ("word", "engine", "more", "took"),
+    [
+        # What runs is held against what was asked for; the loop itself says what it does.
+        ("TB_DISABLE=1", {}, {"running": RUNNING}, False),
+        ("DISABLE_CSV_LOGS=1", {}, {"running": RUNNING}, True),
+        ("DISABLE_AUX_STATS=1", {}, {"running": RUNNING}, None),
+        ("DDP_BUCKET_MB=0.5", _capped(1.0), {}, False),
+        ("DDP_BUCKET_MB=0.5", _capped(0.5), {}, True),
+        ("DDP_BUCKET_MB=0.5", _capped(0.25), {}, False),
+        ("PG_TIMEOUT_MIN=5", _grouped(300.0), {}, True),
+        ("PG_TIMEOUT_MIN=5", _grouped(299.9995), {}, True),
+        ("PG_TIMEOUT_MIN=5", _grouped(1800.0), {}, False),
+        ("PG_TIMEOUT_MIN=5", _grouped(None), {}, None),
+        ("PG_TIMEOUT_MIN=5", _grouped(300.0, grouped=False), {}, False),
+        ("DDP_COMPRESS=bf16", _SENDS, _sent(80, 40), True),
+        ("DDP_COMPRESS=bf16", _SENDS, _sent(80, 80), False),  # nothing is narrower
+        ("DDP_COMPRESS=bf16", _SENDS, _sent(0, 0), False),  # nothing is sent
+        ("DDP_DISABLE_GC=1", _recomputing(False, False), {"layer_calls": 2}, True),
+        ("DDP_DISABLE_GC=0", _recomputing(True, True), {"layer_calls": 4}, True),
+        # Said, and nothing is computed again; or done, and not said.
+        ("DDP_DISABLE_GC=0", _recomputing(True, True), {"layer_calls": 2}, False),
+        ("DDP_DISABLE_GC=0", _recomputing(True, False), {"layer_calls": 2}, False),
+        ("DDP_DISABLE_GC=1", _recomputing(False, False), {"layer_calls": 4}, False),
+    ],
+)
+def test_a_toggle_took_effect_where_it_shows(
+    word: str, engine: dict[str, Any], more: dict[str, Any], took: bool | None
+) -> None:
+    name, _, value = f"NSA_{word}".partition("=")
+    assert effects._judge(name, seen({name: value}, engine, **more))[0] is took
+
+
+def test_evidence_is_told_in_its_units() -> None:
+    capped = effects._judge("NSA_DDP_BUCKET_MB", seen({"NSA_DDP_BUCKET_MB": "0.5"}, _capped(0.25)))[
+        1
+    ]
+    assert (capped["cap_mib"], capped["in_force_mib"]) == (0.5, 0.25)
+    sent = seen({"NSA_DDP_COMPRESS": "bf16"}, _SENDS, **_sent(80, 40))
+    assert effects._judge("NSA_DDP_COMPRESS", sent)[1]["bytes_of_gradients"] == 40
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -88,31 +158,6 @@ def test_fused_is_what_the_optimizer_goes_by_in_every_group(
     took, evidence = effects._judge("NSA_OPT_FUSED", shown)
     assert took == (set(groups) == {asked})
     assert evidence["fused"] == list(groups)
-
-
-@pytest.mark.parametrize(("goes_by", "took"), [(1.0, False), (0.5, True), (0.25, False)])
-def test_the_cap_is_the_one_that_ddp_goes_by(goes_by: float, took: bool) -> None:
-    """Three buckets in each case: their number alone shows nothing."""
-    wrapped = SimpleNamespace(
-        ddp=True,
-        buckets=lambda: [Bucket(size=600_000, last=100_000)] * 3,
-        cap_bytes=lambda: int(goes_by * 2**20),
-    )
-    shown = seen({"NSA_DDP_BUCKET_MB": "0.5"}, {"wrapped": wrapped, "uses_ddp": True})
-    found, evidence = effects._judge("NSA_DDP_BUCKET_MB", shown)
-    assert found is took
-    assert (evidence["cap_mib"], evidence["in_force_mib"]) == (0.5, goes_by)
-
-
-@pytest.mark.parametrize(
-    ("told", "took"), [(300.0, True), (299.9995, True), (1800.0, False), (None, None)]
-)
-def test_the_timeout_is_the_process_groups_own(told: float | None, took: bool | None) -> None:
-    ranks = SimpleNamespace(grouped=True, timeout_s=told)
-    shown = seen({"NSA_PG_TIMEOUT_MIN": "5"}, {"ranks": ranks})
-    assert effects._judge("NSA_PG_TIMEOUT_MIN", shown)[0] is took
-    ranks.grouped = False
-    assert effects._judge("NSA_PG_TIMEOUT_MIN", shown)[0] is False
 
 
 def test_safe_mode_is_all_of_its_consequences() -> None:
@@ -191,17 +236,6 @@ def test_one_kernel_builds_v2(version: str) -> None:
     assert evidence["ran"] == ["v2"] and evidence["operators_per_call"] == [1]
 
 
-def test_the_fused_kernel_has_to_run() -> None:
-    """The groups say fused, but the kernel that makes them so was not among the operators."""
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(2))], fused=True)
-    optimizer.param_groups[0]["params"][0].grad = torch.ones(2)
-    optimizer.step()
-    engine = {"optimizer": optimizer, "device": torch.device("cpu")}
-    took, evidence = effects._fused(seen({"NSA_OPT_FUSED": "1"}, engine))
-    assert took is False
-    assert evidence["kernels"] == []
-
-
 @pytest.mark.parametrize(
     ("value", "ran", "took"),
     [("1", "core", True), ("1", "bmm", False), ("0", "bmm", True), ("0", "core", False),
@@ -217,50 +251,6 @@ def test_the_triton_kernels_are_known_by_their_operator(value: str, ran: str, to
     # Where the choice is left to the trainer, a row has to say that the slow way runs.
     told |= {"instead": "sdpa (chosen)"} if (value, way) == ("auto", "sdpa") else {}
     assert effects._triton(asked) == (took, told)
-
-
-@pytest.mark.parametrize(
-    ("sent", "narrow", "took"),
-    [
-        (80, 40, True),
-        (80, 80, False),  # nothing is narrower
-        (0, 0, False),  # nothing is sent
-    ],
-)
-def test_compression_sends_fewer_bytes(sent: int, narrow: int, took: bool) -> None:
-    wrapped = SimpleNamespace(
-        ddp=object(), wire=object(), module=torch.nn.Linear(10, 1, bias=False)
-    )
-    wire = {"bytes_before": sent, "bytes_after": narrow, "steps": 2}
-    engine = {"wrapped": wrapped, "uses_ddp": True}
-    asked = seen({"NSA_DDP_COMPRESS": "bf16"}, engine, wire=wire)
-    found, evidence = effects._judge("NSA_DDP_COMPRESS", asked)
-    assert found is took and evidence["bytes_of_gradients"] == 40
-
-
-@pytest.mark.parametrize(
-    ("wanted", "says", "calls", "took"),
-    [
-        (False, False, 2, True),
-        (True, True, 4, True),
-        (True, True, 2, False),  # said, and nothing is computed again
-        (True, False, 2, False),
-        (False, False, 4, False),
-    ],
-)
-def test_recomputation_calls_a_layer_twice_for_a_micro_batch(
-    wanted: bool, says: bool, calls: int, took: bool
-) -> None:
-    config = SimpleNamespace(
-        runtime=SimpleNamespace(gradient_checkpointing=wanted),
-        train=SimpleNamespace(accumulate_grad_batches=2),
-    )
-    engine = {
-        "plan": SimpleNamespace(config=config, checkpointing=(wanted, "")),
-        "model": SimpleNamespace(cfg=SimpleNamespace(gradient_checkpointing=says)),
-    }
-    asked = seen({}, engine, layer_calls=calls)
-    assert effects._judge("NSA_DDP_DISABLE_GC", asked)[0] is took
 
 
 def _stepped(device: str, **how: Any) -> Seen:
@@ -280,6 +270,10 @@ def test_plain_is_many_tensors_at_once_on_a_gpu_and_one_by_one_on_a_cpu() -> Non
     for how in ({"fused": False}, {"foreach": False}, {}):
         assert effects._fused(_stepped("cpu", **how))[0] is True
         assert effects._fused(_stepped("cuda", **how))[0] is False
+    fused = replace(_stepped("cpu", fused=True), toggles=parse_toggles({"NSA_OPT_FUSED": "1"}))
+    assert effects._fused(fused)[0] is True
+    # The groups say so, but the kernel that makes them so was not among the operators.
+    assert effects._fused(replace(fused, update={}))[0] is False
     # fp16's scaler leaves a first step out: nothing ran, which shows no loop.
     assert effects._fused(replace(_stepped("cuda"), update={}))[0] is True
 

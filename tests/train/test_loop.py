@@ -1,9 +1,11 @@
-"""Whose time a row is, arms that cannot run, and why a run ends."""
+"""The trainer's loop in this process: clocks, rates, what ranks tell each other, why it ends."""
 
 from __future__ import annotations
 
 import math
+import secrets
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,28 @@ import pytest
 import torch
 
 from nsa.contract import HEARTBEATS, TRAINING_CSV, VAL_CSV
-from nsa.launch.plan import plan_launch
-from nsa.launch.ranks import choose_device, start_ranks
-from nsa.step.dispatch import trial_step
+from nsa.data.packing import open_source
+from nsa.data.source import Source
+from nsa.launch.output import Heartbeat
+from nsa.launch.plan import LaunchPlan, plan_launch
+from nsa.launch.process import Termination
+from nsa.launch.ranks import (
+    Ranks,
+    choose_device,
+    start_ranks,
+)
+from nsa.step.clock import StepClock
+from nsa.step.dispatch import is_out_of_memory, trial_step
+from nsa.step.engine import Engine
+from nsa.step.optimizer import learning_rate
 from nsa.step.sync import Agreed
 from nsa.train.loop import Loop
-from nsa.train.settle import what_is_not_finite
+from nsa.train.settle import Tables, what_is_not_finite
 from nsa.witness.witness import Witness
 from runbook.accounts.clocks import BusySteps, step_clock
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.rank_log import read_heartbeats
 from tests.train.launching import SMOKE
-from tests.train.trainer_loop import made_loop, made_source
 
 SMALL = ("--ddp", "0", "--seq-len", "32", "--set", "model.n_layers=1", "--steps", "16")
 
@@ -150,3 +162,95 @@ def test_what_is_not_finite_comes_first(loss: float, norm: float, said: str) -> 
         saved=False,
     )
     assert what_is_not_finite(agreed) == said
+
+
+def made_source(plan: LaunchPlan, ranks: Ranks, dataset: str) -> Source:
+    """The data set of this rank, as the plan's config says it."""
+    data = plan.config.data.model_copy(update={"dataset": dataset})
+    share = replace(plan.share, rank=ranks.rank, world_size=ranks.world_size)
+    return open_source(data, share)
+
+
+def made_loop(
+    plan: LaunchPlan,
+    ranks: Ranks,
+    source: Source,
+    run_dir: Path,
+    start_step: int = 0,
+    *,
+    owed: bool = False,
+) -> Loop:
+    """A loop that writes its records into `run_dir`, without TensorBoard."""
+    beat = Heartbeat(rank=ranks.rank, token=secrets.token_hex(8))
+    beat.open(run_dir)
+    return Loop(
+        Engine(plan, ranks),
+        source=source,
+        tables=Tables(run_dir, rank=ranks.rank, csv=True, aux=True, board=False),
+        heartbeat=beat,
+        termination=Termination(),
+        run_dir=run_dir,
+        start_step=start_step,
+        owed=owed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "shape", "warmup", "wanted"),
+    [
+        # Warm-up is linear in optimizer steps; cosine falls to a tenth at the last one.
+        (1, "cosine", 10, 0.1),
+        (5, "cosine", 10, 0.5),
+        (10, "cosine", 10, 1.0),
+        (35, "cosine", 10, 0.1 + 0.45 * (1 + math.cos(math.pi / 4))),
+        (60, "cosine", 10, 0.55),
+        (110, "cosine", 10, 0.1),
+        (500, "cosine", 10, 0.1),
+        (110, "constant", 10, 1.0),
+        (1, "cosine", 0, 0.1 + 0.45 * (1 + math.cos(math.pi / 110))),
+    ],
+)
+def test_the_rate_of_a_step(step: int, shape: str, warmup: int, wanted: float) -> None:
+    found = learning_rate(step, peak=2.0, warmup_steps=warmup, total_steps=110, shape=shape)
+    assert found == pytest.approx(2 * wanted)
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("No available kernel. Aborting execution."), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_a_lack_of_memory_is_told_from_other_errors(error: Exception, memory: bool) -> None:
+    assert is_out_of_memory(error) is memory
+
+
+def clock_that_reads(monkeypatch: pytest.MonkeyPatch, *readings: float) -> StepClock:
+    """The clock of a step on a CPU, whose host reads these seconds, one after the other."""
+    monkeypatch.setattr("nsa.step.clock.perf_counter", iter(readings).__next__)
+    return StepClock(torch.device("cpu"))
+
+
+def test_the_clock_tells_a_step_and_what_of_it_waited_for_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = clock_that_reads(monkeypatch, 100.0, 100.25, 100.75, 102.0, 105.0)
+    with clock.fetching():
+        pass
+    mark = clock.tick()
+    assert (mark.seconds(), mark.fetch_s) == (2.0, 0.5)
+    following = clock.tick()  # begins where the one before ended, and fetches nothing
+    assert (following.seconds(), following.fetch_s) == (3.0, 0.0)
+
+
+def test_restart_leaves_out_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = clock_that_reads(monkeypatch, 100.0, 101.0, 104.0, 110.0, 110.5)
+    with clock.fetching():
+        pass
+    clock.restart()
+    mark = clock.tick()
+    assert (mark.seconds(), mark.fetch_s) == (0.5, 0.0)

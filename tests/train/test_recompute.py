@@ -170,18 +170,6 @@ def test_a_rank_that_is_wrong_in_its_backward_pass_differs_from_the_others() -> 
     assert told[0][0]["losses"] == told[1][0]["losses"]
 
 
-def _in_the_loss(change: Callable[[Engine, Tensor], Tensor]) -> Callable[[Engine], None]:
-    def plant(made: Engine) -> None:
-        loss = made.loss
-
-        def changed(tokens: Tensor, *, wrapped: bool = True) -> Tensor:
-            return change(made, loss(tokens, wrapped=wrapped))
-
-        made.loss = changed  # type: ignore[method-assign]
-
-    return plant
-
-
 class _Unseen(torch.autograd.Function):
     """The loss as it is, with the gradient of something else added."""
 
@@ -200,36 +188,39 @@ def _decayed(made: Engine, loss: Tensor) -> Tensor:
     return added
 
 
-def _before_clipping(act: Callable[[Engine], None]) -> Callable[[Engine], None]:
+def _after(name: str, change: Callable[[Engine, Any], Any]) -> Callable[[Engine], None]:
+    """What this method of the engine gives is what `change` makes of it."""
+
     def plant(made: Engine) -> None:
-        gradients = made.gradients
-
-        def changed(*args: Any) -> Tensor:
-            loss = gradients(*args)
-            act(made)
-            return loss
-
-        made.gradients = changed  # type: ignore[method-assign]
+        own = getattr(made, name)
+        setattr(made, name, lambda *given, **how: change(made, own(*given, **how)))
 
     return plant
 
 
-def _scale_one(made: Engine) -> None:
-    gradient = made.model.layers[0].get_parameter("attention.in_proj.weight").grad
-    assert gradient is not None
-    gradient[-8:] *= 1.01
+def _act(change: Callable[[Engine], object]) -> Callable[[Engine, Any], Any]:
+    """Something that is done beside what is given on."""
+
+    def act(made: Engine, given: Any) -> Any:
+        change(made)
+        return given
+
+    return act
 
 
-def _leave_out_a_row(made: Engine) -> None:
-    """The 256th part of a parameter, in which hardly ever one of the drawn elements lies."""
-    gradient = made.model.get_parameter("embedding.weight").grad
-    assert gradient is not None
-    gradient[17] = 0
+def _in_proj(made: Engine) -> Tensor:
+    weight: Tensor = made.model.layers[0].get_parameter("attention.in_proj.weight")
+    return weight
+
+
+def _slope(weight: Tensor) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
 
 
 def _freeze_a_part(made: Engine) -> None:
     """A hook on a parameter, which runs wherever that parameter gets a gradient."""
-    weight = made.model.layers[0].get_parameter("attention.in_proj.weight")
+    weight = _in_proj(made)
     rows = len(weight) // 7
     weight.register_hook(lambda g: torch.cat((torch.zeros_like(g[:rows]), g[rows:])))  # type: ignore[no-untyped-call]
 
@@ -237,9 +228,10 @@ def _freeze_a_part(made: Engine) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        _in_the_loss(_decayed),
-        _before_clipping(_scale_one),
-        _before_clipping(_leave_out_a_row),
+        _after("loss", _decayed),
+        _after("gradients", _act(lambda it: _slope(_in_proj(it))[-8:].mul_(1.01))),
+        # The 256th part of a parameter, in which hardly ever one of the drawn elements lies.
+        _after("gradients", _act(lambda it: _slope(it.model.embedding.weight)[17].zero_())),
         _freeze_a_part,
     ],
 )

@@ -16,47 +16,62 @@ from tests.train.engines import batch
 from tests.train.shadowed import STEPS, TOKEN, engine, last_weight
 
 
-def _leave_gradient(weight: Tensor) -> None:
+def _state(made: Engine, name: str = "exp_avg") -> Tensor:
+    moment: Tensor = made.optimizer.state[last_weight(made)][name]
+    return moment
+
+
+def _leave_gradient(made: Engine) -> None:
+    weight = last_weight(made)
     weight.grad = torch.zeros_like(weight)
     weight.grad[5, 7] = 1e-6
 
 
-@pytest.mark.parametrize(
-    ("change", "jumps"),
-    [
-        (lambda made: None, 0),
-        (lambda made: made.model.eval(), 1),
-        (lambda made: [p.data.add_(1.0) for p in made.model.parameters()], None),
-        (lambda made: [e["exp_avg"].add_(1.0) for e in made.optimizer.state.values()], None),
-        # What none of the drawn elements meets.
-        (lambda made: last_weight(made).data[5].mul_(0.5), 1),
-        (lambda made: last_weight(made).data[5, 7].neg_(), 1),
-        (lambda made: last_weight(made).data.copy_(last_weight(made).roll(1, 0)), 1),
-        (lambda made: last_weight(made).data.copy_(last_weight(made).flip(1)), 1),
-        (lambda made: made.model.norm.weight.data[:2].copy_(torch.tensor([1.5, 0.5])), 1),
-        (lambda made: made.optimizer.state[last_weight(made)]["exp_avg"][5, 7].add_(1e-6), 1),
-        (lambda made: made.optimizer.state[last_weight(made)]["exp_avg_sq"][5, 7].mul_(1.001), 1),
-        (lambda made: _leave_gradient(last_weight(made)), 1),
-    ],
-    ids=(
-        *("nothing", "mode", "weights", "moments", "a row", "a sign"),
-        *("rows that change places", "columns that do", "two of a vector"),
-        *("of a first moment", "of a second moment", "of a gradient"),
-    ),
-)
+# What is changed, and the jumps that are counted; more than one where that is None.
+Changes = dict[str, tuple[Callable[[Engine], object], int | None]]
+AT_REST: Changes = {
+    "nothing": (lambda it: None, 0),
+    "mode": (lambda it: it.model.eval(), 1),
+    "weights": (lambda it: [p.data.add_(1.0) for p in it.model.parameters()], None),
+    "moments": (lambda it: [e["exp_avg"].add_(1.0) for e in it.optimizer.state.values()], None),
+    # What none of the drawn elements meets.
+    "a row": (lambda it: last_weight(it).data[5].mul_(0.5), 1),
+    "a sign": (lambda it: last_weight(it).data[5, 7].neg_(), 1),
+    "rows that change places": (
+        lambda it: last_weight(it).data.copy_(last_weight(it).roll(1, 0)), 1),
+    "columns that do": (lambda it: last_weight(it).data.copy_(last_weight(it).flip(1)), 1),
+    "two of a vector": (
+        lambda it: it.model.norm.weight.data[:2].copy_(torch.tensor([1.5, 0.5])), 1),
+    "of a first moment": (lambda it: _state(it)[5, 7].add_(1e-6), 1),
+    "of a second moment": (lambda it: _state(it, "exp_avg_sq")[5, 7].mul_(1.001), 1),
+    "of a gradient": (_leave_gradient, 1),
+}  # fmt: skip
+BETWEEN_UPDATES: Changes = {
+    "nothing": (lambda it: None, 0),
+    # Of all weights, and of a window of them.
+    "weights rounded": (lambda it: last_weight(it).data.copy_(last_weight(it).bfloat16()), 2),
+    "rows of a moment": (lambda it: _state(it).copy_(_state(it).roll(1, 0)), 1),
+    "columns of a moment": (lambda it: _state(it).copy_(_state(it).roll(1, 1)), 1),
+    "all upside down": (lambda it: _state(it).copy_(_state(it).flip(0)), 1),
+    "a first moment": (lambda it: _state(it).mul_(0.5), 1),
+    "a second moment": (lambda it: _state(it, "exp_avg_sq").mul_(0.5), 1),
+    # The norm of the whole stays as it is, but for the order in which it is added up.
+    "rows of weights": (lambda it: last_weight(it).data.copy_(last_weight(it).roll(1, 0)), None),
+    "no moments left": (lambda it: it.optimizer.state.clear(), 1),
+}
+
+
+@pytest.mark.parametrize("what", AT_REST)
 @pytest.mark.parametrize("later", [False, True], ids=("meanwhile", "before the next step"))
-def test_what_changes_while_all_has_to_rest_is_counted(
-    change: Callable[[Engine], object], jumps: int | None, later: bool
-) -> None:
-    made = engine()
+def test_what_changes_while_all_has_to_rest_is_counted(what: str, later: bool) -> None:
+    (change, jumps), made = AT_REST[what], engine()
     made.compute([batch(5, 32)])
     made.update(1)
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
-    with torch.no_grad(), shadow.unchanged():
-        _ = later or change(made)
-    if later:
-        with torch.no_grad():
-            change(made)
+    with torch.no_grad():
+        with shadow.unchanged():
+            _ = later or change(made)
+        _ = later and change(made)
     shadow.watch(1)
     found = shadow.report()["jumps"]
     assert found > 1 if jumps is None else found == jumps
@@ -84,42 +99,10 @@ def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
     assert shadow.report()["jumps"] == (len(weights) if by else 0)
 
 
-def _first_moment(made: Engine) -> Tensor:
-    moment: Tensor = made.optimizer.state[last_weight(made)]["exp_avg"]
-    return moment
-
-
-@pytest.mark.parametrize(
-    ("change", "jumps"),
-    [
-        (lambda made: None, 0),
-        # Of all weights, and of a window of them.
-        (lambda made: last_weight(made).data.copy_(last_weight(made).bfloat16()), 2),
-        (lambda made: _first_moment(made).copy_(_first_moment(made).roll(1, 0)), 1),
-        (lambda made: _first_moment(made).copy_(_first_moment(made).roll(1, 1)), 1),
-        (lambda made: _first_moment(made).copy_(_first_moment(made).flip(0)), 1),
-        (lambda made: _first_moment(made).mul_(0.5), 1),
-        (lambda made: made.optimizer.state[last_weight(made)]["exp_avg_sq"].mul_(0.5), 1),
-        # The norm of the whole stays as it is, but for the order in which it is added up.
-        (lambda made: last_weight(made).data.copy_(last_weight(made).roll(1, 0)), None),
-        (lambda made: made.optimizer.state.clear(), 1),
-    ],
-    ids=(
-        *(
-            "nothing",
-            "weights rounded",
-            "rows of a moment",
-            "columns of a moment",
-            "all upside down",
-        ),
-        *("a first moment", "a second moment", "rows of weights", "no moments left"),
-    ),
-)
+@pytest.mark.parametrize("what", BETWEEN_UPDATES)
 @pytest.mark.parametrize("inside", [False, True], ids=("between steps", "before the update"))
-def test_what_changes_between_two_updates_that_nobody_drew_is_seen(
-    change: Callable[[Engine], object], jumps: int | None, inside: bool
-) -> None:
-    made = engine()
+def test_what_changes_between_two_updates_that_nobody_drew_is_seen(what: str, inside: bool) -> None:
+    (change, jumps), made = BETWEEN_UPDATES[what], engine()
     shadow = Shadow(made, token=TOKEN, first=1, last=400)
     for step in range(1, 8):
         shadow.watch(step)

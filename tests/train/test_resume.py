@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: exact, damage noticed, nothing partial under a final name."""
+"""Going on from a checkpoint: exact, damage noticed, nothing partial; and which ones stay."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import pytest
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, CheckpointError, shard_file
 from nsa.contract.digests import sha256_of
 from nsa.launch.output import write_json
+from nsa.settings import TrainSection
 from nsa.train import restore
+from nsa.train.checkpoint import expendable, prune
 from tests.train.conftest import STEPS
-from tests.train.launching import Launch, run
+from tests.train.launching import Launch
 
 launched = pytest.mark.e2e
 
@@ -26,24 +28,6 @@ def test_a_resumed_run_is_bit_identical(everything: Launch, resumed: Launch) -> 
     assert [[row[n] for n in names] for row in resumed.rows()] == straight
     assert resumed.exit()["param_hash"] == everything.exit()["param_hash"]
     assert resumed.exit()["steps_done"] == STEPS - 12
-
-
-@launched
-@pytest.mark.slow
-def test_the_newest_run_goes_on_by_its_link(tmp_path: Path) -> None:
-    """A run by hand moves `latest` to itself before it loads the checkpoint of the one before."""
-    out = tmp_path / "out"
-    args = ["--dataset", "synthetic", "--seq-len", "32", "--out-dir", str(out), "--save"]
-    first = run(tmp_path / "first", [*args, "--steps", "2"], harness=False)
-    assert first.process.returncode == 0, first.text()
-    before = (out / "latest").resolve()
-    again = [*args, "--steps", "3", "--resume", str(out / "latest")]
-    second = run(tmp_path / "second", again, harness=False)
-    assert second.process.returncode == 0, second.text()
-    after = (out / "latest").resolve()
-    assert after != before
-    notes = json.loads((after / "env.json").read_text())["notes"]
-    assert f"resumed after step 2 from {before / 'checkpoints' / 'step_2'}" in notes
 
 
 @launched
@@ -147,3 +131,31 @@ def test_a_list_of_tensors_that_names_code_is_refused_unrun(tmp_path: Path) -> N
     (folder / METADATA_FILE).write_bytes(pickle.dumps(_Harm()))
     with pytest.raises(CheckpointError, match="names pathlib"):
         restore.read(folder)
+
+
+LOSSES = {100: 3.0, 200: 2.0, 300: None, 400: float("nan"), 500: 2.5, 600: 2.4}
+
+
+def keeping(last: int = 0, every: int = 0, best: bool = False) -> TrainSection:
+    keep = {"keep_last": last, "keep_every": every, "keep_best": best}
+    return TrainSection.model_validate(
+        {"steps": 1, "seq_len": 2, "batch_size": 1, "lr": 0.1} | keep
+    )
+
+
+def test_the_best_is_the_first_of_equals_and_none_without_evaluations() -> None:
+    keep = keeping(last=1, best=True)
+    assert expendable({1: 2.0, 2: 2.0, 3: 3.0}, keep) == [2]
+    assert expendable({1: None, 2: None, 3: None}, keep) == [1, 2]
+
+
+def test_pruning_leaves_nothing_half_removed_and_touches_nothing_else(tmp_path: Path) -> None:
+    for step, loss in LOSSES.items():
+        folder = tmp_path / f"step_{step}"
+        folder.mkdir()
+        text = json.dumps({"step": step, "val_loss": loss}) if step != 300 else "torn"
+        (folder / CHECKSUMS_JSON).write_text(text)
+    (tmp_path / ".step_700.tmp").mkdir()
+    prune(tmp_path, keeping(last=2, best=True))
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".step_700.tmp", "step_200", "step_500", "step_600"]

@@ -13,13 +13,14 @@ import torch
 from nsa import attention as api
 from nsa.attention import sdpa
 from nsa.data.source import Batch
-from nsa.launch.plan import plan_launch
+from nsa.launch.envfile import policies
 from nsa.launch.ranks import Ranks
 from nsa.settings import ConfigError
-from nsa.step.engine import Engine
+from nsa.step.engine import Engine, allow_tf32
 from nsa.witness.self_test import SelfTest, SelfTestError, self_test
 from tests.attention.flash_on_cpu import flash_on_cpu
-from tests.train.launching import SMOKE, run
+from tests.train.engines import planned
+from tests.train.launching import run, schedule
 
 ON = {"NSA_PREFILL_BATCHED": "1", "NSA_SELF_TEST": "on"}
 CPU = torch.device("cpu")
@@ -33,13 +34,10 @@ def kernels() -> Iterator[None]:
         getattr(torch.backends.cuda, f"enable_{allow}_sdp")(True)
 
 
-def engine_of(
-    precision: str = "bf16", arms: dict[str, Any] | None = None, **toggles: str
-) -> Engine:
-    words = ["--config", str(SMOKE), "--precision", precision]
-    words += ["--arms", json.dumps(arms)] if arms else []
-    plan = plan_launch(words, {**ON, **{f"NSA_{name}": text for name, text in toggles.items()}})
-    return Engine(plan, Ranks(place=plan.place, device=CPU, grouped=False))
+def engine_of(precision: str = "bf16", arms: str = "", **toggles: str) -> Engine:
+    words = ["--precision", precision, *(["--arms", arms] if arms else [])]
+    given = {**ON, **{f"NSA_{name}": text for name, text in toggles.items()}}
+    return planned(*words, **given)
 
 
 def windows(engine: Engine) -> set[str]:
@@ -181,11 +179,8 @@ def test_asked_for_by_name_but_impossible(toggles: dict[str, str], why: str) -> 
 def test_an_arm_gets_the_way_that_was_tested() -> None:
     """All ways that the blocks of a schedule want are tested, and each block gets its own."""
     settings = ({"NSA_WINDOW": "masked"}, {"NSA_WINDOW": "auto"}, {"NSA_SDPA_NO_FLASH": "1"})
-    blocks = [
-        {"block": number, "arm": f"arm {number}", "steps": 1, "set": values}
-        for number, values in enumerate(settings)
-    ]
-    engine = engine_of(arms={"schema_version": 1, "warmup_steps": 0, "blocks": blocks})
+    arms = [(f"arm {number}", 1, toggles) for number, toggles in enumerate(settings)]
+    engine = engine_of(arms=schedule(*arms, warmup_steps=0))
     with flash_on_cpu():
         assert list(self_test(engine).paths) == ["varlen", "cpu_masked"]
         values = [engine.dispatch.window(block.toggles).value for block in engine.plan.blocks]
@@ -232,20 +227,14 @@ def test_a_launch_writes_it_down(tmp_path: Path) -> None:
     assert effects["NSA_WINDOW"]["evidence"]["ran"] == "masked"
 
 
-def test_tf32_is_allowed_in_products_and_in_cudnn() -> None:
+def test_tf32_is_allowed_in_products_and_in_cudnn(
+    precision: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requirement E17; the H100 that was measured said the same of both."""
-    from nsa.launch.envfile import policies
-    from nsa.step.engine import allow_tf32
-
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    try:
-        torch.backends.cudnn.allow_tf32 = False
-        allow_tf32()
-        found = policies()
-        assert found["tf32_matmul"] is True and found["tf32_cudnn"] is True
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    allow_tf32()
+    found = policies()
+    assert found["tf32_matmul"] is True and found["tf32_cudnn"] is True
 
 
 def test_the_document_of_a_test_that_did_not_run(tmp_path: Path) -> None:

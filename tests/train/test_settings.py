@@ -93,17 +93,19 @@ def test_tuned_config_is_batch_4_without_accumulation() -> None:
     assert (train.batch_size, train.accumulate_grad_batches) == (4, 1)
 
 
-def _with(tmp_path: Path, old: str, new: str) -> Path:
-    text = SMOKE.read_text()
-    assert old in text
-    path = tmp_path / "config.yaml"
-    path.write_text(text.replace(old, new))
-    return path
-
-
 def test_everything_wrong_is_in_one_message(tmp_path: Path) -> None:
-    path = _with(tmp_path, "lr: 3.0e-3", "lr: -1\n  learning_rate: 2\n  steps: 7")
-    path.write_text(path.read_text().replace("n_heads: 4", "n_heads: 3").replace("cpu\n", "gpu\n"))
+    text = SMOKE.read_text()
+    for old, new in (
+        ("lr: 3.0e-3", "lr: -1\n  learning_rate: 2\n  steps: 7"),
+        ("n_heads: 4", "n_heads: 3"),
+        ("cpu\n", "gpu\n"),
+        ("use_flash: true", "use_flash: off"),
+        ("seq_len: 128", 'seq_len: "128"\n  seqlen: 2048'),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     text = str(caught.value)
@@ -112,26 +114,9 @@ def test_everything_wrong_is_in_one_message(tmp_path: Path) -> None:
     assert "train.learning_rate: no such key" in text
     assert "n_heads=3 is not a multiple of n_kv_groups=2" in text
     assert "runtime.device" in text and "'gpu'" in text
-    assert "5 problem(s)" in text
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ("seq_len: 128", "seq_len: 128\n  seqlen: 2048",
-         r"train.seqlen: no such key; did you mean seq_len\?"),
-        ("use_flash: true", "use_flash: off", "use_flash"),
-        ("seq_len: 128", 'seq_len: "128"', "seq_len"),
-    ],
-)  # fmt: skip
-def test_a_wrong_key_or_value_is_named(tmp_path: Path, old: str, new: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=why):
-        load_config(_with(tmp_path, old, new))
-
-
-def test_overrides_name_their_flag() -> None:
-    with pytest.raises(ConfigError, match=r"--steps \(train.steps\).*'abc'"):
-        load_config(SMOKE, {"train.steps": ("abc", "--steps")})
+    assert "runtime.use_flash: " in text and "train.seq_len: " in text
+    assert "train.seqlen: no such key; did you mean seq_len?" in text
+    assert "8 problem(s)" in text
 
 
 @pytest.mark.parametrize("content", ["", "- 1\n", "just text\n"])

@@ -9,7 +9,7 @@ import pytest
 
 from nsa import torch_env
 from nsa.contract import NSAError
-from nsa.toggles import ARM_TOGGLES, TOGGLES, parse_toggles, with_safe_mode
+from nsa.toggles import TOGGLES, parse_toggles, with_safe_mode
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,20 +54,23 @@ def test_origin_bad_values_are_not_swallowed() -> None:
             row.parse("not a value")
 
 
+READ = {
+    "bool": ("1", True),
+    "int": ("7", 7),
+    "float": ("0.5", 0.5),
+    **dict.fromkeys(("NSA_SCALER_GROWTH_FACTOR", "NSA_SCALER_INIT_SCALE"), ("3.5", 3.5)),
+}
+
+
 @pytest.mark.parametrize("name", sorted(TOGGLES))
 def test_every_toggle_reads_its_default_and_says_where_a_value_came_from(name: str) -> None:
     row = TOGGLES[name]
     assert parse_toggles({}).values[name] == row.default
-    text = {"bool": "1", "int": "7", "float": "0.5", "choice": "".join(row.choices[-1:])}[row.kind]
-    if name == "NSA_SCALER_GROWTH_FACTOR" or name == "NSA_SCALER_INIT_SCALE":
-        text = "3.5"
+    text, value = READ.get(name) or READ.get(row.kind) or row.choices[-1:] * 2
     found = parse_toggles({name: text})
     assert found.is_set(name)
     described = {line["name"]: line for line in found.describe()}[name]
-    assert described["source"] == "environment"
-    assert described["value"] == {"bool": True, "int": 7, "choice": text}.get(
-        row.kind, float(text) if row.kind == "float" else None
-    )
+    assert (described["source"], described["value"]) == ("environment", value)
     assert row.meaning and row.requirement
 
 
@@ -76,35 +79,26 @@ def test_yes_and_no_have_their_usual_spellings(text: str, value: bool) -> None:
     assert parse_toggles({"NSA_OPT_FUSED": text}).flag("NSA_OPT_FUSED") is value
 
 
-def test_contradictions_are_errors() -> None:
-    with pytest.raises(NSAError, match="exclude each other"):
-        parse_toggles({"NSA_SDPA_FLASH_ONLY": "1", "NSA_SDPA_NO_FLASH": "1"})
-    with pytest.raises(NSAError, match="NSA_DDP_COMPRESS"):
-        parse_toggles({"NSA_DDP_SAFE_MODE": "1", "NSA_DDP_COMPRESS": "bf16"})
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("SDPA_FLASH_ONLY=1 SDPA_NO_FLASH=1", "exclude each other"),
+        ("DDP_SAFE_MODE=1 DDP_COMPRESS=bf16", "NSA_DDP_COMPRESS"),
+        ("CUDA_GRAPHS=1 SEL_RANGES_V2=0", "NSA_CUDA_GRAPHS=1 .*exclude each other"),
+        ("CUDA_GRAPHS=1 DDP_SAFE_MODE=1", "NSA_CUDA_GRAPHS=1 .*exclude each other"),
+        ("COMPILE=layer DDP_SAFE_MODE=1", "exclude each other"),
+        ("USE_TRITON_SEL=1 WINDOW=varlen", "NSA_USE_TRITON_SEL=1 .*NSA_WINDOW=varlen .*exclude"),
+    ],
+)
+def test_contradictions_are_errors(words: str, said: str) -> None:
+    with pytest.raises(NSAError, match=said):
+        parse_toggles(dict(f"NSA_{word}".split("=") for word in words.split()))
 
 
 def test_safe_mode_spells_out_what_it_means() -> None:
     safe = with_safe_mode(parse_toggles({"NSA_DDP_SAFE_MODE": "1"}))
     assert safe.flag("NSA_SDPA_NO_FLASH")
     assert safe.sources["NSA_DDP_COMPRESS"] == "NSA_DDP_SAFE_MODE"
-
-
-def test_the_arms_are_those_that_can_change_inside_a_launch() -> None:
-    assert set(ARM_TOGGLES) == {
-        "NSA_DDP_BUCKET_MB",
-        "NSA_DDP_COMPRESS",
-        "NSA_DDP_STATIC_GRAPH",
-        "NSA_DDP_FIND_UNUSED",
-        "NSA_OPT_FUSED",
-        "NSA_SDPA_FLASH_ONLY",
-        "NSA_SDPA_NO_FLASH",
-        "NSA_USE_TRITON_SEL",
-        "NSA_SEL_RANGES_V2",
-        "NSA_SDPA_AUDIT",
-        "NSA_WINDOW",
-        "NSA_COMPILE",
-        "NSA_CUDA_GRAPHS",
-    }
 
 
 _READS = re.compile(r"(?:environ|getenv)\s*[\[(.][^\n]{0,40}NSA_")
@@ -128,37 +122,39 @@ def test_origin_nothing_else_reads_nsa_variables(tmp_path: Path) -> None:
     assert len(_readers(tmp_path)) == 1
 
 
-def _mapped(environ: dict[str, str], *, uses_nccl: bool = True) -> dict[str, str]:
+def _mapped(*words: str, uses_nccl: bool = True) -> list[str]:
+    environ = dict(word.split("=") for word in words)
     rows, problems = torch_env.plan(environ, uses_nccl=uses_nccl)
     assert problems == []
-    found = dict(environ)
-    torch_env.translate(rows, found)
-    assert found.pop("KINETO_LOG_LEVEL") == "99"
-    return found
+    torch_env.translate(rows, environ)
+    assert environ.pop("KINETO_LOG_LEVEL") == "99"
+    return [f"{name}={value}" for name, value in environ.items()]
 
 
-def test_origin_old_spellings_reach_the_names_that_torch_reads() -> None:
+@pytest.mark.parametrize(
+    ("given", "mapped"),
+    [
+        ("NCCL_ASYNC_ERROR_HANDLING=1", ["TORCH_NCCL_ASYNC_ERROR_HANDLING=3"]),
+        # torchrun has set the new name by itself; the recorder needs 3.
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", ["TORCH_NCCL_ASYNC_ERROR_HANDLING=3"]),
+        ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+         ["PYTORCH_ALLOC_CONF=expandable_segments:True"]),
+        ("NCCL_BLOCKING_WAIT=1", []),
+        ("NCCL_ALGO=Ring", ["NCCL_ALGO=Ring"]),
+        ("CUDA_VISIBLE_DEVICES=0,1", ["CUDA_VISIBLE_DEVICES=0,1"]),
+    ],
+)  # fmt: skip
+def test_origin_old_spellings_reach_the_names_that_torch_reads(
+    given: str, mapped: list[str]
+) -> None:
     """NCCL_ASYNC_ERROR_HANDLING and PYTORCH_CUDA_ALLOC_CONF do nothing in torch 2.13."""
-    assert _mapped({"NCCL_ASYNC_ERROR_HANDLING": "1"}) == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
-    # torchrun has set the new name by itself; the recorder needs 3.
-    assert _mapped({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}) == {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"
-    }
-    assert _mapped({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}) == {
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True"
-    }
-    assert _mapped({"NCCL_BLOCKING_WAIT": "1"}) == {}
-    assert _mapped({"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "0,1"}) == {
-        "NCCL_ALGO": "Ring",
-        "CUDA_VISIBLE_DEVICES": "0,1",
-    }
+    assert _mapped(given) == mapped
 
 
 def test_debug_detail_never_reaches_ddp_on_gloo() -> None:
-    assert _mapped({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, uses_nccl=False) == {
-        "TORCH_DISTRIBUTED_DEBUG": "INFO"
-    }
-    assert _mapped({"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) == {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    detail = "TORCH_DISTRIBUTED_DEBUG=DETAIL"
+    assert _mapped(detail, uses_nccl=False) == ["TORCH_DISTRIBUTED_DEBUG=INFO"]
+    assert _mapped(detail) == [detail]
 
 
 def test_the_installed_torch_reads_these_names() -> None:
@@ -168,8 +164,8 @@ def test_the_installed_torch_reads_these_names() -> None:
     home = Path(torch.__file__).parent / "lib"
     core, rest = ((home / name).read_bytes() for name in ("libc10.so", "libtorch_cpu.so"))
     code = core + b"".join(path.read_bytes() for path in home.glob("libc10_cuda.so"))
-    (name,) = _mapped({"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
-    assert name.encode() in code
+    (found,) = _mapped("PYTORCH_ALLOC_CONF=expandable_segments:True")
+    assert found.partition("=")[0].encode() in code
     # A build without CUDA has of the recorder's names those two only.
     assert all(name.encode() in rest for name in torch_env.flight_dumps("x") if "_FR_" in name)
 
