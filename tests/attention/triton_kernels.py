@@ -248,7 +248,7 @@ def planted(folder: Path, name: str, path: str, old: str, new: str) -> ModuleTyp
     seen = 0
     for source in _PACKAGE.rglob("*.py"):
         within = source.relative_to(_PACKAGE)
-        text = source.read_text().replace("nsa.attention.triton.", f"{name}.")
+        text = source.read_text().replace("nsa.attention.triton", name)
         if within.as_posix() == path:
             seen = text.count(old)
             text = text.replace(old, new)
