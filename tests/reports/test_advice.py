@@ -19,8 +19,10 @@ from runbook.config.phase import PlanContext
 from runbook.engine.derive import render
 from runbook.records import Check, Kind, LaunchEntry, Outcome, Reason, RunRecord, Verdict
 from runbook.records.run import Invocation, Screen
+from tests.factory.records import check
+from tests.factory.records import phase as recorded
 from tests.phases import builder, spoil
-from tests.reports.samples import go, run
+from tests.reports.samples import go, measured, run
 from tests.reports.test_causes import by_hand, hang, nan, of, phase, row
 
 CPU = load_profile("cpu").model_dump(mode="json")
@@ -196,6 +198,21 @@ def test_a_go_of_a_cpu_says_what_it_is_not_and_how_production_starts() -> None:
     assert not permit.qualified
     short = permit_of(on_a_cpu(caveats=("steps x 0.5", "CUT OFF (a/b begun 2 times)")))
     assert short.qualified.startswith("A qualified GO: steps x 0.5, CUT OFF (a/b begun 2 times).")
+
+
+@pytest.mark.parametrize("verdict", [Verdict.GO, Verdict.PARTIAL])
+def test_a_busy_machine_is_told_beside_the_verdict(verdict: Verdict) -> None:
+    def says(**taken: float) -> str:
+        phases = []
+        for name, share in taken.items():
+            code = Reason.WARNING if share > 0.2 else Reason.OK
+            value = measured(share, "of the CPUs", f"{name}/run1/load.json")
+            told = check(f"{name}.other_work", Outcome.PASS, code, measurement=value)
+            phases.append(recorded(name, told))
+        return permit_of(run(verdict, tuple(phases))).says
+
+    busy = " Other work took up to 86% of the CPUs: every speed below is too low."
+    assert says(baseline=0.1, nvtx=0.4, long_run=0.8642) == says(baseline=0.1) + busy
 
 
 def test_a_go_of_a_trainer_of_ones_own_and_of_a_launch_print_no_launch() -> None:
