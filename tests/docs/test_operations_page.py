@@ -39,8 +39,6 @@ ELSEWHERE = {
     "runbook report": "tests/cli/test_finished.py::test_the_newest_run_on_the_terminal",
     "runbook launch": "tests/cli/test_launch.py::test_a_launch_that_was_cut_off_twice_goes_on",
     "runbook profiles": "tests/cli/test_finished.py::test_profiles_and_the_one_that_auto_takes",
-    "runbook launch --profile ~/our_a100s.yaml": "tests/cli/test_launch.py::"
-    "test_a_launch_that_was_cut_off_twice_goes_on",
     "runbook run --resume RUN": "tests/engine/test_interrupt_and_resume.py::"
     "test_an_interrupted_run_is_continued",
     "runbook run --failed": "tests/engine/test_extend.py::"
@@ -132,7 +130,7 @@ def test_the_line_is_accepted(
 def test_the_page_begins_with_the_first_time_and_types_the_cheatsheet_under_all_phases() -> None:
     table = TEXT[TEXT.index("| cheatsheet | here |") :].partition("\n\n")[0]
     first, _, _ = TEXT.partition("\n## The cheatsheet, old beside new\n")
-    assert "\n## The first time on two A100s\n" in first and "\n7. `runbook launch " in first
+    assert "\n## The first time on two A100s\n" in first and "\n7. `runbook launch` " in first
     assert TEXT.index(table) < TEXT.index("\n## Launch\n")
     typed = [line for line in PLANNED if f"`{line}`" in table and "=" in line]
     assert len(typed) >= 9 and all("--phase all" in line for line in typed)
