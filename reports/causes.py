@@ -183,13 +183,16 @@ class _Book:
     def fault(self, end: str) -> tuple[object, ...]:
         """What makes two ends the same fault."""
         entry, row = self.launches.get(end), self.rows.get(end)
-        if entry is not None:
+        if entry is not None and not self._cut_with_the_run(entry):
             return _fault_of_launch(entry)
         if row is None:
-            return ("words", end)
+            return ("words", end if entry is None else THE_RUN)
         # Two questions that fail are two faults; no evidence for the same reason is one.
         what = row.id.partition(".")[2] if row.outcome == Outcome.FAIL else ""
         return ("row", what, row.outcome, row.code, _without_place(row.reason, self._names(row)))
+
+    def _cut_with_the_run(self, entry: LaunchEntry) -> bool:
+        return self.record.interrupted and entry.result.status is LaunchStatus.INTERRUPTED
 
     def _names(self, row: Check) -> list[str]:
         own = [e.launch.name for e in self.launches.values() if e.launch.phase == row.phase]

@@ -175,6 +175,22 @@ def test_all_that_an_interruption_left_undone_is_one_cause_that_resumes() -> Non
     assert found[0].rerun == "runbook run --resume 20261121T010203Z-840303b --out /somewhere"
 
 
+def test_a_launch_that_an_interruption_cut_off_is_no_cause_of_its_own() -> None:
+    cut = ended(LaunchStatus.INTERRUPTED, "interrupted by SIGINT")
+    own = row(
+        "baseline.completed", Outcome.INCOMPLETE, Reason.INTERRUPTED, "cut", follows="baseline/run1"
+    )
+    never = row("nvtx.x", Outcome.INCOMPLETE, Reason.INTERRUPTED, "before", follows=THE_RUN)
+    (cause,) = of(
+        phase("baseline", cut).model_copy(update={"checks": (own,)}),
+        by_hand("nvtx", never),
+        interrupted=True,
+        options={"signal": "SIGINT", "plan": "production"},
+    )
+    assert cause.title == "baseline/run1: interrupted by SIGINT"
+    assert cause.rerun == "runbook launch --resume 20261121T010203Z-840303b"
+
+
 @pytest.mark.parametrize(
     ("plan", "program"), [("", "runbook run"), ("production", "runbook launch")]
 )
