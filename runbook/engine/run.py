@@ -23,7 +23,7 @@ from runbook.engine.intact import was_judged
 from runbook.engine.judge import is_as_planned, judged_anew, read_phase, what_it_reads
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.plan import config_before
-from runbook.engine.plan.progress import Forecaster
+from runbook.engine.plan.progress import Forecaster, pace_of_the_go
 from runbook.engine.starting import Part, held_back
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, no_folder, not_text, typed_here, utc_stamp, utc_text
@@ -120,6 +120,7 @@ def go_on(state: RunState) -> RunRecord:
         left,
         state.setup.profile,
         done_s=sum(record.duration_s for record in done.values()),
+        pace=pace_of_the_go(state.setup),
     )
     state.observer.run_started(state.run_root.name, str(state.run_root), names)
     # Python delivers signals to the main thread only; the owner of another has to deal with them.

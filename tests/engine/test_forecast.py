@@ -80,10 +80,10 @@ def train(watched: Forecaster, clock: Clock, launch: Launch, step_s: float, step
 
 
 def watched(
-    launches: Sequence[Launch], profile: str = "a100x2_pcie4"
+    launches: Sequence[Launch], profile: str = "a100x2_pcie4", **more: Any
 ) -> tuple[Forecaster, Told, Clock]:
     told, clock = Told(), Clock()
-    forecaster = Forecaster(told, launches, load_profile(profile), clock=clock)
+    forecaster = Forecaster(told, launches, load_profile(profile), clock=clock, **more)
     forecaster.run_started("id", "folder", ())
     return forecaster, told, clock
 
@@ -97,6 +97,15 @@ def test_after_some_steps_the_rest_is_known() -> None:
     done_s = 10.0 + 5.0 + 19 * 0.25
     assert told.forecasts[-1].share == pytest.approx(done_s / (done_s + 100.0), abs=0.02)
     assert "0.25 s per step" in told.forecasts[-1].source
+
+
+def test_the_pace_of_the_go_holds_until_one_is_measured() -> None:
+    """What is told of a launch as it begins is what its plan told a moment before."""
+    forecaster, told, clock = watched(plan("baseline"), pace=PACE)
+    assert told.left_s == pytest.approx(3 * (10.0 + 25.0))
+    assert not told.forecasts[-1].rough
+    train(forecaster, clock, BASE, 0.5, 20)
+    assert told.left_s == pytest.approx(80 * 0.5 + 2 * (15.0 + 50.0), abs=1.0)
 
 
 def test_a_hang_makes_nothing_shorter_and_the_bar_never_goes_back() -> None:

@@ -168,7 +168,8 @@ class Forecaster(Observer):
     """Passes every event on, and adds `run_forecast` and notes.
 
     `planned` are all launches of the run in their order, those of phases that had ended before a
-    resume left out; `done_s` is what these phases took.
+    resume left out; `done_s` is what these phases took. `pace` is that of an earlier run, which
+    holds until this one has been measured.
     """
 
     def __init__(
@@ -178,6 +179,7 @@ class Forecaster(Observer):
         profile: Profile,
         *,
         done_s: float = 0.0,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner, self._profile, self._clock = inner, profile, clock
@@ -185,7 +187,7 @@ class Forecaster(Observer):
             setattr(self, name, getattr(inner, name))
         self._left = {(launch.phase, launch.name): launch for launch in planned}
         self._count = max(1, len(self._left))
-        self._pace: Pace | None = None
+        self._pace, self._measured = pace, False
         self._known: dict[_Key, Expected | None] = {}
         self._done_s, self._share, self._told_at = done_s, 0.0, -_TELL_EVERY_S
         self._run_began = clock()
@@ -248,7 +250,7 @@ class Forecaster(Observer):
             return
         self._first = self._first or (step, now)
         self._last = (step, now)
-        if self._pace is None and (step_s := self._step_s()) is not None:
+        if not self._measured and (step_s := self._step_s()) is not None:
             self._take(launch, step_s)
 
     def _step_s(self) -> float | None:
@@ -260,7 +262,7 @@ class Forecaster(Observer):
 
     def _take(self, launch: Launch, step_s: float) -> None:
         pace = Pace(step_s=step_s, startup_s=self._startup_s or 0.0, launch=launch)
-        self._pace = pace
+        self._pace, self._measured = pace, True
         self._known.clear()
         self._tell()
         for planned in self._left.values():
