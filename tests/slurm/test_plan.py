@@ -19,14 +19,14 @@ from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster
 
-# Sixteen launches with all their steps, beside other tests.
+# Thirteen launches with all their steps, beside other tests.
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 WORDS = ("--profile", "cpu", "--launcher", "slurm", "--nodes", "2")
 
 
 def killed_in_the_middle(folder: Path, environment: dict[str, str]) -> Path:
-    """A run whose harness got SIGKILL while the second launch of the baseline trained."""
+    """A run whose harness got SIGKILL while the launch of the baseline trained."""
     harness = subprocess.Popen(
         [sys.executable, "-P", "-m", "runbook", "run", *WORDS],
         cwd=folder,
@@ -35,7 +35,7 @@ def killed_in_the_middle(folder: Path, environment: dict[str, str]) -> Path:
     )
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and harness.poll() is None:
-        found = list(folder.glob("artifacts/*/baseline/run2/training.csv"))
+        found = list(folder.glob("artifacts/*/baseline/run1/training.csv"))
         if found:
             break
         time.sleep(0.1)
@@ -50,7 +50,7 @@ def test_the_whole_plan_says_go_though_its_harness_was_killed(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     run_root = killed_in_the_middle(tmp_path, cluster.environment)
-    left = json.loads((run_root / "baseline/run2/job.json").read_text())
+    left = json.loads((run_root / "baseline/run1/job.json").read_text())
     done = runbook(
         "run", "--resume", run_root.name, cwd=tmp_path, timeout_s=900, **cluster.environment
     )
