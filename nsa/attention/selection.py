@@ -17,6 +17,7 @@ from torch import Tensor
 from nsa.attention.branches import split_dim
 from nsa.attention.opaque import operator
 from nsa.attention.tracing import profile_range
+from nsa.attention.triton.tiles import words_of_bits
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 
@@ -284,8 +285,8 @@ def block_map(ranges: Tensor, n_blocks: int, cfg: NSAConfig) -> Tensor:
 
 
 def block_bits(ranges: Tensor, cfg: NSAConfig) -> Tensor:
-    """The same of ranges [B,S,G,n,2] as bits int32 [B*G, words, S]: bit b of word w is 32*w + b."""
-    words = -(-ranges.shape[1] // (32 * cfg.l_sel))
+    """The same of ranges [B,S,G,n,2] as int32 [B*G, words, S], bits as `words_of_bits` has them."""
+    words = words_of_bits(ranges.shape[1], cfg.l_sel)
     covered = split_dim(block_map(ranges, 32 * words, cfg).to(torch.int32), 3, 32)
     bit = torch.arange(32, dtype=torch.int32, device=ranges.device)
     packed = (covered << bit).sum(-1, dtype=torch.int32)

@@ -29,14 +29,16 @@ def padded(size: int) -> int:
     return max(LEAST, 1 << (size - 1).bit_length())
 
 
-def room_for_bits(of_tokens: Tensor, l_sel: int) -> Tensor:
-    """For int32 [B*G, words, S], of [B,S,G,...]: which blocks of l_sel tokens each token reads.
+def words_of_bits(seq_len: int, l_sel: int) -> int:
+    """Words of 32 bits, one bit for each block of l_sel tokens: bit b of word w is of 32*w + b."""
+    return -(-seq_len // (32 * l_sel))
 
-    Bit b of word w is of block 32*w + b.
-    """
+
+def room_for_bits(of_tokens: Tensor, l_sel: int) -> Tensor:
+    """For int32 [B*G, words, S], of [B,S,G,...]: which blocks of l_sel tokens each token reads."""
     batch, seq_len, groups = of_tokens.shape[:3]
-    words = -(-seq_len // (32 * l_sel))
-    return of_tokens.new_empty(batch * groups, words, seq_len, dtype=torch.int32)
+    shape = (batch * groups, words_of_bits(seq_len, l_sel), seq_len)
+    return of_tokens.new_empty(shape, dtype=torch.int32)
 
 
 @dataclass(frozen=True, kw_only=True)

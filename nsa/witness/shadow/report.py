@@ -86,9 +86,7 @@ class Updates:
             x.cpu() for x in (seen.begun.state.sums, seen.state.sums, seen.way, seen.sizes)
         )
         counts = seen.state.counts.cpu()
-        wanted, explained = moved(
-            before, way, sizes, rate=rate, decay=self._decay, count=counts
-        )  # fmt: skip
+        wanted, explained = moved(before, way, sizes, rate=rate, decay=self._decay, count=counts)
         return float(((after - wanted).abs() / (_ROUNDOFF * explained)).max())
 
 
