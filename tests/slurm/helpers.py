@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from runbook.launch import Budgets, LaunchOptions, run_launch
+from runbook.launch.nodes import NodesLauncher
 from runbook.launch.observer import Observer
-from runbook.launch.slurm import Request, SlurmLauncher
+from runbook.launch.slurm import Request, SlurmCluster
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory.records import launch
@@ -33,9 +34,11 @@ def two_ranks(*words: str, steps: int = 20) -> Launch:
     return launch(*argv, name="one", nodes=2, steps=steps, timeout_s=240)
 
 
-def launcher(root: Path, *, queue_s: float = 240, notes: Notes | None = None) -> SlurmLauncher:
-    told = notes or Notes()
-    return SlurmLauncher(run_root=root, request=Request(), queue_s=queue_s, note=told.note)
+def launcher(
+    root: Path, *, queue_s: float = 240, notes: Notes | None = None, partition: str = ""
+) -> NodesLauncher:
+    told, cluster = notes or Notes(), SlurmCluster(request=Request(partition=partition))
+    return NodesLauncher(run_root=root, cluster=cluster, queue_s=queue_s, note=told.note)
 
 
 def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
