@@ -48,9 +48,9 @@ def test_the_ranks_are_spread_over_the_nodes_and_one_process_has_one() -> None:
     [
         ({"launcher": "slum", "nodes": 2}, "no such launcher (did you mean 'slurm'?)"),
         ({"launcher": "slurm", "nodes": 3}, "the 2 ranks of profile cpu cannot be spread evenly"),
-        ({"nodes": 2}, "--nodes is for --launcher slurm"),
+        ({"nodes": 2}, "--nodes is for --launcher kubernetes|slurm"),
         ({"partition": "gpu"}, "--partition is for --launcher slurm"),
-        ({"queue_s": 5.0}, "--queue-s is for --launcher slurm"),
+        ({"queue_s": 5.0}, "--queue-s is for --launcher kubernetes|slurm"),
         (
             {"launcher": "slurm", "nodes": 2, "profile": "a100x2_pcie4"},
             "profile a100x2_pcie4 is for 1 node(s)",
@@ -127,9 +127,8 @@ def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> 
         keep_nodes(tmp_path / KEPT, job)
         assert kept_nodes(tmp_path / KEPT) == kept
     launch = prepare(ASKED).planned[0]
-    assert "--nodelist=n7,n4" in Request().words(
-        launch, name="x", names=kept_nodes(tmp_path / KEPT)
-    )
+    names = kept_nodes(tmp_path / KEPT)
+    assert "--nodelist=n7,n4" in Request().words(launch, name="x", names=names)
     # Of nodes that are not known yet Slurm chooses, beside those that are.
     words = Request().words(launch, name="x", names=("n7",))
     assert {"--nodes=2", "--nodelist=n7"} <= set(words)

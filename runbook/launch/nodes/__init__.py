@@ -6,18 +6,39 @@ harness share only the run directory. What a launch means is decided where it is
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from runbook.config.profile import Profile
+from runbook.config.setup import RunOptions
 from runbook.errors import RunbookError
 from runbook.folder import CONSOLE_LOG
-from runbook.launch.launcher_api import Running, Start
+from runbook.launch.launcher_api import LauncherKind, Running, Start, unread
+from runbook.launch.local import nodes_problems
 from runbook.launch.nodes import files
 from runbook.launch.nodes.cluster import Cluster
 from runbook.launch.nodes.running import NodesRun
+from runbook.records import Launch
 from runbook.records.launch import TORCHRUN
+
+
+def problems_of(kind: LauncherKind, name: str, options: RunOptions, profile: Profile) -> list[str]:
+    """What is wrong with the options, or with running this profile on nodes, in words."""
+    own = f"--launcher {name}: a trainer of one's own runs on one machine only, so far"
+    found = [own] * (profile.own_trainer is not None) + unread(options, kind.reads)
+    return found + nodes_problems(options, profile)
+
+
+def gpus_per_node(options: RunOptions, profile: Profile) -> int:
+    """How many GPUs a run asks for on each node."""
+    return profile.ranks // options.nodes if profile.has_gpu else 0
+
+
+def chosen(launch: Launch, names: Sequence[str]) -> list[str]:
+    """Of the nodes of a run, as far as they are known, those that the launch takes."""
+    places = launch.on or range(min(launch.nodes, len(names)))
+    return [names[place] for place in places] if names else []
 
 
 @dataclass(kw_only=True)
@@ -50,8 +71,6 @@ class NodesLauncher:
         """What the agents of a launch run."""
         words = list(start.command.argv)
         torchrun = words[:1] == [TORCHRUN]
-        if words[:1] == [sys.executable]:
-            words[0] = files.PYTHON
         return files.Job(
             run_token=start.token,
             nodes=start.launch.nodes,

@@ -40,7 +40,8 @@ class Place:
     """The node that an agent runs on, by the cluster's name and number.
 
     The other nodes reach it by its address, and the first one by `called`, a name or an address.
-    Variables that begin with one of `own` are the cluster's, not the launch's.
+    Variables that begin with one of `own` are the cluster's, not the launch's. An agent that the
+    cluster ends waits `lingers_s` until the harness has looked why, before it is gone.
     """
 
     node: str
@@ -48,6 +49,7 @@ class Place:
     address: str
     called: str
     own: tuple[str, ...] = ()
+    lingers_s: float = 0.0
 
 
 class Agent:
@@ -84,6 +86,10 @@ class Agent:
         self._tell(code=code)
         after = host.aftermath(hurry=self._must_stop())
         self._tell(code=code, end=files.NodeEnd(oom=after.oom, slots=after.slots))
+        deadline = time.monotonic() + self.place.lingers_s
+        while self.stopped_by and not self._asked_to_end and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            self._answer()
 
     def _look_after(self, host: Host) -> int | None:
         """The command's own end; None where it has to be ended."""
@@ -173,8 +179,7 @@ class Agent:
 
     def _argv(self) -> list[str]:
         if not self.job.torchrun:
-            first, *rest = self.job.argv
-            return [sys.executable if first == files.PYTHON else first, *rest]
+            return list(self.job.argv)
         if self.job.nodes == 1:
             return on_loopback(self.job.argv, free_port())
         words = rendezvous(self._meet(), self.job.run_token)
@@ -221,17 +226,19 @@ def _interface_of(address: str) -> str:
     return ""
 
 
-def serve(argv: list[str], node: str, place: Callable[[], Place]) -> int:
-    """The agent of a launch on this node. 28: a full disk; 2: any other reason, on stderr."""
+def serve(argv: list[str], node: str, place: Callable[[files.Job], Place]) -> int:
+    """Be the agent of this node. 28: a full disk; 2: any other reason, on stderr; 15: ended."""
     run_dir = Path(argv[0])
     job = files.read_record(run_dir / files.JOB_JSON, files.Job)
     if job is None:
         sys.stderr.write(f"{run_dir / files.JOB_JSON} cannot be read on this node\n")
         return 2
     try:
-        Agent(run_dir, job, place()).run()
+        agent = Agent(run_dir, job, place(job))
+        agent.run()
     except (OSError, RunbookError) as error:
         sys.stderr.write(f"node {node}: {error}\n")
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         return errno.ENOSPC if full else 2
-    return 0
+    # To a cluster whoever ends well was not cut off.
+    return signal.SIGTERM if agent.stopped_by else 0

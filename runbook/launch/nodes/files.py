@@ -39,8 +39,6 @@ RENDEZVOUS_JSON = "rendezvous.json"
 NODES = "nodes"
 NODE_JSONL = "node.jsonl"
 ASKS_JSONL = "asks.jsonl"
-# In `Job.argv`: the interpreter that runs the agent.
-PYTHON = "python"
 # Carried by everything that an agent starts, beside the token of the launch.
 NODE_TOKEN_VARIABLE = "RUNBOOK_NODE_TOKEN"  # noqa: S105 - the name of a variable
 # Instead of a signal: read the stack of the rank from outside; end everything on the node.

@@ -18,8 +18,7 @@ from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.launch.command import completed, rendezvous
 from runbook.launch.launcher_api import Launcher, Start
-from runbook.launch.local import nodes_problems
-from runbook.launch.nodes import NodesLauncher
+from runbook.launch.nodes import NodesLauncher, chosen, gpus_per_node, problems_of
 from runbook.launch.nodes.cluster import Standing
 from runbook.launch.nodes.files import Job
 from runbook.launch.slurm import commands
@@ -75,6 +74,7 @@ class Slurm:
     """Jobs of Slurm, as `--launcher` names them."""
 
     here = False
+    reads: Sequence[str] = ("--nodes", "--partition", "--account", "--queue-s")
 
     def lacks(self) -> list[str]:
         """As in `LauncherKind`."""
@@ -84,8 +84,7 @@ class Slurm:
 
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """As in `LauncherKind`."""
-        own = "--launcher slurm: a trainer of one's own runs on one machine only, so far"
-        return [own] * (profile.own_trainer is not None) + nodes_problems(options, profile)
+        return problems_of(self, "slurm", options, profile)
 
     def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
         """As in `LauncherKind`."""
@@ -129,9 +128,8 @@ class Request:
         words += [f"--partition={self.partition}"] if self.partition else []
         words += [f"--account={self.account}"] if self.account else []
         words += [f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []
-        places = launch.on or range(min(launch.nodes, len(names)))
-        chosen = [names[place] for place in places] if names else []
-        return [*words, f"--nodelist={','.join(chosen)}"] if chosen else words
+        on = chosen(launch, names)
+        return [*words, f"--nodelist={','.join(on)}"] if on else words
 
 
 def request_of(setup: Setup) -> Request:
@@ -140,7 +138,7 @@ def request_of(setup: Setup) -> Request:
     return Request(
         partition=options.partition,
         account=options.account,
-        gpus_per_node=profile.ranks // options.nodes if profile.has_gpu else 0,
+        gpus_per_node=gpus_per_node(options, profile),
     )
 
 
