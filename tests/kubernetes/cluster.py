@@ -357,6 +357,11 @@ class Cluster:
         }
         name = pod["metadata"]["name"]
         with (self.folder / f"{name}.log").open("ab") as log:
+            if not Path(container["command"][0]).is_file():
+                self._ended(
+                    pod, 128, reason="StartError", message="exec: no such file or directory"
+                )
+                return
             self.processes[name] = subprocess.Popen(
                 container["command"],
                 env=image | given,
@@ -369,10 +374,11 @@ class Cluster:
         pod["status"]["phase"] = "Running"
         _state(pod, {"running": {"startedAt": now()}})
 
-    def _ended(self, pod: Object, code: int, *, reason: str = "Error") -> None:
+    def _ended(self, pod: Object, code: int, *, reason: str = "Error", message: str = "") -> None:
         pod["status"]["phase"] = "Failed" if code else "Succeeded"
         told = {"exitCode": code if code >= 0 else 128 - code}
-        _state(pod, {"terminated": told | {"reason": reason if code else "Completed"}})
+        told |= {"reason": reason if code else "Completed", "message": message}
+        _state(pod, {"terminated": told})
 
     def _terminate(self, pod: Object, grace_s: float | None) -> None:
         name = pod["metadata"]["name"]

@@ -176,11 +176,21 @@ def test_what_the_cluster_refuses_is_told_in_its_words(
     cluster.quota.add(kind)
     result = run(two_ranks(), pod, tmp_path)
     assert result.status is LaunchStatus.ENVIRONMENT_ERROR
-    assert result.cause.startswith(f"Kubernetes refused the launch's {kind[:-1].title()}: ")
+    assert result.cause.startswith(f"Kubernetes refused the {kind[:-1].title()}: ")
     assert "exceeded quota: gpus" in result.cause
     deadline = time.monotonic() + crowded(10)  # a job that lost its Service is removed at once
     while cluster.left() and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def test_an_image_without_this_python_is_told(
+    cluster: Cluster, pod: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/absent/python")
+    result = run(two_ranks(), pod, tmp_path)
+    assert result.status is LaunchStatus.ENVIRONMENT_ERROR
+    assert "2 of its 2 nodes did not say how" in result.cause
+    assert result.cause.endswith("a pod says: StartError: exec: no such file or directory")
 
 
 HARNESS = """

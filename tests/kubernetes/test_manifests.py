@@ -16,6 +16,8 @@ from runbook.errors import UsageError
 from runbook.launch.kubernetes import Kubernetes
 from runbook.launch.kubernetes.commands import JobState
 from runbook.launch.kubernetes.manifests import LABEL, Request, read_pod
+from runbook.launch.nodes.files import Job
+from runbook.records import End, LaunchStatus
 from runbook.records.run import Invocation
 from tests.cli.shell import inside, runbook
 from tests.kubernetes.cluster import Cluster
@@ -232,3 +234,42 @@ def test_a_job_as_the_cluster_tells_it() -> None:
     suspended = {"type": "Suspended", "status": "True", "reason": "JobSuspended"}
     state = JobState(job=job | {"status": {"conditions": [suspended]}}, pods=(), nodes=2)
     assert (state.waits, state.why) == (True, "JobSuspended")
+
+
+def ended(job: dict[str, Any], *pods: dict[str, Any], gone: bool = False) -> End:
+    state = JobState(job=job, pods=pods, nodes=2, logs=lambda name: f"{name} has no torch")
+    about = Job(run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True)
+    return state.ended(about, Path("/runs/x"), gone=gone, silent="1 of its 2 nodes")
+
+
+def terminated(code: int, reason: str) -> dict[str, Any]:
+    return a_pod("a", {"terminated": {"exitCode": code, "reason": reason}}, phase="Failed")
+
+
+@pytest.mark.parametrize(
+    ("reason", "pods", "status", "words"),
+    [
+        ("DeadlineExceeded", (), LaunchStatus.TIMED_OUT, "reached its time limit in Kubernetes"),
+        (
+            "BackoffLimitExceeded",
+            (terminated(28, "Error"),),
+            LaunchStatus.CRASHED,
+            "pod a on node node-a: no space left on device, in /runs/x",
+        ),
+        (
+            "BackoffLimitExceeded",
+            (terminated(2, "Error"),),
+            LaunchStatus.ENVIRONMENT_ERROR,
+            "job runbook-ab is over (BackoffLimitExceeded), but 1 of its 2 nodes did not say how; "
+            "a pod says: a has no torch",
+        ),
+    ],
+)
+def test_what_the_end_of_a_job_means(
+    reason: str, pods: tuple[dict[str, Any], ...], status: LaunchStatus, words: str
+) -> None:
+    failed = {"type": "Failed", "status": "True", "reason": reason}
+    end = ended({"metadata": {}, "status": {"conditions": [failed]}}, *pods)
+    assert end.status is status and words in end.cause
+    # The cluster no longer knows it.
+    assert ended({}, gone=True).status is LaunchStatus.PREEMPTED

@@ -18,7 +18,6 @@ from runbook.records import End, Kind, LaunchStatus
 
 _TIMEOUT_S = 20.0
 _LONGEST = 300
-_JOB, _POD = "Job", "Pod"
 # Why a pod is removed though nobody asked: its node is gone, or must be left.
 _NODE_GONE = ("DeletionByTaintManager", "DeletionByPodGC")
 
@@ -47,8 +46,7 @@ class Kubectl:
         try:
             made: Mapping[str, Any] = self.asked("create", "-f", "-", given=json.dumps(document))
         except RefusedError as error:
-            kind = document["kind"]
-            raise RefusedError(f"Kubernetes refused the launch's {kind}: {error}") from error
+            raise RefusedError(f"Kubernetes refused the {document['kind']}: {error}") from error
         return made
 
     def may(self, verb: str, what: str) -> bool:
@@ -66,8 +64,8 @@ class Kubectl:
     def job_and_pods(self, name: str) -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]]]:
         """The job, if it is there, and its pods. Raises RefusedError."""
         items = self.asked("get", "jobs,pods", f"--selector={LABEL}={name}")["items"]
-        job = next((one for one in items if one["kind"] == _JOB), None)
-        return job, [one for one in items if one["kind"] == _POD]
+        job = next((one for one in items if one["kind"] == "Job"), None)
+        return job, [one for one in items if one["kind"] == "Pod"]
 
     def is_listed(self, name: str) -> bool:
         """Is anything of the job left? Also where nobody answers."""
@@ -146,11 +144,13 @@ class JobState:
     def over(self) -> bool:
         """As in `Standing`: done with, being removed, or a pod of it is."""
         done = _holds(self.job, "Complete", "Failed", "FailureTarget", "SuccessCriteriaMet")
-        return bool(done) or any(
-            "deletionTimestamp" in one.get("metadata", {})
-            or one.get("status", {}).get("phase") == "Failed"
-            for one in (self.job, *self.pods)
-        )
+        failed = [pod for pod in self.pods if pod["status"].get("phase") == "Failed"]
+        return bool(done or failed or self._is_removed)
+
+    @property
+    def _is_removed(self) -> bool:
+        every = (self.job, *self.pods)
+        return any("deletionTimestamp" in one.get("metadata", {}) for one in every)
 
     @property
     def waits(self) -> bool:
@@ -178,21 +178,24 @@ class JobState:
 
     def ended(self, job: Job, run_dir: Path, *, gone: bool, silent: str) -> End:
         """As in `Standing`."""
-        for end in self._ends_of_pods(run_dir):
+        if end := next(self._ends_of_pods(run_dir), None):
             return end
         failed = _holds(self.job, "Failed", "FailureTarget")
         if failed.get("reason") == "DeadlineExceeded":
             cause = f"{job.called} reached its time limit in Kubernetes"
             return End(status=LaunchStatus.TIMED_OUT, cause=cause)
-        removed = [one for one in (self.job, *self.pods) if "deletionTimestamp" in one["metadata"]]
-        if gone or not self.job or removed:
+        if gone or not self.job or self._is_removed:
             cause = f"{job.called} was deleted in Kubernetes by somebody else"
             return End(status=LaunchStatus.PREEMPTED, cause=cause)
-        said = [text for pod in self.pods if (text := self.logs(pod["metadata"]["name"]))]
-        last = f"a pod's log ends with: {said[-1]}" if said else "its pods logged nothing"
+        said = [text for pod in self.pods if (text := self._said(pod))]
+        last = f"a pod says: {said[-1]}" if said else "its pods say nothing"
         over = f"{job.called} is over ({_reason(failed) or 'complete'})"
         cause = f"{over}, but {silent} did not say how; {last}"
         return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
+
+    def _said(self, pod: Mapping[str, Any]) -> str:
+        """The last line of its log, or why its container did not start."""
+        return self.logs(pod["metadata"]["name"]) or _reason(_container(pod).get("terminated", {}))
 
     def _ends_of_pods(self, run_dir: Path) -> Iterator[End]:
         """What happened to a pod, the surest first."""
@@ -210,7 +213,7 @@ class JobState:
             if disrupted.get("reason") in _NODE_GONE:
                 cause = f"pod {where} lost its node: {_reason(disrupted)}"
                 yield End(status=LaunchStatus.HARDWARE_ERROR, cause=cause)
-            told = disrupted or pod.get("status", {})
+            told = disrupted or pod["status"]
             if disrupted or told.get("reason") in ("Evicted", "Preempting"):
                 cause = f"pod {where} was taken away by Kubernetes: {_reason(told)}"
                 yield End(status=LaunchStatus.PREEMPTED, cause=cause)
