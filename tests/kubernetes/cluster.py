@@ -81,6 +81,7 @@ class Cluster:
         self.denied: set[str] = set()
         self.quota: set[str] = set()
         self._kill_at: dict[str, float] = {}
+        self._named: dict[str, str] = {}
         self._closed = threading.Event()
 
     def up(self) -> None:
@@ -233,6 +234,7 @@ class Cluster:
                     if pod["spec"].get("nodeName") not in self.down:
                         self._keep(pod)
                 self._collect()
+                self._tell_names()
 
     def _control_job(self, job: Object) -> None:
         spec, status = job["spec"], job["status"]
@@ -323,7 +325,6 @@ class Cluster:
         elif "deletionTimestamp" in pod["metadata"]:
             del self.objects["pods", name]
             self._count(pod)
-            self._tell_names()
         elif status["phase"] == "Pending" and "nodeName" in pod["spec"]:
             self._start(pod)
 
@@ -344,7 +345,6 @@ class Cluster:
             _state(pod, {"waiting": why})
             return
         pod["status"]["podIP"] = "127.0.0.1"
-        self._tell_names()
         fields = {"spec.nodeName": pod["spec"]["nodeName"], "status.podIP": "127.0.0.1"}
         image = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         image |= {"PYTHONPATH": str(self.folder), "CLUSTER_DNS": str(self._dns)}
@@ -415,9 +415,11 @@ class Cluster:
                 if inside and below and "podIP" in pod["status"]:
                     name = f"{pod['spec']['hostname']}.{service['metadata']['name']}"
                     known[name] = pod["status"]["podIP"]
-        temporary = self._dns.with_suffix(".new")
-        temporary.write_text(json.dumps(known))
-        temporary.replace(self._dns)
+        if known != self._named:
+            temporary = self._dns.with_suffix(".new")
+            temporary.write_text(json.dumps(known))
+            temporary.replace(self._dns)
+            self._named = known
 
     def _collect(self) -> None:
         for job in self.all("jobs"):

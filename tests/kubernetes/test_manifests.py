@@ -192,9 +192,9 @@ def test_what_is_missing_here_is_told_before_anything_starts(
     done = runbook("run", *words, cwd=tmp_path)
     assert done.code == 2
     for text in (
-        "you may not create jobs.batch in namespace training",
-        "you may not list pods in namespace training",
-        "there is no volume claim absent in namespace training",
+        "you may not create jobs.batch in the namespace training",
+        "you may not list pods in the namespace training",
+        "there is no volume claim absent in the namespace training",
     ):
         assert text in done.err
     assert "you may not delete" not in done.err

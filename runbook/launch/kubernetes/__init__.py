@@ -86,12 +86,11 @@ class KubernetesCluster:
             return None
         seen = self._seen.setdefault(job.name, {})
         seen.update({pod["metadata"]["name"]: pod for pod in pods})
-        event = "" if pods else self.kubectl.last_warning(job.name)
         return JobState(
             job=found or {},
             pods=tuple(seen.values()),
             nodes=job.nodes,
-            event=event,
+            event="" if pods else self.kubectl.last_warning(job.name),
             logs=self.kubectl.last_log,
         )
 
@@ -123,15 +122,14 @@ class Kubernetes:
             return ["--launcher kubernetes: no kubectl here"]
         try:
             pod = self._pod()
-        except UsageError:
-            return []  # told with the options
-        kubectl = Kubectl(namespace=pod.metadata.namespace)
-        try:
+            kubectl = Kubectl(namespace=pod.metadata.namespace)
             denied = [words for words in _NEEDS if not kubectl.may(*words.split())]
             absent = [claim for claim in pod.claims() if not kubectl.has_claim(claim)]
+        except UsageError:
+            return []  # told with the options
         except RefusedError as error:
             return [f"--launcher kubernetes: {error}"]
-        where = f"in namespace {pod.metadata.namespace or 'of the context'}"
+        where = f"in the namespace {pod.metadata.namespace or 'of the context'}"
         return [
             *(f"--launcher kubernetes: you may not {words} {where}" for words in denied),
             *(f"{self.path}: there is no volume claim {claim} {where}" for claim in absent),

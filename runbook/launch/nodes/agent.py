@@ -33,6 +33,8 @@ _POLL_S = 0.1
 _TELL_EVERY_S = 1.0
 # How long torchrun's agents wait for each other if nobody says so.
 _JOIN_S = 600.0
+# A name service may be so late.
+_NAMED_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +202,8 @@ class Agent:
             if found := files.read_record(path, files.Rendezvous):
                 try:
                     return f"{address_of(found.address)}:{found.port}"
-                except RunbookError as error:  # a name service may be late
+                except RunbookError as error:
+                    deadline = deadline if problem else time.monotonic() + _NAMED_WITHIN_S
                     problem = f": {error}"
             time.sleep(_POLL_S)
             self._answer()
