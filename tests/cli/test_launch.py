@@ -162,6 +162,7 @@ def test_a_typo_of_this_shell_is_told_before_a_go_is_asked_for(
     assert "NSA_ACUM" in other.err and "no plan 'prod' (did you mean 'production'?)" in other.err
 
 
+@pytest.mark.executes("runbook launch --dry-run")
 def test_a_refused_start_names_all_that_its_dry_run_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,9 +180,11 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     assert len(folders) == 3
 
 
-def test_the_exported_schema_is_current() -> None:
+@pytest.mark.executes("runbook schema")
+def test_the_exported_schema_is_current(tmp_path: Path) -> None:
     """`runbook schema > docs/run.schema.json` after every change of a record."""
     path = Path(__file__).parents[2] / "docs" / "run.schema.json"
+    assert inside("schema", cwd=tmp_path).out == path.read_text()
     document = json.loads(path.read_text())
     assert document.pop("$schema") == "https://json-schema.org/draft/2020-12/schema"
     assert document == RunRecord.model_json_schema()
