@@ -76,7 +76,9 @@ def test_what_holds_later_phases_back_is_told(
 
 @pytest.mark.parametrize("command", ["run", "launch"])
 def test_a_hint_names_no_option_that_the_command_lacks(tmp_path: Path, command: str) -> None:
-    shown = inside(command, "--dry-run", "--profile", "cpu", cwd=tmp_path).out
+    words = (command, "--dry-run", "--profile", "a100x2_pcie4")
+    shown = inside(*words, cwd=tmp_path, HF_ENDPOINT="http://127.0.0.1:9").out
+    assert "duration not known yet" in shown
     hints = "\n".join(line for line in shown.splitlines() if line.startswith("#"))
     own = re.sub(r"runbook \w+ [^;`\n]*", "", hints)
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", own))
