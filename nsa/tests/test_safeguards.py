@@ -79,7 +79,7 @@ def test_the_norm_of_a_gradient_is_not_that_of_the_scaled_one(tmp_path: Path) ->
     for precision in ("fp16", "fp32"):
         folder = tmp_path / precision
         folder.mkdir()
-        assert trainer(folder, precision=precision, save_every=STEPS).run().code == SUCCESS
+        assert trainer(folder, "train.steps=1", precision=precision).run().code == SUCCESS
         norms[precision] = rows(folder, "training.csv")[0]["grad_norm"]
     assert norms["fp16"] == pytest.approx(norms["fp32"], rel=0.02)
 
