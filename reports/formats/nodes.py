@@ -8,86 +8,66 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from runbook.folder import RESULT_JSON
-from runbook.records import Confidence, LaunchResult, Measurement, RunRecord
+from runbook.records import Confidence, Measurement, RunRecord
 from runbook.records.run import TAKES_OUT, Report, Screen
 
 _SUREST_FIRST = (Confidence.CONFIRMED, Confidence.REPORTED, Confidence.SUSPECTED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Word:
+class _Word(NamedTuple):
     """What one check or launch (`source`) says of a node."""
 
     node: str
     source: str
     reason: str
     confidence: Confidence
-    evidence: tuple[str, ...]
+    evidence: Sequence[str]
     number: Measurement | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accused:
-    """A node with all that is said of it, the surest first; `command` takes it out, if it can."""
-
-    said: tuple[_Word, ...]
-    command: str
-
-    @property
-    def node(self) -> str:
-        """Its name in the cluster."""
-        return self.said[0].node
-
-    @property
-    def confidence(self) -> Confidence:
-        """What speaks against it, at the surest."""
-        return self.said[0].confidence
-
-    @property
-    def reason(self) -> str:
-        """What is said of it by the surest source, named first."""
-        return f"{self.said[0].source}: {self.said[0].reason}"
-
-
-def accused_of(record: RunRecord) -> tuple[Accused, ...]:
-    """The nodes that the record names, the surest first, each once."""
+def accused_of(record: RunRecord) -> list[Mapping[str, Any]]:
+    """The nodes that the record names, each once, as `nodes.json` has them, the surest first."""
     words = sorted(_words(record), key=lambda one: _SUREST_FIRST.index(one.confidence))
-    named = dict.fromkeys(one.node for one in words)
-    return tuple(
-        Accused(said=said, command=_command(record, said[0]))
-        for said in (tuple(one for one in words if one.node == node) for node in named)
-    )
+    said = {name: [one for one in words if one.node == name] for name in (w.node for w in words)}
+    return [
+        {
+            "node": node,
+            "reason": _told(first),
+            "confidence": first.confidence,
+            "evidence": list(
+                dict.fromkeys(path for one in (first, *more) for path in one.evidence)
+            ),
+            "numbers": [
+                {"name": n.name, "value": n.value, "unit": n.unit, "path": n.path}
+                for n in (one.number for one in (first, *more))
+                if n is not None
+            ],
+            "also": [_told(one) for one in more],
+            "command": _command(record, first),
+        }
+        for node, (first, *more) in said.items()
+    ]
 
 
 def _words(record: RunRecord) -> Iterator[_Word]:
     for phase in record.phases:
         for check in phase.checks:
-            for node in check.nodes:
-                yield _Word(
-                    node=node,
-                    source=check.id,
-                    reason=check.reason,
-                    confidence=check.confidence,
-                    evidence=check.evidence,
-                    number=check.measurement,
-                )
-        for entry in phase.launches:
-            if entry.result.node:
-                yield _of_launch(entry.launch.id, entry.launch.run_dir, entry.result)
+            said = (check.id, check.reason, check.confidence, check.evidence, check.measurement)
+            yield from (_Word(node, *said) for node in check.nodes)
+        for launch, result in ((entry.launch, entry.result) for entry in phase.launches):
+            why = "; ".join(result.notes) if result.ok else result.cause
+            sure = Confidence.SUSPECTED if result.ok else Confidence.REPORTED
+            files = result.evidence or (f"{launch.run_dir}/{RESULT_JSON}",)
+            if result.node:
+                yield _Word(result.node, launch.id, why, sure, files)
 
 
-def _of_launch(source: str, run_dir: str, result: LaunchResult) -> _Word:
-    return _Word(
-        node=result.node,
-        source=source,
-        reason="; ".join(result.notes) if result.ok else result.cause,
-        confidence=Confidence.SUSPECTED if result.ok else Confidence.REPORTED,
-        evidence=result.evidence or (f"{run_dir}/{RESULT_JSON}",),
-    )
+def _told(word: _Word) -> str:
+    return f"{word.source}: {word.reason}"
 
 
 def _command(record: RunRecord, word: _Word) -> str:
@@ -104,24 +84,7 @@ def render_nodes(record: RunRecord, _: Screen) -> str:
         "run": record.run_id,
         "verdict": record.said,
         "reasons": list(record.reasons),
-        "nodes": [
-            {
-                "node": one.node,
-                "reason": one.reason,
-                "confidence": one.confidence,
-                "evidence": list(
-                    dict.fromkeys(path for word in one.said for path in word.evidence)
-                ),
-                "numbers": [
-                    {"name": n.name, "value": n.value, "unit": n.unit, "path": n.path}
-                    for n in (word.number for word in one.said)
-                    if n is not None
-                ],
-                "also": [f"{word.source}: {word.reason}" for word in one.said[1:]],
-                "command": one.command,
-            }
-            for one in accused_of(record)
-        ],
+        "nodes": accused_of(record),
     }
     return json.dumps(document, indent=2) + "\n"
 

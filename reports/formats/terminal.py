@@ -46,7 +46,8 @@ def _end(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
     yield from _verdict(view)
     yield from _causes(view, screen)
     for one in accused_of(view.record):
-        yield whole(f"    node   {one_line(f'{one.node} ({one.confidence})  {one.command}')}")
+        text = f"{one['node']} ({one['confidence']})  {one['command']}"
+        yield whole(f"    node   {one_line(text)}")
     if view.record.verdict is Verdict.GO and view.record.exports:
         pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
         yield whole(f"export {' '.join(pairs)}")
