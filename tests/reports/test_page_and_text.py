@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from phases.stage import TrainingStage
 from reports.key_numbers import KEYS
 from reports.summary import TABLE_PHASES, summarize
 from reports.text import html_told, markdown_told
@@ -83,6 +84,7 @@ def test_every_number_and_table_is_of_a_check_that_there_is() -> None:
     }
     where = builder.on_nodes(4)
     known |= {check for phase in registry.phases().values() for check in phase.check_ids(where)}
+    known |= {f"production.{what}" for what in TrainingStage.known_checks()}
     assert {key.check for key in KEYS} <= known
     assert set(TABLE_PHASES) <= set(registry.phases())
 
