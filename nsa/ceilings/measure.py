@@ -168,13 +168,15 @@ class Bench:
             return None
         # Whole numbers, other ones in each place, whose sums are exact.
         place = torch.arange(size // 4, device=self.device, dtype=torch.float32) % _PLACES + 1
-        tensor = place * (self.ranks.rank + 1)
-        dist.all_reduce(tensor)
+        right, total = True, place * (count * (count + 1) / 2)
+        for _ in range(self.sizes.repeats):
+            tensor = place * (self.ranks.rank + 1)
+            dist.all_reduce(tensor)
+            right = right and torch.equal(tensor, total)
         work = size * 2.0 * (count - 1) / count / 1e9
         zeros = torch.zeros_like(tensor)
         times = self._timed(lambda: dist.all_reduce(zeros), work=work, together=inner)
-        right = torch.equal(tensor, place * (count * (count + 1) / 2)) and not bool(zeros.any())
-        wrong = "" if right else "the sum of all ranks is wrong"
+        wrong = "" if right and not bool(zeros.any()) else "the sum of all ranks is wrong"
         return {"bytes": size, "ranks": count, **times, **_said(wrong)}
 
     def _timed(

@@ -13,7 +13,8 @@ It begins where all nodes together fall short, and takes at most log2(n) + 1 lau
 3. Anything else is no single node, or undecided. So are rates too near each other to be told apart.
 
 The answers are read from the launches' own documents, so that the same code says which launch is
-next and, afterwards, what they mean. A link that is sick between two nodes alone names one of them.
+next and, afterwards, what they mean. The fault has to stay for the minutes that this takes: one
+that comes and goes may mislead it. A link that is sick between two nodes alone names one of them.
 """
 
 from __future__ import annotations

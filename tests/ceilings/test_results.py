@@ -78,9 +78,12 @@ def test_a_product_that_changes_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert wrong_of(made, Ceiling.MATMUL) == "two products of the same matrices differ"
 
 
+CALLS = count()
 # What one of three ranks, which all add theirs, makes of a sum.
 SPOILED: dict[str, Callable[[torch.Tensor], object]] = {
     "one number": lambda tensor: tensor[0].add_(1.0),
+    "one of several calls": lambda tensor: tensor.add_(float(next(CALLS) == 3)),
+    "a sum of zeros": lambda tensor: tensor[5].add_(float(not tensor.any())),
     "a rank is missing": lambda tensor: tensor.mul_(0.5),
     "places are exchanged": lambda tensor: tensor.copy_(tensor.flip(0)),
 }

@@ -36,34 +36,42 @@ limits:
 """
 
 
-def exchanging(run_dir: Path) -> bool:
-    """Is the large all-reduce what a rank of this launch told last that it measures?"""
+# From the copies on, so that the rank is held when the exchange begins.
+HELD = ("memory_copy", "host_copy", "all_reduce")
+
+
+def measures(run_dir: Path, pid: int) -> str:
+    """What the rank of this process said last that it measures."""
     for path in run_dir.glob("heartbeat_rank*.jsonl"):
-        begun = [line for line in path.read_text().splitlines() if '"ceiling_start"' in line]
-        with suppress(json.JSONDecodeError):
-            return bool(begun) and json.loads(begun[-1])["ceiling"] == "all_reduce"
-    return False
+        lines = path.read_text().splitlines()
+        if lines and json.loads(lines[0])["pid"] == pid:
+            begun = [line for line in lines if '"ceiling_start"' in line]
+            with suppress(json.JSONDecodeError):
+                return str(json.loads(begun[-1])["ceiling"]) if begun else ""
+    return ""
 
 
 @contextmanager
 def held_up(folder: Path, node: str) -> Iterator[None]:
-    """Whatever runs on a node is stopped most of the time while gradients are exchanged."""
-    over = threading.Event()
+    """The rank on a node is stopped most of the time while gradients are exchanged."""
+    over, ranks = threading.Event(), dict[Path, psutil.Process]()
 
     def hold() -> None:
         while not over.wait(RUNS_S):
             for job in folder.glob("artifacts/*/preflight/*/job.json"):
-                done = (job.parent / "result.json").exists()
-                if done or not exchanging(job.parent):
+                run_dir = job.parent
+                if (run_dir / "result.json").exists():
                     continue
-                found = [one for one in processes_of(job.parent, node) if is_rank(one)]
-                for process in found:
+                if run_dir not in ranks:
+                    found = [one for one in processes_of(run_dir, node) if is_rank(one)]
+                    if found:
+                        ranks[run_dir] = found[0]
+                    continue
+                if measures(run_dir, ranks[run_dir].pid) in HELD:
                     with suppress(psutil.Error):
-                        process.suspend()
-                time.sleep(STOPPED_S if found else 0.0)
-                for process in found:
-                    with suppress(psutil.Error):
-                        process.resume()
+                        ranks[run_dir].suspend()
+                        time.sleep(STOPPED_S)
+                        ranks[run_dir].resume()
 
     thread = threading.Thread(target=hold)
     thread.start()
