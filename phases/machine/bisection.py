@@ -189,7 +189,8 @@ def _sick_node(case: Case) -> Finding:
     if not isinstance(step, int):
         return sick(f"no single node: several, their switch, or a setting ({text})")
     reason = f"{'wrong' if whole.wrong else 'slow'}: {names[step]} ({text})"
-    return sick(reason, nodes=(names[step],), confidence=Confidence.CONFIRMED)
+    title = f"node {names[step]} {'spoils' if whole.wrong else 'slows'} the all-reduce of all nodes"
+    return sick(reason, title=title, nodes=(names[step],), confidence=Confidence.CONFIRMED)
 
 
 def _in_words(names: Sequence[str], group: Group) -> str:

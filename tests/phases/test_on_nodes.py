@@ -87,6 +87,10 @@ def test_a_sick_node_is_named_after_log2_launches_and_one(nodes: int, wrong: boo
         check = says(sick_node(found, context), MACHINE, "")
         assert check.reason.startswith(f"{'wrong' if wrong else 'slow'}: n{place} (")
         assert (check.nodes, check.confidence) == ((f"n{place}",), Confidence.CONFIRMED)
+        assert (
+            check.title
+            == f"node n{place} {'spoils' if wrong else 'slows'} the all-reduce of all nodes"
+        )
         assert len(found.launches) - 1 <= ceil(log2(nodes)) + 1
         measured = list(found.launches.values())[1:]
         assert all(len(one.launch.on) > 1 for one in measured)

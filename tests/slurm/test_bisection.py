@@ -85,7 +85,7 @@ def held_up(folder: Path, node: str) -> Iterator[None]:
 def is_rank(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         words = process.cmdline()
-        return "nsa.ceilings" in words and "torchrun" not in " ".join(words)
+        return "nsa.ceilings" in words and not any("run" in word for word in words)
     return False
 
 
