@@ -14,7 +14,8 @@ from phases.kit.finding import Finding, failed, invalid, passed
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase
 from phases.machine import ceilings, devices
-from phases.machine.nodes import falls_short, node_rows, pair_launches, pair_rows
+from phases.machine.bisection import bisection_rows, group_launches, next_launch
+from phases.machine.nodes import node_rows
 from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Reason, Table
@@ -72,12 +73,12 @@ class Preflight(RowPhase):
                 name=ceilings.LAUNCH,
                 purpose="matrix product, copies and all-reduce of the devices themselves",
             ),
-            *pair_launches(context, self.name),
+            *group_launches(context, self.name),
         ]
 
-    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> bool:
-        """Pairs of nodes are measured where all together fall short."""
-        return falls_short(Case(phase=self.name, evidence=evidence, context=context))
+    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> Sequence[str]:
+        """Groups of nodes are measured, one after the other, where all together fall short."""
+        return next_launch(Case(phase=self.name, evidence=evidence, context=context))
 
     def rows(self) -> Sequence[Row]:
         """Artifacts, checkout, software, hardware, state, settings, sanity, ceilings."""
@@ -86,13 +87,13 @@ class Preflight(RowPhase):
 
     def asked(self, context: PlanContext) -> Sequence[Row]:
         """On nodes of a cluster also the rows about them."""
-        own = (*node_rows(), *pair_rows(context)) if context.on_nodes else ()
+        own = (*node_rows(), *bisection_rows(context)) if context.on_nodes else ()
         return (*self.rows(), *own)
 
     def needed_on_nodes(self, context: PlanContext) -> tuple[str, ...]:
-        """That all nodes are there and alike; where a floor decides also which one is slow."""
+        """That all nodes are there and alike; where a floor decides also which one is sick."""
         floor = context.profile.limit(spec("ceiling_all_reduce_gb_s"))
-        rows = (*node_rows(), *(pair_rows(context) if floor.gated else ()))
+        rows = (*node_rows(), *(bisection_rows(context) if floor.gated else ()))
         return tuple(f"{self.name}.{row.what}" for row in rows if context.on_nodes)
 
     def details(self, case: Case) -> Judgement:

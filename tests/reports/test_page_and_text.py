@@ -23,6 +23,7 @@ from runbook.config.load import load_profile, profile_names
 from runbook.engine import derive
 from runbook.engine.derive import render
 from runbook.records import RunRecord, Verdict
+from runbook.records.run import TAKES_OUT
 from tests.phases import builder
 from tests.reports.printed import NAMES, record_called
 from tests.reports.samples import go, measured, no_go
@@ -150,7 +151,7 @@ NASTY = [
     "\\",
     "ends with backtick `",
 ]
-OWN_PAGES = {"report.md", "details.md", "report.html"}
+OWN_PAGES = {"report.md", "details.md", "report.html", "nodes.json"}
 # Words that the record's own rules or the reports' structure depend on.
 FIXED = {"id", "phase", "outcome", "code", "verdict", "comparator", "kind", "status", "sha256"}
 FIXED |= {"profile_sha256", "required", "name", "schema_version", "run_dir"}
@@ -170,7 +171,10 @@ def spoil(node: Any, text: str, key: str = "") -> Any:
 
 
 def spoiled(text: str) -> RunRecord:
-    return RunRecord.model_validate(spoil(no_go().model_dump(mode="json"), text))
+    document = spoil(no_go().model_dump(mode="json"), text)
+    document["phases"][1]["checks"][0] |= {"nodes": [text], "confidence": "reported"}
+    document["environment"][TAKES_OUT] = f"{text} {{node}} {{reason}}"
+    return RunRecord.model_validate(document)
 
 
 def markdown_shape(text: str) -> list[tuple[str, str]]:

@@ -138,7 +138,7 @@ def lost_node(node: str, silent_s: float) -> End:
         f"node {node} is lost: nothing heard from it for {silent_s:.0f} s; "
         f"Slurm calls it {words.get('State', 'unknown')}{why}"
     )
-    return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+    return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause, node=node)
 
 
 def ended_early(name: str, state: JobState, run_dir: Path, *, gone: bool, silent: str) -> End:
